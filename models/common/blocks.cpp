@@ -24,12 +24,12 @@ namespace {
 /// Does this item add to existing gradients? The planner decides; the first micro-batch of a step does not add.
 bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
+}  // namespace
+
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
   if (more.size_bytes > 0) slices.push_back(more);
   return slices;
 }
-
-}  // namespace
 
 SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : options_(options), buffers_(buffers) {
   spec_.dtype = options.dtype;

@@ -43,6 +43,9 @@ struct Norm {
   }
 };
 
+/// Pure. `slices` and, if there is one, `more`.
+std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
+
 /// Builds a ModelSpec piece by piece.
 class SpecBuilder {
  public:
@@ -146,9 +149,10 @@ class SpecBuilder {
   void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
   /// y = norm(x + delta), and stores the sum; without delta y = norm(x).
   void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
-  /// dx = (residual) + d norm(x). The norm's parameters are ready, or their shares in flight, after the piece of the
-  /// last chunk.
-  void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {});
+  /// dx = (residual) + d norm(x), the gradient of what a layer norm's `before` has added to x. The norm's parameters
+  /// are ready, or their shares in flight, after the piece of the last chunk.
+  void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {},
+                     const Linear& before = {});
   /// y = silu(gate) up, gate_up [.., 2 width].
   void swiglu(Slice gate_up, Slice y, int64_t width);
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
@@ -212,7 +216,7 @@ class SpecBuilder {
   }
   void layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
   void rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
-  void layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
+  void layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first, Slice dx_sums);
   void rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
   Slice rotary_table();
   void communicate(Communication task, TokenChunk c);
