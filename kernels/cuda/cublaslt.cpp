@@ -92,6 +92,7 @@ uint32_t alignment_of(std::initializer_list<const void*> pointers) {
 Described::Described(const Gemm& args)
     : description(describe(args)),
       has_epilogue(product_of(args).epilogue != Epilogue::none),
+      is_float(args.out == DType::f32),
       a(args.a_transposed ? layout(args.in, args.k, args.m, args.a_ld) : layout(args.in, args.m, args.k, args.a_ld)),
       b(args.b_transposed ? layout(args.in, args.n, args.k, args.b_ld) : layout(args.in, args.k, args.n, args.b_ld)),
       d(layout(args.out, args.m, args.n, args.d_ld)) {}
@@ -111,8 +112,10 @@ std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle,
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
-  // A split product is summed in float, never in the stored type: bfloat16 would round every part.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  // A split product is summed in float, in a fixed order: in memory of D's type only if that is float, because bfloat16
+  // would round every part.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<uint32_t>(is_float ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(),

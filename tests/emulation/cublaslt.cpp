@@ -249,12 +249,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   // The library's first choice if allowed: two halves of the sum, each rounded as D is.
   if ((preference->reduction_schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) &&
       call.k() > 1)
-    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kRoundingCandidate, call),
+    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kSplitCandidate, call),
                            slipstream::emulation::kWorkspaceBytes,
                            CUBLAS_STATUS_SUCCESS,
                            1.0f,
                            {}};
-  for (uint64_t c = 0; c < slipstream::emulation::kRoundingCandidate && *found < asked; ++c)
+  for (uint64_t c = 0; c < slipstream::emulation::kSplitCandidate && *found < asked; ++c)
     results[(*found)++] = {slipstream::emulation::candidate_of(c, call),
                            slipstream::emulation::kWorkspaceBytes,
                            CUBLAS_STATUS_SUCCESS,
@@ -295,7 +295,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d,
                                           candidate, workspace, factor = *static_cast<const float*>(beta)] {
     std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // no other product uses it meanwhile
-    call.run(a, b, factor, d, candidate == slipstream::emulation::kRoundingCandidate);
+    call.run(a, b, factor, d, candidate == slipstream::emulation::kSplitCandidate);
     slipstream::emulation::elapse(call.ns(candidate));
   });
   return CUBLAS_STATUS_SUCCESS;

@@ -17,8 +17,8 @@ struct FakeCublasLt {
   std::map<uint64_t, int> calls;        // products launched, by candidate
 };
 /// Candidates in the order that the library proposes: candidate 0 comes first, 2 is the fastest, 3 is refused when
-/// launched. Candidate 5 precedes all if parts of a sum may be added as D is stored.
-constexpr uint64_t kFastestCandidate = 2, kFailingCandidate = 3, kRoundingCandidate = 5, kCandidates = 6;
+/// launched. Candidate 5 precedes all and is faster still, if parts of a sum may be added as D is stored.
+constexpr uint64_t kFastestCandidate = 2, kFailingCandidate = 3, kSplitCandidate = 5, kCandidates = 6;
 FakeCublasLt& fake_cublaslt();
 
 }  // namespace slipstream::emulation
