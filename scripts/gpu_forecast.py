@@ -145,8 +145,10 @@ def works_of(m):
             cost = planned = (planned[0] + 32 * n, planned[1] + 3 * BF16 * n)
         add("product", label, cost, planned, form=form, inner=inner, out=out, rows=rows, aux=aux, bias=bias, gelu=gelu)
 
-    def norm(form, with_residual):
-        add("norm", f"norm {form}", norm_cost(form, gpt2, rows, d, with_residual), norm_cost(form, gpt2, rows, d, False), form=form, rows=rows, width=d, centre=gpt2)
+    def norm(form, with_residual, sums=False):
+        operations, size = norm_cost(form, gpt2, rows, d, with_residual)
+        cost = operations + sums * rows * d, size + sums * F32 * d
+        add("norm", f"norm {form}", cost, norm_cost(form, gpt2, rows, d, False), form=form, rows=rows, width=d, centre=gpt2, sums=sums)
 
     def attention(form):
         sizes = {key: m[key] for key in ("batch", "tokens", "heads", "kv_heads", "head")}
@@ -188,20 +190,20 @@ def works_of(m):
     piece[0] = "head_input_gradient"
     product("input", "head input gradient", d, m["vocab"])
     piece[0] = "final_norm_gradient"
-    norm("backward", False)
+    norm("backward", False, gpt2)  # with the gradient of the down bias, as every norm after it
     for layer in reversed(range(m["layers"])):
         piece[0] = f"mlp_down_gradient.{layer}"
-        product("weight", "down weight gradient", f, d, bias=gpt2)
+        product("weight", "down weight gradient", f, d)
         piece[0] = f"mlp_up_gradient.{layer}"
-        product("input", "down input gradient", f, d, gelu=gpt2)
+        product("input", "down input gradient", f, d, gelu=gpt2)  # and the gradient of the up bias
         if not gpt2:
             stream("swiglu", 27 * rows * f, BF16 * 5 * rows * f)
-        product("weight", "up weight gradient", d, up, bias=gpt2)
+        product("weight", "up weight gradient", d, up)
         piece[0] = f"norm_2_gradient.{layer}"
         product("input", "up input gradient", d, up)
-        norm("backward", True)
+        norm("backward", True, gpt2)
         piece[0] = f"attention_out_gradient.{layer}"
-        product("weight", "projection weight gradient", attended, d, bias=gpt2)
+        product("weight", "projection weight gradient", attended, d)
         piece[0] = f"attention_qkv_gradient.{layer}"
         product("input", "projection input gradient", attended, d)
         attention("backward")
@@ -210,7 +212,7 @@ def works_of(m):
         product("weight", "qkv weight gradient", d, qkv, bias=gpt2)
         piece[0] = f"norm_1_gradient.{layer}"
         product("input", "qkv input gradient", d, qkv)
-        norm("backward", True)
+        norm("backward", True, gpt2 and layer > 0)
     piece[0] = "embedding_gradient"
     if gpt2:
         stream("embedding", rows * d, BF16 * rows * d + 4 * m["positions"] * d)
@@ -323,7 +325,7 @@ def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
     return longest(seconds, cost[1] / v.copy)
 
 
-def norm_seconds(v, form, rows, width, centre, with_residual=True):
+def norm_seconds(v, form, rows, width, centre, with_residual=True, sums=False):
     size = norm_cost(form, centre, rows, width, with_residual)[1]
     shared_by = 1 << max(0, math.ceil(math.log2(width / 1024)))  # warps of a row
     start = f"held_norm_{form}_kernel<{str(centre).lower()}, {shared_by}, "
@@ -338,7 +340,7 @@ def norm_seconds(v, form, rows, width, centre, with_residual=True):
     issue = (shared_by * rows * loop + blocks * warps * (every - loop)) / rate
     in_turn = math.ceil(of_block * shared_by / warps) * longest(latency, loop / alone)  # a row travels while another one is computed
     finish = (every - loop) / alone + math.ceil(blocks / (8 * NORM_LANES)) * latency + v.gap  # eight loads at once
-    return longest(v.stream(size + 4 * (2 if centre else 1) * blocks * width), issue, in_turn) + finish
+    return longest(v.stream(size + 4 * (1 + centre + sums) * blocks * width), issue, in_turn) + finish
 
 
 def loss_seconds(v, rows, vocab, **_):
@@ -382,7 +384,7 @@ def parts_of(v, work, table):
         parts = [(work.label, product_seconds(v, table=table, **shape), 1)]
         if shape["gelu"]:
             apart = 1 - (v["fused GELU gradient won"] if table else 0)
-            parts.append(("GELU gradient", apart * v.stream(3 * BF16 * shape["rows"] * shape["inner"]), apart))
+            parts.append(("GELU gradient", apart * v.stream(3 * BF16 * shape["rows"] * shape["inner"]), 1 + apart))  # the last adds partial sums
         if shape["form"] == "weight" and shape["bias"]:
             apart = 1 - (v["fused bias gradient won"] if table else 0)
             parts.append(("bias gradients", apart * BF16 * shape["rows"] * shape["out"] / (v.copy * v["column sums of copy"]), 2 * apart))

@@ -18,7 +18,14 @@ namespace {
 
 constexpr int64_t kFormat = 1;
 constexpr int64_t kLimitBytes = int64_t{64} << 20;
-constexpr const char* kEpilogues[] = {"plain", "bias", "gelu", "gelu bias", "gelu gradient", "bias gradient"};
+constexpr const char* kEpilogues[] = {"plain",
+                                      "bias",
+                                      "gelu",
+                                      "gelu bias",
+                                      "gelu gradient",
+                                      "bias gradient",
+                                      "gelu gradient before sums",
+                                      "gelu and bias gradient"};
 
 std::string hex_of(const AlgorithmBits& bits) {
   std::string text;

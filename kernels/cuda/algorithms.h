@@ -18,9 +18,20 @@
 
 namespace slipstream::kernels {
 
-/// Operation that the library applies to a product before storing it; the last two are gradients that a kernel of ours
-/// can compute as well.
-enum class Epilogue : uint8_t { none, bias, gelu, gelu_bias, gelu_gradient, bias_gradient };
+/// Operation that the library applies to a product before storing it. From gelu_gradient on: gradients that kernels of
+/// ours can compute as well. summed_gelu_gradient is the library's gelu_gradient where a kernel then sums the result,
+/// gelu_bias_gradient includes these sums.
+enum class Epilogue : uint8_t {
+  none,
+  bias,
+  gelu,
+  gelu_bias,
+  gelu_gradient,
+  bias_gradient,
+  summed_gelu_gradient,
+  gelu_bias_gradient
+};
+constexpr bool is_gradient(Epilogue epilogue) { return epilogue >= Epilogue::gelu_gradient; }
 
 /// All inputs of a choice: D[m,n] = op(A)[m,k] op(B)[k,n], column-major, as Gemm in cublaslt.h.
 struct ProductShape {
@@ -43,8 +54,7 @@ struct TimedAlgorithm {
   AlgorithmBits algorithm = {};
   double us = 0;        // of this algorithm
   double first_us = 0;  // of the library's first choice
-  double apart_us =
-      0;  // of a fused gradient: the best plain product plus the kernel for the rest; 0 for other products
+  double apart_us = 0;  // of a fused gradient: the best product without it plus the kernels for the rest; 0 for others
 
   bool wins() const { return apart_us == 0 || us < apart_us; }
 };

@@ -42,7 +42,10 @@ cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
     case Epilogue::gelu_bias:
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::gelu_gradient:
+    case Epilogue::summed_gelu_gradient:
       return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::gelu_bias_gradient:
+      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
     case Epilogue::bias_gradient:
       return CUBLASLT_EPILOGUE_BGRADB;
   }
@@ -56,7 +59,7 @@ Description describe(const Gemm& args) {
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product_of(args).epilogue));
-  if (const void* vector = args.bias ? args.bias : args.b_sums) {
+  if (const void* vector = args.bias ? args.bias : args.d_sums ? args.d_sums : args.b_sums) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
     set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
         static_cast<int32_t>(type_of(args.bias ? args.in : args.out)));
@@ -89,6 +92,7 @@ uint32_t alignment_of(std::initializer_list<const void*> pointers) {
 Described::Described(const Gemm& args)
     : description(describe(args)),
       has_epilogue(product_of(args).epilogue != Epilogue::none),
+      is_float(args.out == DType::f32),
       a(args.a_transposed ? layout(args.in, args.k, args.m, args.a_ld) : layout(args.in, args.m, args.k, args.a_ld)),
       b(args.b_transposed ? layout(args.in, args.n, args.k, args.b_ld) : layout(args.in, args.k, args.n, args.b_ld)),
       d(layout(args.out, args.m, args.n, args.d_ld)) {}
@@ -108,8 +112,10 @@ std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle,
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
-  // A split product is summed in float, never in the stored type: bfloat16 would round every part.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  // A split product is summed in float, in a fixed order: in memory of D's type only if that is float, because bfloat16
+  // would round every part.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<uint32_t>(is_float ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(),
@@ -151,13 +157,14 @@ ProductShape product_of(const Gemm& args) {
           .in = args.in,
           .out = args.out,
           .accumulate = args.accumulate,
-          .epilogue = args.gelu_input ? Epilogue::gelu_gradient
-                      : args.b_sums   ? Epilogue::bias_gradient
-                      : args.pre_gelu ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
-                      : args.bias     ? Epilogue::bias
-                                      : Epilogue::none,
-          .alignment_bytes =
-              alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums})};
+          .epilogue = args.d_sums       ? Epilogue::gelu_bias_gradient
+                      : args.gelu_input ? args.summed_after ? Epilogue::summed_gelu_gradient : Epilogue::gelu_gradient
+                      : args.b_sums     ? Epilogue::bias_gradient
+                      : args.pre_gelu   ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
+                      : args.bias       ? Epilogue::bias
+                                        : Epilogue::none,
+          .alignment_bytes = alignment_of(
+              {args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.d_sums, args.b_sums})};
 }
 
 }  // namespace lt
@@ -214,11 +221,10 @@ Owned& owned_by(void* stream) {
 
 ChosenAlgorithm choose(const lt::Tools& tools, const AlgorithmTable& table, const ProductShape& product,
                        const lt::Described& described) {
-  const bool can_be_apart = product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient;
   const TimedAlgorithm* timed = table.find(product);
   if (timed && timed->wins() && described.takes(tools.handle, lt::algorithm_of(timed->algorithm)))
     return {From::table, timed->algorithm};
-  if (can_be_apart) return {From::kernel, {}};
+  if (is_gradient(product.epilogue)) return {From::kernel, {}};
   const std::vector<cublasLtMatmulAlgo_t> first = described.candidates(tools.handle, product.alignment_bytes, 1);
   if (!first.empty()) return {From::library, lt::bits_of(first[0])};
   if (product.epilogue == Epilogue::none) lt::check(CUBLAS_STATUS_NOT_SUPPORTED, "choosing an algorithm");

@@ -40,7 +40,7 @@ struct Described {
   bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const;
 
   Description description;
-  bool has_epilogue;
+  bool has_epilogue, is_float;  // D
   Layout a, b, d;
 };
 

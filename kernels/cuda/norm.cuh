@@ -4,8 +4,8 @@
 //
 // The forward reads x and the tensor added to it and writes both results; the backward reads dy, x and the residual and
 // writes dx: 4 passes over a tensor each. The backward leaves the sums of at least 32 rows in scratch (1 / 16 of a pass
-// in bf16, 1 / 32 in float, twice that with a bias; the last kernel reads them once more). `kCentre` is layer norm: it
-// subtracts the mean and has a bias.
+// in bf16, 1 / 32 in float, twice that with a bias, three times with the sums of dx, too; the last kernel reads them
+// once more). `kCentre` is layer norm: it subtracts the mean and has a bias.
 
 #include <algorithm>
 #include <type_traits>
@@ -19,14 +19,14 @@ namespace slipstream::kernels {
 
 constexpr int kNormColumns = 32, kNormRowLanes = 32;
 
-/// dweight (and dbias) (+)= the partial sums: thread i of a place adds blocks i, i + kNormRowLanes and so on, and the
-/// sums of the threads are added in order.
+/// dweight (and dbias and dx_sums) (+)= the partial sums: thread i of a place adds blocks i, i + kNormRowLanes and so
+/// on, and the sums of the threads are added in order.
 template <bool kCentre, typename T>
 __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
     norm_finish_kernel(NormBackward<T> args, int64_t blocks, const float* partial) {
   __shared__ float storage[kNormColumns * kNormRowLanes];
   const Shared<float> of_lanes(storage);
-  const NormSums<kCentre, T> layout(args.width);
+  const NormSums<kCentre, T> layout(args);
   const int lane = static_cast<int>(threadIdx.x) % kNormColumns, part = static_cast<int>(threadIdx.x) / kNormColumns;
   const int64_t at = int64_t{blockIdx.x} * kNormColumns + lane;
   float sum = 0.0f;
@@ -35,13 +35,15 @@ __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
     for (int64_t block = part; block < blocks; block += kNormRowLanes) sum += partial[block * layout.floats() + at];
   of_lanes[static_cast<int>(threadIdx.x)] = sum;
   __syncthreads();  // the sums of all lanes are there
-  const bool bias = at >= layout.of_weight();
-  const int64_t place = bias ? at - layout.of_weight() : at,
+  const bool dx = kCentre && at >= layout.before_dx(), bias = !dx && at >= layout.of_weight();
+  const int64_t place = at - (dx     ? layout.before_dx()
+                              : bias ? layout.of_weight()
+                                     : 0),
                 column = place % layout.packs * kPack<T> + place / layout.packs;
   if (part > 0 || at >= layout.floats() || column >= args.width) return;
 #pragma unroll
   for (int i = 1; i < kNormRowLanes; ++i) sum += of_lanes[i * kNormColumns + lane];
-  float* to = (bias ? args.dbias : args.dweight) + column;
+  float* to = (dx ? args.dx_sums : bias ? args.dbias : args.dweight) + column;
   *to = args.accumulate ? *to + sum : sum;
 }
 
@@ -88,8 +90,8 @@ template <bool kCentre, typename T>
 void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
   // The sixteen warps for which 132 multiprocessors have registers, all at once.
   constexpr int64_t kMostWarps = 16 * 132, kRowsLeast = 32, kSharedBytes = 96 * 1024;
-  const int64_t floats = NormSums<kCentre, T>(args.width).floats(), row_bytes = 4 * floats,
-                fitting = kScratchBytes / row_bytes;
+  const NormSums<kCentre, T> layout(args);
+  const int64_t floats = layout.floats(), row_bytes = 4 * floats, fitting = kScratchBytes / row_bytes;
   require_at_least("norm_backward", "scratch bytes of a stream", kScratchBytes, row_bytes);
   float* partial = static_cast<float*>(scratch_of(context));
   const bool aligned = args.width % kPack<T> == 0 && all_aligned(args.dy, args.x, args.weight, args.residual, args.dx);
@@ -101,17 +103,20 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
     blocks = blocks > 0 ? blocks_for(args.rows, rows_per_block) : 0;
     return rows_per_block;
   };
-  for_row_warps<T>(args.width, aligned, [&](auto row_warps) {
+  // Beside four packs of a row in eight warps there is no shared memory for the sums of dx.
+  const bool fits = !layout.has_dx || args.width <= int64_t{kMostRowWarps} * kWarp * 3 * kPack<T>;
+  for_row_warps<T>(args.width, aligned && fits, [&](auto row_warps) {
     if constexpr (constexpr int kRowWarps = row_warps.value; kRowWarps > 0) {
       using Groups = NormGroups<kRowWarps>;
       const int64_t rows_per_block = share_out(Groups::kWarps);
       for_row_packs<T, kRowWarps>(args.width, [&](auto packs) {
-        const int64_t staged_bytes = NormStages<kRowWarps, packs.value, T>::kBytes;
+        const int64_t staged_bytes = NormStages<kRowWarps, packs.value, T>::kBytes,
+                      of_dx_bytes = layout.has_dx ? NormTotals<kRowWarps, packs.value, T>::kBytes : 0;
         if (blocks > 0)
           launch(stream_of(context), held_norm_backward_kernel<kCentre, kRowWarps, packs.value, T>,
                  dim3(static_cast<unsigned>(blocks)), dim3(Groups::kThreads),
-                 static_cast<size_t>(std::max(staged_bytes, Groups::kGroups * row_bytes)), args, rows_per_block,
-                 partial);
+                 static_cast<size_t>(of_dx_bytes + std::max(staged_bytes, Groups::kGroups * 4 * layout.before_dx())),
+                 args, rows_per_block, partial);
       });
     } else {
       const int64_t warps_fitting = kSharedBytes / row_bytes;

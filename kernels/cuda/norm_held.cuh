@@ -150,6 +150,32 @@ struct NormStages {
   }
 };
 
+/// The sums of dx over a group's rows. They are in shared memory, because the other sums leave no registers; a thread
+/// uses only its own.
+template <int kRowWarps, int kPacks, typename T>
+struct NormTotals {
+  using Groups = NormGroups<kRowWarps>;
+  static constexpr int kElems = kPacks * Groups::kThreads * kPack<T>, kBytes = kElems * static_cast<int>(sizeof(float));
+  Shared<float> elems;
+
+  /// Neighbouring threads use neighbouring 16 bytes.
+  __device__ __forceinline__ static int place(int thread, int pack, int i) {
+    return ((pack * (kPack<T> / 4) + i / 4) * Groups::kThreads + thread) * 4 + i % 4;
+  }
+  /// The sums = value, or sums + value.
+  __device__ __forceinline__ void put(int pack, const float (&value)[kPack<T>], bool add) const {
+#pragma unroll
+    for (int i = 0; i < kPack<T>; i += 4) {
+      float* const to = elems.at(place(static_cast<int>(threadIdx.x), pack, i));
+      float sum[4] = {};
+      if (add) unpack(ptx::load_16(to), sum, float{});
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[j] += value[i + j];
+      ptx::store_16(to, packed(sum, float{}));
+    }
+  }
+};
+
 /// A block processes `rows_per_block` rows, its groups in turn: dx, and the group's sums row after row. At the end the
 /// sums of the groups are added in order and stored in partial[block]. A lane has at most kPacks packs of a row.
 template <bool kCentre, int kRowWarps, int kPacks, typename T>
@@ -157,7 +183,11 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
     held_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
   using Groups = NormGroups<kRowWarps>;
   using Stages = NormStages<kRowWarps, kPacks, T>;
-  SLIP_DYNAMIC_SHARED(bytes);
+  using Totals = NormTotals<kRowWarps, kPacks, T>;
+  SLIP_DYNAMIC_SHARED(all_bytes);
+  const bool sums_dx = kCentre && args.dx_sums;
+  const Totals totals = {Shared<float>(all_bytes, sums_dx ? Totals::kElems : 0)};
+  unsigned char* const bytes = all_bytes + (sums_dx ? Totals::kBytes : 0);
   const Stages stages = {Shared<T>(bytes, Stages::kElems)};
   __shared__ float storage[4 * Groups::kWarps];
   const Shared<float> exchange(storage);
@@ -186,6 +216,9 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
   const auto inv_of = [&](int64_t row) { return row < end ? args.inv[row] : 0.0f; };
   const auto mean_of = [&](int64_t row) { return kCentre && row < end ? args.mean[row] : 0.0f; };
   float dweight[kPacks][kPack<T>] = {}, dbias[kPacks][kPack<T>] = {};
+  if (sums_dx)
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) totals.put(p, {}, false);
   fetch(first + groups.group, 0);
   float next_inv = inv_of(first + groups.group), next_mean = mean_of(first + groups.group);
   int turn = 0;
@@ -223,29 +256,39 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
         if constexpr (kCentre) dbias[p][i] += d[i];
       }
       store_pack(args.dx + begin + column, left, v);
+      if (sums_dx) totals.put(p, v, true);
     }
   }
   ptx::copy_async_wait<0>();
   __syncthreads();  // no row is read any more: the sums take their place
-  const NormSums<kCentre, T> layout(args.width);
-  const int64_t floats = layout.floats();
-  const Shared<float> sums(bytes, static_cast<int>(Groups::kGroups * floats));
+  const NormSums<kCentre, T> layout(args);
+  const int64_t floats = layout.floats(), of_group = layout.before_dx();
+  const Shared<float> sums(bytes, static_cast<int>(Groups::kGroups * of_group));
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const int pack = groups.template column<T>(p) / kPack<T>;
     if (pack >= layout.packs) continue;
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
-      const int at = static_cast<int>(groups.group * floats + i * layout.packs + pack);
+      const int at = static_cast<int>(groups.group * of_group + i * layout.packs + pack);
       sums[at] = dweight[p][i];
       if constexpr (kCentre) sums[at + static_cast<int>(layout.of_weight())] = dbias[p][i];
     }
   }
   __syncthreads();  // the sums of all groups are there
-  for (int64_t at = threadIdx.x; at < floats; at += Groups::kThreads) {
+  for (int64_t at = threadIdx.x; at < of_group; at += Groups::kThreads) {
     float sum = sums[static_cast<int>(at)];
-    for (int group = 1; group < Groups::kGroups; ++group) sum += sums[static_cast<int>(group * floats + at)];
+    for (int group = 1; group < Groups::kGroups; ++group) sum += sums[static_cast<int>(group * of_group + at)];
     all_partial[blockIdx.x * floats + at] = sum;
+  }
+  if (!sums_dx) return;
+  const int packs = static_cast<int>(layout.packs);
+  for (int at = static_cast<int>(threadIdx.x); at < static_cast<int>(floats - of_group); at += Groups::kThreads) {
+    const int pack = at % packs, thread = pack % Groups::kLanes;
+    float sum = 0.0f;
+    for (int group = 0; group < Groups::kGroups; ++group)
+      sum += totals.elems[Totals::place(group * Groups::kLanes + thread, pack / Groups::kLanes, at / packs)];
+    all_partial[blockIdx.x * floats + of_group + at] = sum;
   }
 }
 

@@ -33,18 +33,22 @@ struct NormBackward {
   T* dx;
   float* dweight;
   float* dbias;
+  float* dx_sums;  // optional, with a layer norm
   int64_t rows, width;
   bool accumulate;
 };
 
-/// Sums over rows of dweight and dbias, by place: element i of pack p is at i * packs + p, so that neighbouring lanes
-/// use neighbouring banks; those of dbias follow all of dweight's.
+/// Sums over rows of dweight, dbias and dx, by place: element i of pack p is at i * packs + p, so that neighbouring
+/// lanes use neighbouring banks; those of dbias follow all of dweight's, those of dx all of dbias's.
 template <bool kCentre, typename T>
 struct NormSums {
   int64_t packs;  // of a row; the last one may be partial
-  __host__ __device__ constexpr explicit NormSums(int64_t width) : packs((width + kPack<T> - 1) / kPack<T>) {}
+  bool has_dx;
+  __host__ __device__ constexpr explicit NormSums(const NormBackward<T>& args)
+      : packs((args.width + kPack<T> - 1) / kPack<T>), has_dx(kCentre && args.dx_sums) {}
   __host__ __device__ constexpr int64_t of_weight() const { return packs * kPack<T>; }
-  __host__ __device__ constexpr int64_t floats() const { return of_weight() * (kCentre ? 2 : 1); }
+  __host__ __device__ constexpr int64_t before_dx() const { return of_weight() * (kCentre ? 2 : 1); }
+  __host__ __device__ constexpr int64_t floats() const { return before_dx() + (has_dx ? of_weight() : 0); }
 };
 
 }  // namespace slipstream::kernels

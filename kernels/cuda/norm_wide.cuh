@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kNormWarps* kWarp)
     wide_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
   SLIP_DYNAMIC_SHARED(bytes);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
-  const NormSums<kCentre, T> layout(args.width);
+  const NormSums<kCentre, T> layout(args);
   const int64_t floats = layout.floats(), of_weight = layout.of_weight();
   float* const partial = all_partial + blockIdx.x * floats;
   const NormAdder<kShared> sums = {Shared<float>(bytes, kShared ? static_cast<int>(warps * floats) : 0), partial};
@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(kNormWarps* kWarp)
       const int64_t at = mine + i * layout.packs + column / kPack<T>;
       sums.set(at, 0.0f);
       if constexpr (kCentre) sums.set(at + of_weight, 0.0f);
+      if (layout.has_dx) sums.set(at + layout.before_dx(), 0.0f);
     }
   });
   const float share = 1.0f / static_cast<float>(args.width);
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(kNormWarps* kWarp)
         const int64_t at = mine + i * layout.packs + column / kPack<T>;
         sums.set(at, sums.get(at) + d[i] * n);
         if constexpr (kCentre) sums.set(at + of_weight, sums.get(at + of_weight) + d[i]);
+        if (layout.has_dx) sums.set(at + layout.before_dx(), sums.get(at + layout.before_dx()) + v[i]);
       }
       store_floats<kAligned>(args.dx + begin + column, left, v);
     });

@@ -49,6 +49,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+/// 1 / x to 1 ulp; 0 for infinity.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// Nanoseconds on a clock that all multiprocessors share; its last digits may not change for a microsecond.
 __device__ __forceinline__ uint64_t global_timer_ns() {
   uint64_t ns;

@@ -7,6 +7,7 @@
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
 #include "kernels/layer_norm/layer_norm_cuda.h"
+#include "kernels/matmul/matmul.h"
 
 namespace slipstream::kernels {
 
@@ -34,6 +35,14 @@ void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args) 
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   if (context.kind == DeviceKind::cuda) return layer_norm_backward_cuda(context, args);
   SLIP_CALL_ISA(layer_norm_backward_cpu(context, args));
+  // The bias gradient of a layer without inputs.
+  if (args.dx_sums)
+    matmul_backward_weight(context, {.dy = args.dx,
+                                     .dbias = args.dx_sums,
+                                     .rows = args.rows,
+                                     .out = args.width,
+                                     .dtype = args.dtype,
+                                     .accumulate = args.accumulate});
 }
 
 Cost layer_norm_forward_cost(const LayerNormForward& args) {
@@ -44,8 +53,10 @@ Cost layer_norm_forward_cost(const LayerNormForward& args) {
 
 Cost layer_norm_backward_cost(const LayerNormBackward& args) {
   const int64_t elems = args.rows * args.width;
-  return {(args.residual ? 18 : 17) * elems, bytes_of((args.residual ? 4 : 3) * elems + args.width, args.dtype) +
-                                                 (args.accumulate ? 4 : 2) * 4 * args.width + 8 * args.rows};
+  const int64_t sums = args.dx_sums ? 3 : 2;
+  return {(args.residual ? 16 : 15) * elems + sums * elems,
+          bytes_of((args.residual ? 4 : 3) * elems + args.width, args.dtype) +
+              (args.accumulate ? 2 : 1) * sums * 4 * args.width + 8 * args.rows};
 }
 
 int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width) { return 2 * width * RowBlocks{rows}.count(); }

@@ -19,10 +19,11 @@ void layer_norm_forward_cuda(LaunchContext& context, const LayerNormForward& arg
 void layer_norm_backward_cuda(LaunchContext& context, const LayerNormBackward& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    norm_backward<true>(context, NormBackward<T>{static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
-                                                 static_cast<const T*>(args.weight), args.mean, args.inv_std,
-                                                 static_cast<const T*>(args.residual), static_cast<T*>(args.dx),
-                                                 args.dweight, args.dbias, args.rows, args.width, args.accumulate});
+    norm_backward<true>(context,
+                        NormBackward<T>{static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
+                                        static_cast<const T*>(args.weight), args.mean, args.inv_std,
+                                        static_cast<const T*>(args.residual), static_cast<T*>(args.dx), args.dweight,
+                                        args.dbias, args.dx_sums, args.rows, args.width, args.accumulate});
   });
 }
 

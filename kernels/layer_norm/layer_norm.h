@@ -38,11 +38,14 @@ struct LayerNormForward {
 
 /// With n = (x - mean) * inv_std and g = dy * weight: dx = residual + inv_std * (g - mean(g) - n * mean(g * n)),
 /// dweight = sum over rows of dy * n, dbias = sum over rows of dy. x is the sum that the forward normalised.
+/// dx_sums = sum over rows of dx, the gradient of a bias whose sum with a product was x or delta.
 ///
 /// Shapes:  as above; workspace layer_norm_backward_workspace_elems(rows, width) floats (of the CPU's sums)
-/// Types:   dy, x, weight, residual, dx f32 or bf16; dweight, dbias f32; accumulate adds to dweight and dbias
+/// Types:   dy, x, weight, residual, dx f32 or bf16; dweight, dbias, dx_sums f32; accumulate adds to these three. cpu
+///          sums dx as stored, in row order; cuda before it is rounded
 /// Alias:   dx may be dy, x or residual
-/// Cost:    17·rows·D flops (18 with residual); ((3 or 4)·rows·D + D)·sizeof(T) + (2 or 4)·4·D + 8·rows bytes
+/// Cost:    17·rows·D flops (18 with residual); ((3 or 4)·rows·D + D)·sizeof(T) + (2 or 4)·4·D + 8·rows bytes;
+///          rows·D flops and (1 or 2)·4·D bytes more with dx_sums
 /// Errors:  ShapeError if D < 1 or an operand is null
 /// Source:  as above. Rows are summed in blocks that depend on their number alone, blocks in order: bits do not depend
 ///          on threads.
@@ -61,13 +64,14 @@ struct LayerNormBackward {
   int64_t width = 0;
   DType dtype = DType::f32;
   bool accumulate = false;
+  float* dx_sums = nullptr;  // optional
 };
 
 /// Blocks on cpu, enqueues on cuda. Throws: ShapeError, ResourceError (no kernel for the device).
 void layer_norm_forward(LaunchContext& context, const LayerNormForward& args);
 void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args);
 
-/// Pure. Minimum flops and bytes; of the pointers only the presence of delta and residual matters.
+/// Pure. Minimum flops and bytes; of the pointers only the presence of delta, residual and dx_sums matters.
 Cost layer_norm_forward_cost(const LayerNormForward& args);
 Cost layer_norm_backward_cost(const LayerNormBackward& args);
 

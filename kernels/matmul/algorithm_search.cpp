@@ -9,7 +9,6 @@
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
 #include "kernels/cuda/cublaslt_types.h"
-#include "kernels/gelu/gelu_cuda.h"
 #include "kernels/matmul/matmul_cuda.h"
 
 namespace slipstream::kernels {
@@ -99,11 +98,11 @@ class Operands {
   }
 
   int sets() const { return sets_; }
+  /// Room for a float per row or column of D.
+  float* sums(int call) const { return reinterpret_cast<float*>(places(call)[3]); }
   Gemm gemm(int call) const {
     const ProductShape& p = product_;
-    unsigned char* at[5];
-    unsigned char* next = memory_->data() + call % sets_ * set_bytes_;
-    for (size_t i = 0; i < sizes_.size(); next += sizes_[i++]) at[i] = next;
+    const std::array<unsigned char*, 5> at = places(call);
     Gemm args{.a = at[0],
               .b = at[1],
               .d = at[2],
@@ -121,11 +120,19 @@ class Operands {
     if (p.epilogue == Epilogue::bias || p.epilogue == Epilogue::gelu_bias) args.bias = at[3];
     if (p.epilogue == Epilogue::bias_gradient) args.b_sums = at[3];
     if (p.epilogue == Epilogue::gelu || p.epilogue == Epilogue::gelu_bias) args.pre_gelu = at[4];
-    if (p.epilogue == Epilogue::gelu_gradient) args.gelu_input = at[4];
+    if (is_gradient(p.epilogue) && !args.b_sums) args.gelu_input = at[4];
+    if (p.epilogue == Epilogue::gelu_bias_gradient) args.d_sums = at[3];
+    args.summed_after = p.epilogue == Epilogue::summed_gelu_gradient;
     return args;
   }
 
  private:
+  std::array<unsigned char*, 5> places(int call) const {
+    std::array<unsigned char*, 5> at;
+    unsigned char* next = memory_->data() + call % sets_ * set_bytes_;
+    for (size_t i = 0; i < sizes_.size(); next += sizes_[i++]) at[i] = next;
+    return at;
+  }
   static int64_t bytes(int64_t columns, int64_t ld, DType dtype) {
     return (bytes_of(columns * ld, dtype) + 255) / 256 * 256;
   }
@@ -136,32 +143,6 @@ class Operands {
   int sets_ = 0;
   std::unique_ptr<Memory> memory_;
 };
-
-/// Time of the kernel that replaces a fused gradient, less the work that the fused version still needs after it.
-double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& p, int rounds) {
-  const auto us = [&](const auto& body) {
-    return watch.us_of(rounds, operands.sets(), [&](int i) {
-      body(operands.gemm(i));
-      return true;
-    });
-  };
-  if (p.epilogue == Epilogue::gelu_gradient)
-    return us([&](const Gemm& g) {
-      gelu_backward_cuda(context, {.dy = g.d, .x = g.gelu_input, .dx = g.d, .elems = p.m * p.n, .dtype = p.out});
-    });
-  const auto sums = [&](int64_t rows) {
-    return us([&](const Gemm& g) {
-      matmul_backward_weight_cuda(context, {.dy = g.b,
-                                            .dbias = static_cast<float*>(g.b_sums),
-                                            .rows = rows,
-                                            .out = p.n,
-                                            .dtype = p.in,
-                                            .accumulate = p.accumulate,
-                                            .dy_stride = p.b_ld});
-    });
-  };
-  return sums(p.k) - (p.accumulate ? sums(0) : 0);
-}
 
 /// The fastest of the library's candidates; us is infinite if none runs.
 TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& product,
@@ -185,10 +166,64 @@ TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands&
   return best;
 }
 
-double fastest_plain_us(LaunchContext& context, Stopwatch& watch, const ProductShape& plain,
-                        const SearchOptions& options) {
-  const Operands operands(plain, options.rotate_bytes, stream_of(context));
-  return fastest(context, watch, operands, plain, options).us;
+/// Time of everything that computes the same without this fused gradient, less the work that the fused one still needs
+/// after it.
+double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& p,
+                const SearchOptions& options, const AlgorithmTable& table) {
+  const auto us = [&](const auto& body) {
+    return watch.us_of(options.rounds, operands.sets(), [&](int i) {
+      body(operands.gemm(i), operands.sums(i));
+      return true;
+    });
+  };
+  const auto known = [&](Epilogue epilogue) {
+    ProductShape other = p;
+    other.epilogue = epilogue;
+    const TimedAlgorithm* timed = table.find(other);
+    return std::pair(other, timed);
+  };
+  const auto plain_us = [&] {
+    const auto [plain, timed] = known(Epilogue::none);
+    return timed
+               ? timed->us
+               : fastest(context, watch, Operands(plain, options.rotate_bytes, stream_of(context)), plain, options).us;
+  };
+  const auto sums_us = [&](bool of_d, int64_t rows) {
+    return us([&](const Gemm& g, float* sums) {
+      matmul_backward_weight_cuda(context, {.dy = of_d ? g.d : g.b,
+                                            .dbias = sums,
+                                            .rows = rows,
+                                            .out = of_d ? p.m : p.n,
+                                            .dtype = of_d ? p.out : p.in,
+                                            .accumulate = p.accumulate,
+                                            .dy_stride = of_d ? p.d_ld : p.b_ld});
+    });
+  };
+  const auto gelu_us = [&](bool summed) {
+    return us([&](const Gemm& g, float* sums) {
+      gelu_gradient_cuda(context, {.dx = g.d,
+                                   .rows = p.n,
+                                   .in = p.m,
+                                   .dtype = p.out,
+                                   .pre_activation = g.gelu_input,
+                                   .dbias = summed ? sums : nullptr});
+    });
+  };
+  switch (p.epilogue) {
+    case Epilogue::gelu_gradient:
+      return plain_us() + gelu_us(false);
+    case Epilogue::bias_gradient:
+      return plain_us() + sums_us(false, p.k) - (p.accumulate ? sums_us(false, 0) : 0);
+    case Epilogue::summed_gelu_gradient:
+      return plain_us() + gelu_us(true) - sums_us(true, p.n);
+    case Epilogue::gelu_bias_gradient: {
+      const TimedAlgorithm* summed = known(Epilogue::summed_gelu_gradient).second;
+      const double apart = plain_us() + gelu_us(true);
+      return (summed ? std::min(apart, summed->us + sums_us(true, p.n)) : apart) - sums_us(true, 0);
+    }
+    default:
+      return 0;
+  }
 }
 
 }  // namespace
@@ -208,13 +243,7 @@ size_t search_algorithms(LaunchContext& context, const std::vector<ProductShape>
     const Operands operands(product, options.rotate_bytes, stream_of(context));
     TimedAlgorithm timed = fastest(context, watch, operands, product, options);
     if (!(timed.us < std::numeric_limits<double>::infinity())) continue;
-    if (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient) {
-      ProductShape plain = product;
-      plain.epilogue = Epilogue::none;
-      const TimedAlgorithm* known = table.find(plain);
-      timed.apart_us = (known ? known->us : fastest_plain_us(context, watch, plain, options)) +
-                       apart_us(context, watch, operands, product, options.rounds);
-    }
+    timed.apart_us = apart_us(context, watch, operands, product, options, table);
     table.set(product, timed);
     if (added) added(product, timed);
   }

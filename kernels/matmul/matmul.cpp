@@ -93,6 +93,14 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   require_at_least("matmul_backward_input", "out", args.out, 0);
   require_padding("matmul_backward_input", args.padding, args.out);
   require_activation_dtype("matmul_backward_input", args.dtype);
+  // The sums of dx over its rows: a weight gradient of no inputs.
+  const MatmulBackwardWeight sums{.dy = args.dx,
+                                  .dbias = args.dbias,
+                                  .rows = args.rows,
+                                  .out = args.in,
+                                  .dtype = args.dtype,
+                                  .accumulate = args.accumulate_bias};
+  if (args.rows == 0 && args.dbias) matmul_backward_weight(context, sums);
   if (args.rows == 0 || args.in == 0) return;
   require_pointers("matmul_backward_input", {args.dx});
   if (args.out > 0) require_pointers("matmul_backward_input", {args.dy, args.weight});
@@ -104,6 +112,7 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   SLIP_CALL_ISA(matmul_backward_input_cpu(context, args))
   if (args.pre_activation)
     gelu_backward(context, {args.dx, args.pre_activation, args.dx, args.rows * args.in, args.dtype});
+  if (args.dbias) matmul_backward_weight(context, sums);
 }
 
 void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& args) {
@@ -139,9 +148,10 @@ Cost matmul_forward_cost(const MatmulForward& args) {
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
   const int64_t out = args.out - args.padding, results = args.rows * args.in;
   // The gradient of GELU: the 32 operations of its card, and one read of its input.
-  return {2 * results * out + (args.pre_activation ? 32 * results : 0),
+  return {2 * results * out + (args.pre_activation ? 32 * results : 0) + (args.dbias ? results : 0),
           bytes_of(args.rows * out + out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),
-                   args.dtype)};
+                   args.dtype) +
+              (args.dbias ? bytes_of(args.in * (args.accumulate_bias ? 2 : 1), DType::f32) : 0)};
 }
 
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args) {

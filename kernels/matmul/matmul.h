@@ -36,6 +36,8 @@ struct MatmulForward {
 
 /// dx[rows,in] (+)= dy[rows,out] · weight[out,in].
 /// With `pre_activation` [rows,in], `dtype`: dx = that product times gelu'(pre_activation), and nothing is added.
+/// With `dbias` [in]: dbias (+)= sum over rows of dx, the gradient of the bias that made dx's tensor. cpu adds dx as
+/// stored, in row order; cuda in another fixed order. Sums that cuBLASLt forms are rounded to `dtype`.
 struct MatmulBackwardInput {
   const void* dy = nullptr;
   const void* weight = nullptr;
@@ -45,6 +47,8 @@ struct MatmulBackwardInput {
   bool accumulate = false;
   const void* pre_activation = nullptr;  // optional
   int64_t padding = 0;
+  float* dbias = nullptr;  // optional
+  bool accumulate_bias = false;
 };
 
 /// dweight[out,in] (+)= dy^T · x[rows,in]; dbias[out] (+)= sum over rows of dy, in row order.

@@ -19,10 +19,11 @@ void rms_norm_forward_cuda(LaunchContext& context, const RmsNormForward& args) {
 void rms_norm_backward_cuda(LaunchContext& context, const RmsNormBackward& args) {
   for_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    norm_backward<false>(context, NormBackward<T>{static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
-                                                  static_cast<const T*>(args.weight), nullptr, args.inv_rms,
-                                                  static_cast<const T*>(args.residual), static_cast<T*>(args.dx),
-                                                  args.dweight, nullptr, args.rows, args.width, args.accumulate});
+    norm_backward<false>(
+        context, NormBackward<T>{static_cast<const T*>(args.dy), static_cast<const T*>(args.x),
+                                 static_cast<const T*>(args.weight), nullptr, args.inv_rms,
+                                 static_cast<const T*>(args.residual), static_cast<T*>(args.dx), args.dweight, nullptr,
+                                 nullptr, args.rows, args.width, args.accumulate});
   });
 }
 

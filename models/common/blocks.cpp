@@ -24,12 +24,12 @@ namespace {
 /// Does this item add to existing gradients? The planner decides; the first micro-batch of a step does not add.
 bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
+}  // namespace
+
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more) {
   if (more.size_bytes > 0) slices.push_back(more);
   return slices;
 }
-
-}  // namespace
 
 SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : options_(options), buffers_(buffers) {
   spec_.dtype = options.dtype;
@@ -185,28 +185,30 @@ void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, 
        });
 }
 
-void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu) {
-  const Slice weight = value(w.weight);
+void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu, const Linear& before) {
+  const Slice weight = value(w.weight), db = summed_bias(before);
   const bool of_gelu = pre_gelu.size_bytes > 0;
   const kernels::MatmulBackwardInput shape{
       .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   Cost cost = kernels::matmul_backward_input_cost(shape);
   // As two passes: only some GPUs and shapes do it in one.
   if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
-  work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with({dy, weight}, pre_gelu), {dx},
-       [=](LaunchContext& c) {
+  work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with(with({dy, weight}, pre_gelu), db),
+       with({dx}, db), [=](LaunchContext& c) {
          kernels::MatmulBackwardInput args = shape;
          args.dy = c.at(dy);
          args.weight = c.at(weight);
          args.dx = c.at(dx);
          args.pre_activation = of_gelu ? c.at(pre_gelu) : nullptr;
+         args.dbias = db.size_bytes > 0 ? c.as<float>(db) : nullptr;
+         args.accumulate_bias = accumulate(c);
          kernels::matmul_backward_input(c, args);
        });
 }
 
 void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, const Linear& w) {
   const Slice dw = gradient(w.weight);
-  const Slice db = w.bias < 0 ? Slice{} : gradient(static_cast<uint32_t>(w.bias));
+  const Slice db = w.bias < 0 || !w.sums_dy ? Slice{} : gradient(static_cast<uint32_t>(w.bias));
   const kernels::MatmulBackwardWeight shape{
       .rows = rows_of(x, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), with({x, dy, dw}, db), with({dw}, db),

@@ -27,6 +27,7 @@ struct Linear {
   int64_t bias = -1;  // -1: none
   int64_t in = 0, out = 0;
   int64_t padding = 0;  // the last rows of `out`, all zeros
+  bool sums_dy = true;  // with the weight's gradient comes the bias's; otherwise the work that writes dy adds its rows
 };
 
 /// A layer norm if there is a bias, otherwise an RMS norm, with the values that its forward pass keeps for its backward
@@ -41,6 +42,9 @@ struct Norm {
     return bias < 0 ? std::vector{weight} : std::vector{weight, static_cast<uint32_t>(bias)};
   }
 };
+
+/// Pure. `slices` and, if there is one, `more`.
+std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
 
 /// Builds a ModelSpec piece by piece.
 class SpecBuilder {
@@ -140,14 +144,15 @@ class SpecBuilder {
   void linear(Slice x, const Linear& w, Slice y, Slice pre_gelu = {}) { add_linear(x, w, y, pre_gelu, true); }
   /// linear() whose result is the sum over the ranks that share the layer: the first rank adds the bias.
   void partial_linear(Slice x, const Linear& w, Slice y) { add_linear(x, w, y, {}, options_.tensor_index == 0); }
-  /// With `pre_gelu`, dx is the gradient of GELU's input.
-  void linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu = {});
+  /// With `pre_gelu`, dx is the gradient of GELU's input, which `before` has made.
+  void linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu = {}, const Linear& before = {});
   void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
   /// y = norm(x + delta), and stores the sum; without delta y = norm(x).
   void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
-  /// dx = (residual) + d norm(x). The norm's parameters are ready, or their shares in flight, after the piece of the
-  /// last chunk.
-  void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {});
+  /// dx = (residual) + d norm(x), the gradient of what a layer norm's `before` has added to x. The norm's parameters
+  /// are ready, or their shares in flight, after the piece of the last chunk.
+  void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {},
+                     const Linear& before = {});
   /// y = silu(gate) up, gate_up [.., 2 width].
   void swiglu(Slice gate_up, Slice y, int64_t width);
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
@@ -205,9 +210,13 @@ class SpecBuilder {
 
  private:
   void add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias);
+  /// The bias gradient that the work which writes dy forms; empty if there is none.
+  Slice summed_bias(const Linear& w) const {
+    return w.bias < 0 || w.sums_dy ? Slice{} : gradient(static_cast<uint32_t>(w.bias));
+  }
   void layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
   void rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
-  void layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
+  void layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first, Slice dx_sums);
   void rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
   Slice rotary_table();
   void communicate(Communication task, TokenChunk c);

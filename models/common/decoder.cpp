@@ -63,6 +63,13 @@ class Decoder {
     const int64_t D = o_.width, F = b_.ffn_width(), R = b_.rows();
     const std::string a = fmt::format("layer{}.", l);
     Block y{f_.block(b_, l)};
+    // Bias gradients are sums over the rows of the gradients of outputs. The work that writes such a gradient forms
+    // them where it sees all rows, and where weight gradients are not delayed.
+    const bool sees_all = !b_.shared() && !o_.split_backward, of_norm = sees_all && y.norm_2.bias >= 0;
+    y.up.sums_dy = f_.gated || !sees_all;
+    y.out.sums_dy = !of_norm;
+    // The norm of the next layer: on the same rank, and with this layer's gradients in memory.
+    y.down.sums_dy = !of_norm || b_.cut_before(l + 1) || o_.whole_layers;
     y.norm_1 = with_memory(y.norm_1, a + "norm_1");
     y.norm_2 = with_memory(y.norm_2, a + "norm_2");
     // The first block reads the embedding itself; the others store the sum that their first norm computes.
@@ -226,7 +233,7 @@ class Decoder {
   void mlp_input_gradient(const Block& y, TokenChunk c) {
     const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c),
                 d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
-    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up);
+    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up, y.up);
     if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
   }
 
@@ -234,7 +241,7 @@ class Decoder {
     std::vector<uint32_t>& order = b_.spec().backward;
     b_.head_gradient(hidden_, head_, d_norm_, order);
     add_backward(b_.begin("final_norm_gradient", end()));
-    b_.norm_gradient(d_norm_, residual_out_, final_, {}, blocks_.back().d_out.all);
+    b_.norm_gradient(d_norm_, residual_out_, final_, {}, blocks_.back().d_out.all, {}, blocks_.back().down);
     for (int l = end() - 1; l >= 0; --l) {
       const Block& y = block(l);
       add_backward(b_.begin("mlp_down_gradient", l));
@@ -245,7 +252,7 @@ class Decoder {
       b_.linear_weight_gradient(y.normed_2, y.d_up, y.up);
       add_backward(b_.begin("norm_2_gradient", l));
       b_.linear_input_gradient(y.d_up, y.up, d_norm_);
-      b_.norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out.all, y.d_mid);
+      b_.norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out.all, y.d_mid, {}, y.out);
       add_backward(b_.begin("attention_out_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
       add_backward(b_.begin("attention_qkv_gradient", l));
@@ -255,7 +262,7 @@ class Decoder {
       b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv);
       add_backward(b_.begin("norm_1_gradient", l));
       b_.linear_input_gradient(y.d_qkv, y.qkv, d_norm_);
-      b_.norm_gradient(d_norm_, y.residual_in, y.norm_1, y.d_mid, y.d_in.all);
+      b_.norm_gradient(d_norm_, y.residual_in, y.norm_1, y.d_mid, y.d_in.all, {}, l > 0 ? block(l - 1).down : Linear{});
     }
     add_backward(b_.begin("embedding_gradient", -1));
     b_.embed_gradient(table_, positions_, block(0).d_in.all);

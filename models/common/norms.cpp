@@ -52,15 +52,18 @@ void SpecBuilder::rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice
   });
 }
 
-void SpecBuilder::norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c) {
+void SpecBuilder::norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c,
+                                const Linear& before) {
   const bool first = c.index == 0;
-  n.bias < 0 ? rms_norm_gradient(dy, x, n, residual, dx, first) : layer_norm_gradient(dy, x, n, residual, dx, first);
+  n.bias < 0 ? rms_norm_gradient(dy, x, n, residual, dx, first)
+             : layer_norm_gradient(dy, x, n, residual, dx, first, summed_bias(before));
   if (c.index + 1 < c.count) return;
   if (n.partial.size_bytes > 0) return sum_partial(n.partial);
   for (uint32_t parameter : n.parameters()) ready(parameter);
 }
 
-void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first) {
+void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first,
+                                      Slice dx_sums) {
   const bool is_share = n.partial.size_bytes > 0, with_residual = residual.size_bytes > 0;
   const Slice weight = value(n.weight), mean = n.mean, inv_std = n.inv_std, workspace = norm_workspace_;
   const Slice dweight = is_share ? chunk(n.partial, {0, 2}) : gradient(n.weight);
@@ -70,8 +73,8 @@ void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice re
   std::vector<Slice> reads{dy, x, weight, mean, inv_std};
   if (!is_share || !first) reads.insert(reads.end(), {dweight, dbias});
   if (with_residual) reads.push_back(residual);
-  work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), reads, {dx, dweight, dbias, workspace},
-       [=](LaunchContext& c) {
+  work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), with(reads, dx_sums),
+       with({dx, dweight, dbias, workspace}, dx_sums), [=](LaunchContext& c) {
          kernels::LayerNormBackward args = shape;
          args.dy = c.at(dy);
          args.x = c.at(x);
@@ -84,6 +87,7 @@ void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice re
          args.dbias = c.as<float>(dbias);
          args.workspace = c.as<float>(workspace);
          args.accumulate = !first || (!is_share && c.frame->accumulate);
+         args.dx_sums = dx_sums.size_bytes > 0 ? c.as<float>(dx_sums) : nullptr;
          kernels::layer_norm_backward(c, args);
        });
 }

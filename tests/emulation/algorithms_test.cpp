@@ -4,10 +4,12 @@
 
 #include "kernels/cuda/algorithms.h"
 
+#include <cublasLt.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "engine/base/check.h"
 #include "kernels/matmul/matmul.h"
@@ -22,14 +24,16 @@ namespace fs = std::filesystem;
 namespace {
 
 using From = ChosenAlgorithm::From;
+using Calls = std::map<uint64_t, int>;
 constexpr int64_t kRows = 48, kIn = 16, kOut = 24;
+constexpr uint32_t kGradients[] = {CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADB};
 const SearchOptions kSearch{.candidates = 8, .rounds = 1, .rotate_bytes = 1 << 16};
 
 /// One linear layer with GELU before it, on the device: gradients of input, weight and bias, in two micro-batches.
 struct Layer {
-  explicit Layer(DType type) : dtype(type) {}
+  explicit Layer(DType type, bool with_sums = true) : dtype(type), summed(with_sums) {}
   struct Result {
-    Doubles dx, dweight, dbias;
+    Doubles dx, sums, dweight, dbias;
     int64_t kernels = 0;
     bool operator==(const Result&) const = default;
   };
@@ -38,17 +42,28 @@ struct Layer {
         dy(random_doubles(kRows * kOut, dtype, 2), dtype, "dy"),
         weight(random_doubles(kOut * kIn, dtype, 3), dtype, "weight"),
         pre(random_doubles(kRows * kIn, dtype, 4), dtype, "pre"), dx(kRows * kIn, dtype, "dx"),
-        dweight(kOut * kIn, DType::f32, "dweight"), dbias(kOut, DType::f32, "dbias");
+        dweight(kOut * kIn, DType::f32, "dweight"), dbias(kOut, DType::f32, "dbias"), sums(kIn, DType::f32, "sums");
     LaunchContext context = cuda_context();
     const int64_t before = emulation::launches();
     for (bool accumulate : {false, true})
       matmul_backward_weight(context, {x.data(), dy.data(), dweight.data<float>(), dbias.data<float>(), kRows, kIn,
                                        kOut, dtype, accumulate});
-    matmul_backward_input(context, {dy.data(), weight.data(), dx.data(), kRows, kIn, kOut, dtype, false, pre.data()});
-    CHECK((dx.intact() && dweight.intact() && dbias.intact()));
-    return {dx.doubles(), dweight.doubles(), dbias.doubles(), emulation::launches() - before};
+    for (bool accumulate : {false, true})
+      matmul_backward_input(context, {.dy = dy.data(),
+                                      .weight = weight.data(),
+                                      .dx = dx.data(),
+                                      .rows = kRows,
+                                      .in = kIn,
+                                      .out = kOut,
+                                      .dtype = dtype,
+                                      .pre_activation = pre.data(),
+                                      .dbias = summed ? sums.data<float>() : nullptr,
+                                      .accumulate_bias = accumulate});
+    CHECK((dx.intact() && sums.intact() && dweight.intact() && dbias.intact()));
+    return {dx.doubles(), sums.doubles(), dweight.doubles(), dbias.doubles(), emulation::launches() - before};
   }
   DType dtype;
+  bool summed = true;  // the sums over the rows of dx, too
 };
 
 std::vector<ProductShape> products_of_the_run() { return by_flops(chosen_algorithms()); }
@@ -83,6 +98,19 @@ double error_between(const Doubles& a, const Doubles& b) {
   return error;
 }
 
+/// The reference is the unfused path, which matmul_test holds against double. When fused, GELU's gradient is rounded
+/// once less and its sums once more.
+void check_equal(DType dtype, const Layer::Result& fused, const Layer::Result& apart) {
+  CHECK(error_between(fused.dweight, apart.dweight) == 0);
+  CHECK(error_between(fused.dbias, apart.dbias) <= 1e-6);
+  CHECK(error_between(fused.dx, apart.dx) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7));
+  for (size_t i = 0; i < fused.sums.size(); ++i) {  // twice the sum, of elements with the error of dx
+    double size = 0;
+    for (size_t at = i; at < apart.dx.size(); at += fused.sums.size()) size += 2 * std::abs(apart.dx[at]);
+    CHECK(std::abs(fused.sums[i] - apart.sums[i]) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7) * size);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("without a table products take the library's first choice and gradients are not fused") {
@@ -90,36 +118,75 @@ TEST_CASE("without a table products take the library's first choice and gradient
   emulation::fake_cublaslt() = {};
   Layer(DType::f32).run();
   CHECK(count(From::table) == 0);
-  CHECK(count(From::kernel) == 3);  // two sums of a bias gradient, one gradient of GELU
+  CHECK(count(From::kernel) == 4);  // two sums of a bias gradient, the gradient of GELU with its sums and before them
   CHECK(count(From::library) == 3);
-  CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{0, 3}});
+  CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{emulation::kSplitCandidate, 4}});
 }
 
 TEST_CASE("a fused gradient is used if the table has it as faster, and equals the kernels") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (bool wins : {true, false}) {
-      CAPTURE(name_of(dtype), wins);
+    for (bool summed : {true, false})
+      for (bool wins : {true, false}) {
+        CAPTURE(name_of(dtype), summed, wins);
+        use_algorithms({});
+        emulation::fake_cublaslt() = {};
+        const Layer layer(dtype, summed);
+        const Layer::Result apart = layer.run();
+        if (!wins)
+          for (uint32_t epilogue : kGradients) emulation::fake_cublaslt().more_ns[epilogue] = 1'000'000;
+        AlgorithmTable table = searched();
+        CHECK(table.size() == (summed ? 7 : 6));
+        use_algorithms(table);
+        emulation::fake_cublaslt().calls.clear();
+        const Layer::Result tabled = layer.run();
+        // Two weight gradients, float in both; two gradients of the input, split only if they are float, too.
+        CHECK(emulation::fake_cublaslt().calls ==
+              (dtype == DType::f32 ? Calls{{emulation::kSplitCandidate, 4}}
+                                   : Calls{{emulation::kFastestCandidate, 2}, {emulation::kSplitCandidate, 2}}));
+        CHECK(count(From::kernel) == (wins ? 0 : summed ? 4 : 3));
+        CHECK(count(From::table) == 3);
+        CHECK((tabled.kernels < apart.kernels) == wins);
+        check_equal(dtype, tabled, apart);
+        CHECK(layer.run() == tabled);
+      }
+}
+
+TEST_CASE("sums that the library refuses come from a kernel, after the part that it has") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (uint32_t refused : kGradients) {
+      CAPTURE(name_of(dtype), refused);
       use_algorithms({});
       emulation::fake_cublaslt() = {};
+      emulation::fake_cublaslt().more_ns[CUBLASLT_EPILOGUE_DEFAULT] = 2000;
+      emulation::fake_cublaslt().refused = {refused};
       const Layer layer(dtype);
       const Layer::Result apart = layer.run();
-      emulation::fake_cublaslt().gradient_ns = wins ? 0 : 1'000'000;
       AlgorithmTable table = searched();
-      CHECK(table.size() == 6);
       use_algorithms(table);
-      emulation::fake_cublaslt().calls.clear();
       const Layer::Result tabled = layer.run();
-      CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{emulation::kFastestCandidate, 3}});
-      CHECK(count(From::kernel) == (wins ? 0 : 3));
-      CHECK(count(From::table) == (wins ? 3 : 6 - 3));
-      CHECK((tabled.kernels < apart.kernels) == wins);
-      // The reference is the unfused path, which matmul_test holds against double; GELU's gradient is rounded once less
-      // when fused.
-      CHECK(error_between(tabled.dweight, apart.dweight) == 0);
-      CHECK(error_between(tabled.dbias, apart.dbias) <= 1e-6);
-      CHECK(error_between(tabled.dx, apart.dx) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7));
+      std::set<Epilogue> used;
+      for (const auto& [product, chosen] : chosen_algorithms())
+        if (chosen.from == From::table) used.insert(product.epilogue);
+      CHECK(used == (refused == CUBLASLT_EPILOGUE_DGELU_BGRAD
+                         ? std::set{Epilogue::bias_gradient, Epilogue::summed_gelu_gradient}
+                     : refused == CUBLASLT_EPILOGUE_BGRADB
+                         ? std::set{Epilogue::none, Epilogue::gelu_bias_gradient}
+                         : std::set{Epilogue::bias_gradient, Epilogue::gelu_bias_gradient}));
+      check_equal(dtype, tabled, apart);
       CHECK(layer.run() == tabled);
     }
+}
+
+TEST_CASE("the sums of GELU's gradient come from the faster of the library and a kernel") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  emulation::fake_cublaslt().more_ns = {{CUBLASLT_EPILOGUE_DEFAULT, 2000}, {CUBLASLT_EPILOGUE_DGELU_BGRAD, 1500}};
+  const Layer layer(DType::bf16);
+  const Layer::Result apart = layer.run();
+  use_algorithms(searched());
+  check_equal(DType::bf16, layer.run(), apart);
+  for (const auto& [product, chosen] : chosen_algorithms())
+    if (product.n == kRows) CHECK((chosen.from == From::table) == (product.epilogue == Epilogue::summed_gelu_gradient));
 }
 
 TEST_CASE("the search takes the fastest candidate that runs, and reports the time of the first one") {
@@ -131,13 +198,15 @@ TEST_CASE("the search takes the fastest candidate that runs, and reports the tim
     const TimedAlgorithm* timed = table.find(product);
     REQUIRE(timed);
     CAPTURE(text_of(product));
-    CHECK(timed->algorithm[1] == emulation::kFastestCandidate);
-    CHECK(timed->us < timed->first_us);
-    CHECK((timed->apart_us > 0) ==
-          (product.epilogue == Epilogue::gelu_gradient || product.epilogue == Epilogue::bias_gradient));
+    // The library's first choice splits the sums of a product in float and is the fastest. For bfloat16 it is not
+    // asked.
+    const bool split = product.out == DType::f32;
+    CHECK(timed->algorithm[1] == (split ? emulation::kSplitCandidate : emulation::kFastestCandidate));
+    CHECK((timed->us < timed->first_us) == !split);
+    CHECK((timed->apart_us > 0) == is_gradient(product.epilogue));
   }
   // If the library fuses no gradients, the table has only the plain products, and nothing is fused.
-  emulation::fake_cublaslt().fuses_gradients = false;
+  emulation::fake_cublaslt().refused = {std::begin(kGradients), std::end(kGradients)};
   const AlgorithmTable plain = searched();
   CHECK(plain.size() == 3);
 }
@@ -151,14 +220,14 @@ TEST_CASE("products come in the order of operations x calls, and a plain product
       by_flops({{often, {.calls = 12}}, {rare, {.calls = 4}}, {fused, {.calls = 1}}, {large, {.calls = 1}}});
   CHECK(ordered == std::vector<ProductShape>{often, large, fused, rare});
 
-  // Every product of the run is counted: two micro-batches, whose first does not accumulate, and one input gradient.
+  // Every product of the run is counted: two micro-batches, whose first does not accumulate, and two input gradients.
   use_algorithms({});
   emulation::fake_cublaslt() = {};
   Layer(DType::f32).run();
   Layer(DType::f32).run();
   for (const auto& [product, chosen] : chosen_algorithms()) {
     CAPTURE(text_of(product));
-    CHECK(chosen.calls == 2);
+    CHECK(chosen.calls == (product.n == kRows ? 4 : 2));
   }
 }
 
@@ -217,6 +286,11 @@ TEST_CASE("a plain product that the table has is not timed again for its fused g
     plain.epilogue = Epilogue::none;
     CAPTURE(text_of(product));
     table.set(plain, {.us = 5e6, .first_us = 5e6});  // no measurement of this size takes so long
+    if (product.epilogue == Epilogue::gelu_bias_gradient) {
+      ProductShape before_sums = product;
+      before_sums.epilogue = Epilogue::summed_gelu_gradient;
+      table.set(before_sums, {.us = 5e6, .first_us = 5e6});
+    }
     table.erase(product);
     CHECK(search_algorithms(context, {product}, kSearch, table, {}) == 0);
     CHECK(table.find(product)->apart_us > 4e6);

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <vector>
 
 #include "engine/base/dtype.h"
 #include "tests/emulation/emulator.h"
@@ -73,11 +74,16 @@ struct Call {
     return description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
            description.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   }
-  bool fuses_gradient() const {
-    return description.epilogue == CUBLASLT_EPILOGUE_DGELU || description.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+  bool has_gelu_gradient() const {
+    return description.epilogue == CUBLASLT_EPILOGUE_DGELU || description.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
+  }
+  bool has_sums() const {
+    return description.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || description.epilogue == CUBLASLT_EPILOGUE_BGRADB;
   }
   int64_t ns(uint64_t candidate) const {
-    return 1000 + m() * n() * k() * kFourths[candidate] / 4 + (fuses_gradient() ? fake_cublaslt().gradient_ns : 0);
+    const auto more = fake_cublaslt().more_ns.find(description.epilogue);
+    return 1000 + m() * n() * k() * kFourths[candidate] / 4 +
+           (more == fake_cublaslt().more_ns.end() ? 0 : more->second);
   }
 
   cublasStatus_t status() const {
@@ -87,13 +93,13 @@ struct Call {
                         d.ld >= d.rows && a.type == b.type;
     if (!shapes) return CUBLAS_STATUS_INVALID_VALUE;
     if (a.type == CUDA_R_32F && d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (has_bias() || t.epilogue == CUBLASLT_EPILOGUE_BGRADB)  // elements as those of D
+    if (has_bias() || has_sums())  // elements as those of D
       if (!t.bias || (t.bias_type != -1 && t.bias_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (has_gelu() || t.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+    if (has_gelu() || has_gelu_gradient()) {
       if (!t.aux || t.aux_ld < m() || (t.aux_type != -1 && t.aux_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
       if (t.aux_ld % 8 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (fuses_gradient() && !fake_cublaslt().fuses_gradients) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (fake_cublaslt().refused.contains(t.epilogue)) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
   }
 
@@ -102,6 +108,7 @@ struct Call {
       return static_cast<double>(
           load(pb, description.b_transposed ? column + row * b.ld : row + column * b.ld, b.type));
     };
+    std::vector<double> sums_of_d(static_cast<size_t>(m()));
     for (int64_t j = 0; j < n(); ++j)
       for (int64_t i = 0; i < m(); ++i) {
         double sum = 0;
@@ -118,10 +125,12 @@ struct Call {
           store(description.aux, at_aux, d.type, sum);
           sum = gelu(sum);
         }
-        if (description.epilogue == CUBLASLT_EPILOGUE_DGELU)
-          sum *= gelu_slope(static_cast<double>(load(description.aux, at_aux, d.type)));
+        if (has_gelu_gradient()) sum *= gelu_slope(static_cast<double>(load(description.aux, at_aux, d.type)));
         store(pd, at, d.type, sum);
+        sums_of_d[static_cast<size_t>(i)] += sum;
       }
+    if (description.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD)
+      for (int64_t i = 0; i < m(); ++i) store(description.bias, i, d.type, sums_of_d[static_cast<size_t>(i)]);
     if (description.epilogue != CUBLASLT_EPILOGUE_BGRADB) return;
     for (int64_t j = 0; j < n(); ++j) {
       double sum = 0;
@@ -240,12 +249,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   // The library's first choice if allowed: two halves of the sum, each rounded as D is.
   if ((preference->reduction_schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) &&
       call.k() > 1)
-    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kRoundingCandidate, call),
+    results[(*found)++] = {slipstream::emulation::candidate_of(slipstream::emulation::kSplitCandidate, call),
                            slipstream::emulation::kWorkspaceBytes,
                            CUBLAS_STATUS_SUCCESS,
                            1.0f,
                            {}};
-  for (uint64_t c = 0; c < slipstream::emulation::kRoundingCandidate && *found < asked; ++c)
+  for (uint64_t c = 0; c < slipstream::emulation::kSplitCandidate && *found < asked; ++c)
     results[(*found)++] = {slipstream::emulation::candidate_of(c, call),
                            slipstream::emulation::kWorkspaceBytes,
                            CUBLAS_STATUS_SUCCESS,
@@ -286,7 +295,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d,
                                           candidate, workspace, factor = *static_cast<const float*>(beta)] {
     std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // no other product uses it meanwhile
-    call.run(a, b, factor, d, candidate == slipstream::emulation::kRoundingCandidate);
+    call.run(a, b, factor, d, candidate == slipstream::emulation::kSplitCandidate);
     slipstream::emulation::elapse(call.ns(candidate));
   });
   return CUBLAS_STATUS_SUCCESS;

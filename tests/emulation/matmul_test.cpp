@@ -17,9 +17,10 @@ namespace {
 struct Shape {
   int64_t rows, in, out;
 };
-// GELU comes from the product if `out` is a multiple of 8, otherwise from a kernel; 1025 rows are 64 blocks of the bias
-// gradient.
-const std::vector<Shape> kShapes = {{1, 1, 1}, {2, 3, 5}, {17, 31, 16}, {33, 7, 65}, {1025, 3, 33}};
+// GELU comes from the product if `out` is a multiple of 8, otherwise from a kernel; 1025 rows are 65 blocks of the bias
+// gradient. Sums of dx: whole packs, the end of a row, and rows in all lanes of a block, several at once.
+const std::vector<Shape> kShapes = {{1, 1, 1},   {2, 3, 5},     {17, 31, 16},        {33, 7, 65},
+                                    {35, 40, 3}, {1025, 3, 33}, {16 * 528 + 1, 8, 1}};
 
 Matrix matrix(const Doubles& values, int64_t rows, int64_t columns) {
   return Eigen::Map<const Matrix>(values.data(), rows, columns);
@@ -28,6 +29,32 @@ template <typename M>
 Doubles flat(const M& m) {
   const Matrix copy = m;
   return {copy.data(), copy.data() + copy.size()};
+}
+
+/// dx and the sums of its rows, stored and added.
+void check_sums(LaunchContext& context, const Shape& s, DType dtype, const OnDevice& dy, const OnDevice& weight,
+                const OnDevice* pre, const Matrix& expected) {
+  const Doubles before = random_doubles(s.in, DType::f32, 7);
+  for (bool accumulate : {false, true}) {
+    CAPTURE(accumulate, pre != nullptr);
+    OnDevice dx(s.rows * s.in, dtype, "dx"), sums(before, DType::f32, "sums");
+    matmul_backward_input(context, {.dy = dy.data(),
+                                    .weight = weight.data(),
+                                    .dx = dx.data(),
+                                    .rows = s.rows,
+                                    .in = s.in,
+                                    .out = s.out,
+                                    .dtype = dtype,
+                                    .pre_activation = pre ? pre->data() : nullptr,
+                                    .dbias = sums.data<float>(),
+                                    .accumulate_bias = accumulate});
+    CHECK(error_of(dx.doubles(), flat(expected)) <= gradient_tolerance(dtype, s.out));
+    // Each term has the error of an element of dx.
+    const Matrix total = expected.colwise().sum() + (accumulate ? 1.0 : 0.0) * matrix(before, 1, s.in);
+    CHECK(error_of(sums.doubles(), flat(total)) <=
+          gradient_tolerance(DType::f32, s.rows) + gradient_tolerance(dtype, s.out));
+    CHECK((dx.intact() && sums.intact()));
+  }
 }
 
 }  // namespace
@@ -85,6 +112,8 @@ TEST_CASE("matmul: gradients of input, weight and bias equal double") {
               matmul_backward_input(
                   context, {on_dy.data(), on_w.data(), dx.data(), s.rows, s.in, s.out, dtype, false, on_pre.data()});
               CHECK(error_of(dx.doubles(), flat(product.cwiseProduct(slopes))) <= gradient_tolerance(dtype, s.out));
+              check_sums(context, s, dtype, on_dy, on_w, &on_pre, product.cwiseProduct(slopes));
+              check_sums(context, s, dtype, on_dy, on_w, nullptr, product);
             }
             matmul_backward_weight(context, {on_x.data(), on_wide.data(), dw.data<float>(), db.data<float>(), s.rows,
                                              s.in, s.out, dtype, accumulate, stride});
@@ -108,4 +137,10 @@ TEST_CASE("matmul: empty products leave zero gradients and the bias") {
   matmul_backward_weight(context, {nullptr, nullptr, dweight.data<float>(), dbias.data<float>(), 0, 2, 3});
   CHECK(dweight.doubles() == Doubles(6));
   CHECK(dbias.doubles() == Doubles(3));
+  OnDevice dx(Doubles(6, 9.0), DType::f32, "dx"), sums(Doubles(3, 9.0), DType::f32, "sums");
+  matmul_backward_input(context, {.dx = dx.data(), .rows = 2, .in = 3, .out = 0, .dbias = sums.data<float>()});
+  CHECK((dx.doubles() == Doubles(6) && sums.doubles() == Doubles(3)));
+  sums.set(Doubles(3, 9.0));
+  matmul_backward_input(context, {.rows = 0, .in = 3, .out = 2, .dbias = sums.data<float>()});
+  CHECK(sums.doubles() == Doubles(3));
 }

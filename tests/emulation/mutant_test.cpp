@@ -74,7 +74,8 @@ std::string run(const std::string& op) {
       DeviceMemory dy(static_cast<size_t>(rows * width * 2), "dy"), x(static_cast<size_t>(rows * width * 2), "x"),
           dx(static_cast<size_t>(rows * width * 2), "dx"), weight(static_cast<size_t>(width * 2), "weight"),
           mean(static_cast<size_t>(rows * 4), "mean"), inv(static_cast<size_t>(rows * 4), "inv"),
-          dweight(static_cast<size_t>(width * 4), "dweight"), dbias(static_cast<size_t>(width * 4), "dbias");
+          dweight(static_cast<size_t>(width * 4), "dweight"), dbias(static_cast<size_t>(width * 4), "dbias"),
+          sums(static_cast<size_t>(width * 4), "dx_sums");
       fill(dy, 1), fill(x, 2), fill(weight, 3);
       const auto doubles = [](const DeviceMemory& memory, int64_t elems) {
         std::vector<double> values;
@@ -99,10 +100,15 @@ std::string run(const std::string& op) {
                                          .dbias = at<float>(dbias),
                                          .rows = rows,
                                          .width = width,
-                                         .dtype = DType::bf16});
+                                         .dtype = DType::bf16,
+                                         .dx_sums = at<float>(sums)});
       for (int64_t i = 0; i < width; ++i) {
         const double got = static_cast<double>(at<float>(dweight)[i]), want = expected.dweight[static_cast<size_t>(i)];
         if (!(std::abs(got - want) < 1e-3)) return fmt::format("a dweight of {} for {}", got, want);
+        double all = 0.0;
+        for (int64_t r = 0; r < rows; ++r) all += expected.dx[static_cast<size_t>(r * width + i)];
+        const double sum = static_cast<double>(at<float>(sums)[i]);
+        if (!(std::abs(sum - all) < 1e-3)) return fmt::format("a sum of dx of {} for {}", sum, all);
       }
       const auto of_dx = doubles(dx, rows * width);
       for (size_t i = 0; i < of_dx.size(); ++i)

@@ -43,8 +43,10 @@ void check_forward(int64_t rows, int64_t width, DType dtype, bool with_delta, bo
   });
 }
 
-void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual, bool accumulate, bool centre) {
-  CAPTURE(rows, width, name_of(dtype), with_residual, accumulate, centre);
+/// Of a layer norm with the sums of dx, if `sums`.
+void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual, bool accumulate, bool centre,
+                    bool sums = false) {
+  CAPTURE(rows, width, name_of(dtype), with_residual, accumulate, centre, sums);
   const uint32_t seed = static_cast<uint32_t>(rows * 1000 + width);
   const Doubles x = random_doubles(rows * width, dtype, seed), dy = random_doubles(rows * width, dtype, seed + 1);
   const Doubles weight = random_doubles(width, dtype, seed + 2), more = random_doubles(rows * width, dtype, seed + 3);
@@ -54,21 +56,23 @@ void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual
   for (size_t i = 0; i < x.size() && with_residual; ++i) expected.dx[i] += more[i];
   for (size_t i = 0; i < before.size() && accumulate; ++i)
     expected.dweight[i] += before[i], expected.dbias[i] += before[i];
-  std::vector<uint8_t> first;
+  Doubles expected_sums = accumulate ? before : Doubles(before.size());
+  for (size_t i = 0; i < x.size(); ++i) expected_sums[i % before.size()] += expected.dx[i];
+  std::vector<uint8_t> first, first_sums;
   for_orders([&](LaunchContext& context) {
     OnDevice d(dy, dtype, "dy"), from(x, dtype, "x"), w(weight, dtype, "weight"),
         mean(forward.mean, DType::f32, "mean");
     OnDevice inv(forward.inv, DType::f32, "inv"), r(more, dtype, "residual"), dw(before, DType::f32, "dweight"),
-        db(before, DType::f32, "dbias");
+        db(before, DType::f32, "dbias"), of_dx(before, DType::f32, "dx_sums");
     const int64_t floats =
         centre ? layer_norm_backward_workspace_elems(rows, width) : rms_norm_backward_workspace_elems(rows, width);
     OnDevice workspace(floats, DType::f32, "workspace");
     const void* residual = with_residual ? r.data() : nullptr;
     // In place over dy: the sums over rows must not use changed values.
     if (centre)
-      layer_norm_backward(
-          context, {d.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), residual, d.data(),
-                    dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
+      layer_norm_backward(context, {d.data(), from.data(), w.data(), mean.data<float>(), inv.data<float>(), residual,
+                                    d.data(), dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width,
+                                    dtype, accumulate, sums ? of_dx.data<float>() : nullptr});
     else
       rms_norm_backward(context, {d.data(), from.data(), w.data(), inv.data<float>(), residual, d.data(),
                                   dw.data<float>(), workspace.data<float>(), rows, width, dtype, accumulate});
@@ -81,9 +85,18 @@ void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual
     CHECK(error_of(got, wanted) < gradient_tolerance(dtype, width));
     CHECK(error_of(dw.doubles(), expected.dweight) < gradient_tolerance(DType::f32, rows));
     if (centre) CHECK(error_of(db.doubles(), expected.dbias) < gradient_tolerance(DType::f32, rows));
-    CHECK((d.intact() && dw.intact() && db.intact() && workspace.intact()));
-    if (first.empty()) first = dw.bytes();
-    CHECK(dw.bytes() == first);
+    if (sums) {
+      // As for dx: below width 3 the terms nearly cancel.
+      Doubles got_sums = of_dx.doubles(), wanted_sums = expected_sums;
+      got_sums.insert(got_sums.end(), got.begin() + static_cast<int64_t>(dy.size()), got.end());
+      wanted_sums.insert(wanted_sums.end(), wanted.begin() + static_cast<int64_t>(dy.size()), wanted.end());
+      CHECK(error_of(got_sums, wanted_sums) < gradient_tolerance(DType::f32, rows * width));
+    } else {
+      CHECK(of_dx.doubles() == before);
+    }
+    CHECK((d.intact() && dw.intact() && db.intact() && of_dx.intact() && workspace.intact()));
+    if (first.empty()) first = dw.bytes(), first_sums = of_dx.bytes();
+    CHECK((dw.bytes() == first && of_dx.bytes() == first_sums));
   });
 }
 
@@ -122,12 +135,27 @@ TEST_CASE("norms: backward equals double, bits the same in any order") {
     }
 }
 
+TEST_CASE("norms: a layer norm's sums of dx equal double, bits the same in any order") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (int64_t width : {1, 7, 8, 31, 264})
+      for (bool residual : {false, true}) check_backward(3, width, dtype, residual, residual, true, true);
+    for (int64_t rows : {1, 17, 1025}) check_backward(rows, 24, dtype, rows % 2 == 0, rows > 1, true, true);
+    for (int64_t width : {384, 388, 512, 768, 776, 1536, 1544, 3072, 3080, 4096, 6144, 6152, 8192})
+      check_backward(9, width, dtype, width % 3 == 0, width % 16 == 0, true, true);
+    check_backward(131, 1032, dtype, true, false, true, true);
+    check_backward(301, 768, dtype, true, true, true, true);
+    for (int64_t width : {8200, 9000, 24600}) check_backward(35, width, dtype, true, true, true, true);
+  }
+}
+
 TEST_CASE("norms: no rows give no gradient") {
   LaunchContext context = cuda_context();
   OnDevice weight(Doubles{1, 1, 1}, DType::f32, "weight"), dweight(Doubles{5, 5, 5}, DType::f32, "dweight"),
       dbias(Doubles{5, 5, 5}, DType::f32, "dbias");
   LayerNormBackward args;
   args.weight = weight.data(), args.dweight = dweight.data<float>(), args.dbias = dbias.data<float>(), args.width = 3;
+  OnDevice sums(Doubles{5, 5, 5}, DType::f32, "dx_sums");
+  args.dx_sums = sums.data<float>();
   layer_norm_backward(context, args);
-  CHECK((dweight.doubles() == Doubles(3) && dbias.doubles() == Doubles(3)));
+  CHECK((dweight.doubles() == Doubles(3) && dbias.doubles() == Doubles(3) && sums.doubles() == Doubles(3)));
 }

@@ -63,6 +63,7 @@ inline void wait_until(const uint32_t* p, uint32_t value, SLIP_HERE) {
 inline void store_release(uint32_t* p, uint32_t value) { *p = value; }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
 
 namespace detail {
 void load_matrix(uint32_t (&matrix)[4], const void* row, bool transposed, const std::source_location& here);

@@ -4,6 +4,7 @@
 #include "kernels/layer_norm/layer_norm.h"
 
 #include "engine/base/check.h"
+#include "kernels/matmul/matmul.h"
 #include "tests/kernels/common/op_test.h"
 #include "tests/reference/norms.h"
 
@@ -127,6 +128,33 @@ TEST_CASE("layer norm: no rows give no gradient", "[kernels]") {
   CHECK((dweight[2] == 0 && dbias[0] == 0));
 }
 
+TEST_CASE("layer norm: the sums of dx have the bits of a bias gradient of dx", "[kernels]") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (bool accumulate : {false, true}) {
+      const int64_t rows = 37, width = 19;
+      ThreadPool pool(2);
+      LaunchContext context;
+      context.pool = &pool;
+      const Doubles values = random_doubles(rows * width, dtype, 1), inv(static_cast<size_t>(rows), 0.5),
+                    before = random_doubles(width, DType::f32, 2);
+      Tensor dy(values, dtype), x(random_doubles(rows * width, dtype, 3), dtype), w(before, dtype),
+          mean(Doubles(static_cast<size_t>(rows)), DType::f32), inv_std(inv, DType::f32);
+      Tensor dx(rows * width, dtype), dw(before, DType::f32), db(before, DType::f32), sums(before, DType::f32),
+          apart(before, DType::f32), workspace(layer_norm_backward_workspace_elems(rows, width), DType::f32);
+      layer_norm_backward(context, {dy.data(), x.data(), w.data(), mean.data<float>(), inv_std.data<float>(), nullptr,
+                                    dx.data(), dw.data<float>(), db.data<float>(), workspace.data<float>(), rows, width,
+                                    dtype, accumulate, sums.data<float>()});
+      matmul_backward_weight(context, {.dy = dx.data(),
+                                       .dbias = apart.data<float>(),
+                                       .rows = rows,
+                                       .out = width,
+                                       .dtype = dtype,
+                                       .accumulate = accumulate});
+      CHECK(sums == apart);
+      CHECK(sums.guard_intact());
+    }
+}
+
 TEST_CASE("layer norm: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
@@ -144,5 +172,9 @@ TEST_CASE("layer norm: impossible operands are refused, costs equal the formula 
   LayerNormBackward backward;
   backward.rows = 2, backward.width = 3, backward.accumulate = true;
   CHECK(layer_norm_backward_cost(backward).bytes == (3 * 6 + 3) * 4 + 4 * 4 * 3 + 8 * 2);
+  CHECK(layer_norm_backward_cost(backward).flops == 17 * 6);
+  backward.dx_sums = &delta;
+  CHECK(layer_norm_backward_cost(backward).bytes == (3 * 6 + 3) * 4 + 6 * 4 * 3 + 8 * 2);
+  CHECK(layer_norm_backward_cost(backward).flops == 18 * 6);
   CHECK_THROWS_AS(layer_norm_backward(context, backward), ShapeError);
 }

@@ -3,6 +3,7 @@
 
 #include "kernels/matmul/matmul.h"
 
+#include <cstring>
 #include <limits>
 
 #include "engine/base/check.h"
@@ -158,6 +159,44 @@ TEST_CASE("the gradient through GELU is the product times the slope, in one call
   CHECK_THROWS_AS(matmul_backward_input(
                       context, {f.dy.data(), f.weight.data(), dx.data(), 33, 24, 17, DType::f32, true, f.x.data()}),
                   ShapeError);
+}
+
+TEST_CASE("the sums over the rows of dx have the bits of a bias gradient of dx") {
+  for (const Shape& s : {Shape{1, 1, 1}, Shape{33, 24, 17}, Shape{129, 300, 3}})
+    for (bool of_gelu : {false, true})
+      for (bool accumulate : {false, true}) {
+        CAPTURE(s.rows, s.in, s.out, of_gelu, accumulate);
+        const Layer<bfloat16> l(s);
+        LaunchContext context = context_of(2);
+        std::vector<bfloat16> dx(l.dx.size()), alone(l.dx.size());
+        std::vector<float> sums(static_cast<size_t>(s.in), 3.0f), apart = sums;
+        MatmulBackwardInput args{.dy = l.dy.data(),
+                                 .weight = l.weight.data(),
+                                 .dx = alone.data(),
+                                 .rows = s.rows,
+                                 .in = s.in,
+                                 .out = s.out,
+                                 .dtype = DType::bf16,
+                                 .pre_activation = of_gelu ? l.x.data() : nullptr};
+        const Cost without = matmul_backward_input_cost(args);
+        matmul_backward_input(context, args);
+        args.dx = dx.data(), args.dbias = sums.data(), args.accumulate_bias = accumulate;
+        matmul_backward_input(context, args);
+        matmul_backward_weight(context, {.dy = alone.data(),
+                                         .dbias = apart.data(),
+                                         .rows = s.rows,
+                                         .out = s.in,
+                                         .dtype = DType::bf16,
+                                         .accumulate = accumulate});
+        CHECK(std::memcmp(dx.data(), alone.data(), dx.size() * sizeof dx[0]) == 0);
+        CHECK(sums == apart);
+        CHECK(matmul_backward_input_cost(args).flops == without.flops + s.rows * s.in);
+        CHECK(matmul_backward_input_cost(args).bytes == without.bytes + (accumulate ? 8 : 4) * s.in);
+      }
+  std::vector<float> sums(3, 9.0f);
+  LaunchContext context = context_of(1);
+  matmul_backward_input(context, {.rows = 0, .in = 3, .out = 2, .dbias = sums.data()});
+  CHECK(sums == std::vector<float>(3, 0.0f));
 }
 
 TEST_CASE("the tolerances see a transposed weight, a wrong GELU and a dropped row of the bias gradient") {
