@@ -43,7 +43,7 @@ struct Blocked {
 struct VirtualTimeOptions {
   bool contention = true;  // transfers in flight in one direction of a port share it equally, and a rendezvous ends
                            // when its slowest member is done; false: a rendezvous lasts latency + its longest wire time
-  bool instant = false;         // a rendezvous ends as it starts; there is no contention
+  bool instant = false;    // a rendezvous ends as it starts; there is no contention
   int64_t multiprocessors = 0;  // of every card: local work there proceeds at (m - c) / m of its speed while members
                                 // occupy c of them, with at least one left; 0: at full speed always
 };
