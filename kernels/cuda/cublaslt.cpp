@@ -56,6 +56,7 @@ Description describe(const Gemm& args) {
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product_of(args).epilogue));
+  if (args.multiprocessors > 0) set(description, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, args.multiprocessors);
   if (const void* vector = args.bias ? args.bias : args.b_sums) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
     set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
@@ -140,24 +141,25 @@ cublasStatus_t Described::enqueue(cublasLtHandle_t handle, const Gemm& args, con
 }
 
 ProductShape product_of(const Gemm& args) {
-  return {.m = args.m,
-          .n = args.n,
-          .k = args.k,
-          .a_ld = args.a_ld,
-          .b_ld = args.b_ld,
-          .d_ld = args.d_ld,
-          .a_transposed = args.a_transposed,
-          .b_transposed = args.b_transposed,
-          .in = args.in,
-          .out = args.out,
-          .accumulate = args.accumulate,
-          .epilogue = args.gelu_input ? Epilogue::gelu_gradient
-                      : args.b_sums   ? Epilogue::bias_gradient
-                      : args.pre_gelu ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
-                      : args.bias     ? Epilogue::bias
-                                      : Epilogue::none,
-          .alignment_bytes =
-              alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums})};
+  return {
+      .m = args.m,
+      .n = args.n,
+      .k = args.k,
+      .a_ld = args.a_ld,
+      .b_ld = args.b_ld,
+      .d_ld = args.d_ld,
+      .a_transposed = args.a_transposed,
+      .b_transposed = args.b_transposed,
+      .in = args.in,
+      .out = args.out,
+      .accumulate = args.accumulate,
+      .epilogue = args.gelu_input ? Epilogue::gelu_gradient
+                  : args.b_sums   ? Epilogue::bias_gradient
+                  : args.pre_gelu ? args.bias ? Epilogue::gelu_bias : Epilogue::gelu
+                  : args.bias     ? Epilogue::bias
+                                  : Epilogue::none,
+      .alignment_bytes = alignment_of({args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.b_sums}),
+      .multiprocessors = args.multiprocessors};
 }
 
 }  // namespace lt
@@ -262,7 +264,9 @@ std::map<ProductShape, ChosenAlgorithm> chosen_algorithms() {
   return chosen;
 }
 
-bool gemm(const LaunchContext& context, const Gemm& args) {
+bool gemm(const LaunchContext& context, const Gemm& given) {
+  Gemm args = given;
+  if (context.frame) args.multiprocessors = context.frame->multiprocessors;
   Owned& owned = owned_by(context.native_stream);
   const ProductShape product = lt::product_of(args);
   const lt::Described described(args);

@@ -27,6 +27,7 @@ struct Gemm {
   bool a_transposed = false, b_transposed = false;
   DType in = DType::f32, out = DType::f32;
   bool accumulate = false;
+  int32_t multiprocessors = 0;  // for which the library plans the product; 0: all of the card
 };
 
 }  // namespace slipstream::kernels
