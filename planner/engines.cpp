@@ -155,6 +155,10 @@ Json engines_json(const Engines& engines) {
     if (chosen.cluster_size >= 0) row["cluster_size"] = chosen.cluster_size;
     row["why"] = chosen.why;
   }
+  if (engines.products > 0) {
+    json["products"]["spine_items"] = engines.products_planned;
+    json["products"]["multiprocessors"] = engines.products;
+  }
   return json;
 }
 

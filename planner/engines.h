@@ -45,7 +45,7 @@ Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::v
 void set_engines(const Engines& engines, Job& job);
 void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, Engines& engines);
 
-/// By channel: engine, and where they are set blocks and cluster_size; why. Pure.
+/// By channel: engine, and where they are set blocks and cluster_size; why. "products": those beside transfers. Pure.
 Json engines_json(const Engines& engines);
 
 /// "reduce: sm, at most 16 blocks in clusters of 2 (H100, NVLink)" for each channel, and a line about products. Pure.

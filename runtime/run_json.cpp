@@ -61,7 +61,6 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
       run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, assignment.nccl_hash);
     if (const planner::Engines& engines = finished.engines; !engines.channels.empty())
       run["engines"] = planner::engines_json(engines);
-    if (finished.engines.products > 0) run["product_multiprocessors"] = finished.engines.products;
     run["cublaslt"] = kernels::gemm_library().version;
     run["graph"] = finished.replay.taken               ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"
