@@ -10,14 +10,10 @@
 
 #include "comm/nccl/card_table.h"
 #include "comm/nccl/nccl_memory.h"
-#include "comm/rehearse/rehearse.h"
 #include "engine/base/plural.h"
-#include "planner/planner.h"
 
 namespace slipstream::planner {
 namespace {
-
-constexpr size_t kRehearsedSteps = 3;
 
 comm::CardLink link_of(const Mesh& mesh, Axis axis, int64_t ranks_per_node) {
   if (!mesh.crosses_nodes(axis, ranks_per_node)) return comm::CardLink::node;
@@ -104,17 +100,13 @@ void set_engines(const Engines& engines, Job& job) {
   }
 }
 
-void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, Engines& engines) {
+bool Engines::occupy_multiprocessors() const {
+  return std::any_of(channels.begin(), channels.end(), [](const ChannelEngine& chosen) { return chosen.blocks > 0; });
+}
+
+void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::Rehearsal& rehearsal,
+                   int64_t multiprocessors, Engines& engines) {
   const std::vector<Channel>& channels = stages[0]->channels;
-  const bool any = std::any_of(channels.begin(), channels.end(), [](const Channel& channel) {
-    return channel.engine == Engine::sm && channel.blocks > 0;
-  });
-  const int64_t multiprocessors = price.multiprocessors();
-  if (!any || multiprocessors == 0) return;
-  const comm::Rehearsal rehearsal =
-      comm::rehearse(stages[0]->mesh, channels, runs_of({stages.begin(), stages.end()}, kRehearsedSteps), price,
-                     {.gate = comm::Gate::launch_order});
-  if (!rehearsal.finished) return;
   for (size_t s = 0; s < stages.size(); ++s) {
     Job& job = *stages[s];
     const Plan& plan = job.train;

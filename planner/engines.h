@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/nccl/nccl_table.h"
-#include "comm/rehearse/price.h"
+#include "comm/rehearse/rehearse.h"
 #include "engine/base/json.h"
 #include "engine/plan/job.h"
 #include "planner/job_request.h"
@@ -31,6 +31,8 @@ struct Engines {
   comm::NcclTable nccl;                 // of each of these channels: comm.nccl, completed from the table of the card
   int64_t products = 0;                 // smallest SpineItem::multiprocessors of the training step; 0: none is set
   int64_t products_planned = 0;         // spine items with a value
+
+  bool occupy_multiprocessors() const;
 };
 
 /// Pure but for NCCL_* in the environment, which take precedence over tables.
@@ -43,7 +45,9 @@ Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::v
 /// beside 16 of 132, products for the whole card take 30 to 40 % longer (PyTorch issue 179937), and those for the rest
 /// take 14 % longer when they are alone.
 void set_engines(const Engines& engines, Job& job);
-void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, Engines& engines);
+/// `rehearsal`: three steps of these stages in a row, on cards of `multiprocessors`.
+void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::Rehearsal& rehearsal,
+                   int64_t multiprocessors, Engines& engines);
 
 /// By channel: engine, and where they are set blocks and cluster_size; why. "products": those beside transfers. Pure.
 Json engines_json(const Engines& engines);

@@ -183,7 +183,11 @@ FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update,
       measured_ns.set(job->train, std::move(item_ns));
     }
   finished.proof = finish_plans(jobs, measured_ns, proves);
-  if (proves) plan_products(jobs, price, finished.engines);
+  if (proves && price.multiprocessors() > 0 && finished.engines.occupy_multiprocessors()) {
+    const comm::Rehearsal played = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, runs_of(finished.stages, 3), price,
+                                                  {.gate = comm::Gate::launch_order});
+    if (played.finished) plan_products(jobs, played, price.multiprocessors(), finished.engines);
+  }
   return finished;
 }
 

@@ -25,8 +25,8 @@ class Price {
   /// rank proceeds at (m - c) / m of its speed, with at least one left. 0: transfers slow no local work.
   ///
   /// Source: a block of NCCL's collectives has 512 to 640 threads of 91 to 96 registers (kernels/hold/hold.h) and
-  /// leaves no room for blocks of products or attention. The share assumes products that are planned for the rest of the card
-  /// (SpineItem::multiprocessors), and attention whose blocks spread over it.
+  /// leaves no room for blocks of products or attention. The share assumes products that are planned for the rest of
+  /// the card (SpineItem::multiprocessors), and attention whose blocks spread over it.
   virtual int64_t multiprocessors() const { return 0; }
   /// Cost of a communication task in a group of `ranks`: wire_cost() on link(axis) unless overridden.
   virtual WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const;

@@ -79,9 +79,10 @@ TEST_CASE("a channel asks for the blocks, clusters and traffic class that the ta
 
 TEST_CASE("a policy of the table reaches NCCL, and one without blocks makes windows of registered memory") {
   start();
-  const NcclTable table = NcclTable::parse(
-      R"({"channels": {"gather": {"policy": "zero"}, "reduce": {"policy": "efficiency"}, "norm": {"policy": "default"}}})",
-      "table");
+  const NcclTable table =
+      NcclTable::parse(R"({"channels": {"gather": {"policy": "zero"}, "reduce": {"policy": "efficiency"}, )"
+                       R"("norm": {"policy": "default"}}})",
+                       "table");
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   const auto arena = device->allocate(1 << 20, "parameters");
   {
