@@ -74,6 +74,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
   // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   runtime::WireOptions wire = assignment.wire(config, *device);
+  wire.nccl = finished.engines.nccl;
   wire.imitated = job->mesh.world() > 1 && world.size() == 1;
   auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns,
                                            config.comm.timeout_seconds, assignment.kind, wire);

@@ -8,6 +8,7 @@
 
 #include "comm/rehearse/finish.h"
 #include "engine/plan/job.h"
+#include "planner/engines.h"
 
 namespace slipstream::planner {
 
@@ -37,6 +38,7 @@ struct FinishedJob {
       stages;         // of every pipeline stage, `job` among them; the others as their first rank sees it
   comm::Proof proof;  // of the plans of all stages, in the order of a run
   Replay replay;
+  Engines engines;
   int64_t micro_batches = 1;
   int64_t global_batch = 1;  // sequences
   int64_t transfer_ns = 0;   // modelled time of a transfer between two stages

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/nccl/nccl_table.h"
 #include "engine/config/machine.h"
 #include "engine/config/resolve.h"
 #include "engine/plan/job.h"
@@ -16,9 +17,11 @@ struct JobRequest {
   ResolvedConfig config;
   int rank = 0;
   Machine machine;
-  int driver = 0;      // oldest driver of all ranks, because old drivers serialise NCCL's operations
-                       // (comm/nccl/launch_order.h); 0: unknown
-  bool proves = true;  // false: a plan that is only compared
+  int driver = 0;        // oldest driver of all ranks, because old drivers serialise NCCL's operations
+                         // (comm/nccl/launch_order.h); 0: unknown
+  comm::NcclTable nccl;  // of comm.nccl, where the run is on GPUs
+  int nccl_version = 0;  // of the run, as NCCL numbers it; 0: unknown, taken as current
+  bool proves = true;    // false: a plan that is only compared
   std::function<int64_t(const Job&)> extra_bytes;  // memory of a rank outside its plan; empty: none
   std::function<std::vector<int64_t>(const Job&)>
       spine_ns;  // durations of the training's spine items; empty: modelled from the machine

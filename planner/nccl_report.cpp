@@ -38,6 +38,7 @@ std::vector<std::string> nccl_choices(const Job& job, const comm::NcclTable& tab
     if (channel.max_ctas > 0) said.push_back(fmt::format("at most {} blocks", channel.max_ctas));
     if (channel.cluster_size >= 0) said.push_back(fmt::format("clusters of {}", channel.cluster_size));
     if (channel.traffic_class >= 0) said.push_back(fmt::format("traffic class {}", channel.traffic_class));
+    if (channel.policy != comm::NcclPolicy::unset) said.push_back("policy " + name_of(channel.policy));
     for (const comm::NcclChoice& choice : channel.choices) said.push_back(choice_text(choice));
     if (!said.empty()) lines.push_back(fmt::format("{}: {}", name, fmt::join(said, ", ")));
   }

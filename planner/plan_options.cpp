@@ -202,7 +202,8 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
   const comm::Rates rates{.flops_per_second = peak * machine.matmul_efficiency,
                           .bytes_per_second = static_cast<double>(machine.bytes_per_second),
-                          .launch_ns = machine.launch_ns};
+                          .launch_ns = machine.launch_ns,
+                          .multiprocessors = machine.multiprocessors};
   const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
   const comm::Link intra =
       emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),

@@ -23,13 +23,15 @@ namespace {
 constexpr int64_t kRehearsedSteps = 3;
 
 /// GPU memory outside the plan of a stage.
-std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job) {
-  return planned.config.on_gpus() ? extra_memory_on_gpu(job, planned.nccl, planned.machine.ranks_per_node)
+std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job, const Engines& engines) {
+  return planned.config.on_gpus() ? extra_memory_on_gpu(job, engines.nccl, planned.machine.ranks_per_node)
                                   : std::vector<ExtraMemory>{};
 }
 }  // namespace
 
-JobRequest request_of(const Planned& planned) { return {.config = planned.config, .machine = planned.machine}; }
+JobRequest request_of(const Planned& planned) {
+  return {.config = planned.config, .machine = planned.machine, .nccl = planned.nccl};
+}
 
 Planned make_plan(const PlanRequest& request) {
   const RunConfig written = load_run_config(request.run_file, request.sets);
@@ -56,13 +58,15 @@ Planned make_plan(const PlanRequest& request) {
   }
   JobRequest asked = request_of(planned);
   asked.proves = request.proves;
-  asked.extra_bytes = [&](const Job& job) { return sum_of(extra_memory_of(planned, job)); };
+  asked.extra_bytes = [&](const Job& job) {
+    return sum_of(extra_memory_of(planned, job, choose_engines(request_of(planned), job.mesh, job.channels)));
+  };
   planned.finished = build_proved_job(asked);
   return planned;
 }
 
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
-  return extra_memory_of(planned, largest_stage(planned.finished));
+  return extra_memory_of(planned, largest_stage(planned.finished), planned.finished.engines);
 }
 int64_t most_bytes(const Planned& planned) {
   return largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));

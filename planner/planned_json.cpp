@@ -79,6 +79,8 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     tasks.push_back(row);
   }
   json["tasks"] = tasks;
+  if (const Engines& engines = planned.finished.engines; !engines.channels.empty())
+    json["engines"] = engines_json(engines);
   if (!planned.nccl_table.empty()) {
     json["nccl"]["table"] = planned.nccl_table;
     json["nccl"]["choices"] = Json::array();

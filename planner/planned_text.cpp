@@ -267,6 +267,10 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                  load.bytes > 0 && rehearsal.finished
                      ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
                      : "");
+  if (const auto lines = engine_lines(planned.finished.engines, planned.machine); !lines.empty()) {
+    print_result("engines:\n");
+    for (const std::string& line : lines) print_result("  {}\n", line);
+  }
   if (!planned.nccl_table.empty()) print_result("nccl:    {}\n", planned.nccl_table);
   for (const std::string& line : nccl_choices(job, planned.nccl)) print_result("  {}\n", line);
   print_result(

@@ -164,6 +164,8 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);
   finished.transfer_ns = partition.transfer_ns;
+  finished.engines = choose_engines(request, mesh, jobs[0]->channels);
+  for (const auto& job : jobs) set_engines(finished.engines, *job);
   for (const auto& job : jobs) finished.stages.push_back(job);
   finished.job = jobs[static_cast<size_t>(mesh.coordinates(request.rank).pipeline)];
   return jobs;
@@ -181,6 +183,11 @@ FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update,
       measured_ns.set(job->train, std::move(item_ns));
     }
   finished.proof = finish_plans(jobs, measured_ns, proves);
+  if (proves && price.multiprocessors() > 0 && finished.engines.occupy_multiprocessors()) {
+    const comm::Rehearsal played = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, runs_of(finished.stages, 3), price,
+                                                  {.gate = comm::Gate::launch_order});
+    if (played.finished) plan_products(jobs, played, price.multiprocessors(), finished.engines);
+  }
   return finished;
 }
 

@@ -190,6 +190,8 @@ Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, 
           .matmul_efficiency = 0.7,
           .bytes_per_second = static_cast<int64_t>(0.9 * static_cast<double>(gpu.bytes_per_second)),
           .memory_bytes = gpu.free_bytes / std::max<int64_t>(1, std::ssize(assignment.ranks_on_gpu)),
+          .card = card_of(gpu.name),
+          .multiprocessors = gpu.multiprocessors,
           .launch_ns = 4 * kMicrosecond,
           .ranks_per_node = ranks_on_host,
           // PCIe 4 and 100 Gbit/s: conservative rates without a machine file.
@@ -203,11 +205,13 @@ Machine agreed_machine(World& world, const Machine& machine) {
   struct Numbers {
     double flops_f32, flops_bf16, efficiency;
     int64_t bytes_per_second, memory_bytes, launch_ns, ranks_per_node, intra_bytes, intra_ns, inter_bytes, inter_ns;
+    int64_t card, multiprocessors;
   };
   const Numbers own{machine.flops_per_second_f32,   machine.flops_per_second_bf16,  machine.matmul_efficiency,
                     machine.bytes_per_second,       machine.memory_bytes,           machine.launch_ns,
                     machine.ranks_per_node,         machine.intra_bytes_per_second, machine.intra_latency_ns,
-                    machine.inter_bytes_per_second, machine.inter_latency_ns};
+                    machine.inter_bytes_per_second, machine.inter_latency_ns,       static_cast<int64_t>(machine.card),
+                    machine.multiprocessors};
   std::vector<Machine> machines;
   for (const std::string& bytes : world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own))) {
     Numbers theirs{};
@@ -219,6 +223,8 @@ Machine agreed_machine(World& world, const Machine& machine) {
                         .matmul_efficiency = theirs.efficiency,
                         .bytes_per_second = theirs.bytes_per_second,
                         .memory_bytes = theirs.memory_bytes,
+                        .card = static_cast<Card>(theirs.card),
+                        .multiprocessors = theirs.multiprocessors,
                         .launch_ns = theirs.launch_ns,
                         .ranks_per_node = theirs.ranks_per_node,
                         .intra_bytes_per_second = theirs.intra_bytes,

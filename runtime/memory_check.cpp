@@ -6,11 +6,13 @@
 #include <fstream>
 #include <sstream>
 
+#include "comm/nccl/nccl.h"
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
 #include "engine/base/units.h"
 #include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
+#include "planner/engines.h"
 #include "planner/extra_memory.h"
 
 namespace slipstream::runtime {
@@ -19,8 +21,11 @@ planner::JobRequest request_at(const DeviceAssignment& assignment, const Resolve
                                int rank) {
   planner::JobRequest request{.config = config, .rank = rank, .machine = machine, .driver = assignment.driver};
   if (assignment.kind != DeviceKind::cuda) return request;
-  request.extra_bytes = [nccl = assignment.nccl, nodes = machine.ranks_per_node](const Job& job) {
-    return planner::sum_of(planner::extra_memory_on_gpu(job, nccl, nodes));
+  request.nccl = assignment.nccl;
+  request.nccl_version = comm::nccl_version();
+  request.extra_bytes = [asked = request](const Job& job) {
+    const planner::Engines engines = planner::choose_engines(asked, job.mesh, job.channels);
+    return planner::sum_of(planner::extra_memory_on_gpu(job, engines.nccl, asked.machine.ranks_per_node));
   };
   return request;
 }

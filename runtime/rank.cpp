@@ -86,6 +86,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   reports_ = device_->allocate_host(static_cast<int64_t>(sizeof(Report)) * kReportSlots, "reports");
   // A replayed graph bypasses the streams that the checker observes.
   all_agree_ = options.all_agree;
+  times_works_ = options.times_works;
   graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
   const auto bound_works = [&](const Plan& plan) {
     return bind_works(*job_, plan, options.update, verbs, load, reports_->data());
@@ -349,7 +350,9 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   std::unique_ptr<Graph> graph;
   std::string refusal;
   try {
-    graph = device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); });
+    graph = device_->capture(
+        *streams_[kComputeChannel], [&] { step_->run(plan, step); },
+        times_works_ ? GraphSpans::of_works : GraphSpans::of_items);
   } catch (const Error& error) {
     refusal = error.what();
   }

@@ -27,6 +27,7 @@ struct RankOptions {
   int64_t delay_max_ns = 0;    // of random pauses before works; 0: none
   bool check_hazards = false;  // check every launch with the hazard checker; see comm/rehearse/checked_device.h
   bool graph = true;           // replay steps as graphs, if the device supports them
+  bool times_works = false;    // the spans of replayed steps are those of works; false: of items
   /// Blocks. Collective: true if it is true on all ranks. `awaited` names the question.
   std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) {
     return mine;
@@ -139,6 +140,7 @@ class Rank {
   std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate
   std::function<bool(bool, const std::string&)> all_agree_;
   bool graph_ = false;
+  bool times_works_ = false;
   int64_t issued_ = 0;
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod
 };

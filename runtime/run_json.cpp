@@ -60,6 +60,8 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
     run["nccl"] = comm::nccl_version();
     if (!assignment.nccl_hash.empty())
       run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, assignment.nccl_hash);
+    if (const planner::Engines& engines = finished.engines; !engines.channels.empty())
+      run["engines"] = planner::engines_json(engines);
     run["cublaslt"] = kernels::gemm_library().version;
     run["graph"] = finished.replay.taken               ? "whole steps"
                    : config.device.graph == Choice::no ? "eager: device.graph = false"

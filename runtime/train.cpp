@@ -16,6 +16,7 @@
 #include <optional>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "comm/mpi/launcher.h"
 #include "engine/base/json.h"
@@ -105,6 +106,7 @@ int train(const TrainOptions& options) {
   data::Dataset dataset;
   int threads = 1;
   DeviceAssignment assignment;
+  comm::NcclTable written_nccl;  // before the planner completed it
   try {
     world.together([&] {
       comm::require_no_foreign_launcher("train");
@@ -148,6 +150,7 @@ int train(const TrainOptions& options) {
       resolved =
           resolve(written, {.world = world.size(), .on_gpus = assignment.kind == DeviceKind::cuda, .vocab = vocab});
       finished = planner::build_finished_job(request_at(assignment, *resolved, agreed, world.rank()));
+      written_nccl = std::exchange(assignment.nccl, finished.engines.nccl);
     });
     const RunConfig& config = **resolved;
     const bool on_gpus = assignment.kind == DeviceKind::cuda;
@@ -169,8 +172,8 @@ int train(const TrainOptions& options) {
                                                    : std::vector<ExtraMemory>{}));
         if (on_gpus && !config.comm.nccl.empty())
           print_result("comm.nccl: {}\n", planner::nccl_table_name(config.comm.nccl));
-        for (const std::string& line : planner::nccl_choices(*finished.job, assignment.nccl))
-          print_result("  {}\n", line);
+        for (const std::string& line : planner::engine_lines(finished.engines, agreed)) print_result("{}\n", line);
+        for (const std::string& line : planner::nccl_choices(*finished.job, written_nccl)) print_result("  {}\n", line);
         for (const std::string& remark : planner::remarks(*resolved, agreed, finished))
           print_result("note: {}\n", remark);
         print_result("{} and {} in a step; {} in all plans ({} implied ones pruned), plan {:016x}\n",

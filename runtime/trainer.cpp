@@ -105,6 +105,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .delay_max_ns = delay_seed ? 2 * kMillisecond : 0,
           .check_hazards = check_hazards,
           .graph = finished.replay.taken,
+          .times_works = !config_.trace.steps.empty(),
           .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},

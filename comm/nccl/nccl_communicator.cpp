@@ -4,12 +4,14 @@
 #include "comm/nccl/nccl_communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <set>
 #include <thread>
 #include <utility>
 
+#include "comm/nccl/card_table.h"
 #include "comm/nccl/tuner.h"
 #include "engine/base/check.h"
 #include "engine/base/log.h"
@@ -102,6 +104,12 @@ ncclConfig_t config_of(const NcclOptions& options) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   config.commName = kept_name(options.name);
   if (channel.traffic_class >= 0) config.trafficClass = channel.traffic_class;
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+  // The library may be older than the header.
+  if (channel.policy != NcclPolicy::unset && nccl_version() >= kNcclWithPolicies)
+    config.CTAPolicy = std::array{NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY,
+                                  NCCL_CTA_POLICY_ZERO}[static_cast<size_t>(channel.policy)];
 #endif
   return config;
 }
@@ -253,6 +261,21 @@ void NcclCommunicator::abort() {
 std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_bytes) {
   std::unique_lock lock(mutex_);
   require_alive("registering memory");
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+  // Copy engines reach the memory of other ranks only through windows, which all ranks make together.
+  if (options_.channel.policy == NcclPolicy::zero && nccl_version() >= kNcclWithPolicies) {
+    ncclWindow_t window = nullptr;
+    const ncclResult_t made = settle(
+        comm_, ncclCommWindowRegister(comm_, base, static_cast<size_t>(size_bytes), &window, NCCL_WIN_COLL_SYMMETRIC),
+        options_.timeout_seconds, rest);
+    if (made != ncclSuccess) return fmt::format("NCCL cannot make a window here: {}", ncclGetErrorString(made));
+    if (window) {
+      windows_.push_back(window);
+      return {};
+    }
+    if (rank_ == 0) log_info("[nccl] {}: NCCL makes no windows on these links, so transfers use blocks", options_.name);
+  }
+#endif
   void* handle = nullptr;
   const ncclResult_t result = settle(comm_, ncclCommRegister(comm_, base, static_cast<size_t>(size_bytes), &handle),
                                      options_.timeout_seconds, rest);
@@ -269,6 +292,13 @@ void NcclCommunicator::forget_memory() {
 }
 
 void NcclCommunicator::deregister_all() {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+  for (void* window : std::exchange(windows_, {}))
+    if (const ncclResult_t result =
+            settle(comm_, ncclCommWindowDeregister(comm_, static_cast<ncclWindow_t>(window)), kLongestEndSeconds, rest);
+        result != ncclSuccess)
+      log_warn("[nccl] {}: rank {} could not end a window: {}", options_.name, rank_, ncclGetErrorString(result));
+#endif
   for (void* handle : std::exchange(registered_, {}))
     if (const ncclResult_t result = ncclCommDeregister(comm_, handle); result != ncclSuccess)
       log_warn("[nccl] {}: rank {} could not deregister memory: {}", options_.name, rank_, ncclGetErrorString(result));

@@ -57,6 +57,7 @@ class NcclCommunicator final : public Communicator {
   std::mutex mutex_;
   ncclComm_t comm_;                // under mutex_; null after abort
   std::vector<void*> registered_;  // under mutex_
+  std::vector<void*> windows_;     // under mutex_; memory that copy engines reach
   NcclOptions options_;
   int rank_ = 0;
   int size_ = 1;

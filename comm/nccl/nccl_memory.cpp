@@ -35,14 +35,18 @@ int64_t variable(const char* name, int64_t otherwise) {
 }
 
 int64_t blocks_of(const NcclChannel& channel) {
-  int64_t most = channel.max_ctas > 0 ? channel.max_ctas : kWidestBlocks;
-  if (channel.max_ctas == 0 && channel.min_ctas > most) most = channel.min_ctas;
-  // The user's variables take precedence over the table.
-  most = variable("NCCL_MAX_CTAS", most);
-  return std::max<int64_t>(1, std::min(most, variable("NCCL_MAX_NCHANNELS", most)));
+  const int64_t most = nccl_blocks(channel);
+  return most > 0 ? most : std::max<int64_t>(kWidestBlocks, channel.min_ctas);
 }
 
 }  // namespace
+
+int64_t nccl_blocks(const NcclChannel& channel) {
+  // The user's variables take precedence over the table.
+  const int64_t most = variable("NCCL_MAX_CTAS", channel.max_ctas), channels = variable("NCCL_MAX_NCHANNELS", most);
+  if (most == 0) return channels;
+  return std::max<int64_t>(1, std::min(most, channels));
+}
 
 int64_t nccl_buffer_bytes(const NcclChannel& channel, bool crosses_nodes) {
   const int64_t connection_bytes = variable("NCCL_BUFFSIZE", kSimpleBytes) + variable("NCCL_LL_BUFFSIZE", kLlBytes) +

@@ -12,6 +12,10 @@ namespace slipstream::comm {
 /// recommends for allocations, not that of multicast objects.
 constexpr int64_t kNcclPieceBytes = int64_t{2} << 20;
 
+/// Most blocks of a channel's collectives: the user's variables, else the table; 0: NCCL chooses. Reads only the
+/// environment.
+int64_t nccl_blocks(const NcclChannel& channel);
+
 /// Bytes that one communicator of several ranks allocates for transfers: blocks x connections x the buffers of all
 /// protocols. The number of blocks is what the user's variables or the table allow, otherwise NCCL's number on the
 /// widest links, so that the estimate is rather too high. Trees and NVLink SHARP need more. Reads only the environment:

@@ -19,6 +19,7 @@ constexpr int64_t kLimitBytes = int64_t{1} << 20;
 const std::vector<std::string> kAlgorithms = {"tree",      "ring", "collnet_direct", "collnet_chain", "nvls",
                                               "nvls_tree", "pat"};
 const std::vector<std::string> kProtocols = {"ll", "ll128", "simple"};
+const std::vector<std::string> kPolicies = {"default", "efficiency", "zero"};
 const std::vector<std::string> kVerbs = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
 constexpr Op kOps[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::broadcast};
 
@@ -63,12 +64,15 @@ NcclChannel channel_of(const Json& entry, const std::string& what) {
       channel.cluster_size = count_of(value, at, 0, 8);
     else if (key == "traffic_class")
       channel.traffic_class = count_of(value, at, 0, 255);
+    else if (key == "policy")
+      channel.policy = static_cast<NcclPolicy>(index_of(kPolicies, value, at));
     else if (key == "choices")
       for (const Json& choice : value.as_array(at))
         channel.choices.push_back(choice_of(choice, fmt::format("{}[{}]", at, channel.choices.size())));
     else
-      throw ConfigError("{}: unknown key {}. The keys are min_ctas, max_ctas, cluster_size, traffic_class and choices.",
-                        what, files::shown(key));
+      throw ConfigError(
+          "{}: unknown key {}. The keys are min_ctas, max_ctas, cluster_size, traffic_class, policy and choices.", what,
+          files::shown(key));
   }
   if (channel.max_ctas > 0 && channel.min_ctas > channel.max_ctas)
     throw ConfigError("{}: min_ctas {} exceeds max_ctas {}.", what, channel.min_ctas, channel.max_ctas);
@@ -78,6 +82,7 @@ NcclChannel channel_of(const Json& entry, const std::string& what) {
 }  // namespace
 
 std::string name_of(NcclAlgorithm algorithm) { return kAlgorithms[static_cast<size_t>(algorithm)]; }
+std::string name_of(NcclPolicy policy) { return kPolicies.at(static_cast<size_t>(policy)); }
 std::string name_of(NcclProtocol protocol) { return kProtocols[static_cast<size_t>(protocol)]; }
 
 std::optional<NcclChoice> NcclChannel::choice(Op op, int64_t bytes) const {

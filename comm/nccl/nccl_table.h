@@ -3,18 +3,21 @@
 // The plan's NCCL table: resources of each channel, and algorithm and protocol of each collective.
 //
 //   {"channels": {"*":      {"max_ctas": 8},
+//                 "gather": {"policy": "zero"},
 //                 "reduce": {"min_ctas": 2, "max_ctas": 4, "cluster_size": 0, "traffic_class": 1,
 //                            "choices": [{"verb": "all_reduce", "up_to": "1MiB", "algorithm": "tree", "protocol":
 //                            "ll"},
 //                                        {"verb": "all_reduce", "algorithm": "ring", "protocol": "simple"}]}}}
 //
-// A channel without an entry uses "*"; NCCL chooses every value that is not set. The user's NCCL_* variables take
+// A channel without an entry uses "*". Policies are default, efficiency and zero. Values that are not set come from the
+// table of the card (comm/nccl/card_table.h); NCCL chooses those that this lacks, too. The user's NCCL_* variables take
 // precedence.
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/plan/plan.h"
@@ -34,11 +37,23 @@ struct NcclChoice {
   NcclProtocol protocol = NcclProtocol::simple;
 };
 
+/// NCCL's CTA policy (2.28 and newer; older versions have none).
+enum class NcclPolicy : int8_t {
+  unset = -1,
+  standard,    // "default"
+  efficiency,  // fewer blocks where that costs no bandwidth
+  zero,        // no blocks: copy engines, for gathers of registered windows inside a node
+};
+
+/// Of a policy that is set.
+std::string name_of(NcclPolicy policy);
+
 struct NcclChannel {
   int min_ctas = 0;  // blocks that a collective takes from compute kernels; 0: not set
   int max_ctas = 0;
   int cluster_size = -1;   // blocks of a cluster; -1: not set, 0: no clusters
   int traffic_class = -1;  // of the network; -1: not set
+  NcclPolicy policy = NcclPolicy::unset;
   std::vector<NcclChoice> choices;
 
   /// The choice with the smallest up_to_bytes that holds `bytes`. Pure.
@@ -52,6 +67,7 @@ class NcclTable {
   /// Blocks. Returns "" for path "". Throws: ConfigError.
   static std::string read_text(const std::string& path);
   const NcclChannel& of(const std::string& channel) const;
+  void set(const std::string& channel, NcclChannel settings) { channels_[channel] = std::move(settings); }
 
  private:
   std::map<std::string, NcclChannel> channels_;

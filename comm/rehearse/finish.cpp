@@ -201,7 +201,8 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
     throw PlanError("[plan] the waits of {} contradict each other: {}.", stages[0].plan->kind, unlimited.why_stuck());
   sort_by_start(stages, unlimited);
 
-  Graph in_order(mesh, channels, ranks, price, {.rehearse = {}});
+  // The order depends on work and links only, so that every table of NCCL's blocks has the same plan.
+  Graph in_order(mesh, channels, ranks, price, {.rehearse = {.slows_local_work = false}});
   if (!in_order.solve())
     throw PlanError("[plan] {} cannot run with its channels in order: {}.", stages[0].plan->kind, in_order.why_stuck());
   require_same_rendezvous(stages, unlimited, in_order);

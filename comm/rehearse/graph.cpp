@@ -36,7 +36,9 @@ Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<c
       ranks_(ranks),
       price_(price),
       options_(options),
-      time_(options.rehearse.contention, options.instant) {
+      time_({.contention = options.rehearse.contention,
+             .instant = options.instant,
+             .multiprocessors = options.rehearse.slows_local_work ? price.multiprocessors() : 0}) {
   for (ChannelId c = 0; c < channels.size(); ++c) {
     const Role role = channels[c].role;
     ChannelId first = is_one_way(role) ? 0 : c;
@@ -82,11 +84,16 @@ void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
   const std::vector<ItemId> order = issue_order(plan, options_.in_order_channels);
   std::vector<uint32_t>& nodes = nodes_[rank_index].emplace_back(plan.size());
   for (ItemId id : order) {
-    nodes[id] = is_communication(plan[id].op) ? add_member(rank_index, plan, id, state)
-                                              : time_.add_local(price_.local_ns(plan, id));
+    nodes[id] = is_communication(plan[id].op)
+                    ? add_member(rank_index, plan, id, state)
+                    : time_.add_local(price_.local_ns(plan, id), card_of(rank_index, plan[id]));
     origin_.push_back({static_cast<uint32_t>(rank_index), run, id});
   }
   add_edges(rank_index, run, order, state);
+}
+
+uint32_t Graph::card_of(size_t rank_index, const Item& item) const {
+  return channels_[item.channel].role == Role::h2d ? kNoNode : static_cast<uint32_t>(rank_index);
 }
 
 void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state) {
@@ -164,7 +171,8 @@ uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& s
 
 uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state) {
   const Task& task = plan.task(id);
-  const Axis axis = channels_[task.channel].axis;
+  const Channel& channel = channels_[task.channel];
+  const Axis axis = channel.axis;
   const uint32_t rendezvous = rendezvous_for(rank_index, task, state);
   require_same(rendezvous, task, ranks_[rank_index].rank);
   const WireCost cost = price_.wire(plan, id, axis, mesh_.group_size(axis));
@@ -172,7 +180,9 @@ uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankS
                                  .latency_ns = cost.latency_ns,
                                  .wire_ns = cost.wire_ns,
                                  .sends = task.op != Op::recv,
-                                 .receives = task.op != Op::send});
+                                 .receives = task.op != Op::send,
+                                 .card = static_cast<uint32_t>(rank_index),
+                                 .blocks = channel.engine == Engine::sm ? channel.blocks : 0});
 }
 
 void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {

@@ -56,6 +56,8 @@ class Graph {
 
   void require_valid(const Plan& plan) const;
   void add_run(size_t rank_index, uint32_t run, RankState& state);
+  /// The card that computes `item`; kNoNode if a copy engine does.
+  uint32_t card_of(size_t rank_index, const Item& item) const;
   void add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state);
   uint32_t add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state);
   uint32_t rendezvous_for(size_t rank_index, const Task& task, RankState& state);

@@ -21,6 +21,13 @@ class Price {
   virtual Link link(Axis axis) const = 0;
   /// Channels whose axes have the same port share its bandwidth: 0 for all, or one number per level of links.
   virtual uint32_t port(Axis /*axis*/) const { return 0; }
+  /// Multiprocessors of a rank's card. While transfers of channels on Engine::sm occupy c of these m, local work of the
+  /// rank proceeds at (m - c) / m of its speed, with at least one left. 0: transfers slow no local work.
+  ///
+  /// Source: a block of NCCL's collectives has 512 to 640 threads of 91 to 96 registers (kernels/hold/hold.h) and
+  /// leaves no room for blocks of products or attention. The share assumes products that are planned for the rest of
+  /// the card (SpineItem::multiprocessors), and attention whose blocks spread over it.
+  virtual int64_t multiprocessors() const { return 0; }
   /// Cost of a communication task in a group of `ranks`: wire_cost() on link(axis) unless overridden.
   virtual WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const;
 };
@@ -30,6 +37,7 @@ struct Rates {
   double flops_per_second = 0;  // 0: unlimited
   double bytes_per_second = 0;  // 0: unlimited
   int64_t launch_ns = 0;        // added to every local item
+  int64_t multiprocessors = 0;  // as Price::multiprocessors()
 };
 
 /// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009).
@@ -42,6 +50,7 @@ class RooflinePrice : public Price {
   int64_t local_ns(const Plan& plan, ItemId item) const override;
   Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
   uint32_t port(Axis axis) const override { return ports_[static_cast<size_t>(axis)]; }
+  int64_t multiprocessors() const override { return rates_.multiprocessors; }
 
  private:
   static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
@@ -50,7 +59,8 @@ class RooflinePrice : public Price {
   std::array<uint32_t, kAxes> ports_{};
 };
 
-/// Measured durations where they exist, another price elsewhere. Borrows `otherwise`.
+/// Measured durations where they exist, another price elsewhere. Measured local work has met the transfers of its run,
+/// so it is not slowed again: multiprocessors() is 0. Borrows `otherwise`.
 class MeasuredPrice : public Price {
  public:
   explicit MeasuredPrice(const Price& otherwise) : otherwise_(otherwise) {}

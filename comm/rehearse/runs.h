@@ -29,9 +29,10 @@ struct RehearseOptions {
   /// Ranks that differ only in axes other than pipeline do the same at the same time: one representative replaces them
   /// and is alone in its groups, but pays for the whole group. Otherwise all ranks of the mesh must be given.
   bool collapse = true;
-  bool contention = true;  // transfers in flight on a port share it
-  bool replayed = false;   // a device launches every run as one graph, which is a barrier: nothing of a run begins
-                           // before all of the last one has ended
+  bool contention = true;        // transfers in flight on a port share it
+  bool slows_local_work = true;  // transfers on multiprocessors do (Price::multiprocessors); needs contention
+  bool replayed = false;  // a device launches every run as one graph, which is a barrier: nothing of a run begins
+                          // before all of the last one has ended
 };
 
 }  // namespace slipstream::comm

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The event loop: a node enters when no edge holds it, a rendezvous starts with its last member, ports are shared
-// equally.
+// equally, and local work leaves multiprocessors to transfers.
 
 #include "comm/rehearse/virtual_time.h"
 
@@ -11,11 +11,25 @@
 namespace slipstream::comm {
 namespace {
 constexpr int kFixedBits = 16;  // progress under sharing is kept in 1/65536 ns, so it is the same on every machine
-}
+constexpr int64_t kHalf = int64_t{1} << (kFixedBits - 1);
+// Longer work (a minute; a wrong rate in a machine file) is not slowed: its time on one of 1024 multiprocessors would
+// overflow.
+constexpr int64_t kLongestSlowed_ns = int64_t{1} << 36;
 
-uint32_t VirtualTime::add_local(int64_t duration_ns) {
+/// value * times / parts, without an intermediate overflow.
+int64_t scaled(int64_t value, int64_t times, int64_t parts) {
+  return value / parts * times + value % parts * times / parts;
+}
+}  // namespace
+
+uint32_t VirtualTime::add_local(int64_t duration_ns, uint32_t card) {
+  const auto node = static_cast<uint32_t>(nodes_.size());
   nodes_.push_back({.duration_ns = std::max<int64_t>(1, duration_ns)});
-  return static_cast<uint32_t>(nodes_.size() - 1);
+  if (multiprocessors_ > 0 && card != kNoNode && duration_ns < kLongestSlowed_ns) {
+    nodes_[node].place = static_cast<uint32_t>(works_.size());
+    works_.push_back({.node = node, .card = card});
+  }
+  return node;
 }
 
 uint32_t VirtualTime::add_rendezvous(uint32_t member_count) {
@@ -25,7 +39,7 @@ uint32_t VirtualTime::add_rendezvous(uint32_t member_count) {
 
 uint32_t VirtualTime::join(uint32_t rendezvous, const PortUse& use) {
   const auto node = static_cast<uint32_t>(nodes_.size());
-  nodes_.push_back({.rendezvous = rendezvous, .transfer = static_cast<uint32_t>(transfers_.size())});
+  nodes_.push_back({.rendezvous = rendezvous, .place = static_cast<uint32_t>(transfers_.size())});
   transfers_.push_back({.use = use, .node = node});
   ++rendezvous_[rendezvous].joined;
   SLIP_ASSERT(rendezvous_[rendezvous].joined <= rendezvous_[rendezvous].expected);
@@ -65,6 +79,9 @@ void VirtualTime::index() {
     port_count = std::max(port_count, transfer.use.port + 1);
   }
   ports_.resize(port_count);
+  uint32_t card_count = 0;
+  for (const CardWork& work : works_) card_count = std::max(card_count, work.card + 1);
+  cards_.resize(card_count);
 }
 
 bool VirtualTime::solve() {
@@ -77,10 +94,14 @@ bool VirtualTime::solve() {
     events_.pop();
     const auto kind = static_cast<EventKind>(event.stamp_and_kind & 3);
     if (kind == EventKind::transfer_end && event.stamp_and_kind >> 2 != transfers_[event.id].stamp) continue;
+    if (kind == EventKind::work_end && event.stamp_and_kind >> 2 != works_[event.id].stamp) continue;
     now_ns_ = event.time_ns;
     switch (kind) {
       case EventKind::local_end:
         finish(event.id);
+        break;
+      case EventKind::work_end:
+        end_work(event.id);
         break;
       case EventKind::move:
         if (contention_)
@@ -119,7 +140,10 @@ void VirtualTime::enter(uint32_t node) {
   release(node, After::enter);
   if (nodes_[node].rendezvous == kNoNode) {
     start_ns_[node] = now_ns_;
-    push(now_ns_ + nodes_[node].duration_ns, EventKind::local_end, node);
+    if (const uint32_t work = nodes_[node].place; work != kNoNode)
+      begin_work(works_[work], work);
+    else
+      push(now_ns_ + nodes_[node].duration_ns, EventKind::local_end, node);
     return;
   }
   Rendezvous& rendezvous = rendezvous_[nodes_[node].rendezvous];
@@ -128,8 +152,9 @@ void VirtualTime::enter(uint32_t node) {
   int64_t wire_ns = 0;
   for (uint32_t i = 0; i < rendezvous.joined; ++i) {
     const uint32_t member = members_[rendezvous.first_member + i];
-    const PortUse& use = transfers_[nodes_[member].transfer].use;
+    const PortUse& use = transfers_[nodes_[member].place].use;
     start_ns_[member] = now_ns_;
+    occupy(use, use.blocks);
     latency_ns = std::max(latency_ns, use.latency_ns);
     wire_ns = std::max(wire_ns, use.wire_ns);
   }
@@ -145,13 +170,52 @@ void VirtualTime::finish(uint32_t node) {
 
 void VirtualTime::finish_rendezvous(uint32_t id) {
   const Rendezvous& rendezvous = rendezvous_[id];
-  for (uint32_t i = 0; i < rendezvous.joined; ++i) finish(members_[rendezvous.first_member + i]);
+  for (uint32_t i = 0; i < rendezvous.joined; ++i) {
+    const uint32_t member = members_[rendezvous.first_member + i];
+    const PortUse& use = transfers_[nodes_[member].place].use;
+    occupy(use, -use.blocks);
+    finish(member);
+  }
+}
+
+void VirtualTime::begin_work(CardWork& work, uint32_t id) {
+  work.left_fixed = nodes_[work.node].duration_ns << kFixedBits;
+  work.updated_ns = now_ns_;
+  cards_[work.card].running.push_back(id);
+  schedule(work, id);
+}
+
+void VirtualTime::end_work(uint32_t id) {
+  std::erase(cards_[works_[id].card].running, id);
+  finish(works_[id].node);
+}
+
+int64_t VirtualTime::free_on(const CardState& card) const {
+  return multiprocessors_ - std::min(card.blocks, multiprocessors_ - 1);
+}
+
+void VirtualTime::occupy(const PortUse& use, int64_t blocks) {
+  if (blocks == 0 || use.card >= cards_.size()) return;
+  CardState& card = cards_[use.card];
+  for (uint32_t id : card.running) {
+    CardWork& work = works_[id];
+    work.left_fixed -= scaled((now_ns_ - work.updated_ns) << kFixedBits, free_on(card), multiprocessors_);
+    work.left_fixed = std::max<int64_t>(work.left_fixed, 0);
+    work.updated_ns = now_ns_;
+  }
+  card.blocks += blocks;
+  for (uint32_t id : card.running) schedule(works_[id], id);
+}
+
+void VirtualTime::schedule(CardWork& work, uint32_t id) {
+  const int64_t time_fixed = scaled(work.left_fixed, multiprocessors_, free_on(cards_[work.card]));
+  push(now_ns_ + ((time_fixed + kHalf) >> kFixedBits), EventKind::work_end, id, ++work.stamp);
 }
 
 void VirtualTime::begin_transfers(uint32_t id) {
   Rendezvous& rendezvous = rendezvous_[id];
   for (uint32_t i = 0; i < rendezvous.joined; ++i) {
-    const uint32_t index = nodes_[members_[rendezvous.first_member + i]].transfer;
+    const uint32_t index = nodes_[members_[rendezvous.first_member + i]].place;
     Transfer& transfer = transfers_[index];
     if (transfer.use.wire_ns <= 0) continue;
     ++rendezvous.moving;
@@ -189,8 +253,7 @@ void VirtualTime::rebalance(Transfer& transfer, uint32_t index) {
   transfer.left_fixed = std::max<int64_t>(transfer.left_fixed, 0);
   transfer.updated_ns = now_ns_;
   transfer.sharers = static_cast<int64_t>(sharers);
-  const int64_t half = int64_t{1} << (kFixedBits - 1);
-  push(now_ns_ + ((transfer.left_fixed * transfer.sharers + half) >> kFixedBits), EventKind::transfer_end, index,
+  push(now_ns_ + ((transfer.left_fixed * transfer.sharers + kHalf) >> kFixedBits), EventKind::transfer_end, index,
        ++transfer.stamp);
 }
 

@@ -23,6 +23,8 @@ struct PortUse {
   int64_t wire_ns = 0;     // with the port to itself
   bool sends = true;
   bool receives = true;
+  uint32_t card = kNoNode;  // of the member, numbered by the caller; kNoNode: none
+  int blocks = 0;  // multiprocessors of the card that the member occupies from the rendezvous' start to its end
 };
 
 enum class After : uint8_t {
@@ -38,15 +40,23 @@ struct Blocked {
   Why why = Why::end;
 };
 
+struct VirtualTimeOptions {
+  bool contention = true;  // transfers in flight in one direction of a port share it equally, and a rendezvous ends
+                           // when its slowest member is done; false: a rendezvous lasts latency + its longest wire time
+  bool instant = false;    // a rendezvous ends as it starts; there is no contention
+  int64_t multiprocessors = 0;  // of every card: local work there proceeds at (m - c) / m of its speed while members
+                                // occupy c of them, with at least one left; 0: at full speed always
+};
+
 class VirtualTime {
  public:
-  /// Without contention a rendezvous lasts latency + its longest wire time. With it, transfers in flight in one
-  /// direction of a port share it equally, and a rendezvous ends when its slowest member is done. `instant`: a
-  /// rendezvous ends as it starts.
-  explicit VirtualTime(bool contention, bool instant = false)
-      : contention_(contention && !instant), instant_(instant) {}
+  explicit VirtualTime(const VirtualTimeOptions& options)
+      : contention_(options.contention && !options.instant),
+        instant_(options.instant),
+        multiprocessors_(contention_ ? options.multiprocessors : 0) {}
 
-  uint32_t add_local(int64_t duration_ns);
+  /// `card`: members with blocks on it slow this node; kNoNode: none do.
+  uint32_t add_local(int64_t duration_ns, uint32_t card = kNoNode);
   uint32_t add_rendezvous(uint32_t member_count);  // returns the rendezvous, not a node
   uint32_t join(uint32_t rendezvous, const PortUse& use);
   void edge(uint32_t from, uint32_t to, After after);
@@ -68,8 +78,8 @@ class VirtualTime {
   struct Node {
     int64_t duration_ns = 0;  // of a local node
     uint32_t rendezvous = kNoNode;
-    uint32_t transfer = 0;  // of a member
-    uint32_t pending = 0;   // edges that do not yet allow it to enter
+    uint32_t place = kNoNode;  // of a member: its transfer; of local work on a card: its work
+    uint32_t pending = 0;      // edges that do not yet allow it to enter
   };
   struct Rendezvous {
     uint32_t expected = 0;
@@ -89,14 +99,24 @@ class VirtualTime {
   struct Port {
     std::vector<uint32_t> sending, receiving;
   };
+  struct CardWork {
+    uint32_t node = 0, card = 0;
+    uint32_t stamp = 0;      // an event with an older stamp is void
+    int64_t left_fixed = 0;  // time left at full speed, in 1/65536 ns
+    int64_t updated_ns = 0;
+  };
+  struct CardState {
+    int64_t blocks = 0;             // of members in flight
+    std::vector<uint32_t> running;  // works
+  };
   struct Edge {
     uint32_t from, to;
     After after;
   };
-  enum class EventKind : uint8_t { local_end, move, transfer_end };
+  enum class EventKind : uint8_t { local_end, move, transfer_end, work_end };
   struct Event {
     int64_t time_ns;
-    uint32_t id;              // node, rendezvous or transfer
+    uint32_t id;              // node, rendezvous, transfer or work
     uint32_t stamp_and_kind;  // stamp * 4 + kind
     bool operator<(const Event& other) const { return time_ns > other.time_ns; }
   };
@@ -110,11 +130,19 @@ class VirtualTime {
   void finish_rendezvous(uint32_t rendezvous);
   void begin_transfers(uint32_t rendezvous);
   void end_transfer(uint32_t transfer);
+  void begin_work(CardWork& work, uint32_t id);
+  void end_work(uint32_t id);
+  /// From now on, members occupy `blocks` more blocks of their card.
+  void occupy(const PortUse& use, int64_t blocks);
+  void schedule(CardWork& work, uint32_t id);
+  /// Multiprocessors that local work of a card has now.
+  int64_t free_on(const CardState& card) const;
   void share(const Port& port);
   void rebalance(Transfer& transfer, uint32_t id);
   Blocked blocked(uint32_t node, const std::vector<std::vector<Edge>>& incoming) const;
 
   bool contention_, instant_;
+  int64_t multiprocessors_;
   int64_t now_ns_ = 0;
   size_t ended_count_ = 0;
   std::vector<Node> nodes_;
@@ -123,6 +151,8 @@ class VirtualTime {
   std::vector<uint32_t> members_;  // nodes, by rendezvous
   std::vector<Transfer> transfers_;
   std::vector<Port> ports_;
+  std::vector<CardWork> works_;
+  std::vector<CardState> cards_;
   std::vector<Edge> edges_;  // sorted by `from` once indexed
   std::vector<uint32_t> first_edge_;
   std::vector<uint32_t> ready_;

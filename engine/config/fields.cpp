@@ -214,8 +214,8 @@ std::vector<Field<R>> make_fields() {
                  "moves nothing for this long, when the host waits longer for a GPU, or when ranks exchange data "
                  "between steps for longer."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
-              "Path of a JSON table of blocks, clusters, traffic class, algorithm and protocol by channel "
-              "(docs/how-to/gpu.md). Empty: NCCL's choices."),
+              "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
+              "(docs/how-to/gpu.md). Other values: a table of cards, else NCCL."),
       F::quantity("comm.emulate.bandwidth", at(&R::comm, &Comm::emulate, &Emulate::bandwidth_bytes_per_second),
                   detail::optional_rate_quantity(), {1, int64_t{1} << 50},
                   "Rate of the emulated port through which every rank sends. Empty: no emulated link."),

@@ -36,6 +36,8 @@ const std::vector<Field<Machine>>& machine_fields() {
                   "Rate of a large copy."),
       F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50},
                   "Memory of one rank."),
+      F::word("card", at(&Machine::card), {"other", "A100", "H100", "H200"}, "GPU model, for tables of settings."),
+      F::integer("multiprocessors", at(&Machine::multiprocessors), {0, 1024}, "Multiprocessors of a card. 0: none."),
       F::quantity("launch", at(&Machine::launch_ns), detail::duration_quantity(), time, "Shortest time of one work."),
       F::integer("ranks_per_node", at(&Machine::ranks_per_node), {1, 65536}, "Ranks that share the inner link."),
       F::quantity("intra.bandwidth", at(&Machine::intra_bytes_per_second), detail::rate_quantity(), rate,
@@ -72,6 +74,17 @@ FlopsPerCycle flops_per_cycle() {
 
 }  // namespace
 
+const char* name_of(Card card) {
+  constexpr const char* names[] = {"other", "A100", "H100", "H200"};
+  return names[static_cast<size_t>(card)];
+}
+
+Card card_of(const std::string& gpu_name) {
+  for (const Card card : {Card::a100, Card::h100, Card::h200})
+    if (gpu_name.find(name_of(card)) != std::string::npos) return card;
+  return Card::other;
+}
+
 Machine load_machine(const std::string& path) {
   Machine machine;
   const char* const wanted = "a machine file, for example configs/machines/laptop.toml";
@@ -82,7 +95,8 @@ Machine load_machine(const std::string& path) {
     throw ConfigError("{} is a run file: it has a table [model]. Give the path of {}.", path, wanted);
   set_fields(machine_fields(), machine, entries);
   for (const Field<Machine>& field : machine_fields()) {
-    if (!present.contains(field.key) && field.key != "device")
+    const bool optional = field.key == "device" || field.key == "card" || field.key == "multiprocessors";
+    if (!present.contains(field.key) && !optional)
       throw ConfigError("{} lacks the key '{}', which needs {}. Add it, with its source.", path, field.key, field.need);
   }
   return machine;

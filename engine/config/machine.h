@@ -11,6 +11,13 @@ namespace slipstream {
 /// Device that computes on a machine.
 enum class MachineDevice : uint8_t { cpu, cuda };
 
+/// GPU models with entries in tables of settings (comm/nccl/card_table.h).
+enum class Card : uint8_t { other, a100, h100, h200 };
+/// Pure. "A100", "H100", "H200"; "other".
+const char* name_of(Card card);
+/// Pure. The model of a GPU by the name that its driver gives, such as "NVIDIA H100 80GB HBM3".
+Card card_of(const std::string& gpu_name);
+
 /// Rates are per rank (a GPU, or the threads of one process on a CPU). They are rates that real programs reach, not
 /// datasheet peaks. Exception: the peak of the matrix units, which `matmul_efficiency` scales.
 struct Machine {
@@ -21,7 +28,9 @@ struct Machine {
   double matmul_efficiency = 1;      // share of the peak that large matrix products reach, 0 to 1
   int64_t bytes_per_second = 0;      // memory bandwidth that a copy reaches, read and written bytes together
   int64_t memory_bytes = 0;
-  int64_t launch_ns = 0;  // smallest time of one piece of work
+  Card card = Card::other;      // cuda
+  int64_t multiprocessors = 0;  // of a card; 0: unknown, or no card. Transfers by kernels then slow no compute
+  int64_t launch_ns = 0;        // smallest time of one piece of work
   int64_t ranks_per_node = 1;
   int64_t intra_bytes_per_second = 0;  // per rank and direction, as collectives reach it within a node
   int64_t intra_latency_ns = 0;        // one hop
@@ -29,7 +38,8 @@ struct Machine {
   int64_t inter_latency_ns = 0;
 };
 
-/// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu) is required.
+/// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu), `card` and
+/// `multiprocessors` is required.
 /// Throws: ConfigError with the place, or with the first missing key.
 Machine load_machine(const std::string& path);
 

@@ -76,6 +76,12 @@ class Allocation {
   virtual int64_t size_bytes() const = 0;
 };
 
+/// Spans of a graph's works. Every span ends with an event that the graph records on the GPU.
+enum class GraphSpans : uint8_t {
+  of_items,  // one for the works of an item up to a record or a wait, with the first one's name: enough for metrics
+  of_works,  // one for each work, as a timeline shows them
+};
+
 /// Works of several streams that were recorded once and run again as one launch of the host.
 class Graph {
  public:
@@ -104,7 +110,10 @@ class Device {
   /// without calling `issue` on a device without graphs. `origin` carries the launches. Throws: the first error of the
   /// device's streams, or the error of a command that cannot be recorded: then nothing ran, the events of `issue` count
   /// as recorded now, and `issue` may be called without a capture.
-  virtual std::unique_ptr<Graph> capture(Stream& /*origin*/, const std::function<void()>& /*issue*/) { return nullptr; }
+  virtual std::unique_ptr<Graph> capture(Stream& /*origin*/, const std::function<void()>& /*issue*/,
+                                         GraphSpans /*spans*/) {
+    return nullptr;
+  }
   /// Blocks until the copy is done; for set-up, evaluation and saving, never inside a step.
   virtual void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) = 0;
   virtual void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) = 0;

@@ -88,7 +88,8 @@ struct Frame {
   uint32_t step = 0;  // tags the timeline; see kStepPeriod
   int32_t micro_batch = 0;
   int32_t slot = 0;
-  bool accumulate = false;  // gradients are added to the buffer instead of replacing it
+  bool accumulate = false;      // gradients are added to the buffer instead of replacing it
+  int32_t multiprocessors = 0;  // as SpineItem::multiprocessors
 };
 
 /// The environment of a running work. On cpu the function runs on the stream's thread; on cuda it runs on the host at

@@ -51,6 +51,18 @@ const char* name_of(Op op) {
   return "?";
 }
 
+const char* name_of(Engine engine) {
+  switch (engine) {
+    case Engine::sm:
+      return "sm";
+    case Engine::copy:
+      return "copy";
+    case Engine::nic:
+      return "nic";
+  }
+  return "?";
+}
+
 const char* name_of(Role role) {
   switch (role) {
     case Role::compute:

@@ -82,12 +82,22 @@ constexpr bool carries_states(Role role) {
   return role == Role::reduce || role == Role::gather || role == Role::reduce_across;
 }
 
+/// The part of a machine that moves the bytes of a channel.
+enum class Engine : uint8_t {
+  sm,    // blocks of kernels, on multiprocessors that local work then lacks
+  copy,  // a GPU's copy engines
+  nic,   // a network adapter or the host; the default
+};
+const char* name_of(Engine engine);
+
 /// One in-order stream in addition to compute. A communication channel connects the group of `axis`; a local one has
 /// Axis::self.
 struct Channel {
   Role role = Role::compute;
   Axis axis = Axis::self;
   std::string name = name_of(role);
+  Engine engine = Engine::nic;
+  int blocks = 0;  // multiprocessors that a transfer occupies; 0: none, or a number that NCCL chooses
 };
 
 /// The common part of spine items and tasks. Accesses are resolved: buffers with storage, absolute bytes.
@@ -109,7 +119,9 @@ struct SpineItem : Item {
   uint32_t piece = 0;  // index into ModelSpec::pieces
   int32_t micro_batch = 0;
   int32_t slot = 0;
-  bool accumulate = false;  // adds to the gradients of earlier micro-batches
+  bool accumulate = false;      // adds to the gradients of earlier micro-batches
+  int32_t multiprocessors = 0;  // of a card for which its products are planned, because transfers occupy the others; 0:
+                                // all
 };
 
 /// How a host collective moves its bytes; part of the plan, never chosen inside a run.

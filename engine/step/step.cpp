@@ -25,6 +25,7 @@ void Step::run(const Plan& plan, uint32_t step) {
     frame.micro_batch = item.micro_batch;
     frame.slot = item.slot;
     frame.accumulate = item.accumulate;
+    frame.multiprocessors = item.multiprocessors;
     frame.rebinds = item.rebinds.data();
     frame.rebind_count = static_cast<uint32_t>(item.rebinds.size());
     listener_.before(i, compute_, frame);

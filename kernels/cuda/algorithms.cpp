@@ -48,9 +48,11 @@ AlgorithmBits bits_of(const std::string& text, const std::string& what) {
 }  // namespace
 
 std::string text_of(const ProductShape& p) {
-  return fmt::format("{}x{}x{} {}{} {} to {}, ld {} {} {}, {}{}, aligned {}", p.m, p.n, p.k, p.a_transposed ? 'T' : 'N',
-                     p.b_transposed ? 'T' : 'N', name_of(p.in), name_of(p.out), p.a_ld, p.b_ld, p.d_ld,
-                     kEpilogues[static_cast<size_t>(p.epilogue)], p.accumulate ? ", added" : "", p.alignment_bytes);
+  return fmt::format("{}x{}x{} {}{} {} to {}, ld {} {} {}, {}{}, aligned {}{}", p.m, p.n, p.k,
+                     p.a_transposed ? 'T' : 'N', p.b_transposed ? 'T' : 'N', name_of(p.in), name_of(p.out), p.a_ld,
+                     p.b_ld, p.d_ld, kEpilogues[static_cast<size_t>(p.epilogue)], p.accumulate ? ", added" : "",
+                     p.alignment_bytes,
+                     p.multiprocessors > 0 ? fmt::format(", {} multiprocessors", p.multiprocessors) : "");
 }
 
 AlgorithmTable AlgorithmTable::parse(const std::string& text, const std::string& source, const GemmLibrary& library) {
@@ -94,7 +96,9 @@ std::string AlgorithmTable::text() const {
 
 const TimedAlgorithm* AlgorithmTable::find(const ProductShape& product) const {
   if (entries_.empty()) return nullptr;
-  const auto found = entries_.find(text_of(product));
+  ProductShape whole = product;
+  whole.multiprocessors = 0;
+  const auto found = entries_.find(text_of(whole));
   return found == entries_.end() ? nullptr : &found->second;
 }
 

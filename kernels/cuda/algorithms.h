@@ -42,6 +42,7 @@ struct ProductShape {
   bool accumulate = false;
   Epilogue epilogue = Epilogue::none;
   uint32_t alignment_bytes = 256;  // of all operands
+  int32_t multiprocessors = 0;     // as Gemm::multiprocessors
 
   auto operator<=>(const ProductShape&) const = default;
 };
@@ -74,6 +75,7 @@ class AlgorithmTable {
   /// Pure. JSON, one line per product.
   std::string text() const;
 
+  /// Entries are timed on the whole card and hold for its parts.
   const TimedAlgorithm* find(const ProductShape& product) const;
   void set(const ProductShape& product, const TimedAlgorithm& timed) { entries_[text_of(product)] = timed; }
   void erase(const ProductShape& product) { entries_.erase(text_of(product)); }

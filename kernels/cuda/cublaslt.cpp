@@ -59,6 +59,7 @@ Description describe(const Gemm& args) {
   set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product_of(args).epilogue));
+  if (args.multiprocessors > 0) set(description, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, args.multiprocessors);
   if (const void* vector = args.bias ? args.bias : args.d_sums ? args.d_sums : args.b_sums) {
     set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
     set(description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
@@ -164,7 +165,8 @@ ProductShape product_of(const Gemm& args) {
                       : args.bias       ? Epilogue::bias
                                         : Epilogue::none,
           .alignment_bytes = alignment_of(
-              {args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.d_sums, args.b_sums})};
+              {args.a, args.b, args.d, args.bias, args.pre_gelu, args.gelu_input, args.d_sums, args.b_sums}),
+          .multiprocessors = args.multiprocessors};
 }
 
 }  // namespace lt
@@ -268,7 +270,9 @@ std::map<ProductShape, ChosenAlgorithm> chosen_algorithms() {
   return chosen;
 }
 
-bool gemm(const LaunchContext& context, const Gemm& args) {
+bool gemm(const LaunchContext& context, const Gemm& given) {
+  Gemm args = given;
+  if (context.frame) args.multiprocessors = context.frame->multiprocessors;
   Owned& owned = owned_by(context.native_stream);
   const ProductShape product = lt::product_of(args);
   const lt::Described described(args);

@@ -31,6 +31,7 @@ struct Gemm {
   DType in = DType::f32, out = DType::f32;
   bool accumulate = false;
   bool summed_after = false;
+  int32_t multiprocessors = 0;  // for which the library plans the product; 0: all of the card
 };
 
 }  // namespace slipstream::kernels

@@ -234,7 +234,8 @@ size_t search_algorithms(LaunchContext& context, const std::vector<ProductShape>
   const int64_t began_ns = monotonic_ns();
   Stopwatch watch(stream_of(context));
   size_t left = 0;
-  for (const ProductShape& product : products) {
+  for (ProductShape product : products) {
+    product.multiprocessors = 0;
     if (table.find(product)) continue;
     if (options.seconds > 0 && static_cast<double>(monotonic_ns() - began_ns) > 1e9 * options.seconds) {
       ++left;

@@ -225,6 +225,10 @@ TEST_CASE("plan uses the device of the machine file unless the run file sets one
     CHECK(result.code == 0);
     CHECK(contains(result.text, on_gpus) == gpus);
     CHECK(contains(result.text, on_cpus) == !gpus);
+    CHECK(contains(result.text, "engines:\n") == gpus);
+    const Json json = Json::parse(call(plan + machine + sets + " --json").text);
+    REQUIRE((json.find("engines") != nullptr) == gpus);
+    if (gpus) CHECK(json.at("engines").at("reduce").at("engine").as_string() == "sm");
   }
 }
 

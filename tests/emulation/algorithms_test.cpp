@@ -37,13 +37,15 @@ struct Layer {
     int64_t kernels = 0;
     bool operator==(const Result&) const = default;
   };
-  Result run() const {
+  Result run(int32_t multiprocessors = 0) const {
     OnDevice x(random_doubles(kRows * kIn, dtype, 1), dtype, "x"),
         dy(random_doubles(kRows * kOut, dtype, 2), dtype, "dy"),
         weight(random_doubles(kOut * kIn, dtype, 3), dtype, "weight"),
         pre(random_doubles(kRows * kIn, dtype, 4), dtype, "pre"), dx(kRows * kIn, dtype, "dx"),
         dweight(kOut * kIn, DType::f32, "dweight"), dbias(kOut, DType::f32, "dbias"), sums(kIn, DType::f32, "sums");
     LaunchContext context = cuda_context();
+    const Frame frame{.multiprocessors = multiprocessors};
+    context.frame = &frame;
     const int64_t before = emulation::launches();
     for (bool accumulate : {false, true})
       matmul_backward_weight(context, {x.data(), dy.data(), dweight.data<float>(), dbias.data<float>(), kRows, kIn,
@@ -187,6 +189,28 @@ TEST_CASE("the sums of GELU's gradient come from the faster of the library and a
   check_equal(DType::bf16, layer.run(), apart);
   for (const auto& [product, chosen] : chosen_algorithms())
     if (product.n == kRows) CHECK((chosen.from == From::table) == (product.epilogue == Epilogue::summed_gelu_gradient));
+}
+
+TEST_CASE("products of a frame are planned for its multiprocessors, and use the table's algorithms") {
+  use_algorithms({});
+  emulation::fake_cublaslt() = {};
+  const Layer layer(DType::bf16);
+  const Layer::Result whole = layer.run();
+  using Targets = std::map<int, int>;
+  CHECK(emulation::fake_cublaslt().targets == Targets{{0, 3}});
+  CHECK(layer.run(116) == whole);
+  CHECK(emulation::fake_cublaslt().targets == Targets{{0, 3}, {116, 3}});
+  // Both are choices of their own; the search times each shape once, on the whole card.
+  CHECK(products_of_the_run().size() == 12);
+  const AlgorithmTable table = searched();
+  CHECK(table.size() == 6);
+  use_algorithms(table);
+  emulation::fake_cublaslt() = {};
+  const Layer::Result timed = layer.run();
+  CHECK(layer.run(116) == timed);
+  CHECK(emulation::fake_cublaslt().targets == Targets{{0, 3}, {116, 3}});
+  CHECK(emulation::fake_cublaslt().calls == std::map<uint64_t, int>{{emulation::kFastestCandidate, 6}});
+  CHECK(count(From::table) == 6);
 }
 
 TEST_CASE("the search takes the fastest candidate that runs, and reports the time of the first one") {

@@ -22,6 +22,7 @@ struct cublasLtMatmulDescOpaque_t {
   void* aux = nullptr;
   int64_t aux_ld = 0;
   int32_t aux_type = -1;
+  int32_t multiprocessors = 0;
 };
 struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType_t type;
@@ -195,6 +196,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t t, cublasLtMa
       return take(t->epilogue);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return take(t->bias);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+      return take(t->multiprocessors);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       return take(t->bias_type);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
@@ -291,6 +294,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   {
     const std::lock_guard lock(slipstream::emulation::mutex);
     ++fake_cublaslt().calls[candidate];
+    ++fake_cublaslt().targets[description->multiprocessors];
   }
   slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d,
                                           candidate, workspace, factor = *static_cast<const float*>(beta)] {

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "comm/nccl/tuner.h"
 #include "tests/fake_cuda/fake_cuda.h"
@@ -29,6 +30,7 @@ std::map<ncclComm_t, void*> contexts;
 std::map<int, std::vector<std::string>> configs;
 std::map<int, const char*> names;
 std::map<uintptr_t, Range> ranges;
+std::set<uintptr_t> windows;  // of the ranges
 uintptr_t next_handle = 1;
 std::map<const std::byte*, size_t> own_memory;  // of ncclMemAlloc, with its size
 ncclResult_t says = ncclSuccess, memory_result = ncclSuccess;
@@ -63,7 +65,8 @@ void began(ncclComm_t comm, int rank, int size, const ncclConfig_t* config) {
   names[rank] = config->commName;
   configs[rank].push_back(std::string(config->commName ? config->commName : "?") + ": ctas " + number(config->minCTAs) +
                           " to " + number(config->maxCTAs) + ", cluster " + number(config->cgaClusterSize) +
-                          ", class " + number(config->trafficClass));
+                          ", class " + number(config->trafficClass) +
+                          (config->CTAPolicy == NCCL_CONFIG_UNDEF_INT ? "" : ", policy " + number(config->CTAPolicy)));
   if (has_tuner()) ncclTunerPlugin_v4.init(static_cast<size_t>(size), 1, nullptr, &contexts[comm]);
 }
 
@@ -121,6 +124,7 @@ void reset_tuner() {
   const std::lock_guard lock(mutex);
   configs.clear();
   ranges.clear();
+  windows.clear();
   counts = {};
   says = memory_result = ncclSuccess;
   handles = true;
@@ -164,6 +168,26 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buffer, size_t bytes,
   ++counts.ever;
   counts.now = static_cast<int>(ranges.size());
   return ncclSuccess;
+}
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes, ncclWindow_t* window, int flags) {
+  *window = nullptr;
+  if (flags != NCCL_WIN_COLL_SYMMETRIC || reinterpret_cast<uintptr_t>(buffer) % NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    return ncclInvalidArgument;
+  void* handle = nullptr;
+  const ncclResult_t result = ncclCommRegister(comm, buffer, bytes, &handle);
+  const std::lock_guard lock(mutex);
+  if (handle) windows.insert(reinterpret_cast<uintptr_t>(handle));
+  counts.windows = static_cast<int>(windows.size());
+  *window = static_cast<ncclWindow_t>(handle);
+  return result;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  {
+    const std::lock_guard lock(mutex);
+    if (windows.erase(reinterpret_cast<uintptr_t>(window)) == 0) return ncclInvalidArgument;
+    counts.windows = static_cast<int>(windows.size());
+  }
+  return ncclCommDeregister(comm, window);
 }
 ncclResult_t ncclCommDeregister(const ncclComm_t, void* handle) {
   const std::lock_guard lock(mutex);

@@ -16,8 +16,9 @@ void ended(ncclComm_t comm);
 void tune(ncclComm_t comm, const std::string& verb, size_t bytes);
 
 // --- called by tests
-/// The configurations of one rank's communicators in order, such as "reduce: ctas 2 to 4, cluster 0, class 1"; "-" for
-/// values that are not set.
+/// The configurations of one rank's communicators in order, such as "reduce: ctas 2 to 4, cluster 0, class 1, policy
+/// 2";
+/// "-" for values that are not set, and no policy if that is not.
 std::vector<std::string> configs_of(int rank);
 /// The current text at the name pointer of that rank's latest communicator: NCCL keeps the pointer.
 std::string name_of_latest(int rank);
@@ -33,6 +34,7 @@ void end_when_freed_while_registered();
 void register_says(ncclResult_t result, bool gives_handle = true);
 struct Registered {
   int now = 0, ever = 0;
+  int windows = 0;                 // of those now, symmetric windows
   int freed_while_registered = 0;  // memory freed while registered
   int ended_with_registered = 0;   // communicators destroyed with registered memory
 };

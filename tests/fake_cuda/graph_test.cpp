@@ -37,8 +37,9 @@ struct Step {
     compute->launch(f.works[2], f.frame);
     compute->record(*ended);
   }
-  std::unique_ptr<Graph> record() {
-    return f.device->capture(*compute, [&] { issue(); });
+  std::unique_ptr<Graph> record(GraphSpans spans = GraphSpans::of_works) {
+    return f.device->capture(
+        *compute, [&] { issue(); }, spans);
   }
   void synchronize() {
     for (Stream* stream : {compute.get(), comm.get(), other.get()}) stream->synchronize();
@@ -102,13 +103,62 @@ struct Sums {
 /// The results of three recorded steps.
 std::vector<uint64_t> replayed_sums() {
   Sums sums(make_cuda_device(0));
-  const auto graph = sums.device->capture(*sums.streams[0], [&] { sums.issue(); });
+  const auto graph = sums.device->capture(
+      *sums.streams[0], [&] { sums.issue(); }, GraphSpans::of_items);
   for (uint32_t step = 1; step < 4; ++step) graph->launch(step);
   sums.synchronize();
   return sums.values();
 }
 
 }  // namespace
+
+TEST_CASE("a graph records one event for the works of an item up to a record or a wait, or one for each work") {
+  constexpr uint32_t kStep = 7;
+  const auto spans_of = [](GraphSpans kind, int& records) {
+    Step s;
+    const Frame first{.memory = s.f.frame.memory, .item = 1}, second{.memory = s.f.frame.memory, .item = 2};
+    const int before = fake_cuda::counts().records;
+    const auto graph = s.f.device->capture(
+        *s.compute,
+        [&] {
+          for (int i : {0, 3, 4}) s.compute->launch(s.f.works[static_cast<size_t>(i)], first);
+          s.compute->record(*s.forward);
+          s.comm->wait(*s.forward, second);
+          s.comm->launch(s.f.works[1], second);
+          s.comm->record(*s.reduced);
+          s.compute->launch(s.f.works[5], first);
+          s.compute->wait(*s.reduced, first);
+          for (int i : {6, 7}) s.compute->launch(s.f.works[static_cast<size_t>(i)], first);
+          s.compute->launch(s.f.works[2], second);
+        },
+        kind);
+    records = fake_cuda::counts().records - before;
+    graph->launch(kStep);
+    s.synchronize();
+    CHECK(s.ran().size() == 8);
+    std::vector<std::vector<Span>> spans(2);
+    s.compute->drain(spans[0]);
+    s.comm->drain(spans[1]);
+    for (const auto& of_stream : spans)
+      for (const Span& span : of_stream) CHECK((span.step == kStep && span.begin_ns <= span.end_ns));
+    return spans;
+  };
+  int of_works = 0, of_items = 0;
+  const auto works = spans_of(GraphSpans::of_works, of_works), items = spans_of(GraphSpans::of_items, of_items);
+  // compute: item 1 up to its record, up to its wait, the wait, item 1 again, item 2; of works: seven and the wait.
+  CHECK((works[0].size() == 8 && works[1].size() == 2));
+  REQUIRE((items[0].size() == 5 && items[1].size() == 2));
+  CHECK(of_works - of_items == 3);
+  using Kind = Span::Kind;
+  const Kind kinds[] = {Kind::work, Kind::work, Kind::wait, Kind::work, Kind::work};
+  const uint32_t numbers[] = {1, 1, 1, 1, 2};
+  for (size_t i = 0; i < 5; ++i) {
+    CHECK((items[0][i].kind == kinds[i] && items[0][i].item == numbers[i]));
+    if (i > 0) CHECK(items[0][i].begin_ns == items[0][i - 1].end_ns);
+  }
+  // The wait covers the other stream's work.
+  CHECK(items[0][2].end_ns >= items[1][1].end_ns);
+}
 
 TEST_CASE("a recorded step runs when it is launched, as often as it is launched, without a wait of the host") {
   Step s;
@@ -298,5 +348,6 @@ TEST_CASE("the host part of a work runs once in the caller, the stream part in e
 TEST_CASE("a device without graphs calls nothing") {
   const auto device = make_cpu_device();
   const auto stream = device->make_stream({.name = "compute"});
-  CHECK(device->capture(*stream, [] { throw std::logic_error("called"); }) == nullptr);
+  CHECK(device->capture(
+            *stream, [] { throw std::logic_error("called"); }, GraphSpans::of_works) == nullptr);
 }

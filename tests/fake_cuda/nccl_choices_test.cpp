@@ -77,6 +77,48 @@ TEST_CASE("a channel asks for the blocks, clusters and traffic class that the ta
                                                              "reduce: ctas - to -, cluster -, class -"});
 }
 
+TEST_CASE("a policy of the table reaches NCCL, and one without blocks makes windows of registered memory") {
+  start();
+  const NcclTable table =
+      NcclTable::parse(R"({"channels": {"gather": {"policy": "zero"}, "reduce": {"policy": "efficiency"}, )"
+                       R"("norm": {"policy": "default"}}})",
+                       "table");
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
+  const auto arena = device->allocate(1 << 20, "parameters");
+  {
+    const Alone gather("gather", table), reduce("reduce", table), norm("norm", table);
+    CHECK(fake_nccl::configs_of(0) == std::vector<std::string>{"gather: ctas - to -, cluster -, class -, policy 2",
+                                                               "reduce: ctas - to -, cluster -, class -, policy 1",
+                                                               "norm: ctas - to -, cluster -, class -, policy 0"});
+    for (const Alone* alone : {&gather, &reduce, &norm})
+      CHECK(alone->comm->register_memory(arena->data(), arena->size_bytes()) == "");
+    CHECK((fake_nccl::registered().now == 3 && fake_nccl::registered().windows == 1));
+    gather.comm->forget_memory();
+    CHECK((fake_nccl::registered().now == 2 && fake_nccl::registered().windows == 0));
+    CHECK(gather.comm->register_memory(arena->data(), arena->size_bytes()) == "");
+  }
+  CHECK((fake_nccl::registered().now == 0 && fake_nccl::registered().windows == 0));
+  CHECK(fake_nccl::registered().ended_with_registered == 0);
+  // Links without windows: the memory is registered as on other channels.
+  fake_nccl::register_says(ncclSuccess, false);
+  const Alone other("gather", table);
+  CHECK_THAT(other.comm->register_memory(arena->data(), arena->size_bytes()), Catch::Contains("does not use"));
+}
+
+TEST_CASE("an NCCL before 2.28 gets no policy and no window") {
+  start();
+  fake_nccl::set_version(22703);
+  const auto device = make_cuda_device(0, comm::nccl_device_memory());
+  const auto arena = device->allocate(1 << 20, "parameters");
+  {
+    const Alone gather("gather", NcclTable::parse(R"({"channels": {"*": {"policy": "zero"}}})", "table"));
+    CHECK(fake_nccl::configs_of(0) == std::vector<std::string>{"gather: ctas - to -, cluster -, class -"});
+    CHECK(gather.comm->register_memory(arena->data(), arena->size_bytes()) == "");
+    CHECK((fake_nccl::registered().now == 1 && fake_nccl::registered().windows == 0));
+  }
+  fake_nccl::set_version(NCCL_VERSION_CODE);
+}
+
 TEST_CASE("the tuner takes the table's choice where the links allow it, and records every size class") {
   start();
   Alone reduce("reduce"), other("other");
@@ -230,7 +272,8 @@ TEST_CASE("a table with an unknown word is refused with the list of known words"
   };
   refused("{", "table.json");
   refused(R"({"channel": {}})", "unknown key");
-  refused(R"({"channels": {"reduce": {"ctas": 1}}})", "min_ctas, max_ctas, cluster_size, traffic_class and choices");
+  refused(R"({"channels": {"reduce": {"ctas": 1}}})",
+          "min_ctas, max_ctas, cluster_size, traffic_class, policy and choices");
   refused(R"({"channels": {"reduce": {"max_ctas": 0}}})", "need 1 to 64");
   refused(R"({"channels": {"reduce": {"min_ctas": 9, "max_ctas": 8}}})", "min_ctas 9 exceeds max_ctas 8");
   refused(R"({"channels": {"reduce": {"choices": [{"verb": "all_reduce", "algorithm": "rings", "protocol": "ll"}]}}})",

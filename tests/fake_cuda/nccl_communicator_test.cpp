@@ -147,7 +147,8 @@ TEST_CASE("an abort lasts until graphs are destroyed; works and checks report th
           const Memory memory({{bytes.data(), 0, Instances::one}});
           const Frame frame{.memory = &memory};
           const Work work = test.comm.all_reduce({.from = {0, 0, 400}, .to = {0, 0, 400}, .elems = 100});
-          auto graph = device->capture(*stream, [&] { stream->launch(work, frame); });
+          auto graph = device->capture(
+              *stream, [&] { stream->launch(work, frame); }, GraphSpans::of_works);
           std::atomic<bool> ended{false};
           std::thread aborting([&] {
             test.comm.abort();

@@ -93,7 +93,8 @@ class Recorder {
       for (const Work& work : works_)
         if (work.prepare) work.prepare(host);
       const Plan& plan = *plans[(step - 1) % plans.size()];
-      graphs.push_back(device_->capture(*streams_[kComputeChannel], [&] { step_->run(plan, step); }));
+      graphs.push_back(device_->capture(
+          *streams_[kComputeChannel], [&] { step_->run(plan, step); }, GraphSpans::of_items));
       nodes.push_back(fake_cuda::captured_nodes());
     }
     return nodes;

@@ -196,9 +196,9 @@ std::unique_ptr<Allocation> CudaDevice::allocate_host(int64_t size_bytes, const 
   return allocation;
 }
 
-std::unique_ptr<Graph> CudaDevice::capture(Stream& origin, const std::function<void()>& issue) {
+std::unique_ptr<Graph> CudaDevice::capture(Stream& origin, const std::function<void()>& issue, GraphSpans spans) {
   core_->enter();
-  return std::make_unique<CudaGraph>(core_, static_cast<CudaStream&>(origin), issue);
+  return std::make_unique<CudaGraph>(core_, static_cast<CudaStream&>(origin), issue, spans);
 }
 
 void CudaDevice::copy_to_host(void* host, const std::byte* device, int64_t size_bytes) {

@@ -10,8 +10,9 @@
 
 namespace slipstream::cuda {
 
-CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue)
-    : core_(std::move(core)), origin_(origin), end_(std::make_shared<EventHandle>(cudaEventBlockingSync)) {
+CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue,
+                     GraphSpans kind)
+    : core_(std::move(core)), origin_(origin), kind_(kind), end_(std::make_shared<EventHandle>(cudaEventBlockingSync)) {
   core_->rethrow_if_failed();
   SLIP_ASSERT(!core_->capturing);
   // Other threads (the loader, NCCL's own) continue to allocate and query; only this thread may not.
@@ -28,7 +29,9 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
     }
     issue();
     if (refusal_) std::rethrow_exception(refusal_);
+    close_span(origin_);
     for (CudaStream* stream : others()) {
+      close_span(*stream);
       events_.push_back(std::make_unique<EventHandle>(cudaEventDisableTiming));
       SLIP_CUDA(cudaEventRecord(events_.back()->get(), stream->stream_));
       SLIP_CUDA(cudaStreamWaitEvent(origin_.stream_, events_.back()->get(), 0));
@@ -104,6 +107,22 @@ cudaEvent_t CudaGraph::mark_on(CudaStream& stream) {
   return last_marks_[&stream] = mark;
 }
 
+void CudaGraph::open_span(CudaStream& stream, const Work& work, uint32_t item) {
+  const auto open = open_spans_.find(&stream);
+  if (open != open_spans_.end() && spans_[open->second].open.span.item == item) return;
+  close_span(stream);
+  open_spans_[&stream] = spans_.size();
+  spans_.push_back(
+      {&stream, {.span = {.kind = Span::Kind::work, .work = &work, .item = item}, .begin = last_marks_.at(&stream)}});
+}
+
+void CudaGraph::close_span(CudaStream& stream) {
+  const auto open = open_spans_.find(&stream);
+  if (open == open_spans_.end()) return;
+  spans_[open->second].open.end = mark_on(stream);
+  open_spans_.erase(open);
+}
+
 void CudaGraph::launch(uint32_t step) {
   core_->rethrow_if_failed();
   try {
@@ -146,18 +165,16 @@ void CudaGraph::launch(uint32_t step) {
 
 void CudaStream::capture_work(CudaGraph& graph, const Work& work, const Frame& frame) {
   pause_before_work();
-  const cudaEvent_t begin = graph.last_mark_of(*this);
+  graph.open_span(*this, work, frame.item);
   call(work, frame);
-  graph.spans_.push_back({this,
-                          {.span = {.kind = Span::Kind::work, .work = &work, .item = frame.item},
-                           .begin = begin,
-                           .end = graph.mark_on(*this)}});
+  if (graph.kind_ == GraphSpans::of_works) graph.close_span(*this);
 }
 
 void CudaStream::capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame) {
   // Records from before the capture are complete when the graph begins; its own records come earlier in any case.
   if (awaited.captured_in_ != &graph || awaited.captured_on_ == this) return;
-  const cudaEvent_t begin = graph.last_mark_of(*this);
+  graph.close_span(*this);
+  const cudaEvent_t begin = graph.last_marks_.at(this);
   SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.event_, 0));
   graph.spans_.push_back({this,
                           {.span = {.kind = Span::Kind::wait, .awaited = awaited.tag(), .item = frame.item},

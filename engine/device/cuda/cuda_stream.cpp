@@ -187,6 +187,7 @@ void CudaStream::record(Event& event) {
   guarded([&] {
     CudaEvent& recorded = static_cast<CudaEvent&>(event);
     if (CudaGraph* graph = core_->capturing) {
+      graph->close_span(*this);  // so that no wait for this record ends before the span does
       SLIP_CUDA(cudaEventRecord(recorded.event_, stream_));
       recorded.captured_in_ = graph;
       recorded.captured_on_ = this;

@@ -183,12 +183,12 @@ class CudaStream final : public Stream {
 
 /// The commands that the streams of a device received during a capture; forked from and joined to `origin`.
 ///
-/// Times: every work and wait is between two marks, which are events that the graph records. A stream in a graph has no
-/// gaps of the host, so the mark that ends a command begins the next one.
+/// Times: every span of works and every wait is between two marks, which are events that the graph records. A stream in
+/// a graph has no gaps of the host, so the mark that ends a span begins the next one.
 class CudaGraph final : public Graph {
  public:
   /// Records `issue`. Throws: the error of a call that the capture refused, or of a failed work; nothing has run then.
-  CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue);
+  CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue, GraphSpans kind);
   /// Blocks until its last run has ended.
   ~CudaGraph() override;
   CudaGraph(const CudaGraph&) = delete;
@@ -206,14 +206,18 @@ class CudaGraph final : public Graph {
   void release_events();
   void begin_on(CudaStream& stream);
   cudaEvent_t mark_on(CudaStream& stream);
-  cudaEvent_t last_mark_of(const CudaStream& stream) const { return last_marks_.at(&stream); }
+  /// Begins a span of works at the stream's last mark, unless `item` has one open. It ends with a mark at its close.
+  void open_span(CudaStream& stream, const Work& work, uint32_t item);
+  void close_span(CudaStream& stream);
   std::vector<CudaStream*> others() const;
 
   std::shared_ptr<Core> core_;
   CudaStream& origin_;
   std::vector<std::unique_ptr<EventHandle>> events_;  // marks, forks and joins
   std::map<const CudaStream*, cudaEvent_t> last_marks_;
-  std::vector<Recorded> spans_;       // in the order of the calls
+  std::vector<Recorded> spans_;                     // in the order of the calls
+  std::map<const CudaStream*, size_t> open_spans_;  // indices of spans without an end
+  GraphSpans kind_;
   std::vector<CudaEvent*> recorded_;  // events with a record in the graph
   std::vector<std::unique_ptr<std::function<void()>>> on_host_;
   std::shared_ptr<EventHandle> end_;

@@ -450,6 +450,40 @@ TEST_CASE("transfers of two channels on one port share it; on ports of their own
   CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.contention = false}).makespan_ns == 10 + 100 + 1);
 }
 
+TEST_CASE("a transfer on multiprocessors slows local work of its rank; one on a copy engine or an adapter does not") {
+  ToyJob job;
+  job.price.bandwidth_bound = true;
+  job.price.card_multiprocessors = 100;
+  ToyPlan plan(job);
+  plan.compute("first", 10).compute("beside", 100).compute("end", 1);
+  plan.task({.name = "reduce",
+             .channel = "reduce",
+             .axis = Axis::data,
+             .op = Op::all_reduce,
+             .time_ns = 60,
+             .after = {"first"},
+             .before = "end"});
+  plan.task({.name = "load", .channel = "h2d", .op = Op::load, .time_ns = 100, .after = {"first"}, .before = "end"});
+  job.channels.back().role = Role::h2d;  // by a copy engine, so it is not slowed
+  Plan& built = plan.build();
+  finish(job, built);
+  const Mesh mesh(MeshSizes{.data = 2});
+  Channel& reduce = job.channels[1];
+  REQUIRE(reduce.name == "reduce");
+  reduce.blocks = 25;
+  // Of 100 ns, 45 pass beside the transfer, which takes a quarter of the card for 60.
+  for (const auto& [engine, beside_ns] :
+       {std::pair{Engine::sm, int64_t{115}}, {Engine::copy, int64_t{100}}, {Engine::nic, int64_t{100}}}) {
+    reduce.engine = engine;
+    const Rehearsal rehearsal = rehearse_in_a_row(job, {&built}, mesh, 1);
+    CAPTURE(name_of(engine));
+    CHECK(rehearsal.makespan_ns == 10 + beside_ns + 1);
+    CHECK(rehearsal.ranks[0].runs[0][item_named(built, "load")].duration_ns() == 100);
+    CHECK(rehearsal.ranks[0].exposed_ns == 0);
+    CHECK(rehearse_in_a_row(job, {&built}, mesh, 1, {.slows_local_work = false}).makespan_ns == 10 + 100 + 1);
+  }
+}
+
 TEST_CASE("idle time behind a local task is charged to it only while it runs") {
   ToyJob job;
   ToyPlan plan(job);

@@ -25,11 +25,13 @@ class ToyPrice : public Price {
  public:
   std::map<const Plan*, std::vector<int64_t>> item_ns;
   bool bandwidth_bound = false;
+  int64_t card_multiprocessors = 0;
   double jitter = 0;  // durations are scaled by 1 - jitter .. 1 + jitter, a function of (seed, plan, item)
   uint64_t seed = 0;
 
   int64_t local_ns(const Plan& plan, ItemId item) const override { return jittered(plan, item); }
   Link link(Axis) const override { return {}; }
+  int64_t multiprocessors() const override { return card_multiprocessors; }
   WireCost wire(const Plan& plan, ItemId item, Axis, int) const override {
     const int64_t time_ns = jittered(plan, item);
     return bandwidth_bound ? WireCost{0, time_ns, time_ns} : WireCost{time_ns, 0, 0};

@@ -76,7 +76,7 @@ TEST_CASE("the end times of random graphs equal those of a fixed-point iteration
   std::mt19937_64 random(seed);
   for (int round = 0; round < 400; ++round) {
     const RandomGraph g = random_graph(random);
-    VirtualTime time(false);
+    VirtualTime time({.contention = false});
     std::vector<int64_t> members;
     for (int m : g.rendezvous)
       if (m >= 0)
@@ -113,7 +113,7 @@ TEST_CASE("two transfers on one port take twice as long; opposite directions and
   for (const Case& c : {Case{both, both, 200, 200}, Case{out, in, 100, 100}, Case{out, both, 200, 200},
                         Case{in, in, 200, 200}, Case{in, both, 200, 200}, Case{out, out, 200, 200},
                         Case{both, other, 100, 100}, Case{both, half, 150, 100}, Case{both, late, 140, 200}}) {
-    VirtualTime time(true);
+    VirtualTime time({});
     const uint32_t a = time.join(time.add_rendezvous(1), c.a);
     const uint32_t b = time.join(time.add_rendezvous(1), c.b);
     REQUIRE(time.solve());
@@ -123,7 +123,7 @@ TEST_CASE("two transfers on one port take twice as long; opposite directions and
 }
 
 TEST_CASE("a rendezvous ends with its slowest member") {
-  VirtualTime time(true);
+  VirtualTime time({});
   const uint32_t rendezvous = time.add_rendezvous(2);
   const uint32_t a = time.join(rendezvous, {.port = 0, .wire_ns = 100});
   const uint32_t b = time.join(rendezvous, {.port = 1, .wire_ns = 100});
@@ -141,7 +141,7 @@ TEST_CASE("each direction of a shared port follows the fluid model of processor 
     const size_t n = 1 + random() % 6;
     std::vector<double> arrive, left, end(n, -1);
     std::vector<PortUse> uses;
-    VirtualTime time(true);
+    VirtualTime time({});
     for (size_t i = 0; i < n; ++i) {
       arrive.push_back(static_cast<double>(1 + random() % 500));
       left.push_back(static_cast<double>(1 + random() % 1000));
@@ -182,7 +182,7 @@ TEST_CASE("each direction of a shared port follows the fluid model of processor 
 }
 
 TEST_CASE("every item lasts at least 1 ns") {
-  VirtualTime time(true);
+  VirtualTime time({});
   const uint32_t a = time.add_local(0);
   const uint32_t b = time.join(time.add_rendezvous(1), {});
   time.edge(a, b, After::end);
@@ -192,7 +192,7 @@ TEST_CASE("every item lasts at least 1 ns") {
 }
 
 TEST_CASE("a deadlock is named as its cycle") {
-  VirtualTime time(false);
+  VirtualTime time({.contention = false});
   time.add_local(5);
   const uint32_t m1 = time.add_rendezvous(2), m2 = time.add_rendezvous(2);
   const uint32_t a1 = time.join(m1, {}), a2 = time.join(m2, {}), b2 = time.join(m2, {}), b1 = time.join(m1, {});
@@ -205,7 +205,7 @@ TEST_CASE("a deadlock is named as its cycle") {
   CHECK(chain.back().awaited == chain.front().node);
   for (size_t i = 0; i + 1 < chain.size(); ++i) CHECK(chain[i].awaited == chain[i + 1].node);
 
-  VirtualTime lonely(false);
+  VirtualTime lonely({.contention = false});
   const uint32_t only = lonely.join(lonely.add_rendezvous(2), {});
   const uint32_t behind = lonely.add_local(1);
   lonely.edge(only, behind, After::end);
@@ -215,7 +215,7 @@ TEST_CASE("a deadlock is named as its cycle") {
 }
 
 TEST_CASE("a chain of half a million nodes is solved exactly") {
-  VirtualTime time(true);
+  VirtualTime time({});
   constexpr uint32_t kNodes = 500000;
   for (uint32_t i = 0; i < kNodes; ++i) {
     if (i % 5 == 4)
@@ -227,4 +227,104 @@ TEST_CASE("a chain of half a million nodes is solved exactly") {
   }
   REQUIRE(time.solve());
   CHECK(time.makespan_ns() == 3 * int64_t{kNodes});
+}
+
+namespace {
+
+/// Local work and members with blocks on one card of `multiprocessors`.
+struct SharedCard {
+  struct Transfer {
+    int64_t start_ns, wire_ns;
+    int blocks;
+  };
+  int64_t multiprocessors = 132;
+  std::vector<int64_t> work_ns;  // one after the other
+  std::vector<Transfer> transfers;
+
+  /// Ends of the works, then of the transfers.
+  std::vector<int64_t> ends() const {
+    VirtualTime time({.multiprocessors = multiprocessors});
+    for (uint32_t i = 0; i < work_ns.size(); ++i) {
+      time.add_local(work_ns[i], 0);
+      if (i > 0) time.edge(i - 1, i, After::end);
+    }
+    for (uint32_t i = 0; i < transfers.size(); ++i) {
+      const uint32_t before = time.add_local(transfers[i].start_ns);
+      const PortUse use{.port = i, .wire_ns = transfers[i].wire_ns, .card = 0, .blocks = transfers[i].blocks};
+      time.edge(before, time.join(time.add_rendezvous(1), use), After::end);
+    }
+    REQUIRE(time.solve());
+    std::vector<int64_t> all;
+    for (uint32_t i = 0; i < work_ns.size(); ++i) all.push_back(time.end_ns(i));
+    const auto first = static_cast<uint32_t>(work_ns.size());
+    for (uint32_t i = 0; i < transfers.size(); ++i) all.push_back(time.end_ns(first + 2 * i + 1));
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("work beside a transfer of c blocks proceeds at (m - c) / m of its speed") {
+  // 1000 ns alone. Of the first 300 ns, 100 are at full speed and 200 at half.
+  CHECK(SharedCard{.multiprocessors = 100, .work_ns = {1000}, .transfers = {{100, 200, 50}}}.ends() ==
+        std::vector<int64_t>{1100, 300});
+  // Two transfers take their blocks together; one multiprocessor is left, whatever they ask for.
+  CHECK(
+      SharedCard{.multiprocessors = 100, .work_ns = {1000}, .transfers = {{100, 200, 30}, {100, 200, 20}}}.ends()[0] ==
+      1100);
+  CHECK(SharedCard{.multiprocessors = 100, .work_ns = {1000}, .transfers = {{100, 200, 300}}}.ends()[0] == 1198);
+  // The transfer may outlast the work.
+  CHECK(SharedCard{.multiprocessors = 132, .work_ns = {1160}, .transfers = {{1, 1 << 20, 16}}}.ends()[0] == 1320);
+}
+
+TEST_CASE("transfers without blocks, cards without multiprocessors and other cards slow no work") {
+  const std::vector<int64_t> alone{1000, 300};
+  CHECK(SharedCard{.work_ns = {1000}, .transfers = {{100, 200, 0}}}.ends() == alone);
+  CHECK(SharedCard{.multiprocessors = 0, .work_ns = {1000}, .transfers = {{100, 200, 50}}}.ends() == alone);
+  for (const VirtualTimeOptions& options :
+       {VirtualTimeOptions{.contention = false, .multiprocessors = 100},
+        VirtualTimeOptions{.instant = true, .multiprocessors = 100}, VirtualTimeOptions{.multiprocessors = 100}}) {
+    VirtualTime time(options);
+    time.add_local(1000, 1);
+    time.add_local(1000);
+    time.join(time.add_rendezvous(1), {.wire_ns = 500, .card = 0, .blocks = 50});
+    REQUIRE(time.solve());
+    CHECK((time.end_ns(0) == 1000 && time.end_ns(1) == 1000));
+  }
+}
+
+TEST_CASE("every work receives its whole time at full speed, whatever transfers take") {
+  const uint64_t seed = 4242;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    SharedCard card{.multiprocessors = 8 + static_cast<int64_t>(random() % 200), .work_ns = {}, .transfers = {}};
+    for (uint64_t n = 1 + random() % 8; n > 0; --n) card.work_ns.push_back(1 + static_cast<int64_t>(random() % 5000));
+    for (uint64_t n = random() % 6; n > 0; --n)
+      card.transfers.push_back({1 + static_cast<int64_t>(random() % 9000), 1 + static_cast<int64_t>(random() % 4000),
+                                static_cast<int>(random() % 40)});
+    const std::vector<int64_t> ends = card.ends();
+    // The oracle integrates the speed over every interval between two ends or starts.
+    for (size_t w = 0; w < card.work_ns.size(); ++w) {
+      const int64_t from = w == 0 ? 0 : ends[w - 1], to = ends[w];
+      double received = 0;
+      for (int64_t t = from; t < to; ++t) {
+        int64_t taken = 0;
+        for (size_t i = 0; i < card.transfers.size(); ++i)
+          if (card.transfers[i].start_ns <= t && t < ends[card.work_ns.size() + i]) taken += card.transfers[i].blocks;
+        received += 1 - static_cast<double>(std::min(taken, card.multiprocessors - 1)) /
+                            static_cast<double>(card.multiprocessors);
+      }
+      CHECK(std::abs(received - static_cast<double>(card.work_ns[w])) <= 0.51);
+    }
+    // More blocks never make the chain faster.
+    int64_t last = 0;
+    for (int times : {0, 1, 2, 4}) {
+      SharedCard more = card;
+      for (SharedCard::Transfer& transfer : more.transfers) transfer.blocks *= times;
+      const int64_t end = more.ends()[card.work_ns.size() - 1];
+      CHECK(end >= last);
+      last = end;
+    }
+  }
 }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// NCCL's share of a card, by card and link: blocks, clusters and copy engines for the values that comm.nccl leaves
+// open.
+//
+// Nothing here is measured on a card. The numbers follow from sources:
+//   Blocks   A block moves at most 20 GB/s on Ampere and 36.7 GB/s on Hopper (NCCL 2.27, src/graph/tuning.cc, LL128
+//            rings). The table has the smallest multiple of four whose blocks move 1.25 times the rate of the link. A
+//            group across nodes with several ranks in each needs two blocks for each of a node's eight adapters, since
+//            every block's ring uses one of them. NCCL's own number on NVLink is 24.
+//   Clusters Products on Hopper launch clusters of two blocks. Pairs of NCCL's blocks leave an even number of
+//            multiprocessors in each group that clusters are placed in. NCCL's own clusters of four begin only when
+//            four multiprocessors of one group are free. Ampere has no clusters.
+//   Copies   Gathers inside a node of Hopper cards use copy engines. PyTorch issues 176613 and 179937 report steps 15 %
+//            and 2.4 % shorter. Across nodes Megatron-LM issue 5657 reports longer steps, and reductions need blocks.
+
+#include <cstdint>
+
+#include "comm/nccl/nccl_table.h"
+#include "engine/config/machine.h"
+
+namespace slipstream::comm {
+
+/// The links of a group of ranks, each with a card.
+enum class CardLink : uint8_t {
+  node,     // inside a node: NVLink
+  network,  // across nodes, one rank in each
+  both,     // across nodes, several ranks in each
+};
+/// Pure. "NVLink", "network", "NVLink and network".
+const char* name_of(CardLink link);
+
+struct CardShare {
+  int max_ctas = 0;
+  int cluster_size = 0;
+  bool copies_gathers = false;  // gathers use copy engines
+};
+
+/// Pure. Null: the table has no entry, and NCCL chooses.
+const CardShare* card_share(Card card, CardLink link);
+
+/// NCCL has the zero-CTA policy since this version (2.28).
+constexpr int kNcclWithPolicies = 22800;
+
+/// Pure. `written` with the table's values where it has none, as a whole: no cluster exceeds the blocks. `gathers`: the
+/// channel carries only gathers. `nccl_version`: 0 is unknown and has policies.
+NcclChannel completed(const NcclChannel& written, Card card, CardLink link, bool gathers, int nccl_version);
+
+}  // namespace slipstream::comm
