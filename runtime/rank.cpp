@@ -325,8 +325,15 @@ void Rank::prepare(const BoundWorks& works, uint32_t step) {
 
 void Rank::issue(uint32_t step) {
   const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
-  prepare(train_works_, step);  // allocates the memory that a graph records
   std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
+  // A replay copies from the pinned memory that prepare() fills.
+  if (graph && !graph->ended())
+    throw InternalError(
+        "[rank] step {} would overwrite the pinned batch and scalars of step {}, which has not ended. Steps may be "
+        "issued "
+        "at most {} ahead of the device: call wait_behind() before issue().",
+        step, step - kStepPeriod, kStepPeriod - 1);
+  prepare(train_works_, step);  // allocates the memory that a graph records
   if (graph)
     scheduler_->replayed(plan);
   else if (graph_ && issued_ >= kEagerSteps)
@@ -341,6 +348,7 @@ void Rank::issue(uint32_t step) {
   });
   SLIP_ASSERT(device_->host_wait_count() == host_waits);
   ++issued_;
+  latest_step_ = step;
   ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }
@@ -392,6 +400,7 @@ void Rank::wait_behind(int behind) {
 }
 
 Rank::Report Rank::report(uint32_t step) const {
+  SLIP_ASSERT(latest_step_ < step + kReportSlots);  // a later step overwrites the slot
   Report report;
   std::memcpy(&report, reports_->data() + sizeof report * (step % kReportSlots), sizeof report);
   return report;

@@ -67,6 +67,7 @@ class Rank {
   /// Enqueues one training step and returns; does not wait. On a device with graphs, the first steps run task by task,
   /// the next kStepPeriod are recorded after a collective agreement, and later ones are replayed. If a rank refuses a
   /// graph, all steps run task by task.
+  /// Throws: InternalError if it would replay a graph whose previous run, kStepPeriod steps ago, has not ended.
   void issue(uint32_t step);
   /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no
   /// events, no schedule. For benchmarks of one rank, when nothing is in flight.
@@ -140,6 +141,7 @@ class Rank {
   std::function<bool(bool, const std::string&)> all_agree_;
   bool graph_ = false;
   int64_t issued_ = 0;
+  uint32_t latest_step_ = 0;
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod
 };
 
