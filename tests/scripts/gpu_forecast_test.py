@@ -13,22 +13,9 @@ import sys
 import tempfile
 
 source, program = pathlib.Path(sys.argv[1]), sys.argv[2]
-sys.path.insert(0, str(source / "scripts"))
+sys.path[:0] = [str(source / "scripts"), str(source / "tests")]
 import gpu_forecast  # noqa: E402
-
-checked = 0
-
-
-def check(condition, *said):
-    global checked
-    checked += 1
-    if not condition:
-        sys.exit("gpu_forecast_test: " + "\n".join(map(str, said)))
-
-
-def close(a, b, share):
-    return abs(a - b) <= share * abs(b)
-
+from checks import all_hold, check, close  # noqa: E402
 
 # The plan prices a step from the Cost of every op; the same sum here has the same operations and bytes in every piece. A step in
 # which bytes cost almost nothing, and one in which operations do, see each apart.
@@ -173,4 +160,4 @@ for card in gpu_forecast.RATES:
             check(words[1] in ("gate", "copies", "blocks") and words[2] in ratios, row["name"])
     total = sum(float(row["expected"]) for row in table if row["name"].startswith("step part") and row["name"] != "step part: all")
     check(close(total, next(float(row["expected"]) for row in table if row["name"] == "step part: all"), 1e-4), total)
-print(f"{checked} checks of gpu_forecast.py hold")
+all_hold("gpu_forecast.py")
