@@ -274,8 +274,8 @@ def backward_share(v):
 
 
 def hidden_at(v, ratio):
-    """Share of the communication under compute: 8 ranks, 8 sequences each, gradients as float32, reduced in the order of the backward
-    pass, `ratio` times as long as compute. The tied table is complete after the last piece; the update begins when all is reduced."""
+    """Share of the communication under compute: 8 ranks, 8 sequences each, reduced in the order of the backward pass, `ratio` times as
+    long as compute. The tied table is complete after the last piece; the update begins when all is reduced."""
     _, _, pieces = step_of(v, "gpt2", batch=8)
     m = MODELS["gpt2"]
     whole, d, f = parameters_of(m), m["width"], m["hidden"]
@@ -316,8 +316,9 @@ def rows_of(v):
     torch = torch_seconds(v)
     row("torch-compile GPT-2 124M", "tokens/s", tokens / torch, "products, 107 GB of passes, attention at 210 TFLOP/s")
     row("GPT-2 124M / torch-compile", "x", torch / seconds[True], "of the two rows above")
-    llama = sum(step_of(v, "llama")[0].values())
-    row("Llama 1.2B", "tokens/s", MODELS["llama"]["batch"] * MODELS["llama"]["tokens"] / llama, "8 x 2048 tokens, heads of 64, 8 for keys")
+    for table, name in ((True, "Llama 1.2B"), (False, "Llama 1.2B without a table")):
+        llama = sum(step_of(v, "llama", table)[0].values())
+        row(name, "tokens/s", MODELS["llama"]["batch"] * MODELS["llama"]["tokens"] / llama, "8 x 2048 tokens, heads of 64, 8 for keys")
     for batch, length, head in ((32, 1024, 64), (8, 2048, 128)):
         for form, scale in (("forward", 1), ("backward", 2.5)):
             sizes = dict(batch=batch, tokens=length, heads=12, kv_heads=12, head=head)
