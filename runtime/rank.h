@@ -129,6 +129,7 @@ class Rank {
   std::vector<std::unique_ptr<Allocation>> arenas_;
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
+  int threads_;
   BoundWorks train_works_, evaluate_works_, prime_works_;
   Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
