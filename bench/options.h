@@ -27,6 +27,7 @@ struct KernelsOptions {
 struct OverlapOptions : BenchOptions {
   std::string compute = "real";        // real | paced
   std::vector<double> ratios;          // communication / compute; empty: the link of the run file
+  std::string ratio_of = "compute";    // compute | backward: what `ratios` compare communication with
   std::vector<int> zero;               // ZeRO stages to measure instead; a ratio is then a layer's gather / its forward
                                        // pass
   std::vector<int> prefetch = {1, 2};  // depths of stage 3

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "bench/ablation.h"
@@ -69,8 +70,10 @@ class OverlapBench : WorldBench {
     auto alone = make("no_communication", ReduceMode::bucketed, 0, false);
     take_turns(world_, {alone.get()}, {.warm_up = 3, .counted = 5, .steps = 2});
     const double compute_ms = alone->median_of(&runtime::StepMeans::compute_ms);
+    const double share = options_.ratio_of == "backward" ? backward_ms(*alone) / compute_ms : 1;
     alone.reset();
-    for (double ratio : options_.ratios) {
+    for (double given : options_.ratios) {
+      const double ratio = share * given;
       auto probe = build(ReduceMode::bucketed, 0, true);
       const IdealBound wire =
           ideal_bound(*probe.job, {.bytes_per_second = 1e9,
@@ -98,6 +101,18 @@ class OverlapBench : WorldBench {
     const std::vector<int64_t> paced = paced_ ? paced_->of(finished.job->train) : std::vector<int64_t>{};
     return std::make_unique<Candidate>(name, world_, assignment_, config_, std::move(finished), bytes_per_second,
                                        paced);
+  }
+
+  /// Blocks. Collective. Time of all pieces of the backward pass in a step.
+  double backward_ms(const Candidate& candidate) {
+    const Job& job = *candidate.job;
+    const std::vector<int64_t> spine_ns = spine_ns_of_slowest(world_, candidate);
+    const std::set<uint32_t> backward(job.model.backward.begin(), job.model.backward.end());
+    int64_t sum_ns = 0;
+    for (size_t i = 0; i < spine_ns.size(); ++i)
+      if (const SpineItem& item = job.train.spine[i]; item.op == Op::compute && backward.contains(item.piece))
+        sum_ns += spine_ns[i];
+    return static_cast<double>(sum_ns) / 1e6;
   }
 
   /// Ranks measure in turn, so that more ranks than cores do not disturb each other.

@@ -39,10 +39,15 @@ void add_overlap(CLI::App& bench, Run& chosen) {
            "--zero 0.2,0.4,0.6,0.8,1")
       ->check(positive())
       ->type_name("RATIO,...");
+  command
+      ->add_option("--ratio-of", options->ratio_of,
+                   "what --ratios compare communication with: compute, or the backward pass alone")
+      ->check(CLI::IsMember({"compute", "backward"}));
   add_list(command, "--zero", options->zero,
            "ZeRO stages to measure instead, for instance 1,3; paced; a ratio is a layer's gather / its forward pass")
       ->check(CLI::Range(0, 3))
-      ->type_name("STAGE,...");
+      ->type_name("STAGE,...")
+      ->excludes("--ratio-of");
   add_list(command, "--prefetch", options->prefetch, "with --zero: depths of stage 3, for instance 1,2")
       ->check(CLI::Range(0, 65536))
       ->type_name("DEPTH,...");
@@ -51,7 +56,8 @@ void add_overlap(CLI::App& bench, Run& chosen) {
   command
       ->add_flag("--ablate", options->ablate,
                  "compare the run file with one changed overlap setting at a time; paced; ratios as with --zero")
-      ->excludes("--zero");
+      ->excludes("--zero")
+      ->excludes("--ratio-of");
   command
       ->add_option("--ranks", options->ranks,
                    "ranks of the plan: one process runs one rank on an emulated link and imitates the others; 0: the "

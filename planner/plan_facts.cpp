@@ -116,10 +116,14 @@ namespace {
 /// Bytes of gradients that a rank sends in a step.
 int64_t gradient_bytes(const Job& job) {
   int64_t sent = 0;
-  for (const Task& task : job.train.tasks)
-    if ((task.op == Op::all_reduce || task.op == Op::reduce_scatter) && carries_states(job.channels[task.channel].role))
+  for (const Task& task : job.train.tasks) {
+    const Role role = job.channels[task.channel].role;
+    const bool sums = task.op == Op::all_reduce || task.op == Op::reduce_scatter;
+    const bool exchanges = (task.op == Op::all_to_all || task.op == Op::all_gather) && task.dtype == DType::bf16;
+    if ((role == Role::reduce || role == Role::reduce_across) && (sums || exchanges))
       sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                task.elems, task.dtype);
+  }
   return sent;
 }
 
@@ -165,13 +169,14 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
         fmt::format("tensor groups communicate in every layer and cross nodes of {}; use a parallel.tensor that "
                     "divides {}, and put tp first in parallel.order",
                     counted(machine.ranks_per_node, "rank"), machine.ranks_per_node));
-  if (job.model.dtype == DType::bf16 && job.options.wire_dtype == DType::f32 &&
-      job.mesh.group_size(Axis::replica) > 1) {
+  if (job.model.dtype == DType::bf16 && job.options.wire_dtype != DType::u8 && job.mesh.group_size(Axis::replica) > 1) {
     const int64_t sent = gradient_bytes(job);
+    const bool rounds = job.options.wire_dtype == DType::bf16;
     lines.push_back(
-        fmt::format("gradients of a bfloat16 model travel as comm.grad_dtype = \"float32\", {} from a rank "
-                    "in a step; \"bfloat16\" would send {} and round them to 8 bits",
-                    format_bytes(sent), format_bytes(sent / 2)));
+        fmt::format("gradients of a bfloat16 model travel as comm.grad_dtype = \"{}\", {} from a rank in a "
+                    "step; \"{}\" would send {} and {}",
+                    rounds ? "bfloat16" : "float32", format_bytes(sent), rounds ? "float32" : "bfloat16",
+                    format_bytes(rounds ? 2 * sent : sent / 2), rounds ? "round nothing" : "round them to 8 bits"));
   }
   const std::vector<Bucket>& buckets = job.layout.buckets;
   const std::vector<ParameterSpec>& parameters = job.model.parameters;

@@ -37,6 +37,11 @@ std::optional<DType> gather_dtype_of(DTypeChoice choice) {
   return {};
 }
 
+DType wire_dtype_of(const Comm& comm) {
+  if (comm.quantize == Quantize::int8) return DType::u8;
+  return comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16 : DType::f32;
+}
+
 MeshSizes mesh_sizes(const ResolvedConfig& config) {
   const Layout& layout = config.layout();
   return {.data = layout.data,
@@ -134,10 +139,10 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .reduce_mode = config.overlap.grad_reduce,
           .bucket_bytes = config.overlap.bucket_size_bytes,
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
-          .wire_dtype = config.comm.quantize == Quantize::int8 ? DType::u8 : config.comm.grad_dtype,
+          .wire_dtype = wire_dtype_of(config.comm),
           .error_feedback = config.comm.error_feedback,
-          .sums_by_exchange = request.config.on_gpus() && config.comm.deterministic == Choice::yes &&
-                              config.comm.grad_dtype == DType::bf16,
+          // NCCL would round after every addition.
+          .sums_by_exchange = request.config.on_gpus() && wire_dtype_of(config.comm) == DType::bf16,
           .groups = groups_of(config.optimizer),
           .clip = config.optimizer.grad_clip > 0,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,

@@ -20,6 +20,7 @@ namespace {
 
 // Tensors are filled piece by piece, because a second copy of a large tensor would raise the process's peak memory.
 constexpr int64_t kPieceElems = 1 << 18;
+constexpr int64_t kDrawnAtOnce = 4096;  // random numbers of a thread
 
 /// One arena per owner; views resolved to addresses.
 Memory assignment(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas) {
@@ -71,6 +72,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
     : job_(std::move(job)),
       device_(std::move(device)),
       communicators_(std::move(communicators)),
+      threads_(options.threads),
       prepare_stream_(stream_work("prepare_stream", kernels::prepare_stream)),
       release_stream_(stream_work("release_stream", kernels::release_stream)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
@@ -190,6 +192,8 @@ Rank::~Rank() {
 }
 
 void Rank::initialise(uint64_t seed) {
+  // Of a billion parameters one thread would draw for more than a minute.
+  ThreadPool pool(threads_);
   for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job_->model.parameters[p];
     for (size_t t = 0; t < parameter.tensors.size(); ++t) {
@@ -202,12 +206,14 @@ void Rank::initialise(uint64_t seed) {
         std::fill(piece.begin(), piece.end(), 0.0f);  // padding stays zero
         tensor.for_runs(tensor.split.index, begin, static_cast<int64_t>(piece.size()),
                         [&](int64_t held, int64_t whole, int64_t count) {
-                          for (int64_t i = 0; i < count; ++i)
-                            piece[static_cast<size_t>(held - begin + i)] =
-                                parameter.init.kind == Init::Kind::normal
-                                    ? parameter.init.std * random.normal(static_cast<uint64_t>(whole + i))
-                                : parameter.init.kind == Init::Kind::ones ? 1.0f
-                                                                          : 0.0f;
+                          float* const to = piece.data() + (held - begin);
+                          if (parameter.init.kind != Init::Kind::normal)
+                            std::fill_n(to, count, parameter.init.kind == Init::Kind::ones ? 1.0f : 0.0f);
+                          else
+                            pool.parallel_for(count, kDrawnAtOnce, [&](int64_t first, int64_t last) {
+                              for (int64_t i = first; i < last; ++i)
+                                to[i] = parameter.init.std * random.normal(static_cast<uint64_t>(whole + i));
+                            });
                         });
         write(p, t, begin, piece);
       }
@@ -326,8 +332,15 @@ void Rank::prepare(const BoundWorks& works, uint32_t step) {
 
 void Rank::issue(uint32_t step) {
   const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
-  prepare(train_works_, step);  // allocates the memory that a graph records
   std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
+  // A replay copies from the pinned memory that prepare() fills.
+  if (graph && !graph->ended())
+    throw InternalError(
+        "[rank] step {} would overwrite the pinned batch and scalars of step {}, which has not ended. Steps may be "
+        "issued "
+        "at most {} ahead of the device: call wait_behind() before issue().",
+        step, step - kStepPeriod, kStepPeriod - 1);
+  prepare(train_works_, step);  // allocates the memory that a graph records
   if (graph)
     scheduler_->replayed(plan);
   else if (graph_ && issued_ >= kEagerSteps)
@@ -342,6 +355,7 @@ void Rank::issue(uint32_t step) {
   });
   SLIP_ASSERT(device_->host_wait_count() == host_waits);
   ++issued_;
+  latest_step_ = step;
   ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }
@@ -395,6 +409,7 @@ void Rank::wait_behind(int behind) {
 }
 
 Rank::Report Rank::report(uint32_t step) const {
+  SLIP_ASSERT(latest_step_ < step + kReportSlots);  // a later step overwrites the slot
   Report report;
   std::memcpy(&report, reports_->data() + sizeof report * (step % kReportSlots), sizeof report);
   return report;

@@ -68,6 +68,7 @@ class Rank {
   /// Enqueues one training step and returns; does not wait. On a device with graphs, the first steps run task by task,
   /// the next kStepPeriod are recorded after a collective agreement, and later ones are replayed. If a rank refuses a
   /// graph, all steps run task by task.
+  /// Throws: InternalError if it would replay a graph whose previous run, kStepPeriod steps ago, has not ended.
   void issue(uint32_t step);
   /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no
   /// events, no schedule. For benchmarks of one rank, when nothing is in flight.
@@ -129,6 +130,7 @@ class Rank {
   std::vector<std::unique_ptr<Allocation>> arenas_;
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
+  int threads_;
   BoundWorks train_works_, evaluate_works_, prime_works_;
   Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
@@ -142,6 +144,7 @@ class Rank {
   bool graph_ = false;
   bool times_works_ = false;
   int64_t issued_ = 0;
+  uint32_t latest_step_ = 0;
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod
 };
 

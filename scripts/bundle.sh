@@ -111,6 +111,7 @@ fi
 {
   echo "commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)"
   echo "cuda_major=${cuda_major:-none}"
+  echo "archs=$(grep -o 'code=sm_[0-9]*[af]*' "$build/build.ninja" 2>/dev/null | sed 's/code=sm_//' | sort -u | paste -sd ' ')"
   echo "glibc=$(ldd --version | sed -n '1s/.* //p')"
 } >"$root/MANIFEST"
 [[ -n $cuda_major ]] || echo "bundle: warning: this build does not use CUDA; configure with -Dcuda=enabled" >&2

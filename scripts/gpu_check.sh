@@ -8,8 +8,9 @@ usage() {
 usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--from DIR] [--again]
   --call N       runs the parts of a call, most important first, for machines with a limit of 600 s per command; each call ends within 570 s:
                  1  tests of kernels, a GPT-2 124M step and PyTorch's, kernels with their bounds and PyTorch's, the table of
-                    products, the step with that table, profiles of four kernels and of one overlapped step
-                 2  two NCCL ranks on one GPU, the order of tasks on three, emulated links in three forms, overlap on two ranks
+                    products, the step with that table, a Llama 1.2B step, profiles of four kernels and of one overlapped step
+                 2  communication of 0.6 of the backward pass, two NCCL ranks on one GPU, the order of tasks on three, emulated
+                    links in three forms, the table of Llama's products and the step with it, overlap on two ranks
                  3  compute-sanitizer: memcheck, racecheck, initcheck, synccheck
   --stage STAGE  kernels   the tests of one process: every kernel, streams, golden values, waits of the host
                  nccl      the communicator's laws, the equivalence table and a training run on 1, 2 and 4 ranks of one GPU, and
@@ -97,6 +98,7 @@ if [[ -f $root/MANIFEST ]]; then
   program=$root/bin/slipstream
   tests_of() { find "$root/$1" -maxdepth 1 -type f -perm -u+x 2>/dev/null | sort; }
   cuda_major=$(sed -n 's/^cuda_major=//p' "$root/MANIFEST")
+  archs=$(sed -n 's/^archs=//p' "$root/MANIFEST")
   note "bundle of commit $(sed -n 's/^commit=//p' "$root/MANIFEST")"
   # Version of the build machine, which must not be newer than this machine's.
   glibc_needed=$(sed -n 's/^glibc=//p' "$root/MANIFEST")
@@ -116,6 +118,7 @@ else
     esac
   }
   cuda_major=""
+  archs=$(grep -o 'code=sm_[0-9]*[af]*' "$build/build.ninja" 2>/dev/null | sed 's/code=sm_//' | sort -u | paste -sd ' ') || true
   note "build $build"
 fi
 if [[ ! -x $program ]]; then
@@ -160,6 +163,20 @@ find_library() {
 }
 if command -v nvidia-smi >/dev/null && gpus=$(timeout 30 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
   while read -r gpu; do note "found: GPU $gpu"; done <<<"$gpus"
+  # Code runs on later minor versions of its architecture; with "a" on that version alone, with "f" on its family.
+  runs_on() {
+    local arch=${1//[af]/} suffix=${1//[0-9]/} here=$2
+    ((arch / 10 == here / 10)) && if [[ $suffix == a ]]; then ((arch == here)); else ((arch <= here)); fi
+  }
+  while read -r capability; do
+    [[ $capability =~ ^[0-9]+\.[0-9]$ && -n $archs ]] || continue
+    here=${capability/./} fits=0
+    for arch in $archs; do if runs_on "$arch" "$here"; then fits=1; fi; done
+    if ((!fits)); then
+      note "missing: code for compute capability $capability; this build has ${archs// /, }. Build with -Dgpu_archs=${here/#90/90a}."
+      missing=1
+    fi
+  done < <(timeout 30 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u)
 else
   note "missing: an NVIDIA driver with a GPU (nvidia-smi does not answer)."
   missing=1
@@ -411,22 +428,30 @@ part_racecheck() { sanitize_with racecheck; }
 part_initcheck() { sanitize_with initcheck; }
 part_synccheck() { sanitize_with synccheck; }
 
-# GPT-2 124M, 64 sequences of 1024 tokens a step.
-gpt2() {
-  local command=$1 micro_batch=$2 table=$3
-  shift 3
-  "$program" bench "$command" "$root/configs/runs/gpt2_124m.toml" --set "device.kind=$kind" --set model.vocab_size=50304 \
-    --set "device.algorithms=\"$table\"" --set "train.micro_batch_size=$micro_batch" --set train.global_batch_size=64 "$@"
+# A benchmark of a model: GPT-2 124M with 64 sequences of 1024 tokens a step, or Llama 1.2B with 8 of 2048.
+on_model() {
+  local model=$1 command=$2 micro_batch=$3 table=$4 sets
+  shift 4
+  case $model in
+    "GPT-2 124M") sets=(gpt2_124m.toml --set model.vocab_size=50304 --set train.global_batch_size=64) ;;
+    "Llama 1.2B") sets=(llama_1b.toml --set train.sequence_length=2048 --set train.global_batch_size=8) ;;
+  esac
+  "$program" bench "$command" "$root/configs/runs/${sets[0]}" "${sets[@]:1}" --set "device.kind=$kind" \
+    --set "device.algorithms=\"$table\"" --set "train.micro_batch_size=$micro_batch" "$@"
 }
-micro_batch_before() { sed -n 's/^GPT-2 124M micro-batch,\([0-9]*\),.*/\1/p' "$measured_csv" 2>/dev/null | tail -n 1; }
+micro_batch_before() { sed -n "s/^$1 micro-batch,\([0-9]*\),.*/\1/p" "$measured_csv" 2>/dev/null | tail -n 1; }
 # With a table of algorithms (empty: none), under a name.
 bench_step() {
-  local micro_batch tokens
-  for micro_batch in 64 32 16 8; do
-    gpt2 step "$micro_batch" "$1" --steps 30 --csv "$work/step.csv" || continue  # the largest that fits
-    tokens=$(awk -F, 'NR == 2 { printf "%.0f", 65536e3 / $5 }' "$work/step.csv")
-    measured "$2" "$tokens" tokens/s
-    measured "GPT-2 124M micro-batch" "$micro_batch" sequences
+  local model=$1 micro_batch tokens sizes tokens_of_step csv=$work/step.csv
+  case $model in
+    "GPT-2 124M") sizes="64 32 16 8" tokens_of_step=65536 ;;
+    "Llama 1.2B") sizes="8 4 2 1" tokens_of_step=16384 csv=$work/llama.csv ;;
+  esac
+  for micro_batch in $sizes; do
+    on_model "$model" step "$micro_batch" "$2" --steps "$4" --csv "$csv" || continue  # the largest that fits
+    tokens=$(awk -F, -v tokens="$tokens_of_step" 'NR == 2 { printf "%.0f", 1e3 * tokens / $5 }' "$csv")
+    measured "$3" "$tokens" tokens/s
+    measured "$model micro-batch" "$micro_batch" sequences
     return 0
   done
   return 1
@@ -435,24 +460,32 @@ bench_step() {
 # incomplete table.
 bench_products() {
   local micro_batch
-  micro_batch=$(micro_batch_before)
-  gpt2 products "${micro_batch:-16}" "$products_json" --steps 3 --seconds "$1" | tee "$scratch/products" || return
+  set -o pipefail
+  micro_batch=$(micro_batch_before "$1")
+  on_model "$1" products "${micro_batch:-$2}" "$products_json" --steps 3 --seconds "$3" | tee "$scratch/products" || return
   measured "products timed" "$(sed -n 's/^\([0-9]*\) of [0-9]* products timed: .*/\1/p' "$scratch/products")" products
   if grep '^[0-9]* products left' "$scratch/products" >/dev/null; then return 98; fi
 }
-part_step() {
+# The tests of a model: a step without a table, the table of its products, and the step with it.
+without_table() {
   local results=$out/bench.txt
-  keep_output=1 run_test "GPT-2 124M without a table" bash -c "bench_step '' 'GPT-2 124M without a table'"
+  keep_output=1 run_test "$1 without a table" bash -c "bench_step '$1' '' '$1 without a table' $2"
 }
-part_products() {
+timed_products() {
   local results=$out/bench.txt
-  keep_output=1 run_test "products" bash -c "bench_products $(seconds_of $((part_ms * 8 / 10)))"
+  keep_output=1 run_test "$1" bash -c "bench_products '$2' $3 $(seconds_of $((part_ms * 8 / 10)))"
 }
-part_tabled() {
+with_table() {
   local results=$out/bench.txt
-  # shellcheck disable=SC2016  # the test's own bash expands it
-  keep_output=1 run_test "GPT-2 124M" bash -c 'if [[ -s $products_json ]]; then bench_step "$products_json" "GPT-2 124M"; else echo "skipped: there is no table of products"; exit 77; fi'
+  keep_output=1 run_test "$1" bash -c \
+    "if [[ -s \$products_json ]]; then bench_step '$1' \"\$products_json\" '$1' $2; else echo 'skipped: there is no table of products'; exit 77; fi"
 }
+part_step() { without_table "GPT-2 124M" 30; }
+part_products() { timed_products "products" "GPT-2 124M" 16; }
+part_tabled() { with_table "GPT-2 124M" 30; }
+part_llama() { without_table "Llama 1.2B" 12; }
+part_llama_products() { timed_products "products of Llama 1.2B" "Llama 1.2B" 2; }
+part_llama_tabled() { with_table "Llama 1.2B" 12; }
 
 # This machine's PyTorch, if it sees the GPU; checked once.
 torch_state=""
@@ -507,7 +540,7 @@ profile_step() {
   local nsys=$1
   # shellcheck disable=SC2016  # the profiled bash expands it
   "$nsys" profile --force-overwrite=true --trace=cuda,nvtx --sample=none --output="$scratch/step" bash -c \
-    'gpt2 overlap 8 "$products_json" --ranks 8 --forms copies --ratios 0.5 --steps 1 --set device.graph=false' || return
+    'on_model "GPT-2 124M" overlap 8 "$products_json" --ranks 8 --forms copies --ratios 0.5 --steps 1 --set device.graph=false' || return
   "$nsys" stats --force-export=true --report cuda_gpu_kern_sum,nvtx_sum --format table "$scratch/step.nsys-rep"
 }
 part_profile() {
@@ -530,18 +563,35 @@ part_profile() {
   fi
 }
 
-# The plan of 8 ranks on this GPU, with 7 imitated ranks and an emulated link of the given form.
+# The plan of 8 ranks on this GPU, with 7 imitated ranks and an emulated link of form $1: for every ratio of $2 the ratio,
+# the hidden share and the slow-down of compute, both in %, to $scratch/overlap. Columns are found by name.
 bench_link() {
-  gpt2 overlap 8 "$([[ -s $products_json ]] && echo "$products_json")" --ranks 8 --forms "$1" --ratios 0.25,0.5,1 --steps 6 \
-    --csv "$scratch/link.csv" || return
-  # From the columns by name: the hidden fraction, and compute relative to the run without communication.
-  while IFS=, read -r what value unit; do measured "$what" "$value" "$unit"; done < <(awk -F, -v form="$1" '
+  local form=$1 ratios=$2
+  shift 2
+  on_model "GPT-2 124M" overlap 8 "$([[ -s $products_json ]] && echo "$products_json")" --ranks 8 --forms "$form" --ratios "$ratios" --steps 6 \
+    --csv "$scratch/link.csv" "$@" || return
+  awk -F, '
     NR == 1 { for (i = 1; i <= NF; ++i) at[$i] = i; next }
     $1 == "no_communication" { alone = $at["compute_ms"] }
-    $1 == "bucketed" {
-      printf "overlap %s %s hidden,%.1f,%%\n", form, $at["ratio"], 100 * $at["hidden_fraction"]
-      if (alone > 0) printf "overlap %s %s compute slow-down,%.1f,%%\n", form, $at["ratio"], 100 * ($at["compute_ms"] / alone - 1)
-    }' "$scratch/link.csv")
+    $1 == "bucketed" && alone > 0 { printf "%s %.1f %.1f\n", $at["ratio"], 100 * $at["hidden_fraction"], 100 * ($at["compute_ms"] / alone - 1) }
+  ' "$scratch/link.csv" >"$scratch/overlap"
+}
+bench_form() {
+  local ratio hidden slower
+  bench_link "$1" 0.25,0.5,1 || return
+  while read -r ratio hidden slower; do
+    measured "overlap $1 $ratio hidden" "$hidden" %
+    measured "overlap $1 $ratio compute slow-down" "$slower" %
+  done <"$scratch/overlap"
+}
+# Blocks occupy multiprocessors, as NCCL does.
+bench_goal() {
+  local ratio hidden slower
+  bench_link blocks 0.6 --ratio-of backward || return
+  read -r ratio hidden slower <"$scratch/overlap" || return
+  measured "communication hidden at 0.6 of backward" "$hidden" %
+  measured "compute slow-down at 0.6 of backward" "$slower" %
+  measured "communication / compute at 0.6 of backward" "$ratio" x
 }
 # Through NCCL. The ranks share the GPU, so only the order is realistic.
 bench_overlap_shared() {
@@ -550,8 +600,12 @@ bench_overlap_shared() {
 part_links() {
   local results=$out/bench.txt form
   for form in gate copies blocks; do
-    keep_output=1 run_test "overlap of 8 ranks, 7 imitated, $form" bash -c "bench_link $form"
+    keep_output=1 run_test "overlap of 8 ranks, 7 imitated, $form" bash -c "bench_form $form"
   done
+}
+part_goal() {
+  local results=$out/bench.txt
+  keep_output=1 run_test "overlap at 0.6 of backward" bash -c bench_goal
 }
 part_shared() {
   local results=$out/bench.txt
@@ -563,8 +617,8 @@ part_shared() {
 
 python=(env "LD_LIBRARY_PATH=$machine_library_path" python3)
 export root out work program sanitizer="" kind=cuda measured_csv products_json scratch
-export -f launch_on train_on same_losses equivalence sanitized measured gpt2 bench_step micro_batch_before bench_products \
-  profile_kernels profile_step bench_link bench_overlap_shared
+export -f launch_on train_on same_losses equivalence sanitized measured on_model bench_step micro_batch_before bench_products \
+  profile_kernels profile_step bench_link bench_form bench_goal bench_overlap_shared
 
 # Runs part $1 in at most $2 ms, $3 ms of them for a last test to end, $4 ms for a test; no later than call_end.
 run_part() {
@@ -616,13 +670,13 @@ run_stage() {
 
 for plan in "${plans[@]}"; do
   case $plan in
-    "call 1") run_call kernels:90:45 step:40:40 torch:90:60 compare:70:45 products:150:150 tabled:40:40 profile:60:30 ;;
-    "call 2") run_call two_ranks:220:60 order:80:40 training_on_two:40:40 links:150:50 shared:60:60 ;;
+    "call 1") run_call kernels:90:45 step:40:40 torch:90:60 compare:70:45 products:140:140 tabled:40:40 llama:50:50 profile:50:30 ;;
+    "call 2") run_call goal:30:30 two_ranks:160:60 order:60:40 training_on_two:40:40 links:130:50 llama_products:60:60 llama_tabled:50:50 shared:40:40 ;;
     "call 3") run_call memcheck:200:60 racecheck:160:60 initcheck:120:60 synccheck:70:60 ;;
     "stage kernels") run_stage kernels kernels ;;
     "stage nccl") run_stage nccl nccl order training ;;
     "stage sanitize") run_stage sanitize memcheck racecheck initcheck synccheck ;;
-    "stage bench") run_stage bench compare step products tabled links shared torch torch_tuned ;;
+    "stage bench") run_stage bench compare step products tabled llama llama_products llama_tabled goal links shared torch torch_tuned ;;
   esac
 done
 for file in kernels.txt nccl.txt sanitize.txt bench.txt; do [[ -s $out/$file ]] || rm -f -- "$out/$file"; done

@@ -119,7 +119,7 @@ struct Emulate {
 
 struct Comm {
   Backend backend = Backend::automatic;
-  DType grad_dtype = DType::f32;
+  DTypeChoice grad_dtype = DTypeChoice::automatic;  // resolved: bfloat16 for a bfloat16 model without int8
   Quantize quantize = Quantize::none;
   bool error_feedback = false;
   Choice deterministic = Choice::automatic;  // automatic: yes on cpu, no on NCCL

@@ -19,6 +19,10 @@ RunConfig resolve_defaults(RunConfig config) {
   if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.train.steps;
   if (config.zero.gather_dtype == DTypeChoice::automatic)
     config.zero.gather_dtype = config.train.dtype == DType::bf16 ? DTypeChoice::bfloat16 : DTypeChoice::float32;
+  if (config.comm.grad_dtype == DTypeChoice::automatic) {
+    const bool rounds = config.train.dtype == DType::bf16 && config.comm.quantize == Quantize::none;
+    config.comm.grad_dtype = rounds ? DTypeChoice::bfloat16 : DTypeChoice::float32;
+  }
   std::string& dir = config.output.dir;  // without trailing slashes: an older run is renamed to DIR.old-N
   while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
   if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.output.dir + "/checkpoints";

@@ -195,10 +195,9 @@ std::vector<Field<R>> make_fields() {
 
       F::word("comm.backend", at(&R::comm, &Comm::backend), {"auto", "nccl", "mpi", "thread"},
               "Communication library. auto: nccl on cuda, else mpi."),
-      F::dtype("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype),
-               "Type of gradients on the wire. Sums are float32 or wider. Exception: NCCL rounds bfloat16 sums in its "
-               "own order where all ranks receive the whole sum (zero.stage = 0, or across groups of zero.shard_size), "
-               "unless comm.deterministic = true."),
+      F::word("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype), {"auto", "float32", "bfloat16"},
+              "Type of gradients on the wire. Sums are float32 or wider. auto: bfloat16 for a bfloat16 model, else "
+              "float32; with comm.quantize float32."),
       F::word("comm.quantize", at(&R::comm, &Comm::quantize), {"none", "int8"},
               "Compression of gradients on the wire. int8: blocks of 128 values with one scale each, summed in float32 "
               "in rank order. zero.gather_dtype compresses ZeRO's parameters."),
@@ -208,7 +207,7 @@ std::vector<Field<R>> make_fields() {
       F::choice("comm.deterministic", at(&R::comm, &Comm::deterministic),
                 "Make sums bitwise reproducible. On the CPU this is always so: sums in rank order, the same bits for "
                 "every overlap.grad_reduce. With NCCL, true fixes algorithm and protocol, which gives the same bits in "
-                "every run, and sums bfloat16 in float32 and rank order. auto: false with NCCL."),
+                "every run. auto: false with NCCL."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},
                  "Time limit of communication, in seconds. The run ends with exit code 6 when a transfer between hosts "
                  "moves nothing for this long, when the host waits longer for a GPU, or when ranks exchange data "

@@ -146,11 +146,11 @@ void validate_zero(const RunConfig& config) {
     throw ConfigError(
         "comm.error_feedback = true has no effect with comm.quantize = \"none\" because uncompressed gradients have no "
         "rounding error. Use \"int8\", or false.");
-  if (comm.quantize == Quantize::int8 && comm.grad_dtype != DType::f32)
+  if (comm.quantize == Quantize::int8 && comm.grad_dtype == DTypeChoice::bfloat16)
     throw ConfigError(
-        "comm.quantize = \"int8\" needs float32 gradients, got comm.grad_dtype = \"{}\". Leave grad_dtype out, or use "
-        "quantize = \"none\".",
-        name_of(comm.grad_dtype));
+        "comm.quantize = \"int8\" needs float32 gradients, got comm.grad_dtype = \"bfloat16\". Leave grad_dtype out, "
+        "or "
+        "use quantize = \"none\".");
 }
 
 /// Rules of tensor parallelism for the model and the micro-batch.

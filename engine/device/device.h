@@ -88,8 +88,10 @@ class Graph {
   virtual ~Graph() = default;
   /// Enqueues. Runs the recorded works after all earlier commands of the device's streams; later commands on any of
   /// them run after it. Its events count as recorded now, all at its end; its spans are tagged with `step`. The caller
-  /// has called Work::prepare of the works that have one, and the launch before the previous one has ended.
+  /// has called Work::prepare of the works that have one after the previous launch has ended.
   virtual void launch(uint32_t step) = 0;
+  /// Does not wait. True if the latest launch has ended, or there was none.
+  virtual bool ended() = 0;
 };
 
 class Device {

@@ -31,9 +31,7 @@ struct NormGroups {
   __device__ __forceinline__ void sum(float (&values)[kValues], const Shared<float>& exchange, int turn) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = warp_sum(values[i]);
-    if constexpr (kRowWarps == 1) {
-      __syncwarp();  // for the compiler: what was loaded before is loaded again, and not kept in registers
-    } else {
+    if constexpr (kRowWarps > 1) {
       // Two places in turn: an early warp writes where no warp reads any more.
       const int place = turn % 2 * kWarps * kValues, warp = static_cast<int>(threadIdx.x) / kWarp;
       if (threadIdx.x % kWarp == 0)
@@ -240,6 +238,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
       for (int i = 0; i < kPack<T>; ++i) means[0] += d[i] * w[i], means[1] += d[i] * w[i] * (v[i] - mean) * inv;
     }
     groups.sum(means, exchange, turn);
+    if constexpr (kRowWarps == 1) __syncwarp();  // for the compiler: the row is loaded again, not kept in registers
     const float mean_g = kCentre ? means[0] * share : 0.0f, mean_gn = means[1] * share;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {

@@ -37,7 +37,7 @@ class CudaStaging final : public UploadStaging {
       if (args.parts[p].size_bytes > 0)
         SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, piece.host + offsets[p],
                                   static_cast<size_t>(args.parts[p].size_bytes), cudaMemcpyHostToDevice, stream));
-    // A graph needs no event: it is launched again after its last run has ended.
+    // A graph needs no event: prepare() is called again after its last run has ended; see Graph::launch.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     SLIP_CUDA(cudaStreamIsCapturing(stream, &status));
     if (status == cudaStreamCaptureStatusNone) SLIP_CUDA(cudaEventRecord(piece.copied, stream));

@@ -73,6 +73,16 @@ TEST_CASE("bench overlap measures the four reduce modes beside their bounds, in 
     CHECK(number("share_of_bound") == Approx(number("bound_ms") / number("avg_step_time_ms")).epsilon(0.02));
     CHECK((number("comm_ms") > 0) == (row.at("implementation").find("no_communication") == std::string::npos));
   }
+  // Relative to the backward pass: the same column, and less, because compute has a forward pass and an update, too.
+  const Result backward = on_ranks(
+      2, "bench overlap " + run + " --steps 1 --ratios 0.5 --ratio-of backward --set device.kind=cpu --csv " + csv);
+  INFO(backward.text);
+  REQUIRE(backward.code == 0);
+  for (const auto& row : table_of(csv)) {
+    CHECK(std::stod(row.at("ratio")) > 0.05);
+    CHECK(std::stod(row.at("ratio")) < 0.45);
+  }
+  CHECK(call("bench overlap " + run + " --zero 1 --ratio-of backward").code == 2);
 }
 
 TEST_CASE("bench pipeline measures every schedule beside the rehearsal and its ideal, and the noise",

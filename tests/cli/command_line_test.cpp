@@ -45,7 +45,7 @@ TEST_CASE("subcommands and flags may be added but not removed", "[cli]") {
       {"bench pipeline", {"run", "--set", "--steps", "--csv", "--compute", "--forward-ms", "--ratios"}},
       {"bench overlap",
        {"run", "--set", "--steps", "--csv", "--compute", "--ratios", "--zero", "--prefetch", "--layer-ms", "--ablate",
-        "--ranks", "--forms"}},
+        "--ranks", "--forms", "--ratio-of"}},
       {"bench layers", {"run", "--set", "--steps", "--csv", "--layer-ms", "--ratios", "--chunks"}},
       {"bench products", {"run", "--set", "--steps", "--csv", "--ranks", "--rotate", "--seconds", "--again"}},
       {"bench kernels", {"--only", "--threads", "--rounds", "--csv"}},

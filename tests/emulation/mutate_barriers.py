@@ -42,7 +42,7 @@ CHANGES = {
 CALLS = {r"\b" + operation + r"[(<]": operation for operation in CHANGES if not operation.endswith("_group")}
 CALLS |= {r"copy_async_wait<": "wait_group", r"copy_async_commit\(": "commit_group"}
 # Barriers that pace threads until the host's word, and barriers that keep the compiler from holding values in registers.
-ORDER_NO_MEMORY = ("hold_kernel __syncthreads", "held_norm_forward_kernel __syncwarp", "held_norm_backward_kernel __syncwarp")
+ORDER_NO_MEMORY = ("hold_kernel __syncthreads", "held_norm_backward_kernel __syncwarp")
 # Changes that another synchronization makes harmless, as change, kernel and a part of the line.
 HARMLESS = ()
 LIMIT_S = 600

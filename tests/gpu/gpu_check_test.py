@@ -6,6 +6,7 @@ usage: gpu_check_test.py SOURCE_ROOT
 """
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import tempfile
 import time
 
 source = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(source / "tests"))
+from checks import all_hold, check  # noqa: E402
+
 PROGRAM = """#!/bin/bash
 echo "program $*" >>"$CALLS"
 for word in "$@"; do [[ $word == output.dir=* ]] && dir=${word#output.dir=}; done
@@ -41,14 +45,6 @@ TEST = """#!/bin/bash
 echo "$(basename "$0") $* on ${RANKS:-1}" >>"$CALLS"
 exit $(cat "$0.code" 2>/dev/null || echo 0)
 """
-checked = 0
-
-
-def check(condition, *said):
-    global checked
-    checked += 1
-    if not condition:
-        sys.exit("gpu_check_test: " + "\n".join(map(str, said)))
 
 
 def script(path, text):
@@ -90,6 +86,23 @@ with tempfile.TemporaryDirectory() as folder:
     (bundle / "MANIFEST").write_text(manifest + "glibc=99.1\n")
     code, said, called = run("--stage", "kernels")
     check(code == 7 and "missing: glibc 99.1" in said and not called, said)
+
+    # Code for another architecture, and a missing library: one sentence each. Code with "a" runs on one version only.
+    script(machine / "nvidia-smi", "#!/bin/sh\ncase $* in *compute_cap*) echo $CAPABILITY ;; *) echo 'A GPU, 580.0, 80000 MiB' ;; esac\n")
+    for archs, capability, runs, asked in (("90a", "8.0", False, "80"), ("90a 100a", "10.3", False, "103"), ("80", "9.0", False, "90a"), ("89", "8.0", False, "80"),
+                                           ("90a 100", "10.3", True, ""), ("100f", "10.3", True, ""), ("90a", "9.0", True, ""), ("80 90a", "8.6", True, "")):
+        (bundle / "MANIFEST").write_text(manifest + f"archs={archs}\n")
+        code, said, called = run("--stage", "kernels", "--again", CAPABILITY=capability)
+        sentence = f"missing: code for compute capability {capability}; this build has {archs.replace(' ', ', ')}. Build with -Dgpu_archs={asked}.\n"
+        check((code == 0 and called and "missing" not in said) if runs else (code == 7 and said.endswith(sentence) and said.count("missing") == 1 and not called), archs, said)
+    script(machine / "nvidia-smi", "#!/bin/sh\necho 'A GPU, 580.0, 80000 MiB'\n")
+    shutil.rmtree(out)
+    (bundle / "MANIFEST").write_text(manifest.replace("cuda_major=13", "cuda_major=99"))
+    script(machine / "ldd", "#!/bin/sh\necho '	libcudart.so.99 => not found'\n")
+    code, said, called = run("--stage", "kernels")
+    check(code == 7 and said.count("missing") == 1 and not called, said)
+    check("missing: libcudart.so.99 for CUDA 99. Install the CUDA 99 toolkit or PyTorch's wheels for it, or set CUDA_HOME." in said, said)
+    (machine / "ldd").unlink()
     (bundle / "MANIFEST").write_text(manifest + "glibc=2.0\n")
 
     # A failure is one line and the code; the next call runs only what was not ok.
@@ -126,11 +139,22 @@ with tempfile.TemporaryDirectory() as folder:
     script(machine / "python3", "#!/bin/sh\nexit 1\n")
     code, said, called = run("--stage", "bench")
     check(code == 0 and "GPT-2 124M without a table: 436907 tokens/s" in said and "python3 has no PyTorch" in said, said)
-    check(sum("bench overlap" in call for call in called) == 4 and f"gpu_kernels_bench {out}/kernels.csv on 1" in called, called)
-    check(any("bench products" in call and "micro_batch_size=64" in call and f'device.algorithms="{out}/products.json"' in call for call in called), called)
-    steps = [call for call in called if "bench step" in call]
-    check(len(steps) == 2 and 'device.algorithms=""' in steps[0] and f'device.algorithms="{out}/products.json"' in steps[1], steps)
-    check("overlap copies 0.5 hidden,90.0,%" in (out / "measured.csv").read_text(), (out / "measured.csv").read_text())
+    check(sum("bench overlap" in call for call in called) == 5 and f"gpu_kernels_bench {out}/kernels.csv on 1" in called, called)
+    for model, sequences in (("gpt2_124m", 64), ("llama_1b", 8)):
+        check(any("bench products" in call and model in call and f"micro_batch_size={sequences}" in call and f'device.algorithms="{out}/products.json"' in call
+                  for call in called), called)
+        steps = [call for call in called if "bench step" in call and model in call]
+        check(len(steps) == 2 and 'device.algorithms=""' in steps[0] and f'device.algorithms="{out}/products.json"' in steps[1], steps)
+    check(any("bench overlap" in call and "--forms blocks --ratios 0.6" in call and call.endswith("--ratio-of backward") for call in called), called)
+    # 150 ms for 16,384 tokens; compute of 11 ms beside 10.
+    for line in ("overlap copies 0.5 hidden,90.0,%", "overlap blocks 0.5 compute slow-down,10.0,%", "Llama 1.2B without a table,109227,tokens/s", "Llama 1.2B,109227,tokens/s",
+                 "communication hidden at 0.6 of backward,90.0,%", "compute slow-down at 0.6 of backward,10.0,%"):
+        check(line in (out / "measured.csv").read_text().splitlines(), line, (out / "measured.csv").read_text())
+    # Every forecast of a step or of overlapped communication has a measurement; the ratio to torch.compile follows from two of them.
+    names = {line.split(",")[0] for line in (out / "measured.csv").read_text().splitlines()}
+    forecast_names = {row.split(",")[0] for row in (source / "docs/benchmarks/h200-forecast.csv").read_text().splitlines()}
+    steps = {name for name in forecast_names if name.startswith(("GPT-2", "Llama", "communication", "compute")) and "/" not in name}
+    check(len(steps) == 6 and not steps - names, steps, names)
     check(len(list(out.iterdir())) <= 8, list(out.iterdir()))
 
 # --- The three calls, rehearsed under the script's own limits, scaled: parts that hang, crash and fill the disk stop no other part.
@@ -161,20 +185,23 @@ elif [[ $name == slipstream && $1 == train ]]; then
   dir=${dir//\\"/}
   mkdir -p "$dir" && echo '{"step": 1, "loss": 2.5}' >"$dir/metrics.jsonl"
 elif [[ $name == slipstream && $2 == overlap ]]; then
-  while (($#)); do [[ $1 == --csv ]] && echo implementation >"$2"; shift; done
+  while (($#)); do [[ $1 == --csv ]] && printf 'implementation,compute_ms,hidden_fraction,ratio\\nno_communication,10,1,0.5\\nbucketed,11,0.9,0.5\\n' >"$2"; shift; done
 elif [[ $name == gpu_kernels_bench ]]; then
   printf 'op,shape,us,spread,tflops,gbytes\\ncopy,1024 MiB,500,0,0,4000\\nadamw,7,10,0,0,3000\\n' >"$1"
 fi
 """
 KERNELS = [f"gpu_{name}_test" for name in "abcd"]
 CALL_1 = ["GPT-2 124M without a table", "PyTorch: GPT-2 124M eager", "PyTorch: GPT-2 124M default", "gpu_kernels_bench",
-          "PyTorch: kernels", "products", "GPT-2 124M", "ncu attention_forward", "ncu attention_backward", "ncu layer_norm_backward",
+          "PyTorch: kernels", "products", "GPT-2 124M", "Llama 1.2B without a table", "ncu attention_forward", "ncu attention_backward", "ncu layer_norm_backward",
           "ncu cross_entropy", "nsys overlapped step"]
+CALL_2 = ["gpu_nccl_contract_test first on 2", "gpu_nccl_order_test first on 3", "training on 2", "overlap at 0.6 of backward",
+          *(f"overlap of 8 ranks, 7 imitated, {form}" for form in ("gate", "copies", "blocks")), "products of Llama 1.2B", "Llama 1.2B", "overlap on 2 ranks"]
+PROGRAMS = ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "nccl/gpu_nccl_contract_test", "nccl/gpu_nccl_order_test", "bench/gpu_kernels_bench"]
 
 with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     bundle, out, machine, calls = root / "bundle", root / "out", root / "machine", root / "calls"
-    for path in ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "nccl/gpu_nccl_contract_test", "nccl/gpu_nccl_order_test", "bench/gpu_kernels_bench"]:
+    for path in PROGRAMS:
         script(bundle / path, STUB)
     (bundle / "MANIFEST").write_text("commit=one\ncuda_major=13\n")
     (bundle / "scripts").mkdir()
@@ -203,6 +230,10 @@ with tempfile.TemporaryDirectory() as folder:
 
     def fresh():
         shutil.rmtree(out, ignore_errors=True)
+
+    # The parts of a call have as much time as a call.
+    for row in re.findall(r'run_call ([a-z_:0-9 ]+) ;;', (source / "scripts/gpu_check.sh").read_text()):
+        check(sum(int(part.split(":")[1]) for part in row.split()) <= 570, row)
 
     # A hang, a crash, a full disk and endless output among the tests of kernels: each is one line, and every other part runs.
     does("tests/gpu_a_test", "hangs")
@@ -235,15 +266,21 @@ with tempfile.TemporaryDirectory() as folder:
         (bundle / f"tests/{name}.does").unlink()
     check(call("--call", "1")[0] == 0, results("kernels"))
 
-    # Every part of the first call hangs: each gets its own limit, the call ends within all of them, and each has a line.
-    fresh()
-    for path in ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "bench/gpu_kernels_bench"]:
-        does(path, "hangs")
-    code, seconds, said = call("--call", "1", scale=0.04)
-    check(code == 1 and seconds <= 600 * 0.04 + 4, seconds, said)
-    check([name for _, name in results("bench")] == CALL_1, results("bench"), said)
-    check(results("kernels")[:2] == [("timeout", "gpu_a_test"), ("cut", "gpu_b_test")] or results("kernels")[:2] == [("timeout", "gpu_a_test"), ("timeout", "gpu_b_test")], results("kernels"))
-    for path in ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "bench/gpu_kernels_bench"]:
+    # Every part of a call hangs, crashes or fills the disk: each gets its own limit, the call ends within all of them, and each has a
+    # line that is not "ok".
+    for number, what, scale in ((1, "hangs", 0.04), (2, "hangs", 0.04), (1, "crashes", 0.04), (2, "crashes", 0.04), (1, "fills", 0.04), (2, "fills", 0.04)):
+        fresh()
+        for path in PROGRAMS:
+            does(path, what)
+        code, seconds, said = call("--call", str(number), scale=scale)
+        # Starting some hundred processes takes time that no scale shortens, more of it beside other tests.
+        check(code == 1 and seconds <= 600 * scale + 12, number, what, seconds, said)
+        check([name for _, name in results("nccl", "bench")] == (CALL_1, CALL_2)[number - 1], number, what, results("nccl", "bench"), said)
+        check(all(result in ("cut", "refused", "timeout" if what == "hangs" else "failed") for result, _ in results("kernels", "nccl", "bench")), number, what, said)
+        if number == 1:
+            kernels = [result for result, _ in results("kernels")]
+            check(kernels[:2] in (["timeout", "cut"], ["timeout", "timeout"]) if what == "hangs" else kernels == ["failed"] * 4, what, kernels)
+    for path in PROGRAMS:
         (bundle / f"{path}.does").unlink()
 
     # A table of products that is cut off stays, and the next call continues it, from results that were carried along.
@@ -283,8 +320,7 @@ with tempfile.TemporaryDirectory() as folder:
     fresh()
     code, seconds, said = call("--call", "2")
     names = [name for _, name in results("nccl", "bench")]
-    check(names == ["gpu_nccl_contract_test first on 2", "gpu_nccl_order_test first on 3", "training on 2",
-                    *(f"overlap of 8 ranks, 7 imitated, {form}" for form in ("gate", "copies", "blocks")), "overlap on 2 ranks"], names)
+    check(names == CALL_2, names)
     script(machine / "compute-sanitizer", '#!/bin/sh\nsleep 1000\n')
     code, seconds, said = call("--call", "3", scale=0.02)
     check(code == 1 and seconds <= 600 * 0.02 + 4, seconds, said)
@@ -321,27 +357,29 @@ with tempfile.TemporaryDirectory() as folder:
     (results_folder / "found.txt").write_text("bundle of commit one\nfound: GPU A GPU, 580.0, 80000 MiB\n")
     (results_folder / "kernels.csv").write_text("op,shape,us,spread,tflops,gbytes\ncopy,1024 MiB,500,0,0,4000\nadamw,7,10,0,0,3000\nnorm,3 x 4,5,0,2,")
     (results_folder / "measured.csv").write_text("GPT-2 124M,100,tokens/s\nGPT-2 124M,600000,tokens/s\ntorch adamw 7,20,us\ntorch-compile GPT-2 124M,500000,tokens/s\n"
-                                                 "overlap gate 1 hidden,0.0,%\noverlap gate 1 compute slow-down,-0.5,%\ncut off li")
+                                                 "overlap gate 1 hidden,0.0,%\noverlap gate 1 compute slow-down,-0.5,%\ncompute slow-down at 0.6 of backward,4.0,%\ncut off li")
     (results_folder / "kernels.txt").write_text("failed      3 s  gpu_b_test\n    | ok          0 s  not a result\nok          0 s  gpu_host_waits_test\n")
     code, said = summary()
     check(code == 0 and "forecast.csv has no forecast" in said, said)
     forecast.write_text(HEADER + "GPT-2 124M,tokens/s,610000,640000,700000,\"a sum, of parts\"\nadamw 7,us,7,8,12,bytes\nadamw 7,% of copy,50,60,75,\nother,us,1,1,1,\n"
                         "step part: all,ms,1,1,1,\nGPT-2 124M / torch-compile,x,1,1.5,2,\nhost synchronisations a step,waits,0,0,0,\n"
-                        "graph launches a step,launches,2,2,2,\noverlap gate 1 hidden,%,0,50,90,\noverlap gate 1 compute slow-down,%,0,1,2,\n")
+                        "graph launches a step,launches,2,2,2,\noverlap gate 1 hidden,%,0,50,90,\noverlap gate 1 compute slow-down,%,0,1,2,\ncompute slow-down at 0.6 of backward,%,1,6,9,\n")
     code, said = summary()
     rows = cells(said)
     first = rows.index(["what", "low", "forecast", "high", "measured", "unit", "ratio", "inside"]) + 2
-    # The ratios by hand: 0 / 50, 1.2 / 1.5, 8 / 10, 600 / 640, 0 of 0 waits, 75 / 60, 2 / 1; compute that is faster than alone comes last.
-    check(code == 0 and rows[first : first + 8] == [
+    # The ratios by hand: 0 / 50, 1.2 / 1.5, 8 / 10, 600 / 640, 0 of 0 waits, 75 / 60, 6 / 4, 2 / 1; compute that is faster than alone
+    # comes last.
+    check(code == 0 and rows[first : first + 9] == [
         ["overlap gate 1 hidden", "0", "50", "90", "0", "%", "0.00", "yes"],
         ["GPT-2 124M / torch-compile", "1", "1.5", "2", "1.2", "x", "0.80", "yes"],
         ["adamw 7", "7", "8", "12", "10", "us", "0.80", "yes"],
         ["GPT-2 124M", "610,000", "640,000", "700,000", "600,000", "tokens/s", "0.94", "no"],
         ["host synchronisations a step", "0", "0", "0", "0", "waits", "1.00", "yes"],
         ["adamw 7", "50", "60", "75", "75", "% of copy", "1.25", "yes"],
+        ["compute slow-down at 0.6 of backward", "1", "6", "9", "4", "%", "1.50", "yes"],
         ["graph launches a step", "2", "2", "2", "1", "launches", "2.00", "no"],
         ["overlap gate 1 compute slow-down", "0", "1", "2", "-0.5", "%", "inf", "no"]], said)
-    check("5 of 8 measurements lie inside their interval." in said and "Not measured: other (us)." in said, said)
+    check("6 of 9 measurements lie inside their interval." in said and "Not measured: other (us)." in said, said)
     check("- failed: gpu_b_test (kernels.txt)" in said, said)
     check(["adamw 7", "10", "torch", "20", "us", "2.00 x"] in rows and ["kernels", "1", "1", "0", "0", "0"] in rows, said)
     check(["copy 1024 MiB", "500", "us"] in rows and ["GPT-2 124M", "100", "tokens/s"] not in rows, said)
@@ -357,4 +395,4 @@ with tempfile.TemporaryDirectory() as folder:
         (results_folder / "found.txt").write_text(f"bundle of commit one\nfound: GPU {gpu}, 580.0, 80000 MiB\n")
         code, said = summary(source / f"docs/benchmarks/{name}-forecast.csv")
         check(code == 0 and said == summary(None)[1] and "| GPT-2 124M |" in said, said)
-print(f"{checked} checks of gpu_check.sh and gpu_summary.py hold")
+all_hold("gpu_check.sh and gpu_summary.py")

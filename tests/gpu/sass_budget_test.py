@@ -8,6 +8,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(sys.argv[1]) / "tests"))
+from checks import all_hold, check  # noqa: E402
+
 script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
 SOURCE = "kernels/attention/attention_mma.cu"
 # Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. With
@@ -36,15 +39,6 @@ print("ptxas info    : Compiling entry function '_Z5thingILi64EEvPf' for 'sm_90a
       "ptxas info    : Used " + registers + " registers, used 1 barriers", file=sys.stderr)
 """
 HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_work\n"
-checked = 0
-
-
-def check(condition, *said):
-    global checked
-    checked += 1
-    if not condition:
-        sys.exit(f"check {checked}: " + " ".join(map(str, said)))
-
 
 with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -92,4 +86,4 @@ with tempfile.TemporaryDirectory() as name:
     check(run(budget, "86", "90a")[0] == 0)
     table.write_text("source\n")
     check("must name the release" in run(None)[1])
-print(f"{checked} checks of sass_budget.py passed")
+all_hold("sass_budget.py")

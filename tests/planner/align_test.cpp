@@ -32,6 +32,7 @@ FinishedJob planned(const std::string& schedule, const std::vector<std::string>&
                                 "model.vocab_size=50257",
                                 "model.tie_embeddings=false",
                                 "train.dtype=bfloat16",
+                                "comm.grad_dtype=float32",  // encoded gradients keep their buckets on every stage
                                 "train.micro_batch_size=4",
                                 "train.global_batch_size=128",
                                 "parallel.pipeline=4",

@@ -13,22 +13,9 @@ import sys
 import tempfile
 
 source, program = pathlib.Path(sys.argv[1]), sys.argv[2]
-sys.path.insert(0, str(source / "scripts"))
+sys.path[:0] = [str(source / "scripts"), str(source / "tests")]
 import gpu_forecast  # noqa: E402
-
-checked = 0
-
-
-def check(condition, *said):
-    global checked
-    checked += 1
-    if not condition:
-        sys.exit("gpu_forecast_test: " + "\n".join(map(str, said)))
-
-
-def close(a, b, share):
-    return abs(a - b) <= share * abs(b)
-
+from checks import all_hold, check, close  # noqa: E402
 
 # The plan prices a step from the Cost of every op; the same sum here has the same operations and bytes in every piece. A step in
 # which bytes cost almost nothing, and one in which operations do, see each apart.
@@ -149,7 +136,7 @@ check(hidden == sorted(hidden, reverse=True) and hidden[0] < 0.70 and hidden[-1]
 # The committed forecasts: the columns of gpu_summary.py, intervals in order, every row of the goals, and names of ops and links
 # that the benchmarks print.
 bench = (source / "tests/gpu/cuda/kernels_bench.cpp").read_text()
-ratios = re.search(r"--ratios ([\d.,]+) --steps 6", (source / "scripts/gpu_check.sh").read_text())[1].split(",")
+ratios = re.search(r'bench_link "\$1" ([\d.,]+)', (source / "scripts/gpu_check.sh").read_text())[1].split(",")
 GOALS = ["GPT-2 124M", "GPT-2 124M / torch-compile", "Llama 1.2B", "attention_forward B32 T1024 H12/12 x 64", "attention_backward B32 T1024 H12/12 x 64",
          "attention_forward B8 T2048 H12/12 x 128", "attention_backward B8 T2048 H12/12 x 128", "layer_norm_backward 32768 x 768", "cross_entropy 8192 x 50304",
          "adamw 124475904", "host synchronisations a step", "graph launches a step", "communication hidden at 0.6 of backward", "compute slow-down at 0.6 of backward"]
@@ -173,4 +160,4 @@ for card in gpu_forecast.RATES:
             check(words[1] in ("gate", "copies", "blocks") and words[2] in ratios, row["name"])
     total = sum(float(row["expected"]) for row in table if row["name"].startswith("step part") and row["name"] != "step part: all")
     check(close(total, next(float(row["expected"]) for row in table if row["name"] == "step part: all"), 1e-4), total)
-print(f"{checked} checks of gpu_forecast.py hold")
+all_hold("gpu_forecast.py")

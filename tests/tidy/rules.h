@@ -3,23 +3,14 @@
 // The rules that a machine can check, as functions of a file's path and text.
 
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "tests/tidy/code.h"
 
 namespace slipstream::tidy {
 
-/// A file of the tree: its path from the root with forward slashes, and its text.
-struct File {
-  std::string path;
-  std::string text;
-};
-
 /// "path:line: what is wrong. What to do."
 using Findings = std::vector<std::string>;
-
-/// Pure. The text with comments, and the contents of string and character literals, replaced by blanks; lines stay
-/// lines. The names in #include lines are kept.
-std::string code_only(std::string_view text);
 
 /// Pure. Checks one file at a time.
 Findings check_licence(const File& file);

@@ -123,13 +123,24 @@ void CudaGraph::close_span(CudaStream& stream) {
   open_spans_.erase(open);
 }
 
+bool CudaGraph::ended() {
+  core_->rethrow_if_failed();
+  try {
+    core_->enter();
+    return !was_launched_ || SLIP_CUDA_READY(cudaEventQuery(end_->get()));
+  } catch (...) {
+    core_->fail(std::current_exception());
+    throw;
+  }
+}
+
 void CudaGraph::launch(uint32_t step) {
   core_->rethrow_if_failed();
   try {
     core_->enter();
     core_->step_range.enter(step);
     // The marks are about to be recorded again: their times are read first.
-    if (was_launched_ && !SLIP_CUDA_READY(cudaEventQuery(end_->get()))) SLIP_CUDA(cudaEventSynchronize(end_->get()));
+    if (!ended()) SLIP_CUDA(cudaEventSynchronize(end_->get()));
     if (was_launched_) {
       for (CudaStream* stream : others()) stream->collect();
       origin_.collect();

@@ -194,6 +194,7 @@ class CudaGraph final : public Graph {
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
   void launch(uint32_t step) override;
+  bool ended() override;
 
  private:
   friend class CudaStream;

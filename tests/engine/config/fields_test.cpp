@@ -122,10 +122,10 @@ TEST_CASE("fields: config.resolved.toml resolves to the configuration that it pr
 TEST_CASE("fields: resolving decides every key but those that a plan or a host decides", "[config]") {
   const RunConfig written = default_run_config({"parallel.tensor=2", "train.micro_batch_size=3"});
   const std::string cpu = config_toml(*resolve(written, {.world = 6, .vocab = 65}));
-  for (const char* line :
-       {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
-        "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
-        "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n", "\nalgorithms = \"auto\"\n", "\nthreads = 0\n"}) {
+  for (const char* line : {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
+                           "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
+                           "\ngrad_dtype = \"float32\"\n", "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n",
+                           "\nalgorithms = \"auto\"\n", "\nthreads = 0\n"}) {
     CAPTURE(line);
     CHECK(cpu.find(line) != std::string::npos);
   }
@@ -169,7 +169,7 @@ TEST_CASE("fields: a resolved configuration reads back as itself", "[config]") {
     config.comm.deterministic = static_cast<Choice>(random() % 3);
     config.device.graph = static_cast<Choice>(random() % 3);
     config.comm.emulate.form = static_cast<EmulateForm>(random() % 3);
-    config.comm.grad_dtype = static_cast<DType>(random() % 2);
+    config.comm.grad_dtype = static_cast<DTypeChoice>(random() % 3);
     config.overlap.grad_reduce = static_cast<ReduceMode>(random() % 4);
     config.trace.steps = {1 + static_cast<int64_t>(random() % 9), 10};
     config = resolve_defaults(config);

@@ -100,7 +100,8 @@ TEST_CASE("load: every word gives the enum value of its name", "[config]") {
   CHECK(with("optimizer.name=adamw").optimizer.name == OptimizerName::adamw);
   CHECK(with("optimizer.name=muon").optimizer.name == OptimizerName::muon);
   CHECK(with("train.dtype=float32").train.dtype == DType::f32);
-  CHECK(with("comm.grad_dtype=bfloat16").comm.grad_dtype == DType::bf16);
+  CHECK(with("comm.grad_dtype=bfloat16").comm.grad_dtype == DTypeChoice::bfloat16);
+  CHECK(with("comm.grad_dtype=float32").comm.grad_dtype == DTypeChoice::float32);
   CHECK(with("train.recompute=none").train.recompute == Recomputation::none);
   CHECK(with("train.recompute=selective").train.recompute == Recomputation::selective);
   CHECK(with("train.recompute=full").train.recompute == Recomputation::full);

@@ -45,11 +45,16 @@ TEST_CASE("resolve: derived values are filled in, and resolving again changes no
   CHECK(gpt2.train.sequence_length == 1024);
   CHECK(gpt2.optimizer.decay_steps == 77);
   CHECK(gpt2.zero.gather_dtype == DTypeChoice::float32);
+  CHECK(gpt2.comm.grad_dtype == DTypeChoice::float32);
   CHECK(gpt2.checkpoint.dir == "runs/x/checkpoints");
   const RunConfig llama = with({"model.family=llama", "model.width=4096", "model.heads=32", "train.dtype=bfloat16"});
   CHECK(llama.model.ffn_width == 11008);  // Llama 2 7B
   CHECK(llama.model.tie_embeddings == Choice::no);
   CHECK(llama.zero.gather_dtype == DTypeChoice::bfloat16);
+  CHECK(llama.comm.grad_dtype == DTypeChoice::bfloat16);
+  CHECK(with({"train.dtype=bfloat16", "comm.grad_dtype=float32"}).comm.grad_dtype == DTypeChoice::float32);
+  CHECK(with({"comm.grad_dtype=bfloat16"}).comm.grad_dtype == DTypeChoice::bfloat16);
+  CHECK(with({"train.dtype=bfloat16", "comm.quantize=int8"}).comm.grad_dtype == DTypeChoice::float32);
   CHECK(config_toml(resolve_defaults(llama)) == config_toml(llama));
 }
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Issuing a step never makes the host wait, and from the seventh step on it is one launch. The counters are in the
-// calls of the CUDA runtime, which the linker redirects here (--wrap); calls inside cuBLAS and NCCL are not counted.
+// Issuing a step never makes the host wait, from the seventh step on it is one launch, and it never fills memory that a
+// launched step still reads. The counters are in the calls of the CUDA runtime, which the linker redirects here
+// (--wrap); calls inside cuBLAS and NCCL are not counted.
 
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "tests/equivalence/trained.h"
 #include "tests/gpu/cuda/card.h"
@@ -41,26 +44,71 @@ COUNT(launches, cudaLaunchKernel,
       (kernel, grid, block, arguments, shared, stream))
 COUNT(graph_launches, cudaGraphLaunch, (cudaGraphExec_t graph, cudaStream_t stream), (graph, stream))
 
-TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, and becomes one launch", "[gpu]") {
-  for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()}) {
-    Layout layout{.name = "one rank",
-                  .model = model,
-                  .micro_batch = 2,
-                  .micro_batches = 2,
-                  .max_norm = 0.5f,
-                  .check_hazards = false};
+namespace {
+
+/// One rank of a tiny model on the first GPU, with all weights set and the first batch staged.
+struct OneRank {
+  explicit OneRank(const models::ModelOptions& model)
+      : layout{.name = "one rank",
+               .model = model,
+               .micro_batch = 2,
+               .micro_batches = 2,
+               .max_norm = 0.5f,
+               .check_hazards = false} {
     layout.model.dtype = DType::bf16;
     auto job = make_job(layout, 0);
     std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-    int64_t staged = 0;
-    runtime::Rank rank(std::move(job), make_cuda_device(0), std::move(none),
-                       equivalence::detail::rank_options(layout, 0), equivalence::detail::loader(layout, 0, staged));
-    rank.initialise(3);
-    rank.prime();
-    rank.synchronize();
+    rank = std::make_unique<runtime::Rank>(std::move(job), make_cuda_device(0), std::move(none),
+                                           equivalence::detail::rank_options(layout, 0),
+                                           equivalence::detail::loader(layout, 0, staged));
+    rank->initialise(3);
+    rank->prime();
+    rank->synchronize();
+  }
+  void issue_up_to(uint32_t step) {
+    while (issued < step) {
+      rank->issue(++issued);
+      rank->wait_behind(1);
+    }
+  }
+
+  Layout layout;
+  int64_t staged = 0;  // batches that the host has written
+  uint32_t issued = 0;
+  std::unique_ptr<runtime::Rank> rank;
+};
+
+/// A stream whose only work lasts until release(); a graph that is launched meanwhile begins after it.
+class HeldStream {
+ public:
+  explicit HeldStream(Device& device) : stream_(device.make_stream({.name = "held"})) {
+    work_.name = "hold";
+    work_.fn = [this](LaunchContext& context) {
+      context.on_host([this] {
+        while (!released_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      });
+    };
+  }
+  ~HeldStream() { released_ = true; }
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+  void hold() { stream_->launch(work_, {}); }
+  void release() { released_ = true; }
+
+ private:
+  std::atomic<bool> released_{false};
+  Work work_;
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace
+
+TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, and becomes one launch", "[gpu]") {
+  for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()}) {
+    OneRank one(model);
     for (uint32_t step = 1; step <= 12; ++step) {
       waits = allocations = launches = graph_launches = 0;
-      rank.issue(step);
+      one.rank->issue(step);
       std::printf("  step %2u: %d waits of the host, %d allocations, %d kernels, %d graphs launched\n", step,
                   waits.load(), allocations.load(), launches.load(), graph_launches.load());
       CHECK(waits == 0);
@@ -69,9 +117,39 @@ TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, 
       // Those of a graph are launched when it is recorded. The counters can count: an eager step is many launches.
       if (step <= 6 && __real_cudaLaunchKernel) CHECK(launches > 20);
       if (step > 6) CHECK(launches == 0);
-      rank.wait_behind(1);
+      one.rank->wait_behind(1);
     }
     CHECK(waits > 0);  // wait_behind
-    rank.synchronize();
+    one.rank->synchronize();
   }
+}
+
+TEST_CASE("a step that would fill the pinned memory of a replay in flight is refused, and nothing is filled", "[gpu]") {
+  OneRank waiting(tiny_gpt2());
+  waiting.issue_up_to(13);
+  waiting.rank->synchronize();
+
+  OneRank ahead(tiny_gpt2());
+  HeldStream held(ahead.rank->device());
+  ahead.issue_up_to(8);  // all graphs are recorded, and two were launched twice
+  ahead.rank->synchronize();
+  held.hold();
+  waits = 0;
+  for (uint32_t step = 9; step <= 12; ++step) ahead.rank->issue(step);
+  CHECK(waits == 0);
+  const int64_t staged = ahead.staged;
+  CHECK_THROWS_AS(ahead.rank->issue(13), InternalError);
+  CHECK_THROWS_WITH(ahead.rank->issue(13),
+                    Catch::Contains("step 13 would overwrite the pinned batch and scalars of step 9") &&
+                        Catch::Contains("at most 3 ahead"));
+  CHECK(ahead.staged == staged);
+  held.release();
+  ahead.rank->synchronize();
+  ahead.rank->issue(13);
+  ahead.rank->synchronize();
+  for (uint32_t step = 10; step <= 13; ++step) {
+    CHECK(ahead.rank->report(step).loss_sum == waiting.rank->report(step).loss_sum);
+    CHECK(ahead.rank->report(step).norm == waiting.rank->report(step).norm);
+  }
+  CHECK_THROWS_AS(ahead.rank->report(9), InternalError);  // step 13 has replaced it
 }

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Files of the tree as the rules read them: lines, words and #include lines.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace slipstream::tidy {
+
+/// A file of the tree: its path from the root with forward slashes, and its text.
+struct File {
+  std::string path;
+  std::string text;
+};
+
+struct Include {
+  std::string name;
+  int line = 0;
+};
+
+// All are pure.
+
+bool is_source(const std::string& path);
+bool is_header(const std::string& path);
+/// The first folder of a path.
+std::string folder_of(const std::string& path);
+std::vector<std::string> lines_of(const std::string& text);
+std::vector<Include> includes_of(const File& file);
+/// The text with comments, and the contents of string and character literals, replaced by blanks; lines stay
+/// lines. The names in #include lines are kept.
+std::string code_only(std::string_view text);
+/// Part of an identifier.
+bool is_word(char c);
+/// Position of `word` as a whole word in `code`, not after '.' or "->" (a member of another class).
+std::vector<size_t> words_in(const std::string& code, std::string_view word);
+/// Number of the line at a position, from 1.
+int line_at(const std::string& text, size_t at);
+/// "path:line: ", the start of a finding.
+std::string at_line(const File& file, int line);
+
+}  // namespace slipstream::tidy
