@@ -7,6 +7,7 @@ and may also exit with 77. A program that crashes, hangs, or prints less than it
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import json
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as xml
 
@@ -160,8 +162,10 @@ def main():
     tests = tests_of(options.build, options.names, options.all)
     if not tests:
         sys.exit(f"run_tests: no test of {options.build} has a name or suite with {' or '.join(options.names)}")
-    alone = [test for test in tests if not test["is_parallel"]]
-    together = [test for test in tests if test["is_parallel"]]
+    # Long limits first, so that the last tests are short.
+    tests.sort(key=lambda test: -(test["timeout"] or 0))
+    several_ranks = collections.deque(test for test in tests if not test["is_parallel"])
+    one_process = collections.deque(test for test in tests if test["is_parallel"])
     cases = []
 
     def take(test, found):
@@ -174,12 +178,33 @@ def main():
             if case.verdict == "failed":
                 print(f"--- failed: {case.name}\n{case.text}\n---", flush=True)
 
-    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        futures = {pool.submit(run, test, options.build, options.all): test for test in together}
-        for future in concurrent.futures.as_completed(futures):
-            take(futures[future], future.result())
-    for test in alone:
-        take(test, run(test, options.build, options.all))
+    lock = threading.Lock()
+    several_ranks_run = False
+
+    def next_test():
+        """Tests of several ranks (is_parallel: false) run one at a time, beside the others: they wait much of their time."""
+        nonlocal several_ranks_run
+        with lock:
+            if several_ranks and not several_ranks_run:
+                several_ranks_run = True
+                return several_ranks.popleft()
+            return one_process.popleft() if one_process else None
+
+    def work():
+        nonlocal several_ranks_run
+        while test := next_test():
+            try:
+                found = run(test, options.build, options.all)
+            finally:
+                if not test["is_parallel"]:
+                    several_ranks_run = False
+            with lock:
+                take(test, found)
+
+    workers = os.cpu_count() or 1
+    with concurrent.futures.ThreadPoolExecutor(max_workers=workers) as pool:
+        for future in [pool.submit(work) for _ in range(workers)]:
+            future.result()
 
     print("\nthe ten slowest cases:")
     for case in sorted(cases, key=lambda c: -c.seconds)[:10]:
