@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/base/finite.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/learning_rate.h"
@@ -143,7 +144,11 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
       look_back(static_cast<uint32_t>(seen = step), false);
       Pending& last = pending_.back();
       if (due(train.eval_interval, step)) last.val_loss = evaluate();
-      last.params_hash = params_hash();
+      std::string not_finite;
+      last.params_hash = params_hash(not_finite);
+      if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
+      if (last.val_loss && !std::isfinite(*last.val_loss))
+        diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
     }
     if (due(train.log_interval, step) || stop) flush(true);
   }
@@ -187,16 +192,21 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
   }
   const Rank::Report report = rank_->report(step);
   if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
-    throw NumericsError(
-        "[train] step {}: the loss is {}{}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
-        std::abs(report.loss_sum) /
-            static_cast<double>(global_batch_ * config_.train.sequence_length),  // nan, not -nan
-        config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm)) : "");
+    diverged(step, fmt::format(
+                       "the loss is {}{}",
+                       std::abs(report.loss_sum) / static_cast<double>(global_batch_ * config_.train.sequence_length),
+                       config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm))
+                                                       : ""));
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
   if (step > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)
       item_ns_[item] = item_ns_[item] < 0 ? ns : std::min(item_ns_[item], ns);
   if (!bound_ms_ && step == kBoundStep) rehearse_bound();
+}
+
+void Trainer::diverged(int64_t step, const std::string& what) {
+  throw NumericsError("[train] step {}: {}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
+                      what);
 }
 
 void Trainer::rehearse_bound() {
@@ -307,16 +317,18 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
-std::string Trainer::params_hash() {
+std::string Trainer::params_hash(std::string& not_finite) {
   std::string hex;
   with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
     data::Xxh3 hash;
     for (const auto& [name, at] : tensors_of(stages_))
       for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor, [&](std::span<const float> piece) {
         hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes()));
+        if (not_finite.empty() && !all_finite(piece)) not_finite = name;
       });
     hex = hash.hex();
   });
+  not_finite = world_.all_gather(not_finite, "a test of the weights")[0];
   return hex;
 }
 

@@ -130,6 +130,30 @@ TEST_CASE("a NaN loss ends every rank", "[cli]") {
                 {"and the gradient norm "});
 }
 
+TEST_CASE("the last update is tested: weights and a validation loss that are not finite are not saved", "[cli]") {
+  Folder folder;
+  const std::string train = "train " + run_file(folder) + " --set optimizer.warmup_steps=0 --set optimizer.grad_clip=0";
+  const auto rate = [](const std::string& value) {
+    return " --set optimizer.learning_rate=" + value + " --set optimizer.min_learning_rate=" + value;
+  };
+  const std::string overflowing = train + rate("1000") + " --set train.steps=1";
+  // Gradients of tokens of step 1 that step 2 lacks are 0, and their moments are divided by eps alone.
+  const std::string infinite = train + rate("100") +
+                               " --set train.steps=2 --set train.sequence_length=2 --set model.family=llama --set "
+                               "optimizer.beta2=0 --set optimizer.eps=1.2e-38 --set optimizer.weight_decay=0";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !has_mpirun()) return;
+    const auto start = [&](const std::string& line) { return ranks == 1 ? call(line) : on_ranks(ranks, line); };
+    for (const Result& result : {start(overflowing), start(infinite)}) {
+      check_refused(result, 5, {"learning_rate"});
+      CHECK(count(result.text, "slipstream: ") == 1);
+      CHECK((contains(result.text, "[train] step 1: the validation loss is nan. ") ||
+             contains(result.text, "weight has weights that are not finite. ")));
+      CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
+    }
+  }
+}
+
 TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;

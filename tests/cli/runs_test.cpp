@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -109,6 +110,15 @@ TEST_CASE("missing or damaged weights exit with code 4", "[cli]") {
   };
   check_refused(with("model.safetensors", weights.substr(0, weights.size() / 2)), 4, {"model.safetensors"});
   check_refused(with("model.safetensors", "junk"), 4, {"model.safetensors"});
+  // One NaN, then finite weights that overflow.
+  std::string broken = weights;
+  const float nan = std::nanf(""), large = 1e38f;
+  std::memcpy(broken.data() + broken.size() - sizeof nan, &nan, sizeof nan);
+  check_refused(with("model.safetensors", broken), 4, {"model.safetensors has weights that are not finite"});
+  const size_t header = 8 + *reinterpret_cast<const uint64_t*>(weights.data());
+  for (size_t at = header; at < broken.size(); at += sizeof large)
+    std::memcpy(broken.data() + at, &large, sizeof large);
+  check_refused(with("model.safetensors", broken), 5, {"logits of token 1 are not finite"});
   CHECK(with("model.safetensors", weights).code == 0);
   check_refused(with("config.json", "{}"), 4, {"config.json"});
   std::string wide = config;
