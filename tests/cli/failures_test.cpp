@@ -109,6 +109,13 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
 }
 
+TEST_CASE("threads that the system refuses are one error", "[cli]") {
+  Folder folder;
+  // The stacks of 1000 threads need about 8 GB.
+  check_refused(shell("ulimit -v 3000000; " + exe() + " train " + run_file(folder) + " --set device.threads=1000"), 7,
+                {"a pool of 1000 threads could not start a thread", "lower device.threads"});
+}
+
 TEST_CASE("a NaN loss ends every rank", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
