@@ -205,6 +205,7 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
 }
 
 void Trainer::diverged(int64_t step, const std::string& what) {
+  flush(true);
   throw NumericsError("[train] step {}: {}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
                       what);
 }

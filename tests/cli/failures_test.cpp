@@ -137,6 +137,21 @@ TEST_CASE("a NaN loss ends every rank", "[cli]") {
                 {"and the gradient norm "});
 }
 
+TEST_CASE("a run that ends with a NaN has the lines of all steps before", "[cli]") {
+  Folder folder;
+  const std::string train = "train " + run_file(folder) +
+                            " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set "
+                            "optimizer.warmup_steps=0 --set train.log_interval=1000 --set train.steps=60";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !has_mpirun()) return;
+    const Result result = ranks == 1 ? call(train) : on_ranks(ranks, train);
+    check_refused(result, 5, {"[train] step "});
+    const auto failed = static_cast<size_t>(number_after(result.text, "[train] step "));
+    CHECK(failed > 1);
+    CHECK(metrics(folder.path("run")).size() == failed - 1);
+  }
+}
+
 TEST_CASE("the last update is tested: weights and a validation loss that are not finite are not saved", "[cli]") {
   Folder folder;
   const std::string train = "train " + run_file(folder) + " --set optimizer.warmup_steps=0 --set optimizer.grad_clip=0";
