@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The folder of a run: its files, and the renaming of an older run.
+// The folders that a run writes: older results, files.
 
 #include <string>
 #include <string_view>
 
 namespace slipstream::runtime {
 
+struct RunFolders {
+  std::string output;       // output.dir
+  std::string checkpoints;  // checkpoint.dir
+};
+
 class RunDir {
  public:
-  /// Blocks. `dir` becomes an empty folder; a folder with an older run is renamed to DIR.old-N first, with a message.
-  /// Only rank 0 creates the folder. Throws: ResourceError if it cannot be written.
-  RunDir(std::string dir, bool create);
+  /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder
+  /// to DIR.old-N, with a message. All other files stay.
+  /// Throws: ResourceError if one cannot be written.
+  RunDir(const RunFolders& folders, bool create);
   ~RunDir();
   RunDir(const RunDir&) = delete;
   RunDir& operator=(const RunDir&) = delete;

@@ -59,6 +59,29 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(metrics(folder.path("again")).back().at("params_hash").as_string() == hash);
 }
 
+TEST_CASE("a run moves the files of an older run and no others", "[cli]") {
+  Folder folder;
+  const std::string dir = folder.path("run");
+  fs::create_directories(folder.path("disk"));
+  fs::create_directory_symlink(folder.path("disk"), dir);
+  folder.write("text.txt", english());
+  folder.write("run/data.txt", english());
+  fs::rename(run_file(folder), dir + "/run.toml");
+  const std::string train = "train " + dir + "/run.toml --set train.steps=1 --set data.train=" + dir + "/data.txt";
+  for (int time = 0; time < 3; ++time) {
+    const Result result = call(train);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+  }
+  CHECK(fs::is_symlink(dir));
+  check_complete(dir, 1);
+  for (const char* old : {"disk.old-1", "disk.old-2"}) {
+    check_complete(folder.path(old), 1);
+    CHECK(!fs::exists(folder.path(old) + "/data.txt"));
+  }
+  CHECK(!fs::exists(dir + ".old-1"));
+}
+
 TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
