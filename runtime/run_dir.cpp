@@ -92,6 +92,8 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   const bool inside = is_inside(folders.checkpoints, dir_);
   if (!inside) require_folder(folders.checkpoints, "checkpoint.dir");
   require_folder(dir_, "output.dir");
+  output_lock_.emplace(dir_, "output.dir");
+  if (!inside) checkpoints_lock_.emplace(folders.checkpoints, "checkpoint.dir");
   std::error_code error;
   if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
   require_folder(folders.checkpoints, "checkpoint.dir");

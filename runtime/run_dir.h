@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The folders that a run writes: older results, files.
+// The folders that a run writes: locks against other jobs, older results, files.
 
+#include <optional>
 #include <string>
 #include <string_view>
+
+#include "runtime/folder_lock.h"
 
 namespace slipstream::runtime {
 
@@ -16,7 +19,7 @@ class RunDir {
  public:
   /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder
   /// to DIR.old-N, with a message. All other files stay.
-  /// Throws: ResourceError if one cannot be written.
+  /// Throws: CheckpointError if another job uses a folder, ResourceError if one cannot be written.
   RunDir(const RunFolders& folders, bool create);
   ~RunDir();
   RunDir(const RunDir&) = delete;
@@ -30,6 +33,7 @@ class RunDir {
 
  private:
   std::string dir_;
+  std::optional<FolderLock> output_lock_, checkpoints_lock_;
   int metrics_ = -1;
 };
 

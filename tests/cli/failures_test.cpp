@@ -225,3 +225,31 @@ TEST_CASE("a full disk or a file size limit ends the run with one error, and eve
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path("")))
     CHECK(entry.path().filename().string().find(".tmp") == std::string::npos);
 }
+
+TEST_CASE("a second job in a folder is refused, and a folder whose job was killed is taken over", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  const std::string train = "train " + run + " --set checkpoint.dir=" + folder.path("weights");
+  std::jthread first([&] { call(train + " --set train.steps=1000000 --set train.log_interval=1"); });
+  for (int tries = 0; tries < 300 && !fs::exists(dir + "/run.json"); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::vector<pid_t> owner = ranks_running(run);
+  for (const std::string& other : {std::string(), " --set output.dir=" + folder.path("other")}) {
+    const Result second = call(train + other);
+    check_refused(second, 4, {" is in use by process ", " on host ", other.empty() ? "output.dir" : "checkpoint.dir"});
+    CHECK(owner == std::vector<pid_t>{static_cast<pid_t>(number_after(second.text, "in use by process "))});
+  }
+  for (const pid_t process : owner) kill(process, SIGKILL);
+  first.join();
+  CHECK(!fs::exists(dir + ".old-1"));
+  CHECK(fs::exists(dir + "/lock"));
+  const Result next = call(train);
+  INFO(next.text);
+  CHECK(next.code == 0);
+  CHECK(fs::exists(dir + ".old-1/metrics.jsonl"));
+  CHECK(fs::exists(folder.path("weights") + "/final/model.safetensors"));
+  for (const char* lock : {"run/lock", "weights/lock"}) CHECK(!fs::exists(folder.path(lock)));
+  // Another host's processes cannot be seen from here.
+  folder.write("run/lock", "elsewhere 12 2026-01-01T00:00:00Z\n");
+  check_refused(call(train), 4, {"process 12 on host elsewhere, started at 2026-01-01", "delete " + dir + "/lock"});
+}
