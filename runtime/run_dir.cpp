@@ -97,6 +97,11 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   std::error_code error;
   if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
   require_folder(folders.checkpoints, "checkpoint.dir");
+  if (const std::string weights = folders.checkpoints + "/final"; fs::exists(fs::symlink_status(weights, error))) {
+    const std::string old = free_name(weights);
+    move(weights, old);
+    log_info("{} existed; it is now {}", weights, old);
+  }
   require_folder(path("trace"), "output.dir");
   const std::string metrics = path("metrics.jsonl");
   metrics_ = ::open(metrics.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

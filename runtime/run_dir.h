@@ -18,7 +18,7 @@ struct RunFolders {
 class RunDir {
  public:
   /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder
-  /// to DIR.old-N, with a message. All other files stay.
+  /// to DIR.old-N, older final weights to final.old-N, each with a message. All other files stay.
   /// Throws: CheckpointError if another job uses a folder, ResourceError if one cannot be written.
   RunDir(const RunFolders& folders, bool create);
   ~RunDir();

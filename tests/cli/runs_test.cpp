@@ -82,6 +82,29 @@ TEST_CASE("a run moves the files of an older run and no others", "[cli]") {
   CHECK(!fs::exists(dir + ".old-1"));
 }
 
+TEST_CASE("a run keeps the weights of an older run in checkpoint.dir, and a file of that name", "[cli]") {
+  Folder folder;
+  const std::string weights = folder.path("weights"), file = "/model.safetensors";
+  const auto train = [&](const std::string& more) {
+    const Result result = call("train " + run_file(folder) + " --set train.steps=1 --set checkpoint.dir=" + weights +
+                               " --set output.dir=" + folder.path("run") + more);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+  };
+  train("");
+  const std::string first = read(weights + "/final" + file);
+  folder.write("weights/final/notes.txt", "mine");
+  train(" --set train.seed=2");
+  CHECK(read(weights + "/final.old-1" + file) == first);
+  CHECK(read(weights + "/final.old-1/notes.txt") == "mine");
+  CHECK(read(weights + "/final" + file) != first);
+  fs::rename(weights + "/final", weights + "/second");
+  folder.write("weights/final", "mine");
+  train("");
+  CHECK(read(weights + "/final.old-2") == "mine");
+  CHECK(read(weights + "/final" + file) == first);
+}
+
 TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
