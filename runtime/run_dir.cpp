@@ -13,6 +13,7 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/log.h"
+#include "engine/base/units.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -48,6 +49,15 @@ void require_folder(const std::string& path, std::string_view key) {
   if (error || ::access(path.c_str(), W_OK) != 0)
     throw ResourceError("[disk] {} cannot be written: {}. Set {} to a writable folder.", path,
                         error ? error.message() : std::strerror(errno), key);
+}
+
+void require_space(const std::string& path, int64_t need_bytes) {
+  std::error_code error;
+  const fs::space_info space = fs::space(path, error);
+  if (error || space.available >= static_cast<uintmax_t>(need_bytes)) return;
+  throw ResourceError(
+      "[disk] the final weights need {}, but {} has {} free. Free space, or set checkpoint.dir to another disk.",
+      format_bytes(need_bytes), path, format_bytes(static_cast<int64_t>(space.available)));
 }
 
 /// Is `inner` the folder `outer` or below it by name? A link below it moves like a folder.
@@ -94,6 +104,7 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   require_folder(dir_, "output.dir");
   output_lock_.emplace(dir_, "output.dir");
   if (!inside) checkpoints_lock_.emplace(folders.checkpoints, "checkpoint.dir");
+  require_space(inside ? dir_ : folders.checkpoints, folders.weights_bytes);
   std::error_code error;
   if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
   require_folder(folders.checkpoints, "checkpoint.dir");

@@ -2,6 +2,7 @@
 #pragma once
 // The folders that a run writes: locks against other jobs, older results, files.
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,15 +12,17 @@
 namespace slipstream::runtime {
 
 struct RunFolders {
-  std::string output;       // output.dir
-  std::string checkpoints;  // checkpoint.dir
+  std::string output;         // output.dir
+  std::string checkpoints;    // checkpoint.dir
+  int64_t weights_bytes = 0;  // of the final weights
 };
 
 class RunDir {
  public:
   /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder
   /// to DIR.old-N, older final weights to final.old-N, each with a message. All other files stay.
-  /// Throws: CheckpointError if another job uses a folder, ResourceError if one cannot be written.
+  /// Throws: CheckpointError if another job uses a folder, ResourceError if one cannot be written or has too little
+  /// space.
   RunDir(const RunFolders& folders, bool create);
   ~RunDir();
   RunDir(const RunDir&) = delete;

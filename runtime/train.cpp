@@ -168,10 +168,12 @@ int train(const TrainOptions& options) {
     }
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     std::unique_ptr<RunDir> run_dir;
+    const int64_t weights_bytes = finished.job->parameter_elems * size_of(DType::f32);
     Json record;
     world.together([&] {
-      run_dir = std::make_unique<RunDir>(RunFolders{.output = config.output.dir, .checkpoints = config.checkpoint.dir},
-                                         world.rank() == 0);
+      run_dir = std::make_unique<RunDir>(
+          RunFolders{.output = config.output.dir, .checkpoints = config.checkpoint.dir, .weights_bytes = weights_bytes},
+          world.rank() == 0);
       if (world.rank() != 0) return;
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);

@@ -253,3 +253,18 @@ TEST_CASE("a second job in a folder is refused, and a folder whose job was kille
   folder.write("run/lock", "elsewhere 12 2026-01-01T00:00:00Z\n");
   check_refused(call(train), 4, {"process 12 on host elsewhere, started at 2026-01-01", "delete " + dir + "/lock"});
 }
+
+TEST_CASE("too little space for the final weights is refused before the first step", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), disk = folder.path("disk");
+  fs::create_directories(disk);
+  const std::string mount = "mount -t tmpfs -o size=64k none " + disk;
+  if (shell("unshare -rm sh -c \"" + mount + "\"").code != 0) {
+    WARN("SKIPPED the full disk: this machine cannot mount one");
+    return;
+  }
+  const Result full = shell("unshare -rm sh -c \"" + mount + " && " + exe() + " train " + run +
+                            " --set model.layers=8 --set checkpoint.dir=" + disk + "\"");
+  check_refused(full, 7, {"the final weights need 1", "has 6", "checkpoint.dir"});
+  CHECK(!contains(full.text, "step 1/"));
+}
