@@ -20,6 +20,7 @@
 #include "planner/planner.h"
 #include "runtime/shared_weights.h"
 #include "runtime/step_means.h"
+#include "runtime/stop_notice.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -126,6 +127,12 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
                                            run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
+  std::optional<StopNotice> stop_notice;
+  if (world_.rank() == 0)
+    stop_notice.emplace(
+        fmt::format("a signal ended the run. Weights are saved after the last step only, so this run has none. {} ends "
+                    "at the last printed step.",
+                    run_dir.path("metrics.jsonl")));
   rank_->prime();
   rank_->synchronize();
   sent_before_ = rank_->sent_bytes();
@@ -155,6 +162,7 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   SLIP_ASSERT(rank_->allocation_count() == allocations);
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   save_final();
+  stop_notice.reset();
   if (chosen) chosen();
   if (trace_) trace_->finish();
   print_summary(sent);
