@@ -5,11 +5,13 @@
 
 #include <utility>
 
+#include "engine/base/parallel.h"
+
 namespace slipstream::comm {
 
 WaitLimit::WaitLimit(double seconds, std::function<void(const std::string&)> leave)
     : seconds_(seconds), leave_(std::move(leave)) {
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("the limit of waits", [this] { run(); });
 }
 
 WaitLimit::~WaitLimit() {

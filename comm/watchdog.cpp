@@ -4,6 +4,7 @@
 #include "comm/watchdog.h"
 
 #include "engine/base/check.h"
+#include "engine/base/parallel.h"
 
 namespace slipstream::comm {
 
@@ -11,7 +12,7 @@ Watchdog::Watchdog(std::vector<Communicator*> communicators, std::function<std::
                    const WatchdogOptions& options)
     : communicators_(std::move(communicators)), in_flight_(std::move(in_flight)), options_(options) {
   std::erase(communicators_, nullptr);
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("the watchdog", [this] { run(); });
 }
 
 Watchdog::~Watchdog() {

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "engine/base/check.h"
+#include "engine/base/finite.h"
 #include "engine/base/philox.h"
 #include "engine/base/print.h"
 #include "engine/checkpoint/weights.h"
@@ -130,6 +131,9 @@ void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
                               file.path(), info.elems(), named.whole_elems());
       std::vector<float> values(static_cast<size_t>(named.whole_elems()));
       file.read_floats(info, values);
+      if (!all_finite(values))
+        throw CheckpointError("[generate] {} in {} has weights that are not finite. Give weights of another run.",
+                              named.name, file.path());
       if (named.transposed_on_disk) {
         const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
         std::vector<float> turned(values.size());
@@ -219,6 +223,9 @@ int generate(const GenerateOptions& options) {
     rank.drain();
     std::vector<float> logits = rank.logits(static_cast<int64_t>(used) - 1);
     logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // ids of the padding have no meaning
+    if (!all_finite(logits))
+      throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
+                          n + 1, folder);
     const int32_t next =
         sample(std::move(logits), options.temperature, options.top_k, random.uniform(static_cast<uint64_t>(n)));
     text.push_back(next);

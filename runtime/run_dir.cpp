@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates the run folder and writes complete files into it.
+// Creates the folders of a run and writes complete files into them.
 
 #include "runtime/run_dir.h"
 
@@ -13,18 +13,19 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/log.h"
+#include "engine/base/units.h"
 
 namespace slipstream::runtime {
 namespace {
 
-[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
-  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a writable folder.", path, reason);
-}
+namespace fs = std::filesystem;
+
 [[noreturn]] void refuse_at(const std::string& path, int error) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
     throw ResourceError("[output] {} cannot be written: {}. Free space, or set output.dir to another folder.", path,
                         std::strerror(error));
-  refuse(path, std::strerror(error));
+  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a writable folder.", path,
+                      std::strerror(error));
 }
 
 /// Appends all bytes or none.
@@ -42,25 +43,80 @@ void append_all(int file, std::string_view bytes, const std::string& path) {
   }
 }
 
+void require_folder(const std::string& path, std::string_view key) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error || ::access(path.c_str(), W_OK) != 0)
+    throw ResourceError("[disk] {} cannot be written: {}. Set {} to a writable folder.", path,
+                        error ? error.message() : std::strerror(errno), key);
+}
+
+void require_space(const std::string& path, int64_t need_bytes) {
+  std::error_code error;
+  const fs::space_info space = fs::space(path, error);
+  if (error || space.available >= static_cast<uintmax_t>(need_bytes)) return;
+  throw ResourceError(
+      "[disk] the final weights need {}, but {} has {} free. Free space, or set checkpoint.dir to another disk.",
+      format_bytes(need_bytes), path, format_bytes(static_cast<int64_t>(space.available)));
+}
+
+/// Is `inner` the folder `outer` or below it by name? A link below it moves like a folder.
+bool is_inside(const std::string& inner, const std::string& outer) {
+  const auto normal = [](const std::string& path) { return fs::absolute(path).lexically_normal(); };
+  const fs::path relative = normal(inner).lexically_relative(normal(outer));
+  return !relative.empty() && *relative.begin() != "..";
+}
+
+/// PATH.old-N with the lowest N that is free.
+std::string free_name(const std::string& path) {
+  std::error_code error;
+  int number = 1;
+  while (fs::exists(fs::symlink_status(fmt::format("{}.old-{}", path, number), error))) ++number;
+  return fmt::format("{}.old-{}", path, number);
+}
+
+void move(const std::string& from, const std::string& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error)
+    throw ResourceError("[disk] {} cannot be moved to {}: {}. Move it, or choose another folder.", from, to,
+                        error.message());
+}
+
+/// Moves the files of a run in `dir`, and no others, to a folder beside it.
+void move_run(const std::string& dir) {
+  std::error_code error;
+  const std::string old = free_name(fs::is_symlink(dir, error) ? fs::canonical(dir).string() : dir);
+  require_folder(old, "output.dir");
+  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "trace", "checkpoints", "report.html", "run.json"})
+    if (const std::string from = dir + "/" + name; fs::exists(fs::symlink_status(from, error)))
+      move(from, old + "/" + name);
+  log_info("{} held a run; it is now {}", dir, old);
+}
+
 }  // namespace
 
-RunDir::RunDir(std::string dir, bool create) : dir_(std::move(dir)) {
+RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   if (!create) return;
-  namespace fs = std::filesystem;
+  // Before an older run is moved. A folder inside the output folder may move with it.
+  const bool inside = is_inside(folders.checkpoints, dir_);
+  if (!inside) require_folder(folders.checkpoints, "checkpoint.dir");
+  require_folder(dir_, "output.dir");
+  output_lock_.emplace(dir_, "output.dir");
+  if (!inside) checkpoints_lock_.emplace(folders.checkpoints, "checkpoint.dir");
+  require_space(inside ? dir_ : folders.checkpoints, folders.weights_bytes);
   std::error_code error;
-  if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) {
-    int number = 1;
-    while (fs::exists(dir_ + ".old-" + std::to_string(number), error)) ++number;
-    const std::string old = dir_ + ".old-" + std::to_string(number);
-    fs::rename(dir_, old, error);
-    if (error) refuse(dir_, "the run in it cannot be moved to " + old + ": " + error.message());
-    log_info("{} held a run; it is now {}", dir_, old);
+  if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
+  require_folder(folders.checkpoints, "checkpoint.dir");
+  if (const std::string weights = folders.checkpoints + "/final"; fs::exists(fs::symlink_status(weights, error))) {
+    const std::string old = free_name(weights);
+    move(weights, old);
+    log_info("{} existed; it is now {}", weights, old);
   }
-  fs::create_directories(path("trace"), error);
-  if (error) refuse(dir_, error.message());
+  require_folder(path("trace"), "output.dir");
   const std::string metrics = path("metrics.jsonl");
   metrics_ = ::open(metrics.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (metrics_ < 0) refuse(metrics, std::strerror(errno));
+  if (metrics_ < 0) refuse_at(metrics, errno);
 }
 
 RunDir::~RunDir() {

@@ -1,17 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The folder of a run: its files, and the renaming of an older run.
+// The folders that a run writes: locks against other jobs, older results, files.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "runtime/folder_lock.h"
+
 namespace slipstream::runtime {
+
+struct RunFolders {
+  std::string output;         // output.dir
+  std::string checkpoints;    // checkpoint.dir
+  int64_t weights_bytes = 0;  // of the final weights
+};
 
 class RunDir {
  public:
-  /// Blocks. `dir` becomes an empty folder; a folder with an older run is renamed to DIR.old-N first, with a message.
-  /// Only rank 0 creates the folder. Throws: ResourceError if it cannot be written.
-  RunDir(std::string dir, bool create);
+  /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder
+  /// to DIR.old-N, older final weights to final.old-N, each with a message. All other files stay.
+  /// Throws: CheckpointError if another job uses a folder, ResourceError if one cannot be written or has too little
+  /// space.
+  RunDir(const RunFolders& folders, bool create);
   ~RunDir();
   RunDir(const RunDir&) = delete;
   RunDir& operator=(const RunDir&) = delete;
@@ -24,6 +36,7 @@ class RunDir {
 
  private:
   std::string dir_;
+  std::optional<FolderLock> output_lock_, checkpoints_lock_;
   int metrics_ = -1;
 };
 

@@ -3,14 +3,9 @@
 
 #include "runtime/train.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <exception>
-#include <filesystem>
 #include <fstream>
 #include <new>
 #include <optional>
@@ -53,15 +48,6 @@ std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   return lines + fmt::format("--dry-run {}\n--check-hazards {}\n--inject-delays {}\n", options.dry_run,
                              options.check_hazards,
                              options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
-}
-
-/// Weights are written last, so an unwritable folder is detected before the first step.
-void require_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error || ::access(path.c_str(), W_OK) != 0)
-    throw ResourceError("[checkpoint] {} cannot be written: {}. Set checkpoint.dir to a writable folder.", path,
-                        error ? error.message() : std::strerror(errno));
 }
 
 void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
@@ -185,14 +171,13 @@ int train(const TrainOptions& options) {
     }
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     std::unique_ptr<RunDir> run_dir;
+    const int64_t weights_bytes = finished.job->parameter_elems * size_of(DType::f32);
     Json record;
     world.together([&] {
-      // Refused before an older run is renamed. A folder inside output.dir would be renamed, too.
-      if (world.rank() == 0 && !config.checkpoint.dir.starts_with(config.output.dir + "/"))
-        require_folder(config.checkpoint.dir);
-      run_dir = std::make_unique<RunDir>(config.output.dir, world.rank() == 0);
+      run_dir = std::make_unique<RunDir>(
+          RunFolders{.output = config.output.dir, .checkpoints = config.checkpoint.dir, .weights_bytes = weights_bytes},
+          world.rank() == 0);
       if (world.rank() != 0) return;
-      require_folder(config.checkpoint.dir);
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);
       run_dir->write("run.json", record.dump(2) + "\n");

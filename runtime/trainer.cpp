@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/base/finite.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/learning_rate.h"
@@ -19,6 +20,7 @@
 #include "planner/planner.h"
 #include "runtime/shared_weights.h"
 #include "runtime/step_means.h"
+#include "runtime/stop_notice.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -126,6 +128,12 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
                                            run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
+  std::optional<StopNotice> stop_notice;
+  if (world_.rank() == 0)
+    stop_notice.emplace(
+        fmt::format("a signal ended the run. Weights are saved after the last step only, so this run has none. {} ends "
+                    "at the last printed step.",
+                    run_dir.path("metrics.jsonl")));
   rank_->prime();
   rank_->synchronize();
   sent_before_ = rank_->sent_bytes();
@@ -144,13 +152,18 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
       look_back(static_cast<uint32_t>(seen = step), false);
       Pending& last = pending_.back();
       if (due(train.eval_interval, step)) last.val_loss = evaluate();
-      last.params_hash = params_hash();
+      std::string not_finite;
+      last.params_hash = params_hash(not_finite);
+      if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
+      if (last.val_loss && !std::isfinite(*last.val_loss))
+        diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
     }
     if (due(train.log_interval, step) || stop) flush(true);
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   save_final();
+  stop_notice.reset();
   if (chosen) chosen();
   if (trace_) trace_->finish();
   print_summary(sent);
@@ -188,16 +201,22 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
   }
   const Rank::Report report = rank_->report(step);
   if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
-    throw NumericsError(
-        "[train] step {}: the loss is {}{}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
-        std::abs(report.loss_sum) /
-            static_cast<double>(global_batch_ * config_.train.sequence_length),  // nan, not -nan
-        config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm)) : "");
+    diverged(step, fmt::format(
+                       "the loss is {}{}",
+                       std::abs(report.loss_sum) / static_cast<double>(global_batch_ * config_.train.sequence_length),
+                       config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm))
+                                                       : ""));
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
   if (step > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)
       item_ns_[item] = item_ns_[item] < 0 ? ns : std::min(item_ns_[item], ns);
   if (!bound_ms_ && step == kBoundStep) rehearse_bound();
+}
+
+void Trainer::diverged(int64_t step, const std::string& what) {
+  flush(true);
+  throw NumericsError("[train] step {}: {}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
+                      what);
 }
 
 void Trainer::rehearse_bound() {
@@ -308,16 +327,18 @@ double Trainer::evaluate() {
   return total / static_cast<double>(sampler.target_count());
 }
 
-std::string Trainer::params_hash() {
+std::string Trainer::params_hash(std::string& not_finite) {
   std::string hex;
   with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
     data::Xxh3 hash;
     for (const auto& [name, at] : tensors_of(stages_))
       for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor, [&](std::span<const float> piece) {
         hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes()));
+        if (not_finite.empty() && !all_finite(piece)) not_finite = name;
       });
     hex = hash.hex();
   });
+  not_finite = world_.all_gather(not_finite, "a test of the weights")[0];
   return hex;
 }
 

@@ -52,8 +52,11 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  /// The hash of all weights on rank 0; empty elsewhere. Collective.
-  std::string params_hash();
+  /// The hash of all weights on rank 0; empty elsewhere. `not_finite` becomes the name of the first tensor with a NaN
+  /// or an infinity, on all ranks. Collective.
+  std::string params_hash(std::string& not_finite);
+  /// Writes the lines of the finished steps and ends the run with code 5. All ranks call it with the same values.
+  [[noreturn]] void diverged(int64_t step, const std::string& what);
   void save_final();
   void rehearse_bound();
   void print_summary(std::optional<int64_t> sent) const;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <vector>
 
+#include "engine/base/parallel.h"
 #include "engine/device/clock.h"
 
 namespace slipstream::comm {
@@ -157,7 +158,7 @@ void LinkPort::when_done(Ticket ticket, std::function<void()> done, int64_t left
       return release.ticket == ticket && release.left_bytes < static_cast<double>(left_bytes);
     });
     released_.insert(later, {ticket, std::move(done), static_cast<double>(left_bytes)});
-    if (!releaser_.joinable()) releaser_ = std::thread([this] { release(); });
+    if (!releaser_.joinable()) releaser_ = start_thread("the emulated link", [this] { release(); });
     ++membership_;
   }
   changed_.notify_all();

@@ -47,6 +47,14 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> workers;
 
+  /// Stops the workers that have started, also when a later one could not.
+  ~State() {
+    stop = true;
+    generation.fetch_add(1, std::memory_order_release);
+    generation.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   void run_part(int64_t index) {
     const int64_t begin = std::min(count, index * part);
     const int64_t end = std::min(count, begin + part);
@@ -65,32 +73,30 @@ std::thread start_thread(std::string_view what, std::function<void()> body) {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
     throw ResourceError(
-        "[host] {} could not start a thread: {}. Allow more threads or memory, or use fewer ranks on this host.", what,
-        error.what());
+        "[host] {} could not start a thread: {}. Allow more threads or memory, lower device.threads, or use fewer "
+        "ranks on "
+        "this host.",
+        what, error.what());
   }
 }
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   SLIP_ASSERT(threads >= 1);
   for (int worker = 1; worker < threads; ++worker)
-    state_->workers.emplace_back([state = state_.get(), worker] {
-      uint32_t seen = 0;
-      while (true) {
-        spin_then_wait(state->generation, [&](uint32_t now) { return now != seen; });
-        ++seen;
-        if (state->stop) return;
-        state->run_part(worker);
-        if (state->remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) state->remaining.notify_one();
-      }
-    });
+    state_->workers.push_back(
+        start_thread(fmt::format("a pool of {} threads", threads), [state = state_.get(), worker] {
+          uint32_t seen = 0;
+          while (true) {
+            spin_then_wait(state->generation, [&](uint32_t now) { return now != seen; });
+            ++seen;
+            if (state->stop) return;
+            state->run_part(worker);
+            if (state->remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) state->remaining.notify_one();
+          }
+        }));
 }
 
-ThreadPool::~ThreadPool() {
-  state_->stop = true;
-  state_->generation.fetch_add(1, std::memory_order_release);
-  state_->generation.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 

@@ -32,7 +32,7 @@ class RangeFunction {
 /// `threads` workers, including the caller. One thread at a time (the owning stream) uses the pool.
 class ThreadPool {
  public:
-  /// `threads` >= 1; starts threads - 1 workers.
+  /// `threads` >= 1; starts threads - 1 workers. Throws: ResourceError if the system refuses one.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -4,6 +4,7 @@
 #include "engine/config/field.h"
 
 #include <cmath>
+#include <limits>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -135,6 +136,16 @@ double need_real(const ConfigValue& value, const RealRange& range) {
   const bool above = range.open_min ? real > range.min : real >= range.min;
   const bool below = range.open_max ? real < range.max : real <= range.max;
   if (!above || !below) refuse(describe_need(range), value);
+  if (!range.is_float32) return real;
+  constexpr float kSmallest = std::numeric_limits<float>::min();  // GPUs may flush smaller values to 0
+  const auto single = static_cast<float>(real);
+  const auto refuse_near = [&](double bound, float usable) {
+    throw ConfigError("needs {}, got {}, too close to {} for float32. The nearest value that works is {}",
+                      describe_need(range), shown(value), bound, usable);
+  };
+  if (real > 0 && single < kSmallest) refuse_near(0, kSmallest);
+  if (const auto max = static_cast<float>(range.max); range.open_max && single >= max)
+    refuse_near(range.max, std::nextafter(max, 0.0f));
   return real;
 }
 

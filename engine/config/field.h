@@ -52,7 +52,13 @@ struct RealRange {
   double max = 1e9;
   bool open_min = false;  // min itself is not allowed
   bool open_max = false;
+  bool is_float32 = false;  // rounding to float32 may neither leave the range nor make 0 from another value
 };
+/// The range of a value of at least 0 that kernels use as float32.
+constexpr RealRange in_float32(RealRange range) {
+  range.is_float32 = true;
+  return range;
+}
 
 namespace detail {
 using Words = std::vector<std::string_view>;

@@ -294,6 +294,9 @@ void validate(const RunConfig& written) {
   validate_zero(config);
   validate_trace(config);
   validate_device(config);
+  for (const char* key : {"output.dir", "checkpoint.dir"})
+    if (const std::string dir = field_text(config, key); dir.starts_with("\"~"))
+      throw ConfigError("{} = {} begins with ~, which only a shell replaces. Write the whole path.", key, dir);
   if (config.output.dir.empty())
     throw ConfigError("output.dir is empty. Name the run's folder, such as \"runs/first\".");
   const std::string last = config.output.dir.substr(config.output.dir.find_last_of('/') + 1);

@@ -109,6 +109,13 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
 }
 
+TEST_CASE("threads that the system refuses are one error", "[cli]") {
+  Folder folder;
+  // The stacks of 1000 threads need about 8 GB.
+  check_refused(shell("ulimit -v 3000000; " + exe() + " train " + run_file(folder) + " --set device.threads=1000"), 7,
+                {"a pool of 1000 threads could not start a thread", "lower device.threads"});
+}
+
 TEST_CASE("a NaN loss ends every rank", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
@@ -128,6 +135,45 @@ TEST_CASE("a NaN loss ends every rank", "[cli]") {
   CHECK(count(two.text, "slipstream: ") == 1);
   check_refused(call("train " + run + sets + " --set optimizer.grad_clip=1 --set optimizer.eps=1"), 5,
                 {"and the gradient norm "});
+}
+
+TEST_CASE("a run that ends with a NaN has the lines of all steps before", "[cli]") {
+  Folder folder;
+  const std::string train = "train " + run_file(folder) +
+                            " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set "
+                            "optimizer.warmup_steps=0 --set train.log_interval=1000 --set train.steps=60";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !has_mpirun()) return;
+    const Result result = ranks == 1 ? call(train) : on_ranks(ranks, train);
+    check_refused(result, 5, {"[train] step "});
+    const auto failed = static_cast<size_t>(number_after(result.text, "[train] step "));
+    CHECK(failed > 1);
+    CHECK(metrics(folder.path("run")).size() == failed - 1);
+  }
+}
+
+TEST_CASE("the last update is tested: weights and a validation loss that are not finite are not saved", "[cli]") {
+  Folder folder;
+  const std::string train = "train " + run_file(folder) + " --set optimizer.warmup_steps=0 --set optimizer.grad_clip=0";
+  const auto rate = [](const std::string& value) {
+    return " --set optimizer.learning_rate=" + value + " --set optimizer.min_learning_rate=" + value;
+  };
+  const std::string overflowing = train + rate("1000") + " --set train.steps=1";
+  // Gradients of tokens of step 1 that step 2 lacks are 0, and their moments are divided by eps alone.
+  const std::string infinite = train + rate("100") +
+                               " --set train.steps=2 --set train.sequence_length=2 --set model.family=llama --set "
+                               "optimizer.beta2=0 --set optimizer.eps=1.2e-38 --set optimizer.weight_decay=0";
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && !has_mpirun()) return;
+    const auto start = [&](const std::string& line) { return ranks == 1 ? call(line) : on_ranks(ranks, line); };
+    for (const Result& result : {start(overflowing), start(infinite)}) {
+      check_refused(result, 5, {"learning_rate"});
+      CHECK(count(result.text, "slipstream: ") == 1);
+      CHECK((contains(result.text, "[train] step 1: the validation loss is nan. ") ||
+             contains(result.text, "weight has weights that are not finite. ")));
+      CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
+    }
+  }
 }
 
 TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
@@ -162,6 +208,19 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   CHECK(metrics(dir).size() > 1);  // whole lines only
 }
 
+TEST_CASE("a run that a signal ends prints what is lost", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), lines = folder.path("run") + "/metrics.jsonl";
+  std::jthread signal([&] {
+    std::error_code error;
+    for (int tries = 0; tries < 300 && !(fs::file_size(lines, error) > 0 && !error); ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (const pid_t process : ranks_running(run)) kill(process, SIGTERM);
+  });
+  const Result result = call("train " + run + " --set train.steps=1000000 --set train.log_interval=1");
+  check_refused(result, 128 + SIGTERM, {"a signal ended the run", "this run has none", lines});
+}
+
 TEST_CASE("a full disk or a file size limit ends the run with one error, and every line of metrics is complete",
           "[cli]") {
   Folder folder;
@@ -178,4 +237,47 @@ TEST_CASE("a full disk or a file size limit ends the run with one error, and eve
                 {"long"});
   for (const fs::directory_entry& entry : fs::directory_iterator(folder.path("")))
     CHECK(entry.path().filename().string().find(".tmp") == std::string::npos);
+}
+
+TEST_CASE("a second job in a folder is refused, and a folder whose job was killed is taken over", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), dir = folder.path("run");
+  const std::string train = "train " + run + " --set checkpoint.dir=" + folder.path("weights");
+  std::jthread first([&] { call(train + " --set train.steps=1000000 --set train.log_interval=1"); });
+  for (int tries = 0; tries < 300 && !fs::exists(dir + "/run.json"); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::vector<pid_t> owner = ranks_running(run);
+  for (const std::string& other : {std::string(), " --set output.dir=" + folder.path("other")}) {
+    const Result second = call(train + other);
+    check_refused(second, 4, {" is in use by process ", " on host ", other.empty() ? "output.dir" : "checkpoint.dir"});
+    CHECK(owner == std::vector<pid_t>{static_cast<pid_t>(number_after(second.text, "in use by process "))});
+  }
+  for (const pid_t process : owner) kill(process, SIGKILL);
+  first.join();
+  CHECK(!fs::exists(dir + ".old-1"));
+  CHECK(fs::exists(dir + "/lock"));
+  const Result next = call(train);
+  INFO(next.text);
+  CHECK(next.code == 0);
+  CHECK(fs::exists(dir + ".old-1/metrics.jsonl"));
+  CHECK(fs::exists(folder.path("weights") + "/final/model.safetensors"));
+  for (const char* lock : {"run/lock", "weights/lock"}) CHECK(!fs::exists(folder.path(lock)));
+  // Another host's processes cannot be seen from here.
+  folder.write("run/lock", "elsewhere 12 2026-01-01T00:00:00Z\n");
+  check_refused(call(train), 4, {"process 12 on host elsewhere, started at 2026-01-01", "delete " + dir + "/lock"});
+}
+
+TEST_CASE("too little space for the final weights is refused before the first step", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), disk = folder.path("disk");
+  fs::create_directories(disk);
+  const std::string mount = "mount -t tmpfs -o size=64k none " + disk;
+  if (shell("unshare -rm sh -c \"" + mount + "\"").code != 0) {
+    WARN("SKIPPED the full disk: this machine cannot mount one");
+    return;
+  }
+  const Result full = shell("unshare -rm sh -c \"" + mount + " && " + exe() + " train " + run +
+                            " --set model.layers=8 --set checkpoint.dir=" + disk + "\"");
+  check_refused(full, 7, {"the final weights need 1", "has 6", "checkpoint.dir"});
+  CHECK(!contains(full.text, "step 1/"));
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -58,6 +59,52 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(metrics(folder.path("again")).back().at("params_hash").as_string() == hash);
 }
 
+TEST_CASE("a run moves the files of an older run and no others", "[cli]") {
+  Folder folder;
+  const std::string dir = folder.path("run");
+  fs::create_directories(folder.path("disk"));
+  fs::create_directory_symlink(folder.path("disk"), dir);
+  folder.write("text.txt", english());
+  folder.write("run/data.txt", english());
+  fs::rename(run_file(folder), dir + "/run.toml");
+  const std::string train = "train " + dir + "/run.toml --set train.steps=1 --set data.train=" + dir + "/data.txt";
+  for (int time = 0; time < 3; ++time) {
+    const Result result = call(train);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+  }
+  CHECK(fs::is_symlink(dir));
+  check_complete(dir, 1);
+  for (const char* old : {"disk.old-1", "disk.old-2"}) {
+    check_complete(folder.path(old), 1);
+    CHECK(!fs::exists(folder.path(old) + "/data.txt"));
+  }
+  CHECK(!fs::exists(dir + ".old-1"));
+}
+
+TEST_CASE("a run keeps the weights of an older run in checkpoint.dir, and a file of that name", "[cli]") {
+  Folder folder;
+  const std::string weights = folder.path("weights"), file = "/model.safetensors";
+  const auto train = [&](const std::string& more) {
+    const Result result = call("train " + run_file(folder) + " --set train.steps=1 --set checkpoint.dir=" + weights +
+                               " --set output.dir=" + folder.path("run") + more);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+  };
+  train("");
+  const std::string first = read(weights + "/final" + file);
+  folder.write("weights/final/notes.txt", "mine");
+  train(" --set train.seed=2");
+  CHECK(read(weights + "/final.old-1" + file) == first);
+  CHECK(read(weights + "/final.old-1/notes.txt") == "mine");
+  CHECK(read(weights + "/final" + file) != first);
+  fs::rename(weights + "/final", weights + "/second");
+  folder.write("weights/final", "mine");
+  train("");
+  CHECK(read(weights + "/final.old-2") == "mine");
+  CHECK(read(weights + "/final" + file) == first);
+}
+
 TEST_CASE("evaluations and hashes between steps change no step", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
@@ -109,6 +156,15 @@ TEST_CASE("missing or damaged weights exit with code 4", "[cli]") {
   };
   check_refused(with("model.safetensors", weights.substr(0, weights.size() / 2)), 4, {"model.safetensors"});
   check_refused(with("model.safetensors", "junk"), 4, {"model.safetensors"});
+  // One NaN, then finite weights that overflow.
+  std::string broken = weights;
+  const float nan = std::nanf(""), large = 1e38f;
+  std::memcpy(broken.data() + broken.size() - sizeof nan, &nan, sizeof nan);
+  check_refused(with("model.safetensors", broken), 4, {"model.safetensors has weights that are not finite"});
+  const size_t header = 8 + *reinterpret_cast<const uint64_t*>(weights.data());
+  for (size_t at = header; at < broken.size(); at += sizeof large)
+    std::memcpy(broken.data() + at, &large, sizeof large);
+  check_refused(with("model.safetensors", broken), 5, {"logits of token 1 are not finite"});
   CHECK(with("model.safetensors", weights).code == 0);
   check_refused(with("config.json", "{}"), 4, {"config.json"});
   std::string wide = config;

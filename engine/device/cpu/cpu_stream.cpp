@@ -197,9 +197,8 @@ void CpuStream::worker_main() {
   prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // the default of 50 us makes every short sleep a long one
   try {
     pool_ = std::make_unique<ThreadPool>(threads_);
-  } catch (const std::exception& error) {
-    core_->fail(std::make_exception_ptr(ResourceError(
-        "[device] stream {} could not start its {} threads: {}. Use fewer threads.", name_, threads_, error.what())));
+  } catch (...) {
+    core_->fail(std::current_exception());
   }
   std::vector<Command> batch;
   while (!stopping_) {

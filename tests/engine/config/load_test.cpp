@@ -213,6 +213,26 @@ TEST_CASE("load: a malformed --set is refused with itself in the sentence", "[co
   CHECK(set_refusal("output.dir=5") == "accepted");
 }
 
+TEST_CASE("load: values that float32 rounds to a bound are refused with the nearest one that works", "[config]") {
+  CHECK(set_refusal("optimizer.eps=1e-50") ==
+        "--set optimizer.eps=1e-50: optimizer.eps needs a number above 0, at most 1, got 1e-50, too close to 0 for "
+        "float32. The nearest value that works is 1.1754944e-38.");
+  CHECK(set_refusal("optimizer.beta2=0.999999999") ==
+        "--set optimizer.beta2=0.999999999: optimizer.beta2 needs a number from 0 to below 1, got 0.999999999, too "
+        "close to 1 for float32. The nearest value that works is 0.99999994.");
+  for (const char* key :
+       {"optimizer.learning_rate", "optimizer.weight_decay", "optimizer.grad_clip", "model.norm_eps"}) {
+    const std::string text = set_refusal(std::string(key) + "=1e-40"), words = "The nearest value that works is ";
+    INFO(text);
+    REQUIRE(text.find(words) != std::string::npos);
+    const std::string usable = text.substr(text.find(words) + words.size());
+    CHECK(set_refusal(std::string(key) + "=" + usable.substr(0, usable.size() - 1)) == "accepted");
+  }
+  for (const char* set : {"optimizer.beta1=0.99999994", "optimizer.beta1=0", "optimizer.learning_rate=0",
+                          "optimizer.eps=1.1754944e-38", "optimizer.eps=1", "data.validation_fraction=1e-50"})
+    CHECK(set_refusal(set) == "accepted");
+}
+
 TEST_CASE("load: files that are no run files are refused with one error each", "[config]") {
   Folder folder;
   CHECK(refusal("missing.toml") ==

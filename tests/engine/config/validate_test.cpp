@@ -113,6 +113,9 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
     CHECK(load_refusal({std::string("output.dir=") + dir}).find("has no folder name") != std::string::npos);
   CHECK(with({"output.dir=runs/x//"}).output.dir == "runs/x");
   CHECK(with({"output.dir=runs/x/"}).checkpoint.dir == "runs/x/checkpoints");
+  for (const char* key : {"output.dir", "checkpoint.dir"})
+    CHECK(load_refusal({std::string(key) + "=~/x"}) ==
+          std::string(key) + " = \"~/x\" begins with ~, which only a shell replaces. Write the whole path.");
   CHECK(load_refusal({"output.dir="}) == "output.dir is empty. Name the run's folder, such as \"runs/first\".");
   CHECK(load_refusal({"parallel.data=0"}) ==
         "parallel.data = 0 leaves no rank to train. Use -1 (all remaining ranks) or at least 1.");
