@@ -15,7 +15,7 @@ struct FakeCublasLt {
   std::set<uint32_t> refused;           // epilogues without an algorithm (cublasLtEpilogue_t)
   std::map<uint32_t, int64_t> more_ns;  // added by an epilogue to the virtual time of a product
   std::map<uint64_t, int> calls;        // products launched, by candidate
-  std::map<int, int> targets;     // products launched, by the multiprocessors that they are planned for
+  std::map<int, int> targets;           // products launched, by the multiprocessors that they are planned for
 };
 /// Candidates in the order that the library proposes: candidate 0 comes first, 2 is the fastest, 3 is refused when
 /// launched. Candidate 5 precedes all and is faster still, if parts of a sum may be added as D is stored.
