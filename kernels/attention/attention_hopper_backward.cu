@@ -232,6 +232,7 @@ __device__ __forceinline__ void keep_order(const Arguments& args, const Memory<k
     barrier_wait(memory.keys_full(), turn.parity);
     Item item{};
     if (!item_of(item, args, memory.item()[0])) return;
+    barrier_arrive(memory.keys_free());
     Step step = first_step(args, item);
     for (int count = steps_of(args, item); count > 0; --count, advance(step, args, item), additions.advance()) {
       uint32_t* const of_tile = args.exchange.additions + head_of(args, item, step) * args.exchange.tiles + step.tile;
@@ -500,7 +501,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) hopper_backward_kernel(co
     }
     for (int place = 0; place < 2; ++place) barrier_init(memory.slopes_full(place), kComputingWarps);
     barrier_init(memory.keys_full(), 1);
-    barrier_init(memory.keys_free(), kComputingWarps);
+    barrier_init(memory.keys_free(), 1 + kComputingWarps);
     barrier_init(memory.may_add(), 1);
     barrier_init(memory.added(), kComputingWarps);
     barrier_init_fence();
