@@ -35,6 +35,7 @@ spdlog::logger& warnings() {
 }  // namespace
 
 void log_setup(int rank) { g_rank = rank; }
+int log_rank() { return g_rank; }
 
 namespace detail {
 

@@ -13,6 +13,7 @@ namespace slipstream {
 /// Sets this process's rank; ranks other than 0 print nothing. Called once, when the rank is known. Until then, the
 /// process acts as rank 0.
 void log_setup(int rank);
+int log_rank();
 
 namespace detail {
 bool log_enabled();

@@ -12,6 +12,7 @@
 #include "engine/base/document.h"
 #include "engine/base/units.h"
 #include "engine/base/utf8.h"
+#include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 
@@ -234,7 +235,7 @@ void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out
   }
 }
 
-int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> tensors) {
+WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave> tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorToSave& a, const TensorToSave& b) {
     return std::pair(-size_of(a.dtype), std::string_view(a.name)) <
            std::pair(-size_of(b.dtype), std::string_view(b.name));
@@ -263,20 +264,25 @@ int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> ten
   const uint64_t header_bytes = text.size();
   SLIP_ASSERT(header_bytes <= kHeaderBytesMax);
   files::OutputFile file(path);
-  file.write(&header_bytes, 8);
-  file.write(text.data(), static_cast<int64_t>(text.size()));
+  data::Xxh3 hash;
+  const auto put = [&](const void* bytes, int64_t size_bytes) {
+    hash.update(bytes, size_bytes);
+    file.write(bytes, size_bytes);
+  };
+  put(&header_bytes, 8);
+  put(text.data(), static_cast<int64_t>(text.size()));
   for (const TensorToSave& tensor : tensors) {
     int64_t left_bytes = bytes_of(elems_of(tensor.shape), tensor.dtype);
     tensor.write([&](const void* bytes, int64_t size_bytes) {
       SLIP_ASSERT(size_bytes >= 0 && size_bytes <= left_bytes);
-      file.write(bytes, size_bytes);
+      put(bytes, size_bytes);
       left_bytes -= size_bytes;
     });
     if (left_bytes != 0)
       throw InternalError("[bug] tensor {} was written with {} bytes too few.", files::shown(tensor.name), left_bytes);
   }
   file.commit();
-  return 8 + static_cast<int64_t>(header_bytes) + end_bytes;
+  return {.size_bytes = 8 + static_cast<int64_t>(header_bytes) + end_bytes, .hash = hash.hex()};
 }
 
 }  // namespace slipstream::checkpoint

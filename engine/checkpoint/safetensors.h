@@ -31,10 +31,15 @@ struct TensorToSave {
   std::function<void(const TensorSink& sink)> write;
 };
 
-/// Blocks. Writes under a temporary name in the same folder, then renames. Returns the size of the file in bytes.
+struct WrittenFile {
+  int64_t size_bytes = 0;
+  std::string hash;  // XXH3-128 of all its bytes
+};
+
+/// Blocks. Writes under a temporary name in the same folder, then renames.
 /// Throws: ResourceError (disk); what a callback throws; InternalError (two equal names, a callback with too many or
 /// too few bytes). After an error, an older file at `path` is unchanged.
-int64_t write_safetensors(const std::string& path, std::vector<TensorToSave> tensors);
+WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave> tensors);
 
 struct TensorInfo {
   std::string name;

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes and reads boxes of tensors.
+
+#include "engine/checkpoint/state_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <thread>
+
+#include "engine/base/check.h"
+#include "engine/base/fail_point.h"
+#include "engine/base/units.h"
+#include "engine/data/hash.h"
+
+namespace slipstream::checkpoint {
+namespace {
+
+constexpr int64_t kPieceElems = kMiB / static_cast<int64_t>(sizeof(float));
+
+/// Takes "NUMBER" and the character behind it from the front of `text`; none if it does not begin so.
+std::optional<int64_t> take_number(std::string_view& text, char then) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0 || end == text.data() + text.size() || *end != then) return {};
+  text.remove_prefix(static_cast<size_t>(end - text.data()) + 1);
+  return number;
+}
+
+/// Sleeps so that `bytes` since `start` were not faster than the rate.
+void keep_rate(std::chrono::steady_clock::time_point start, int64_t bytes, double bytes_per_second) {
+  if (bytes_per_second <= 0) return;
+  std::this_thread::sleep_until(start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                            std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_second)));
+}
+
+}  // namespace
+
+std::string name_of(const Box& b) {
+  return fmt::format("{}:{}[{}:{},{}:{}]", b.array, b.tensor, b.row, b.row + b.rows, b.column, b.column + b.columns);
+}
+
+std::optional<Box> box_of(std::string_view name) {
+  const size_t colon = name.find(':'), bracket = name.rfind('[');
+  if (colon == std::string_view::npos || bracket == std::string_view::npos || colon == 0 || bracket <= colon + 1) return {};
+  std::string_view ranges = name.substr(bracket + 1);
+  const auto row = take_number(ranges, ':'), row_end = row ? take_number(ranges, ',') : std::nullopt,
+             column = row_end ? take_number(ranges, ':') : std::nullopt,
+             column_end = column ? take_number(ranges, ']') : std::nullopt;
+  if (!column_end || !ranges.empty() || *row_end <= *row || *column_end <= *column) return {};
+  return Box{.tensor = std::string(name.substr(colon + 1, bracket - colon - 1)),
+             .array = std::string(name.substr(0, colon)),
+             .row = *row,
+             .column = *column,
+             .rows = *row_end - *row,
+             .columns = *column_end - *column};
+}
+
+std::pair<int64_t, int64_t> matrix_of(const std::vector<int64_t>& shape) {
+  if (shape.empty()) return {1, 1};
+  int64_t columns = 1;
+  for (size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
+  return {shape[0], columns};
+}
+
+StateFile write_state_file(const std::string& folder, const std::string& name, std::vector<BoxToSave> boxes,
+                           double bytes_per_second) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<TensorToSave> tensors;
+  int64_t done_bytes = 0;
+  for (BoxToSave& each : boxes)
+    tensors.push_back({.name = name_of(each.box),
+                       .dtype = DType::f32,
+                       .shape = {each.box.rows, each.box.columns},
+                       .write = [&](const TensorSink& sink) {
+                         std::vector<float> values(static_cast<size_t>(each.box.elems()));
+                         each.read(values);
+                         for (size_t at = 0; at < values.size(); at += kPieceElems) {
+                           const size_t take = std::min<size_t>(kPieceElems, values.size() - at);
+                           sink(values.data() + at, static_cast<int64_t>(take * sizeof(float)));
+                           done_bytes += static_cast<int64_t>(take * sizeof(float));
+                           keep_rate(start, done_bytes, bytes_per_second);
+                         }
+                         fail_point("save.in_file");
+                       }});
+  const WrittenFile written = write_safetensors(folder + "/" + name, std::move(tensors));
+  fail_point("save.file");
+  return {.name = name, .size_bytes = written.size_bytes, .hash = written.hash};
+}
+
+std::string problem_of(const std::string& folder, const StateFile& file) {
+  try {
+    const files::InputFile input(folder + "/" + file.name, files::Owner::checkpoint);
+    if (input.size_bytes() != file.size_bytes)
+      return fmt::format("{} has {} bytes, need {}", file.name, input.size_bytes(), file.size_bytes);
+    data::Xxh3 hash;
+    std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(file.size_bytes, 8 * kMiB)));
+    for (int64_t at = 0; at < file.size_bytes; at += std::ssize(piece)) {
+      const int64_t take = std::min<int64_t>(std::ssize(piece), file.size_bytes - at);
+      input.read(at, piece.data(), take);
+      hash.update(piece.data(), take);
+    }
+    if (const std::string actual = hash.hex(); actual != file.hash)
+      return fmt::format("{} has the hash {}, need {}", file.name, actual, file.hash);
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+StateReader::StateReader(const std::string& folder, const Manifest& manifest) : folder_(folder) {
+  for (const StateFile& file : manifest.files) {
+    files_.push_back(std::make_unique<SafetensorsFile>(folder + "/" + file.name));
+    for (const TensorInfo& info : files_.back()->tensors()) {
+      const std::optional<Box> box = box_of(info.name);
+      if (!box || info.dtype != "F32" || info.shape != std::vector<int64_t>{box->rows, box->columns})
+        throw CheckpointError("[checkpoint] {} of {} is not a box of a tensor. Use another checkpoint.",
+                              files::shown(info.name), files::shown(files_.back()->path()));
+      at_[{box->tensor, box->array}].push_back({*box, files_.size() - 1, &info});
+    }
+  }
+  for (auto& [key, places] : at_)
+    std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+      return std::pair(a.box.row, a.box.column) < std::pair(b.box.row, b.box.column);
+    });
+  // Boxes whose elements add up to those of the tensor cover it: read() refuses an element that no box has.
+  for (const LogicalTensor& tensor : manifest.tensors)
+    for (const std::string& array : tensor.arrays) {
+      const auto found = at_.find({tensor.name, array});
+      const auto [rows, columns] = matrix_of(tensor.shape);
+      int64_t elems = 0;
+      for (const Place& place : found == at_.end() ? std::vector<Place>{} : found->second) {
+        elems += place.box.elems();
+        if (place.box.row + place.box.rows > rows || place.box.column + place.box.columns > columns)
+          throw CheckpointError("[checkpoint] {} has {}, which is outside the {} x {} of the tensor. Use another one.",
+                                files::shown(folder), files::shown(name_of(place.box)), rows, columns);
+      }
+      if (elems != rows * columns)
+        throw CheckpointError("[checkpoint] {} has {} elements of {} of {}, need {}. Use another checkpoint.",
+                              files::shown(folder), elems, files::shown(array), files::shown(tensor.name),
+                              rows * columns);
+    }
+}
+
+void StateReader::read(const Box& wanted, std::span<float> out) const {
+  SLIP_ASSERT(std::ssize(out) == wanted.elems());
+  const auto found = at_.find({wanted.tensor, wanted.array});
+  if (found == at_.end())
+    throw CheckpointError("[checkpoint] {} has no {} of {}. It belongs to another model or optimizer.",
+                          files::shown(folder_), files::shown(wanted.array), files::shown(wanted.tensor));
+  int64_t copied = 0;
+  std::vector<float> rows_read;
+  for (const Place& place : found->second) {
+    const Box& box = place.box;
+    if (box.row >= wanted.row + wanted.rows) break;
+    const int64_t first = std::max(box.row, wanted.row), last = std::min(box.row + box.rows, wanted.row + wanted.rows);
+    const int64_t left = std::max(box.column, wanted.column),
+                  right = std::min(box.column + box.columns, wanted.column + wanted.columns);
+    if (first >= last || left >= right) continue;
+    copied += (last - first) * (right - left);
+    const SafetensorsFile& file = *files_[place.file];
+    const auto read_rows = [&](int64_t row, int64_t count, float* to) {
+      file.read(*place.info, 4 * (row - box.row) * box.columns, to, 4 * count * box.columns);
+    };
+    if (box.columns == wanted.columns && right - left == box.columns) {
+      read_rows(first, last - first, out.data() + (first - wanted.row) * wanted.columns);
+      continue;
+    }
+    const int64_t at_once = std::max<int64_t>(1, kPieceElems / box.columns);
+    rows_read.resize(static_cast<size_t>(std::min(at_once, last - first) * box.columns));
+    for (int64_t row = first; row < last; row += at_once) {
+      const int64_t count = std::min(at_once, last - row);
+      read_rows(row, count, rows_read.data());
+      for (int64_t r = 0; r < count; ++r)
+        std::copy_n(rows_read.begin() + r * box.columns + (left - box.column), right - left,
+                    out.begin() + (row + r - wanted.row) * wanted.columns + (left - wanted.column));
+    }
+  }
+  if (copied != wanted.elems())
+    throw CheckpointError("[checkpoint] {} has {} of the {} elements of {}. Use another checkpoint.",
+                          files::shown(folder_), copied, wanted.elems(), files::shown(name_of(wanted)));
+}
+
+}  // namespace slipstream::checkpoint

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The state of a run as boxes of logical tensors: one safetensors file per writer, read by any layout.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/checkpoint/manifest.h"
+#include "engine/checkpoint/safetensors.h"
+
+namespace slipstream::checkpoint {
+
+/// Rows [row, row + rows) and columns [column, column + columns) of one array of a tensor. A tensor of one dimension
+/// has one column; one of more has a row for every index of the first dimension.
+struct Box {
+  std::string tensor, array;
+  int64_t row = 0, column = 0, rows = 0, columns = 0;
+
+  int64_t elems() const { return rows * columns; }
+  bool operator==(const Box&) const = default;
+};
+
+/// The name of a box in its file: "weight:h.0.mlp.c_fc.weight[0:64,0:192]". Pure.
+std::string name_of(const Box& box);
+/// The box of a name; none if it is no name of a box. Pure.
+std::optional<Box> box_of(std::string_view name);
+/// Rows and columns of a tensor of this shape. Pure.
+std::pair<int64_t, int64_t> matrix_of(const std::vector<int64_t>& shape);
+
+struct BoxToSave {
+  Box box;
+  /// Called once, on the thread that writes. Fills in the elements, row by row.
+  std::function<void(std::span<float> out)> read;
+};
+
+/// Blocks. Writes the file and brings it to disk. At most `bytes_per_second` on average if that is above 0.
+/// Throws: ResourceError (disk), errors of a callback; then there is no file.
+StateFile write_state_file(const std::string& folder, const std::string& name, std::vector<BoxToSave> boxes,
+                           double bytes_per_second = 0);
+
+/// Blocks. Reads the whole file. Empty if it is the file that the manifest describes, else the difference.
+std::string problem_of(const std::string& folder, const StateFile& file);
+
+/// The files of a checkpoint whose hashes have been compared. Safe to read from several threads.
+class StateReader {
+ public:
+  /// Blocks. Opens the files.
+  /// Throws: CheckpointError: a damaged file; boxes of a logical tensor that do not cover it.
+  StateReader(const std::string& folder, const Manifest& manifest);
+
+  /// Blocks. The elements of `wanted`, row by row, from whatever boxes hold them.
+  /// Throws: CheckpointError if the checkpoint lacks the tensor or the array.
+  void read(const Box& wanted, std::span<float> out) const;
+  /// True if the checkpoint has any part of the array.
+  bool has(const std::string& tensor, const std::string& array) const { return at_.contains({tensor, array}); }
+
+ private:
+  struct Place {
+    Box box;
+    size_t file = 0;
+    const TensorInfo* info = nullptr;
+  };
+  std::string folder_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::pair<std::string, std::string>, std::vector<Place>> at_;  // by tensor and array, sorted by row
+};
+
+}  // namespace slipstream::checkpoint

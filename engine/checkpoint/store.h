@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The folder of a run's checkpoints: DIR/step-00000120/{rank-0000.safetensors, .., manifest.json}.
+//
+// Commit: files -> fsync -> manifest -> fsync -> rename of the folder -> fsync of DIR. Until the rename the folder is
+// called step-00000120.tmp, which nothing reads.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/manifest.h"
+
+namespace slipstream::checkpoint {
+
+/// "step-00000120". Pure.
+std::string name_of_step(int64_t step);
+
+struct Found {
+  int64_t step = 0;  // by the folder's name
+  std::string path;
+  std::optional<Manifest> manifest;  // none: no checkpoint
+  std::string problem;               // why not
+};
+
+/// Blocks. The folders of checkpoints in `dir`, the latest step first. Reads manifests, not files. Empty if `dir` does
+/// not exist.
+std::vector<Found> find_checkpoints(const std::string& dir);
+
+/// Blocks. Makes an empty folder for the files of a step and returns its path. Removes what an interrupted save left.
+/// Throws: ResourceError.
+std::string begin_checkpoint(const std::string& dir, int64_t step);
+/// Blocks. Writes the manifest into the folder and gives it its name; replaces an older checkpoint of that step.
+/// Returns the path.
+/// Throws: ResourceError; then an older checkpoint of that step is unchanged.
+std::string commit_checkpoint(const std::string& dir, const Manifest& manifest);
+/// Blocks. Removes the folder of a save that failed. Errors are ignored: the next start tries again.
+void drop_checkpoint(const std::string& dir, int64_t step);
+
+/// Blocks. Removes folders that interrupted saves and removals left.
+void clean_leftovers(const std::string& dir);
+/// Blocks. Removes the oldest committed checkpoints until `keep` are left, but never that of step `kept_step`. A folder
+/// without a valid manifest counts as none and stays. Returns a sentence for every removal that failed.
+std::vector<std::string> remove_old(const std::string& dir, int64_t keep, int64_t kept_step);
+
+}  // namespace slipstream::checkpoint
