@@ -9,11 +9,15 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/base/plural.h"
 #include "engine/base/units.h"
+#include "engine/checkpoint/store.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -51,13 +55,37 @@ void require_folder(const std::string& path, std::string_view key) {
                         error ? error.message() : std::strerror(errno), key);
 }
 
-void require_space(const std::string& path, int64_t need_bytes) {
+void require_space(const std::string& path, const RunFolders& folders) {
+  const int64_t need_bytes = folders.weights_bytes + folders.checkpoints_kept * folders.checkpoint_bytes;
   std::error_code error;
   const fs::space_info space = fs::space(path, error);
   if (error || space.available >= static_cast<uintmax_t>(need_bytes)) return;
   throw ResourceError(
-      "[disk] the final weights need {}, but {} has {} free. Free space, or set checkpoint.dir to another disk.",
-      format_bytes(need_bytes), path, format_bytes(static_cast<int64_t>(space.available)));
+      "[disk] the final weights need {} and {} {}, but {} has {} free. Free space, set checkpoint.dir to another disk, "
+      "or lower checkpoint.keep.",
+      format_bytes(folders.weights_bytes), counted(folders.checkpoints_kept, "checkpoint"),
+      format_bytes(folders.checkpoints_kept * folders.checkpoint_bytes), path,
+      format_bytes(static_cast<int64_t>(space.available)));
+}
+
+/// Keeps the lines of steps up to `step`. Half a line, of a run that was killed while it wrote, goes as well.
+void keep_metrics_until(const std::string& path, int64_t step) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return;
+  std::ifstream in(path);
+  std::string kept, line;
+  while (std::getline(in, line)) {
+    if (in.eof()) break;  // without its line feed
+    try {
+      const Json entry = Json::parse(line, path);
+      const Json* const of = entry.find("step");
+      if (of == nullptr || !of->is_int() || of->as_int() > step) break;
+    } catch (const DataError&) {
+      break;
+    }
+    kept += line + "\n";
+  }
+  files::write_file(path, kept);
 }
 
 /// Is `inner` the folder `outer` or below it by name? A link below it moves like a folder.
@@ -104,19 +132,31 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   require_folder(dir_, "output.dir");
   output_lock_.emplace(dir_, "output.dir");
   if (!inside) checkpoints_lock_.emplace(folders.checkpoints, "checkpoint.dir");
-  require_space(inside ? dir_ : folders.checkpoints, folders.weights_bytes);
-  std::error_code error;
-  if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
+  require_space(inside ? dir_ : folders.checkpoints, folders);
+  if (folders.resumed_step)
+    keep_metrics_until(path("metrics.jsonl"), *folders.resumed_step);
+  else
+    move_older(folders);
   require_folder(folders.checkpoints, "checkpoint.dir");
-  if (const std::string weights = folders.checkpoints + "/final"; fs::exists(fs::symlink_status(weights, error))) {
-    const std::string old = free_name(weights);
-    move(weights, old);
-    log_info("{} existed; it is now {}", weights, old);
-  }
   require_folder(path("trace"), "output.dir");
   const std::string metrics = path("metrics.jsonl");
   metrics_ = ::open(metrics.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (metrics_ < 0) refuse_at(metrics, errno);
+}
+
+void RunDir::move_older(const RunFolders& folders) const {
+  std::error_code error;
+  if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
+  require_folder(folders.checkpoints, "checkpoint.dir");
+  std::vector<std::string> older;
+  if (const std::string weights = folders.checkpoints + "/final"; fs::exists(fs::symlink_status(weights, error)))
+    older.push_back(weights);
+  for (const checkpoint::Found& found : checkpoint::find_checkpoints(folders.checkpoints)) older.push_back(found.path);
+  for (const std::string& from : older) {
+    const std::string old = free_name(from);
+    move(from, old);
+    log_info("{} existed; it is now {}", from, old);
+  }
 }
 
 RunDir::~RunDir() {
@@ -124,6 +164,10 @@ RunDir::~RunDir() {
 }
 
 void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
+
+void RunDir::sync_metrics() const {
+  if (metrics_ >= 0 && ::fdatasync(metrics_) != 0) refuse_at(path("metrics.jsonl"), errno);
+}
 
 void RunDir::append_metrics(std::string_view line) {
   append_all(metrics_, std::string(line) + "\n", path("metrics.jsonl"));

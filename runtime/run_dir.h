@@ -12,15 +12,20 @@
 namespace slipstream::runtime {
 
 struct RunFolders {
-  std::string output;         // output.dir
-  std::string checkpoints;    // checkpoint.dir
-  int64_t weights_bytes = 0;  // of the final weights
+  std::string output;            // output.dir
+  std::string checkpoints;       // checkpoint.dir
+  int64_t weights_bytes = 0;     // of the final weights
+  int64_t checkpoint_bytes = 0;  // of one checkpoint
+  int64_t checkpoints_kept = 0;  // at the same time, the one being written included
+  /// The step whose checkpoint this run continues. Then nothing is moved, and metrics.jsonl keeps the lines up to it.
+  std::optional<int64_t> resumed_step = {};
 };
 
 class RunDir {
  public:
   /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder
-  /// to DIR.old-N, older final weights to final.old-N, each with a message. All other files stay.
+  /// to DIR.old-N, older final weights to final.old-N and older checkpoints outside the output folder to
+  /// step-NUMBER.old-N, each with a message. All other files stay.
   /// Throws: CheckpointError if another job uses a folder, ResourceError if one cannot be written or has too little
   /// space.
   RunDir(const RunFolders& folders, bool create);
@@ -33,8 +38,12 @@ class RunDir {
   void write(std::string_view name, std::string_view content) const;
   /// Appends a line to metrics.jsonl and flushes it.
   void append_metrics(std::string_view line);
+  /// Blocks. Brings the lines of metrics.jsonl to disk.
+  void sync_metrics() const;
 
  private:
+  void move_older(const RunFolders& folders) const;
+
   std::string dir_;
   std::optional<FolderLock> output_lock_, checkpoints_lock_;
   int metrics_ = -1;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <new>
 #include <optional>
@@ -34,7 +35,9 @@
 #include "runtime/agreement.h"
 #include "runtime/library_tables.h"
 #include "runtime/memory_check.h"
+#include "runtime/resume.h"
 #include "runtime/run_json.h"
+#include "runtime/saved_state.h"
 #include "runtime/trainer.h"
 
 namespace slipstream::runtime {
@@ -43,11 +46,17 @@ namespace {
 /// Every setting on one line, and the flags that must be equal on all ranks.
 std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   std::string lines;
-  for (const Field<RunConfig>& field : run_fields())
-    lines += fmt::format("{} = {}\n", field.key, field_text(config, field.key));
-  return lines + fmt::format("--dry-run {}\n--check-hazards {}\n--inject-delays {}\n", options.dry_run,
-                             options.check_hazards,
+  for (const auto& [key, value] : config_lines(config)) lines += fmt::format("{} = {}\n", key, value);
+  return lines + fmt::format("--dry-run {}\n--resume {}\n--check-hazards {}\n--inject-delays {}\n", options.dry_run,
+                             options.resume, options.check_hazards,
                              options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
+}
+
+/// Collective: rank 0 looks.
+bool has_final_weights(World& world, const RunConfig& config) {
+  std::error_code error;
+  const bool mine = world.rank() > 0 || std::filesystem::exists(config.checkpoint.dir + "/final", error);
+  return world.all_agree(mine);
 }
 
 void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
@@ -96,9 +105,6 @@ int train(const TrainOptions& options) {
   try {
     world.together([&] {
       comm::require_no_foreign_launcher("train");
-      if (options.resume)
-        throw ConfigError(
-            "[train] --resume is not supported by this version, which saves only final weights. Start without it.");
       written = load_run_config(options.run_file, options.sets);
       require_supported(written);
       planner::require_layout(written, world.size());
@@ -169,24 +175,48 @@ int train(const TrainOptions& options) {
       }
       return 0;
     }
+    const RunIdentity identity{.data_hash = dataset.hash,
+                               .vocab = vocab,
+                               .global_batch_size = finished.global_batch,
+                               .config = config_lines(config)};
+    std::optional<ResumePoint> resume;
+    if (options.resume) {
+      resume = find_resume_point(world, config.checkpoint.dir);
+      if (resume)
+        world.together([&] { require_resumable(*resume, identity, logical_tensors(finished.stages), options.sets); });
+      if (resume && (resume->manifest.step > config.train.steps ||
+                     (resume->manifest.step == config.train.steps && has_final_weights(world, config)))) {
+        log_info("{} has step {} of {}: nothing is left to train", resume->path, resume->manifest.step,
+                 config.train.steps);
+        return 0;
+      }
+      if (!resume) log_info("--resume: {} has no checkpoint; the run begins at step 1", config.checkpoint.dir);
+    }
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     std::unique_ptr<RunDir> run_dir;
-    const int64_t weights_bytes = finished.job->parameter_elems * size_of(DType::f32);
+    RunFolders folders{
+        .output = config.output.dir,
+        .checkpoints = config.checkpoint.dir,
+        .weights_bytes = finished.job->parameter_elems * size_of(DType::f32),
+        .checkpoint_bytes = checkpoint_bytes(finished.stages),
+        .checkpoints_kept = config.checkpoint.interval + config.checkpoint.interval_minutes == 0 || resume
+                                ? 1
+                                : config.checkpoint.keep + 1};
+    if (resume) folders.resumed_step = resume->manifest.step;
     Json record;
     world.together([&] {
-      run_dir = std::make_unique<RunDir>(
-          RunFolders{.output = config.output.dir, .checkpoints = config.checkpoint.dir, .weights_bytes = weights_bytes},
-          world.rank() == 0);
+      run_dir = std::make_unique<RunDir>(folders, world.rank() == 0);
       if (world.rank() != 0) return;
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);
+      if (resume) record["resumed_from"] = resume->path;
       run_dir->write("run.json", record.dump(2) + "\n");
     });
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
-    Trainer trainer(world, assignment, *resolved, dataset, std::move(finished), agreed, options.delay_seed,
-                    options.check_hazards);
-    trainer.run(*run_dir, [&] {
+    Trainer trainer(world, assignment, *resolved, dataset, std::move(finished), agreed, identity, resume,
+                    options.delay_seed, options.check_hazards);
+    const ExitCode ended = trainer.run(*run_dir, [&] {
       if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
         run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
     });
@@ -197,7 +227,7 @@ int train(const TrainOptions& options) {
       log_info("{}", gpu_memory_line(assignment, trainer.rank().job(), agreed.ranks_per_node, free_at_start));
     log_info("metrics:  {}/metrics.jsonl", config.output.dir);
     if (!config.trace.steps.empty()) log_info("timeline: {}/trace/rank0000.json", config.output.dir);
-    return 0;
+    return static_cast<int>(ended);
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());
   } catch (const Error& error) {

@@ -8,19 +8,22 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/base/fail_point.h"
 #include "engine/base/finite.h"
 #include "engine/base/log.h"
+#include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/config/learning_rate.h"
 #include "engine/config/validate.h"
 #include "engine/data/hash.h"
+#include "engine/device/clock.h"
 #include "engine/report/utilization.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
+#include "runtime/saved_state.h"
 #include "runtime/shared_weights.h"
 #include "runtime/step_means.h"
-#include "runtime/stop_notice.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -52,6 +55,7 @@ std::string waited_for(const std::map<std::string, double>& exposed_by, double s
 
 Trainer::Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config,
                  const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
+                 const RunIdentity& identity, const std::optional<ResumePoint>& resume,
                  std::optional<int64_t> delay_seed, bool check_hazards)
     : world_(world),
       resolved_(config),
@@ -59,6 +63,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       machine_(machine),
       stages_(finished.stages),
       replayed_(finished.replay.taken),
+      resumed_(resume ? resume->manifest.step : 0),
       global_batch_(finished.global_batch) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
@@ -75,7 +80,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   // Each step stages the next step's batch, including the last step.
   loader_ = std::make_unique<data::Loader>(
       data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
-      data::LoaderOptions{.shape = shape, .first = 1, .last = train.steps + 1});
+      data::LoaderOptions{.shape = shape, .first = resumed_ + 1, .last = train.steps + 1});
   const UpdateOptions& update = config_.optimizer;
   const auto load = [this, &update, &job](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();
@@ -112,61 +117,134 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
       load);
-  rank_->initialise(static_cast<uint64_t>(train.seed));
+  if (resume)
+    restore(*resume);
+  else
+    rank_->initialise(static_cast<uint64_t>(train.seed));
+  checkpoints_ = std::make_unique<Checkpoints>(world_, *rank_, stages_, config_.checkpoint, identity);
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
 }
 
 Trainer::~Trainer() = default;
 
+void Trainer::restore(const ResumePoint& point) {
+  world_.together([&] {
+    const bool same_layout = point.manifest.memory_layout == memory_layout_of(stages_);
+    restore_state(*rank_, checkpoint::StateReader(point.path, point.manifest), same_layout);
+    if (!same_layout && has_residuals(rank_->job()))
+      log_warn("[checkpoint] {} was saved by another layout ({}): what int8 gradients held back is not restored.",
+               point.path, point.manifest.layout);
+  });
+  log_info("resumed from {} (step {}, {})", point.path, point.manifest.step, point.manifest.layout);
+}
+
 bool Trainer::due(int64_t interval, int64_t step) const {
   return step == config_.train.steps || (interval > 0 && step % interval == 0);
 }
 
-void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
+Trainer::Due Trainer::checkpoint_due(int64_t step) {
+  constexpr uint64_t time = 1, signal = 2;
+  const int64_t minutes = config_.checkpoint.interval_minutes;
+  uint64_t mine = StopSignals::asked() ? signal : 0;
+  if (minutes > 0 && world_.rank() == 0 && monotonic_ns() - saved_ns_ >= minutes * 60 * kSecond) {
+    mine |= time;
+    saved_ns_ = monotonic_ns();  // the others hear of it at the next step
+  }
+  const uint64_t votes = world_.vote(mine);
+  const bool last = step == config_.train.steps;
+  return {.save = last || (votes != 0) || (config_.checkpoint.interval > 0 && step % config_.checkpoint.interval == 0),
+          .stop = !last && (votes & signal) != 0};
+}
+
+void Trainer::save(int64_t step, bool goes_on) {
+  flush(false);
+  if (world_.rank() == 0) run_dir_->sync_metrics();
+  std::string failure;
+  try {
+    failure = checkpoints_->save(step);
+  } catch (const NumericsError& error) {
+    diverged(step, error.what());
+  }
+  if (failure.empty()) {
+    signals_->set_sentence(
+        fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue with "
+                    "--resume.",
+                    step));
+    return;
+  }
+  if (goes_on) {
+    log_warn("[checkpoint] step {} is not saved: {} Training goes on; the newest checkpoint is that of step {}.", step,
+             failure, checkpoints_->newest_step());
+    return;
+  }
+  world_.together([&] { throw ResourceError("[checkpoint] step {} is not saved: {}", step, failure); });
+}
+
+ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   run_dir_ = &run_dir;
   const Train& train = config_.train;
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
                                            run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
-  std::optional<StopNotice> stop_notice;
-  if (world_.rank() == 0)
-    stop_notice.emplace(
-        fmt::format("a signal ended the run. Weights are saved after the last step only, so this run has none. {} ends "
-                    "at the last printed step.",
-                    run_dir.path("metrics.jsonl")));
+  StopSignals signals(world_.size() == 1, world_.rank() == 0);
+  signals_ = &signals;
+  signals.set_sentence(resumed_ > 0
+                           ? fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue "
+                                         "with --resume.",
+                                         resumed_)
+                           : fmt::format("a signal ended the run before its first checkpoint. {} ends at the last "
+                                         "printed step.",
+                                         run_dir.path("metrics.jsonl")));
+  checkpoints_->begin(resumed_);
+  saved_ns_ = monotonic_ns();
   rank_->prime();
   rank_->synchronize();
   sent_before_ = rank_->sent_bytes();
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
-  int64_t seen = 0;  // the last step whose times have been taken; those of a step wait for the next one's first work
-  for (int64_t step = 1; step <= train.steps; ++step) {
+  // The last step whose times have been taken; those of a step wait for the next one's first work.
+  int64_t seen = resumed_;
+  bool stopped = false;
+  for (int64_t step = resumed_ + 1; step <= train.steps && !stopped; ++step) {
+    fail_point("step");
     rank_->issue(static_cast<uint32_t>(step));
     rank_->wait_behind(1);
-    if (step == 1 && chosen) chosen();
+    if (step == resumed_ + 1 && chosen) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
-    const bool stop = due(train.eval_interval, step) || (train.hash_interval > 0 && step % train.hash_interval == 0);
-    if (stop) {
+    const Due checkpoint = checkpoint_due(step);
+    const bool evaluates = due(train.eval_interval, step);
+    const bool hashes = evaluates || (train.hash_interval > 0 && step % train.hash_interval == 0);
+    if (hashes || checkpoint.save) {
       rank_->synchronize();
       if (step - 1 > seen) look_back(static_cast<uint32_t>(step - 1), true);
       look_back(static_cast<uint32_t>(seen = step), false);
+    }
+    if (hashes) {
       Pending& last = pending_.back();
-      if (due(train.eval_interval, step)) last.val_loss = evaluate();
+      if (evaluates) last.val_loss = evaluate();
       std::string not_finite;
       last.params_hash = params_hash(not_finite);
       if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
       if (last.val_loss && !std::isfinite(*last.val_loss))
         diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
     }
-    if (due(train.log_interval, step) || stop) flush(true);
+    if (due(train.log_interval, step) || hashes) flush(true);
+    if (checkpoint.save) save(step, !checkpoint.stop && step < train.steps);
+    stopped = checkpoint.stop;
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
-  save_final();
-  stop_notice.reset();
+  if (!stopped) save_final();
+  signals_ = nullptr;
   if (chosen) chosen();
   if (trace_) trace_->finish();
+  if (stopped) {
+    log_info("a signal ended the run behind step {}, which is saved: continue with --resume",
+             checkpoints_->newest_step());
+    return ExitCode::preempted;
+  }
   print_summary(sent);
+  return ExitCode::ok;
 }
 
 void Trainer::print_summary(std::optional<int64_t> sent) const {
@@ -182,10 +260,11 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
     if (const std::string tasks = waited_for(totals_.exposed_by, n); !tasks.empty())
       log_info("waits:    compute waited for {}", tasks);
   }
-  if (const Job& job = rank_->job(); job.mesh.group_size(Axis::replica) > 1) {
+  if (const Job& job = rank_->job(); job.mesh.group_size(Axis::replica) > 1 && config_.train.steps > resumed_) {
     const planner::WireBytes planned = planner::wire_bytes_of_step(job);
     log_info("wire:     rank 0 sends {} bytes per step as planned, {} counted; theory {}", planned.sent,
-             sent ? fmt::format("{}", (*sent - *sent_before_) / config_.train.steps) : "not", planned.theory);
+             sent ? fmt::format("{}", (*sent - *sent_before_) / (config_.train.steps - resumed_)) : "not",
+             planned.theory);
   }
   log_info("weights:  {}/final", config_.checkpoint.dir);
 }
@@ -207,10 +286,10 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
                        config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm))
                                                        : ""));
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
-  if (step > kWarmSteps)
+  if (step - resumed_ > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)
       item_ns_[item] = item_ns_[item] < 0 ? ns : std::min(item_ns_[item], ns);
-  if (!bound_ms_ && step == kBoundStep) rehearse_bound();
+  if (!bound_ms_ && step - resumed_ == kBoundStep) rehearse_bound();
 }
 
 void Trainer::diverged(int64_t step, const std::string& what) {
@@ -271,7 +350,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   if (peak_flops_per_second_ > 0 && m.step_ms > 0)
     m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
   run_dir_->append_metrics(metrics_json(m));
-  if (step > kWarmSteps) {
+  if (step - resumed_ > kWarmSteps) {
     totals_.step_ms += m.step_ms;
     totals_.compute_ms += m.compute_ms;
     totals_.comm_ms += m.comm_ms;
@@ -283,7 +362,8 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   }
   if (!print) return;
   const double elapsed_s = static_cast<double>(rank_->device().now_ns() - started_ns_) / 1e9;
-  const double eta_s = elapsed_s / static_cast<double>(step) * static_cast<double>(config_.train.steps - step);
+  const double eta_s =
+      elapsed_s / static_cast<double>(step - resumed_) * static_cast<double>(config_.train.steps - step);
   log_info("{}", metrics_line(m, config_.train.steps, eta_s));
 }
 

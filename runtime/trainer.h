@@ -17,10 +17,13 @@
 #include "engine/report/overlap.h"
 #include "engine/report/trace.h"
 #include "planner/planner.h"
+#include "runtime/checkpoints.h"
 #include "runtime/device_assignment.h"
 #include "runtime/rank.h"
+#include "runtime/resume.h"
 #include "runtime/run_dir.h"
 #include "runtime/step_means.h"
+#include "runtime/stop_signals.h"
 #include "runtime/weights.h"
 #include "runtime/world.h"
 
@@ -30,12 +33,14 @@ class Trainer {
  public:
   /// Builds everything that a step needs, without training. Collective.
   Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config, const data::Dataset& dataset,
-          planner::FinishedJob finished, const Machine& machine, std::optional<int64_t> delay_seed, bool check_hazards);
+          planner::FinishedJob finished, const Machine& machine, const RunIdentity& identity,
+          const std::optional<ResumePoint>& resume, std::optional<int64_t> delay_seed, bool check_hazards);
   ~Trainer();
 
-  /// Blocks. Trains all steps, evaluates, writes metrics, traces and final weights into `run_dir`. Collective.
+  /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
+  /// `run_dir`. Collective. Returns ok, or preempted if a signal ended the run behind a checkpoint.
   /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
-  void run(RunDir& run_dir, const std::function<void()>& chosen = {});
+  ExitCode run(RunDir& run_dir, const std::function<void()>& chosen = {});
 
   Rank& rank() { return *rank_; }
 
@@ -48,6 +53,8 @@ class Trainer {
     std::string params_hash;
   };
 
+  /// Sets weights and optimizer states from a verified checkpoint. Collective.
+  void restore(const ResumePoint& point);
   void look_back(uint32_t step, bool next_begins);
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
@@ -58,6 +65,15 @@ class Trainer {
   /// Writes the lines of the finished steps and ends the run with code 5. All ranks call it with the same values.
   [[noreturn]] void diverged(int64_t step, const std::string& what);
   void save_final();
+  /// Saves a checkpoint at rest; the metrics of its steps are on disk before it. A failure is a warning if training
+  /// goes on, otherwise a ResourceError on all ranks.
+  void save(int64_t step, bool goes_on);
+  /// Is a checkpoint due after `step`, by the number of steps or by the votes of all ranks? Collective.
+  struct Due {
+    bool save = false;
+    bool stop = false;  // behind it
+  };
+  Due checkpoint_due(int64_t step);
   void rehearse_bound();
   void print_summary(std::optional<int64_t> sent) const;
   bool due(int64_t interval, int64_t step) const;
@@ -70,7 +86,11 @@ class Trainer {
   std::unique_ptr<data::Loader> loader_;
   std::vector<std::shared_ptr<const Job>> stages_;
   bool replayed_ = false;  // steps are launched as graphs
+  int64_t resumed_ = 0;    // the step of the checkpoint that this run continues; 0: none
   std::unique_ptr<Rank> rank_;
+  std::unique_ptr<Checkpoints> checkpoints_;
+  StopSignals* signals_ = nullptr;
+  int64_t saved_ns_ = 0;  // when the last checkpoint was due
   std::unique_ptr<OverlapMeter> meter_;
   std::unique_ptr<TraceWriter> trace_;
   std::vector<Pending> pending_;

@@ -43,6 +43,12 @@ bool World::all_agree(bool mine, const std::string& awaited) {
   const std::vector<std::string> answers = all_gather(mine ? "yes" : "no", awaited);
   return std::count(answers.begin(), answers.end(), "no") == 0;
 }
+uint64_t World::vote(uint64_t bits) {
+  uint64_t joined = 0;
+  const auto join = [&] { joined = mpi_->vote(bits); };
+  limit_ ? limit_->watch("their requests to save or stop", join) : join();
+  return joined;
+}
 void World::barrier() { mpi_->barrier(); }
 int64_t World::clock_offset_ns() {
   int64_t offset_ns = 0;

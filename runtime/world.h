@@ -53,6 +53,8 @@ class World {
   std::vector<std::string> all_gather(const std::string& bytes, const std::string& awaited = {});
   /// Blocks. Collective. True if it is true on all ranks.
   bool all_agree(bool mine, const std::string& awaited = {});
+  /// Collective. Returns the joined bits of all ranks of the previous call; see comm::MpiWorld::vote.
+  uint64_t vote(uint64_t bits);
   /// From now on, a named exchange that waits longer for other ranks ends this process with code 6, and the launcher
   /// ends the others. 0: no limit. No effect in a world of one.
   void limit_waits(double seconds);

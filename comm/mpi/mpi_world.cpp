@@ -23,6 +23,12 @@
 namespace slipstream::comm {
 namespace {
 
+/// An early rank sleeps: MPI's own wait would poll on a core that a late rank may need for computing.
+void wait_asleep(MPI_Request& request, const char* what) {
+  for (int done = 0; check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what), done == 0;)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
 /// Throws if MPI knows one process of several: each would train alone, and all would write the same files.
 void require_acquaintance(int size) {
   const int told = announced_ranks();
@@ -42,6 +48,8 @@ struct MpiWorld::State {
   MPI_Comm local = MPI_COMM_NULL;    // the ranks of this machine
   MPI_Comm leaders = MPI_COMM_NULL;  // the first rank of every machine; null on the others
   int rank = 0, size = 1, local_rank = 0, local_size = 1, host = 0;
+  MPI_Request vote = MPI_REQUEST_NULL;
+  uint64_t own_bits = 0, joined_bits = 0;
   int exceptions = std::uncaught_exceptions();
 };
 
@@ -98,6 +106,7 @@ MpiWorld::~MpiWorld() {
   // In a world of one no rank waits: the error propagates to the code that prints it.
   if (state_->size > 1 && std::uncaught_exceptions() > state_->exceptions)
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
+  if (state_->vote != MPI_REQUEST_NULL) wait_asleep(state_->vote, "vote");
   if (state_->leaders != MPI_COMM_NULL) MPI_Comm_free(&state_->leaders);
   MPI_Comm_free(&state_->local);
   MPI_Comm_free(&state_->control);
@@ -114,9 +123,18 @@ void MpiWorld::barrier() {
   if (state_->size == 1) return;
   MPI_Request request;
   check_mpi(MPI_Ibarrier(state_->control, &request), "barrier");
-  // An early rank sleeps: MPI_Barrier would poll on a core that a late rank may need for computing.
-  for (int done = 0; check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "barrier"), done == 0;)
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  wait_asleep(request, "barrier");
+}
+
+uint64_t MpiWorld::vote(uint64_t bits) {
+  if (state_->size == 1) return bits;
+  if (state_->vote != MPI_REQUEST_NULL) wait_asleep(state_->vote, "vote");
+  const uint64_t joined = state_->joined_bits;
+  state_->own_bits = bits;
+  check_mpi(
+      MPI_Iallreduce(&state_->own_bits, &state_->joined_bits, 1, MPI_UINT64_T, MPI_BOR, state_->control, &state_->vote),
+      "vote");
+  return joined;
 }
 
 std::string MpiWorld::broadcast(const std::string& bytes, int root) {

@@ -36,6 +36,10 @@ class MpiWorld {
   /// Returns one string per rank on `root`, nothing elsewhere.
   std::vector<std::string> gather(const std::string& bytes, int root);
   std::vector<std::string> all_gather(const std::string& bytes);
+  /// Collective. Joins this rank's bits to those of all ranks, and returns the joined bits of the previous call, 0 in
+  /// the first. The exchange runs between two calls, so that no rank waits for a late one unless it is a whole call
+  /// late. One rank: returns `bits`.
+  uint64_t vote(uint64_t bits);
   /// Nanoseconds to add to this rank's monotonic_ns() to get rank 0's; 0 on the machine of rank 0. One rank of every
   /// other machine asks rank 0, machine after machine, in 8 round trips. Clocks drift apart by about 10 us a second:
   /// call again before use.

@@ -32,6 +32,7 @@ void MpiWorld::barrier() {}
 std::string MpiWorld::broadcast(const std::string& bytes, int) { return bytes; }
 std::vector<std::string> MpiWorld::gather(const std::string& bytes, int) { return {bytes}; }
 std::vector<std::string> MpiWorld::all_gather(const std::string& bytes) { return {bytes}; }
+uint64_t MpiWorld::vote(uint64_t bits) { return bits; }
 int64_t MpiWorld::clock_offset_ns() { return 0; }
 
 void MpiWorld::abort(int exit_code) {

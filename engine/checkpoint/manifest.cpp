@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "engine/base/check.h"
 #include "engine/base/document.h"
 #include "engine/data/hash.h"
 
@@ -25,7 +26,8 @@ std::string hash_of(std::string_view body) {
 
 int64_t int64_of(const Fields& fields, std::string_view key) {
   const uint64_t value = fields.natural(key);
-  if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fields.fail(fmt::format("{} is too large", key));
+  if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    fields.fail(fmt::format("{} is too large", key));
   return static_cast<int64_t>(value);
 }
 
@@ -61,7 +63,8 @@ std::string text_of(const Manifest& m) {
   body["global_batch_size"] = m.global_batch_size;
   body["vocab"] = m.vocab;
   body["data_hash"] = m.data_hash;
-  body["config"] = m.config;
+  body["config"] = Json::object();
+  for (const auto& [key, value] : m.config) body["config"][key] = value;
   body["tensors"] = Json::array();
   for (const LogicalTensor& tensor : m.tensors) {
     Json entry = Json::object();
@@ -109,9 +112,16 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
              .global_batch_size = int64_of(fields, "global_batch_size"),
              .vocab = int64_of(fields, "vocab"),
              .data_hash = fields.string("data_hash"),
-             .config = fields.string("config"),
+             .config = {},
              .tensors = {},
              .files = {}};
+  const Json* const config = root.find("config");
+  if (config == nullptr || !config->is_object()) fields.fail("has no object config");
+  for (const auto& [key, value] : config->as_object()) {
+    if (!value.is_string())
+      fields.fail(fmt::format("has {} as {}, need a string", value.type_name(), files::shown(key)));
+    m.config.emplace_back(key, value.as_string());
+  }
   std::set<std::string> names;
   for (const Json& entry : array_of(fields, root, "tensors")) {
     const Fields tensor(document, entry, "a tensor of the manifest");
@@ -130,7 +140,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   names.clear();
   for (const Json& entry : array_of(fields, root, "files")) {
     const Fields file(document, entry, "a file of the manifest");
-    m.files.push_back({.name = file.string("name"), .size_bytes = int64_of(file, "bytes"), .hash = file.string("xxh3")});
+    m.files.push_back(
+        {.name = file.string("name"), .size_bytes = int64_of(file, "bytes"), .hash = file.string("xxh3")});
     const std::string& name = m.files.back().name;
     if (!is_plain_name(name)) file.fail(fmt::format("{} is not the name of a file of the folder", files::shown(name)));
     if (!names.insert(name).second) file.fail(fmt::format("{} is listed twice", files::shown(name)));

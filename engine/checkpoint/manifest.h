@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace slipstream::checkpoint {
@@ -35,16 +36,16 @@ struct LogicalTensor {
 inline constexpr const char* kWeight = "weight";
 
 struct Manifest {
-  int64_t step = 0;          // the state after this step
-  std::string program;       // version that wrote it
-  std::string written;       // UTC, ISO 8601
+  int64_t step = 0;     // the state after this step
+  std::string program;  // version that wrote it
+  std::string written;  // UTC, ISO 8601
   int64_t ranks = 0;
-  std::string layout;        // "data 2, tensor 1, pipeline 1, context 1"
-  std::string memory_layout; // hash of everything that decides which rank holds which element; see runtime
+  std::string layout;         // "data 2, tensor 1, pipeline 1, context 1"
+  std::string memory_layout;  // hash of everything that decides which rank holds which element; see runtime
   int64_t global_batch_size = 0;
   int64_t vocab = 0;
   std::string data_hash;
-  std::string config;        // the resolved configuration, TOML
+  std::vector<std::pair<std::string, std::string>> config;  // every key of the resolved configuration and its value
   std::vector<LogicalTensor> tensors;
   std::vector<StateFile> files;
   bool operator==(const Manifest&) const = default;

@@ -30,8 +30,9 @@ std::optional<int64_t> take_number(std::string_view& text, char then) {
 /// Sleeps so that `bytes` since `start` were not faster than the rate.
 void keep_rate(std::chrono::steady_clock::time_point start, int64_t bytes, double bytes_per_second) {
   if (bytes_per_second <= 0) return;
-  std::this_thread::sleep_until(start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                            std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_second)));
+  std::this_thread::sleep_until(start +
+                                std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                    std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_second)));
 }
 
 }  // namespace
@@ -42,7 +43,8 @@ std::string name_of(const Box& b) {
 
 std::optional<Box> box_of(std::string_view name) {
   const size_t colon = name.find(':'), bracket = name.rfind('[');
-  if (colon == std::string_view::npos || bracket == std::string_view::npos || colon == 0 || bracket <= colon + 1) return {};
+  if (colon == std::string_view::npos || bracket == std::string_view::npos || colon == 0 || bracket <= colon + 1)
+    return {};
   std::string_view ranges = name.substr(bracket + 1);
   const auto row = take_number(ranges, ':'), row_end = row ? take_number(ranges, ',') : std::nullopt,
              column = row_end ? take_number(ranges, ':') : std::nullopt,
@@ -123,17 +125,24 @@ StateReader::StateReader(const std::string& folder, const Manifest& manifest) : 
     std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
       return std::pair(a.box.row, a.box.column) < std::pair(b.box.row, b.box.column);
     });
-  // Boxes whose elements add up to those of the tensor cover it: read() refuses an element that no box has.
+  // Disjoint boxes inside a tensor cover it if their elements add up to its own.
   for (const LogicalTensor& tensor : manifest.tensors)
     for (const std::string& array : tensor.arrays) {
       const auto found = at_.find({tensor.name, array});
       const auto [rows, columns] = matrix_of(tensor.shape);
       int64_t elems = 0;
-      for (const Place& place : found == at_.end() ? std::vector<Place>{} : found->second) {
-        elems += place.box.elems();
-        if (place.box.row + place.box.rows > rows || place.box.column + place.box.columns > columns)
+      const std::vector<Place> none;
+      const std::vector<Place>& places = found == at_.end() ? none : found->second;
+      for (auto place = places.begin(); place != places.end(); ++place) {
+        const Box& box = place->box;
+        elems += box.elems();
+        for (auto other = place + 1; other != places.end() && other->box.row < box.row + box.rows; ++other)
+          if (other->box.column < box.column + box.columns && box.column < other->box.column + other->box.columns)
+            throw CheckpointError("[checkpoint] {} has some elements twice, in {} and in {}. Use another checkpoint.",
+                                  files::shown(folder), files::shown(name_of(box)), files::shown(name_of(other->box)));
+        if (box.row + box.rows > rows || box.column + box.columns > columns)
           throw CheckpointError("[checkpoint] {} has {}, which is outside the {} x {} of the tensor. Use another one.",
-                                files::shown(folder), files::shown(name_of(place.box)), rows, columns);
+                                files::shown(folder), files::shown(name_of(box)), rows, columns);
       }
       if (elems != rows * columns)
         throw CheckpointError("[checkpoint] {} has {} elements of {} of {}, need {}. Use another checkpoint.",

@@ -53,7 +53,8 @@ std::string problem_of(const std::string& folder, const StateFile& file);
 class StateReader {
  public:
   /// Blocks. Opens the files.
-  /// Throws: CheckpointError: a damaged file; boxes of a logical tensor that do not cover it.
+  /// Throws: CheckpointError: a damaged file; boxes of a logical tensor that do not cover it
+  /// once.
   StateReader(const std::string& folder, const Manifest& manifest);
 
   /// Blocks. The elements of `wanted`, row by row, from whatever boxes hold them.

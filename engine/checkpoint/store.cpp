@@ -37,15 +37,17 @@ std::optional<int64_t> step_of(std::string_view name) {
 std::vector<fs::path> entries_of(const std::string& dir) {
   std::error_code error;
   std::vector<fs::path> paths;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) paths.push_back(it->path());
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error))
+    paths.push_back(it->path());
   std::sort(paths.begin(), paths.end());
   return paths;
 }
 
 [[noreturn]] void disk_failed(const std::string& path, const std::string& reason) {
-  throw ResourceError("[disk] the checkpoint {} cannot be written: {}. Free space, or set checkpoint.dir to another "
-                      "folder.",
-                      files::shown(path), reason);
+  throw ResourceError(
+      "[disk] the checkpoint {} cannot be written: {}. Free space, or set checkpoint.dir to another "
+      "folder.",
+      files::shown(path), reason);
 }
 
 /// Renames before it removes, so that a crash between the two leaves no half checkpoint. Empty, or the reason why not.
@@ -76,7 +78,8 @@ std::vector<Found> find_checkpoints(const std::string& dir) {
         each.problem = "it has no manifest";
         continue;
       }
-      each.manifest = parse_manifest(files::read_file(file, files::Owner::checkpoint, kManifestBytesMax), files::shown(file));
+      each.manifest =
+          parse_manifest(files::read_file(file, files::Owner::checkpoint, kManifestBytesMax), files::shown(file));
       if (each.manifest->step != *step) {
         each.problem = fmt::format("its manifest is that of step {}", each.manifest->step);
         each.manifest.reset();

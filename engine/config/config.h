@@ -137,8 +137,9 @@ struct DeviceConfig {
 };
 
 struct Checkpoint {
-  std::string dir;       // resolved: output.dir/checkpoints
-  int64_t interval = 0;  // 0: only final weights
+  std::string dir;               // resolved: output.dir/checkpoints
+  int64_t interval = 0;          // steps; 0: only after the last
+  int64_t interval_minutes = 0;  // 0: no limit
   int64_t keep = 2;
   bool async = false;
 };

@@ -246,11 +246,13 @@ std::vector<Field<R>> make_fields() {
               "this GPU's table in ~/.cache/slipstream. Empty: no table."),
 
       F::text("checkpoint.dir", at(&R::checkpoint, &Checkpoint::dir),
-              "Folder of the saved weights. Empty: output.dir/checkpoints."),
+              "Folder of checkpoints and final weights. Empty: output.dir/checkpoints."),
       F::integer("checkpoint.interval", at(&R::checkpoint, &Checkpoint::interval), {0, kMaxSteps},
-                 "Steps between checkpoints. 0: only the final weights."),
+                 "Steps between checkpoints. 0: only after the last step, and on SIGUSR1."),
+      F::integer("checkpoint.interval_minutes", at(&R::checkpoint, &Checkpoint::interval_minutes), {0, 1 << 20},
+                 "Minutes between checkpoints, in addition to checkpoint.interval. 0: steps only."),
       F::integer("checkpoint.keep", at(&R::checkpoint, &Checkpoint::keep), {1, 1 << 24},
-                 "Number of checkpoints to keep."),
+                 "Number of checkpoints to keep. The one that a run resumed from stays as well."),
       F::boolean("checkpoint.async", at(&R::checkpoint, &Checkpoint::async),
                  "Write checkpoints while training continues."),
 

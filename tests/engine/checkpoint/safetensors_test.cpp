@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "engine/data/hash.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 
@@ -44,7 +45,7 @@ std::string bytes_of_tensor(const SafetensorsFile& file, const std::string& name
 
 TEST_CASE("safetensors: the writer's bytes, by hand", "[checkpoint]") {
   const TempFolder folder;
-  const int64_t size = write_safetensors(
+  const WrittenFile written = write_safetensors(
       folder / "m", {saved("b", DType::bf16, {3}, "uvwxyz"), saved("z", DType::f32, {}, "ABCD"),
                      saved("a\"", DType::f32, {1, 2}, "12345678"), saved("none", DType::f32, {2, 0}, "")});
   std::string header = R"({"__metadata__":{"format":"pt"},"a\"":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
@@ -54,7 +55,8 @@ TEST_CASE("safetensors: the writer's bytes, by hand", "[checkpoint]") {
   while (header.size() % 8 != 0) header += ' ';
   const std::string expected = size_prefix(header.size()) + header + "12345678ABCDuvwxyz";
   CHECK(bytes_in(folder / "m") == expected);
-  CHECK(size == static_cast<int64_t>(expected.size()));
+  CHECK(written.size_bytes == static_cast<int64_t>(expected.size()));
+  CHECK(written.hash == data::xxh3_128_hex(expected.data(), std::ssize(expected)));
   CHECK(folder.entries() == 1);
 
   const SafetensorsFile file(folder / "m");

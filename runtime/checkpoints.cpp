@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of a save: folder, files of all ranks, manifest, rename, removal of old checkpoints.
+
+#include "runtime/checkpoints.h"
+
+#include <ctime>
+#include <functional>
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/base/fail_point.h"
+#include "engine/base/log.h"
+#include "engine/checkpoint/store.h"
+#include "engine/config/fields.h"
+#include "runtime/saved_state.h"
+#include "runtime/version.h"
+
+namespace slipstream::runtime {
+namespace {
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+std::string layout_text(const MeshSizes& sizes) {
+  return fmt::format("data {}, tensor {}, pipeline {}, context {}", sizes.data, sizes.tensor, sizes.pipeline,
+                     sizes.context);
+}
+
+/// What a rank reports of its part of a save: "ok SIZE HASH NAME", "failed REASON" or "nan REASON".
+std::string report_of(const std::function<checkpoint::StateFile()>& write) {
+  try {
+    const checkpoint::StateFile file = write();
+    return fmt::format("ok {} {} {}", file.size_bytes, file.hash, file.name);
+  } catch (const NumericsError& error) {
+    return fmt::format("nan {}", error.what());
+  } catch (const Error& error) {
+    return fmt::format("failed {}", error.what());
+  }
+}
+
+/// Takes the first word of `text`.
+std::string take_word(std::string& text) {
+  const size_t space = text.find(' ');
+  std::string word = text.substr(0, space);
+  text.erase(0, space == std::string::npos ? text.size() : space + 1);
+  return word;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> config_lines(const RunConfig& config) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const Field<RunConfig>& field : run_fields()) lines.emplace_back(field.key, field_text(config, field.key));
+  return lines;
+}
+
+int64_t checkpoint_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
+  int64_t bytes = 0;
+  for (const checkpoint::LogicalTensor& tensor : logical_tensors(stages)) {
+    int64_t elems = 1;
+    for (const int64_t dim : tensor.shape) elems *= dim;
+    bytes += 4 * elems * std::ssize(tensor.arrays);
+  }
+  return bytes;
+}
+
+Checkpoints::Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<const Job>> stages,
+                         const Checkpoint& options, RunIdentity identity)
+    : world_(world), rank_(rank), stages_(std::move(stages)), options_(options), identity_(std::move(identity)) {}
+
+void Checkpoints::begin(int64_t resumed_step) {
+  resumed_step_ = newest_step_ = resumed_step;
+  world_.together([&] {
+    if (world_.rank() == 0) checkpoint::clean_leftovers(options_.dir);
+  });
+}
+
+std::string Checkpoints::save(int64_t step) {
+  // Every exchange is one round: a rank that fails reports it instead of leaving the others waiting.
+  std::string folder, failure;
+  if (world_.rank() == 0) {
+    try {
+      folder = checkpoint::begin_checkpoint(options_.dir, step);
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  }
+  const std::vector<std::string> begun = world_.all_gather(failure.empty() ? "+" + folder : "-" + failure, "a save");
+  if (begun[0][0] == '-') return begun[0].substr(1);
+  folder = begun[0].substr(1);
+
+  std::vector<std::string> reports =
+      world_.all_gather(report_of([&] {
+                          const ReadState read = [&](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
+                            rank_.read_state(bucket, array, begin, out);
+                          };
+                          return checkpoint::write_state_file(
+                              folder, fmt::format("rank-{:04}.safetensors", world_.rank()), boxes_to_save(rank_, read));
+                        }),
+                        "a save");
+  checkpoint::Manifest manifest{.step = step,
+                                .program = version(),
+                                .written = utc_now(),
+                                .ranks = world_.size(),
+                                .layout = layout_text(rank_.job().mesh.sizes()),
+                                .memory_layout = memory_layout_of(stages_),
+                                .global_batch_size = identity_.global_batch_size,
+                                .vocab = identity_.vocab,
+                                .data_hash = identity_.data_hash,
+                                .config = identity_.config,
+                                .tensors = logical_tensors(stages_),
+                                .files = {}};
+  bool finite = true;
+  for (size_t r = 0; r < reports.size(); ++r) {
+    const std::string word = take_word(reports[r]);
+    if (word == "ok") {
+      const int64_t size_bytes = std::stoll(take_word(reports[r]));
+      const std::string hash = take_word(reports[r]);
+      manifest.files.push_back({.name = reports[r], .size_bytes = size_bytes, .hash = hash});
+    } else if (failure.empty()) {
+      finite = word != "nan";
+      failure = finite ? fmt::format("rank {}: {}", r, reports[r]) : reports[r];
+    }
+  }
+  fail_point("save.gathered");
+  if (world_.rank() == 0) {
+    try {
+      if (failure.empty())
+        checkpoint::commit_checkpoint(options_.dir, manifest);
+      else
+        checkpoint::drop_checkpoint(options_.dir, step);
+    } catch (const Error& error) {
+      failure = error.what();
+      checkpoint::drop_checkpoint(options_.dir, step);
+    }
+  }
+  if (!finite) throw NumericsError("{}", failure);
+  failure = world_.all_gather(failure, "a save")[0];
+  if (!failure.empty()) return failure;
+  newest_step_ = step;
+  if (world_.rank() == 0)
+    for (const std::string& sentence : checkpoint::remove_old(options_.dir, options_.keep, resumed_step_))
+      log_warn("[checkpoint] {}. Remove it by hand.", sentence);
+  return {};
+}
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Finds the checkpoint that a run continues from, and refuses one of another run.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/manifest.h"
+#include "runtime/checkpoints.h"
+#include "runtime/world.h"
+
+namespace slipstream::runtime {
+
+struct ResumePoint {
+  std::string path;
+  checkpoint::Manifest manifest;
+};
+
+/// Blocks. Collective. The newest checkpoint in `dir` whose files all verify; ranks share the reading. Prints the
+/// reason for every newer one that it skips. None if `dir` has no checkpoint. Throws on all ranks: CheckpointError if
+/// there are some, but none verifies.
+std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir);
+
+/// Prints the settings that differ from those of the checkpoint. Pure otherwise.
+/// Throws: CheckpointError if the model, its optimizer or its type differ; ConfigError if a setting of the training
+/// differs that is not in `sets` (KEY=VALUE): layout, output and reporting may differ freely.
+void require_resumable(const ResumePoint& point, const RunIdentity& identity,
+                       const std::vector<checkpoint::LogicalTensor>& tensors, const std::vector<std::string>& sets);
+
+}  // namespace slipstream::runtime

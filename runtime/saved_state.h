@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The state of a rank as boxes of logical tensors, and back: weights as the optimizer keeps them, optimizer states, and
+// what encoding held back.
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/state_file.h"
+#include "engine/plan/job.h"
+#include "runtime/rank.h"
+
+namespace slipstream::runtime {
+
+/// The tensors of the model with the arrays of their optimizers. Pure.
+std::vector<checkpoint::LogicalTensor> logical_tensors(const std::vector<std::shared_ptr<const Job>>& stages);
+
+/// Hash of everything that decides which rank holds which element. Runs with the same hash hold the same bytes in the
+/// same places. Pure.
+std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stages);
+
+/// Reads elements of the flat order, as Rank::read_state.
+using ReadState = std::function<void(size_t bucket, size_t array, int64_t begin, std::span<float> out)>;
+
+/// What this rank writes into a checkpoint. Over all ranks every element of every tensor is in one box. `read` supplies
+/// weights and states; residuals come from `rank`, at rest. Reading a weight that is not finite throws NumericsError.
+std::vector<checkpoint::BoxToSave> boxes_to_save(Rank& rank, const ReadState& read);
+
+/// Blocks. Sets weights and states of this rank; reads its own bytes only. `same_layout`: residuals as well.
+/// Throws: CheckpointError.
+void restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout);
+
+/// True if the job holds back parts of gradients, which only the same layout can restore. Pure.
+bool has_residuals(const Job& job);
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs that end early and go on: the same bits on the same layout, the same model on others, and refusals.
+
+#include <csignal>
+#include <thread>
+
+#include "tests/cli/program.h"
+
+using namespace slipstream;
+using namespace slipstream::program;
+
+namespace {
+
+const std::string kSteps = " --set train.steps=8 --set train.hash_interval=1";
+
+/// Step, loss, learning rate and hash of every line of the metrics.
+std::vector<std::string> trajectory(const std::string& run) {
+  std::vector<std::string> lines;
+  for (const Json& line : metrics(run)) {
+    std::string text;
+    for (const char* key : {"step", "loss", "lr", "grad_norm", "val_loss", "params_hash"})
+      if (const Json* value = line.find(key)) text += std::string(key) + " " + value->dump() + " ";
+    lines.push_back(text);
+  }
+  return lines;
+}
+
+std::string killed_at(const std::string& point) { return "SLIPSTREAM_FAIL_POINT=" + point + " "; }
+
+std::string train(const Folder& folder, const std::string& name, const std::string& more = "") {
+  return "train " + run_file(folder) + kSteps + " --set output.dir=" + folder.path(name) + more;
+}
+
+}  // namespace
+
+TEST_CASE("resume: a killed run goes on with the same bits", "[cli]") {
+  Folder folder;
+  const std::string every2 = " --set checkpoint.interval=2";
+  REQUIRE(call(train(folder, "whole")).code == 0);
+  const std::vector<std::string> whole = trajectory(folder.path("whole"));
+  REQUIRE(whole.size() == 8);
+  int number = 0;
+  for (const std::string point :
+       {"step#0", "step#5", "save.begun#1", "save.in_file#30", "save.file#2", "save.gathered#1", "save.manifest#2",
+        "save.renamed#0", "save.committed#3", "remove.renamed#0"}) {
+    const std::string name = "killed" + std::to_string(number++);
+    const Result first = shell(killed_at(point) + exe() + " " + train(folder, name, every2));
+    INFO(point << "\n" << first.text);
+    CHECK(first.code == 137);
+    const Result second = call(train(folder, name, every2 + " --resume"));
+    INFO(second.text);
+    REQUIRE(second.code == 0);
+    CHECK(
+        contains(second.text, point == "step#0" || point == "save.in_file#30" ? "has no checkpoint" : "resumed from"));
+    CHECK(trajectory(folder.path(name)) == whole);
+    check_complete(folder.path(name), 8);
+    CHECK(fs::exists(folder.path(name) + "/checkpoints/step-00000008/manifest.json"));
+  }
+  // Nothing is left to train.
+  const Result again = call(train(folder, "killed1", every2 + " --resume"));
+  CHECK(again.code == 0);
+  CHECK(contains(again.text, "step 8 of 8: nothing is left to train"));
+  CHECK(trajectory(folder.path("killed1")) == whole);
+}
+
+TEST_CASE("resume: on several ranks, the same layout gives the same bits, any other the same model", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const auto ranks = [&](int n, const std::string& name, const std::string& more) {
+    const Result result = on_ranks(n, train(folder, name, more));
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+    return result.text;
+  };
+  struct Row {
+    int ranks;
+    std::string sets;
+  };
+  const std::vector<Row> rows = {{2, " --set zero.stage=1"},       {2, " --set zero.stage=3"},
+                                 {2, " --set parallel.tensor=2"},  {2, " --set parallel.pipeline=2"},
+                                 {2, " --set comm.quantize=int8"}, {1, ""}};
+  for (size_t r = 0; r < rows.size(); ++r) {
+    INFO(rows[r].sets);
+    const std::string own = std::to_string(r), sets = rows[r].sets;
+    ranks(rows[r].ranks, "whole" + own, sets);
+    ranks(rows[r].ranks, "part" + own, sets + " --set checkpoint.interval=4 --set checkpoint.keep=9");
+    fs::remove_all(folder.path("part" + own) + "/checkpoints/step-00000008");
+    fs::copy(folder.path("part" + own), folder.path("other" + own), fs::copy_options::recursive);
+    const std::string text = ranks(rows[r].ranks, "part" + own, sets + " --resume");
+    CHECK(contains(text, "step-00000004 (step 4, "));
+    CHECK(trajectory(folder.path("part" + own)) == trajectory(folder.path("whole" + own)));
+    // The next row's layout loads this one's.
+    const Row& other = rows[(r + 1) % rows.size()];
+    ranks(other.ranks, "other" + own, other.sets + " --resume");
+    const std::vector<Json> lines = metrics(folder.path("other" + own));
+    REQUIRE(lines.size() == 8);
+    for (size_t i = 0; i < 8; ++i)
+      CHECK(lines[i].at("loss").as_double() ==
+            Approx(metrics(folder.path("whole" + own))[i].at("loss").as_double()).epsilon(2e-3));
+  }
+}
+
+TEST_CASE("resume: a damaged checkpoint is skipped with the reason, or refused if it is the only one", "[cli]") {
+  Folder folder;
+  const std::string dir = folder.path("run") + "/checkpoints";
+  REQUIRE(call(train(folder, "run", " --set checkpoint.interval=3 --set checkpoint.keep=3")).code == 0);
+  const std::vector<std::string> whole = trajectory(folder.path("run"));
+  fs::resize_file(dir + "/step-00000008/rank-0000.safetensors", 100);
+  const Result second = call(train(folder, "run", " --resume"));
+  INFO(second.text);
+  CHECK(second.code == 0);
+  CHECK(contains(second.text, "step-00000008 is skipped: rank-0000.safetensors has 100 bytes"));
+  CHECK(contains(second.text, "resumed from " + dir + "/step-00000006"));
+  CHECK(trajectory(folder.path("run")) == whole);
+  check_refused(call("checkpoint verify " + folder.path("nothing")), 4, {"not a folder"});
+  CHECK(contains(call("checkpoint list " + folder.path("run")).text, "step 6"));
+  CHECK(contains(call("checkpoint show " + folder.path("run")).text, "train.steps = 8"));
+  for (const char* step : {"6", "8"}) std::ofstream(dir + "/step-0000000" + step + "/manifest.json") << "{}";
+  check_refused(call("checkpoint verify " + folder.path("run")), 4, {"2 of 2 checkpoints"});
+  check_refused(call(train(folder, "run", " --resume")), 4, {"none of the 2 checkpoints", "not a valid manifest"});
+  CHECK(trajectory(folder.path("run")) == whole);
+}
+
+TEST_CASE("resume: another model, optimizer or setting is refused with the key", "[cli]") {
+  Folder folder;
+  REQUIRE(call(train(folder, "run", " --set train.steps=4")).code == 0);
+  const std::string resume = " --resume --set train.steps=6";
+  check_refused(call(train(folder, "run", resume + " --set model.layers=3")), 4, {"model.layers", "2", "3"});
+  check_refused(call(train(folder, "run", resume + " --set optimizer.name=muon")), 4, {"optimizer.name"});
+  check_refused(call(train(folder, "run", resume + " --set train.dtype=bfloat16")), 4, {"train.dtype"});
+  // A setting of the training needs --set, which states the intention.
+  const std::string file = run_file(folder, "\n[zero]\nstage = 0\n");
+  std::string text = read(file);
+  text.replace(text.find("learning_rate = 3e-3"), 20, "learning_rate = 1e-3");
+  const std::string edited = folder.write("edited.toml", text);
+  const std::string again = "train " + edited + kSteps + " --set output.dir=" + folder.path("run") + resume;
+  check_refused(call(again), 2, {"optimizer.learning_rate", "0.001", "0.003", "--set optimizer.learning_rate=0.001"});
+  const Result allowed = call(again + " --set optimizer.learning_rate=0.001");
+  INFO(allowed.text);
+  CHECK(allowed.code == 0);
+  CHECK(contains(allowed.text, "note: optimizer.learning_rate = 0.001 (until step 4: 0.003)"));
+  CHECK(metrics(folder.path("run")).size() == 6);
+}
+
+TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits", "[cli]") {
+  Folder folder;
+  const std::string steps = " --set train.steps=3000 --set train.hash_interval=0";
+  REQUIRE(call(train(folder, "whole", steps)).code == 0);
+  const auto stop = [&](const std::string& name, const std::string& launcher, const char* signal) {
+    Result result;
+    std::thread runner([&] { result = shell(launcher + exe() + " " + train(folder, name, steps)); });
+    // The run is in its steps when its metrics have lines.
+    for (int i = 0; i < 2000 && (!fs::exists(folder.path(name) + "/metrics.jsonl") ||
+                                 fs::file_size(folder.path(name) + "/metrics.jsonl") == 0);
+         ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    // The program itself, or mpirun, which passes SIGUSR1 on to its ranks; not the shells around them.
+    shell(std::string("pkill -") + signal + " -f \"^" + (launcher.empty() ? exe() : MPIRUN) +
+          " .*output.dir=" + folder.path(name) + "\"");
+    runner.join();
+    return result;
+  };
+  for (const char* signal : {"USR1", "TERM", "INT"}) {
+    const std::string name = std::string("stopped") + signal;
+    const Result stopped = stop(name, "", signal);
+    INFO(stopped.text);
+    CHECK(stopped.code == 75);
+    CHECK(contains(stopped.text, "a signal ended the run behind step"));
+    const Result second = call(train(folder, name, steps + " --resume"));
+    INFO(second.text);
+    REQUIRE(second.code == 0);
+    CHECK(trajectory(folder.path(name)) == trajectory(folder.path("whole")));
+  }
+  if (!has_mpirun()) return;
+  const std::string two = mpirun() + "-np 2 ";
+  REQUIRE(on_ranks(2, train(folder, "whole2", steps)).code == 0);
+  const Result stopped = stop("stopped2", two, "USR1");
+  INFO(stopped.text);
+  CHECK(stopped.code == 75);
+  const Result second = on_ranks(2, train(folder, "stopped2", steps + " --resume"));
+  INFO(second.text);
+  REQUIRE(second.code == 0);
+  CHECK(trajectory(folder.path("stopped2")) == trajectory(folder.path("whole2")));
+}
