@@ -4,6 +4,7 @@
 #include "engine/base/fail_point.h"
 
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <string>
@@ -11,20 +12,25 @@
 #include "engine/base/log.h"
 
 namespace slipstream {
+namespace {
+
+/// Cuts "MARK NUMBER" from the end of `text`; `otherwise` if it has none.
+int64_t take_number(std::string& text, char mark, int64_t otherwise) {
+  const size_t at = text.find(mark);
+  if (at == std::string::npos) return otherwise;
+  std::from_chars(text.data() + at + 1, text.data() + text.size(), otherwise);
+  text.resize(at);
+  return otherwise;
+}
+
+}  // namespace
 
 void fail_point(const char* name) {
   const char* const request = std::getenv("SLIPSTREAM_FAIL_POINT");
   if (request == nullptr) return;
   std::string wanted = request;
-  int64_t passages = 0;
-  if (const size_t at = wanted.find('#'); at != std::string::npos) {
-    passages = std::atoll(wanted.c_str() + at + 1);
-    wanted.resize(at);
-  }
-  if (const size_t at = wanted.find('@'); at != std::string::npos) {
-    if (std::atoi(wanted.c_str() + at + 1) != log_rank()) return;
-    wanted.resize(at);
-  }
+  const int64_t passages = take_number(wanted, '#', 0), rank = take_number(wanted, '@', -1);
+  if (rank >= 0 && rank != log_rank()) return;
   static std::atomic<int64_t> passed{0};
   if (wanted == name && passed++ == passages) std::raise(SIGKILL);
 }

@@ -74,7 +74,7 @@ TEST_CASE("commands and flags of a later version are refused by name, and --help
   }
   for (const std::string command : {"", "bench", "train", "plan"}) {
     const std::set<std::string> names = names_in(call(command + " --help").text);
-    for (const std::string word : {"report", "convert", "comm", "--resume", "--search"}) CHECK(names.count(word) == 0);
+    for (const std::string word : {"report", "convert", "comm", "--search"}) CHECK(names.count(word) == 0);
   }
 }
 
@@ -96,7 +96,7 @@ TEST_CASE("a wrong command line exits with code 2", "[cli]") {
   for (const std::string& line :
        {std::string(""), std::string("trian x.toml"), std::string("train"), "train " + run + " --fast",
         "plan " + run + " --ranks -3", "plan " + run + " --ranks two", "plan " + run + " --search",
-        "train " + run + " --resume", "train " + run + " --inject-delays -1", "train " + run + " --inject-delays 1.5",
+        "train " + run + " --inject-delays -1", "train " + run + " --inject-delays 1.5",
         std::string("generate x --tokens 0"), std::string("generate x --temperature nan"),
         std::string("generate x --top-k -1"), "tokenize " + folder.path("text.txt") + " \"\"",
         "train " + folder.path("none.toml"), "train " + folder.path(""), "train " + run + " --set nonsense",

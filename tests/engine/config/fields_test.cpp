@@ -68,7 +68,8 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "comm.emulate.bandwidth comm.emulate.latency comm.emulate.form comm.emulate.blocks comm.nccl device.kind "
       "device.threads device.machine "
       "device.graph device.algorithms "
-      "checkpoint.dir checkpoint.interval checkpoint.keep checkpoint.async trace.steps output.dir");
+      "checkpoint.dir checkpoint.interval checkpoint.interval_minutes checkpoint.keep checkpoint.async trace.steps "
+      "output.dir");
   for (std::string word; words >> word;) frozen.insert(word);
   std::set<std::string> keys;
   for (const Field<RunConfig>& field : run_fields()) {
