@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <vector>
 
+#include <fmt/core.h>
+
 #include "comm/rehearse/rehearse.h"
+#include "engine/base/units.h"
 #include "engine/plan/saved_state.h"
 #include "planner/planner.h"
 
@@ -40,6 +43,16 @@ std::optional<int64_t> rehearsed_delay_ns(const FinishedJob& finished, const com
 }
 
 }  // namespace
+
+std::string text_of(const CheckpointCosts& costs) {
+  std::string text = format_bytes(costs.disk_bytes) + " on disk";
+  if (costs.rank_bytes > 0)
+    text += fmt::format(", {} of host memory per rank ({} per host)", format_bytes(costs.rank_bytes),
+                        format_bytes(costs.host_bytes));
+  if (costs.added_ns)
+    text += fmt::format("; copying it adds {:.1f} ms to a step", static_cast<double>(*costs.added_ns) / 1e6);
+  return text;
+}
 
 CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_node, const comm::Price& price) {
   CheckpointCosts costs{.disk_bytes = saved_bytes(finished.stages)};

@@ -175,19 +175,6 @@ void print_replay(const Planned& planned) {
           : "");
 }
 
-/// Bytes of a checkpoint on disk, and the host memory and the time of its snapshot.
-void print_checkpoint(const Planned& planned) {
-  if (planned.config->checkpoint.interval == 0) return;
-  const CheckpointCosts costs = checkpoint_costs_of(planned);
-  std::string snapshot;
-  if (costs.rank_bytes > 0)
-    snapshot = fmt::format(", {} of host memory per rank ({} per host)", format_bytes(costs.rank_bytes),
-                           format_bytes(costs.host_bytes));
-  if (costs.added_ns)
-    snapshot += fmt::format("; copying it adds {:.1f} ms to a step", static_cast<double>(*costs.added_ns) / 1e6);
-  print_result("checkpoint: {} on disk{}\n", format_bytes(costs.disk_bytes), snapshot);
-}
-
 /// The channel with the longest exposed time, and changes that shorten the step.
 void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
   constexpr double kWorthPrinting = 0.005;  // of the step
@@ -269,7 +256,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     print_result("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
-  print_checkpoint(planned);
+  if (planned.config->checkpoint.interval > 0) print_result("checkpoint: {}\n", text_of(checkpoint_costs_of(planned)));
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
     print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
                  format_bytes(wire.sent), format_bytes(wire.theory),
