@@ -53,6 +53,11 @@ Event& Scheduler::end_of(const Plan& plan) {
   return *bound.events[(bound.runs - 1) % 2][plan.spine.size() - 1];
 }
 
+bool Scheduler::ended(const Plan& plan) const {
+  const Bound& bound = bound_.at(&plan);
+  return bound.runs == 0 || bound.events[(bound.runs - 1) % 2][plan.order.back()]->query();
+}
+
 std::string Scheduler::in_flight() const {
   for (const Run& run : history_) {
     const Plan& plan = *run.bound->plan;

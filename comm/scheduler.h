@@ -39,6 +39,8 @@ class Scheduler final : public PointListener {
 
   /// The event that ends the latest run of `plan`: its last spine item.
   Event& end_of(const Plan& plan);
+  /// Does not wait. True if the latest run of a plan whose items are all on one channel has ended, or there was none.
+  bool ended(const Plan& plan) const;
 
  private:
   struct Bound {

@@ -13,7 +13,7 @@ namespace slipstream::planner {
 
 std::vector<ExtraMemory> extra_memory_on_gpu(const Job& job, const comm::NcclTable& table, int64_t ranks_per_node) {
   const int64_t streams = std::count_if(job.channels.begin(), job.channels.end(),
-                                        [](const Channel& channel) { return channel.axis == Axis::self; });
+                                        [](const Channel& channel) { return channel.runs_kernels(); });
   int64_t nccl_bytes = 0;
   const comm::Wiring wiring = comm::wire_up(job);
   for (size_t i = 0; i < wiring.connections.size(); ++i) {
@@ -26,7 +26,8 @@ std::vector<ExtraMemory> extra_memory_on_gpu(const Job& job, const comm::NcclTab
                                      {"cuBLASLt workspaces", streams * kernels::kWorkspaceBytes}};
   if (nccl_bytes > 0) {
     int64_t arenas = 0;
-    for (int owner = 0; owner < kOwners; ++owner) arenas += job.buffers.bytes(static_cast<Owner>(owner)) > 0;
+    for (int owner = 0; owner < kOwners; ++owner)
+      arenas += job.buffers.is_on_device(static_cast<Owner>(owner)) && job.buffers.bytes(static_cast<Owner>(owner)) > 0;
     beside.push_back({"NCCL buffers (estimate)", nccl_bytes});
     beside.push_back({"rounding of arenas (estimate)", arenas * comm::kNcclPieceBytes});
   }

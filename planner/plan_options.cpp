@@ -156,7 +156,9 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .double_buffer = update.double_buffer,
           .update_on_spine = !update.beside,
           .recompute = config.train.recompute,
-          .align_grad_reduce = config.overlap.align_grad_reduce};
+          .align_grad_reduce = config.overlap.align_grad_reduce,
+          .snapshots = config.checkpoint.async && config.checkpoint.interval > 0,
+          .snapshots_beside = request.config.on_gpus()};
 }
 
 int64_t vocab_of(const RunConfig& config) {
@@ -205,10 +207,18 @@ models::ModelOptions model_options(const JobRequest& request) {
 
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
   const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
-  const comm::Rates rates{.flops_per_second = peak * machine.matmul_efficiency,
-                          .bytes_per_second = static_cast<double>(machine.bytes_per_second),
-                          .launch_ns = machine.launch_ns,
-                          .multiprocessors = machine.multiprocessors};
+  // Snapshots, read and written bytes together. A GPU copies to pinned memory at 20 GB/s through PCIe 4 of 16 lanes. On
+  // a CPU one thread copies; engine/config/machine.cpp has the source of its 10 GB/s.
+  constexpr double kGpuSnapshots = 2 * 20e9, kThreadSnapshots = 10e9;
+  const double memory_rate = static_cast<double>(machine.bytes_per_second);
+  const comm::Rates rates{
+      .flops_per_second = peak * machine.matmul_efficiency,
+      .bytes_per_second = memory_rate,
+      .launch_ns = machine.launch_ns,
+      .multiprocessors = machine.multiprocessors,
+      .snapshot_bytes_per_second = machine.multiprocessors > 0 || machine.device == MachineDevice::cuda
+                                       ? kGpuSnapshots
+                                       : std::min(memory_rate, kThreadSnapshots)};
   const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
   const comm::Link intra =
       emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),

@@ -88,6 +88,11 @@ void require_fits(const Planned& planned) {
       memory_table(largest, extra_memory_of_largest(planned)));
 }
 
+CheckpointCosts checkpoint_costs_of(const Planned& planned) {
+  return checkpoint_costs(planned.finished, planned.machine.ranks_per_node,
+                          price_of(*planned.config, planned.machine, planned.finished.job->mesh));
+}
+
 double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }
 
 comm::Rehearsal rehearse_step(const Planned& planned) {

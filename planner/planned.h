@@ -11,6 +11,7 @@
 #include "comm/rehearse/rehearse.h"
 #include "engine/config/load.h"
 #include "engine/plan/memory.h"
+#include "planner/checkpoint_costs.h"
 #include "planner/planner.h"
 
 namespace slipstream::planner {
@@ -48,6 +49,9 @@ bool fits(const Planned& planned);
 
 /// Throws: ResourceError with the table of memory unless it fits.
 void require_fits(const Planned& planned);
+
+/// The costs of a checkpoint at the machine's rates. Pure.
+CheckpointCosts checkpoint_costs_of(const Planned& planned);
 
 /// Three steps in a row in virtual time, in launch order. Pure.
 comm::Rehearsal rehearse_step(const Planned& planned);

@@ -42,12 +42,20 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& largest = largest_stage(planned.finished);
   Json memory = Json::object();
   for (int owner = 0; owner < kOwners; ++owner)
-    memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
+    if (largest.buffers.is_on_device(static_cast<Owner>(owner)))
+      memory[name_of(static_cast<Owner>(owner))] = largest.buffers.bytes(static_cast<Owner>(owner));
   for (const ExtraMemory& row : extra_memory_of_largest(planned)) memory[row.owner] = row.size_bytes;
   memory["total"] = most_bytes(planned);
   json["memory_bytes"] = memory;
   json["memory_stage"] = largest.stage();
   json["fits"] = fits(planned);
+  if (planned.config->checkpoint.interval > 0) {
+    const CheckpointCosts costs = checkpoint_costs_of(planned);
+    json["checkpoint"]["disk_bytes"] = costs.disk_bytes;
+    json["checkpoint"]["host_bytes_per_rank"] = costs.rank_bytes;
+    json["checkpoint"]["host_bytes_per_host"] = costs.host_bytes;
+    if (costs.added_ns) json["checkpoint"]["added_ms"] = static_cast<double>(*costs.added_ns) / 1e6;
+  }
   const WireBytes wire = wire_bytes_of_step(job);
   json["wire_bytes"]["sent"] = wire.sent;
   json["wire_bytes"]["theory"] = wire.theory;

@@ -224,7 +224,10 @@ int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished)
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
   const Job& first = *stages[0];
   comm::Proof ordered;
-  for (Plan Job::*plan : {&Job::prime, &Job::train, &Job::evaluate}) {
+  const bool saves = first.options.snapshots;
+  std::vector<Plan Job::*> plans{&Job::prime, &Job::train, &Job::evaluate};
+  if (saves) plans.push_back(&Job::save);
+  for (Plan Job::*plan : plans) {
     std::vector<comm::Stage> of_all;
     for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
     ordered.include(
@@ -240,7 +243,15 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
     const bool swaps = job->options.double_buffer;
     const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step,
                *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
-    rows.push_back({{&job->prime, step, evaluate, evaluate, evaluate, other, step, other}, &job->buffers});
+    std::vector<const Plan*> runs{&job->prime, step, evaluate, evaluate, evaluate, other, step, other};
+    // Snapshots after an even and an odd number of steps, several in a row, and after evaluations. The end is a step
+    // without one.
+    if (saves) {
+      const Plan *save = &job->save, *save_other = swaps ? &job->save_swapped : save;
+      runs.insert(runs.end(), {save, step, save_other, other, &job->evaluate, save, step, evaluate, save_other, other,
+                               step, other});
+    }
+    rows.push_back({std::move(runs), &job->buffers});
   }
   comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
   proof.include(std::move(ordered));
@@ -330,12 +341,17 @@ Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, co
                .transfer_ns = [transfer_ns](int, const Action&) { return transfer_ns; }});
 }
 
-std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs) {
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
+                                    std::optional<size_t> saved_before) {
   std::vector<comm::RankRuns> ranks;
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<const Plan*> plans(runs, &stages[s]->train);
     for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2)
       plans[run] = &stages[s]->train_swapped;
+    if (saved_before)
+      plans.insert(
+          plans.begin() + static_cast<std::ptrdiff_t>(*saved_before),
+          stages[s]->options.double_buffer && *saved_before % 2 == 1 ? &stages[s]->save_swapped : &stages[s]->save);
     ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
                      .runs = plans,
                      .seams = comm::link_all(plans, stages[s]->channels)});

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/rehearse/rehearse.h"
@@ -47,8 +48,10 @@ int64_t most_bytes(const FinishedJob& finished);
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns);
 
-/// The training plans of all stages, `runs` times in a row, ready for a rehearsal. Pure.
-std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs);
+/// The training plans of all stages, `runs` times in a row, ready for a rehearsal; with the copies of a snapshot before
+/// run number `saved_before`. Pure.
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
+                                    std::optional<size_t> saved_before = {});
 
 /// Step period in virtual time at the machine's prices: from a step's first work to the next step's. Pure. Negative if
 /// the rehearsal deadlocks.

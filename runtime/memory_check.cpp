@@ -30,11 +30,27 @@ planner::JobRequest request_at(const DeviceAssignment& assignment, const Resolve
   return request;
 }
 
+namespace {
+
+/// Blocks. Collective. The sum of the numbers of all ranks of this host.
+int64_t sum_on_this_host(World& world, int64_t bytes) {
+  int64_t sum = 0;
+  for (const std::string& entry : world.all_gather(fmt::format("{} {}", world.host(), bytes))) {
+    int host = 0;
+    int64_t theirs = 0;
+    std::istringstream(entry) >> host >> theirs;
+    if (host == world.host()) sum += theirs;
+  }
+  return sum;
+}
+
+}  // namespace
+
 void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
                          int64_t text_bytes) {
   const int64_t need = job.buffers.total_bytes() + text_bytes;
   // Pipeline stages need different amounts, and ranks of one host share its memory.
-  const std::vector<std::string> needs = world.all_gather(fmt::format("{} {}", world.host(), need));
+  const int64_t all = sum_on_this_host(world, need);
   world.together([&] {
     if (!config.device.machine.empty()) {
       if (machine.memory_bytes > 0 && need > machine.memory_bytes)
@@ -47,13 +63,6 @@ void require_host_memory(World& world, const RunConfig& config, const Job& job, 
     }
     const int ranks = world.ranks_on_host();
     const int64_t host_bytes = machine.memory_bytes * ranks;
-    int64_t all = 0;
-    for (const std::string& entry : needs) {
-      int host = 0;
-      int64_t bytes = 0;
-      std::istringstream(entry) >> host >> bytes;
-      if (host == world.host()) all += bytes;
-    }
     if (host_bytes > 0 && all > host_bytes)
       throw ResourceError(
           "[plan] {} on this host need{} {} but it has {}. {}Use a smaller train.micro_batch_size, or fewer ranks "
@@ -72,10 +81,29 @@ int64_t peak_resident_bytes() {
   return 0;
 }
 
+namespace {
+
+/// Pinned memory cannot be swapped out, so the snapshots of all ranks of this host must fit what it has.
+void require_snapshot_memory(World& world, const Job& job) {
+  const int64_t own = job.buffers.bytes(Owner::snapshot);
+  const int64_t bytes = sum_on_this_host(world, own);
+  world.together([&] {
+    const int64_t has = this_host(1, 1).memory_bytes;
+    if (bytes > has)
+      throw ResourceError(
+          "[plan] the snapshots of {} on this host need {} of its memory, {} of it for this one, but it has {}. Use "
+          "checkpoint.async = false, or fewer ranks here.",
+          counted(world.ranks_on_host(), "rank"), format_bytes(bytes), format_bytes(own), format_bytes(has));
+  });
+}
+
+}  // namespace
+
 void require_gpu_memory(World& world, const DeviceAssignment& assignment, const Job& job, int64_t ranks_per_node) {
   const std::vector<ExtraMemory> beside = planner::extra_memory_on_gpu(job, assignment.nccl, ranks_per_node);
   const int64_t need = job.buffers.total_bytes() + planner::sum_of(beside);
   const std::vector<std::string> needs = world.all_gather(fmt::format("{}", need));
+  require_snapshot_memory(world, job);
   world.together([&] {
     int64_t all = 0;
     for (int rank : assignment.ranks_on_gpu) all += std::stoll(needs[static_cast<size_t>(rank)]);

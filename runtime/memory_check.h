@@ -24,7 +24,8 @@ void require_host_memory(World& world, const RunConfig& config, const Job& job, 
 /// The peak of this process's resident memory as the kernel reports it; 0 if unknown.
 int64_t peak_resident_bytes();
 
-/// Blocks. Collective. The sum over all ranks of one GPU must be free on it.
+/// Blocks. Collective. The sum over all ranks of one GPU must be free on it, and the snapshots of all ranks of a host
+/// must fit its memory.
 /// Throws: AgreedFailure (code 7), with the table.
 void require_gpu_memory(World& world, const DeviceAssignment& assignment, const Job& job, int64_t ranks_per_node);
 

@@ -13,6 +13,7 @@
 #include "engine/base/log.h"
 #include "engine/base/philox.h"
 #include "engine/device/clock.h"
+#include "engine/plan/saved_state.h"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::runtime {
@@ -28,7 +29,8 @@ Memory assignment(const Buffers& buffers, Device& device, std::vector<std::uniqu
   for (int owner = 0; owner < kOwners; ++owner) {
     const int64_t size_bytes = buffers.bytes(static_cast<Owner>(owner));
     if (size_bytes == 0) continue;
-    arenas.push_back(device.allocate(size_bytes, name_of(static_cast<Owner>(owner))));
+    const auto allocate = static_cast<Owner>(owner) == Owner::snapshot ? &Device::allocate_host : &Device::allocate;
+    arenas.push_back((device.*allocate)(size_bytes, name_of(static_cast<Owner>(owner))));
     std::byte* at = arenas.back()->data();
     for (BufferId id = 0; id < buffers.size(); ++id) {
       if (buffers[id].is_view || buffers[id].owner != static_cast<Owner>(owner)) continue;
@@ -96,6 +98,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   train_works_ = bound_works(job_->train);
   evaluate_works_ = bound_works(job_->evaluate);
   prime_works_ = bound_works(job_->prime);
+  save_works_ = bound_works(job_->save);
   const auto late_ns = std::make_shared<int64_t>(0);
   for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
     train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads,
@@ -108,7 +111,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
                                              .threads = c == kComputeChannel ? options.threads : 1,
                                              .high_priority = job_->channels[c].axis != Axis::self}));
     streams.push_back(streams_.back().get());
-    if (c == kComputeChannel || job_->channels[c].axis == Axis::self) streams_.back()->launch(prepare_stream_, {});
+    if (job_->channels[c].runs_kernels()) streams_.back()->launch(prepare_stream_, {});
   }
   synchronize();
   scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
@@ -120,9 +123,11 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   bind(job_->train, train_works_);
   bind(job_->evaluate, evaluate_works_);
   bind(job_->prime, prime_works_);
+  bind(job_->save, save_works_);
   if (job_->options.double_buffer) {
     bind(job_->train_swapped, train_works_);
     bind(job_->evaluate_swapped, evaluate_works_);
+    bind(job_->save_swapped, save_works_);
   }
   if (device_->kind() != DeviceKind::cuda ||
       std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; }))
@@ -361,7 +366,8 @@ void Rank::prepare(const BoundWorks& works, uint32_t step) {
     if (work.prepare) work.prepare(host);
 }
 
-void Rank::issue(uint32_t step) {
+void Rank::issue(uint32_t step, bool saves) {
+  SLIP_ASSERT(!saves || (job_->options.snapshots && snapshot_done()));
   const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
   std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
   // A replay copies from the pinned memory that prepare() fills.
@@ -372,14 +378,15 @@ void Rank::issue(uint32_t step) {
         "at most {} ahead of the device: call wait_behind() before issue().",
         step, step - kStepPeriod, kStepPeriod - 1);
   prepare(train_works_, step);  // allocates the memory that a graph records
-  if (graph)
-    scheduler_->replayed(plan);
-  else if (graph_ && issued_ >= kEagerSteps)
-    graph = record(plan, step);
+  // A graph would begin after the copies. Its host waits for none, so all ranks issue this step task by task.
+  const bool eager = saves || !graph_ || issued_ < kEagerSteps;
+  if (!eager && graph) scheduler_->replayed(plan);
+  if (!eager && !graph) graph = record(plan, step);
   const int64_t host_waits = device_->host_wait_count();
   // A stream queues a few thousand commands. If a rank is gone, the host blocks here, too.
   watch_issue([&] {
-    if (graph)
+    if (saves) step_->run(is_swapped() ? job_->save_swapped : job_->save, step);
+    if (!eager && graph)
       graph->launch(step);
     else
       step_->run(plan, step);
@@ -413,6 +420,23 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   graph_ = false;
   graphs_ = {};
   return nullptr;
+}
+
+bool Rank::snapshot_done() const {
+  return scheduler_->ended(job_->save) && (!job_->options.double_buffer || scheduler_->ended(job_->save_swapped));
+}
+
+std::span<const std::byte> Rank::snapshot(size_t bucket, size_t array) const {
+  const Slice& slice = job_->storage[bucket].snapshots[array];
+  return {address(slice.buffer) + slice.begin_bytes, static_cast<size_t>(slice.size_bytes)};
+}
+
+std::vector<std::byte> Rank::saved(size_t bucket, size_t array) {
+  synchronize();
+  const Slice from = saved_arrays(*job_, bucket)[array].from;
+  std::vector<std::byte> bytes(static_cast<size_t>(from.size_bytes));
+  device_->copy_to_host(bytes.data(), weights_at(from), from.size_bytes);
+  return bytes;
 }
 
 void Rank::run_plainly(ThreadPool& pool) {
@@ -499,6 +523,7 @@ std::vector<ChannelKind> Rank::channel_kinds() const {
   for (const Channel& channel : job_->channels)
     kinds.push_back(channel.role == Role::compute ? ChannelKind::compute
                     : channel.role == Role::h2d   ? ChannelKind::input
+                    : channel.role == Role::save  ? ChannelKind::save
                     : channel.axis == Axis::self  ? ChannelKind::local
                     : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
                         ? ChannelKind::stages

@@ -78,7 +78,19 @@ class Rank {
   /// the next kStepPeriod are recorded after a collective agreement, and later ones are replayed. If a rank refuses a
   /// graph, all steps run task by task.
   /// Throws: InternalError if it would replay a graph whose previous run, kStepPeriod steps ago, has not ended.
-  void issue(uint32_t step);
+  ///
+  /// `saves`: first enqueues copies of the state before this step, that is after the step before it, to the snapshot
+  /// (PlanOptions::snapshots). They run beside the step, which is then issued task by task. The same on all ranks. The
+  /// previous snapshot must be done and no longer in use.
+  void issue(uint32_t step, bool saves = false);
+  /// Does not wait. Are all bytes of the latest snapshot in host memory? True if there was none. From then until the
+  /// next issue(step, true), any thread may read them. Call it on the thread that issues.
+  bool snapshot_done() const;
+  /// This rank's part of an array of the latest snapshot, which must be done: bytes as in saved_arrays(job(),
+  /// bucket)[array]. Pure.
+  std::span<const std::byte> snapshot(size_t bucket, size_t array) const;
+  /// Blocks until all issued work has ended. The same array of the state at rest.
+  std::vector<std::byte> saved(size_t bucket, size_t array);
   /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no
   /// events, no schedule. For benchmarks of one rank, when nothing is in flight.
   void run_plainly(ThreadPool& pool);
@@ -140,7 +152,7 @@ class Rank {
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
   int threads_;
-  BoundWorks train_works_, evaluate_works_, prime_works_;
+  BoundWorks train_works_, evaluate_works_, prime_works_, save_works_;
   Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::unique_ptr<comm::Scheduler> scheduler_;

@@ -146,6 +146,7 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
         kernels::add(c, {.x = c.as<float>(x), .y = c.as<float>(y), .elems = y.size_bytes / 4});
       };
     case Op::copy:
+    case Op::snapshot:
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
         kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
       };

@@ -93,7 +93,8 @@ void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
 }
 
 uint32_t Graph::card_of(size_t rank_index, const Item& item) const {
-  return channels_[item.channel].role == Role::h2d ? kNoNode : static_cast<uint32_t>(rank_index);
+  const Role role = channels_[item.channel].role;
+  return role == Role::h2d || role == Role::save ? kNoNode : static_cast<uint32_t>(rank_index);
 }
 
 void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state) {
@@ -123,7 +124,7 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
                         rank.rank, wait.from, wait.run);
       time_.edge(nodes_[rank_index][wait.run][wait.from], nodes[wait.to], After::end);
     }
-  if (!options_.rehearse.replayed || order.empty()) return;
+  if (!options_.rehearse.replayed || plan.spine.empty()) return;
   // The tails of channels end after everything else of the run. In messages the barrier has the name of the last item.
   const uint32_t barrier = time_.add_local(1);
   origin_.push_back({static_cast<uint32_t>(rank_index), run, order.back()});

@@ -27,7 +27,11 @@ double RooflinePrice::seconds(const Cost& cost) const {
 }
 
 int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
-  return static_cast<int64_t>(std::ceil(seconds(plan[item].cost) * 1e9)) + rates_.launch_ns;
+  const Item& work = plan[item];
+  const double time_s = work.op == Op::snapshot && rates_.snapshot_bytes_per_second > 0
+                            ? static_cast<double>(work.cost.bytes) / rates_.snapshot_bytes_per_second
+                            : seconds(work.cost);
+  return static_cast<int64_t>(std::ceil(time_s * 1e9)) + rates_.launch_ns;
 }
 
 int64_t MeasuredPrice::measured_ns(const Plan& plan, ItemId item) const {

@@ -31,8 +31,8 @@ struct RehearseOptions {
   bool collapse = true;
   bool contention = true;        // transfers in flight on a port share it
   bool slows_local_work = true;  // transfers on multiprocessors do (Price::multiprocessors); needs contention
-  bool replayed = false;  // a device launches every run as one graph, which is a barrier: nothing of a run begins
-                          // before all of the last one has ended
+  bool replayed = false;  // a device launches every run with a spine as one graph, which is a barrier: nothing of a run
+                          // begins before all of the last one has ended
 };
 
 }  // namespace slipstream::comm

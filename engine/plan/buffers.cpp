@@ -27,6 +27,8 @@ const char* name_of(Owner owner) {
       return "communication";
     case Owner::scratch:
       return "scratch";
+    case Owner::snapshot:
+      return "snapshot";
   }
   return "?";
 }
@@ -106,7 +108,8 @@ int64_t Buffers::bytes(Owner owner) const {
 
 int64_t Buffers::total_bytes() const {
   int64_t total = 0;
-  for (int owner = 0; owner < kOwners; ++owner) total += bytes(static_cast<Owner>(owner));
+  for (int owner = 0; owner < kOwners; ++owner)
+    if (is_on_device(static_cast<Owner>(owner))) total += bytes(static_cast<Owner>(owner));
   return total;
 }
 

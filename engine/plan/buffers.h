@@ -13,8 +13,8 @@
 namespace slipstream {
 
 /// Purpose of the bytes; the memory table of a plan has one line for each.
-enum class Owner : uint8_t { parameters, gradients, optimizer, activations, batch, communication, scratch };
-constexpr int kOwners = 7;
+enum class Owner : uint8_t { parameters, gradients, optimizer, activations, batch, communication, scratch, snapshot };
+constexpr int kOwners = 8;
 const char* name_of(Owner owner);
 
 struct BufferSpec {
@@ -54,9 +54,12 @@ class Buffers {
   Slice resolve(const Slice& slice, std::span<const Rebind> rebinds, int micro_batch, int slot) const;
 
   int64_t bytes(Owner owner) const;  // of all buffers with storage, all instances
-  int64_t total_bytes() const;
+  /// Are the owner's bytes in the memory of the device? Snapshots are not, if that is a GPU's.
+  bool is_on_device(Owner owner) const { return owner != Owner::snapshot || !snapshots_beside; }
+  int64_t total_bytes() const;  // of all owners on the device
 
-  int micro_batches = 1;  // instances of per_micro_batch buffers
+  int micro_batches = 1;          // instances of per_micro_batch buffers
+  bool snapshots_beside = false;  // host memory holds the snapshots, beside that of the device
 
  private:
   std::vector<BufferSpec> specs_;

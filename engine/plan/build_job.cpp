@@ -53,6 +53,7 @@ void add_channels(Job& job) {
     job.channels.push_back({Role::norm, job.norm_axis()});
   for (const Piece& piece : job.model.pieces)
     for (const Communication& c : piece.communications) add_channel_of(c, job);
+  if (job.options.snapshots) job.channels.push_back({Role::save, Axis::self});
   if (!shared) return;
   job.channels.push_back({Role::reduce, job.shard_axis()});
   // Separate from Role::reduce: two collectives of one communicator never overlap.
@@ -205,7 +206,7 @@ void take_stage(Job& job) {
 /// Activations and scratch of other stages use no memory here.
 void drop_what_no_plan_touches(Job& job) {
   std::vector<char> touched(job.buffers.size(), 0);
-  for (const Plan* plan : {&job.train, &job.evaluate, &job.prime})
+  for (const Plan* plan : {&job.train, &job.evaluate, &job.prime, &job.save})
     for (ItemId i = 0; i < plan->size(); ++i)
       for (const std::vector<Slice>* slices : {&(*plan)[i].reads, &(*plan)[i].writes})
         for (const Slice& slice : *slices) touched[slice.buffer] = 1;
@@ -266,6 +267,11 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
 
   job.prime.kind = "prime";
   prime_pass(job, sealed(job.train, gathered), job.prime);
+  if (options.snapshots) {
+    job.save.kind = "save";
+    save_pass(job, job.save);
+    seal(job.save);
+  }
   drop_what_no_plan_touches(job);
   return job;
 }

@@ -69,20 +69,23 @@ struct PlanOptions {
   Recomputation recompute = Recomputation::none;
   bool align_grad_reduce = false;  // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
   std::vector<char>
-      reduced_at_once;  // by chunk of this stage: buckets for its gradients would not shorten a step; empty: none
+      reduced_at_once;     // by chunk of this stage: buckets for its gradients would not shorten a step; empty: none
+  bool snapshots = false;  // Job::save copies what a checkpoint needs to host memory, while a step runs
+  bool snapshots_beside = false;  // that memory is not the device's: Buffers::snapshots_beside
 };
 
 /// Location of a bucket on this rank. This rank updates the shard: all of the bucket without ZeRO, otherwise part
 /// number (index among data ranks). Absent slices are empty.
 struct BucketStorage {
-  Slice values;               // whole bucket, training dtype; empty when only the shard is resident (stage 3)
-  Slice gradients;            // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
-  Slice master;               // shard, float: the weights that the optimizer updates
-  Slice working;              // shard, in the travelling type: the rounded master; == master if both types are float
-  Slice gradient;             // shard, float: the sum over ranks
-  std::vector<Slice> states;  // shard: OptimizerSpec::states
-  Slice residual;             // whole bucket, float: the part of gradients that encoding held back (error feedback)
-  Slice sum_residual;         // shard, float: the same for the sum, if that is encoded too (stage 0)
+  Slice values;                  // whole bucket, training dtype; empty when only the shard is resident (stage 3)
+  Slice gradients;               // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice master;                  // shard, float: the weights that the optimizer updates
+  Slice working;                 // shard, in the travelling type: the rounded master; == master if both types are float
+  Slice gradient;                // shard, float: the sum over ranks
+  std::vector<Slice> states;     // shard: OptimizerSpec::states
+  Slice residual;                // whole bucket, float: the part of gradients that encoding held back (error feedback)
+  Slice sum_residual;            // shard, float: the same for the sum, if that is encoded too (stage 0)
+  std::vector<Slice> snapshots;  // of saved_arrays(), in their order; with PlanOptions::snapshots
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
 };
@@ -150,8 +153,9 @@ struct Job {
   Plan train;
   Plan evaluate;                         // one micro-batch that the host has written
   Plan prime;                            // stages the first batch
+  Plan save;                             // with PlanOptions::snapshots: copies the state after a step beside the next
   Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, with weights in the second
-                                         // buffer; see swap_buffers()
+  Plan save_swapped;                     // buffer; see swap_buffers()
 
   /// Positions of the pieces of `chunk` in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;

@@ -11,6 +11,7 @@
 
 #include "engine/base/units.h"
 #include "engine/base/wire.h"
+#include "engine/plan/saved_state.h"
 #include "engine/plan/update_shards.h"
 
 namespace slipstream {
@@ -104,6 +105,30 @@ void place_buckets(Job& job) {
     if (storage.working.size_bytes == 0) storage.working = part_of(storage.values, index_of(b), ranks_of(b));
     if (storage.gradient.size_bytes == 0) storage.gradient = part_of(storage.gradients, index_of(b), ranks_of(b));
     if (!separate) storage.master = storage.working;
+  }
+}
+
+/// Every rank of a stage has the same bytes: room for the longest range of a rank.
+void place_snapshots(Job& job) {
+  job.buffers.snapshots_beside = job.options.snapshots_beside;
+  if (!job.options.snapshots) return;
+  std::vector<Region> regions;
+  const auto region_of = [&](const SavedArray& array) -> Region& {
+    const std::string name = "snapshot." + array.name;
+    for (Region& region : regions)
+      if (region.name() == name) return region;
+    return regions.emplace_back(job.buffers, name, array.dtype, Owner::snapshot);
+  };
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    const std::vector<SavedArray> arrays = saved_arrays(job, b);
+    job.storage[b].snapshots.resize(arrays.size());
+    for (size_t i = 0; i < arrays.size(); ++i)
+      region_of(arrays[i]).take(job.storage[b].snapshots[i], arrays[i].most_elems);
+  }
+  for (Region& region : regions) region.close();
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    const std::vector<SavedArray> arrays = saved_arrays(job, b);
+    for (size_t i = 0; i < arrays.size(); ++i) job.storage[b].snapshots[i].size_bytes = arrays[i].from.size_bytes;
   }
 }
 
@@ -258,6 +283,7 @@ void place_memory(Job& job) {
   place_slots(job);
   place_wires(job);
   place_rings(job);
+  place_snapshots(job);
   const auto add = [&](const char* name, int64_t size_bytes, Owner owner) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = owner});
   };
@@ -301,7 +327,8 @@ void place_memory(Job& job) {
 std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside) {
   std::vector<ExtraMemory> rows;
   for (int owner = 0; owner < kOwners; ++owner)
-    rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
+    if (job.buffers.is_on_device(static_cast<Owner>(owner)))
+      rows.push_back({name_of(static_cast<Owner>(owner)), job.buffers.bytes(static_cast<Owner>(owner))});
   rows.insert(rows.end(), beside.begin(), beside.end());
   int64_t total_bytes = 0;
   size_t width = 14;

@@ -47,6 +47,8 @@ const char* name_of(Op op) {
       return "load";
     case Op::report:
       return "report";
+    case Op::snapshot:
+      return "snapshot";
   }
   return "?";
 }
@@ -101,6 +103,8 @@ const char* name_of(Role role) {
       return "gather";
     case Role::reduce_across:
       return "reduce_across";
+    case Role::save:
+      return "save";
   }
   return "?";
 }

@@ -39,6 +39,7 @@ enum class Op : uint8_t {
   copy,
   load,
   report,
+  snapshot,  // a copy to host memory
 };
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
@@ -69,6 +70,7 @@ enum class Role : uint8_t {
   reduce,          // gradients
   gather,          // parameters
   reduce_across,   // hybrid sharding: sums of shards across groups
+  save,            // copies of the training state to host memory
 };
 const char* name_of(Role role);
 /// True if messages only arrive on it, or only leave. A send on pipe_fwd_out meets the recv on its peer's pipe_fwd_in.
@@ -98,6 +100,9 @@ struct Channel {
   std::string name = name_of(role);
   Engine engine = Engine::nic;
   int blocks = 0;  // multiprocessors that a transfer occupies; 0: none, or a number that NCCL chooses
+
+  /// Does its stream run kernels, which may need scratch memory of their own?
+  bool runs_kernels() const { return axis == Axis::self && role != Role::save; }
 };
 
 /// The common part of spine items and tasks. Accesses are resolved: buffers with storage, absolute bytes.
@@ -143,7 +148,7 @@ struct ModelSpec;
 
 /// One kind of step. Immutable once finished.
 struct Plan {
-  std::string kind;  // "train", "evaluate", "prime"
+  std::string kind;  // "train", "evaluate", "prime", "save"
   std::vector<SpineItem> spine;
   std::vector<Task> tasks;
   std::vector<ItemId> order;  // host order of all items, equal to the global order's projection; set by finish()

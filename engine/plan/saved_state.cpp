@@ -8,19 +8,72 @@
 #include "engine/base/units.h"
 
 namespace slipstream {
+namespace {
+
+constexpr int64_t kUnitElems = 16;  // 64 bytes of floats
+
+/// Elements [begin, begin + range.elems) of an array that holds `shard`, which begins at `shard_begin` of the flat
+/// order.
+SavedArray part_of(std::string name, DType dtype, const Slice& shard, int64_t shard_begin, const SavedRange& range,
+                   int64_t most_elems) {
+  return {std::move(name),
+          dtype,
+          range,
+          {shard.buffer, shard.begin_bytes + bytes_of(range.begin_elems - shard_begin, dtype),
+           bytes_of(range.elems, dtype)},
+          most_elems};
+}
+
+}  // namespace
 
 Axis same_shard_axis(const Job& job) {
   return job.zero_stage == 0 ? Axis::replica : job.is_hybrid() ? Axis::data_outer : Axis::self;
 }
 
 SavedRange saved_range(const Job& job, size_t bucket) {
-  constexpr int64_t kUnitElems = 16;  // 64 bytes of floats
   const Axis axis = same_shard_axis(job);
   const int64_t ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
   const BucketStorage& storage = job.storage[bucket];
   const int64_t units = ceil_div(storage.shard_elems, kUnitElems);
   const auto edge = [&](int64_t i) { return std::min(units * i / ranks * kUnitElems, storage.shard_elems); };
   return {storage.shard_offset_elems + edge(index), edge(index + 1) - edge(index)};
+}
+
+std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket) {
+  const BucketStorage& storage = job.storage[bucket];
+  const SavedRange range = saved_range(job, bucket);
+  const int64_t ranks = job.mesh.group_size(same_shard_axis(job)), begin = storage.shard_offset_elems,
+                most_elems = std::min(storage.shard_elems,
+                                      ceil_div(ceil_div(storage.shard_elems, kUnitElems), ranks) * kUnitElems);
+  std::vector<SavedArray> arrays{part_of("master", DType::f32, storage.master, begin, range, most_elems)};
+  const std::vector<OptimizerState>& states = job.group_of(bucket).optimizer->states;
+  for (size_t s = 0; s < states.size(); ++s)
+    arrays.push_back(part_of(states[s].name, states[s].dtype, storage.states[s], begin, range, most_elems));
+  const auto add_whole = [&](const char* name, const Slice& whole, int64_t begin_elems) {
+    const int64_t elems = whole.size_bytes / size_of(DType::f32);
+    if (elems > 0) arrays.push_back(part_of(name, DType::f32, whole, begin_elems, {begin_elems, elems}, elems));
+  };
+  const int64_t bucket_begin = job.layout.buckets[bucket].offset_elems,
+                index = job.mesh.index_in_group(job.group_of(bucket).reduce_axis, job.options.rank);
+  add_whole("gradients.residual", storage.residual, bucket_begin);
+  add_whole("gradients.sum_residual", storage.sum_residual,
+            bucket_begin + index * storage.sum_residual.size_bytes / size_of(DType::f32));
+  return arrays;
+}
+
+int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
+  int64_t bytes = 0;
+  for (const auto& job : stages) {
+    for (const ParameterGroup& group : job->groups)
+      for (uint32_t p : group.parameters)
+        if (const ParameterSpec& parameter = job->model.parameters[p]; !parameter.is_copy)
+          for (const NamedTensor& tensor : parameter.tensors)
+            bytes += tensor.whole_elems() * (size_of(DType::f32) + group.optimizer->state_bytes_per_elem());
+    const int64_t ranks = job->mesh.world() / job->mesh.group_size(Axis::pipeline);
+    for (const BucketStorage& storage : job->storage)
+      bytes += ranks * (storage.residual.size_bytes + storage.sum_residual.size_bytes);
+  }
+  return bytes;
 }
 
 bool is_saved(const Job& job, const ParameterSpec& parameter) {

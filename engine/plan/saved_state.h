@@ -3,6 +3,11 @@
 // The parts of the training state that a rank saves: ranks with the same shard divide it, and each element is saved
 // once.
 
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "engine/plan/job.h"
 
 namespace slipstream {
@@ -20,6 +25,23 @@ Axis same_shard_axis(const Job& job);
 /// Pure. The part of a bucket's shard whose masters and optimizer states this rank saves. The ranks of
 /// same_shard_axis() divide the shard, padding included, as evenly as units of 16 elements allow.
 SavedRange saved_range(const Job& job, size_t bucket);
+
+/// The part of one array of a bucket that this rank saves.
+struct SavedArray {
+  std::string name;  // "master", OptimizerState::name, "gradients.residual" or "gradients.sum_residual"
+  DType dtype = DType::f32;
+  SavedRange range;
+  Slice from;              // its bytes
+  int64_t most_elems = 0;  // the longest range of a rank with a part of the bucket
+};
+
+/// Pure. The arrays of a bucket that a run needs to continue: masters and optimizer states by saved_range(), and with
+/// error feedback the residuals, which differ on all ranks.
+std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket);
+
+/// Pure. Bytes of the tensors of a checkpoint: masters and optimizer states of every element of the whole model, and
+/// the residuals of all ranks. `stages`: a job of every pipeline stage.
+int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages);
 
 /// Pure. Does this rank's part of the mesh save the parameter? No other tensor rank or stage that holds the same
 /// elements does.

@@ -56,8 +56,9 @@ struct TaskTime {
   int64_t end_ns = 0;
 };
 
-/// stages: transfers between stages of a pipeline.
-enum class ChannelKind : uint8_t { compute, communication, stages, input, local };
+/// stages: transfers between stages of a pipeline. save: copies of snapshots, which are no items of the step's plan; a
+/// wait for one is part of `other`.
+enum class ChannelKind : uint8_t { compute, communication, stages, input, local, save };
 
 /// Works on a channel that does not communicate, without a gap between them.
 struct WorkTime {

@@ -48,11 +48,16 @@ void TraceWriter::finish() {
                ",\n{{\"ph\": \"M\", \"name\": \"thread_sort_index\", \"pid\": {}, \"tid\": {}, \"args\": "
                "{{\"sort_index\": {}}}}}",
                rank_, c, c);
+    const auto plan_of = [this](ChannelId channel) -> const Plan& {
+      return job_.channels[channel].role == Role::save ? job_.save : job_.train;
+    };
     for (const Span& span : spans_[c]) {
-      const std::string item = job_.train[span.item].name;
-      const std::string name = span.kind == Span::Kind::work
-                                   ? (span.work->name == item ? item : item + "/" + span.work->name)
-                                   : item + "_wait_" + job_.train[static_cast<ItemId>(span.awaited)].name;
+      const std::string item = plan_of(c)[span.item].name;
+      const std::string name =
+          span.kind == Span::Kind::work
+              ? (span.work->name == item ? item : item + "/" + span.work->name)
+              : item + "_wait_" +
+                    plan_of(static_cast<ChannelId>(span.awaited >> 32))[static_cast<ItemId>(span.awaited)].name;
       const int64_t duration_ns = span.end_ns - span.begin_ns;
       fmt::print(
           file,
@@ -61,7 +66,7 @@ void TraceWriter::finish() {
           span.kind == Span::Kind::work ? (job_.channels[c].axis == Axis::self ? "kernel" : "communication") : "wait",
           Json(name).dump(), rank_, c, span.begin_ns / 1000, span.begin_ns % 1000, duration_ns / 1000,
           duration_ns % 1000, span.step, c);
-      if (span.kind == Span::Kind::work && is_communication(job_.train[span.item].op)) {
+      if (span.kind == Span::Kind::work && is_communication(plan_of(c)[span.item].op)) {
         const Task& task = job_.train.task(span.item);
         fmt::print(file,
                    ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, "

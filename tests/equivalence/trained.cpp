@@ -119,36 +119,39 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);
     if (layout.change_model) layout.change_model(model);
-    jobs.push_back(std::make_unique<Job>(
-        build_job(std::move(model), std::move(buffers),
-                  {.sizes = layout.sizes(),
-                   .rank = as_rank,
-                   .reduce_mode = layout.reduce_mode,
-                   .bucket_bytes = layout.bucket_bytes,
-                   .first_bucket_bytes = layout.first_bucket_bytes,
-                   .wire_dtype = layout.wire_dtype,
-                   .error_feedback = layout.error_feedback,
-                   .algorithm = layout.algorithm,
-                   .sums_by_exchange = layout.sums_by_exchange,
-                   .groups = layout.groups,
-                   .clip = layout.max_norm > 0,
-                   .optimizer_per_bucket = layout.optimizer_per_bucket,
-                   .zero_stage = layout.zero_stage,
-                   .prefetch_depth = layout.prefetch_depth,
-                   .gather_dtype = layout.gather_dtype,
-                   .persistent_elems = layout.persistent_elems,
-                   .schedule = schedule,
-                   .layers = layers,
-                   .reshard_after_forward = layout.reshard_after_forward,
-                   .accumulate_unsharded = layout.accumulate_unsharded,
-                   .double_buffer = layout.double_buffer,
-                   .update_on_spine = layout.update_on_spine,
-                   .recompute = layout.recompute,
-                   .align_grad_reduce = layout.align_grad_reduce,
-                   .reduced_at_once = std::vector<char>(
-                       static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1)})));
+    jobs.push_back(std::make_unique<Job>(build_job(
+        std::move(model), std::move(buffers),
+        {.sizes = layout.sizes(),
+         .rank = as_rank,
+         .reduce_mode = layout.reduce_mode,
+         .bucket_bytes = layout.bucket_bytes,
+         .first_bucket_bytes = layout.first_bucket_bytes,
+         .wire_dtype = layout.wire_dtype,
+         .error_feedback = layout.error_feedback,
+         .algorithm = layout.algorithm,
+         .sums_by_exchange = layout.sums_by_exchange,
+         .groups = layout.groups,
+         .clip = layout.max_norm > 0,
+         .optimizer_per_bucket = layout.optimizer_per_bucket,
+         .zero_stage = layout.zero_stage,
+         .prefetch_depth = layout.prefetch_depth,
+         .gather_dtype = layout.gather_dtype,
+         .persistent_elems = layout.persistent_elems,
+         .schedule = schedule,
+         .layers = layers,
+         .reshard_after_forward = layout.reshard_after_forward,
+         .accumulate_unsharded = layout.accumulate_unsharded,
+         .double_buffer = layout.double_buffer,
+         .update_on_spine = layout.update_on_spine,
+         .recompute = layout.recompute,
+         .align_grad_reduce = layout.align_grad_reduce,
+         .reduced_at_once =
+             std::vector<char>(static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1),
+         .snapshots = layout.save_interval > 0})));
   }
-  for (Plan Job::*plan : {&Job::prime, &Job::evaluate, &Job::train}) {
+  std::vector<Plan Job::*> plans{&Job::prime, &Job::evaluate, &Job::train};
+  if (layout.save_interval > 0) plans.insert(plans.begin(), &Job::save);
+  for (Plan Job::*plan : plans) {
     if (layout.as_reached && plan == &Job::train) {
       for (const auto& job : jobs) order_as_reached(job->train);
       break;
@@ -317,9 +320,16 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
     outcome.seen.losses.push_back(seen.loss_sum / tokens);
     outcome.seen.norms.push_back(seen.norm);
   };
+  if (layout.at_rest) layout.at_rest(rank, 0);
   for (int step = 1; step <= steps; ++step) {
-    rank.issue(static_cast<uint32_t>(step));
+    const bool saves = layout.save_interval > 0 && step % layout.save_interval == 0;
+    rank.issue(static_cast<uint32_t>(step), saves);
+    if (saves && layout.saved) {
+      while (!rank.snapshot_done()) std::this_thread::yield();
+      layout.saved(rank, step - 1);
+    }
     rank.wait_behind(1);
+    if (layout.at_rest) layout.at_rest(rank, step);
     if (step > 1) report(step - 1);
     if (layout.evaluate_between) outcome.seen.evaluations.push_back(evaluate(rank, layout, at.context));
   }

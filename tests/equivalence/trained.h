@@ -57,6 +57,7 @@ struct Layout {
   uint64_t delay_seed = 0;
   bool reverse_ranks = false;  // the communicator adds ranks n-1, ..., 0
   bool evaluate_between = false;
+  int save_interval = 0;  // in steps: those in which the state before the step is copied to the snapshot; 0: none
   int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient; 0: the right one
   float learning_rate = 1e-2f;
   // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8
@@ -80,8 +81,11 @@ struct Layout {
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;               // before it is planned
   std::function<void(runtime::Rank&)> inspect;                // of every rank, after the last step; ranks are threads
-  std::function<void(const comm::Proof&)> proved;             // of every plan that is made
-  std::function<void(Job&)> mutate;  // a mutation test's change to the finished plans of every rank
+  /// Of every rank, with a step of 0 before the first: while step + 1 runs and the snapshot of the state after `step`
+  /// is done, or after every step when nothing runs.
+  std::function<void(runtime::Rank&, int step)> saved, at_rest;
+  std::function<void(const comm::Proof&)> proved;  // of every plan that is made
+  std::function<void(Job&)> mutate;                // a mutation test's change to the finished plans of every rank
 
   MeshSizes sizes() const {
     return {.data = ranks, .context = context, .pipeline = stages, .tensor = tensor, .data_inner = shard_size};

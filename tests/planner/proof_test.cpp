@@ -37,6 +37,8 @@ JobRequest request(const std::function<void(Job&)>& change = {}, const std::vect
   return asked;
 }
 
+const std::vector<std::string> kSaving{"checkpoint.interval=1", "checkpoint.async=true"};
+
 Task& first_gather(Plan& plan) {
   for (Task& task : plan.tasks)
     if (task.op == Op::all_gather && task.before) return task;
@@ -73,7 +75,8 @@ TEST_CASE("a training or evaluation plan that fails its proof is not run", "[pro
   }
 }
 
-TEST_CASE("an implicit order is found in the plan of evaluation, and with two copies of the weights", "[proof]") {
+TEST_CASE("an implicit order is found in the plans of evaluation and saving, and with two copies of the weights",
+          "[proof]") {
   const auto unsaid = [](Plan Job::*plan, const std::vector<std::string>& more) {
     return build_proved_job(request(
                                 [plan](Job& job) {
@@ -89,7 +92,8 @@ TEST_CASE("an implicit order is found in the plan of evaluation, and with two co
         .proof;
   };
   for (const auto& [plan, more] : {std::pair<Plan Job::*, std::vector<std::string>>{&Job::evaluate, {}},
-                                   {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}}}) {
+                                   {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}},
+                                   {&Job::save, kSaving}}) {
     const comm::Proof proof = unsaid(plan, more);
     CHECK(!proof.holds());
     REQUIRE(!proof.hazards.empty());
@@ -99,11 +103,13 @@ TEST_CASE("an implicit order is found in the plan of evaluation, and with two co
 }
 
 TEST_CASE("the hash that ranks compare before step 0 changes with every plan", "[proof]") {
-  const uint64_t plain = build_finished_job(request()).proof.order_hash;
-  CHECK(build_finished_job(request()).proof.order_hash == plain);
-  for (Plan Job::*plan : {&Job::train, &Job::evaluate, &Job::prime})
-    CHECK(build_finished_job(request([plan](Job& job) { (job.*plan).tasks[0].name += "'"; })).proof.order_hash !=
-          plain);
+  const uint64_t plain = build_finished_job(request({}, kSaving)).proof.order_hash;
+  CHECK(build_finished_job(request({}, kSaving)).proof.order_hash == plain);
+  CHECK(build_finished_job(request()).proof.order_hash != plain);
+  for (Plan Job::*plan : {&Job::train, &Job::evaluate, &Job::prime, &Job::save})
+    CHECK(
+        build_finished_job(request([plan](Job& job) { (job.*plan).tasks[0].name += "'"; }, kSaving)).proof.order_hash !=
+        plain);
 }
 
 namespace {

@@ -52,6 +52,7 @@ void swap_buffers(Job& job) {
   SLIP_ASSERT(job.options.double_buffer);
   job.train_swapped = swapped(job, job.train);
   job.evaluate_swapped = swapped(job, job.evaluate);
+  job.save_swapped = swapped(job, job.save);
 }
 
 }  // namespace slipstream

@@ -80,6 +80,10 @@ void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vec
 /// result of update_pass, sealed.
 void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan);
 
+/// The copies of what a checkpoint needs to host memory, on a channel of their own: a task for each array of a bucket.
+/// They run after a step, beside the next one, whose updates wait by link() for the copies of what they overwrite.
+void save_pass(const Job& job, Plan& plan);
+
 /// Exchanges the two copies of the weights in the accesses of `item`.
 void exchange_weights(const Job& job, Item& item);
 

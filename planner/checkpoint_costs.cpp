@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adds up a checkpoint's bytes and rehearses the step beside which its snapshot is copied.
+
+#include "planner/checkpoint_costs.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "comm/rehearse/rehearse.h"
+#include "engine/base/units.h"
+#include "engine/plan/saved_state.h"
+#include "planner/planner.h"
+
+namespace slipstream::planner {
+namespace {
+
+/// Snapshots of the ranks of the host with the most, each as large as that of its stage.
+int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node) {
+  const Mesh& mesh = finished.job->mesh;
+  std::vector<int64_t> hosts(static_cast<size_t>((mesh.world() + ranks_per_node - 1) / ranks_per_node), 0);
+  for (int rank = 0; rank < mesh.world(); ++rank)
+    hosts[static_cast<size_t>(rank / ranks_per_node)] +=
+        finished.stages[static_cast<size_t>(mesh.coordinates(rank).pipeline)]->buffers.bytes(Owner::snapshot);
+  return *std::max_element(hosts.begin(), hosts.end());
+}
+
+/// By how much a snapshot before step number 1 delays the start of the last step, on the stage with the most.
+std::optional<int64_t> rehearsed_delay_ns(const FinishedJob& finished, const comm::Price& price) {
+  constexpr size_t kSteps = 5;  // the copies may delay gathers of the step after the next
+  const Job& first = *finished.job;
+  const comm::RehearseOptions options{.gate = comm::Gate::launch_order, .replayed = finished.replay.taken};
+  const auto play = [&](std::optional<size_t> saved_before) {
+    return comm::rehearse(first.mesh, first.channels, runs_of(finished.stages, kSteps, saved_before), price, options);
+  };
+  const comm::Rehearsal plain = play({}), saving = play(1);
+  if (!plain.finished || !saving.finished) return {};
+  int64_t most_ns = 0;
+  for (size_t r = 0; r < plain.ranks.size(); ++r)
+    most_ns = std::max(most_ns, saving.ranks[r].runs.back()[0].start_ns - plain.ranks[r].runs.back()[0].start_ns);
+  return most_ns;
+}
+
+}  // namespace
+
+std::string text_of(const CheckpointCosts& costs) {
+  std::string text = format_bytes(costs.disk_bytes) + " on disk";
+  if (costs.rank_bytes > 0)
+    text += fmt::format(", {} of host memory per rank ({} per host)", format_bytes(costs.rank_bytes),
+                        format_bytes(costs.host_bytes));
+  if (costs.added_ns)
+    text += fmt::format("; copying it adds {:.1f} ms to a step", static_cast<double>(*costs.added_ns) / 1e6);
+  return text;
+}
+
+CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_node, const comm::Price& price) {
+  CheckpointCosts costs{.disk_bytes = saved_bytes(finished.stages)};
+  if (!finished.job->options.snapshots) return costs;
+  for (const auto& stage : finished.stages)
+    costs.rank_bytes = std::max(costs.rank_bytes, stage->buffers.bytes(Owner::snapshot));
+  costs.host_bytes = most_on_a_host(finished, std::max<int64_t>(1, ranks_per_node));
+  costs.added_ns = rehearsed_delay_ns(finished, price);
+  return costs;
+}
+
+}  // namespace slipstream::planner

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Snapshots: copies that run beside a step equal the state at rest before it and change nothing, and every wait that
+// protects them is needed.
+
+#include <cstdio>
+#include <vector>
+
+#include "comm/rehearse/hazards.h"
+#include "comm/rehearse/seams.h"
+#include "engine/plan/saved_state.h"
+#include "tests/equivalence/snapshots.h"
+#include "tests/equivalence/table.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 4;
+
+/// One row for every strategy, and those with other places of weights and updates.
+std::vector<Layout> rows() {
+  std::vector<Layout> rows = strategies(test_everything());
+  const auto add = [&](std::string name, auto change) {
+    Layout row{.name = std::move(name),
+               .model = smallest(Family::gpt2),
+               .ranks = 2,
+               .micro_batch = 2,
+               .bucket_bytes = 512,
+               .first_bucket_bytes = 256};
+    change(row);
+    rows.push_back(std::move(row));
+  };
+  add("one rank", [](Layout& l) { l.ranks = 1; });
+  for (int stage : {0, 1, 2, 3})
+    for (DType dtype : {DType::f32, DType::bf16})
+      for (bool twice : {false, true}) {
+        if (twice && stage == 3) continue;
+        add("ZeRO-" + std::to_string(stage) + (dtype == DType::bf16 ? " bfloat16" : "") +
+                (twice ? ", two copies of the weights" : ""),
+            [&](Layout& l) {
+              l.model.split_tied_embedding = stage == 0;
+              l.model.dtype = dtype, l.zero_stage = stage, l.double_buffer = twice, l.update_on_spine = !twice;
+            });
+      }
+  add("three ranks", [](Layout& l) { l.ranks = 3; });
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("snapshots equal the state at rest and change nothing", "[snapshot]") {
+  int64_t arrays = 0;
+  for (const Layout& row : rows()) {
+    INFO(row.name);
+    const Seen expected = run_at_rest(row, kSteps);
+    for (uint64_t seed : {0, 1, 2}) {
+      CAPTURE(seed);
+      Layout delayed = row;
+      delayed.delay_seed = seed;
+      delayed.check_hazards = seed == 0;
+      delayed.evaluate_between = seed == 2;
+      delayed.save_interval = 1;
+      const Seen seen = run_saving(delayed, kSteps);
+      CHECK(seen.trained.hash == expected.trained.hash);
+      CHECK(seen.trained.rank_hashes == expected.trained.rank_hashes);
+      CHECK(seen.trained.losses == expected.trained.losses);
+      // The state after the last step has no snapshot, because no step follows it.
+      CHECK(seen.states.size() * (kSteps + 1) == expected.states.size() * kSteps);
+      for (const auto& [at, bytes] : seen.states) {
+        const auto& [step, rank, bucket, array] = at;
+        CAPTURE(step, rank, bucket, array);
+        REQUIRE(bytes == expected.states.at(at));
+        ++arrays;
+      }
+    }
+  }
+  std::printf("  COUNTED %lld arrays of snapshots, equal to those at rest\n", static_cast<long long>(arrays));
+}
+
+TEST_CASE("without the waits between updates and copies, delays tear a snapshot", "[snapshot]") {
+  Layout row{.name = "one rank",
+             .model = smallest(Family::gpt2),
+             .micro_batch = 2,
+             .bucket_bytes = 512,
+             .first_bucket_bytes = 256,
+             .save_interval = 1,
+             .check_hazards = false};
+  const Seen expected = run_at_rest(row, kSteps);
+  row.mutate = [](Job& job) {  // updates run in the compute stream's order, which the training itself needs only
+    for (SpineItem& item : job.train.spine)
+      if (item.op == Op::update) item.writes.clear();
+  };
+  bool torn = false;
+  for (uint64_t seed = 1; seed <= 5 && !torn; ++seed) {
+    row.delay_seed = seed;
+    const Seen seen = run_saving(row, kSteps);
+    CHECK(seen.trained.hash == expected.trained.hash);
+    for (const auto& [at, bytes] : seen.states) torn |= bytes != expected.states.at(at);
+  }
+  CHECK(torn);
+}
+
+TEST_CASE("every wait between steps and snapshots is needed", "[snapshot][mutation]") {
+  comm::Mutations all;
+  for (Layout row : rows()) {
+    row.save_interval = 1;
+    for (int rank = 0; rank < row.world(); ++rank) {
+      // Data ranks have the same plans, except for the location of their shards.
+      if (!test_everything() && Mesh(row.sizes()).coordinates(rank).data != row.ranks - 1) continue;
+      const std::unique_ptr<Job> job = make_job(row, rank);
+      INFO(row.name << ", rank " << rank);
+      std::vector<const Plan*> runs{&job->prime, &job->save,     &job->train, &job->save, &job->train,
+                                    &job->train, &job->evaluate, &job->save,  &job->train};
+      if (row.double_buffer)
+        runs = {&job->prime,
+                &job->save,
+                &job->train,
+                &job->save_swapped,
+                &job->train_swapped,
+                &job->train,
+                &job->evaluate_swapped,
+                &job->save_swapped,
+                &job->train_swapped};
+      const auto seams = comm::link_all(runs, job->channels);
+      const comm::Sequence sequence{runs, seams};
+      const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
+      INFO((report.hazards.empty() ? "" : report.hazards[0].sentence()));
+      CHECK(report.count == 0);
+      // Of states that no gather protects, a wait is needed in both directions.
+      int64_t before = 0, after = 0;
+      for (size_t r = 0; r < runs.size(); ++r)
+        for (const SeamWait& wait : seams[r]) {
+          before += runs[r]->kind == "save";
+          after += runs[wait.run]->kind == "save";
+        }
+      CHECK(before > 0);
+      CHECK(after > 0);
+      const comm::Mutations found = comm::mutate_waits(sequence, job->channels, &job->buffers);
+      for (const std::string& name : found.missed_names) UNSCOPED_INFO("not needed: " << name);
+      for (const std::string& name : found.redundant_names) UNSCOPED_INFO("redundant: " << name);
+      CHECK(found.missed + found.redundant == 0);
+      all += found;
+    }
+  }
+  std::printf("  COUNTED %lld waits, %lld noticed when deleted\n", static_cast<long long>(all.waits),
+              static_cast<long long>(all.caught));
+}
+
+TEST_CASE("a snapshot changes no training plan", "[snapshot]") {
+  for (Layout row : rows()) {
+    INFO(row.name);
+    const std::unique_ptr<Job> without = make_job(row, 0);
+    row.save_interval = 1;
+    const std::unique_ptr<Job> with = make_job(row, 0);
+    REQUIRE(with->train.size() == without->train.size());
+    CHECK(with->train.order == without->train.order);
+    for (ItemId i = 0; i < with->train.size(); ++i) {
+      CHECK(with->train[i].after == without->train[i].after);
+      CHECK(with->train[i].name == without->train[i].name);
+    }
+    int64_t saved = 0;
+    for (size_t b = 0; b < with->storage.size(); ++b)
+      for (const SavedArray& array : saved_arrays(*with, b)) saved += bytes_of(array.most_elems, array.dtype);
+    CHECK(with->buffers.bytes(Owner::snapshot) >= saved);
+    CHECK(with->buffers.bytes(Owner::snapshot) < saved + 64 * 8);  // buffers end at multiples of 64 bytes
+    CHECK(with->buffers.total_bytes() - without->buffers.total_bytes() == with->buffers.bytes(Owner::snapshot));
+    CHECK(without->buffers.bytes(Owner::snapshot) == 0);
+  }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Costs of a checkpoint: the bytes are those of the model, however ranks share them, and the rehearsed time of a
+// snapshot is what no step hides.
+
+#include <cmath>
+
+#include "engine/base/units.h"
+#include "engine/config/load.h"
+#include "engine/config/machine.h"
+#include "engine/plan/memory.h"
+#include "planner/checkpoint_costs.h"
+#include "planner/plan_options.h"
+#include "planner/planner.h"
+#include "tests/defaults.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::planner;
+
+namespace {
+
+JobRequest request(int world, const std::vector<std::string>& more, bool on_gpus = false) {
+  std::vector<std::string> sets{"model.layers=4",           "model.heads=4",
+                                "model.width=32",           "model.vocab_size=256",
+                                "model.context=16",         "train.sequence_length=16",
+                                "train.micro_batch_size=1", "train.global_batch_size=8",
+                                "checkpoint.interval=10",   "checkpoint.async=true"};
+  sets.insert(sets.end(), more.begin(), more.end());
+  return {.config = resolve(default_run_config(sets), {.world = world, .on_gpus = on_gpus}), .machine = this_host(1)};
+}
+
+struct Case {
+  int world = 1;
+  std::vector<std::string> sets;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {{1, {}},
+                                        {4, {}},
+                                        {4, {"zero.stage=1"}},
+                                        {4, {"zero.stage=2"}},
+                                        {4, {"zero.stage=3"}},
+                                        {4, {"zero.stage=1", "zero.shard_size=2"}},
+                                        {4, {"parallel.tensor=2"}},
+                                        {4, {"parallel.pipeline=2"}},
+                                        {8, {"parallel.pipeline=2", "parallel.tensor=2", "zero.stage=1"}},
+                                        {4, {"parallel.context=2"}},
+                                        {2, {"train.dtype=bfloat16"}},
+                                        {2, {"optimizer.double_buffer=true"}}};
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint has master and moments of every element once, on every layout", "[checkpoint]") {
+  for (const Case& c : cases()) {
+    CAPTURE(c.world, c.sets);
+    const JobRequest asked = request(c.world, c.sets);
+    const FinishedJob finished = build_finished_job(asked);
+    const comm::RooflinePrice price = price_of(*asked.config, asked.machine, finished.job->mesh);
+    const int64_t elem_bytes = 3 * 4;  // AdamW: float32 each
+    const CheckpointCosts costs = checkpoint_costs(finished, 2, price);
+    CHECK(costs.disk_bytes == finished.job->parameter_elems * elem_bytes);
+    // Snapshots hold padding, too, and on every tensor rank the parameters that these ranks share.
+    CHECK(costs.rank_bytes * c.world >= costs.disk_bytes);
+    CHECK(costs.host_bytes <= 2 * costs.rank_bytes);
+    CHECK(costs.host_bytes >= (c.world > 1 ? costs.rank_bytes + 1 : costs.rank_bytes));
+    int64_t all = 0;
+    for (int rank = 0; rank < c.world; ++rank) {
+      JobRequest of_rank = asked;
+      of_rank.rank = rank;
+      of_rank.proves = false;
+      all += build_finished_job(of_rank).job->buffers.bytes(Owner::snapshot);
+    }
+    CHECK(checkpoint_costs(finished, c.world, price).host_bytes == all);
+    REQUIRE(costs.added_ns);
+    CHECK(*costs.added_ns >= 0);
+  }
+}
+
+TEST_CASE("a checkpoint has the residuals of error feedback, which differ on all ranks", "[checkpoint]") {
+  constexpr int kRanks = 4;
+  const JobRequest asked = request(kRanks, {"comm.quantize=int8", "comm.error_feedback=true"});
+  const FinishedJob finished = build_finished_job(asked);
+  const CheckpointCosts costs =
+      checkpoint_costs(finished, kRanks, price_of(*asked.config, asked.machine, finished.job->mesh));
+  // Of whole gradients on every rank, and of sums of which every rank encodes its part.
+  const int64_t residual_bytes = 4 * finished.job->layout.flat_elems;
+  CHECK(costs.disk_bytes == finished.job->parameter_elems * 12 + (kRanks + 1) * residual_bytes);
+  CHECK(costs.host_bytes >= costs.disk_bytes);
+}
+
+TEST_CASE("without a snapshot a checkpoint costs bytes on disk only", "[checkpoint]") {
+  const JobRequest asked = request(2, {"checkpoint.async=false"});
+  const FinishedJob finished = build_finished_job(asked);
+  const CheckpointCosts costs =
+      checkpoint_costs(finished, 2, price_of(*asked.config, asked.machine, finished.job->mesh));
+  CHECK(costs.disk_bytes == finished.job->parameter_elems * 12);
+  CHECK(costs.rank_bytes == 0);
+  CHECK(costs.host_bytes == 0);
+  CHECK(!costs.added_ns);
+  CHECK(finished.job->save.size() == 0);
+  const FinishedJob saving = build_finished_job(request(2, {}));
+  CHECK(saving.job->buffers.total_bytes() ==
+        finished.job->buffers.total_bytes() + saving.job->buffers.bytes(Owner::snapshot));
+  CHECK(saving.job->channels.size() == finished.job->channels.size() + 1);
+}
+
+TEST_CASE("the line of plan has the bytes, and the time if a snapshot is copied", "[checkpoint]") {
+  CHECK(text_of({.disk_bytes = 1536 * kMiB}) == "1.50 GiB on disk");
+  CHECK(
+      text_of({.disk_bytes = 1536 * kMiB, .rank_bytes = 192 * kMiB, .host_bytes = 1536 * kMiB, .added_ns = 260'000}) ==
+      "1.50 GiB on disk, 192.0 MiB of host memory per rank (1.50 GiB per host); copying it adds 0.3 ms to a step");
+}
+
+TEST_CASE("a GPU's memory holds no snapshot", "[checkpoint]") {
+  const FinishedJob saving = build_finished_job(request(1, {}, true)),
+                    finished = build_finished_job(request(1, {"checkpoint.async=false"}, true));
+  CHECK(saving.job->buffers.bytes(Owner::snapshot) > 0);
+  CHECK(saving.job->buffers.total_bytes() == finished.job->buffers.total_bytes());
+  CHECK(memory_table(*saving.job).find("snapshot") == std::string::npos);
+}
+
+TEST_CASE("the rehearsal charges a snapshot for what the step does not hide", "[checkpoint]") {
+  for (const Case& c : cases()) {
+    CAPTURE(c.world, c.sets);
+    const JobRequest asked = request(c.world, c.sets);
+    const FinishedJob finished = build_finished_job(asked);
+    const comm::Rates rates{.flops_per_second = 1e10, .bytes_per_second = 1e10};
+    const auto added_ns = [&](double snapshot_bytes_per_second) {
+      comm::Rates with = rates;
+      with.snapshot_bytes_per_second = snapshot_bytes_per_second;
+      return static_cast<double>(*checkpoint_costs(finished, 2, comm::RooflinePrice(with, {1e9, 20000})).added_ns);
+    };
+    const comm::Rehearsal steps =
+        comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3),
+                       comm::RooflinePrice(rates, {1e9, 20000}), {.gate = comm::Gate::launch_order});
+    const auto step_ns = static_cast<double>(steps.ranks[0].step_period_ns(1));
+    double most_bytes = 0;  // moved by the copies of a stage
+    for (const auto& stage : finished.stages) {
+      double bytes = 0;
+      for (const Task& task : stage->save.tasks) bytes += static_cast<double>(task.cost.bytes);
+      most_bytes = std::max(most_bytes, bytes);
+    }
+    // Copies of a thousandth of the step are hidden, and of copies of three steps at least one is not.
+    CHECK(added_ns(most_bytes / (step_ns / 1e9 / 1000)) < step_ns / 100);
+    const double copies_ns = 3 * step_ns, added = added_ns(most_bytes / (copies_ns / 1e9));
+    CHECK(added > copies_ns - 2 * step_ns);
+    CHECK(added < copies_ns + step_ns / 100);
+  }
+}
