@@ -157,7 +157,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .update_on_spine = !update.beside,
           .recompute = config.train.recompute,
           .align_grad_reduce = config.overlap.align_grad_reduce,
-          .snapshots = config.checkpoint.async && config.checkpoint.interval > 0,
+          .snapshots = config.checkpoint.async && config.checkpoint.interval + config.checkpoint.interval_minutes > 0,
           .snapshots_beside = request.config.on_gpus()};
 }
 

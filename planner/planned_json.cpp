@@ -49,7 +49,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["memory_bytes"] = memory;
   json["memory_stage"] = largest.stage();
   json["fits"] = fits(planned);
-  if (planned.config->checkpoint.interval > 0) {
+  if (planned.config->checkpoint.interval + planned.config->checkpoint.interval_minutes > 0) {
     const CheckpointCosts costs = checkpoint_costs_of(planned);
     json["checkpoint"]["disk_bytes"] = costs.disk_bytes;
     json["checkpoint"]["host_bytes_per_rank"] = costs.rank_bytes;

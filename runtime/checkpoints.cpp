@@ -3,6 +3,10 @@
 
 #include "runtime/checkpoints.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <ctime>
 #include <functional>
 #include <utility>
@@ -10,9 +14,9 @@
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
 #include "engine/base/log.h"
+#include "engine/base/parallel.h"
 #include "engine/checkpoint/store.h"
 #include "engine/config/fields.h"
-#include "runtime/saved_state.h"
 #include "runtime/version.h"
 
 namespace slipstream::runtime {
@@ -80,8 +84,13 @@ void Checkpoints::begin(int64_t resumed_step) {
   });
 }
 
-std::string Checkpoints::save(int64_t step) {
-  // Every exchange is one round: a rank that fails reports it instead of leaving the others waiting.
+Checkpoints::~Checkpoints() {
+  if (writer_.joinable()) writer_.join();
+}
+
+std::string Checkpoints::begin_async(int64_t step) {
+  SLIP_ASSERT(in_flight_ == 0 && step > 0);
+  // A rank that fails reports it, instead of leaving the others waiting.
   std::string folder, failure;
   if (world_.rank() == 0) {
     try {
@@ -92,17 +101,45 @@ std::string Checkpoints::save(int64_t step) {
   }
   const std::vector<std::string> begun = world_.all_gather(failure.empty() ? "+" + folder : "-" + failure, "a save");
   if (begun[0][0] == '-') return begun[0].substr(1);
-  folder = begun[0].substr(1);
+  folder_ = begun[0].substr(1);
+  in_flight_ = step;
+  written_ = false;
+  return {};
+}
 
-  std::vector<std::string> reports =
-      world_.all_gather(report_of([&] {
-                          const ReadState read = [&](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
-                            rank_.read_state(bucket, array, begin, out);
-                          };
-                          return checkpoint::write_state_file(
-                              folder, fmt::format("rank-{:04}.safetensors", world_.rank()), boxes_to_save(rank_, read));
-                        }),
-                        "a save");
+std::string Checkpoints::write(const ReadState& read) const {
+  return report_of([&] {
+    return checkpoint::write_state_file(folder_, fmt::format("rank-{:04}.safetensors", world_.rank()),
+                                        boxes_to_save(rank_.job(), read));
+  });
+}
+
+bool Checkpoints::is_writing() {
+  if (in_flight_ == 0 || written_) return false;
+  if (!writer_.joinable() && rank_.snapshot_done())
+    writer_ = start_thread("writes checkpoints", [this] {
+      // Compute threads go first where cores are short.
+      ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
+      report_ = write(read_snapshot(rank_));
+      written_ = true;
+    });
+  return true;
+}
+
+std::string Checkpoints::finish() {
+  while (is_writing() && !writer_.joinable()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (writer_.joinable()) writer_.join();
+  return commit(std::exchange(in_flight_, 0), report_);
+}
+
+std::string Checkpoints::save(int64_t step) {
+  const std::string failure = begin_async(step);
+  return failure.empty() ? commit(std::exchange(in_flight_, 0), write(read_at_rest(rank_))) : failure;
+}
+
+std::string Checkpoints::commit(int64_t step, const std::string& report) {
+  std::string failure;
+  std::vector<std::string> reports = world_.all_gather(report, "a save");
   checkpoint::Manifest manifest{.step = step,
                                 .program = version(),
                                 .written = utc_now(),

@@ -2,15 +2,19 @@
 #pragma once
 // Saves the state of a run: every rank writes its boxes, rank 0 commits the manifest.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/checkpoint/manifest.h"
 #include "engine/config/resolve.h"
 #include "engine/plan/job.h"
 #include "runtime/rank.h"
+#include "runtime/saved_state.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
@@ -33,6 +37,8 @@ class Checkpoints {
   Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<const Job>> stages, const Checkpoint& options,
               RunIdentity identity);
 
+  ~Checkpoints();
+
   /// Blocks. Collective. Removes what interrupted saves left. `resumed_step`: its checkpoint is never removed; 0: none.
   void begin(int64_t resumed_step);
   /// Blocks. Collective. Saves the state after `step`, at rest, and removes old checkpoints. Returns the reason of a
@@ -40,16 +46,33 @@ class Checkpoints {
   /// Throws: NumericsError on all ranks if a weight is not finite.
   std::string save(int64_t step);
 
+  /// Blocks. Collective. Begins to save the state after `step` from the snapshot that Rank::issue(step + 1, true)
+  /// makes. Returns the reason of a failure as save() does. Nothing may be in flight.
+  std::string begin_async(int64_t step);
+  /// The step that is being saved; 0: none.
+  int64_t in_flight() const { return in_flight_; }
+  /// Does not wait. Starts this rank's writer when the snapshot is done. True while its file is not written.
+  bool is_writing();
+  /// Blocks. Collective. Waits for the writers of all ranks, then ends as save() does.
+  std::string finish();
+
   /// The step of the newest checkpoint, 0 without one.
   int64_t newest_step() const { return newest_step_; }
 
  private:
+  std::string write(const ReadState& read) const;
+  std::string commit(int64_t step, const std::string& report);
+
   World& world_;
   Rank& rank_;
   std::vector<std::shared_ptr<const Job>> stages_;
   Checkpoint options_;
   RunIdentity identity_;
-  int64_t resumed_step_ = 0, newest_step_ = 0;
+  int64_t resumed_step_ = 0, newest_step_ = 0, in_flight_ = 0;
+  std::string folder_;  // of the save in flight
+  std::thread writer_;
+  std::atomic<bool> written_ = false;
+  std::string report_;  // of this rank's part; set by the writer before written_
 };
 
 }  // namespace slipstream::runtime

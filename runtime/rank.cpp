@@ -313,34 +313,16 @@ void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int
 }
 
 void Rank::read_state(size_t bucket, size_t array, int64_t begin, std::span<float> out) {
-  const BucketStorage& storage = job_->storage[bucket];
-  SLIP_ASSERT(begin >= storage.shard_offset_elems &&
-              begin + std::ssize(out) <= storage.shard_offset_elems + storage.shard_elems);
   synchronize();
-  const Slice& slice = array == 0 ? storage.master : storage.states[array - 1];
-  device_->copy_to_host(out.data(), weights_at(slice) + 4 * (begin - storage.shard_offset_elems), 4 * std::ssize(out));
+  const Slice from = saved_arrays(*job_, bucket)[array].from;
+  SLIP_ASSERT(4 * (begin + std::ssize(out)) <= from.size_bytes);
+  device_->copy_to_host(out.data(), weights_at(from) + 4 * begin, 4 * std::ssize(out));
 }
 
-void Rank::write_state(size_t bucket, size_t array, int64_t begin, std::span<const float> values) {
-  const BucketStorage& storage = job_->storage[bucket];
-  const Slice& slice = storage.states[array - 1];
-  SLIP_ASSERT(begin >= storage.shard_offset_elems &&
-              begin + std::ssize(values) <= storage.shard_offset_elems + storage.shard_elems);
-  device_->copy_from_host(address(slice.buffer) + slice.begin_bytes + 4 * (begin - storage.shard_offset_elems),
-                          values.data(), 4 * std::ssize(values));
-}
-
-void Rank::read_residual(Slice BucketStorage::*what, size_t bucket, std::span<float> out) {
-  const Slice& slice = job_->storage[bucket].*what;
-  SLIP_ASSERT(slice.size_bytes == 4 * std::ssize(out));
-  synchronize();
-  device_->copy_to_host(out.data(), address(slice.buffer) + slice.begin_bytes, slice.size_bytes);
-}
-
-void Rank::write_residual(Slice BucketStorage::*what, size_t bucket, std::span<const float> values) {
-  const Slice& slice = job_->storage[bucket].*what;
-  SLIP_ASSERT(slice.size_bytes == 4 * std::ssize(values));
-  device_->copy_from_host(address(slice.buffer) + slice.begin_bytes, values.data(), slice.size_bytes);
+void Rank::write_state(const Slice& slice, int64_t first, int64_t begin, std::span<const float> values) {
+  SLIP_ASSERT(begin >= first && 4 * (begin - first + std::ssize(values)) <= slice.size_bytes);
+  device_->copy_from_host(address(slice.buffer) + slice.begin_bytes + 4 * (begin - first), values.data(),
+                          4 * std::ssize(values));
 }
 
 std::optional<int64_t> Rank::sent_bytes() const {

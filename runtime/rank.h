@@ -61,15 +61,11 @@ class Rank {
   /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketStorage::master),
   /// its gradient or a moment. Only without ZeRO.
   void read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
-  /// Blocks. Elements [begin, begin + out.size()) of the flat order, inside this rank's shard of `bucket`: of array 0,
-  /// the weights as the optimizer keeps them, or of its state number `array` - 1.
+  /// Blocks. Elements [begin, begin + out.size()) of saved_arrays(job(), bucket)[array], counted from its first.
   void read_state(size_t bucket, size_t array, int64_t begin, std::span<float> out);
-  /// Blocks. Sets elements of an optimizer state; `array` from 1 on. write() sets the weights.
-  void write_state(size_t bucket, size_t array, int64_t begin, std::span<const float> values);
-  /// Blocks. The same for what encoding held back, over the whole bucket (residual) or the shard (sum_residual); a
-  /// member of BucketStorage.
-  void read_residual(Slice BucketStorage::*what, size_t bucket, std::span<float> out);
-  void write_residual(Slice BucketStorage::*what, size_t bucket, std::span<const float> values);
+  /// Blocks. Sets elements [begin, begin + values.size()) of the flat order of `slice`, a state or a residual of a
+  /// bucket, whose first element is `first`.
+  void write_state(const Slice& slice, int64_t first, int64_t begin, std::span<const float> values);
 
   /// Enqueues. Stages the first batch and gathers encoded parameters. Call once, after setting the weights and before
   /// the first step. Collective.

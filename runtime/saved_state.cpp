@@ -4,6 +4,7 @@
 #include "runtime/saved_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -61,22 +62,16 @@ std::vector<std::string> arrays_of(const ParameterGroup& group) {
   return names;
 }
 
-constexpr std::pair<Slice BucketStorage::*, const char*> kResiduals[] = {
-    {&BucketStorage::residual, "residual"}, {&BucketStorage::sum_residual, "sum_residual"}};
+/// Residuals belong to a rank and a bucket, not to a tensor.
+bool is_residual(const SavedArray& array) { return array.name.starts_with("gradients."); }
 
-/// Calls take(member, bucket, box) for everything that this rank holds back.
-template <typename Take>
-void for_residuals(const Job& job, const Take& take) {
-  for (size_t b = 0; b < job.storage.size(); ++b)
-    for (const auto& [member, name] : kResiduals)
-      if (const int64_t elems = (job.storage[b].*member).size_bytes / 4; elems > 0)
-        take(member, b,
-             checkpoint::Box{.tensor = fmt::format("rank{:04}.bucket{:04}", job.options.rank, b),
-                             .array = name,
-                             .row = 0,
-                             .column = 0,
-                             .rows = elems,
-                             .columns = 1});
+checkpoint::Box box_of_residual(const Job& job, size_t bucket, const SavedArray& array) {
+  return {.tensor = fmt::format("rank{:04}.bucket{:04}", job.options.rank, bucket),
+          .array = array.name,
+          .row = 0,
+          .column = 0,
+          .rows = array.range.elems,
+          .columns = 1};
 }
 
 }  // namespace
@@ -112,35 +107,52 @@ std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stag
 }
 
 bool has_residuals(const Job& job) {
-  bool any = false;
-  for_residuals(job, [&](auto, size_t, const checkpoint::Box&) { any = true; });
-  return any;
+  for (size_t b = 0; b < job.storage.size(); ++b)
+    for (const SavedArray& array : saved_arrays(job, b))
+      if (is_residual(array)) return true;
+  return false;
 }
 
-std::vector<checkpoint::BoxToSave> boxes_to_save(Rank& rank, const ReadState& read) {
-  const Job& job = rank.job();
+ReadState read_at_rest(Rank& rank) {
+  return [&rank](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
+    rank.read_state(bucket, array, begin, out);
+  };
+}
+
+ReadState read_snapshot(const Rank& rank) {
+  return [&rank](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
+    const std::span<const std::byte> bytes = rank.snapshot(bucket, array);
+    SLIP_ASSERT(4 * (begin + std::ssize(out)) <= std::ssize(bytes));
+    std::memcpy(out.data(), bytes.data() + 4 * begin, out.size_bytes());
+  };
+}
+
+std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState& read) {
   std::vector<checkpoint::BoxToSave> boxes;
   for (size_t b = 0; b < job.storage.size(); ++b) {
-    const SavedRange saved = saved_range(job, b);
-    const std::vector<std::string> arrays = arrays_of(job.group_of(b));
-    for (const TensorRange& range : tensors_in(job, saved.begin_elems, saved.elems)) {
-      if (!is_saved(job, job.model.parameters[range.parameter])) continue;
-      for_boxes(job, range, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
-        for (size_t array = 0; array < arrays.size(); ++array)
-          boxes.push_back({.box = box_of(named, box, arrays[array]),
-                           .read = [read, b, array, begin, name = named.name](std::span<float> out) {
-                             read(b, array, begin, out);
-                             if (array == 0 && !all_finite(out))
-                               throw NumericsError("{} has weights that are not finite", name);
-                           }});
-      });
+    const std::vector<std::string> names = arrays_of(job.group_of(b));
+    const std::vector<SavedArray> arrays = saved_arrays(job, b);
+    for (size_t array = 0; array < arrays.size(); ++array) {
+      const SavedRange range = arrays[array].range;
+      if (is_residual(arrays[array])) {
+        if (range.elems > 0)
+          boxes.push_back({.box = box_of_residual(job, b, arrays[array]),
+                           .read = [read, b, array](std::span<float> out) { read(b, array, 0, out); }});
+        continue;
+      }
+      for (const TensorRange& part : tensors_in(job, range.begin_elems, range.elems)) {
+        if (!is_saved(job, job.model.parameters[part.parameter])) continue;
+        for_boxes(job, part, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
+          boxes.push_back(
+              {.box = box_of(named, box, names[array]),
+               .read = [read, b, array, at = begin - range.begin_elems, name = named.name](std::span<float> out) {
+                 read(b, array, at, out);
+                 if (array == 0 && !all_finite(out)) throw NumericsError("{} has weights that are not finite", name);
+               }});
+        });
+      }
     }
   }
-  for_residuals(job, [&](Slice BucketStorage::*member, size_t bucket, const checkpoint::Box& box) {
-    boxes.push_back({.box = box, .read = [&rank, member, bucket](std::span<float> out) {
-                       rank.read_residual(member, bucket, out);
-                     }});
-  });
   return boxes;
 }
 
@@ -166,13 +178,16 @@ void restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_la
     for (const TensorRange& range : tensors_in(job, storage.shard_offset_elems, storage.shard_elems))
       for_boxes(job, range, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
         for (size_t array = 1; array < arrays.size(); ++array)
-          rank.write_state(b, array, begin, load(box_of(named, box, arrays[array])));
+          rank.write_state(storage.states[array - 1], storage.shard_offset_elems, begin,
+                           load(box_of(named, box, arrays[array])));
       });
   }
   if (!same_layout) return;
-  for_residuals(job, [&](Slice BucketStorage::*member, size_t bucket, const checkpoint::Box& box) {
-    rank.write_residual(member, bucket, load(box));
-  });
+  for (size_t b = 0; b < job.storage.size(); ++b)
+    for (const SavedArray& array : saved_arrays(job, b))
+      if (is_residual(array) && array.range.elems > 0)
+        rank.write_state(array.from, array.range.begin_elems, array.range.begin_elems,
+                         load(box_of_residual(job, b, array)));
 }
 
 }  // namespace slipstream::runtime

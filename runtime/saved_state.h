@@ -22,12 +22,15 @@ std::vector<checkpoint::LogicalTensor> logical_tensors(const std::vector<std::sh
 /// same places. Pure.
 std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stages);
 
-/// Reads elements of the flat order, as Rank::read_state.
+/// Reads elements of a saved array, as Rank::read_state does: at rest, or from a snapshot.
 using ReadState = std::function<void(size_t bucket, size_t array, int64_t begin, std::span<float> out)>;
+ReadState read_at_rest(Rank& rank);
+/// The snapshot must be done. Any thread may read.
+ReadState read_snapshot(const Rank& rank);
 
-/// What this rank writes into a checkpoint. Over all ranks every element of every tensor is in one box. `read` supplies
-/// weights and states; residuals come from `rank`, at rest. Reading a weight that is not finite throws NumericsError.
-std::vector<checkpoint::BoxToSave> boxes_to_save(Rank& rank, const ReadState& read);
+/// What this rank writes into a checkpoint. Over all ranks every element of every tensor is in one box. Reading a
+/// weight that is not finite throws NumericsError.
+std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState& read);
 
 /// Blocks. Sets weights and states of this rank; reads its own bytes only. `same_layout`: residuals as well.
 /// Throws: CheckpointError.

@@ -143,17 +143,21 @@ bool Trainer::due(int64_t interval, int64_t step) const {
 }
 
 Trainer::Due Trainer::checkpoint_due(int64_t step) {
-  constexpr uint64_t time = 1, signal = 2;
+  constexpr uint64_t time = 1, signal = 2, writing = 4;
   const int64_t minutes = config_.checkpoint.interval_minutes;
-  uint64_t mine = StopSignals::asked() ? signal : 0;
+  uint64_t mine = (StopSignals::asked() ? signal : 0) | (checkpoints_->is_writing() ? writing : 0);
   if (minutes > 0 && world_.rank() == 0 && monotonic_ns() - saved_ns_ >= minutes * 60 * kSecond) {
     mine |= time;
     saved_ns_ = monotonic_ns();  // the others hear of it at the next step
   }
   const uint64_t votes = world_.vote(mine);
   const bool last = step == config_.train.steps;
-  return {.save = last || (votes != 0) || (config_.checkpoint.interval > 0 && step % config_.checkpoint.interval == 0),
-          .stop = !last && (votes & signal) != 0};
+  // Votes are those of the step before, in which a save that begins now had not begun.
+  const bool voted = checkpoints_->in_flight() > 0 && step > checkpoints_->in_flight() + 1;
+  return {.save = last || (votes & (time | signal)) != 0 ||
+                  (config_.checkpoint.interval > 0 && step % config_.checkpoint.interval == 0),
+          .stop = !last && (votes & signal) != 0,
+          .written = voted && (votes & writing) == 0};
 }
 
 void Trainer::save(int64_t step, bool goes_on) {
@@ -165,11 +169,32 @@ void Trainer::save(int64_t step, bool goes_on) {
   } catch (const NumericsError& error) {
     diverged(step, error.what());
   }
+  saved(step, failure, goes_on);
+}
+
+bool Trainer::save_beside(int64_t step) {
+  const std::string failure = checkpoints_->begin_async(step);
+  if (!failure.empty()) saved(step, failure, true);
+  return failure.empty();
+}
+
+void Trainer::finish_save() {
+  const int64_t step = checkpoints_->in_flight();
+  flush(false);
+  if (world_.rank() == 0) run_dir_->sync_metrics();
+  std::string failure;
+  try {
+    failure = checkpoints_->finish();
+  } catch (const NumericsError& error) {
+    diverged(step, error.what());
+  }
+  saved(step, failure, true);
+}
+
+void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
   if (failure.empty()) {
     signals_->set_sentence(
-        fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue with "
-                    "--resume.",
-                    step));
+        fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue with --resume.", step));
     return;
   }
   if (goes_on) {
@@ -204,17 +229,26 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   started_ns_ = rank_->device().now_ns();
   // The last step whose times have been taken; those of a step wait for the next one's first work.
   int64_t seen = resumed_;
-  bool stopped = false;
+  bool stopped = false, copies_next = false;
   for (int64_t step = resumed_ + 1; step <= train.steps && !stopped; ++step) {
     fail_point("step");
-    rank_->issue(static_cast<uint32_t>(step));
+    rank_->issue(static_cast<uint32_t>(step), std::exchange(copies_next, false));
     rank_->wait_behind(1);
     if (step == resumed_ + 1 && chosen) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
     const Due checkpoint = checkpoint_due(step);
+    // A save in flight ends before the next one begins, and before a rank may end.
+    if (checkpoint.written || (checkpoint.save && checkpoints_->in_flight() > 0)) {
+      if (checkpoints_->in_flight() > seen) {  // its line of metrics comes before its checkpoint
+        rank_->synchronize();
+        look_back(static_cast<uint32_t>(seen = step - 1), true);
+      }
+      finish_save();
+    }
+    const bool at_rest = checkpoint.stop || step == train.steps || !rank_->job().options.snapshots;
     const bool evaluates = due(train.eval_interval, step);
     const bool hashes = evaluates || (train.hash_interval > 0 && step % train.hash_interval == 0);
-    if (hashes || checkpoint.save) {
+    if (hashes || (checkpoint.save && at_rest)) {
       rank_->synchronize();
       if (step - 1 > seen) look_back(static_cast<uint32_t>(step - 1), true);
       look_back(static_cast<uint32_t>(seen = step), false);
@@ -229,7 +263,8 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
         diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
     }
     if (due(train.log_interval, step) || hashes) flush(true);
-    if (checkpoint.save) save(step, !checkpoint.stop && step < train.steps);
+    if (checkpoint.save && at_rest) save(step, !checkpoint.stop && step < train.steps);
+    if (checkpoint.save && !at_rest) copies_next = save_beside(step);
     stopped = checkpoint.stop;
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
@@ -364,7 +399,9 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   const double elapsed_s = static_cast<double>(rank_->device().now_ns() - started_ns_) / 1e9;
   const double eta_s =
       elapsed_s / static_cast<double>(step - resumed_) * static_cast<double>(config_.train.steps - step);
-  log_info("{}", metrics_line(m, config_.train.steps, eta_s));
+  const int64_t saving = checkpoints_->in_flight();
+  log_info("{}{}", metrics_line(m, config_.train.steps, eta_s),
+           saving > 0 ? fmt::format(" | saving step {}", saving) : "");
 }
 
 double Trainer::evaluate() {

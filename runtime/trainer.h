@@ -68,10 +68,17 @@ class Trainer {
   /// Saves a checkpoint at rest; the metrics of its steps are on disk before it. A failure is a warning if training
   /// goes on, otherwise a ResourceError on all ranks.
   void save(int64_t step, bool goes_on);
+  /// Begins to save the state after `step` beside the next steps. True if that step must copy it.
+  bool save_beside(int64_t step);
+  /// Commits the save in flight, for which all ranks have written their files, or will.
+  void finish_save();
+  /// Reports the end of a save.
+  void saved(int64_t step, const std::string& failure, bool goes_on);
   /// Is a checkpoint due after `step`, by the number of steps or by the votes of all ranks? Collective.
   struct Due {
     bool save = false;
-    bool stop = false;  // behind it
+    bool stop = false;     // behind it
+    bool written = false;  // all ranks have written their files of the save in flight
   };
   Due checkpoint_due(int64_t step);
   void rehearse_bound();

@@ -141,7 +141,7 @@ struct Checkpoint {
   int64_t interval = 0;          // steps; 0: only after the last
   int64_t interval_minutes = 0;  // 0: no limit
   int64_t keep = 2;
-  bool async = false;
+  bool async = true;
 };
 
 struct Trace {

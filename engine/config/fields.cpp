@@ -254,7 +254,8 @@ std::vector<Field<R>> make_fields() {
       F::integer("checkpoint.keep", at(&R::checkpoint, &Checkpoint::keep), {1, 1 << 24},
                  "Number of checkpoints to keep. The one that a run resumed from stays as well."),
       F::boolean("checkpoint.async", at(&R::checkpoint, &Checkpoint::async),
-                 "Write checkpoints while training continues."),
+                 "Copy the state to host memory beside the next step, and write it while training continues. false: "
+                 "training waits."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),

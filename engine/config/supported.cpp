@@ -22,7 +22,6 @@ const std::vector<SupportedRow>& supported_rows() {
        "use 0 or at least 2: with zero.shard_size, one bucket is summed inside groups while another is summed across "
        "groups"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
-      {"checkpoint.async", [](R c) { return !c.checkpoint.async; }, "use false"},
   };
   return rows;
 }

@@ -97,12 +97,9 @@ Manifest save(Ranks& of, const std::string& dir, int64_t step) {
                     .memory_layout = runtime::memory_layout_of(of.stages),
                     .tensors = runtime::logical_tensors(of.stages)};
   for (size_t r = 0; r < of.ranks.size(); ++r) {
-    runtime::Rank& rank = *of.ranks[r];
-    const runtime::ReadState read = [&](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
-      rank.read_state(bucket, array, begin, out);
-    };
     manifest.files.push_back(
-        checkpoint::write_state_file(folder, fmt::format("rank-{:04}.safetensors", r), boxes_to_save(rank, read)));
+        checkpoint::write_state_file(folder, fmt::format("rank-{:04}.safetensors", r),
+                                     runtime::boxes_to_save(of.ranks[r]->job(), runtime::read_at_rest(*of.ranks[r]))));
   }
   checkpoint::commit_checkpoint(dir, manifest);
   return manifest;
