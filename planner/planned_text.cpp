@@ -296,9 +296,12 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
 void print_proof(const Planned& planned) {
   const comm::Proof& proof = planned.finished.proof;
   print_result("machine: {}\n", machine_text(planned));
-  print_result("deadlock:  {}\n", proof.deadlock.empty() ? "none under independent channels, launch order and serial "
-                                                           "launches, the first batch, steps and evaluations in a row"
-                                                         : proof.deadlock);
+  print_result("deadlock:  {}\n",
+               proof.deadlock.empty()
+                   ? fmt::format("none under independent channels, launch order and serial launches, the first batch, "
+                                 "steps{} and evaluations in a row",
+                                 planned.finished.job->options.snapshots ? ", snapshots" : "")
+                   : proof.deadlock);
   print_result("hazards:   {}\n", proof.hazard_count == 0
                                       ? fmt::format("none among {}, {}, {} between steps", counted(proof.items, "item"),
                                                     counted(proof.waits, "wait"), counted(proof.seam_waits, "wait"))
