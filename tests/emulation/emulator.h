@@ -133,6 +133,15 @@ void vector_access(const void* p, size_t size_bytes, bool write, const std::sour
 
 // --- called by tests
 
+/// While it lives, the emulated GPU has this compute capability. A card keeps its own.
+class Capability {
+ public:
+  explicit Capability(int capability) { set_compute_capability(capability); }
+  ~Capability() { set_compute_capability(80); }
+  Capability(const Capability&) = delete;
+  Capability& operator=(const Capability&) = delete;
+};
+
 /// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins
 /// `shift_bytes` after a multiple of 16.
 class DeviceMemory {
