@@ -180,6 +180,11 @@ TEST_CASE("attention, sm_90a: scores far apart neither overflow nor lose the lar
   check({1, 200, 1, 1, 64}, DType::bf16, 3.0, 1.0f);
 }
 
+TEST_CASE("attention, sm_90a: heads of 128 reuse every stage in short sequences") {
+  const emulation::Capability hopper(90);
+  check({1, 140, 3, 1, 128}, DType::bf16);
+}
+
 TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
   const emulation::Capability hopper(90);
   LaunchContext context = cuda_context();

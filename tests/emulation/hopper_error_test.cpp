@@ -372,3 +372,35 @@ TEST_CASE("hopper errors: a TMA store reads what is fenced, until it is waited f
         })
             .empty());
 }
+
+TEST_CASE("hopper errors: global memory that blocks hand over needs a release that knows of the writes, and a wait") {
+  const emulation::Capability hopper(90);
+  const emulation::DeviceMemory sums(256 * 16, "sums"), word(4, "word");
+  const auto adding = [&](unsigned blocks, bool ordered, bool release, bool wait) {
+    std::memset(sums.data(), 0, sums.size_bytes());
+    std::memset(word.data(), 0, word.size_bytes());
+    auto* const additions = reinterpret_cast<uint32_t*>(word.data());
+    return error_in(
+        [=, &sums] {
+          init(1);
+          for (unsigned item = blockIdx.x; item < 2; item += blocks) {
+            if (thread() == 0 && item > 0 && wait) ptx::wait_until(additions, item);
+            __syncthreads();
+            add_16(as<float>(sums) + 4 * thread(), {1, 1, 1, 1});
+            if (ordered) __syncthreads();
+            if (thread() == 0 && release) ptx::store_release(additions, item + 1);
+            __syncthreads();
+          }
+        },
+        256, kSharedBytes, blocks);
+  };
+  for (unsigned blocks : {1u, 2u}) {  // one block may do the work of both
+    CHECK(adding(blocks, true, true, true).empty());
+    for (int i = 0; i < 4 * 256; ++i) REQUIRE(as<float>(sums)[i] == 2.0f);
+    const std::string unawaited = adding(blocks, true, true, false);
+    has(unawaited, "race on global memory at tests/emulation/hopper_error_test.cpp:");
+    has(unawaited, "without a wait_until for its release");
+    has(adding(blocks, false, true, true), "with no store_release since");
+    has(adding(blocks, true, false, true), "for 1, which no earlier block wrote last: it is 0");
+  }
+}
