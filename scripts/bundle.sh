@@ -93,10 +93,10 @@ else
   echo "bundle: no Open MPI here, so several ranks on the GPU machine need its own mpirun" >&2
 fi
 
-# Libraries that the programs load, except the C library and the GPU driver's libraries.
+# Libraries that the programs load, except the C library and the GPU driver's libraries. ldd fails for scripts.
 readonly not_bundled='^(linux-vdso|ld-linux|libc\.so|libm\.so|libpthread|libdl\.so|librt\.so|libresolv|libutil|libcuda|libcudart|libcublas|libnccl|libnvidia|libnvrtc|libnvJitLink)'
 find "$root" -type f \( -perm -u+x -o -name '*.so' \) ! -name '*.sh' -print0 \
-  | xargs -0 -n 1 ldd 2>/dev/null \
+  | { xargs -0 -n 1 ldd 2>/dev/null || true; } \
   | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u \
   | while read -r name path; do
       [[ $name =~ $not_bundled ]] || cp -L -n -- "$path" "$root/lib/$name"

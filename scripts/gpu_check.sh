@@ -549,7 +549,7 @@ part_profile() {
   ncu=$(tool_of ncu)
   nsys=$(tool_of nsys)
   # The op and its launches.
-  for row in "attention_forward 1" "attention_backward 3" "layer_norm_backward 2" "cross_entropy 2"; do
+  for row in "attention_forward 1" "attention_backward 2" "layer_norm_backward 2" "cross_entropy 2"; do
     if [[ -n $ncu && -n $path ]]; then
       keep_output=1 run_test "ncu ${row% *}" bash -c "profile_kernels '$ncu' $row '$path'"
     else

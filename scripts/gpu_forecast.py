@@ -3,6 +3,7 @@
 """Speed of the GPU path on an H200 and an H100, counted before any measurement.
 
 usage: gpu_forecast.py [--card h200|h100] [--csv FILE]   prints the forecast, or writes it for gpu_summary.py
+       gpu_forecast.py [--card h200|h100] --attention    prints the bounds of attention
        gpu_forecast.py --planned gpt2|llama              prints the step in ms by the plan's prices
 
 Operations and bytes are those of gpu_counts.py, instructions come from kernels/sass_budget.csv, rates from the table of
@@ -13,6 +14,7 @@ import argparse
 import collections
 import csv
 import functools
+import heapq
 import math
 import pathlib
 import sys
@@ -34,14 +36,20 @@ RATES = {
 }
 SOURCED = {  # the expected value is a published or counted figure, or lies beside the figures named
     "clock, GHz": ((1.60, 1.755, 1.98), "note-0018-data.md; H100 SXM boosts to 1.98, less under load"),
+    "attention forward of bound": ((0.58, 0.70, 0.78), "FlashAttention-3 without mask, 16k tokens: 497 and 648 TFLOP/s are 0.69 and 0.78 of the bounds here"),
+    "attention backward of bound": ((0.45, 0.58, 0.69), "FlashAttention-3 without mask, 16k tokens: 474 and 561 TFLOP/s are 0.66 and 0.69; the sums of dq here wait for an order"),
+    "forward loop run": ((1.0, 0.78, 0.73), "counted: 440 of 601 instructions of a step with heads of 64, 495 of 656 with heads of 128; the mask runs on the diagonal only"),
+    "backward loop run": ((1.0, 0.57, 0.50), "counted: 495 of 943 and 541 of 1130; masks run on the diagonal, rounding in the first block of keys"),
     "mma.sync of dense": ((0.56, 0.62, 0.66), "arXiv:2402.13499, as in note 0018"),
-    "attention forward of bound": ((0.50, 0.60, 0.72), "FlashAttention-2 without mask, 16k tokens: 324 and 370 TFLOP/s are 0.61 and 0.63 of the bounds here"),
-    "attention backward of bound": ((0.42, 0.52, 0.64), "FlashAttention-2 without mask: 264 (2k tokens) and 310 TFLOP/s (4k) are 0.45 and 0.53 of five products"),
+    "mma.sync forward of bound": ((0.50, 0.60, 0.72), "FlashAttention-2 without mask, 16k tokens: 324 and 370 TFLOP/s are 0.61 and 0.63 of the bounds here"),
+    "mma.sync backward of bound": ((0.42, 0.52, 0.64), "FlashAttention-2 without mask: 264 (2k tokens) and 310 TFLOP/s (4k) are 0.45 and 0.53 of five products"),
     "torch: attention, TFLOP/s": ((288, 210, 192), "forward and backward: FlashAttention-2 has 192 with mask at 1k tokens; newer builds more"),
     "loss loops run": ((1.0, 0.90, 0.80), "counted: the gradient executes 61 of 77 instructions; the sum skips the branch of a new maximum"),
     "exposed beside this count": ((1.10, 1.0, 0.90), "counted: the rehearsal of the plan exposes 0.94 to 1.06 times as much"),
 }
 JUDGED = {  # no source has the expected value
+    "steps more for a block of queries": ((2.0, 0.8, 0.3), "FlashAttention-3, 512 and 1k tokens: 2.0 and 2.1; here the next block's queries and keys are loaded ahead"),
+    "steps more for a block of keys": ((2.5, 1.0, 0.5), "FlashAttention-3, 512 and 1k tokens: 5.9 and 4.9, with kernels before and after it"),
     "edge of a product, k": ((400, 180, 90), "a tile's first loads and its epilogue take as long as 180 steps of k, 19 % at k = 768"),
     "algorithm without table": ((0.90, 0.95, 0.98), "a search gains 2 to 10 %"),
     "split sums": ((0.80, 0.90, 0.96), "weight gradients, beside their waves"),
@@ -87,7 +95,11 @@ LOSS_STATIC, SHARED, SHARED_BLOCK = 128, 228 << 10, 227 << 10  # bytes
 FEW, WINDOW, TILE = 64, 8192, 128  # rows of an id in one warp, of one list of rows, of one tile (kernels/embedding/embedding.cu)
 EMBEDDING_WARPS = 40 * MULTIPROCESSORS
 SUM_THREADS, SUM_BLOCK = 4, 4096
-LATENCY_CLOCKS = 1500  # first loads of a block of attention; the other block of the multiprocessor covers half
+LATENCY_CLOCKS = 1500  # first loads of a block of mma.sync; the other block of the multiprocessor covers half
+EXPONENTIALS, SHARED_BYTES = 16, 128  # a clock and multiprocessor
+SCORES = 128  # keys of a step of attention forward, and of a block of its backward, whose steps have 64 queries
+CACHE = 40 << 20  # keys and values of the heads that forward computes at a time; backward: TOGETHER heads
+TOGETHER = 16
 
 
 def budget():
@@ -132,7 +144,80 @@ def product_seconds(v, form, rows, inner, out, aux=False, table=True, **_):
     return longest(best / (1 if table else v["algorithm without table"]), product_cost(form, rows, inner, out, aux)[1] / v.copy)
 
 
-def attention_steps(rows, columns, tokens, keys):
+def attention_bounds(v, form, head):
+    """{bound: clocks of a multiprocessor} for a step of a thread block: two or three warpgroups with 64 queries each and 128 keys, or two
+    warpgroups with 64 keys each and 64 queries."""
+    tile = 2 * 64 * head  # bytes of 64 rows
+    if form == "forward":
+        groups, products = 3 if head == 64 else 2, 2
+        loop = counts_of(f"hopper_forward_kernel<{head}, true>")[1] * v["forward loop run"]
+        # Queries and keys, then values, for each warpgroup; keys and values arrive once.
+        shared = groups * (tile + 4 * tile) + 4 * tile
+        scores = 64 * groups * SCORES
+    else:
+        groups, products, slopes = 2, 5, 2 * 64 * SCORES
+        loop = counts_of(f"hopper_backward_kernel<{head}>")[1] * v["backward loop run"]
+        # Each warpgroup: keys and queries, values and gradients, gradients for dv, queries for dk, all slopes and half of the columns
+        # of all keys for dq. Slopes are written once; queries and gradients arrive once.
+        shared = groups * (4 * tile + 2 * tile + slopes + tile) + slopes + 2 * tile
+        scores = 64 * SCORES
+    return {"products": 2 * products * scores * head / DENSE, "exponentials": scores / EXPONENTIALS,
+            "instructions": groups * loop, "shared memory": shared / SHARED_BYTES}
+
+
+@functools.cache
+def forward_work(heads, tokens, head, group):
+    """[(steps, blocks of queries)] of every thread block: item_of() of kernels/attention/attention_hopper_forward.cu. A warpgroup skips
+    keys that its queries do not see, and begins the next block."""
+    groups = 3 if head == 64 else 2
+    rows = 64 * groups
+    blocks = math.ceil(tokens / rows)
+    grid = min(MULTIPROCESSORS, heads * blocks)
+    together = max(1, min(grid, CACHE // (4 * tokens * head) * group))
+    work = [(0.0, 0)] * grid
+    for index in range(heads * blocks):
+        turn, at = divmod(index, grid)
+        at = at if turn % 2 == 0 else grid - 1 - at
+        first = index // (together * blocks) * together
+        end = tokens - rows * ((index - first * blocks) // min(together, heads - first))
+        begin = max(0, end - rows)
+        steps = sum(math.ceil(min(begin + 64 * (i + 1), end) / SCORES) for i in range(groups) if begin + 64 * i < end) / groups
+        work[at] = work[at][0] + steps, work[at][1] + 1
+    return work
+
+
+@functools.cache
+def backward_steps(heads, tokens, group, start):
+    """Steps until the last thread block ends: blocks of keys in the order of item_of() in kernels/attention/hopper_backward.cuh. A step adds
+    to dq of a tile after the block of keys behind it; a block of keys takes `start` steps more."""
+    blocks, tiles = math.ceil(tokens / SCORES), math.ceil(tokens / 64)
+    free = [0.0] * min(MULTIPROCESSORS, heads * blocks)
+    for first in range(0, heads, TOGETHER):
+        together = min(TOGETHER, heads - first)
+        added = [[0.0] * (group * tiles) for _ in range(together)]
+        for index in range(together * blocks):
+            block, now = blocks - 1 - index // together, heapq.heappop(free) + start
+            of_head = added[index % together]
+            for queries in range(group):
+                for tile in range(queries * tiles + 2 * block, (queries + 1) * tiles):
+                    now = of_head[tile] = max(now + 1, of_head[tile])
+            heapq.heappush(free, now)
+    return max(free)
+
+
+def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
+    cost = attention_cost(2 if form == "forward" else 5, batch, tokens, heads, kv_heads, head)
+    step = longest(*attention_bounds(v, form, head).values()) / v[f"attention {form} of bound"] / v.clock
+    if form == "forward":
+        more = v["steps more for a block of queries"]
+        seconds = step * max(steps + more * blocks for steps, blocks in forward_work(batch * heads, tokens, head, heads // kv_heads))
+    else:
+        seconds = step * backward_steps(batch * kv_heads, tokens, heads // kv_heads, v["steps more for a block of keys"])
+        seconds += v.stream(BF16 * 2 * batch * tokens * heads * head + 4 * batch * heads * tokens)  # delta_kernel
+    return longest(seconds, cost[1] / v.copy)
+
+
+def mma_steps(rows, columns, tokens, keys):
     """Steps of the main loop over all blocks of a head: causal, a step skips what no row of the block sees."""
     blocks = range(math.ceil(tokens / rows))
     if keys:
@@ -140,24 +225,26 @@ def attention_steps(rows, columns, tokens, keys):
     return sum(math.ceil(min(tokens, (block + 1) * rows) / columns) for block in blocks)
 
 
-def attention_kernel(v, kernel, rows, columns, batch, tokens, heads, reach, keys=False, group=1):
+def mma_kernel(v, kernel, rows, columns, batch, tokens, heads, reach, keys=False, group=1):
     every, loop, tensor = counts_of(kernel)
     step = max(loop, tensor * PRODUCT * SCHEDULERS / DENSE / v["mma.sync of dense"])  # clocks of a scheduler
     outside = (every - loop) / v["issue of a mixed kernel"] + LATENCY_CLOCKS / 2
-    clocks = attention_steps(rows, columns, tokens, keys) * group * step / reach + math.ceil(tokens / rows) * outside
+    clocks = mma_steps(rows, columns, tokens, keys) * group * step / reach + math.ceil(tokens / rows) * outside
     return batch * heads * clocks / (MULTIPROCESSORS * v.clock)
 
 
-def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
+def mma_seconds(v, form, batch, tokens, heads, kv_heads, head):
+    """Attention by kernels/attention/attention_mma.cu: the path of older GPUs, and of rows that TMA does not take."""
     sizes = dict(batch=batch, tokens=tokens)
     cost = attention_cost(2 if form == "forward" else 5, batch, tokens, heads, kv_heads, head)
+    reach = v[f"mma.sync {form} of bound"]
     if form == "forward":
         keys = 64 if head == 64 else 32
-        seconds = attention_kernel(v, f"forward_kernel<{head}, 2, {keys}, true>", 128, keys, heads=heads, reach=v["attention forward of bound"], **sizes)
+        seconds = mma_kernel(v, f"forward_kernel<{head}, 2, {keys}, true>", 128, keys, heads=heads, reach=reach, **sizes)
     else:
-        reach, tiles = v["attention backward of bound"], 2 if head == 64 else 1
-        seconds = attention_kernel(v, f"key_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=kv_heads, reach=reach, keys=True, group=heads // kv_heads, **sizes)
-        seconds += attention_kernel(v, f"query_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=heads, reach=reach, **sizes)
+        tiles = 2 if head == 64 else 1
+        seconds = mma_kernel(v, f"key_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=kv_heads, reach=reach, keys=True, group=heads // kv_heads, **sizes)
+        seconds += mma_kernel(v, f"query_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=heads, reach=reach, **sizes)
         seconds += v.stream(BF16 * 2 * batch * tokens * heads * head + 4 * batch * heads * tokens)  # delta_kernel
     return longest(seconds, cost[1] / v.copy)
 
@@ -301,6 +388,30 @@ def hidden_at(v, ratio):
 
 # --- rows
 
+ATTENTION = [(form, dict(batch=batch, tokens=tokens, heads=12, kv_heads=12, head=head))
+             for batch, tokens, head in ((32, 1024, 64), (8, 2048, 128)) for form in ("forward", "backward")]
+
+
+def attention_name(form, sizes):
+    return "attention_{form} B{batch} T{tokens} H{heads}/{kv_heads} x {head}".format(form=form, **sizes)
+
+
+def attention_operations(form, sizes):
+    return (1 if form == "forward" else 2.5) * 2 * sizes["batch"] * sizes["heads"] * sizes["tokens"] ** 2 * sizes["head"]
+
+
+def attention_table(v):
+    """Markdown rows: clocks of every bound of a step, the bound without mask, the forecast, and that of mma.sync, in TFLOP/s."""
+    lines = ["| | products | shared memory | instructions | exponentials | bound | forecast | `mma.sync` |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    for form, sizes in ATTENTION:
+        bounds = attention_bounds(v, form, sizes["head"])
+        whole = MULTIPROCESSORS * DENSE * v.clock / 1e12 * bounds["products"] / longest(*bounds.values())
+        reached, mma = (attention_operations(form, sizes) / seconds(v, form, **sizes) / 1e12 for seconds in (attention_seconds, mma_seconds))
+        clocks = " | ".join(f"{bounds[name]:.0f}" for name in ("products", "shared memory", "instructions", "exponentials"))
+        lines.append(f"| {form}, head {sizes['head']} | {clocks} | {whole:.0f} | {reached:.0f} | {mma:.0f} |")
+    return lines
+
+
 def rows_of(v):
     """{(name, unit): (value, basis)} of everything that a card will be asked."""
     rows = {}
@@ -319,12 +430,9 @@ def rows_of(v):
     for table, name in ((True, "Llama 1.2B"), (False, "Llama 1.2B without a table")):
         llama = sum(step_of(v, "llama", table)[0].values())
         row(name, "tokens/s", MODELS["llama"]["batch"] * MODELS["llama"]["tokens"] / llama, "8 x 2048 tokens, heads of 64, 8 for keys")
-    for batch, length, head in ((32, 1024, 64), (8, 2048, 128)):
-        for form, scale in (("forward", 1), ("backward", 2.5)):
-            sizes = dict(batch=batch, tokens=length, heads=12, kv_heads=12, head=head)
-            operations = scale * 2 * batch * 12 * length ** 2 * head
-            row(f"attention_{form} B{batch} T{length} H12/12 x {head}", "TFLOP/s", operations / attention_seconds(v, form, **sizes) / 1e12,
-                "instructions and products of the main loop, steps of causal blocks")
+    for form, sizes in ATTENTION:
+        row(attention_name(form, sizes), "TFLOP/s", attention_operations(form, sizes) / attention_seconds(v, form, **sizes) / 1e12,
+            "products, shared memory, instructions and exponentials of a step; steps of causal blocks in the kernel's order")
     n, norm_rows, some = 124475904, 32768, 8192
 
     def share(name, size, seconds, basis):
@@ -395,12 +503,16 @@ def write_csv(path, rows):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--card", choices=sorted(RATES), default="h200")
+    arguments.add_argument("--attention", action="store_true", help="print the bounds of attention")
     arguments.add_argument("--csv", type=pathlib.Path, help="write the rows to this file")
     arguments.add_argument("--planned", nargs=4, metavar=("MODEL", "PEAK", "BYTES", "LAUNCH"),
                            help="print the step of gpt2 or llama in ms by the plan's prices: operations and bytes a second, seconds of a launch")
     options = arguments.parse_args()
     if options.planned:
         print(f"{planned_ms(options.planned[0], *map(float, options.planned[1:])):.6f}")
+        return
+    if options.attention:
+        print("\n".join(attention_table(Values(options.card))))
         return
     rows = forecast(options.card)
     if options.csv:

@@ -4,9 +4,11 @@
 
 usage: scripts/sass_budget.py [--update] [--nvcc PATH] [--table CSV] [ARCHITECTURE...]
 
-A row is a kernel on an architecture: registers, spilled bytes (stores and loads), instructions in all and in the main
-loop, and the work of that loop: its tensor instructions (HMMA, HGMMA), or, in kernels without them, its accesses of 16
-bytes of global memory. The main loop is the shortest one that holds the most work; kernels without work have none.
+A row is a kernel on an architecture: registers at the launch (setmaxnreg moves them between warpgroups later), spilled
+bytes (stores and loads), instructions in all and in the main loop, and the work of that loop: its tensor instructions
+(HMMA, HGMMA), or, in kernels without them, its accesses of 16 bytes of global memory. The main loop has the most work
+per instruction among the loops with at least half of the most work that any loop has: a persistent kernel's loop over
+blocks also holds the first and the last step of its inner loop. Kernels without work have no main loop.
 More registers, spills or instructions than the budget, or a smaller share of work, are worse: code 1. So are a row
 without a kernel and a kernel without a row.
 --update lowers the budgets of kernels that got better and adds rows of new kernels. A budget is raised, and the row of
@@ -70,14 +72,16 @@ def counted(code, architecture):
     work = [word & 0xFFF in TENSOR for word in words]
     if not any(work):  # bits 73-75 of an access are its size: 6 is 16 bytes
         work = [word & 0xFFF in MEMORY and high >> 9 & 7 == 6 for word, high in pairs]
-    loop = (0, 0)  # work, -instructions
+    loops = []  # work, instructions
     for i, word in enumerate(words):
         if word & 0xFFF != BRANCH:
             continue
         target = i + 1 + branch_offset(word, architecture) // 16
         if 0 <= target < i:
-            loop = max(loop, (sum(work[target:i + 1]), target - i - 1))
-    return len(words), -loop[1] if loop[0] else 0, loop[0]
+            loops.append((sum(work[target:i + 1]), i + 1 - target))
+    most = max((held for held, _ in loops), default=0)
+    held, size = max((loop for loop in loops if most and 2 * loop[0] >= most), key=lambda loop: loop[0] / loop[1], default=(0, 0))
+    return len(words), size, held
 
 
 def code_of(cubin):

@@ -212,23 +212,15 @@ __device__ __forceinline__ void wgmma_wait(Sums&... sums) {
 #define SLIP_TEXT_5 "%40, %41, %42, %43, %44, %45, %46, %47"
 #define SLIP_TEXT_6 "%48, %49, %50, %51, %52, %53, %54, %55"
 #define SLIP_TEXT_7 "%56, %57, %58, %59, %60, %61, %62, %63"
-#define SLIP_TEXT_8 "%64, %65, %66, %67, %68, %69, %70, %71"
-#define SLIP_TEXT_9 "%72, %73, %74, %75, %76, %77, %78, %79"
-#define SLIP_TEXT_10 "%80, %81, %82, %83, %84, %85, %86, %87"
-#define SLIP_TEXT_11 "%88, %89, %90, %91, %92, %93, %94, %95"
 #define SLIP_TEXT_N32 SLIP_TEXT_0 ", " SLIP_TEXT_1
 #define SLIP_TEXT_N64 SLIP_TEXT_0 ", " SLIP_TEXT_1 ", " SLIP_TEXT_2 ", " SLIP_TEXT_3
-#define SLIP_TEXT_N96 SLIP_TEXT_N64 ", " SLIP_TEXT_4 ", " SLIP_TEXT_5
-#define SLIP_TEXT_N128 SLIP_TEXT_N96 ", " SLIP_TEXT_6 ", " SLIP_TEXT_7
-#define SLIP_TEXT_N192 SLIP_TEXT_N128 ", " SLIP_TEXT_8 ", " SLIP_TEXT_9 ", " SLIP_TEXT_10 ", " SLIP_TEXT_11
+#define SLIP_TEXT_N128 SLIP_TEXT_N64 ", " SLIP_TEXT_4 ", " SLIP_TEXT_5 ", " SLIP_TEXT_6 ", " SLIP_TEXT_7
 #define SLIP_SUMS(i)                                                                                                  \
   "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]), "+f"(d[8 * i + 5]), \
       "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
 #define SLIP_SUMS_N32 SLIP_SUMS(0), SLIP_SUMS(1)
 #define SLIP_SUMS_N64 SLIP_SUMS(0), SLIP_SUMS(1), SLIP_SUMS(2), SLIP_SUMS(3)
-#define SLIP_SUMS_N96 SLIP_SUMS_N64, SLIP_SUMS(4), SLIP_SUMS(5)
-#define SLIP_SUMS_N128 SLIP_SUMS_N96, SLIP_SUMS(6), SLIP_SUMS(7)
-#define SLIP_SUMS_N192 SLIP_SUMS_N128, SLIP_SUMS(8), SLIP_SUMS(9), SLIP_SUMS(10), SLIP_SUMS(11)
+#define SLIP_SUMS_N128 SLIP_SUMS_N64, SLIP_SUMS(4), SLIP_SUMS(5), SLIP_SUMS(6), SLIP_SUMS(7)
 // The numbers of the operands after the accumulator's registers, in order.
 #define SLIP_WGMMA(n, a, b, add, major_a, major_b)                                                    \
   SLIP_SM90A("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add                                            \
@@ -251,25 +243,21 @@ __device__ __forceinline__ void wgmma_wait(Sums&... sums) {
 /// replaces the sums. Major::k: the 16 elements of a row of A, or of a column of B, are neighbours in memory.
 template <int kN, Major kMajorA, Major kMajorB>
 __device__ __forceinline__ void wgmma(Accumulator<kN>& sums, uint64_t a_shared, uint64_t b_shared, bool accumulate) {
-  static_assert(kN == 32 || kN == 64 || kN == 96 || kN == 128 || kN == 192);
+  static_assert(kN == 32 || kN == 64 || kN == 128);
   float(&d)[kN / 2] = sums.values;
   if constexpr (kN == 32) SLIP_WGMMA(32, 16, 17, 18, 19, 20);
   if constexpr (kN == 64) SLIP_WGMMA(64, 32, 33, 34, 35, 36);
-  if constexpr (kN == 96) SLIP_WGMMA(96, 48, 49, 50, 51, 52);
   if constexpr (kN == 128) SLIP_WGMMA(128, 64, 65, 66, 67, 68);
-  if constexpr (kN == 192) SLIP_WGMMA(192, 96, 97, 98, 99, 100);
 }
 /// The same with A in registers, whose layout is that of A of ptx::mma_16x8x16 for the 16 rows of each warp.
 template <int kN, Major kMajorB>
 __device__ __forceinline__ void wgmma_registers(Accumulator<kN>& sums, const uint32_t (&a)[4], uint64_t b_shared,
                                                 bool accumulate) {
-  static_assert(kN == 32 || kN == 64 || kN == 96 || kN == 128 || kN == 192);
+  static_assert(kN == 32 || kN == 64 || kN == 128);
   float(&d)[kN / 2] = sums.values;
   if constexpr (kN == 32) SLIP_WGMMA_REGISTERS(32, 16, 17, 18, 19, 20, 21, 22);
   if constexpr (kN == 64) SLIP_WGMMA_REGISTERS(64, 32, 33, 34, 35, 36, 37, 38);
-  if constexpr (kN == 96) SLIP_WGMMA_REGISTERS(96, 48, 49, 50, 51, 52, 53, 54);
   if constexpr (kN == 128) SLIP_WGMMA_REGISTERS(128, 64, 65, 66, 67, 68, 69, 70);
-  if constexpr (kN == 192) SLIP_WGMMA_REGISTERS(192, 96, 97, 98, 99, 100, 101, 102);
 }
 
 // --- sums in global memory

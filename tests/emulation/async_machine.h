@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Clocks of threads and their asynchronous operations in flight: between clocks.cpp, phase_barriers.cpp, tma.cpp,
-// warpgroup.cpp and registers.cpp.
+// warpgroup.cpp, handover.cpp and registers.cpp.
 //
 // A kernel that reaches an asynchronous operation gets vector clocks. Each thread counts its own steps and knows a
 // number of steps of every other thread. An access is ordered before the running thread if that thread knows the step
-// of the access. A barrier passes the knowledge of the arriving threads to the waiting ones. Two more kinds of steps
-// are counted like those of threads: the phases of each barrier, which complete TMA loads, and the products of each
-// warpgroup.
+// of the access. A barrier passes the knowledge of the arriving threads to the waiting ones. Three more kinds of steps
+// are counted like those of threads: the phases of each barrier, which complete TMA loads, the products of each
+// warpgroup, and the releases of global memory.
 
 #include <algorithm>
 #include <bitset>
@@ -22,8 +22,8 @@ namespace slipstream::emulation {
 
 constexpr size_t kBarriersMax = 64, kGroupsMax = kThreadsMax / 128, kNamedMax = 16;
 
-/// Known steps of threads, of phases and of products. `fenced`: steps of threads whose writes a fence has ordered
-/// before asynchronous accesses.
+/// Known steps of threads, of phases, of products and of releases. `fenced`: steps of threads whose writes a fence has
+/// ordered before asynchronous accesses.
 struct Knowledge {
   std::vector<int32_t> known, fenced;
 };
@@ -108,7 +108,7 @@ struct AsyncThread {
 };
 
 struct Async {
-  size_t width = 0;  // of `known`: threads, kBarriersMax phases, kGroupsMax products
+  size_t width = 0;  // of `known`: threads, kBarriersMax phases, kGroupsMax products, releases
   std::vector<Knowledge> threads;
   std::vector<AsyncThread> of;  // by thread
   std::vector<PhaseBarrier> barriers;
@@ -121,6 +121,7 @@ struct Async {
 
   size_t phase_of(size_t barrier) const { return m.threads + barrier; }
   size_t product_of(size_t group) const { return m.threads + kBarriersMax + group; }
+  size_t releases() const { return m.threads + kBarriersMax + kGroupsMax; }
   int32_t& step(size_t thread) { return threads[thread].known[thread]; }
 };
 extern Async a;
@@ -181,6 +182,13 @@ void complete_phase(PhaseBarrier& barrier);
 
 /// Completes the oldest load in flight. False: there is none.
 bool land_next();
+
+// --- handover.cpp
+
+/// Forgets the global memory that the kernel before wrote.
+void begin_handover();
+/// An access to global memory by the running thread.
+void check_global(const void* p, size_t size_bytes, bool write, const std::source_location& at);
 
 // --- warpgroup.cpp
 

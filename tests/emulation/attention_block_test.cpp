@@ -156,7 +156,7 @@ TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whol
 }
 
 TEST_CASE("attention in a ring, sm_90a: every rank's share equals the whole matrix in double") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   check({1, 4, 1, 1, 64, 2}, DType::bf16);        // chunks of one token
   check({2, 36, 4, 2, 64, 3}, DType::bf16);       // one tile; a block in the middle
   check({1, 4 * 128, 1, 1, 64, 2}, DType::bf16);  // whole tiles of keys
@@ -169,7 +169,7 @@ TEST_CASE("attention in a ring, sm_90a: every rank's share equals the whole matr
 TEST_CASE("attention in a ring: the carried state is the same for the general path and the tensor cores") {
   for (int capability : {80, 90})
     for (int64_t head_dim : {64, 128}) {
-      const Capability emulated(capability);
+      const emulation::Capability emulated(capability);
       check({1, 4 * 18, 2, 1, head_dim, 4}, DType::bf16, 1);
     }
 }

@@ -155,7 +155,7 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
 }
 
 TEST_CASE("attention, sm_90a: lengths around a block of queries and a tile of keys, heads of 64") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   // Blocks have 192 queries, 64 for each warpgroup, and 128 keys pass at a time.
   for (int64_t tokens : {1, 15, 63, 64, 65, 127, 128, 129, 191, 192, 193, 257})
     check({1, tokens, 1, 1, 64}, DType::bf16);
@@ -164,24 +164,29 @@ TEST_CASE("attention, sm_90a: lengths around a block of queries and a tile of ke
 }
 
 TEST_CASE("attention, sm_90a: lengths around a block of queries and a tile of keys, heads of 128") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   for (int64_t tokens : {1, 64, 65, 127, 128, 129, 257}) check({1, tokens, 1, 1, 128}, DType::bf16);
   check({2, 70, 4, 2, 128}, DType::bf16);
 }
 
 TEST_CASE("attention, sm_90a: several rounds through all stages") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   check({1, 650, 2, 1, 64}, DType::bf16);
   check({1, 300, 3, 3, 128}, DType::bf16);
 }
 
 TEST_CASE("attention, sm_90a: scores far apart neither overflow nor lose the largest") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   check({1, 200, 1, 1, 64}, DType::bf16, 3.0, 1.0f);
 }
 
+TEST_CASE("attention, sm_90a: heads of 128 reuse every stage in short sequences") {
+  const emulation::Capability hopper(90);
+  check({1, 140, 3, 1, 128}, DType::bf16);
+}
+
 TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   LaunchContext context = cuda_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse"),
       sums(Doubles(128 + 1), DType::f32, "sums"), maximum(1, DType::f32, "maximum"), sum(1, DType::f32, "sum");
@@ -215,13 +220,13 @@ TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is no
 }
 
 TEST_CASE("attention, sm_90a: dq is a sum over several blocks of keys, and heads of a group share dk and dv") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   check({1, 330, 2, 1, 64}, DType::bf16);
   check({1, 260, 2, 1, 128}, DType::bf16);
 }
 
 TEST_CASE("attention backward, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
-  const Capability hopper(90);
+  const emulation::Capability hopper(90);
   LaunchContext context = cuda_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), dq(128 + 8, DType::bf16, "dq"),
       lse(Doubles(1), DType::f32, "lse"), sums(Doubles(128 + 1), DType::f32, "sums"),

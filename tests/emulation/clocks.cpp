@@ -67,7 +67,7 @@ void require_hopper(const char* operation, const std::source_location& at) {
 }
 
 void begin_clocks() {
-  a.width = m.threads + kBarriersMax + kGroupsMax;
+  a.width = a.releases() + 1;
   a.threads.resize(std::max(a.threads.size(), m.threads));
   a.of.assign(m.threads, {});
   for (size_t t = 0; t < m.threads; ++t) {

@@ -335,6 +335,7 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   m.dynamic_storage.resize(m.dynamic_bytes + 1023);
   m.dynamic = m.dynamic_storage.data() + (1024 - reinterpret_cast<uintptr_t>(m.dynamic_storage.data()) % 1024) % 1024;
   m.clocked = false;
+  begin_handover();
   blockDim = {block.x, block.y, block.z};
   gridDim = {grid.x, grid.y, grid.z};
   ++m.launches;

@@ -30,13 +30,15 @@
 //   - a tensor, box or address that TMA does not take, and an operand of wgmma outside dynamic shared memory;
 //   - an accumulator or A fragment that instructions access while wgmma uses it, or without the wgmma_fence between;
 //   - warpgroup instructions that not all 128 threads reach on the same line, or with different operands;
+//   - an access by a vector to global memory that the kernel has written, without a wait_until for a store_release that
+//     knew of the write, in kernels that call store_release;
 //   - more registers than the multiprocessor has.
 //
 // A barrier, a wait or a commit can be removed, weakened or moved at run time (machine.h), so that tests show which of
 // them are needed (mutate_barriers.py).
-// Not seen: races on global memory, between blocks too; shared memory through a raw pointer; of more than three readers
-// of one location between two barriers only the last three kinds are kept: the last, the last other thread, and the
-// last of another warp (with clocks: of another warpgroup).
+// Not seen: other races on global memory, between blocks too; shared memory through a raw pointer; of more than three
+// readers of one location between two barriers only the last three kinds are kept: the last, the last other thread, and
+// the last of another warp (with clocks: of another warpgroup).
 
 #include <cstddef>
 #include <cstdint>
@@ -125,13 +127,27 @@ void copy_commit(const std::source_location& at);
 /// Completes all committed groups of this thread but the last `pending`.
 void copy_wait(size_t pending, const std::source_location& at);
 
+/// Hands what this thread knows to have been written to the threads that wait for `value` (handover.cpp).
+void store_release(uint32_t* p, uint32_t value, const std::source_location& at);
+/// An error unless `p` is `value`: blocks run one after another, and the word does not change any more.
+void wait_until(const uint32_t* p, uint32_t value, const std::source_location& at);
+
 /// For code compiled with `accesses_are_calls` (meson.build), before every load and store.
 void access(const void* p, size_t size_bytes);
 
-/// Checks an access of a vector: alignment, and the rules of shared memory where `p` is shared.
+/// Checks an access of a vector: alignment, and the rules of shared memory, or those of memory that blocks hand over.
 void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at);
 
 // --- called by tests
+
+/// While it lives, the emulated GPU has this compute capability. A card keeps its own.
+class Capability {
+ public:
+  explicit Capability(int capability) { set_compute_capability(capability); }
+  ~Capability() { set_compute_capability(80); }
+  Capability(const Capability&) = delete;
+  Capability& operator=(const Capability&) = delete;
+};
 
 /// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins
 /// `shift_bytes` after a multiple of 16.

@@ -33,10 +33,4 @@ T* as(const emulation::DeviceMemory& memory) {
   return reinterpret_cast<T*>(memory.data());
 }
 
-/// The emulated device has compute capability 9.0 during a test.
-struct Hopper {
-  Hopper() { emulation::set_compute_capability(90); }
-  ~Hopper() { emulation::set_compute_capability(80); }
-};
-
 }  // namespace slipstream::test

@@ -9,14 +9,14 @@ using namespace slipstream::test;
 TEST_CASE("hopper errors: instructions of sm_90a need compute capability 9.0") {
   has(error_in([] { barrier_init(barrier(), 1); }), "needs compute capability 9.0, and the emulated device has 8.0");
   CHECK(shared_memory_bytes() == 99 * 1024);
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   CHECK(shared_memory_bytes() == 227 * 1024);
   CHECK(error_in([] {}, 32, 227 * 1024).empty());
   has(error_in([] {}, 32, 227 * 1024 + 1), "232449 bytes of shared memory, a block has at most 232448");
 }
 
 TEST_CASE("hopper errors: barriers are initialised, visible and intact") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   has(error_in([] { barrier_arrive(barrier()); }), "that no barrier_init has initialised in this block");
   has(error_in([] {
         if (thread() == 0) barrier_init(barrier(), 256);
@@ -56,7 +56,7 @@ TEST_CASE("hopper errors: barriers are initialised, visible and intact") {
 }
 
 TEST_CASE("hopper errors: arrivals, parities and bytes of a phase") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   has(error_in([] {
         init(128);
         if (thread() < 128) {
@@ -123,7 +123,7 @@ TEST_CASE("hopper errors: arrivals, parities and bytes of a phase") {
 }
 
 TEST_CASE("hopper errors: barriers order accesses of those that arrive before those of the waiting, and no others") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   for (bool descending : {false, true}) {
     emulation::set_descending(descending);
     const auto passing = [](bool arrive_early, bool wait, bool second) {
@@ -187,7 +187,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
 }
 
 TEST_CASE("hopper errors: bytes are free when every warpgroup that reads them has arrived") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   for (bool descending : {false, true}) {
     emulation::set_descending(descending);
     // Warpgroups 1 and 2 read what warpgroup 0 writes, and warpgroup 2 arrives too late or in another phase.
@@ -228,7 +228,7 @@ TEST_CASE("hopper errors: bytes are free when every warpgroup that reads them ha
 }
 
 TEST_CASE("hopper errors: named barriers have one count, ids of 1 to 15 and each thread once") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   has(error_in([] { named_barrier_sync(0, 256); }), "uses barrier 0: 1 to 15 are free, 0 belongs to __syncthreads");
   has(error_in([] { named_barrier_sync(16, 256); }), "uses barrier 16");
   has(error_in([] { named_barrier_sync(1, 100); }), "is for 100 threads: a multiple of 32 of at most the block's 256");
@@ -242,7 +242,7 @@ TEST_CASE("hopper errors: named barriers have one count, ids of 1 to 15 and each
 }
 
 TEST_CASE("hopper errors: bytes of a TMA load are there when a wait for its barrier has returned") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const Tile tile;
   const auto loading = [&](int mistake) {
     init(1);
@@ -280,7 +280,7 @@ TEST_CASE("hopper errors: bytes of a TMA load are there when a wait for its barr
 }
 
 TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const Tile good;
   const auto refused = [&](auto change) {
     TensorShape shape = good.map.shape;
@@ -334,7 +334,7 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
 }
 
 TEST_CASE("hopper errors: a TMA store reads what is fenced, until it is waited for") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const Tile tile;
   const auto storing = [&](int mistake) {
     for (int i = thread(); i < 2048; i += static_cast<int>(blockDim.x)) floats()[i] = 0.0f;
@@ -371,4 +371,36 @@ TEST_CASE("hopper errors: a TMA store reads what is fenced, until it is waited f
           }
         })
             .empty());
+}
+
+TEST_CASE("hopper errors: global memory that blocks hand over needs a release that knows of the writes, and a wait") {
+  const emulation::Capability hopper(90);
+  const emulation::DeviceMemory sums(256 * 16, "sums"), word(4, "word");
+  const auto adding = [&](unsigned blocks, bool ordered, bool release, bool wait) {
+    std::memset(sums.data(), 0, sums.size_bytes());
+    std::memset(word.data(), 0, word.size_bytes());
+    auto* const additions = reinterpret_cast<uint32_t*>(word.data());
+    return error_in(
+        [=, &sums] {
+          init(1);
+          for (unsigned item = blockIdx.x; item < 2; item += blocks) {
+            if (thread() == 0 && item > 0 && wait) ptx::wait_until(additions, item);
+            __syncthreads();
+            add_16(as<float>(sums) + 4 * thread(), {1, 1, 1, 1});
+            if (ordered) __syncthreads();
+            if (thread() == 0 && release) ptx::store_release(additions, item + 1);
+            __syncthreads();
+          }
+        },
+        256, kSharedBytes, blocks);
+  };
+  for (unsigned blocks : {1u, 2u}) {  // one block may do the work of both
+    CHECK(adding(blocks, true, true, true).empty());
+    for (int i = 0; i < 4 * 256; ++i) REQUIRE(as<float>(sums)[i] == 2.0f);
+    const std::string unawaited = adding(blocks, true, true, false);
+    has(unawaited, "race on global memory at tests/emulation/hopper_error_test.cpp:");
+    has(unawaited, "without a wait_until for its release");
+    has(adding(blocks, false, true, true), "with no store_release since");
+    has(adding(blocks, true, false, true), "for 1, which no earlier block wrote last: it is 0");
+  }
 }

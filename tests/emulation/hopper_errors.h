@@ -15,11 +15,12 @@ using namespace slipstream::kernels::hopper;
 
 constexpr size_t kSharedBytes = 32 * 1024, kBarrierAt = 16 * 1024;
 
-/// The error of one block that runs `body` in every thread; empty if it runs.
+/// The error of a block that runs `body` in every thread, or of several; empty if it runs.
 template <typename Body>
-std::string error_in(const Body& body, unsigned threads = 256, size_t shared_bytes = kSharedBytes) {
+std::string error_in(const Body& body, unsigned threads = 256, size_t shared_bytes = kSharedBytes,
+                     unsigned blocks = 1) {
   try {
-    emulation::run({1, 1, 1}, {threads, 1, 1}, shared_bytes, body, std::source_location::current(), "a_kernel");
+    emulation::run({blocks, 1, 1}, {threads, 1, 1}, shared_bytes, body, std::source_location::current(), "a_kernel");
   } catch (const emulation::Error& error) {
     return error.what();
   }

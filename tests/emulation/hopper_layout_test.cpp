@@ -336,19 +336,19 @@ TEST_CASE("hopper: sums of a warpgroup lie where the manual's table has them") {
 }
 
 TEST_CASE("hopper: products of operands in the manual's layouts equal double") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   for (Swizzle swizzle : kSwizzles) {
     check_products<64, Major::k, Major::k>(swizzle, swizzle);
     check_products<64, Major::mn, Major::mn>(swizzle, swizzle);
     check_products<128, Major::k, Major::mn>(swizzle, Swizzle::b128);
     check_products<128, Major::mn, Major::k>(Swizzle::b64, swizzle);
-    check_products<96, Major::k, Major::mn>(Swizzle::b32, swizzle);
-    check_products<192, Major::mn, Major::k>(Swizzle::none, swizzle);
+    check_products<32, Major::k, Major::mn>(Swizzle::b32, swizzle);
+    check_products<128, Major::mn, Major::k>(Swizzle::none, swizzle);
   }
 }
 
 TEST_CASE("hopper: a 1 in each register of A meets its row of B") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const auto right = [](int column, int k) { return static_cast<float>(16 * column % 128 + k); };
   const Image b(64, Major::mn, Swizzle::b128, right);
   DeviceMemory b_memory(Image::kBytes), d(128 * 32 * 4);
@@ -365,7 +365,7 @@ TEST_CASE("hopper: a 1 in each register of A meets its row of B") {
 }
 
 TEST_CASE("hopper: TMA moves boxes of every rank and swizzle; elements outside load as zeros and are not stored") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   for (Swizzle swizzle : kSwizzles) {
     check_boxes<2>({100, 40}, {0, 16}, {0, 0}, {0, 8}, swizzle);
     check_boxes<2>({100, 40}, {0, 24}, {-3, -5}, {90, 30}, swizzle);

@@ -180,7 +180,7 @@ float value_of(int seed, size_t i) { return static_cast<float>((seed + 7 * stati
 }  // namespace
 
 TEST_CASE("hopper: a pipelined product with TMA, warpgroup products and stores equals double") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const size_t rows = 100, columns = 136, depth = 200;
   DeviceMemory left(rows * depth * 2, "left"), right(columns * depth * 2, "right"), out(rows * columns * 2, "out");
   for (size_t i = 0; i < rows * depth; ++i) as<bfloat16>(left)[i] = bfloat16(value_of(1, i) / 64);
@@ -204,7 +204,7 @@ TEST_CASE("hopper: a pipelined product with TMA, warpgroup products and stores e
 }
 
 TEST_CASE("hopper: warpgroups hand a row over by named barriers and by phases") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   DeviceMemory out(128 * 2, "out");
   const TensorMap map = map_of(out, 1, 128, {128, 1}, Swizzle::none);
   for (bool descending : {false, true})

@@ -179,10 +179,10 @@ void repeat(const Fiber& fiber, const Access& last);
 ///   - removed;
 ///   - weakened: a barrier of the block or of some warps becomes one of the warp, a wait leaves one more group in
 ///     flight, an arrival that expects bytes expects none;
-///   - early: a barrier, an arrival or a fence moves up past the last access of every thread to shared memory, or past
-///     the wait before it;
-///   - late: a barrier, a fence, or a wait for a phase or for products moves down past the next two accesses of every
-///     thread, a wait of cp.async past the next barrier of the block.
+///   - early: a barrier, an arrival, a release or a fence moves up past the last access of every thread to shared
+///     memory, or past the wait before it;
+///   - late: a barrier, a fence, or a wait for a phase, for products or for other blocks moves down past the next two
+///     accesses of every thread, a wait of cp.async past the next barrier of the block.
 /// The environment selects it: SLIPSTREAM_MUTATION="CHANGE KERNEL OPERATION FILE:LINE". SLIPSTREAM_SYNCHRONIZATIONS
 /// names a file to which every synchronization that runs is appended once, as "KERNEL OPERATION FILE:LINE", and once
 /// with " behind" if its thread has accessed shared memory or waited since its last barrier.

@@ -38,6 +38,8 @@ CHANGES = {
     "tma_store_commit": ["removed"],
     "tma_store_wait_read": ["removed", "weakened"],
     "tma_store_wait": ["removed", "weakened"],
+    "wait_until": ["removed", "late"],
+    "store_release": ["removed", "early"],
 }
 CALLS = {r"\b" + operation + r"[(<]": operation for operation in CHANGES if not operation.endswith("_group")}
 CALLS |= {r"copy_async_wait<": "wait_group", r"copy_async_commit\(": "commit_group"}
@@ -46,7 +48,7 @@ ORDER_NO_MEMORY = ("hold_kernel __syncthreads", "held_norm_backward_kernel __syn
 # Changes that another synchronization makes harmless, as change, kernel and a part of the line.
 HARMLESS = ()
 LIMIT_S = 600
-SAMPLE = ("attention: scores far apart", "attention, tensor cores: several steps", "sum of squares: the CPU's bits", "matmul: gradients", "cross-entropy: parts", "norms: forward", "hopper: a pipelined product")
+SAMPLE = ("attention: scores far apart", "attention, tensor cores: several steps", "attention, sm_90a: scores far apart", "attention, sm_90a: heads of 128", "sum of squares: the CPU's bits", "matmul: gradients", "cross-entropy: parts", "norms: forward", "hopper: a pipelined product")
 
 
 def run(test, case, **environment):
@@ -88,7 +90,7 @@ def seen(site, change, cases):
         if code is None:
             return "hangs"
         if code != 0:
-            for word in ("without a wait", "without a wgmma_wait", "without a fence_async", "without a wgmma_fence", "no barrier between", "no one wrote", "divergent", "deadlock", "is beyond the", "completes before", "twice", "it returns while", "without a barrier_init_fence", "out of bounds"):
+            for word in ("with no store_release", "without a wait_until", "without a wait", "without a wgmma_wait", "without a fence_async", "without a wgmma_fence", "no barrier between", "no one wrote", "divergent", "deadlock", "is beyond the", "completes before", "twice", "it returns while", "without a barrier_init_fence", "out of bounds"):
                 if word in text:
                     return word
             return "another result" if "[emulation]" not in text else "another error"

@@ -69,15 +69,6 @@ inline LaunchContext cuda_context() {
   return context;
 }
 
-/// While it lives, the emulated GPU has this compute capability. A card keeps its own.
-class Capability {
- public:
-  explicit Capability(int capability) { emulation::set_compute_capability(capability); }
-  ~Capability() { emulation::set_compute_capability(80); }
-  Capability(const Capability&) = delete;
-  Capability& operator=(const Capability&) = delete;
-};
-
 /// Calls body(context, label) with the threads of a block in ascending and in descending order.
 template <typename Body>
 void for_orders(const Body& body) {

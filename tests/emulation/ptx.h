@@ -54,13 +54,8 @@ inline uint64_t global_timer_ns() {
 inline uint32_t load_of_host(const uint32_t* p) { return std::atomic_ref(*const_cast<uint32_t*>(p)).load(); }
 inline void pause_ns(uint32_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
-/// Blocks run one after another: the word does not change any more.
-inline void wait_until(const uint32_t* p, uint32_t value, SLIP_HERE) {
-  if (*p != value)
-    emulation::fail("wait_until at line " + std::to_string(here.line()) + " for " + std::to_string(value) +
-                    ", which no earlier block wrote last: it is " + std::to_string(*p));
-}
-inline void store_release(uint32_t* p, uint32_t value) { *p = value; }
+inline void wait_until(const uint32_t* p, uint32_t value, SLIP_HERE) { emulation::wait_until(p, value, here); }
+inline void store_release(uint32_t* p, uint32_t value, SLIP_HERE) { emulation::store_release(p, value, here); }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }

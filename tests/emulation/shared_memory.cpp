@@ -206,7 +206,10 @@ void vector_access(const void* p, size_t size_bytes, bool write, const std::sour
   if (reinterpret_cast<uintptr_t>(p) % size_bytes != 0)
     fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes,
                      file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
-  if (!is_shared(p)) return;
+  if (!is_shared(p)) {
+    if (m.clocked) check_global(p, size_bytes, write, at);
+    return;
+  }
   write ? shared_write(p, size_bytes, at) : shared_read(p, size_bytes, at);
 }
 

@@ -7,7 +7,7 @@ using namespace slipstream;
 using namespace slipstream::test;
 
 TEST_CASE("hopper errors: products need fences, commits and waits") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const auto multiplying = [](int mistake) {
     fill();
     Accumulator<64> sums;
@@ -56,7 +56,7 @@ TEST_CASE("hopper errors: products need fences, commits and waits") {
 }
 
 TEST_CASE("hopper errors: operands of products are written, fenced, inside and not overwritten") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const auto reading = [](int mistake) {
     const Shared<float> all(shared(), 4096);
     for (int i = thread(); i < 4096; i += 256)
@@ -93,7 +93,7 @@ TEST_CASE("hopper errors: operands of products are written, fenced, inside and n
 }
 
 TEST_CASE("hopper errors: a warpgroup multiplies together") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   has(error_in(
           [] {
             Accumulator<64> sums;
@@ -131,7 +131,7 @@ TEST_CASE("hopper errors: a warpgroup multiplies together") {
 }
 
 TEST_CASE("hopper errors: registers of warpgroups are 65536 in all") {
-  const test::Hopper device;
+  const emulation::Capability hopper(90);
   const auto change = [](auto first, auto second) {
     return error_in([&] { thread() < 128 ? first() : second(); }, 256);
   };

@@ -4,6 +4,7 @@
 //
 //   FAKE_GPU_COUNT         GPUs of this host (default 2)
 //   FAKE_GPU_DRIVER        version of the driver, 0 for none (default 13000)
+//   FAKE_GPU_CAPABILITY    compute capability (default 80; 90 has the instructions of sm_90a)
 //   FAKE_GPU_MEMORY        bytes of a GPU
 //   FAKE_GPU_LOST_AFTER    kernels until the GPU is gone
 //   FAKE_GPU_RUNTIME       version of the runtime (default: that of the toolkit)
@@ -46,6 +47,7 @@ const bool made = [] {
   machine.captures_until_lost = variable("FAKE_GPU_LOST_AT_CAPTURE", machine.captures_until_lost);
   machine.captures_until_stuck = variable("FAKE_GPU_STUCK_AFTER", machine.captures_until_stuck);
   machine.drop_captured_waits = variable("FAKE_GPU_DROPS_CAPTURED_WAITS", 0) != 0;
+  emulation::set_compute_capability(static_cast<int>(variable("FAKE_GPU_CAPABILITY", 80)));
   emulation::FakeCublasLt& products = emulation::fake_cublaslt();
   products.version = static_cast<size_t>(variable("FAKE_CUBLASLT_VERSION", static_cast<int64_t>(products.version)));
   machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);

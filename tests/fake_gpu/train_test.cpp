@@ -362,6 +362,23 @@ TEST_CASE("NCCL's choices per channel and size are in run.json, and a table chan
                 2, {"unknown key", "min_ctas"});
 }
 
+TEST_CASE("run.json notes why attention does not use the instructions of sm_90a", "[cuda]") {
+  Folder folder;
+  run_file(folder);
+  const std::string refused = "attention does not use the instructions of sm_90a. ";
+  const auto notes_of = [&](const std::string& name, const std::string& capability, const std::string& more) {
+    train(folder, "env FAKE_GPU_CAPABILITY=" + capability + " " + kFake, 1, name,
+          " --set device.kind=cuda --set train.steps=1 --set train.eval_batches=1 --set train.dtype=bfloat16" + more);
+    return Json::parse(read(folder.path(name) + "/run.json")).at("notes").dump();
+  };
+  const std::string narrow = notes_of("narrow", "90", "");  // heads of 8
+  INFO(narrow);
+  for (const std::string op : {"attention_forward", "attention_backward"})
+    CHECK(count(narrow, refused + op + ": heads of 8, need 64 or 128") == 1);
+  CHECK(!contains(notes_of("older", "80", ""), refused));
+  CHECK(!contains(notes_of("taken", "90", " --set model.width=128"), refused));
+}
+
 TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;

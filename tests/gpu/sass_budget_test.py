@@ -14,7 +14,7 @@ from checks import all_hold, check  # noqa: E402
 script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
 SOURCE = "kernels/attention/attention_mma.cu"
 # Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. With
-# MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half). The
+# NESTED, six additions and a branch to the beginning stand before EXIT. With MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half). The
 # branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
 NVCC = """#!/usr/bin/env python3
 import os, struct, sys
@@ -25,7 +25,8 @@ old = any("sm_80" in a for a in sys.argv)
 back = -16 * (spare + 3)
 branch = lambda offset: 0x7947 | ((offset & 0xffffffff) << 32 if old else (offset // 4 & 0xff) << 16 | (offset // 1024 & 0x3fffffff) << 34)
 work = [(0x7981, 0x1d00), (0x7981, 0x1900), (0x7986, 0x1d00)] if "MEMORY" in os.environ else [(0x23c, 0)] * 3
-words = work + [(w, 0) for w in [0x7210] * spare + [branch(back), 0x794d, branch(-16), 0x7918, 0x7918]]
+nested = [0x7210] * 6 + [branch(-16 * (spare + 11))] if "NESTED" in os.environ else []
+words = work + [(w, 0) for w in [0x7210] * spare + [branch(back)] + nested + [0x794d, branch(-16), 0x7918, 0x7918]]
 code = b"".join(struct.pack("<QQ", *w) for w in words)
 name = b".text._Z5thingILi64EEvPf"
 strings = b"\\0" + name + b"\\0"
@@ -63,6 +64,9 @@ with tempfile.TemporaryDirectory() as name:
             code, said = run([row(arch, *numbers)])
             check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in said, code, said)
         check(run([row(arch, 40, 12, 7, 4, 1)], MEMORY="1")[0] == 0, run(None, MEMORY="1"))
+        # The inner loop has 2 HMMA in 4 instructions, the outer one 3 in 12. With 20 additions: 2 in 23 and 3 in 31.
+        check(run([row(arch, 40, 12, 14, 4, 2)], NESTED="1")[0] == 0, run(None, NESTED="1"))
+        check(run([row(arch, 40, 12, 33, 31, 3)], NESTED="1", SPARE="20")[0] == 0, run(None, NESTED="1", SPARE="20"))
         code, said = run([row(arch, 40, 12, 7, 4, 2)], MEMORY="1")
         check(code == 1 and "tensor instructions or 16-byte accesses are 1 of 4 in the main loop (25.0%), budget 2 of 4 (50.0%)" in said, said)
     budget = [row("90a", 40, 12, 7, 4, 2)]

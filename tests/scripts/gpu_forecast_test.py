@@ -76,25 +76,63 @@ for card, rates in gpu_forecast.RATES.items():
 # By hand. AdamW reads and writes 30 bytes of 124,475,904 parameters: 3,734,277,120 bytes at 0.93 of 4.3 TB/s.
 rows = gpu_forecast.rows_of(gpu_forecast.Values("h200"))
 check(close(rows["step part: AdamW", "ms"][0], 0.9338, 1e-4), rows["step part: AdamW", "ms"])
-# Attention forward, head 64, 1024 tokens: 8 blocks of 128 queries take 2, 4, ..., 16 steps of 64 keys, 72 in all. With 913
+# Attention forward, head 64, 1024 tokens. A step of three warpgroups with 64 x 128 scores each: 2 x 2 x 192 x 128 x 64 operations at 4096 a
+# clock are 1536 clocks, 192 x 128 exponentials at 16 the same, 3 x 601 x 0.78 = 1406.3 instructions, and 3 x (8 + 16 + 16) + 32 KiB at
+# 128 bytes are 1216. Fourth powers: 1536 x (1 + 1 + 0.70275 + 0.39280)^0.25 = 2037.4; at 0.70 of the bound 2910.6 clocks.
+gpu_forecast.BUDGET["hopper_forward_kernel<64, true>"] = (2366, 601, 12)
+gpu_forecast.BUDGET["hopper_backward_kernel<64>"] = (3555, 943, 24)
+values = gpu_forecast.Values("h200")
+bounds = gpu_forecast.attention_bounds(values, "forward", 64)
+check(all(close(bounds[name], clocks, 1e-4) for name, clocks in
+          {"products": 1536, "exponentials": 1536, "instructions": 1406.3, "shared memory": 1216}.items()) and len(bounds) == 4, bounds)
+# Blocks end at 1024, 832, 640, 448, 256 and 64. Their warpgroups take 7, 8, 8; 6, 6, 7; 4, 5, 5; 3, 3, 4; 1, 2, 2; 1 steps: 72 / 3 = 24 a
+# head. 384 heads and 0.8 steps for each of 2304 blocks are 83.8 steps of every thread block; the longest list has 85.27.
+work = gpu_forecast.forward_work(384, 1024, 64, 1)
+check(len(work) == 132 and close(sum(steps for steps, _ in work), 384 * 24, 1e-9) and sum(blocks for _, blocks in work) == 2304, work)
+check(close(max(steps + 0.8 * blocks for steps, blocks in work), 85.27, 1e-3))
+# 85.27 x 2910.6 clocks of 1.755 GHz are 141.4 us, and 202.9 MB take 47.2 us beside them: 51.54 G operations in 141.9 us.
+rows = gpu_forecast.rows_of(values)
+forward = rows["attention_forward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
+check(close(forward, 363.3, 1e-3), forward)
+# Backward: five products of 64 x 128 x 64 are 1280 clocks. Two warpgroups read 8 + 8 KiB twice for scores and slopes, 8 twice for dv and
+# dk, 16 + 8 for dq; 16 of slopes are written, 16 arrive: 2 x 72 + 32 KiB, 1408 clocks. 2 x 943 x 0.57 = 1075.0 instructions, 512 clocks of
+# exponentials. Fourth powers: 1408 x (1 + 0.68303 + 0.33981 + 0.01749)^0.25 = 1682.8; at 0.58 of the bound 2901.4 clocks.
+bounds = gpu_forecast.attention_bounds(values, "backward", 64)
+check(all(close(bounds[name], clocks, 1e-4) for name, clocks in
+          {"products": 1280, "exponentials": 512, "instructions": 1075.0, "shared memory": 1408}.items()) and len(bounds) == 4, bounds)
+# One head of 256 tokens: the block of keys 128 to 255 begins with one step and adds to tiles 2 and 3 in steps 2 and 3; the other block, on
+# another thread block, adds to tiles 0 to 3 in steps 2 to 5. On one multiprocessor they follow each other: 3 + 5.
+check(gpu_forecast.backward_steps(1, 256, 1, 1.0) == 5)
+gpu_forecast.MULTIPROCESSORS = 1
+check(gpu_forecast.backward_steps(2, 256, 1, 1.0) == 16)
+# Two multiprocessors, one head of 384 tokens that three blocks of keys see: 2 + 4 + 6 steps. The second one ends in step 5, the first one
+# in 3 and takes the third block: tiles 0 to 5 in steps 5 to 10.
+gpu_forecast.MULTIPROCESSORS = 2
+check(gpu_forecast.backward_steps(1, 384, 1, 1.0) == 10)
+gpu_forecast.MULTIPROCESSORS = 132
+# Each of 384 heads has 16 + 14 + ... + 2 = 72 steps: at least 209.5 for each of 132; their order takes 243. These are 401.7 us, and 102.2 MB
+# of the sums of dout x out 25.6 us at 0.93 x 4.3 TB/s: 128.85 G operations in 427.3 us, 0.02 % more with its bytes.
+check(gpu_forecast.backward_steps(384, 1024, 1, 1.0) == 243, gpu_forecast.backward_steps(384, 1024, 1, 1.0))
+backward = rows["attention_backward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
+check(close(backward, 301.4, 1e-3), backward)
+
+# The path of mma.sync: 8 blocks of 128 queries take 2, 4, ..., 16 steps of 64 keys, 72 in all. With 913
 # instructions a warp and step, 128 products of 4 clocks at 0.62 of the rate are 826 clocks: instructions decide, 913 / 0.6 = 1521.67
 # clocks. Outside of the loop a block takes (3218 - 913) / 0.85 + 750 = 3461.8. The 32 x 12 heads, 384 x (72 x 1521.67 + 8 x 3461.8)
 # = 52,705,958 clocks on 132 x 1.755 GHz, take 227.51 us for 51.54 G operations: 226.5 TFLOP/s. Bytes add less than 0.1 %.
 gpu_forecast.BUDGET["forward_kernel<64, 2, 64, true>"] = (3218, 913, 128)
 gpu_forecast.BUDGET["key_kernel<64, 2, 32, true>"] = (3636, 620, 128)
 gpu_forecast.BUDGET["query_kernel<64, 2, 32, true>"] = (2370, 476, 96)
-rows = gpu_forecast.rows_of(gpu_forecast.Values("h200"))
-forward = rows["attention_forward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
+forward = 51.54e9 / gpu_forecast.mma_seconds(values, "forward", 32, 1024, 12, 12, 64) / 1e12
 check(close(forward, 226.5, 1e-3), forward)
 # Backward: both kernels take 4 + 8 + ... + 32 = 144 steps of 128 x 32. Products decide: 128 x 4 / 0.62 / 0.52 = 1588.09 clocks and
 # 96 x 4 / 0.62 / 0.52 = 1191.07. Outside: (3636 - 620) / 0.85 + 750 = 4298.2 and (2370 - 476) / 0.85 + 750 = 2978.2. 384 heads x
 # (144 x (1588.09 + 1191.07) + 8 x (4298.2 + 2978.2)) clocks take 759.9 us, and 102.2 MB of the sums of dout x out 25.6 us at 0.93 x
 # 4.3 TB/s: 128.85 G operations in 785.4 us.
-backward = rows["attention_backward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
+backward = 128.85e9 / gpu_forecast.mma_seconds(values, "backward", 32, 1024, 12, 12, 64) / 1e12
 check(close(backward, 164.05, 1e-3), backward)
 # With 8 heads of keys for 32 of queries the steps are the same; 24 of 32 heads x 16 blocks of 128 keys x 8 sequences begin less often.
-values = gpu_forecast.Values("h200")
-grouped, whole = (gpu_forecast.attention_seconds(values, "backward", 8, 2048, 32, kv_heads, 64) for kv_heads in (8, 32))
+grouped, whole = (gpu_forecast.mma_seconds(values, "backward", 8, 2048, 32, kv_heads, 64) for kv_heads in (8, 32))
 check(close(whole - grouped, 8 * 24 * 16 * 4298.2 / (132 * 1.755e9), 0.01), grouped, whole)
 # Weight gradient of qkv, 2304 x 768 from k = 65,536: 54 tiles of 128 x 256 split in two are one wave of 132; five parts of 7.08 MB
 # would not fit in 32 MiB. 16 waves for 2048 tiles and the edge make the multiprocessor's rate 790 x 1.03125 x 1.02197 / 132 = 6.3075
@@ -143,6 +181,8 @@ GOALS = ["GPT-2 124M", "GPT-2 124M / torch-compile", "Llama 1.2B", "attention_fo
 page = (source / "docs/benchmarks/h200-forecast.md").read_text()
 for name, (ends, basis) in gpu_forecast.ASSUMED.items():
     check(f"| {name} | {', '.join(f'{end:g}' for end in ends)} | {basis} |" in page, name)
+for line in gpu_forecast.attention_table(gpu_forecast.Values("h200")):
+    check(line in page, line)
 for card in gpu_forecast.RATES:
     with open(source / f"docs/benchmarks/{card}-forecast.csv", newline="") as file:
         table = list(csv.DictReader(file))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/bundle.sh on a build of stand-ins: what the bundle holds, its manifest, and the refusals.
+
+usage: bundle_test.py SOURCE_ROOT
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+source = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(source / "tests"))
+from checks import all_hold, check  # noqa: E402
+
+if not shutil.which("xz"):
+    print("SKIPPED: no xz, which packs the bundle")
+    sys.exit(77)
+
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    build, machine, out = folder / "build", folder / "machine", folder / "bundle.tar.xz"
+    machine.mkdir()
+    listed = {"--tests": [{"cmd": [f"{build}/tests/gpu/gpu_a_test"], "suite": ["slipstream:gpu"]},
+                          {"cmd": ["/usr/bin/mpirun", "-np", "2", "tests/gpu/gpu_nccl_b_test"], "suite": ["slipstream:gpu"]},
+                          {"cmd": [f"{build}/tests/cpu_test"], "suite": ["slipstream:engine"]}],
+              "--benchmarks": [{"cmd": [f"{build}/tests/gpu/gpu_kernels_bench"], "suite": ["slipstream:gpu"]}]}
+    (machine / "meson").write_text(f"#!/usr/bin/env python3\nimport sys\nprint({ {kind: json.dumps(rows) for kind, rows in listed.items()} !r}[sys.argv[2]])\n")
+    (machine / "meson").chmod(0o755)
+
+    def bundle(*arguments):
+        ran = subprocess.run([source / "scripts/bundle.sh", "--build", build, "--out", out, *arguments], capture_output=True, text=True,
+                             env={**os.environ, "PATH": f"{machine}:{os.environ['PATH']}"})
+        return ran.returncode, ran.stdout + ran.stderr
+
+    build.mkdir()
+    code, said = bundle()
+    check(code == 3 and f"bundle: {build}/slipstream does not exist. Build first: ninja -C {build}" in said, code, said)
+    (build / "tests/gpu").mkdir(parents=True)
+    shutil.copy("/bin/true", build / "slipstream")
+    code, said = bundle()
+    check(code == 3 and "has no GPU tests" in said and not out.exists(), code, said)
+    for path in ("tests/gpu/gpu_a_test", "tests/gpu/gpu_nccl_b_test", "tests/gpu/gpu_kernels_bench", "tests/cpu_test"):
+        shutil.copy("/bin/true", build / path)
+    (build / "build.ninja").write_text("-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=sm_80\n")
+    code, said = bundle("--results", folder)
+    check(code == 2 and f"{folder} has no found.txt" in said, code, said)
+    # Scripts among the executables have no libraries: they stop nothing.
+    code, said = bundle()
+    check(code == 0 and "MB of at most 60, 3 tests and benchmarks for a GPU, CUDA none" in said, code, said)
+    check("this build does not use CUDA" in said, said)
+    with tarfile.open(out) as archive:
+        inside = {member.name.removeprefix("slipstream-gpu/") for member in archive.getmembers()}
+        manifest = archive.extractfile("slipstream-gpu/MANIFEST").read().decode()
+        archive.extractall(folder / "there", filter="data")
+    check({"bin/slipstream", "tests/gpu_a_test", "nccl/gpu_nccl_b_test", "bench/gpu_kernels_bench", "scripts/gpu_check.sh", "scripts/gpu_summary.py",
+           "docs/benchmarks/h200-forecast.csv", "configs/runs/gpt2_124m.toml", "tests/golden/gpt2.bin"} <= inside, sorted(inside))
+    check(not any(path.endswith("cpu_test") or path.startswith(("lib/libc.so", "lib/libcuda")) for path in inside), sorted(inside))
+    check("archs=80 90a\n" in manifest and "cuda_major=none\n" in manifest and "glibc=" in manifest, manifest)
+    ran = subprocess.run([folder / "there/slipstream-gpu/scripts/gpu_check.sh", "--out", folder / "out", "--stage", "kernels"], capture_output=True, text=True)
+    check(ran.returncode == 7 and "missing: CUDA in the program itself" in ran.stdout, ran.returncode, ran.stdout)
+all_hold("bundle.sh")
