@@ -32,6 +32,7 @@
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/agreement.h"
+#include "runtime/build_id.h"
 #include "runtime/library_tables.h"
 #include "runtime/memory_check.h"
 #include "runtime/run_json.h"
@@ -94,6 +95,8 @@ int train(const TrainOptions& options) {
   DeviceAssignment assignment;
   comm::NcclTable written_nccl;  // before the planner completed it
   try {
+    // First of all, because other builds may exchange other values.
+    require_same(world, "build", build_id(), "Install the same build on all hosts; slipstream --version prints it.");
     world.together([&] {
       comm::require_no_foreign_launcher("train");
       if (options.resume)

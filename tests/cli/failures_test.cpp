@@ -92,6 +92,40 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
   CHECK(!fs::exists(folder.path("run")));
 }
 
+TEST_CASE("ranks of different builds are refused before anything else; copies are the same build", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string program = read(exe()), sets = " train " + run_file(folder) + " --set train.steps=1";
+  const auto copy = [&](const std::string& name, const std::string& content) {
+    const std::string path = folder.write(name, content);
+    fs::permissions(path, fs::perms::owner_all);
+    return path;
+  };
+  const auto train_with = [&](const std::string& other, const std::string& more) {
+    return shell(mpirun() + "-np 1 " + exe() + sets + " : -np 1 " + other + sets + more);
+  };
+  const std::string same = copy("same", program);
+  std::string patched_bytes = program;
+  const size_t at = patched_bytes.find("not all ranks joined within");
+  REQUIRE(at != std::string::npos);
+  patched_bytes[at] = 'N';
+  const std::string patched = copy("patched", patched_bytes);
+  // The other seed would be refused as well, but other builds may disagree about every later question.
+  const Result result = train_with(patched, " --set train.seed=2");
+  check_refused(result, 2, {"on all ranks: ", "rank 1 and rank 0 disagree on the build (", "Install the same build"});
+  CHECK(count(result.text, "slipstream: ") == 1);
+  CHECK(!fs::exists(folder.path("run")));
+  for (const std::string& path : {exe(), patched}) {
+    const std::string id = shell(path + " --version").text;
+    CHECK(contains(result.text, id.substr(id.find("build ") + 6, 16)));
+  }
+  if (shell("strip -o " + folder.path("stripped") + " " + exe()).code == 0)
+    CHECK(train_with(folder.path("stripped"), "").code == 0);
+  CHECK(train_with(same, "").code == 0);
+  const std::string recorded = Json::parse(read(folder.path("run") + "/run.json")).at("build").as_string();
+  CHECK(contains(call("--version").text, "(build " + recorded + ")"));
+}
+
 TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
