@@ -31,8 +31,8 @@ planner::JobRequest request_at(const DeviceAssignment& assignment, const Resolve
 }
 
 void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
-                         int64_t text_bytes) {
-  const int64_t need = job.buffers.total_bytes() + text_bytes;
+                         int64_t data_bytes) {
+  const int64_t need = job.buffers.total_bytes() + data_bytes;
   // Pipeline stages need different amounts, and ranks of one host share its memory.
   const std::vector<std::string> needs = world.all_gather(fmt::format("{} {}", world.host(), need));
   world.together([&] {

@@ -52,7 +52,7 @@ std::string lines_of(const RunConfig& config, const TrainOptions& options) {
 }
 
 void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
-                 const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t text_bytes) {
+                 const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t index_bytes) {
   const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
@@ -77,7 +77,7 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
   log_info("memory of a rank{}: {}{}{}",
            finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
            format_bytes(largest.buffers.total_bytes()),
-           text_bytes > 0 ? fmt::format(" and {} of text", format_bytes(text_bytes)) : "",
+           index_bytes > 0 ? fmt::format(" and {} of positions in the text", format_bytes(index_bytes)) : "",
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 

@@ -412,7 +412,7 @@ TEST_CASE("trailing slashes do not change an output folder: an earlier run in it
     INFO(result.text);
     CHECK(result.code == 0);
     CHECK(contains(result.text, "memory of a rank: "));
-    CHECK(contains(result.text, " of text"));
+    CHECK(!contains(result.text, " in the text"));  // every byte is an id
   }
   for (const char* name : {"run", "run.old-1", "run.old-2"}) CHECK(fs::exists(folder.path(name) + "/run.json"));
 }

@@ -145,6 +145,16 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
 }
 
+TEST_CASE("a text may be larger than memory", "[cli]") {
+  Folder folder;
+  const std::string text = folder.write("large.txt", ""), run = run_file(folder);
+  fs::resize_file(text, int64_t{4} << 30);  // a hole: zeros that take no disk
+  const Result result =
+      shell("ulimit -v 3000000; " + exe() + " train " + run + " --set train.steps=1 --set data.train=" + text);
+  INFO(result.text);
+  CHECK(result.code == 0);
+}
+
 TEST_CASE("threads that the system refuses are one error", "[cli]") {
   Folder folder;
   // The stacks of 1000 threads need about 8 GB.
