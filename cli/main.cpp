@@ -14,6 +14,7 @@
 #include "engine/base/check.h"
 #include "engine/base/print.h"
 #include "engine/config/nearest.h"
+#include "runtime/build_id.h"
 #include "runtime/version.h"
 
 namespace slipstream::cli {
@@ -46,7 +47,8 @@ int run(int argc, char** argv) {
   CLI::App app{"Slipstream trains transformers with communication hidden behind compute.", "slipstream"};
   app.option_defaults()->always_capture_default();
   app.formatter(help_format());
-  app.set_version_flag("--version", std::string("slipstream ") + runtime::version());
+  app.set_version_flag("--version",
+                       [] { return fmt::format("slipstream {} (build {})", runtime::version(), runtime::build_id()); });
   app.require_subcommand(1);
   Run chosen;
   for (const auto add :

@@ -47,8 +47,8 @@ int64_t sum_on_this_host(World& world, int64_t bytes) {
 }  // namespace
 
 void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
-                         int64_t text_bytes) {
-  const int64_t need = job.buffers.total_bytes() + text_bytes;
+                         int64_t data_bytes) {
+  const int64_t need = job.buffers.total_bytes() + data_bytes;
   // Pipeline stages need different amounts, and ranks of one host share its memory.
   const int64_t all = sum_on_this_host(world, need);
   world.together([&] {

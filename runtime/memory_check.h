@@ -16,10 +16,10 @@ namespace slipstream::runtime {
 planner::JobRequest request_at(const DeviceAssignment& assignment, const ResolvedConfig& config, const Machine& machine,
                                int rank);
 
-/// Blocks. Collective. On CPUs: the plan and `text_bytes` of text must fit the machine file's memory per rank, or, with
-/// all ranks of this host, its memory. Throws: AgreedFailure (code 7), with the table.
+/// Blocks. Collective. On CPUs: the plan and `data_bytes` for the data must fit the machine file's memory per rank, or,
+/// with all ranks of this host, its memory. Throws: AgreedFailure (code 7), with the table.
 void require_host_memory(World& world, const RunConfig& config, const Job& job, const Machine& machine,
-                         int64_t text_bytes);
+                         int64_t data_bytes);
 
 /// The peak of this process's resident memory as the kernel reports it; 0 if unknown.
 int64_t peak_resident_bytes();

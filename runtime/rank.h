@@ -48,6 +48,8 @@ class Rank {
   const Job& job() const { return *job_; }
   Device& device() { return *device_; }
   const Memory& memory() const { return memory_; }
+  /// Address of a slice; of weights, in the copy that the next step reads. Pure.
+  std::byte* weights_at(const Slice& slice) const;
 
   /// Blocks. Weights as a function of (seed, tensor name, element index); moments zero.
   void initialise(uint64_t seed);
@@ -126,7 +128,6 @@ class Rank {
  private:
   /// True if the next step's weights are in the second buffer.
   bool is_swapped() const;
-  std::byte* weights_at(const Slice& slice) const;
   /// Blocks. As held, but copies each shard's part to `take`(first element, elements).
   template <typename Take>
   void for_held(Slice BucketStorage::*what, int64_t begin, int64_t end, const Take& take);

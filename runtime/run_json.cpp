@@ -15,6 +15,7 @@
 #include "planner/extra_memory.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
+#include "runtime/build_id.h"
 #include "runtime/version.h"
 
 namespace slipstream::runtime {
@@ -42,6 +43,7 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
   const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
   run["version"] = version();
+  run["build"] = build_id();
   run["compiler"] = compiler();
   if (const std::string mpi = comm::mpi_version(); !mpi.empty()) run["mpi"] = mpi;
   run["products_library"] = products_library();

@@ -33,6 +33,7 @@
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/agreement.h"
+#include "runtime/build_id.h"
 #include "runtime/library_tables.h"
 #include "runtime/memory_check.h"
 #include "runtime/resume.h"
@@ -60,7 +61,7 @@ bool has_final_weights(World& world, const RunConfig& config) {
 }
 
 void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
-                 const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t text_bytes) {
+                 const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t index_bytes) {
   const RunConfig& config = *resolved;
   const Job& job = *finished.job;
   log_info("{}: {} parameters", job.model.description, format_count(static_cast<double>(job.parameter_elems)));
@@ -85,7 +86,7 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
   log_info("memory of a rank{}: {}{}{}",
            finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
            format_bytes(largest.buffers.total_bytes()),
-           text_bytes > 0 ? fmt::format(" and {} of text", format_bytes(text_bytes)) : "",
+           index_bytes > 0 ? fmt::format(" and {} of positions in the text", format_bytes(index_bytes)) : "",
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 
@@ -103,6 +104,8 @@ int train(const TrainOptions& options) {
   DeviceAssignment assignment;
   comm::NcclTable written_nccl;  // before the planner completed it
   try {
+    // First of all, because other builds may exchange other values.
+    require_same(world, "build", build_id(), "Install the same build on all hosts; slipstream --version prints it.");
     world.together([&] {
       comm::require_no_foreign_launcher("train");
       written = load_run_config(options.run_file, options.sets);

@@ -21,6 +21,7 @@
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
+#include "runtime/replicas.h"
 #include "runtime/saved_state.h"
 #include "runtime/shared_weights.h"
 #include "runtime/step_means.h"
@@ -259,6 +260,10 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
       std::string not_finite;
       last.params_hash = params_hash(not_finite);
       if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
+      if (const std::string drift = drifted_replicas(world_, *rank_, stages_); !drift.empty()) {
+        flush(true);
+        throw NumericsError("[train] step {}: {}", step, drift);
+      }
       if (last.val_loss && !std::isfinite(*last.val_loss))
         diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
     }

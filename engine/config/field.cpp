@@ -120,12 +120,17 @@ std::string describe_need(const Words& words) {
   return out;
 }
 
+/// Refuses a value outside the range with the bound that it breaks; `prefix` comes before the need.
+void require_in(const IntegerRange& range, int64_t value, const std::string& prefix = "") {
+  if (value > range.max && range.max >= kUnboundedFrom)
+    refuse(fmt::format("{}an integer of at most {}", prefix, range.max), value);
+  if (value < range.min || value > range.max) refuse(prefix + describe_need(range), value);
+}
+
 int64_t need_integer(const ConfigValue& value, const IntegerRange& range) {
   const auto* integer = std::get_if<int64_t>(&value);
-  const std::string need = describe_need(range);
-  if (!integer || *integer < range.min) refuse(need, value);
-  if (*integer > range.max)
-    refuse(range.max >= kUnboundedFrom ? fmt::format("an integer of at most {}", range.max) : need, value);
+  if (!integer) refuse(describe_need(range), value);
+  require_in(range, *integer);
   return *integer;
 }
 
@@ -176,9 +181,7 @@ std::vector<int64_t> need_integers(const ConfigValue& value, const IntegerRange&
   const auto* list = std::get_if<std::vector<int64_t>>(&value);
   if (!list) refuse("a list of integers", value);
   if (list->size() > 4096) refuse("a list of at most 4096 integers", value);
-  for (int64_t item : *list) {
-    if (item < range.min || item > range.max) refuse("in its list " + describe_need(range), item);
-  }
+  for (int64_t item : *list) require_in(range, item, "in its list ");
   return *list;
 }
 

@@ -13,6 +13,8 @@
 #include <fmt/ranges.h>
 
 #include "engine/base/check.h"
+#include "engine/base/plural.h"
+#include "engine/base/units.h"
 #include "engine/config/defaults.h"
 #include "engine/config/fields.h"
 
@@ -425,6 +427,12 @@ Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) 
           .context = static_cast<int>(p.context)};
 }
 
+// Layers x micro-batches of a step. Each took 12 KiB and 0.6 ms on one rank of a busy 2.8 GHz Xeon: the largest plan
+// takes 1.6 GiB and a minute and a half.
+constexpr int64_t kPlannedBlocksMax = 1 << 17;
+constexpr int64_t kPlannedBlockBytes = 12 * kKiB;
+constexpr int64_t kPlannedBlocksPerSecond = 1600;
+
 Batch resolve_batch(const RunConfig& config, int data_ranks) {
   const int64_t micro = config.train.micro_batch_size;
   const int64_t unit = micro * data_ranks;
@@ -435,7 +443,16 @@ Batch resolve_batch(const RunConfig& config, int data_ranks) {
         "(0 means {}), or change micro_batch_size or the ranks.",
         global, micro, data_ranks, unit, nearest_multiples(global, unit), unit);
   }
-  return {.global_batch_size = global, .micro_batches = global / unit};
+  const int64_t micro_batches = global / unit, layers = config.model.layers, blocks = micro_batches * layers;
+  if (blocks > kPlannedBlocksMax)
+    throw ConfigError(
+        "train.global_batch_size = {} in micro-batches of {} on {} is {} per rank and step, each of model.layers = {}. "
+        "A plan lists every layer of every micro-batch, at most {}; these {} would take about {} of memory and {} s on "
+        "every rank. Use train.micro_batch_size = {} or larger, or more data ranks.",
+        global, micro, counted(data_ranks, "data rank"), counted(micro_batches, "micro-batch"), layers,
+        kPlannedBlocksMax, blocks, format_bytes(blocks * kPlannedBlockBytes), blocks / kPlannedBlocksPerSecond,
+        micro * ((blocks + kPlannedBlocksMax - 1) / kPlannedBlocksMax));
+  return {.global_batch_size = global, .micro_batches = micro_batches};
 }
 
 }  // namespace slipstream

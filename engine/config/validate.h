@@ -42,7 +42,8 @@ using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch
 Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
 
 /// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.
-/// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it.
+/// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it, or for more
+/// micro-batches than a plan can list.
 Batch resolve_batch(const RunConfig& config, int data_ranks);
 
 }  // namespace slipstream

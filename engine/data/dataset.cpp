@@ -3,12 +3,11 @@
 
 #include "engine/data/dataset.h"
 
-#include <array>
 #include <cmath>
+#include <vector>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
-#include "engine/data/hash.h"
 #include "engine/data/text.h"
 
 namespace slipstream::data {
@@ -34,13 +33,30 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
       files::shown(path), shards.name(), files::shown(wanted), shards.name());
 }
 
-std::shared_ptr<const TokenSource> tokens_of(const std::shared_ptr<const Tokenizer>& tokenizer, std::string text,
-                                             const std::string& path) {
-  try {
-    return tokens_of_text(tokenizer, std::move(text));
-  } catch (const DataError& error) {
-    throw DataError("{} (in {})", error.what(), files::shown(path));
+/// A path of a run's data: either a text or shards.
+struct Input {
+  Shards shards;
+  std::shared_ptr<const TextFile> text;
+
+  /// The split and its hash, once the tokenizer is known.
+  std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, std::string& hash,
+                                            int64_t& resident_bytes) const {
+    if (!text) {
+      hash = shards.hash;
+      return shards.tokens;
+    }
+    const auto tokens = std::make_shared<TextTokens>(tokenizer, text);
+    hash = tokens->hash();
+    resident_bytes += tokens->resident_bytes();
+    return tokens;
   }
+};
+
+Input open_input(const std::string& path, const DatasetOptions& options) {
+  if (!names_shards(path)) return {.shards = {}, .text = std::make_shared<TextFile>(path)};
+  Input input{.shards = open_shards(path, options.check), .text = nullptr};
+  check_same(*input.shards.tokenizer, path, options.tokenizer);
+  return input;
 }
 
 Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<const Tokenizer> tokenizer,
@@ -60,61 +76,35 @@ Dataset open_dataset(const DatasetOptions& options) {
   if (options.train.empty())
     throw DataError("[data] data.train is empty. Give the path of a text file or of token shards.");
   const bool one_file = options.validation.empty();
-  const bool train_is_shards = names_shards(options.train);
-  const bool validation_is_shards = !one_file && names_shards(options.validation);
-  Shards train_shards, validation_shards;
-  std::string train_text, validation_text;
-  if (train_is_shards) {
-    train_shards = open_shards(options.train, options.check);
-    check_same(*train_shards.tokenizer, options.train, options.tokenizer);
-  } else {
-    train_text = read_text(options.train);
-  }
-  if (validation_is_shards) {
-    validation_shards = open_shards(options.validation, options.check);
-    check_same(*validation_shards.tokenizer, options.validation, options.tokenizer);
-  } else if (!one_file) {
-    validation_text = read_text(options.validation);
-  }
-
-  const auto hash_of_text = [](const std::string& text) {
-    return text.empty() ? "" : xxh3_128_hex(text.data(), std::ssize(text));
-  };
-  const std::string hash =
-      train_shards.hash + hash_of_text(train_text) + "+" + validation_shards.hash + hash_of_text(validation_text);
-  Dataset dataset;
-  dataset.tokenizer = train_is_shards ? train_shards.tokenizer : validation_shards.tokenizer;
-  if (train_is_shards && validation_is_shards &&
-      (train_shards.tokenizer->name() != validation_shards.tokenizer->name() ||
-       train_shards.tokenizer->vocab_size() != validation_shards.tokenizer->vocab_size() ||
-       train_shards.tokenizer->vocabulary() != validation_shards.tokenizer->vocabulary()))
+  const Input train = open_input(options.train, options);
+  const Input validation = one_file ? Input{} : open_input(options.validation, options);
+  const std::shared_ptr<const Tokenizer>&of_train = train.shards.tokenizer,
+                              &of_validation = validation.shards.tokenizer;
+  if (of_train && of_validation &&
+      (of_train->name() != of_validation->name() || of_train->vocab_size() != of_validation->vocab_size() ||
+       of_train->vocabulary() != of_validation->vocabulary()))
     throw DataError(
         "[data] the shards {} and {} have different vocabularies ({} and {} ids). Write the second shard with the "
         "vocabulary of the first.",
-        files::shown(options.train), files::shown(options.validation), train_shards.tokenizer->vocab_size(),
-        validation_shards.tokenizer->vocab_size());
+        files::shown(options.train), files::shown(options.validation), of_train->vocab_size(),
+        of_validation->vocab_size());
+  Dataset dataset;
+  dataset.tokenizer = of_train ? of_train : of_validation;
   if (!dataset.tokenizer) {
-    const std::string name = options.tokenizer.empty() ? "bytes" : options.tokenizer;
-    const std::array<std::string_view, 2> texts = {train_text, validation_text};
-    try {
-      dataset.tokenizer = make_tokenizer(name, std::span<const std::string_view>(texts));
-    } catch (const DataError& error) {
-      throw DataError("{} (in {}{}{})", error.what(), files::shown(options.train), one_file ? "" : " or ",
-                      one_file ? "" : files::shown(options.validation));
-    }
+    std::vector<ForPieces> texts;
+    for (const Input* input : {&train, &validation})
+      if (input->text) texts.push_back([text = input->text](const TakePiece& take) { text->for_pieces(take); });
+    dataset.tokenizer = make_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, texts);
   }
-
-  const int64_t text_bytes = std::ssize(train_text) + std::ssize(validation_text);
-  dataset.train =
-      train_is_shards ? train_shards.tokens : tokens_of(dataset.tokenizer, std::move(train_text), options.train);
+  std::string train_hash, validation_hash;
+  int64_t resident_bytes = 0;
+  dataset.train = train.tokens(dataset.tokenizer, train_hash, resident_bytes);
   if (one_file)
     dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
   else
-    dataset.validation = validation_is_shards
-                             ? validation_shards.tokens
-                             : tokens_of(dataset.tokenizer, std::move(validation_text), options.validation);
-  dataset.hash = hash;
-  dataset.resident_bytes = text_bytes;
+    dataset.validation = validation.tokens(dataset.tokenizer, validation_hash, resident_bytes);
+  dataset.hash = train_hash + "+" + validation_hash;
+  dataset.resident_bytes = resident_bytes;
   const bool cut = one_file && dataset.validation;
   check_length(*dataset.train, "training", options.train, options.sequence_length, cut);
   if (dataset.validation)

@@ -26,10 +26,10 @@ struct Dataset {
   std::shared_ptr<const TokenSource> validation;  // null if there is none
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string hash;            // of the files, in the order train, validation: ranks with equal hashes read equal ids
-  int64_t resident_bytes = 0;  // of texts, kept in memory; shards stay on disk
+  int64_t resident_bytes = 0;  // positions of ids in texts; texts and shards stay on disk
 };
 
-/// Blocks. Opens, checks and splits. A text stays in memory and is encoded when it is read. Without `validation` the
+/// Blocks. Opens, checks and splits. A text is encoded when it is read. Without `validation` the
 /// first floor(N (1 - validation_fraction)) of N tokens are for training, the rest for validation. With chars and two
 /// texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and shards of
 /// different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown tokenizer).

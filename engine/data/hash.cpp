@@ -37,6 +37,8 @@ void Xxh3::update(const void* bytes, int64_t size_bytes) {
   if (size_bytes > 0) XXH3_128bits_update(state_->handle, bytes, static_cast<size_t>(size_bytes));
 }
 
+uint64_t Xxh3::low_bits() const { return XXH3_128bits_digest(state_->handle).low64; }
+
 std::string Xxh3::hex() const { return hex_of(XXH3_128bits_digest(state_->handle)); }
 
 }  // namespace slipstream::data

@@ -23,6 +23,8 @@ class Xxh3 {
   void update(const void* bytes, int64_t size_bytes);
   /// The hash of all bytes so far. update() may follow. Pure.
   std::string hex() const;
+  /// Its lower 64 bits. Pure.
+  uint64_t low_bits() const;
 
  private:
   struct State;

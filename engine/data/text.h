@@ -1,21 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text files and their token ids.
+// Text files and their token ids, read from disk piece by piece: memory does not hold the text.
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "engine/base/files.h"
 #include "engine/data/shards.h"
 #include "engine/data/tokenizer.h"
 
 namespace slipstream::data {
 
-/// Blocks. The bytes of the text file `path`. The tokenizer checks UTF-8.
-/// Throws: DataError if it is missing, a folder, not a regular file, not readable, or empty.
-std::string read_text(const std::string& path);
+/// A text on disk. Safe to read from several threads.
+class TextFile {
+ public:
+  /// Throws: DataError if `path` is missing, a folder, not a regular file, not readable, or empty.
+  explicit TextFile(const std::string& path);
 
-/// Blocks: one pass over `text` checks it and counts its ids. Only the text stays in memory. Ids are encoded when they
-/// are read, for the next step on the loader's thread. Throws: DataError as Tokenizer::encode.
-std::shared_ptr<const TokenSource> tokens_of_text(std::shared_ptr<const Tokenizer> tokenizer, std::string text);
+  const std::string& path() const { return file_.path(); }
+  int64_t size_bytes() const { return file_.size_bytes(); }
+  /// Blocks. Bytes [begin, end). Throws: DataError if the disk fails or the file was truncated.
+  std::string read(int64_t begin, int64_t end) const;
+  /// Blocks. `size_bytes` bytes from `begin` on, to `out`. Throws: as read().
+  void read(int64_t begin, void* out, int64_t size_bytes) const { file_.read(begin, out, size_bytes); }
+  /// Blocks. The whole text in consecutive pieces. A piece ends between two UTF-8 characters if the text is UTF-8.
+  /// Throws: as read(); errors of `take` with the path added, if they are a DataError.
+  void for_pieces(const TakePiece& take) const;
+
+ private:
+  files::InputFile file_;
+};
+
+/// The ids of a text, encoded when they are read, for the next step on the loader's thread.
+class TextTokens final : public TokenSource {
+ public:
+  static constexpr int64_t kMarksMax = 8 << 20;  // even
+
+  /// Blocks: one pass over `text` checks it, counts its ids and hashes it. Throws: DataError as Tokenizer::encode.
+  TextTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> text,
+             int64_t marks_max = kMarksMax);
+
+  int64_t count() const override { return count_; }
+  void read(int64_t begin, std::span<int32_t> out) const override;
+
+  /// XXH3-128 of the text. Pure.
+  const std::string& hash() const { return hash_; }
+  /// Memory for the positions of ids in the text: at most 64 MiB; none if every id is a byte. Pure.
+  int64_t resident_bytes() const { return std::ssize(marks_) * static_cast<int64_t>(sizeof(int64_t)); }
+
+ private:
+  /// Encodes a piece that begins at byte `begin` of the text, and marks positions. At `marks_max` every second mark is
+  /// dropped.
+  void mark(std::string_view piece, int64_t begin, int64_t marks_max);
+
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::shared_ptr<const TextFile> text_;
+  std::string hash_;
+  int64_t count_ = 0;
+  int64_t mark_ids_;            // between two marks: the most ids that a read encodes before its first id
+  std::vector<int64_t> marks_;  // byte offset of every mark_ids_-th id, and of the end
+};
 
 }  // namespace slipstream::data

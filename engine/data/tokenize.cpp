@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a text, encodes it and writes its shards.
+// Passes over a text, encodes it and writes its shards.
 
 #include "engine/data/tokenize.h"
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <span>
 
 #include "engine/base/check.h"
@@ -17,25 +18,13 @@ namespace slipstream::data {
 
 TokenizeSummary tokenize(const TokenizeOptions& options) {
   SLIP_ASSERT(options.shard_tokens >= 0);
-  const std::string text = read_text(options.text);
-  std::shared_ptr<const Tokenizer> tokenizer;
-  std::vector<int32_t> ids;
-  try {
-    tokenizer = make_tokenizer(options.tokenizer, text);
-    ids = tokenizer->encode(text);
-  } catch (const DataError& error) {
-    throw DataError("{} (in {})", error.what(), files::shown(options.text));
-  }
-  TokenizeSummary summary{.tokenizer = tokenizer->name(),
-                          .vocab_size = tokenizer->vocab_size(),
-                          .text_bytes = static_cast<int64_t>(text.size()),
-                          .count = static_cast<int64_t>(ids.size()),
-                          .shards = {}};
-  const size_t per_shard = options.shard_tokens > 0 ? static_cast<size_t>(options.shard_tokens) : ids.size();
-  const auto name_of = [&](size_t shard) {
+  const TextFile text(options.text);
+  const int64_t per_shard = options.shard_tokens > 0 ? options.shard_tokens : text.size_bytes();
+  const auto name_of = [&](int64_t shard) {
     return options.shard_tokens > 0 ? fmt::format("{}-{:05}", options.out, shard) : options.out;
   };
-  for (size_t shard = 0; shard * per_shard < ids.size(); ++shard)
+  // A text has at most as many ids as bytes.
+  for (int64_t shard = 0; shard * per_shard < text.size_bytes(); ++shard)
     for (const char* end : {".bin", ".json"}) {
       std::error_code error;
       if (std::filesystem::equivalent(options.text, name_of(shard) + end, error))
@@ -43,14 +32,35 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
             "[data] {} would be overwritten: it is the text, and the command writes {}. Give the shards another name.",
             files::shown(options.text), files::shown(name_of(shard) + end));
     }
-  for (size_t begin = 0; begin < ids.size(); begin += per_shard) {
-    const std::string name = name_of(summary.shards.size());
-    ShardWriter writer(name, tokenizer);
-    writer.append(std::span(ids).subspan(begin, std::min(per_shard, ids.size() - begin)));
-    std::string hash = writer.finish();
+  const ForPieces pieces = [&](const TakePiece& take) { text.for_pieces(take); };
+  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(options.tokenizer, std::span(&pieces, 1));
+  TokenizeSummary summary{.tokenizer = tokenizer->name(),
+                          .vocab_size = tokenizer->vocab_size(),
+                          .text_bytes = text.size_bytes(),
+                          .shards = {}};
+  std::string name;
+  std::unique_ptr<ShardWriter> writer;
+  const auto finish = [&] {
+    std::string hash = writer->finish();
     summary.shards.push_back(
-        {.path = name + ".bin", .count = writer.count(), .size_bytes = writer.size_bytes(), .hash = std::move(hash)});
-  }
+        {.path = name + ".bin", .count = writer->count(), .size_bytes = writer->size_bytes(), .hash = std::move(hash)});
+    writer.reset();
+  };
+  const auto append = [&](std::span<const int32_t> ids) {
+    while (!ids.empty()) {
+      if (!writer) {
+        name = name_of(std::ssize(summary.shards));
+        writer = std::make_unique<ShardWriter>(name, tokenizer);
+      }
+      const int64_t taken = std::min(std::ssize(ids), per_shard - writer->count());
+      writer->append(ids.first(static_cast<size_t>(taken)));
+      ids = ids.subspan(static_cast<size_t>(taken));
+      summary.count += taken;
+      if (writer->count() == per_shard) finish();
+    }
+  };
+  text.for_pieces([&](std::string_view piece, int64_t begin) { tokenizer->encode_pieces(piece, append, begin); });
+  if (writer) finish();
   return summary;
 }
 

@@ -22,14 +22,14 @@ constexpr uint32_t kCodePoints = 0x110000;
                   index, vocab_size - 1);
 }
 
-/// The code point at byte `at`; `text` comes from a user.
-CodePoint checked_code_point(std::string_view text, size_t at) {
+/// The code point at byte `at`; `text` comes from a user and follows `begin` other bytes.
+CodePoint checked_code_point(std::string_view text, size_t at, int64_t begin) {
   const CodePoint point = next_code_point(text, at);
   if (point.size_bytes == 0)
     throw DataError(
         "[data] the text is not UTF-8 at byte {} (0x{:02x}). Convert it to UTF-8, or set data.tokenizer = "
         "\"bytes\".",
-        at, static_cast<uint8_t>(text[at]));
+        begin + static_cast<int64_t>(at), static_cast<uint8_t>(text[at]));
   return point;
 }
 
@@ -37,7 +37,9 @@ class BytesTokenizer final : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
   int32_t vocab_size() const override { return 256; }
-  void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take) const override {
+  bool ids_are_bytes() const override { return true; }
+  void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take,
+                     int64_t) const override {
     std::vector<int32_t> ids;
     for (; !text.empty(); text.remove_prefix(ids.size())) {
       ids.resize(std::min(text.size(), kPieceIds));
@@ -66,16 +68,18 @@ class CharsTokenizer final : public Tokenizer {
   }
   std::string name() const override { return "chars"; }
   int32_t vocab_size() const override { return static_cast<int32_t>(code_points_.size()); }
-  void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take) const override {
+  void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take,
+                     int64_t begin) const override {
     std::vector<int32_t> ids;
     for (size_t at = 0; at < text.size();) {
-      const CodePoint point = checked_code_point(text, at);
+      const CodePoint point = checked_code_point(text, at, begin);
       const int32_t id = point.value < id_of_.size() ? id_of_[point.value] : -1;
       if (id < 0)
         throw DataError(
             "[data] the character {} (U+{:04X}) at byte {} is not among the {} characters of the vocabulary. Remove it "
             "from the text, or build the vocabulary from a text that contains it.",
-            files::shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value, at, code_points_.size());
+            files::shown(text.substr(at, static_cast<size_t>(point.size_bytes))), point.value,
+            begin + static_cast<int64_t>(at), code_points_.size());
       ids.push_back(id);
       if (ids.size() == kPieceIds) {
         take(ids);
@@ -113,7 +117,7 @@ class NamedTokenizer final : public Tokenizer {
   std::string name() const override { return name_; }
   int32_t vocab_size() const override { return vocab_size_; }
   bool knows_text() const override { return false; }
-  void encode_pieces(std::string_view, const std::function<void(std::span<const int32_t>)>&) const override {
+  void encode_pieces(std::string_view, const std::function<void(std::span<const int32_t>)>&, int64_t) const override {
     throw DataError(
         "[data] the tokenizer {} is known by name only and cannot encode text. Write token shards with a program that "
         "has this tokenizer.",
@@ -132,14 +136,16 @@ class NamedTokenizer final : public Tokenizer {
   int32_t vocab_size_;
 };
 
-std::vector<uint32_t> sorted_code_points(std::span<const std::string_view> texts) {
+std::vector<uint32_t> sorted_code_points(std::span<const ForPieces> texts) {
   std::vector<bool> seen(kCodePoints, false);
-  for (const std::string_view text : texts)
-    for (size_t at = 0; at < text.size();) {
-      const CodePoint point = checked_code_point(text, at);
-      seen[point.value] = true;
-      at += static_cast<size_t>(point.size_bytes);
-    }
+  for (const ForPieces& for_pieces : texts)
+    for_pieces([&](std::string_view piece, int64_t begin) {
+      for (size_t at = 0; at < piece.size();) {
+        const CodePoint point = checked_code_point(piece, at, begin);
+        seen[point.value] = true;
+        at += static_cast<size_t>(point.size_bytes);
+      }
+    });
   std::vector<uint32_t> out;
   for (uint32_t value = 0; value < kCodePoints; ++value)
     if (seen[value]) out.push_back(value);
@@ -154,7 +160,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const std::string_view> texts) {
+std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const ForPieces> texts) {
   if (name == "bytes") return std::make_shared<BytesTokenizer>();
   if (name == "chars") {
     std::vector<uint32_t> code_points = sorted_code_points(texts);
@@ -173,7 +179,8 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span
 }
 
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text) {
-  return make_tokenizer(name, std::span<const std::string_view>(&text, 1));
+  const ForPieces whole = [&](const TakePiece& take) { take(text, 0); };
+  return make_tokenizer(name, std::span(&whole, 1));
 }
 
 namespace {

@@ -13,6 +13,11 @@
 
 namespace slipstream::data {
 
+/// Receives a piece of a text and the number of bytes before it.
+using TakePiece = std::function<void(std::string_view piece, int64_t begin)>;
+/// Passes a whole text on in consecutive pieces that no character crosses.
+using ForPieces = std::function<void(const TakePiece& take)>;
+
 /// Immutable, safe to share between threads.
 class Tokenizer {
  public:
@@ -25,13 +30,16 @@ class Tokenizer {
   virtual int32_t vocab_size() const = 0;
   /// True if it can encode and decode; false for an external tokenizer. Pure.
   virtual bool knows_text() const { return true; }
+  /// True if every byte of a text is its own id. Pure.
+  virtual bool ids_are_bytes() const { return false; }
   /// decode(encode(text)) == text, and text cut between two ids keeps its ids, so a window can be encoded alone. Pure.
   /// Throws: DataError with the byte offset if `text` has a character outside the vocabulary or is not UTF-8 (chars),
   /// or without knows_text().
   std::vector<int32_t> encode(std::string_view text) const;
-  /// The same, passed to `take` in pieces of at most kPieceIds, so that memory never holds all ids.
-  virtual void encode_pieces(std::string_view text,
-                             const std::function<void(std::span<const int32_t>)>& take) const = 0;
+  /// The same, passed to `take` in pieces of at most kPieceIds, so that memory never holds all ids. `begin`: the bytes
+  /// before `text`, for errors.
+  virtual void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take,
+                             int64_t begin = 0) const = 0;
   /// Pure. Throws: DataError naming the id and its index if it is not in the vocabulary, or without knows_text().
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   /// The text of every id, for a sidecar; empty for bytes, where the id is the byte. Pure.
@@ -41,12 +49,13 @@ class Tokenizer {
 /// The file beside saved weights that restores the tokenizer.
 inline constexpr const char* kTokenizerFile = "slipstream_tokenizer.json";
 
-/// Makes the tokenizer that the run file names; "chars" takes its vocabulary from `text`. Pure.
-/// Throws: ConfigError if `name` is unknown or a tokenizer.json (not yet supported); DataError if `text` is not UTF-8.
-std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text);
+/// Makes the tokenizer that the run file names; "chars" takes its vocabulary from `texts`, so that every character of
+/// any text has an id. Blocks as `texts` do.
+/// Throws: ConfigError if `name` is unknown or a tokenizer.json (not yet supported); DataError if a text is not UTF-8.
+std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const ForPieces> texts);
 
-/// The same with the vocabulary of several texts: every character of any text has an id.
-std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const std::string_view> texts);
+/// The same for one text in memory. Pure.
+std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text);
 
 /// Restores a tokenizer from its name, vocabulary() and vocab_size() (0: unknown). `where` names their source in
 /// errors. A name that is neither bytes nor chars gives one without knows_text(). Pure.

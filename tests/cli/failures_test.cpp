@@ -3,10 +3,12 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <thread>
 
+#include "engine/checkpoint/weights.h"
 #include "tests/cli/program.h"
 
 using namespace slipstream;
@@ -92,6 +94,40 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
   CHECK(!fs::exists(folder.path("run")));
 }
 
+TEST_CASE("ranks of different builds are refused before anything else; copies are the same build", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string program = read(exe()), sets = " train " + run_file(folder) + " --set train.steps=1";
+  const auto copy = [&](const std::string& name, const std::string& content) {
+    const std::string path = folder.write(name, content);
+    fs::permissions(path, fs::perms::owner_all);
+    return path;
+  };
+  const auto train_with = [&](const std::string& other, const std::string& more) {
+    return shell(mpirun() + "-np 1 " + exe() + sets + " : -np 1 " + other + sets + more);
+  };
+  const std::string same = copy("same", program);
+  std::string patched_bytes = program;
+  const size_t at = patched_bytes.find("not all ranks joined within");
+  REQUIRE(at != std::string::npos);
+  patched_bytes[at] = 'N';
+  const std::string patched = copy("patched", patched_bytes);
+  // The other seed would be refused as well, but other builds may disagree about every later question.
+  const Result result = train_with(patched, " --set train.seed=2");
+  check_refused(result, 2, {"on all ranks: ", "rank 1 and rank 0 disagree on the build (", "Install the same build"});
+  CHECK(count(result.text, "slipstream: ") == 1);
+  CHECK(!fs::exists(folder.path("run")));
+  for (const std::string& path : {exe(), patched}) {
+    const std::string id = shell(path + " --version").text;
+    CHECK(contains(result.text, id.substr(id.find("build ") + 6, 16)));
+  }
+  if (shell("strip -o " + folder.path("stripped") + " " + exe()).code == 0)
+    CHECK(train_with(folder.path("stripped"), "").code == 0);
+  CHECK(train_with(same, "").code == 0);
+  const std::string recorded = Json::parse(read(folder.path("run") + "/run.json")).at("build").as_string();
+  CHECK(contains(call("--version").text, "(build " + recorded + ")"));
+}
+
 TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
@@ -107,6 +143,16 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   CHECK(contains(result.text, "slipstream: "));
   CHECK(!contains(result.text, "terminate called"));
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
+}
+
+TEST_CASE("a text may be larger than memory", "[cli]") {
+  Folder folder;
+  const std::string text = folder.write("large.txt", ""), run = run_file(folder);
+  fs::resize_file(text, int64_t{4} << 30);  // a hole: zeros that take no disk
+  const Result result =
+      shell("ulimit -v 3000000; " + exe() + " train " + run + " --set train.steps=1 --set data.train=" + text);
+  INFO(result.text);
+  CHECK(result.code == 0);
 }
 
 TEST_CASE("threads that the system refuses are one error", "[cli]") {
@@ -135,6 +181,71 @@ TEST_CASE("a NaN loss ends every rank", "[cli]") {
   CHECK(count(two.text, "slipstream: ") == 1);
   check_refused(call("train " + run + sets + " --set optimizer.grad_clip=1 --set optimizer.eps=1"), 5,
                 {"and the gradient norm "});
+}
+
+TEST_CASE("a changed bit in one rank's weights ends the run with the rank and the tensor", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  // A rate of 0 keeps the weights, so that they can be found in the memory of a rank.
+  const std::string train = "train " + run_file(folder) +
+                            " --set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 --set "
+                            "train.hash_interval=1 --set train.eval_batches=1 --set train.log_interval=100000 ";
+  REQUIRE(call(train + "--set train.steps=1").code == 0);
+  const checkpoint::FinalWeights weights = checkpoint::read_final(folder.path("run") + "/checkpoints/final");
+  std::vector<float> table;
+  std::string name;
+  for (const checkpoint::TensorInfo& tensor : weights.weights.tensors())
+    if (contains(tensor.name, "wte.weight")) {
+      table.resize(static_cast<size_t>(tensor.elems()));
+      weights.weights.read_floats(tensor, table);
+      name = tensor.name;
+    }
+  REQUIRE(!table.empty());
+  const std::string pattern(reinterpret_cast<const char*>(table.data()), 64);
+  const auto flip = [&](pid_t rank) {
+    int found = 0;
+    std::ifstream maps("/proc/" + std::to_string(rank) + "/maps");
+    std::fstream memory("/proc/" + std::to_string(rank) + "/mem", std::ios::in | std::ios::out | std::ios::binary);
+    for (std::string line; std::getline(maps, line);) {
+      unsigned long begin = 0, end = 0;
+      char mode[5] = "";
+      if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, mode) != 3 || std::string(mode) != "rw-p") continue;
+      std::string bytes(end - begin, '\0');
+      memory.clear();
+      memory.seekg(static_cast<std::streamoff>(begin));
+      if (!memory.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) continue;
+      for (size_t at = bytes.find(pattern); at != std::string::npos; at = bytes.find(pattern, at + 1)) {
+        memory.seekp(static_cast<std::streamoff>(begin + at));
+        memory.put(static_cast<char>(pattern[0] ^ 1)).flush();
+        ++found;
+      }
+    }
+    return found;
+  };
+  for (const int ranks : {2, 3}) {
+    const std::string dir = folder.path("ranks" + std::to_string(ranks));
+    Result result;
+    std::thread running([&] {
+      result = on_ranks(ranks, train + "--set train.steps=1000000 --set train.global_batch_size=" +
+                                   std::to_string(2 * ranks) + " --set output.dir=" + dir);
+    });
+    std::vector<pid_t> pids;
+    for (int tries = 0; tries < 300 && static_cast<int>(pids.size()) < ranks; ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      pids = fs::exists(dir + "/metrics.jsonl") ? ranks_running(dir) : std::vector<pid_t>{};
+    }
+    int found = 0;
+    if (static_cast<int>(pids.size()) == ranks) found = flip(*std::max_element(pids.begin(), pids.end()));
+    if (found == 0)
+      for (pid_t pid : pids) ::kill(pid, SIGKILL);
+    running.join();
+    REQUIRE(found > 0);
+    check_refused(result, 5,
+                  {"on all ranks: [train] step ", name + " is the first such tensor",
+                   ranks == 2 ? "the parameters of ranks 0 and 1 differ from each other"
+                              : " differ from those of most ranks, which must hold the same bits"});
+    CHECK(!fs::exists(dir + "/checkpoints/final"));
+  }
 }
 
 TEST_CASE("a run that ends with a NaN has the lines of all steps before", "[cli]") {

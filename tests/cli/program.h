@@ -175,7 +175,7 @@ inline void check_complete(const std::string& run, int64_t steps) {
   const Json about = Json::parse(read(run + "/run.json"));
   CHECK(about.at("plan_hash").as_string().size() == 16);
   CHECK(about.at("version").as_string() == PROJECT_VERSION);
-  for (const char* key : {"host", "compiler", "products_library"}) CHECK(!about.at(key).as_string().empty());
+  for (const char* key : {"host", "build", "compiler", "products_library"}) CHECK(!about.at(key).as_string().empty());
   check_documented(about);
   CHECK(fs::exists(run + "/config.resolved.toml"));
   CHECK(fs::exists(run + "/checkpoints/final/model.safetensors"));

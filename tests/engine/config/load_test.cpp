@@ -191,6 +191,8 @@ TEST_CASE("load: errors about types and ranges name the required and the given v
         "run.toml:2:1 trace.steps needs a list of integers, got a list that does not consist of integers.");
   CHECK(refusal_of("[trace]\nsteps = [0, 12]\n") ==
         "run.toml:2:1 trace.steps needs in its list an integer of at least 1, got 0.");
+  CHECK(refusal_of("[trace]\nsteps = [1, 9223372036854775807]\n") ==
+        "run.toml:2:1 trace.steps needs in its list an integer of at most 1000000000000, got 9223372036854775807.");
   CHECK(refusal_of("[data]\ntrain = 5\n") == "run.toml:2:1 data.train needs a text in quotes, got 5.");
   CHECK(refusal_of("[data]\ntrain = \"a\\u0000b\"\n") ==
         "run.toml:2:1 data.train needs a text without zero bytes, got one that has them.");

@@ -412,6 +412,21 @@ TEST_CASE("batch: micro-batch x data ranks divides the global batch, or the erro
   CHECK(refusal([&] { resolve_batch(config, 16); }) ==
         "train.global_batch_size = 24 is not a multiple of train.micro_batch_size x data ranks = 3 x 16 = 48. Use 48 "
         "(0 means 48), or change micro_batch_size or the ranks.");
+  // A plan lists every layer of every micro-batch.
+  const auto many = [](const std::string& global, const std::string& micro) {
+    return with({"model.layers=8", "train.global_batch_size=" + global, "train.micro_batch_size=" + micro});
+  };
+  CHECK(resolve_batch(many("16384", "1"), 1).micro_batches == 16384);
+  CHECK(resolve_batch(many("1073741824", "65536"), 1).micro_batches == 16384);
+  CHECK(resolve_batch(many("32768", "1"), 2).micro_batches == 16384);
+  CHECK(
+      refusal([&] { resolve_batch(many("32768", "1"), 1); }) ==
+      "train.global_batch_size = 32768 in micro-batches of 1 on 1 data rank is 32768 micro-batches per rank and step, "
+      "each of model.layers = 8. A plan lists every layer of every micro-batch, at most 131072; these 262144 would "
+      "take about 3.00 GiB of memory and 163 s on every rank. Use train.micro_batch_size = 2 or larger, or more data "
+      "ranks.");
+  CHECK(refusal([&] { resolve_batch(many("1073741824", "1"), 1); }).find("Use train.micro_batch_size = 65536") !=
+        std::string::npos);
 }
 
 TEST_CASE("supported: the defaults pass, and each row refuses its key by name and value", "[config]") {

@@ -8,6 +8,8 @@
 
 #include <random>
 
+#include "engine/base/utf8.h"
+#include "engine/data/dataset.h"
 #include "engine/data/hash.h"
 #include "engine/data/sidecar.h"
 #include "engine/data/text.h"
@@ -70,19 +72,19 @@ std::string mixed_text() {
 TEST_CASE("text: invalid text files are refused", "[data]") {
   const TempFolder folder;
   put(folder / "ok.txt", std::string("a\0b", 3));
-  CHECK(read_text(folder / "ok.txt") == std::string("a\0b", 3));
+  CHECK(TextFile(folder / "ok.txt").read(0, 3) == std::string("a\0b", 3));
   put(folder / "empty.txt", "");
-  CHECK_REFUSED(DataError, read_text(folder / "empty.txt"), "is empty");
-  CHECK_REFUSED(DataError, read_text(folder / "none.txt"), "does not exist");
-  CHECK_REFUSED(DataError, read_text(folder.path()), "is a folder");
-  CHECK_REFUSED(DataError, read_text(folder / "ok.txt/x"), "does not exist");
+  CHECK_REFUSED(DataError, TextFile(folder / "empty.txt"), "is empty");
+  CHECK_REFUSED(DataError, TextFile(folder / "none.txt"), "does not exist");
+  CHECK_REFUSED(DataError, TextFile(folder.path()), "is a folder");
+  CHECK_REFUSED(DataError, TextFile(folder / "ok.txt/x"), "does not exist");
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  CHECK_REFUSED(DataError, read_text(folder / "pipe"), "a pipe or a device");
+  CHECK_REFUSED(DataError, TextFile(folder / "pipe"), "a pipe or a device");
   ::chmod((folder / "ok.txt").c_str(), 0);
   const bool root = ::geteuid() == 0;
   if (root) REQUIRE(::seteuid(65534) == 0);
   ::chmod(folder.path().c_str(), 0755);
-  const std::string said = sentence<DataError>([&] { read_text(folder / "ok.txt"); });
+  const std::string said = sentence<DataError>([&] { TextFile(folder / "ok.txt"); });
   if (root) REQUIRE(::seteuid(0) == 0);
   INFO(said);
   // The folder belongs to the first user, so the second one is stopped at the folder or at the file: both are
@@ -90,7 +92,47 @@ TEST_CASE("text: invalid text files are refused", "[data]") {
   CHECK(has(said, "cannot be read: Permission denied"));
 }
 
+TEST_CASE("text: pieces are consecutive, end between characters, and errors count from the start of the file",
+          "[data]") {
+  const TempFolder folder;
+  std::string text = wide_text();
+  for (int i = 0; i < 7; ++i) text += text.substr(0, 4 * 40000);
+  for (const std::string& start : {std::string(), std::string("a"), std::string("\u00e9"), std::string("\u20ac")}) {
+    put(folder / "t.txt", start + text);
+    std::string seen;
+    int pieces = 0;
+    TextFile(folder / "t.txt").for_pieces([&](std::string_view piece, int64_t begin) {
+      REQUIRE(begin == std::ssize(seen));
+      REQUIRE(valid_utf8_prefix(piece) == piece.size());
+      seen += piece;
+      ++pieces;
+    });
+    CHECK(pieces > 1);
+    CHECK(seen == start + text);
+    const std::string place = "byte " + std::to_string(seen.size());
+    put(folder / "t.txt", seen + "\xf0\x9f");
+    const DatasetOptions options{.train = folder / "t.txt", .tokenizer = "chars"};
+    CHECK_REFUSED(DataError, open_dataset(options), place, "t.txt");
+    put(folder / "t.txt", seen + "\xff" + seen);
+    CHECK_REFUSED(DataError, open_dataset(options), place, "0xff");
+  }
+}
+
+TEST_CASE("text: a text that changes while in use is refused", "[data]") {
+  const TempFolder folder;
+  const std::string text = mixed_text();
+  put(folder / "t.txt", text);
+  const TextTokens tokens(make_tokenizer("chars", text), std::make_shared<TextFile>(folder / "t.txt"));
+  std::vector<int32_t> window(100);
+  tokens.read(5000, window);
+  std::fstream(folder / "t.txt", std::ios::in | std::ios::out) << std::string(text.size(), 'a');
+  CHECK_REFUSED(DataError, tokens.read(5000, window), "t.txt", "It was changed while in use");
+  std::filesystem::resize_file(folder / "t.txt", 1);
+  CHECK_REFUSED(DataError, tokens.read(5000, window), "t.txt", "It was truncated while in use");
+}
+
 TEST_CASE("text: the ids of any window are those of the whole text", "[data]") {
+  const TempFolder folder;
   const uint64_t seed = 22;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
@@ -99,13 +141,19 @@ TEST_CASE("text: the ids of any window are those of the whole text", "[data]") {
     for (const char* name : {"bytes", "chars"}) {
       const auto tokenizer = make_tokenizer(name, text);
       const std::vector<int32_t> ids = tokenizer->encode(text);
-      const auto tokens = tokens_of_text(tokenizer, text);
-      REQUIRE(all_of(*tokens) == ids);
-      for (int trial = 0; trial < 200; ++trial) {
-        const size_t begin = random() % (ids.size() + 1);
-        std::vector<int32_t> window(random() % (std::min<size_t>(ids.size() - begin, 3000) + 1));
-        tokens->read(static_cast<int64_t>(begin), window);
-        REQUIRE(std::equal(window.begin(), window.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin)));
+      put(folder / "t.txt", text);
+      const auto file = std::make_shared<TextFile>(folder / "t.txt");
+      for (const int64_t marks_max : {TextTokens::kMarksMax, int64_t{4}}) {
+        const TextTokens tokens(tokenizer, file, marks_max);
+        CHECK(tokens.hash() == xxh3_128_hex(text.data(), std::ssize(text)));
+        CHECK(tokens.resident_bytes() <= 8 * (marks_max + 1));
+        REQUIRE(all_of(tokens) == ids);
+        for (int trial = 0; trial < 200; ++trial) {
+          const size_t begin = random() % (ids.size() + 1);
+          std::vector<int32_t> window(random() % (std::min<size_t>(ids.size() - begin, 3000) + 1));
+          tokens.read(static_cast<int64_t>(begin), window);
+          REQUIRE(std::equal(window.begin(), window.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin)));
+        }
       }
     }
 }
@@ -131,17 +179,18 @@ TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[dat
     const Shards shards = open_shards(folder / "s.bin");
     CHECK(all_of(*shards.tokens) == ids);
     CHECK(shards.tokenizer->decode(ids) == text);
-    const auto memory = tokens_of_text(tokenizer, text);
+    put(folder / "t.txt", text);
+    const TextTokens encoded(tokenizer, std::make_shared<TextFile>(folder / "t.txt"));
     for (int trial = 0; trial < 20; ++trial) {
       const size_t begin = random() % ids.size();
-      std::vector<int32_t> disk(random() % (std::min<size_t>(ids.size() - begin, 1000) + 1)), ram = disk;
+      std::vector<int32_t> disk(random() % (std::min<size_t>(ids.size() - begin, 1000) + 1)), read = disk;
       shards.tokens->read(static_cast<int64_t>(begin), disk);
-      memory->read(static_cast<int64_t>(begin), ram);
-      CHECK(disk == ram);
+      encoded.read(static_cast<int64_t>(begin), read);
+      CHECK(disk == read);
       CHECK(std::equal(disk.begin(), disk.end(), ids.begin() + static_cast<std::ptrdiff_t>(begin)));
     }
   }
-  CHECK(folder.entries() == 2);  // no temporary file remains
+  CHECK(folder.entries() == 3);  // no temporary file remains
 }
 
 TEST_CASE("shards: little-endian, as written by hand", "[data]") {
