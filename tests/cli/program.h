@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/base/json.h"
+#include "tests/sample.h"
 #include "tests/test.hpp"
 
 namespace slipstream::program {
