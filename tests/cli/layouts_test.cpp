@@ -90,7 +90,8 @@ TEST_CASE(
     "70 billion parameters on 512 ranks over three axes: planned, proved and rehearsed here, with the memory of every "
     "stage",
     "[cli][pipeline]") {
-  const std::string plan = "plan " SOURCE_DIR "/configs/runs/llama_70b.toml --ranks 512 --machine " SOURCE_DIR
+  const std::string plan = "plan " + source_dir() + "/configs/runs/llama_70b.toml --ranks 512 --machine " +
+                           source_dir() +
                            "/configs/machines/h100x8.toml"
                            " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full"
                            " --set device.kind=cpu";  // for GPUs three jobs would be compared
@@ -121,9 +122,9 @@ TEST_CASE("one --set removes an axis from a run file: notes name the settings wi
              "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1"}},
            {"parallel.tensor=1", {"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"}}}) {
     // Notes do not depend on the number of layers.
-    const Result plan = call("plan " SOURCE_DIR "/configs/runs/llama_70b.toml --json --ranks 64 --machine " SOURCE_DIR
-                             "/configs/machines/h100x8.toml --set device.kind=cpu --set model.layers=16 --set " +
-                             set);
+    const Result plan =
+        call("plan " + source_dir() + "/configs/runs/llama_70b.toml --json --ranks 64 --machine " + source_dir() +
+             "/configs/machines/h100x8.toml --set device.kind=cpu --set model.layers=16 --set " + set);
     INFO(plan.text);
     const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));
     std::vector<std::string> said;

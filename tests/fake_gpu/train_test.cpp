@@ -18,7 +18,7 @@ using namespace slipstream::program;
 
 namespace {
 
-const std::string kFake = FAKE_GPU_EXE;
+const std::string& kFake = fake_gpu_program();
 
 /// Emulated kernels take most of the time: half the tokens of the runs on a CPU.
 std::string small_run_file(const Folder& folder) {
