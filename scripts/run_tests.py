@@ -27,6 +27,10 @@ TAIL_LINES = 60
 # Meson's own limits suit quiet machines. Here, a hanging test must end and a slow one must not fail.
 TIMEOUT_S_MIN = 300
 TIMEOUT_FACTOR = 4
+# Tests that wait for ranks, launchers and limits leave a core idle: so many more tests than cores run at once, and so many
+# of them start several processes (is_parallel: false).
+MORE_THAN_CORES = 2
+SEVERAL_PROCESSES = 2
 
 
 @dataclasses.dataclass
@@ -164,7 +168,7 @@ def main():
         sys.exit(f"run_tests: no test of {options.build} has a name or suite with {' or '.join(options.names)}")
     # Long limits first, so that the last tests are short.
     tests.sort(key=lambda test: -(test["timeout"] or 0))
-    several_ranks = collections.deque(test for test in tests if not test["is_parallel"])
+    several_processes = collections.deque(test for test in tests if not test["is_parallel"])
     one_process = collections.deque(test for test in tests if test["is_parallel"])
     cases = []
 
@@ -179,29 +183,28 @@ def main():
                 print(f"--- failed: {case.name}\n{case.text}\n---", flush=True)
 
     lock = threading.Lock()
-    several_ranks_run = False
+    several_processes_run = 0
 
     def next_test():
-        """Tests of several ranks (is_parallel: false) run one at a time, beside the others: they wait much of their time."""
-        nonlocal several_ranks_run
+        nonlocal several_processes_run
         with lock:
-            if several_ranks and not several_ranks_run:
-                several_ranks_run = True
-                return several_ranks.popleft()
+            if several_processes and several_processes_run < SEVERAL_PROCESSES:
+                several_processes_run += 1
+                return several_processes.popleft()
             return one_process.popleft() if one_process else None
 
     def work():
-        nonlocal several_ranks_run
+        nonlocal several_processes_run
         while test := next_test():
             try:
                 found = run(test, options.build, options.all)
             finally:
-                if not test["is_parallel"]:
-                    several_ranks_run = False
+                with lock:
+                    several_processes_run -= not test["is_parallel"]
             with lock:
                 take(test, found)
 
-    workers = os.cpu_count() or 1
+    workers = (os.cpu_count() or 1) + MORE_THAN_CORES
     with concurrent.futures.ThreadPoolExecutor(max_workers=workers) as pool:
         for future in [pool.submit(work) for _ in range(workers)]:
             future.result()

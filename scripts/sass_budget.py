@@ -31,6 +31,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work"]
+ELF = b"\x7fELF"
 BRANCH, NO_OPERATION, TENSOR, MEMORY = 0x947, 0x918, {0x23C, 0x9F0, 0xDF0}, {0x981, 0x986, 0xFAE}  # the low 12 bits of an instruction; LDG, STG, LDGSTS
 
 
@@ -84,8 +85,9 @@ def counted(code, architecture):
     return len(words), size, held
 
 
-def code_of(cubin):
-    """The code of every kernel of an ELF file, by mangled name."""
+def code_of(elf):
+    """The code of every kernel of the device code in an object file, by mangled name: the ELF file inside the ELF file, not compressed."""
+    cubin = elf[elf.index(ELF, len(ELF)):]
     begin, size, count, names = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<HHH", cubin, 58)
     sections = [struct.unpack_from("<IIQQQQ", cubin, begin + i * size) for i in range(count)]
     strings = sections[names][4]
@@ -116,17 +118,18 @@ def short_names(mangled):
 
 def compiled(nvcc, source, architecture, folder):
     """Counts of every kernel of `source`, by short name; the flags are those of meson.build that change code."""
-    cubin = folder / f"{source.replace('/', '_')}.{architecture}.cubin"
-    command = [nvcc, "-cubin", "-std=c++20", "-O3", "-Xptxas=-v", f"-I{ROOT}", f"-I{ROOT / 'kernels' / 'cuda'}",
-               f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-o", str(cubin), str(ROOT / source)]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    # ccache keeps objects with the output of ptxas, no cubins. Relative paths hit in every checkout.
+    built = folder / f"{source.replace('/', '_')}.{architecture}.o"
+    command = [*nvcc, "-c", "-std=c++20", "-O3", "-Xptxas=-v", "-Xfatbin=--compress=false", "-Xcompiler=-w", "-I.", "-Ikernels/cuda",
+               f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-o", str(built), source]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "CCACHE_NOHASHDIR": "1"})
     if ran.returncode:
         raise SystemExit(f"sass_budget: nvcc does not compile {source} for sm_{architecture}:\n{ran.stderr}")
     resources = {}
     for block in re.split(r"Compiling entry function '", ran.stderr)[1:]:
         spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", block)
         resources[block[:block.index("'")]] = int(re.search(r"Used (\d+) registers", block)[1]), int(spills[1]) + int(spills[2])
-    code = code_of(cubin.read_bytes())
+    code = code_of(built.read_bytes())
     names = short_names(list(resources))
     return {names[mangled]: Counts(*of, *counted(code[mangled], int(re.match(r"\d+", architecture)[0]))) for mangled, of in resources.items()}
 
@@ -134,23 +137,25 @@ def compiled(nvcc, source, architecture, folder):
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1].removeprefix("usage: "), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true")
-    parser.add_argument("--nvcc", default=shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
+    parser.add_argument("--nvcc", help="without ccache; default: the nvcc in PATH or /usr/local/cuda/bin, with ccache where it is installed")
     parser.add_argument("--table", type=pathlib.Path, default=ROOT / "kernels" / "sass_budget.csv")
     parser.add_argument("architectures", nargs="*")
     args = parser.parse_args()
 
+    nvcc = args.nvcc or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    ccache = None if args.nvcc else shutil.which("ccache")
     lines = args.table.read_text().splitlines(keepends=True)
     comment = lines[0]
     release = re.search(r"CUDA (\d+\.\d+)", comment)
     if not release:
         sys.exit(f"sass_budget: the first line of {args.table} must name the release whose code it counts, as in '# CUDA 13.0'")
     budgets = {(row["source"], row["architecture"], row["kernel"]): Counts(*(int(row[field]) for field in COLUMNS[3:])) for row in csv.DictReader(lines[1:])}
-    if not shutil.which(args.nvcc):
+    if not shutil.which(nvcc):
         print("SKIPPED: no nvcc in PATH or /usr/local/cuda/bin")
         sys.exit(77)
-    present = re.search(r"release (\d+\.\d+)", subprocess.run([args.nvcc, "--version"], capture_output=True, text=True, check=True).stdout)[1]
+    present = re.search(r"release (\d+\.\d+)", subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout)[1]
     if present != release[1]:
-        print(f"SKIPPED: the budgets count the code of CUDA {release[1]}; {args.nvcc} is CUDA {present}")
+        print(f"SKIPPED: the budgets count the code of CUDA {release[1]}; {nvcc} is CUDA {present}")
         sys.exit(77)
 
     every = sorted({(source, architecture) for source, architecture, _ in budgets})
@@ -161,7 +166,7 @@ def main():
     problems, better, found = [], 0, {}
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         present_pairs = [pair for pair in chosen if (ROOT / pair[0]).exists()]
-        for pair, kernels in zip(present_pairs, pool.map(lambda pair: compiled(args.nvcc, *pair, pathlib.Path(folder)), present_pairs)):
+        for pair, kernels in zip(present_pairs, pool.map(lambda pair: compiled([ccache, nvcc] if ccache else [nvcc], *pair, pathlib.Path(folder)), present_pairs)):
             found |= {(*pair, kernel): counts for kernel, counts in kernels.items()}
     for key in sorted(budgets.keys() | found.keys()):
         source, architecture, kernel = key

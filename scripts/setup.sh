@@ -19,7 +19,7 @@ optional=(bible-kjv)
 asked_for_optional=0
 for argument in "$@"; do
   case "$argument" in
-    --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14) ;;
+    --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14 lld) ;;
     --docs) needed+=(doxygen) ;;
     --optional) asked_for_optional=1 ;;
     -h | --help) usage; exit 0 ;;

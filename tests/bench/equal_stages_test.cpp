@@ -10,6 +10,7 @@
 #include "planner/plan_facts.h"
 #include "planner/planner.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -110,7 +111,7 @@ TEST_CASE(
 
 TEST_CASE("slow transfers make ZB-H1 keep more micro-batches alive, within the memory of its first stage",
           "[pipeline]") {
-  Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  Machine machine = load_machine(source_dir() + "/configs/machines/h100x8.toml");
   machine.ranks_per_node = 1;  // transfers cross nodes
   const FinishedJob finished = build_finished_job(
       {.config = resolve(

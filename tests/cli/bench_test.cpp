@@ -24,7 +24,7 @@ std::vector<std::map<std::string, std::string>> table_of(const std::string& path
     for (std::string field; std::getline(fields, field, ',');) cells.back().push_back(field);
   }
   REQUIRE(!cells.empty());
-  const std::string page = read(std::string(SOURCE_DIR) + "/docs/benchmarks/columns.md");
+  const std::string page = read(source_dir() + "/docs/benchmarks/columns.md");
   for (const std::string& column : cells[0]) {
     CAPTURE(column);
     CHECK(page.find("`" + column + "`") != std::string::npos);

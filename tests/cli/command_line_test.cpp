@@ -138,7 +138,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
   Folder folder;
   folder.write("text.txt", english());
   int files = 0;
-  for (const fs::directory_entry& entry : fs::directory_iterator(SOURCE_DIR "/configs/runs")) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(source_dir() + "/configs/runs")) {
     if (entry.path().extension() != ".toml") continue;
     ++files;
     const std::string path = entry.path().string();
@@ -170,7 +170,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
     words >> ranks >> flag >> machine;
     CHECK(flag == "--machine");
     const Result plan =
-        shell(exe() + " plan " + path + " --ranks " + ranks + " --machine " SOURCE_DIR "/" + machine + data, 240);
+        shell(exe() + " plan " + path + " --ranks " + ranks + " --machine " + source_dir() + "/" + machine + data, 240);
     INFO(plan.text);
     CHECK(plan.code == 0);
     CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line names it
@@ -180,22 +180,22 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
 
 TEST_CASE("gpt2_xl is legal on 1 to 128 data ranks", "[cli]") {
   for (int ranks : {2, 16, 128}) {  // 1 is what --dry-run above plans
-    const Result result = call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --json --ranks " + std::to_string(ranks) +
-                               " --machine " SOURCE_DIR "/configs/machines/h200x8.toml");
+    const Result result = call("plan " + source_dir() + "/configs/runs/gpt2_xl.toml --json --ranks " +
+                               std::to_string(ranks) + " --machine " + source_dir() + "/configs/machines/h200x8.toml");
     INFO(ranks << " ranks");
     REQUIRE((result.code == 0 || result.code == 7));
     const Json plan = Json::parse(result.text.substr(0, result.text.find("\n}\n") + 3));
     CHECK(plan.at("layout").at("data").as_int() == ranks);
     CHECK(plan.at("micro_batches").as_int() * ranks * 4 == 512);
   }
-  check_refused(call("plan " SOURCE_DIR "/configs/runs/gpt2_xl.toml --ranks 256"), 2, {"512", "4 x 256", "1024"});
+  check_refused(call("plan " + source_dir() + "/configs/runs/gpt2_xl.toml --ranks 256"), 2, {"512", "4 x 256", "1024"});
 }
 
 TEST_CASE("an impossible run file is refused with its numbers", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
   const struct {
-    const char* set;
+    std::string set;
     std::vector<std::string> parts;
   } rows[] = {
       {"model.widht=16", {"widht", "width"}},
@@ -225,7 +225,7 @@ TEST_CASE("an impossible run file is refused with its numbers", "[cli]") {
        {"gpipe", "no effect", "a.csv"}},
       {"comm.deterministic=false\" --set \"device.kind=cpu", {"comm.deterministic = false", "no effect", "CPU"}},
       {"output.dir=.", {"output.dir", "no folder name"}},
-      {"device.machine=" SOURCE_DIR "/configs/machines/none.toml", {"none.toml"}},
+      {"device.machine=" + source_dir() + "/configs/machines/none.toml", {"none.toml"}},
   };
   for (const auto& row : rows) {
     INFO(row.set);
@@ -339,7 +339,7 @@ TEST_CASE("ids outside the vocabulary are found before training", "[cli]") {
 TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder);
-  std::string small = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  std::string small = read(source_dir() + "/configs/machines/laptop.toml");
   const size_t at = small.find("memory = \"");
   REQUIRE(at != std::string::npos);
   small.replace(at, small.find('\n', at) - at, "memory = \"100KiB\"");

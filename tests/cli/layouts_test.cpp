@@ -90,17 +90,23 @@ TEST_CASE(
     "70 billion parameters on 512 ranks over three axes: planned, proved and rehearsed here, with the memory of every "
     "stage",
     "[cli][pipeline]") {
-  const std::string plan = "plan " SOURCE_DIR "/configs/runs/llama_70b.toml --ranks 512 --machine " SOURCE_DIR
+  const std::string plan = "plan " + source_dir() + "/configs/runs/llama_70b.toml --ranks 512 --machine " +
+                           source_dir() +
                            "/configs/machines/h100x8.toml"
                            " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full"
                            " --set device.kind=cpu";  // for GPUs three jobs would be compared
   for (const std::string& schedule : {std::string("1f1b --set pipeline.virtual_stages=1"),
                                       std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
+    // The sample plans interleaved stages with the shipped run file (cli_command_line).
+    const bool in_chunks = contains(schedule, "interleaved");
+    if (in_chunks && !test_everything()) {
+      std::printf("  COUNTED 1 of 2 schedules of 512 ranks; scripts/test.sh --all plans the other one here\n");
+      continue;
+    }
     const Result result = shell(exe() + " " + plan + " --set pipeline.schedule=" + schedule, 240);
     INFO(result.text);
     CHECK(result.code == 0);
     CHECK(contains(result.text, "data 8 x context 1 x pipeline 8 x tensor 8"));
-    const bool in_chunks = contains(schedule, "interleaved");
     CHECK(count(result.text,
                 in_chunks ? " alive in 2 chunks together; rehearsed: bubble " : " alive; rehearsed: bubble ") == 8);
     CHECK(count(result.text, "\nstage ") == 8);
@@ -115,10 +121,10 @@ TEST_CASE("one --set removes an axis from a run file: notes name the settings wi
             {"pipeline.schedule = \"interleaved_1f1b\" has no effect with parallel.pipeline = 1",
              "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1"}},
            {"parallel.tensor=1", {"parallel.sequence_parallel = true has no effect with parallel.tensor = 1"}}}) {
-    // The memory of one rank is tested elsewhere.
-    const Result plan = call("plan " SOURCE_DIR "/configs/runs/llama_70b.toml --json --ranks 64 --machine " SOURCE_DIR
-                             "/configs/machines/h100x8.toml --set device.kind=cpu --set " +
-                             set);
+    // Notes do not depend on the number of layers.
+    const Result plan =
+        call("plan " + source_dir() + "/configs/runs/llama_70b.toml --json --ranks 64 --machine " + source_dir() +
+             "/configs/machines/h100x8.toml --set device.kind=cpu --set model.layers=16 --set " + set);
     INFO(plan.text);
     const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));
     std::vector<std::string> said;

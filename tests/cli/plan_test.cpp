@@ -33,7 +33,7 @@ TEST_CASE("plan and check print the plan", "[cli]") {
   CHECK(contains(check.text, "none under"));
   const Json proof = Json::parse(call("check " + run + " --ranks 2 --json").text);
   CHECK(proof.at("machine_source").as_string() == "this host");
-  const std::string laptop = SOURCE_DIR "/configs/machines/laptop.toml";
+  const std::string laptop = source_dir() + "/configs/machines/laptop.toml";
   for (const char* verb : {"plan ", "check "}) {
     CHECK(Json::parse(call(verb + run + " --json --machine " + laptop).text).at("machine_source").as_string() ==
           "--machine");
@@ -47,9 +47,8 @@ TEST_CASE("plan and check print the plan", "[cli]") {
   CHECK(proof.at("plan_hash").as_string() == plan.at("plan_hash").as_string());
   check_refused(call("plan " + run + " --ranks 3"), 2, {"4", "2 x 3", "6"});
   // The saving of a split tied table is the difference between two plans.
-  const std::string slow = "plan " + run +
-                           " --ranks 2 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR
-                           "/configs/machines/laptop.toml";
+  const std::string slow = "plan " + run + " --ranks 2 --set comm.emulate.bandwidth=100Mbit/s --machine " +
+                           source_dir() + "/configs/machines/laptop.toml";
   const Result both = call(slow);
   const auto rehearsed = [](const std::string& text) {
     return Json::parse(text.substr(0, text.find("\n}\n") + 3)).at("rehearsed").at("exposed_ms").as_double();
@@ -66,8 +65,7 @@ TEST_CASE("plan and check print the plan", "[cli]") {
 
 TEST_CASE("plan prints the link that each group crosses, and the memory and time of recomputation", "[cli]") {
   Folder folder;
-  const std::string plan = "plan " + run_file(folder) +
-                           " --ranks 16 --machine " SOURCE_DIR
+  const std::string plan = "plan " + run_file(folder) + " --ranks 16 --machine " + source_dir() +
                            "/configs/machines/h100x8.toml --set parallel.pipeline=2 --set train.global_batch_size=32";
   const Result inside = call(plan + " --set train.recompute=full"),
                across = call(plan + " --set parallel.order=dp-tp-cp-pp");
@@ -87,7 +85,7 @@ TEST_CASE("plan prints the link that each group crosses, and the memory and time
   const Result json = call("check --json " + apart);
   CHECK(contains(Json::parse(json.text).at("notes").as_array().at(0).as_string(), sums));
   if (!has_mpirun()) return;
-  std::string lone = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  std::string lone = read(source_dir() + "/configs/machines/laptop.toml");
   const size_t at = lone.find("ranks_per_node = ");
   REQUIRE(at != std::string::npos);
   lone.replace(at, lone.find('\n', at) - at, "ranks_per_node = 1");
@@ -143,7 +141,7 @@ TEST_CASE("plan, --dry-run and their files note the planner's decisions", "[cli]
   const Json fits = json(call(plan + "--set zero.stage=2 --json").text);
   REQUIRE(fits.at("notes").as_array().size() == 2);
   CHECK(contains(fits.at("notes").as_array()[0].as_string(), once));
-  std::string small = read(SOURCE_DIR "/configs/machines/laptop.toml");
+  std::string small = read(source_dir() + "/configs/machines/laptop.toml");
   small.replace(small.find("memory = \""), 10, "memory = \"100KiB\" #");
   const Result sharded = call(plan + "--set zero.stage=2 --machine " + folder.write("small.toml", small));
   INFO(sharded.text);
@@ -212,7 +210,7 @@ TEST_CASE("an imported schedule with a missing or repeated action is refused bef
 
 TEST_CASE("plan uses the device of the machine file unless the run file sets one", "[cli]") {
   Folder folder;
-  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --machine " SOURCE_DIR "/configs/machines/";
+  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --machine " + source_dir() + "/configs/machines/";
   const std::string on_gpus = "NCCL buffers", on_cpus = "on a CPU an update takes the cores that compute";
   for (const auto& [machine, sets, gpus] : std::initializer_list<std::tuple<std::string, std::string, bool>>{
            {"h100x8.toml", "", true},
@@ -234,10 +232,9 @@ TEST_CASE("plan uses the device of the machine file unless the run file sets one
 
 TEST_CASE("plan names the channel that exposes most; its suggestions are as fast as printed", "[cli]") {
   Folder folder;
-  const std::string plan =
-      "plan " + run_file(folder) +
-      " --ranks 2 --set train.dtype=bfloat16 --set comm.emulate.bandwidth=100Mbit/s --machine " SOURCE_DIR
-      "/configs/machines/laptop.toml";
+  const std::string plan = "plan " + run_file(folder) +
+                           " --ranks 2 --set train.dtype=bfloat16 --set comm.emulate.bandwidth=100Mbit/s --machine " +
+                           source_dir() + "/configs/machines/laptop.toml";
   const Result text = call(plan);
   INFO(text.text);
   REQUIRE(text.code == 0);

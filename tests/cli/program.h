@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "engine/base/json.h"
+#include "tests/paths.h"
+#include "tests/sample.h"
 #include "tests/test.hpp"
 
 namespace slipstream::program {
@@ -96,10 +98,7 @@ inline std::string run_file(const Folder& folder, const std::string& more = "") 
                           folder.path("run") + "\"\n" + more);
 }
 
-inline const std::string& exe() {
-  static const std::string path = SLIPSTREAM_EXE;
-  return path;
-}
+inline const std::string& exe() { return slipstream_program(); }
 inline Result call(const std::string& arguments) { return shell(exe() + " " + arguments); }
 
 inline std::string mpirun() {
@@ -158,7 +157,7 @@ inline std::vector<Json> metrics(const std::string& run) {
 
 /// docs/reference/metrics.md has a row for every field of run.json.
 inline void check_documented(const Json& about) {
-  const std::string page = read(SOURCE_DIR "/docs/reference/metrics.md");
+  const std::string page = read(source_dir() + "/docs/reference/metrics.md");
   for (const auto& [key, value] : about.as_object()) {
     INFO(key);
     CHECK(contains(page, "\n| `" + key + "` |"));

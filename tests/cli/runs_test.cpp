@@ -213,7 +213,7 @@ TEST_CASE(
   const std::string run = run_file(folder);
   for (int ranks : {1, 2}) {
     const Result trained =
-        on_ranks(ranks, "train " + run + " --set device.machine=" SOURCE_DIR "/configs/machines/laptop.toml");
+        on_ranks(ranks, "train " + run + " --set device.machine=" + source_dir() + "/configs/machines/laptop.toml");
     INFO(trained.text);
     REQUIRE(trained.code == 0);
     for (const Json& line : metrics(folder.path("run"))) {
@@ -409,7 +409,7 @@ TEST_CASE("a pipeline prints the memory of its largest stage, and at the end tha
 TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks", "[.slow]") {
   if (!has_mpirun()) return;
   const char* given = std::getenv("SLIPSTREAM_SHAKESPEARE");
-  const std::string text = given ? given : SOURCE_DIR "/../shared/data/tinyshakespeare.txt";
+  const std::string text = given ? given : source_dir() + "/../shared/data/tinyshakespeare.txt";
   if (!fs::exists(text)) {
     WARN("SKIPPED the recipe: no " + text + "; SLIPSTREAM_SHAKESPEARE names another place");
     return;
@@ -419,10 +419,10 @@ TEST_CASE("the published recipe reaches its validation loss on 1, 2 and 4 ranks"
   std::vector<Json> first;
   for (int ranks : {1, 2, 4}) {
     const std::string dir = folder.path("ranks" + std::to_string(ranks));
-    const Result result = shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() +
-                                    " train " SOURCE_DIR "/configs/runs/shakespeare_char.toml" +
-                                    " --set data.train=" + text + " --set output.dir=" + dir,
-                                1800);
+    const Result result =
+        shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " train " + source_dir() +
+                  "/configs/runs/shakespeare_char.toml" + " --set data.train=" + text + " --set output.dir=" + dir,
+              1800);
     INFO(result.text);
     REQUIRE(result.code == 0);
     const std::vector<Json> lines = metrics(dir);

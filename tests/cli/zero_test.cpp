@@ -123,7 +123,7 @@ TEST_CASE("plan prints the memory table of the ZeRO paper, the effect of small b
 
 TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one copy in a tie", "[cli][zero]") {
   Folder folder;
-  const std::string run = run_file(folder), machine = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml";
+  const std::string run = run_file(folder), machine = " --machine " + source_dir() + "/configs/machines/h100x8.toml";
   // The head is most of the model and its update most of the step; with two copies it begins before its last readers
   // have ended.
   const std::string late_readers =
@@ -165,7 +165,7 @@ TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one co
   CHECK(taken > 0);
   CHECK(left > 0);
   // Two copies that do not fit are not used, and no message asks for more memory.
-  std::string small = read(SOURCE_DIR "/configs/machines/h100x8.toml");
+  std::string small = read(source_dir() + "/configs/machines/h100x8.toml");
   const std::string wanted = late_readers + " --set zero.stage=1";
   const auto total = [&](const std::string& choice) {
     return Json::parse(call("plan " + run + wanted + machine +
@@ -186,8 +186,9 @@ TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one co
 }
 
 TEST_CASE("a step as a graph is rehearsed with a barrier after it, and auto takes the faster form", "[cli][zero]") {
-  const std::string gpus = " --machine " SOURCE_DIR "/configs/machines/h100x8.toml --set device.kind=cuda";
-  const std::string gpt2 = "plan " SOURCE_DIR "/configs/runs/gpt2_124m.toml --ranks 8" + gpus + " --set zero.stage=1";
+  const std::string gpus = " --machine " + source_dir() + "/configs/machines/h100x8.toml --set device.kind=cuda";
+  const std::string gpt2 =
+      "plan " + source_dir() + "/configs/runs/gpt2_124m.toml --ranks 8" + gpus + " --set zero.stage=1";
   Folder folder;
   const std::string tiny = "plan " + run_file(folder) + " --ranks 2" + gpus + " --set zero.stage=1";
   int graphs = 0, task_by_task = 0;

@@ -2,16 +2,13 @@
 #pragma once
 // The layouts whose plans are mutated, guarded and raced: every strategy, with every knob that changes its tasks.
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "tests/equivalence/trained.h"
+#include "tests/sample.h"
 
 namespace slipstream::equivalence {
-
-/// scripts/test.sh --all: every row; otherwise a covering sample.
-inline bool test_everything() { return std::getenv("SLIPSTREAM_TEST_ALL") != nullptr; }
 
 /// Models so small that a work uses a few pages.
 inline models::ModelOptions smallest(Family family) {

@@ -11,7 +11,7 @@ using namespace slipstream::program;
 
 namespace {
 
-const std::string kFake = FAKE_GPU_EXE;
+const std::string& kFake = fake_gpu_program();
 
 std::string train(const Folder& folder, const std::string& more = "") {
   return kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda " + more;

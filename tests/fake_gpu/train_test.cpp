@@ -18,7 +18,16 @@ using namespace slipstream::program;
 
 namespace {
 
-const std::string kFake = FAKE_GPU_EXE;
+const std::string& kFake = fake_gpu_program();
+
+/// Emulated kernels take most of the time: half the tokens of the runs on a CPU.
+std::string small_run_file(const Folder& folder) {
+  std::string run = read(run_file(folder));
+  const std::string tokens = "context = 16\n";
+  REQUIRE(contains(run, tokens));
+  run.replace(run.find(tokens), tokens.size(), "context = 8\n");
+  return folder.write("run.toml", run);
+}
 
 struct Run {
   Result result;
@@ -90,6 +99,7 @@ struct Row {
   int ranks;
   std::string sets;
   Tolerance tolerance;
+  bool sampled = true;  // else only with scripts/test.sh --all
 };
 
 }  // namespace
@@ -103,12 +113,12 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       "model.ffn_width=40";
   const Row rows[] = {
       {"gpt2, two micro-batches", 1, "", kFloat32},
-      {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", kBfloat16},
+      {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", kBfloat16, false},
       {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", kBfloat16Wire},
-      {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", kFloat32},
+      {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", kFloat32, false},
       {"gpt2, ZeRO-1, two copies of the weights, no clipping, two ranks, hazards checked", 2,
        " --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards", kFloat32},
-      {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", kFloat32},
+      {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", kFloat32, false},
       {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2,
        llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", kBfloat16},
       {"gpt2, two stages, a tied table", 2, " --set parallel.pipeline=2", kFloat32},
@@ -117,12 +127,13 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, two stages of two chunks", 2,
        " --set model.layers=4 --set parallel.pipeline=2 --set pipeline.schedule=interleaved_1f1b --set "
        "pipeline.virtual_stages=2",
-       kFloat32},
-      {"gpt2, layers on two ranks", 2, " --set parallel.tensor=2", kFloat32},
+       kFloat32, false},
+      {"gpt2, layers on two ranks", 2, " --set parallel.tensor=2", kFloat32, false},
       {"llama, bfloat16, layers and tokens on two ranks", 2,
        llama + " --set train.dtype=bfloat16 --set parallel.tensor=2 --set parallel.sequence_parallel=true", kBfloat16},
       {"llama, layers on two ranks of two stages", 4,
-       llama + " --set parallel.tensor=2 --set parallel.pipeline=2 --set parallel.sequence_parallel=true", kFloat32},
+       llama + " --set parallel.tensor=2 --set parallel.pipeline=2 --set parallel.sequence_parallel=true", kFloat32,
+       false},
       {"gpt2, two copies of the weights, a link that copies, two ranks", 2,
        " --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --set comm.emulate.bandwidth=1Gbit/s --set "
        "comm.emulate.form=copies",
@@ -134,18 +145,23 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
        " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set "
        "comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms",
        kFloat32},
-      {"gpt2, Muon", 1, " --set optimizer.name=muon", kMuon},
+      {"gpt2, Muon", 1, " --set optimizer.name=muon", kMuon, false},
       {"llama, bfloat16, Muon, ZeRO-1, two ranks, hazards checked", 2,
        llama + " --set optimizer.name=muon --set train.dtype=bfloat16 --set zero.stage=1 --check-hazards", kMuon},
       {"gpt2, Muon, ZeRO-1, two copies of the weights, no clipping, two ranks, delays", 2,
        " --set optimizer.name=muon --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 "
        "--inject-delays 3",
-       kMuon},
+       kMuon, false},
   };
   if (!has_mpirun()) return;
   Folder folder;
-  run_file(folder);
+  small_run_file(folder);
+  std::string left;
   for (const Row& row : rows) {
+    if (!row.sampled && !test_everything()) {
+      left += (left.empty() ? "" : "; ") + row.name;
+      continue;
+    }
     INFO(row.name);
     const Run cpu =
         train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
@@ -175,13 +191,15 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     const std::string trace = read(folder.path("gpu") + "/trace/rank0000.json");
     CHECK(Json::parse(trace).at("traceEvents").as_array().size() > 50);
   }
+  if (!left.empty())
+    std::printf("  COUNTED a sample of the rows; scripts/test.sh --all trains also: %s\n", left.c_str());
 }
 
 TEST_CASE("a run takes the GPU memory that its memory table lists", "[cuda]") {
   // A fake loads no code, and its kernels keep their scratch and workspaces on the host: the plan's buffers are left.
   // Blocks are rounded up to pages.
   Folder folder;
-  run_file(folder);
+  small_run_file(folder);
   for (const char* sets : {"", " --set train.dtype=bfloat16 --set model.width=128"}) {
     const Run run = train(folder, kFake, 1, "memory", " --set device.kind=cuda" + std::string(sets));
     const double taken = bytes_after(run.result.text, "GPU:      "),
@@ -198,7 +216,7 @@ TEST_CASE("a run takes the GPU memory that its memory table lists", "[cuda]") {
 
 TEST_CASE("a run on the cuda device repeats its bits, with and without delays", "[cuda]") {
   Folder folder;
-  run_file(folder);
+  small_run_file(folder);
   // Ten steps: two eager, four recorded, four replayed. An evaluation and hashes come between them.
   const std::string ten =
       " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
@@ -222,7 +240,7 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
 
 TEST_CASE("steps that cannot be recorded are issued task by task, with the same bits and one warning", "[cuda]") {
   Folder folder;
-  run_file(folder);
+  small_run_file(folder);
   const int ranks = has_mpirun() ? 2 : 1;
   const std::string steps =
       " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
@@ -242,7 +260,7 @@ TEST_CASE("recorded steps have the bits of steps that run as they are, and other
           "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  run_file(folder);
+  small_run_file(folder);
   const std::string steps = " --set train.steps=10 --set device.kind=cuda";
   for (const char* more : {" --set zero.stage=2", " --set parallel.pipeline=2"}) {
     INFO(more);
@@ -260,7 +278,7 @@ TEST_CASE("recorded steps have the bits of steps that run as they are, and other
 
 TEST_CASE("one process measures the overlap of several ranks on every form of a link", "[cuda]") {
   Folder folder;
-  const std::string run = run_file(folder),
+  const std::string run = small_run_file(folder),
                     bench = kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda ";
   const Result result = shell(bench +
                                   "--ranks 4 --set train.global_batch_size=0 --forms copies,blocks --set "
@@ -331,7 +349,7 @@ TEST_CASE("products are timed once and kept in a file, and every run prints the 
 TEST_CASE("NCCL's choices per channel and size are in run.json, and a table changes them", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  run_file(folder);
+  small_run_file(folder);
   folder.write("nccl.json",
                "{\"channels\": {\"*\": {\"max_ctas\": 2, \"choices\": [{\"verb\": \"all_reduce\", \"algorithm\": "
                "\"ring\", \"protocol\": \"ll\"}]}}}");
@@ -382,7 +400,7 @@ TEST_CASE("run.json notes why attention does not use the instructions of sm_90a"
 TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  const std::string run = run_file(folder);
+  const std::string run = small_run_file(folder);
   const Result result =
       shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --steps 1 --set device.kind=cuda");
   INFO(result.text);
@@ -395,7 +413,8 @@ TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
 
 TEST_CASE("a machine without GPU or NCCL gives one error and an exit code", "[cuda]") {
   Folder folder;
-  const std::string run = run_file(folder), train = kFake + " train " + run + " --set train.steps=1 --set device.kind=";
+  const std::string run = small_run_file(folder),
+                    train = kFake + " train " + run + " --set train.steps=1 --set device.kind=";
   const auto on = [&](const std::string& machine, const std::string& rest) { return shell(machine + " " + rest); };
   check_refused(on("FAKE_GPU_DRIVER=0", train + "cuda"), 7, {"no NVIDIA driver", "device.kind = \"cpu\""});
   check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"supports CUDA 12.0", "needs 13.0"});
@@ -417,7 +436,7 @@ TEST_CASE("a machine without GPU or NCCL gives one error and an exit code", "[cu
 
 TEST_CASE("a lost GPU ends the run with one error", "[cuda]") {
   Folder folder;
-  const std::string run = run_file(folder);
+  const std::string run = small_run_file(folder);
   const Result lost = shell("FAKE_GPU_LOST_AFTER=300 " + kFake + " train " + run + " --set device.kind=cuda");
   check_refused(lost, 7, {"The GPU may be lost"});
   CHECK(count(lost.text, "[cuda]") == 1);
@@ -436,7 +455,7 @@ TEST_CASE("a lost GPU ends the run with one error", "[cuda]") {
 TEST_CASE("a connection that breaks on all ranks ends the run, also when graphs hold its operations", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  const std::string run = run_file(folder);
+  const std::string run = small_run_file(folder);
   // Gathers and reductions are on separate channels; the operations of either hang until both are aborted.
   const std::string train =
       kFake + " train " + run +
@@ -452,7 +471,7 @@ TEST_CASE("a connection that breaks on all ranks ends the run, also when graphs 
 TEST_CASE("ranks share GPUs only when asked, and have one NCCL", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
-  const std::string run = run_file(folder),
+  const std::string run = small_run_file(folder),
                     train = kFake + " train " + run + " --set train.steps=1 --set device.kind=cuda ";
   check_refused(shell("FAKE_GPU_COUNT=1 " + mpirun() + "-np 2 " + train), 7,
                 {"2 ranks on this host have 1 GPU", "SLIPSTREAM_SHARE_GPU=1"});

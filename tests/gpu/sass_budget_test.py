@@ -31,11 +31,12 @@ code = b"".join(struct.pack("<QQ", *w) for w in words)
 name = b".text._Z5thingILi64EEvPf"
 strings = b"\\0" + name + b"\\0"
 header = 64 + len(strings) + len(code)
-elf = bytearray(64)
+host, elf = b"\\x7fELF" + bytes(60), bytearray(64)  # an object holds the cubin as it is
+elf[:4] = host[:4]
 struct.pack_into("<Q", elf, 40, header)
 struct.pack_into("<HHH", elf, 58, 64, 2, 0)
 section = lambda at, offset, size: struct.pack("<IIQQQQ", at, 0, 0, 0, offset, size) + bytes(24)
-open(sys.argv[sys.argv.index("-o") + 1], "wb").write(bytes(elf) + strings + code + section(0, 64, len(strings)) + section(1, 64 + len(strings), len(code)))
+open(sys.argv[sys.argv.index("-o") + 1], "wb").write(host + bytes(elf) + strings + code + section(0, 64, len(strings)) + section(1, 64 + len(strings), len(code)))
 print("ptxas info    : Compiling entry function '_Z5thingILi64EEvPf' for 'sm_90a'\\n    8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
       "ptxas info    : Used " + registers + " registers, used 1 barriers", file=sys.stderr)
 """

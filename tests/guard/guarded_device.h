@@ -32,6 +32,7 @@ struct Violation {
 
 /// Results of removing declarations one at a time: those whose removal caused a violation, and those that did not. A
 /// work that needs a declaration only in some launches (sums over micro-batches read their previous value) is in both.
+/// Declarations that are in `noticed` are not removed again.
 struct Counts {
   int64_t works = 0;                         // launches examined
   int64_t removed = 0;                       // declared reads and writes deleted
@@ -39,7 +40,7 @@ struct Counts {
 };
 
 struct Options {
-  bool removes_declarations = false;  // run every work without each of its declarations first
+  bool removes_declarations = false;  // run every work without each of its declarations first, and once as declared
   bool runs_kernels = false;          // works of kernels run as on a GPU, which tests/emulation replaces
   bool counts_waits = false;          // count the waits that running one work at a time causes
 };

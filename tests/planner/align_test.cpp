@@ -11,6 +11,7 @@
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -19,7 +20,7 @@ using namespace slipstream::planner;
 namespace {
 
 const Machine& machine() {
-  static const Machine h100 = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  static const Machine h100 = load_machine(source_dir() + "/configs/machines/h100x8.toml");
   return h100;
 }
 

@@ -14,6 +14,7 @@
 #include "engine/config/machine.h"
 #include "planner/planner.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -25,7 +26,7 @@ using comm::NcclTable;
 namespace {
 
 Machine machine_named(const std::string& name) {
-  return load_machine(SOURCE_DIR "/configs/machines/" + name + ".toml");
+  return load_machine(source_dir() + "/configs/machines/" + name + ".toml");
 }
 
 JobRequest request(const std::vector<std::string>& more, int ranks = 8, const std::string& table = "",
@@ -53,7 +54,7 @@ int64_t step_ns(const JobRequest& asked) { return step_period_ns(asked, build_fi
 TEST_CASE("engines: the table has rows for the card of every machine file with GPUs, wide enough for its links",
           "[nccl]") {
   int cards = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(SOURCE_DIR "/configs/machines")) {
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/configs/machines")) {
     const Machine machine = load_machine(entry.path().string());
     CAPTURE(machine.name);
     CHECK((machine.multiprocessors > 0) == (machine.device == MachineDevice::cuda));

@@ -17,6 +17,7 @@
 #include "runtime/library_tables.h"
 #include "runtime/memory_check.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -48,7 +49,7 @@ JobRequest request(const std::vector<std::string>& more, int ranks = 8) {
                                 "device.kind=cuda"};
   sets.insert(sets.end(), more.begin(), more.end());
   return {.config = resolve(default_run_config(sets), {.world = ranks, .on_gpus = true}),
-          .machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml")};
+          .machine = load_machine(source_dir() + "/configs/machines/h100x8.toml")};
 }
 
 int64_t bytes_of(const std::vector<ExtraMemory>& beside, const std::string& owner) {

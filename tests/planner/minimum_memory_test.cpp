@@ -12,6 +12,7 @@
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -41,9 +42,9 @@ std::string refusal(const JobRequest& request) {
 }  // namespace
 
 TEST_CASE("the least memory of a model is never more than its plan takes: run files", "[least_memory]") {
-  const Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  const Machine machine = load_machine(source_dir() + "/configs/machines/h100x8.toml");
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(SOURCE_DIR "/configs/runs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/configs/runs")) {
     RunConfig config = load_run_config(entry.path(), {});
     const int64_t model = config.parallel.tensor * config.parallel.pipeline * config.parallel.context;
     const auto data = static_cast<int>(std::max<int64_t>({1, config.parallel.data, config.zero.shard_size}));
@@ -108,7 +109,7 @@ TEST_CASE("the least memory of a model is never more than its plan takes: layout
 }
 
 TEST_CASE("a model that cannot fit is refused before it is planned, with its numbers", "[least_memory]") {
-  Machine machine = load_machine(SOURCE_DIR "/configs/machines/h100x8.toml");
+  Machine machine = load_machine(source_dir() + "/configs/machines/h100x8.toml");
   const auto asked = [&](const std::vector<std::string>& more) {
     std::vector<std::string> sets{"model.layers=60000",       "model.heads=8",
                                   "model.width=512",          "model.vocab_size=256",

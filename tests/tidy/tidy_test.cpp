@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "tests/paths.h"
 #include "tests/test.hpp"
 #include "tests/tidy/rules.h"
 
@@ -19,7 +20,7 @@ namespace {
 const std::vector<File>& tree() {
   static const std::vector<File> files = [] {
     namespace fs = std::filesystem;
-    const fs::path root = SLIPSTREAM_SOURCE_ROOT;
+    const fs::path root = slipstream::source_dir();
     std::vector<File> found;
     const auto add = [&](const fs::path& path) {
       std::ifstream stream(path, std::ios::binary);
@@ -82,14 +83,14 @@ TEST_CASE("no line of Markdown is wider than 120 columns", "[tidy]") {
   CHECK(all_findings(check_markdown_width) == "");
 }
 TEST_CASE("scripts/format.sh changes no source", "[tidy]") {
-  CHECK(std::system(SLIPSTREAM_SOURCE_ROOT "/scripts/format.sh --check") == 0);
+  CHECK(std::system((slipstream::source_dir() + "/scripts/format.sh --check").c_str()) == 0);
 }
 TEST_CASE("every op documents shapes, cost and source", "[tidy]") { CHECK(all_findings(check_card) == ""); }
 TEST_CASE("header-heavy libraries have one user", "[tidy]") { CHECK(joined(check_single_includes(tree())) == ""); }
 TEST_CASE("every source is built", "[tidy]") { CHECK(joined(check_built(tree())) == ""); }
 
 TEST_CASE("release notes can be made of the fragments", "[tidy]") {
-  CHECK(std::system(SLIPSTREAM_SOURCE_ROOT "/scripts/release_notes.sh 0 --print >/dev/null") == 0);
+  CHECK(std::system((slipstream::source_dir() + "/scripts/release_notes.sh 0 --print >/dev/null").c_str()) == 0);
 }
 
 TEST_CASE("lengths are reported", "[tidy]") {

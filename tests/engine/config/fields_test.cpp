@@ -20,13 +20,14 @@
 #include "engine/config/resolve.h"
 #include "engine/config/validate.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
 
 namespace {
 
-const std::filesystem::path kRoot = SLIPSTREAM_SOURCE_ROOT;
+const std::filesystem::path kRoot = source_dir();
 
 std::string read(const std::filesystem::path& path) {
   std::ostringstream text;

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "engine/base/json.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -84,7 +85,7 @@ TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactl
 }
 
 TEST_CASE("docs/reference/metrics.md names every field of a line", "[metrics]") {
-  std::ifstream file(SLIPSTREAM_SOURCE_ROOT "/docs/reference/metrics.md", std::ios::binary);
+  std::ifstream file(source_dir() + "/docs/reference/metrics.md", std::ios::binary);
   const std::string page{std::istreambuf_iterator<char>(file), {}};
   StepMetrics m = example();
   m.val_loss = m.mfu = m.bubble_ms = 1;
