@@ -21,7 +21,7 @@ enum class ExitCode : int {
   communication = 6,
   resources = 7,
   bug = 70,
-  preempted = 75,  // reserved for resumable runs; no error uses it yet
+  preempted = 75,  // a signal ended the run behind a checkpoint
 };
 
 /// Base of every error that a user may see. `what()` is one sentence of the form
