@@ -49,7 +49,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("slipstream ") + runtime::version());
   app.require_subcommand(1);
   Run chosen;
-  for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_tokenize, add_later})
+  for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_tokenize, add_why, add_later})
     add(app, chosen);
   try {
     app.parse(argc, argv);

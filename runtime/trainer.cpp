@@ -86,7 +86,6 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
     }
     write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
   };
-  world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
   // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
@@ -110,6 +109,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .times_works = !config_.trace.steps.empty(),
           .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
+          .monitor = world.monitor(),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
       load);
   rank_->initialise(static_cast<uint64_t>(train.seed));
@@ -139,6 +139,7 @@ void Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   sent_before_ = rank_->sent_bytes();
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
+  const PhaseMark stepping = world_.phase(comm::RunPhase::step);
   int64_t seen = 0;  // the last step whose times have been taken; those of a step wait for the next one's first work
   for (int64_t step = 1; step <= train.steps; ++step) {
     rank_->issue(static_cast<uint32_t>(step));
@@ -289,6 +290,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
 
 double Trainer::evaluate() {
   if (!dataset_.validation) return 0;
+  const PhaseMark evaluating = world_.phase(comm::RunPhase::evaluation);
   const std::optional<int64_t> before = rank_->sent_bytes();
   const Job& job = rank_->job();
   const int data_ranks = job.mesh.group_size(Axis::data);
@@ -328,6 +330,7 @@ double Trainer::evaluate() {
 }
 
 std::string Trainer::params_hash(std::string& not_finite) {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
   std::string hex;
   with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
     data::Xxh3 hash;
@@ -343,6 +346,7 @@ std::string Trainer::params_hash(std::string& not_finite) {
 }
 
 void Trainer::save_final() {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
   world_.together([&] {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
       models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
