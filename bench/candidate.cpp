@@ -70,7 +70,9 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
                      const RunConfig& config, planner::FinishedJob finished, double bytes_per_second,
                      const std::vector<int64_t>& paced_item_ns)
     : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
-  world.limit_waits(static_cast<double>(config.comm.timeout_seconds));
+  world.limit({.start_seconds = static_cast<double>(config.comm.start_timeout_seconds),
+               .step_seconds = static_cast<double>(config.comm.timeout_seconds),
+               .save_seconds = static_cast<double>(config.comm.save_timeout_seconds)});
   // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   runtime::WireOptions wire = assignment.wire(config, *device);
@@ -84,6 +86,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
       .graph = replayed,
       .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
       .timeout_seconds = static_cast<double>(config.comm.timeout_seconds),
+      .monitor = world.monitor(),
       .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
       .paced_item_ns = paced_item_ns};
   rank = std::make_unique<runtime::Rank>(
@@ -94,6 +97,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
   rank->initialise(1);
   rank->prime();
   rank->synchronize();
+  if (world.monitor()) world.monitor()->enter(comm::RunPhase::step);
   meter = std::make_unique<OverlapMeter>(rank->channel_kinds());
 }
 

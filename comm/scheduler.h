@@ -3,11 +3,14 @@
 // Consumes points with one cursor into the plan's host order: waits, launches, records. It knows tasks, channels and
 // points, and nothing about ZeRO, pipelines or tensor parallelism.
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
+#include "comm/flight.h"
 #include "engine/plan/job.h"
 #include "engine/step/points.h"
 #include "engine/step/step.h"
@@ -31,11 +34,15 @@ class Scheduler final : public PointListener {
   void reached(ItemId item, Stream& compute, const Frame& frame) override;
 
   /// Registers a run of `plan` that the device replayed as a graph; later runs follow it like any other.
-  void replayed(const Plan& plan);
+  void replayed(const Plan& plan, uint32_t step);
 
   /// The first work in the plan's order that the device has not reported as ended, such as "all_reduce of 7 float32 on
   /// channel reduce"; empty if all have ended. Callable from any thread while no thread issues work.
   std::string in_flight() const;
+
+  /// The works of all communication channels that this job uses, from the events of the last runs. Callable from any
+  /// thread; on a GPU while no thread issues work. `times_events`: the device's events know when they completed.
+  FlightState flight(bool times_events) const;
 
   /// The event that ends the latest run of `plan`: its last spine item.
   Event& end_of(const Plan& plan);
@@ -50,6 +57,7 @@ class Scheduler final : public PointListener {
     std::vector<std::unique_ptr<Event>> events[2];
     std::vector<ItemId> next_recorded;  // per item: itself or the next one on its channel that is recorded
     uint64_t runs = 0;
+    std::vector<int64_t> meetings;  // by channel: communication tasks of a run
   };
   struct Seam {
     std::multimap<ItemId, std::pair<uint32_t, ItemId>> waits;  // to -> (run of the history, from)
@@ -61,12 +69,22 @@ class Scheduler final : public PointListener {
     bool replayed = false;
   };
 
+  /// A run that flight() reports, the newest last.
+  struct Flown {
+    Run run;
+    uint64_t number = 0;  // of Bound::runs
+    uint32_t step = 0;
+  };
+  class Look;
+  friend class Look;
+
   /// Starts a run of `bound`: chooses its events and the waits on earlier runs.
-  void enter(Bound& bound);
+  void enter(Bound& bound, uint32_t step, bool is_replayed);
+  void leave();
   void wait_for_points(ItemId item, Stream& stream, const Frame& frame);
   void issue_tasks(const Frame& frame);
   const Seam& seam_for(const Bound& next);
-  Event& event_of(const Run& run, ItemId item);
+  Event& event_of(const Run& run, ItemId item) const;
 
   const Job& job_;
   Device& device_;
@@ -76,7 +94,11 @@ class Scheduler final : public PointListener {
   std::map<std::vector<const Plan*>, Seam> seams_;
   Run current_;
   const Seam* seam_ = nullptr;
-  size_t cursor_ = 0;
+  std::atomic<size_t> cursor_{0};  // items of the current run that are issued
+
+  mutable std::mutex mutex_;  // held where a run begins or ends, and by flight()
+  std::deque<Flown> flown_;
+  std::vector<int64_t> meetings_before_;  // by channel: communication tasks of the runs before flown_
 };
 
 }  // namespace slipstream::comm

@@ -42,12 +42,14 @@ void Watchdog::run() {
     const std::string work = host_ == Host::waits && (late || !sentence.empty()) ? in_flight_() : "";
     lock.unlock();
     if (!sentence.empty() && !work.empty()) sentence += fmt::format(" In flight: {}.", work);
-    if (sentence.empty() && late)
+    if (sentence.empty() && late) {
       sentence = fmt::format(
           "[comm] {} has not ended within {} s. A rank may be gone or late. Look for the first error among the ranks, "
           "or raise "
           "comm.timeout_seconds.",
           work.empty() ? "the work in flight" : work, options_.timeout_seconds);
+      if (options_.late) options_.late(sentence);
+    }
     if (!sentence.empty()) give_up(sentence);
     lock.lock();
   }

@@ -24,6 +24,8 @@ struct WatchdogOptions {
   double patience_seconds = 60;  // how long the host may keep waiting after the abort of the communicators
   double farewell_seconds =
       5;  // the same at the owner's end: on a lost GPU an interrupted recording keeps its communicators forever
+  /// Called on the watchdog's thread when a limit is exceeded, before the abort: may end the process.
+  std::function<void(const std::string& sentence)> late = {};
   /// Last resort, called on the watchdog's thread with the message and exit code; should end the process. Empty: the
   /// watchdog keeps waiting.
   std::function<void(const std::string& sentence, ExitCode code)> leave = {};

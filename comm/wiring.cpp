@@ -56,6 +56,19 @@ std::string name_of_connection(const Job& job, const Wiring& wiring, size_t conn
              : job.channels[static_cast<size_t>(user - wiring.connection_of.begin())].name;
 }
 
+std::string group_of(const Job& job, ChannelId channel) {
+  const Role wire = wire_of(job.channels[channel].role);
+  const std::vector<int> group = job.mesh.group(job.channels[channel].axis, job.options.rank);
+  const int peer = is_one_way(job.channels[channel].role) ? peer_of(job, channel) : 0;
+  if (peer == 0) return fmt::format("{} {}", name_of(wire), group[0]);
+  const auto n = static_cast<int>(group.size());
+  const int own = job.mesh.index_in_group(job.channels[channel].axis, job.options.rank),
+            other = ((own + peer) % n + n) % n;
+  const bool leaves = job.channels[channel].role == wire;
+  return fmt::format("{} {} to {}", name_of(wire), group[static_cast<size_t>(leaves ? own : other)],
+                     group[static_cast<size_t>(leaves ? other : own)]);
+}
+
 std::vector<uint64_t> rendezvous_of(const Job& job) {
   const Plan& plan = job.train;
   std::vector<uint64_t> rendezvous_ids(plan.size(), 0);

@@ -25,6 +25,9 @@ Wiring wire_up(const Job& job);
 /// Pure. Name of a connection: the first channel that uses it on this rank, or "unused".
 std::string name_of_connection(const Job& job, const Wiring& wiring, size_t connection);
 
+/// Pure. The same text on all ranks that meet on this channel, another for any other group or pair.
+std::string group_of(const Job& job, ChannelId channel);
+
 /// Pure. A number for every communication task of the training plan, indexed by item: equal on the ranks that take part
 /// in the task, different for any other task, 0 for local items. The plan must be finished.
 std::vector<uint64_t> rendezvous_of(const Job& job);

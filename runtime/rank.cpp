@@ -129,13 +129,18 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
     bind(job_->evaluate_swapped, evaluate_works_);
     bind(job_->save_swapped, save_works_);
   }
+  monitor_ = options.monitor;
+  if (monitor_) monitor_->show([this] { return flight(); });
   if (device_->kind() != DeviceKind::cuda ||
       std::all_of(verbs.begin(), verbs.end(), [](auto* v) { return v == nullptr; }))
     return;
   register_arenas();
   watchdog_ = std::make_unique<comm::Watchdog>(
       verbs, [this] { return scheduler_->in_flight(); },
-      comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds, .leave = options.leave});
+      comm::WatchdogOptions{.timeout_seconds = options.timeout_seconds,
+                            .late = monitor_ ? [this](const std::string& sentence) { monitor_->alarm(sentence); }
+                                             : std::function<void(const std::string&)>(),
+                            .leave = options.leave});
 }
 
 void Rank::register_arenas() {
@@ -164,7 +169,31 @@ void Rank::register_arenas() {
     if (reason.empty()) reason = "NCCL needs all ranks to register, and one rank or another channel could not";
 }
 
-void Rank::watch(const std::function<void()>& wait) { watchdog_ ? watchdog_->watch(wait) : wait(); }
+void Rank::watch(const std::function<void()>& wait) {
+  if (!watchdog_) return wait();
+  const auto set = [&](bool waits) {
+    const std::lock_guard lock(look_);
+    waits_ = waits;
+  };
+  watchdog_->watch([&] {
+    set(true);
+    try {
+      wait();
+    } catch (...) {
+      set(false);
+      throw;
+    }
+    set(false);
+  });
+}
+
+comm::FlightState Rank::flight() {
+  const bool on_gpu = device_->kind() == DeviceKind::cuda;
+  const std::lock_guard lock(look_);
+  // A query of an event would spoil a graph that the host records.
+  if (on_gpu && !waits_) return {.step = latest_step_};
+  return scheduler_->flight(!on_gpu);
+}
 
 void Rank::watch_issue(const std::function<void()>& issue) { watchdog_ ? watchdog_->watch_issue(issue) : issue(); }
 
@@ -176,6 +205,7 @@ std::byte* Rank::weights_at(const Slice& slice) const {
 }
 
 Rank::~Rank() {
+  if (monitor_) monitor_->show({});
   try {
     synchronize();
   } catch (const std::exception& error) {
@@ -362,7 +392,7 @@ void Rank::issue(uint32_t step, bool saves) {
   prepare(train_works_, step);  // allocates the memory that a graph records
   // A graph would begin after the copies. Its host waits for none, so all ranks issue this step task by task.
   const bool eager = saves || !graph_ || issued_ < kEagerSteps;
-  if (!eager && graph) scheduler_->replayed(plan);
+  if (!eager && graph) scheduler_->replayed(plan, step);
   if (!eager && !graph) graph = record(plan, step);
   const int64_t host_waits = device_->host_wait_count();
   // A stream queues a few thousand commands. If a rank is gone, the host blocks here, too.
@@ -375,7 +405,7 @@ void Rank::issue(uint32_t step, bool saves) {
   });
   SLIP_ASSERT(device_->host_wait_count() == host_waits);
   ++issued_;
-  latest_step_ = step;
+  latest_step_.store(step, std::memory_order_relaxed);
   ends_.push_back(&scheduler_->end_of(plan));
   if (ends_.size() > 2) ends_.erase(ends_.begin());
 }

@@ -3,13 +3,16 @@
 // One rank at run time: memory, streams, communicators, scheduler and step, wired from a finished job.
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/monitor.h"
 #include "comm/scheduler.h"
 #include "comm/watchdog.h"
 #include "engine/device/device.h"
@@ -32,7 +35,8 @@ struct RankOptions {
   std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) {
     return mine;
   };
-  double timeout_seconds = 600;  // limit of one host wait for a GPU whose ranks communicate
+  double timeout_seconds = 600;      // limit of one host wait for a GPU whose ranks communicate
+  comm::Monitor* monitor = nullptr;  // reports this rank's works while the rank exists; null: none
   std::function<void(const std::string& sentence, ExitCode code)> leave =
       {};                              // ends the process if no abort frees the GPU; see comm/watchdog.h
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep instead of computing
@@ -118,6 +122,9 @@ class Rank {
   /// throw `reason`; `code` is the process's exit code if the GPU stays blocked.
   void abort(const std::string& reason, ExitCode code = ExitCode::communication);
 
+  /// Works of the communication channels; empty where asking would disturb the host. Callable from any thread.
+  comm::FlightState flight();
+
   /// Spans finished so far, by channel; moves them out.
   std::vector<std::vector<Span>> drain();
   std::vector<ChannelKind> channel_kinds() const;
@@ -158,11 +165,14 @@ class Rank {
   std::unique_ptr<Allocation> reports_;
   std::map<std::string, std::string> unregistered_;
   std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate
+  comm::Monitor* monitor_ = nullptr;
+  std::mutex look_;     // on cuda, held by flight() and where a wait of the host begins or ends
+  bool waits_ = false;  // under look_: the host waits for the GPU
   std::function<bool(bool, const std::string&)> all_agree_;
   bool graph_ = false;
   bool times_works_ = false;
   int64_t issued_ = 0;
-  uint32_t latest_step_ = 0;
+  std::atomic<uint32_t> latest_step_{0};
   std::array<std::unique_ptr<Graph>, kStepPeriod> graphs_;  // by step modulo kStepPeriod
 };
 

@@ -59,7 +59,7 @@ class SharedWeights {
     std::exception_ptr failure;
     for (;;) {
       Request request;
-      const std::string asked = world_.all_gather("")[0];
+      const std::string asked = world_.all_gather("", "weights")[0];
       SLIP_ASSERT(asked.size() == sizeof request);
       std::memcpy(&request, asked.data(), sizeof request);
       if (request.begin == request.end) break;
@@ -69,7 +69,7 @@ class SharedWeights {
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }
-      world_.all_gather(part);
+      world_.all_gather(part, "weights");
     }
     if (failure) std::rethrow_exception(failure);
   }
@@ -101,8 +101,8 @@ class SharedWeights {
   }
 
   std::vector<std::string> ask(const Request& request) {
-    world_.all_gather({reinterpret_cast<const char*>(&request), sizeof request});
-    return request.begin == request.end ? std::vector<std::string>{} : world_.all_gather(held(request));
+    world_.all_gather({reinterpret_cast<const char*>(&request), sizeof request}, "weights");
+    return request.begin == request.end ? std::vector<std::string>{} : world_.all_gather(held(request), "weights");
   }
 
   /// This rank's part of the range, if the request addresses it.

@@ -57,7 +57,7 @@ std::string lines_of(const RunConfig& config, const TrainOptions& options) {
 bool has_final_weights(World& world, const RunConfig& config) {
   std::error_code error;
   const bool mine = world.rank() > 0 || std::filesystem::exists(config.checkpoint.dir + "/final", error);
-  return world.all_agree(mine);
+  return world.all_agree(mine, "the final weights");
 }
 
 void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
@@ -113,6 +113,9 @@ int train(const TrainOptions& options) {
       planner::require_layout(written, world.size());
       kernels::isa();  // refuses an unusable SLIPSTREAM_ISA before an older run is renamed
       threads = planner::threads_of(written, world.ranks_on_host());
+      world.limit({.start_seconds = static_cast<double>(written.comm.start_timeout_seconds),
+                   .step_seconds = static_cast<double>(written.comm.timeout_seconds),
+                   .save_seconds = static_cast<double>(written.comm.save_timeout_seconds)});
     });
     require_same(world, "configuration", lines_of(written, options));
     if (!options.dry_run) assignment = assign_device(world, written);
@@ -215,6 +218,7 @@ int train(const TrainOptions& options) {
       if (resume) record["resumed_from"] = resume->path;
       run_dir->write("run.json", record.dump(2) + "\n");
     });
+    world.record_in(config.output.dir + "/flight");
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
     Trainer trainer(world, assignment, *resolved, dataset, std::move(finished), agreed, identity, resume,

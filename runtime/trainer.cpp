@@ -92,7 +92,6 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
     }
     write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
   };
-  world.limit_waits(static_cast<double>(config_.comm.timeout_seconds));
   // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
@@ -116,6 +115,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .times_works = !config_.trace.steps.empty(),
           .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
+          .monitor = world.monitor(),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
       load);
   if (resume)
@@ -162,6 +162,7 @@ Trainer::Due Trainer::checkpoint_due(int64_t step) {
 }
 
 void Trainer::save(int64_t step, bool goes_on) {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
   flush(false);
   if (world_.rank() == 0) run_dir_->sync_metrics();
   std::string failure;
@@ -180,6 +181,7 @@ bool Trainer::save_beside(int64_t step) {
 }
 
 void Trainer::finish_save() {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
   const int64_t step = checkpoints_->in_flight();
   flush(false);
   if (world_.rank() == 0) run_dir_->sync_metrics();
@@ -228,6 +230,7 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   sent_before_ = rank_->sent_bytes();
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
+  const PhaseMark stepping = world_.phase(comm::RunPhase::step);
   // The last step whose times have been taken; those of a step wait for the next one's first work.
   int64_t seen = resumed_;
   bool stopped = false, copies_next = false;
@@ -411,6 +414,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
 
 double Trainer::evaluate() {
   if (!dataset_.validation) return 0;
+  const PhaseMark evaluating = world_.phase(comm::RunPhase::evaluation);
   const std::optional<int64_t> before = rank_->sent_bytes();
   const Job& job = rank_->job();
   const int data_ranks = job.mesh.group_size(Axis::data);
@@ -450,6 +454,7 @@ double Trainer::evaluate() {
 }
 
 std::string Trainer::params_hash(std::string& not_finite) {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
   std::string hex;
   with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
     data::Xxh3 hash;
@@ -465,6 +470,7 @@ std::string Trainer::params_hash(std::string& not_finite) {
 }
 
 void Trainer::save_final() {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
   world_.together([&] {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
       models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});

@@ -3,57 +3,84 @@
 
 #include "runtime/world.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <map>
 
 #include "comm/imitated_communicator.h"
+#include "comm/mpi/launcher.h"
 #include "comm/mpi/mpi_world.h"
 #include "comm/nccl/nccl.h"
 #include "comm/wiring.h"
+#include "engine/device/clock.h"
 #include "kernels/hold/hold.h"
 
 namespace slipstream::runtime {
 
-World::World() : mpi_(std::make_unique<comm::MpiWorld>()) {}
-World::~World() = default;
+World::World() {
+  if (comm::announced_ranks() > 1) make_monitor(comm::announced_rank());
+  exchange("the start of MPI", [&] { mpi_ = std::make_unique<comm::MpiWorld>(); });
+  if (size() == 1) {
+    monitor_.reset();
+    return;
+  }
+  if (!monitor_) make_monitor(rank());
+  uint64_t drawn = 0;
+  if (::getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) drawn = static_cast<uint64_t>(monotonic_ns());
+  std::string token = fmt::format("{:016x}", drawn);
+  std::unique_ptr<comm::SideChannel> listening;
+  if (rank() == 0) listening = comm::SideChannel::listen(size(), ranks_on_host() == size(), token);
+  // "TOKEN PORT ADDRESS ..."
+  const std::string told =
+      all_gather(listening ? token + " " + listening->addresses() : "", "the address of rank 0")[0];
+  token = told.substr(0, told.find(' '));
+  monitor_->connect(rank(), size(), token, told.substr(std::min(told.size(), token.size() + 1)), host() == 0,
+                    std::move(listening));
+}
+World::~World() {
+  if (!monitor_) return;
+  monitor_->enter(comm::RunPhase::save);
+  monitor_->begin("the end of MPI");
+  mpi_.reset();
+}
+
+void World::make_monitor(int rank) {
+  monitor_ = std::make_unique<comm::Monitor>(rank, [] { std::_Exit(static_cast<int>(ExitCode::communication)); });
+}
 
 int World::rank() const { return mpi_->rank(); }
 int World::size() const { return mpi_->size(); }
 int World::ranks_on_host() const { return mpi_->local_size(); }
 int World::rank_on_host() const { return mpi_->local_rank(); }
 int World::host() const { return mpi_->host(); }
-std::vector<std::string> World::all_gather(const std::string& bytes, const std::string& awaited) {
-  if (!limit_ || awaited.empty()) return mpi_->all_gather(bytes);
+std::vector<std::string> World::all_gather(const std::string& bytes, const std::string& exchanged) {
   std::vector<std::string> all;
-  limit_->watch(awaited, [&] { all = mpi_->all_gather(bytes); });
+  exchange(exchanged, [&] { all = mpi_->all_gather(bytes); });
   return all;
 }
-void World::limit_waits(double seconds) {
-  limit_.reset();
-  if (seconds <= 0 || size() == 1) return;
-  limit_ = std::make_unique<comm::WaitLimit>(seconds, [this, seconds](const std::string& awaited) {
-    leave(
-        fmt::format("[mpi] not all ranks joined within {} s to exchange {}. A rank may be gone, stuck or late. Look "
-                    "for the first error among the ranks, or raise comm.timeout_seconds.",
-                    seconds, awaited));
-  });
+void World::limit(const comm::WaitLimits& limits) {
+  if (monitor_) monitor_->limit(limits);
 }
-bool World::all_agree(bool mine, const std::string& awaited) {
-  const std::vector<std::string> answers = all_gather(mine ? "yes" : "no", awaited);
+void World::record_in(const std::string& folder) {
+  if (monitor_) monitor_->write_to(folder);
+}
+bool World::all_agree(bool mine, const std::string& exchanged) {
+  const std::vector<std::string> answers = all_gather(mine ? "yes" : "no", exchanged);
   return std::count(answers.begin(), answers.end(), "no") == 0;
 }
 uint64_t World::vote(uint64_t bits) {
   uint64_t joined = 0;
-  const auto join = [&] { joined = mpi_->vote(bits); };
-  limit_ ? limit_->watch("their requests to save or stop", join) : join();
+  exchange("their requests to save or stop", [&] { joined = mpi_->vote(bits); });
   return joined;
 }
-void World::barrier() { mpi_->barrier(); }
+void World::barrier() {
+  exchange("a barrier", [&] { mpi_->barrier(); });
+}
 int64_t World::clock_offset_ns() {
   int64_t offset_ns = 0;
-  const auto ask = [&] { offset_ns = mpi_->clock_offset_ns(); };
-  limit_ ? limit_->watch("the times of their clocks", ask) : ask();
+  exchange("the times of their clocks", [&] { offset_ns = mpi_->clock_offset_ns(); });
   return offset_ns;
 }
 void World::abort(ExitCode code) { mpi_->abort(static_cast<int>(code)); }
@@ -70,7 +97,7 @@ void World::together(const std::function<void()>& stage) {
   } catch (const Error& error) {
     failure = fmt::format("{} {}", static_cast<int>(error.code()), error.what());
   }
-  const std::vector<std::string> failures = all_gather(failure);
+  const std::vector<std::string> failures = all_gather(failure, "the outcome of a stage");
   std::map<std::string, std::vector<int>> ranks_of;
   for (int r = 0; r < size(); ++r)
     if (!failures[static_cast<size_t>(r)].empty()) ranks_of[failures[static_cast<size_t>(r)]].push_back(r);
@@ -114,12 +141,16 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
       if (group.size() == 1) continue;  // its plan has no task here and needs no NCCL
       const std::string name = comm::name_of_connection(job, wiring, i);
       // All ranks create all connections in the same order, so they share them immediately.
-      const auto share = [&](const std::string& bytes) { return all_gather(bytes)[static_cast<size_t>(group[0])]; };
+      const auto share = [&](const std::string& bytes) {
+        return all_gather(bytes, "the identifiers of NCCL's connections")[static_cast<size_t>(group[0])];
+      };
       connections[i] =
           comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,
                                        {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout});
     } else {
-      connections[i] = comm::make_mpi_communicator(*mpi_, group, static_cast<int>(i), {.timeout_seconds = timeout});
+      comm::CommOptions options{.timeout_seconds = timeout};
+      if (monitor_) options.late = [monitor = monitor_.get()](const std::string& late) { monitor->alarm(late); };
+      connections[i] = comm::make_mpi_communicator(*mpi_, group, static_cast<int>(i), options);
     }
     if (port) connections[i] = comm::emulate(std::move(connections[i]), port, wire.traffic);
   }

@@ -11,8 +11,8 @@
 
 #include "comm/communicator.h"
 #include "comm/emulate/emulate.h"
+#include "comm/monitor.h"
 #include "comm/nccl/nccl_table.h"
-#include "comm/wait_limit.h"
 #include "engine/base/check.h"
 #include "engine/plan/job.h"
 
@@ -35,6 +35,22 @@ struct WireOptions {
   bool imitated = false;      // this rank is the only real one of its job; the others are imitated
 };
 
+/// While it exists, the run is in one phase; then it is in the phase before again.
+class PhaseMark {
+ public:
+  PhaseMark(comm::Monitor* monitor, comm::RunPhase phase)
+      : monitor_(monitor), before_(monitor ? monitor->enter(phase) : phase) {}
+  ~PhaseMark() {
+    if (monitor_) monitor_->enter(before_);
+  }
+  PhaseMark(const PhaseMark&) = delete;
+  PhaseMark& operator=(const PhaseMark&) = delete;
+
+ private:
+  comm::Monitor* monitor_;
+  comm::RunPhase before_;
+};
+
 class World {
  public:
   World();
@@ -49,15 +65,20 @@ class World {
   /// Blocks. Collective. Runs `stage` on every rank. If it throws an Error on any rank, the lowest rank with each
   /// distinct message prints it once, and every rank throws AgreedFailure.
   void together(const std::function<void()>& stage);
-  /// Blocks. Collective. Every rank's bytes, by rank. With `awaited`, the limit of limit_waits() applies.
-  std::vector<std::string> all_gather(const std::string& bytes, const std::string& awaited = {});
+  /// Blocks. Collective. Every rank's bytes, by rank. `exchanged` names them, alike on all ranks.
+  std::vector<std::string> all_gather(const std::string& bytes, const std::string& exchanged = "settings");
   /// Blocks. Collective. True if it is true on all ranks.
-  bool all_agree(bool mine, const std::string& awaited = {});
+  bool all_agree(bool mine, const std::string& exchanged);
   /// Collective. Returns the joined bits of all ranks of the previous call; see comm::MpiWorld::vote.
   uint64_t vote(uint64_t bits);
-  /// From now on, a named exchange that waits longer for other ranks ends this process with code 6, and the launcher
-  /// ends the others. 0: no limit. No effect in a world of one.
-  void limit_waits(double seconds);
+  /// From now on, waits for other ranks have these limits: the first that exceeds its limit ends all ranks with code 6.
+  /// No effect in a world of one.
+  void limit(const comm::WaitLimits& limits);
+  /// Ranks that a limit ends write flight records into this folder.
+  void record_in(const std::string& folder);
+  [[nodiscard]] PhaseMark phase(comm::RunPhase phase) { return {monitor_.get(), phase}; }
+  /// Null in a world of one.
+  comm::Monitor* monitor() { return monitor_.get(); }
   void barrier();
   /// Blocks. Collective. Nanoseconds to add to this rank's clock to get rank 0's.
   int64_t clock_offset_ns();
@@ -76,8 +97,23 @@ class World {
                                                                  const WireOptions& wire = {});
 
  private:
+  /// Runs a collective of hosts under the monitor.
+  template <typename Body>
+  void exchange(const std::string& exchanged, const Body& body) {
+    if (!monitor_) return body();
+    monitor_->begin(exchanged);
+    try {
+      body();
+    } catch (...) {
+      monitor_->end();
+      throw;
+    }
+    monitor_->end();
+  }
+  void make_monitor(int rank);
+
+  std::unique_ptr<comm::Monitor> monitor_;  // also of the end of MPI
   std::unique_ptr<comm::MpiWorld> mpi_;
-  std::unique_ptr<comm::WaitLimit> limit_;
 };
 
 }  // namespace slipstream::runtime

@@ -16,6 +16,8 @@ struct CommOptions {
   double timeout_seconds = 600;  // a transfer without progress for so long throws CommError
   bool share_memory =
       true;  // processes: peers on one machine copy through shared memory; false: MPI carries their messages, too
+  /// Called before a late transfer throws, with the same sentence, while all works are as they were. Empty: not called.
+  std::function<void(const std::string& sentence)> late = {};
 };
 
 /// A verb with its operands.

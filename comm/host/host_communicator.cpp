@@ -24,9 +24,10 @@ void check_alive(const HostTransport& transport, const std::string& what, int64_
                   transport.outstanding() > 0 ? " waiting for " + transport.waiting_for() : "");
 }
 
-void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
+void move_all(HostTransport& transport, Poster& post, Script* script, const std::string& what,
+              const CommOptions& options) {
   const int64_t begin_ns = monotonic_ns();
-  const int64_t timeout_ns = static_cast<int64_t>(timeout_seconds * 1e9);
+  const int64_t timeout_ns = static_cast<int64_t>(options.timeout_seconds * 1e9);
   int64_t moved_ns = begin_ns;
   int idle_polls = 0;
   uint64_t tokens[32];
@@ -42,21 +43,23 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
     if (++idle_polls <= kPolls) continue;
     transport.wait(std::min(kLongestSleepNs, timeout_ns));
     if (const int64_t now_ns = monotonic_ns(); now_ns - moved_ns > timeout_ns) {
-      const std::string awaited = transport.waiting_for();
-      transport.abort();
-      throw CommError(
+      const CommError late(
           "[comm] {}: rank {} waited {:.3f} s for {}, {:.3f} s after it began. Check the output of that rank, or "
           "raise the timeout ({} s).",
-          what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9, awaited,
-          static_cast<double>(now_ns - begin_ns) * 1e-9, timeout_seconds);
+          what, transport.rank(), static_cast<double>(now_ns - moved_ns) * 1e-9, transport.waiting_for(),
+          static_cast<double>(now_ns - begin_ns) * 1e-9, options.timeout_seconds);
+      if (options.late) options.late(late.what());
+      transport.abort();
+      throw late;
     }
   }
 }
 
 /// Blocks until no message is outstanding.
-void drive(HostTransport& transport, Poster& post, Script* script, const std::string& what, double timeout_seconds) {
+void drive(HostTransport& transport, Poster& post, Script* script, const std::string& what,
+           const CommOptions& options) {
   try {
-    move_all(transport, post, script, what, timeout_seconds);
+    move_all(transport, post, script, what, options);
   } catch (...) {
     transport.cancel();
     throw;
@@ -104,14 +107,13 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
   const auto bound = std::make_shared<Bound>();
   Work work =
       bind(verb, rank(), size(),
-           [this, transport = transport_, bound, verb, what = describe(verb), timeout = options_.timeout_seconds](
-               LaunchContext& context, BoundState&) {
+           [this, transport = transport_, bound, verb, what = describe(verb)](LaunchContext& context, BoundState&) {
              check_alive(*transport, what, monotonic_ns());
              const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
              Poster post(*transport);
              bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
                                   verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
-             drive(*transport, post, bound->script.get(), what, timeout);
+             drive(*transport, post, bound->script.get(), what, options_);
              sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
            });
   bound->script = make_script(verb, rank(), size());  // after the checks of bind
@@ -157,7 +159,7 @@ int64_t HostCommunicator::meet(int64_t entry_ns, const std::vector<int>& peers) 
     post.recv(Phase::rendezvous, peers[i], 0, reinterpret_cast<std::byte*>(&times_[i]), sizeof(int64_t));
   for (int peer : peers)
     post.send(Phase::rendezvous, peer, 0, reinterpret_cast<std::byte*>(&times_.back()), sizeof(int64_t));
-  drive(*transport_, post, nullptr, "rendezvous", options_.timeout_seconds);
+  drive(*transport_, post, nullptr, "rendezvous", options_);
   for (size_t i = 0; i < peers.size(); ++i) entry_ns = std::max(entry_ns, times_[i]);
   return entry_ns;
 }

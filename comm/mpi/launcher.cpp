@@ -33,6 +33,12 @@ int announced_ranks() {
   return 1;
 }
 
+int announced_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (std::getenv(name)) return count_in(name);
+  return 0;
+}
+
 void require_no_foreign_launcher(std::string_view command) {
   if (started_by_mpi_launcher()) return;
   for (const char* name : {"WORLD_SIZE", "SLURM_NTASKS"})

@@ -12,6 +12,9 @@ bool started_by_mpi_launcher();
 /// Processes that an MPI launcher or srun announces; 1 where neither announces any. Pure.
 int announced_ranks();
 
+/// This process's number among them; 0 where neither announces one. Pure.
+int announced_rank();
+
 /// For work that all ranks share, in a world of one process. torchrun, sbatch and srun set variables without starting
 /// MPI; every process would then do all the work alone.
 /// Throws: ConfigError if such a variable announces several processes and no MPI launcher started this one; `command`

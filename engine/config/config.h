@@ -124,6 +124,8 @@ struct Comm {
   bool error_feedback = false;
   Choice deterministic = Choice::automatic;  // automatic: yes on cpu, no on NCCL
   int64_t timeout_seconds = 600;
+  int64_t start_timeout_seconds = 1800;
+  int64_t save_timeout_seconds = 1800;
   Emulate emulate;
   std::string nccl;  // path of a table; empty: NCCL's own choices
 };

@@ -212,6 +212,13 @@ std::vector<Field<R>> make_fields() {
                  "Time limit of communication, in seconds. The run ends with exit code 6 when a transfer between hosts "
                  "moves nothing for this long, when the host waits longer for a GPU, or when ranks exchange data "
                  "between steps for longer."),
+      F::integer("comm.start_timeout_seconds", at(&R::comm, &Comm::start_timeout_seconds), {1, 1'000'000'000},
+                 "Time limit of one wait for other ranks before the first step, in seconds, as comm.timeout_seconds. "
+                 "Longer than that of a step, because one rank of a host reads and checks all data: 1800 s suffice for "
+                 "1.8 TB at 1 GB/s."),
+      F::integer("comm.save_timeout_seconds", at(&R::comm, &Comm::save_timeout_seconds), {1, 1'000'000'000},
+                 "Time limit of one wait for other ranks while weights are hashed or saved, in seconds, as "
+                 "comm.timeout_seconds. Rank 0 writes while the others wait: 1800 s suffice for 360 GB at 200 MB/s."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
               "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
               "(docs/how-to/gpu.md). Other values: a table of cards, else NCCL."),

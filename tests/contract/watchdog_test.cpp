@@ -79,6 +79,19 @@ TEST_CASE("a wait that is too long names the work in flight and what to do") {
   CHECK(wire.aborted);
 }
 
+TEST_CASE("a wait that is too long is reported before the communicators are aborted") {
+  Wire wire;
+  std::string reported;
+  comm::WatchdogOptions options{.timeout_seconds = 0.02, .poll = std::chrono::milliseconds(1)};
+  options.late = [&](const std::string& sentence) {
+    CHECK_FALSE(wire.aborted);
+    reported = sentence;
+  };
+  Watchdog watchdog({&wire}, in_flight, options);
+  CHECK_THROWS_AS(watchdog.watch([&] { wire.hang(); }), CommError);
+  CHECK_THAT(reported, Catch::Contains("all_reduce of 7 float32 on channel reduce has not ended within 0.02 s"));
+}
+
 TEST_CASE("a host that cannot issue work gets the same error without a query of the work in flight") {
   Wire wire;
   const auto in_flight_now = [] {

@@ -66,6 +66,7 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "overlap.align_grad_reduce "
       "pipeline.schedule pipeline.virtual_stages pipeline.layers pipeline.schedule_file "
       "comm.backend comm.grad_dtype comm.quantize comm.error_feedback comm.deterministic comm.timeout_seconds "
+      "comm.start_timeout_seconds comm.save_timeout_seconds "
       "comm.emulate.bandwidth comm.emulate.latency comm.emulate.form comm.emulate.blocks comm.nccl device.kind "
       "device.threads device.machine "
       "device.graph device.algorithms "

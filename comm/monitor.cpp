@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks twice a second. Every branch that ends the run first writes this rank's record.
+
+#include "comm/monitor.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include <poll.h>
+
+#include "comm/verdict.h"
+#include "engine/base/check.h"
+#include "engine/base/files.h"
+#include "engine/base/parallel.h"
+#include "engine/device/clock.h"
+
+namespace slipstream::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLook{500};
+constexpr int kLooksPerSign = 4;
+// A process that was stopped for longer did not wait for the others meanwhile.
+constexpr int64_t kLongestLookNs = 2'000'000'000;
+// A rank that does not answer within this time is silent. With a look before it, an alarm ends the run within 5 s.
+constexpr int64_t kAnswerNs = 2'500'000'000;
+constexpr int64_t kVerdictNs = 3'000'000'000;
+
+// Kinds of messages.
+constexpr char kSign = 's';      // to rank 0: a record, every two seconds
+constexpr char kAlarm = 'a';     // to rank 0: a record with an alarm
+constexpr char kAsk = 'q';       // from rank 0
+constexpr char kRecord = 'r';    // to rank 0: the answer
+constexpr char kVerdict = 'v';   // from rank 0: leave
+constexpr char kFarewell = 'f';  // to rank 0: this rank has ended as planned
+
+std::string own_host() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "unknown";
+}
+
+int64_t unix_ms() {
+  return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+void print(const std::string& sentence) { std::fprintf(stderr, "slipstream: %s\n", sentence.c_str()); }
+
+}  // namespace
+
+Monitor::Monitor(int rank, std::function<void()> leave)
+    : leave_(std::move(leave)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      rank_(rank),
+      size_(rank + 1),
+      host_(own_host()) {
+  thread_ = start_thread("the monitor", [this] { run(); });
+}
+
+Monitor::~Monitor() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  ended_.notify_all();
+  ::eventfd_write(wake_, 1);
+  thread_.join();
+  ::close(wake_);
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return alarms_ == 0; });
+}
+
+bool Monitor::ends() {
+  const std::lock_guard lock(mutex_);
+  return ends_;
+}
+
+void Monitor::connect(int rank, int size, const std::string& token, const std::string& addresses,
+                      bool on_host_of_rank_0, std::unique_ptr<SideChannel> listening) {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ =
+        std::make_unique<Connection>(Connection{rank, size, token, addresses, on_host_of_rank_0, std::move(listening)});
+  }
+  ::eventfd_write(wake_, 1);
+}
+
+void Monitor::limit(const WaitLimits& limits) {
+  const std::lock_guard lock(mutex_);
+  limits_ = limits;
+}
+
+void Monitor::write_to(const std::string& folder) {
+  const std::lock_guard lock(mutex_);
+  folder_ = folder;
+}
+
+RunPhase Monitor::enter(RunPhase phase) {
+  const std::lock_guard lock(mutex_);
+  ++moves_;
+  return std::exchange(phase_, phase);
+}
+
+void Monitor::begin(const std::string& exchange) {
+  const std::lock_guard lock(mutex_);
+  ++moves_;
+  ++exchanges_begun_;
+  exchange_ = exchange;
+  exchange_began_ns_ = monotonic_ns();
+}
+
+void Monitor::end() {
+  const std::lock_guard lock(mutex_);
+  ++moves_;
+  exchanges_ended_ = exchanges_begun_;
+}
+
+void Monitor::show(std::function<FlightState()> state) {
+  const std::lock_guard lock(state_mutex_);
+  state_ = std::move(state);
+}
+
+void Monitor::alarm(const std::string& sentence) {
+  std::unique_lock lock(mutex_);
+  if (alarm_.empty()) alarm_ = sentence;
+  ::eventfd_write(wake_, 1);
+  ++alarms_;
+  ended_.wait(lock, [&] { return ends_; });
+  --alarms_;
+  ended_.notify_all();
+}
+
+FlightRecord Monitor::record(const std::string& alarm) {
+  FlightState state;
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (state_) state = state_();
+  }
+  const std::lock_guard lock(mutex_);
+  FlightRecord record{.run = run_, .rank = rank_, .size = size_, .host = host_, .process = ::getpid()};
+  record.written_ms = unix_ms();
+  record.phase = phase_;
+  record.step = state.step;
+  const RunPhase limiting = alarm_.empty() ? phase_ : RunPhase::step;
+  record.limit_seconds = limits_.of(limiting);
+  record.limit_key = limit_key_of(limiting);
+  record.alarm = alarm;
+  const bool begun = exchanges_begun_ > exchanges_ended_;
+  FlightChannel hosts{.name = std::string(kHosts), .group = std::string(kHosts)};
+  hosts.ended = exchanges_ended_;
+  hosts.begun = begun;
+  if (begun)
+    hosts.next = FlightWork{.name = exchange_,
+                            .op = "exchange",
+                            .seconds_ago = static_cast<double>(monotonic_ns() - exchange_began_ns_) * 1e-9};
+  hosts.held_by = state.held_by;
+  hosts.held_group = state.held_group;
+  record.channels.push_back(std::move(hosts));
+  for (FlightChannel& channel : state.channels) {
+    // The host has not issued it.
+    if (!channel.begun && channel.held_by.empty()) {
+      channel.held_by = begun ? fmt::format("the exchange of {}", exchange_) : "the work of its host";
+      channel.held_group = begun ? std::string(kHosts) : "";
+    }
+    record.channels.push_back(std::move(channel));
+  }
+  return record;
+}
+
+void Monitor::write(const FlightRecord& record) {
+  std::string folder;
+  {
+    const std::lock_guard lock(mutex_);
+    folder = folder_;
+  }
+  if (folder.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(folder, ignored);
+  try {
+    files::write_file(flight_path(folder, record.rank), flight_json(record) + "\n");
+  } catch (const Error& error) {
+    print(error.what());
+  }
+}
+
+bool Monitor::connect_now() {
+  std::unique_ptr<Connection> wanted;
+  {
+    const std::lock_guard lock(mutex_);
+    wanted = std::move(wanted_);
+  }
+  if (!wanted) return false;
+  rank_ = wanted->rank;
+  size_ = wanted->size;
+  run_ = wanted->token;
+  channel_ = rank_ == 0 ? std::move(wanted->listening)
+                        : SideChannel::connect(rank_, wanted->addresses, wanted->on_host_of_rank_0, wanted->token);
+  return true;
+}
+
+void Monitor::send_sign_of_life() {
+  if (!channel_ || !channel_->reaches(0)) return;
+  FlightRecord sign = record("");
+  for (FlightChannel& channel : sign.channels)
+    if (channel.latest.size() > 1) channel.latest.erase(channel.latest.begin(), channel.latest.end() - 1);
+  channel_->send(0, kSign, flight_json(sign));
+}
+
+std::string Monitor::look(int64_t elapsed_ns) {
+  const std::lock_guard lock(mutex_);
+  if (!alarm_.empty()) return alarm_;
+  if (moves_ != seen_moves_) {
+    seen_moves_ = moves_;
+    still_ns_ = 0;
+    return {};
+  }
+  still_ns_ += std::min(elapsed_ns, kLongestLookNs);
+  const bool waits = exchanges_begun_ > exchanges_ended_;
+  if (!waits && phase_ != RunPhase::start && phase_ != RunPhase::save) return {};
+  const double limit = limits_.of(phase_);
+  if (limit <= 0 || static_cast<double>(still_ns_) * 1e-9 <= limit) return {};
+  return waits ? fmt::format("[watchdog] not all ranks joined within {:g} s to exchange {}.", limit, exchange_)
+               : fmt::format("[watchdog] this rank has not moved for {:g} s.", limit);
+}
+
+void Monitor::take(const SideChannel::Message& message) {
+  Heard& heard = heard_[message.rank];
+  if (message.kind == SideChannel::kEnded)
+    heard.ended = true;
+  else if (message.kind == kFarewell)
+    heard.farewell = true;
+  else
+    heard.record = message.body;
+  if (message.kind != SideChannel::kEnded) heard.at_ns = monotonic_ns();
+}
+
+void Monitor::add_last_heard(int rank, FlightRecord& own) const {
+  const Heard& heard = heard_.at(rank);
+  if (heard.record.empty()) return;
+  own.last_heard.push_back(flight_record(heard.record, fmt::format("the record of rank {}", rank)));
+  own.last_heard.back().silent_seconds = static_cast<double>(monotonic_ns() - heard.at_ns) * 1e-9;
+  own.last_heard.back().connection_ended = heard.ended;
+}
+
+void Monitor::note_the_end() {
+  FlightRecord own = record("");
+  for (const auto& [rank, heard] : heard_) add_last_heard(rank, own);
+  write(own);
+}
+
+void Monitor::judge_all(const std::string& alarm, std::map<int, FlightRecord> answers) {
+  const int64_t end_ns = monotonic_ns() + kAnswerNs;
+  answers.insert_or_assign(0, record(alarm));
+  if (channel_) channel_->send_all(kAsk, "");
+  while (channel_ && static_cast<int>(answers.size()) < size_ && monotonic_ns() < end_ns)
+    for (const SideChannel::Message& message : channel_->wait(milliseconds(50), -1)) {
+      take(message);
+      if (message.kind == kRecord || message.kind == kAlarm)
+        answers.insert_or_assign(message.rank,
+                                 flight_record(message.body, fmt::format("the record of rank {}", message.rank)));
+    }
+  FlightRecord& own = answers.at(0);
+  for (const auto& [rank, heard] : heard_)
+    if (!answers.contains(rank)) add_last_heard(rank, own);
+  write(own);
+  std::vector<FlightRecord> records;
+  for (auto& [rank, answer] : answers) records.push_back(std::move(answer));
+  print(judge(records).sentence);
+  if (channel_) {
+    channel_->send_all(kVerdict, "");
+    channel_->wait(milliseconds(100), -1);
+  }
+  leave();
+}
+
+void Monitor::ask_rank_0(const std::string& alarm) {
+  const FlightRecord own = record(alarm);
+  write(own);
+  const int64_t end_ns = monotonic_ns() + kVerdictNs;
+  if (channel_) channel_->send(0, kAlarm, flight_json(own));
+  while (channel_ && channel_->reaches(0) && monotonic_ns() < end_ns)
+    for (const SideChannel::Message& message : channel_->wait(milliseconds(50), -1)) {
+      if (message.kind == kAsk) channel_->send(0, kRecord, flight_json(own));
+      if (message.kind == kVerdict) return leave();
+    }
+  // The launcher ends the others after the first rank has left.
+  std::this_thread::sleep_for(milliseconds(std::clamp(100 * (rank_ - 1), 0, 1000)));
+  print(run_.empty() ? fmt::format("{} Host {}: look for ranks that the launcher did not start, or raise {}.", alarm,
+                                   host_, own.limit_key)
+                     : judge({own}).sentence);
+  leave();
+}
+
+void Monitor::leave() {
+  left_ = true;
+  leave_();
+}
+
+void Monitor::answer() {
+  const FlightRecord own = record("");
+  write(own);
+  channel_->send(0, kRecord, flight_json(own));
+}
+
+void Monitor::run() {
+  int64_t looked_ns = monotonic_ns();
+  for (int looks = 0; !ends() && !left_;) {
+    std::vector<SideChannel::Message> messages;
+    if (channel_) {
+      messages = channel_->wait(kLook, wake_);
+    } else {
+      pollfd wake{.fd = wake_, .events = POLLIN, .revents = 0};
+      ::poll(&wake, 1, static_cast<int>(kLook.count()));
+    }
+    eventfd_t ignored = 0;
+    ::eventfd_read(wake_, &ignored);
+    if (connect_now()) looks = 0;  // a sign of life at once
+    for (const SideChannel::Message& message : messages) {
+      if (rank_ == 0) {
+        take(message);
+        if (message.kind == SideChannel::kEnded && !heard_[message.rank].farewell) note_the_end();
+        if (message.kind == kAlarm)
+          judge_all("",
+                    {{message.rank, flight_record(message.body, fmt::format("the record of rank {}", message.rank))}});
+      } else if (message.kind == kAsk) {
+        answer();
+      } else if (message.kind == kVerdict) {
+        leave();
+      }
+    }
+    if (left_) return;
+    const int64_t now_ns = monotonic_ns();
+    const std::string alarm = look(now_ns - std::exchange(looked_ns, now_ns));
+    if (!alarm.empty()) rank_ == 0 && !run_.empty() ? judge_all(alarm, {}) : ask_rank_0(alarm);
+    if (looks++ % kLooksPerSign == 0) send_sign_of_life();
+  }
+  if (channel_) channel_->send(0, kFarewell, "");
+}
+
+}  // namespace slipstream::comm

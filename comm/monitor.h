@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Ends a run of several ranks when a wait for other ranks exceeds its limit, with a sentence that names the rank and
+// the task.
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/flight.h"
+#include "comm/side_channel.h"
+
+namespace slipstream::comm {
+
+/// Seconds by phase; 0: no limit. The phases start and save also end when no exchange of hosts begins or ends for as
+/// long, because a whole machine may hang in a read or a write.
+struct WaitLimits {
+  double start_seconds = 1800;
+  double step_seconds = 600;  // of evaluations, too
+  double save_seconds = 1800;
+
+  double of(RunPhase phase) const {
+    return phase == RunPhase::start ? start_seconds : phase == RunPhase::save ? save_seconds : step_seconds;
+  }
+};
+
+/// One thread per rank sleeps between looks and never computes. It sends a sign of life to rank 0; on an alarm, rank 0
+/// asks all ranks for their records over the side channel, judges them, and every rank writes its record and leaves.
+///
+/// A rank without contact to rank 0 judges alone. Time during which this process was stopped does not count.
+class Monitor {
+ public:
+  /// `rank` as the launcher counts. `leave` ends the process with code 6; called on the monitor's thread.
+  Monitor(int rank, std::function<void()> leave);
+  /// Says farewell to rank 0, and ends the thread.
+  ~Monitor();
+  Monitor(const Monitor&) = delete;
+  Monitor& operator=(const Monitor&) = delete;
+
+  /// Once, on all ranks: from now on, records reach rank 0. `addresses` is that of rank 0's listen(), which this takes.
+  void connect(int rank, int size, const std::string& token, const std::string& addresses, bool on_host_of_rank_0,
+               std::unique_ptr<SideChannel> listening);
+
+  void limit(const WaitLimits& limits);
+  /// Records are written into this folder, which is created when the first one is.
+  void write_to(const std::string& folder);
+  /// Returns the phase before.
+  RunPhase enter(RunPhase phase);
+  /// An exchange of hosts begins or ends. One thread calls both.
+  void begin(const std::string& exchange);
+  void end();
+  /// `state` is called on the monitor's thread, and no longer after show({}) has returned.
+  void show(std::function<FlightState()> state);
+  /// Blocks until the process ends, or the monitor. Another limit was exceeded, of the phase step; from any thread.
+  void alarm(const std::string& sentence);
+
+ private:
+  void run();
+  FlightRecord record(const std::string& alarm);
+  void write(const FlightRecord& record);
+  /// Returns a sentence when a limit is exceeded, else nothing.
+  std::string look(int64_t elapsed_ns);
+  /// True if it made the connection.
+  bool connect_now();
+  void send_sign_of_life();
+  /// Messages that ask for nothing now.
+  void take(const SideChannel::Message& message);
+  void add_last_heard(int rank, FlightRecord& own) const;
+  /// Rank 0: a rank has ended without a farewell, and the launcher ends the others.
+  void note_the_end();
+  void judge_all(const std::string& alarm, std::map<int, FlightRecord> answers);
+  void ask_rank_0(const std::string& alarm);
+  void answer();
+  void leave();
+  [[nodiscard]] bool ends();
+
+  std::function<void()> leave_;
+  int wake_ = -1;  // an event descriptor
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool ends_ = false;  // under mutex_, as all below to `wanted_`
+  WaitLimits limits_;
+  std::string folder_;
+  RunPhase phase_ = RunPhase::start;
+  int64_t exchanges_begun_ = 0, exchanges_ended_ = 0;
+  std::string exchange_;
+  int64_t exchange_began_ns_ = 0;
+  uint64_t moves_ = 0;  // of the host: phases and exchanges
+  std::string alarm_;
+  int alarms_ = 0;  // callers of alarm()
+  struct Connection {
+    int rank = 0, size = 1;
+    std::string token, addresses;
+    bool on_host_of_rank_0 = true;
+    std::unique_ptr<SideChannel> listening;
+  };
+  std::unique_ptr<Connection> wanted_;
+
+  std::mutex state_mutex_;
+  std::function<FlightState()> state_;  // under state_mutex_
+
+  // Of the monitor's thread.
+  std::unique_ptr<SideChannel> channel_;
+  int rank_, size_;
+  std::string run_, host_;
+  uint64_t seen_moves_ = 0;
+  int64_t still_ns_ = 0;  // since the host last moved
+  struct Heard {
+    std::string record;
+    int64_t at_ns = 0;
+    bool ended = false, farewell = false;
+  };
+  std::map<int, Heard> heard_;  // rank 0: by rank
+  bool left_ = false;           // leave_ was called, and returned in a test
+  std::thread thread_;
+};
+
+}  // namespace slipstream::comm

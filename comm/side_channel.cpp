@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of [size, 4 bytes][kind, 1 byte][body] on sockets that never block.
+
+#include "comm/side_channel.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <sstream>
+
+#include <fmt/core.h>
+
+#include "engine/device/clock.h"
+
+namespace slipstream::comm {
+namespace {
+
+constexpr size_t kHeadBytes = 5;
+constexpr uint32_t kLargestBody = 64u << 20;
+constexpr size_t kLargestBacklog = 1u << 20;  // of a rank that takes nothing
+constexpr size_t kMostStrangers = 64;
+constexpr int kConnectMilliseconds = 1000;
+constexpr char kGreeting = 'g';
+
+std::string frame(char kind, std::string_view body) {
+  const auto size = static_cast<uint32_t>(body.size());
+  std::string bytes(kHeadBytes, '\0');
+  std::memcpy(bytes.data(), &size, sizeof size);
+  bytes[4] = kind;
+  return bytes.append(body);
+}
+
+void prepare(int descriptor) {
+  ::fcntl(descriptor, F_SETFL, O_NONBLOCK);
+  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  const int on = 1;
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+/// This machine's IPv4 addresses, the loopback interface last.
+std::string own_addresses() {
+  std::string list;
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) == 0)
+    for (const ifaddrs* at = all; at; at = at->ifa_next) {
+      if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) != 0 ||
+          (at->ifa_flags & IFF_UP) == 0)
+        continue;
+      char text[INET_ADDRSTRLEN] = "";
+      ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, text, sizeof text);
+      list += fmt::format(" {}", text);
+    }
+  if (all) ::freeifaddrs(all);
+  return list + " 127.0.0.1";
+}
+
+bool ready(int descriptor, short events, int milliseconds) {
+  pollfd poll{.fd = descriptor, .events = events, .revents = 0};
+  return ::poll(&poll, 1, milliseconds) == 1 && (poll.revents & events) != 0;
+}
+
+/// A connected socket, or -1.
+int dial(const std::string& address, uint16_t port) {
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  if (::inet_pton(AF_INET, address.c_str(), &to.sin_addr) != 1) return -1;
+  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
+  if (descriptor < 0) return -1;
+  prepare(descriptor);
+  ::connect(descriptor, reinterpret_cast<const sockaddr*>(&to), sizeof to);
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (ready(descriptor, POLLOUT, kConnectMilliseconds) &&
+      ::getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0)
+    return descriptor;
+  ::close(descriptor);
+  return -1;
+}
+
+}  // namespace
+
+std::unique_ptr<SideChannel> SideChannel::listen(int size, bool only_here, const std::string& token) {
+  std::unique_ptr<SideChannel> channel(new SideChannel);
+  channel->size_ = size;
+  channel->token_ = token;
+  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
+  if (descriptor < 0) return channel;
+  prepare(descriptor);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
+  socklen_t length = sizeof at;
+  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 || ::listen(descriptor, size) != 0 ||
+      ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&at), &length) != 0) {
+    ::close(descriptor);
+    return channel;
+  }
+  channel->listener_ = descriptor;
+  channel->addresses_ = fmt::format("{}{}", ntohs(at.sin_port), only_here ? " 127.0.0.1" : own_addresses());
+  return channel;
+}
+
+std::unique_ptr<SideChannel> SideChannel::connect(int rank, const std::string& addresses, bool same_host,
+                                                  const std::string& token) {
+  std::unique_ptr<SideChannel> channel(new SideChannel);
+  channel->token_ = token;
+  std::istringstream words(addresses);
+  uint16_t port = 0;
+  if (!(words >> port)) return channel;
+  for (std::string address; words >> address;) {
+    if (same_host != (address == "127.0.0.1")) continue;
+    Peer peer{.descriptor = dial(address, port), .in = {}, .out = {}};
+    if (peer.descriptor < 0) continue;
+    peer.out = frame(kGreeting, fmt::format("{} {}", rank, token));
+    channel->flush(peer);
+    const int64_t end_ns = monotonic_ns() + int64_t{kConnectMilliseconds} * 1'000'000;
+    const std::string answer = frame(kGreeting, token);
+    while (peer.in.size() < answer.size() && monotonic_ns() < end_ns && ready(peer.descriptor, POLLIN, 100))
+      if (!channel->receive(peer)) break;
+    if (peer.in.starts_with(answer)) {
+      peer.in.erase(0, answer.size());
+      channel->peers_[0] = std::move(peer);
+      break;
+    }
+    ::close(peer.descriptor);
+  }
+  return channel;
+}
+
+SideChannel::~SideChannel() {
+  for (const auto& [rank, peer] : peers_) ::close(peer.descriptor);
+  for (const Peer& peer : strangers_) ::close(peer.descriptor);
+  if (listener_ >= 0) ::close(listener_);
+}
+
+void SideChannel::send(int rank, char kind, std::string_view body) {
+  const auto peer = peers_.find(rank);
+  if (peer == peers_.end() || peer->second.out.size() > kLargestBacklog) return;
+  peer->second.out += frame(kind, body);
+  flush(peer->second);
+}
+
+void SideChannel::send_all(char kind, std::string_view body) {
+  for (const auto& [rank, peer] : peers_) send(rank, kind, body);
+}
+
+void SideChannel::flush(Peer& peer) {
+  while (!peer.out.empty()) {
+    const ssize_t sent = ::send(peer.descriptor, peer.out.data(), peer.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent <= 0) return;  // wait() sees a connection that ended
+    peer.out.erase(0, static_cast<size_t>(sent));
+  }
+}
+
+bool SideChannel::receive(Peer& peer) {
+  char bytes[65536];
+  while (true) {
+    const ssize_t got = ::recv(peer.descriptor, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (got == 0) return false;
+    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    peer.in.append(bytes, static_cast<size_t>(got));
+  }
+}
+
+void SideChannel::take_messages(int rank, Peer& peer, std::vector<Message>& messages) {
+  size_t at = 0;
+  while (peer.in.size() - at >= kHeadBytes) {
+    uint32_t size = 0;
+    std::memcpy(&size, peer.in.data() + at, sizeof size);
+    if (size > kLargestBody) {  // not this program
+      ::shutdown(peer.descriptor, SHUT_RDWR);
+      at = peer.in.size();
+      break;
+    }
+    if (peer.in.size() - at < kHeadBytes + size) break;
+    messages.push_back({rank, peer.in[at + 4], peer.in.substr(at + kHeadBytes, size)});
+    at += kHeadBytes + size;
+  }
+  peer.in.erase(0, at);
+}
+
+void SideChannel::accept_one() {
+  const int descriptor = ::accept(listener_, nullptr, nullptr);
+  if (descriptor < 0) return;
+  prepare(descriptor);
+  if (strangers_.size() >= kMostStrangers) {
+    ::close(strangers_.front().descriptor);
+    strangers_.erase(strangers_.begin());
+  }
+  strangers_.push_back({.descriptor = descriptor, .in = {}, .out = {}});
+}
+
+std::vector<SideChannel::Message> SideChannel::wait(std::chrono::milliseconds at_most, int wake) {
+  std::vector<pollfd> polls{{.fd = wake, .events = POLLIN, .revents = 0}};
+  if (listener_ >= 0) polls.push_back({.fd = listener_, .events = POLLIN, .revents = 0});
+  const auto add = [&](const Peer& peer) {
+    polls.push_back(
+        {.fd = peer.descriptor, .events = static_cast<short>(POLLIN | (peer.out.empty() ? 0 : POLLOUT)), .revents = 0});
+  };
+  for (const auto& [rank, peer] : peers_) add(peer);
+  for (const Peer& peer : strangers_) add(peer);
+  std::vector<Message> messages;
+  if (::poll(polls.data(), polls.size(), static_cast<int>(at_most.count())) <= 0) return messages;
+  for (auto at = peers_.begin(); at != peers_.end();) {
+    auto& [rank, peer] = *at;
+    flush(peer);
+    const bool open = receive(peer);
+    take_messages(rank, peer, messages);
+    if (open) {
+      ++at;
+      continue;
+    }
+    messages.push_back({rank, kEnded, {}});
+    ::close(peer.descriptor);
+    at = peers_.erase(at);
+  }
+  for (size_t i = 0; i < strangers_.size();) {
+    Peer& peer = strangers_[i];
+    const bool open = receive(peer);
+    std::vector<Message> first;
+    if (peer.in.size() >= kHeadBytes) take_messages(-1, peer, first);
+    int rank = -1;
+    if (!first.empty() && first[0].kind == kGreeting) {
+      const std::string& body = first[0].body;
+      std::from_chars(body.data(), body.data() + body.size(), rank);
+      if (body != fmt::format("{} {}", rank, token_) || rank < 1 || rank >= size_) rank = -1;
+    }
+    if (open && first.empty() && peer.in.size() < 256) {
+      ++i;
+      continue;
+    }
+    if (!open || rank < 0 || peers_.contains(rank)) {
+      ::close(peer.descriptor);
+    } else {
+      for (size_t m = 1; m < first.size(); ++m) messages.push_back({rank, first[m].kind, first[m].body});
+      Peer& known = peers_[rank] = std::move(peer);
+      known.out = frame(kGreeting, token_);
+      flush(known);
+    }
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  if (listener_ >= 0 && (polls[1].revents & POLLIN) != 0) accept_one();
+  return messages;
+}
+
+}  // namespace slipstream::comm

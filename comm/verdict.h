@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Finds the rank and the task that stop a run, from the flight records of its ranks.
+
+#include <string>
+#include <vector>
+
+#include "comm/flight.h"
+
+namespace slipstream::comm {
+
+struct Verdict {
+  enum class Kind {
+    ended,       // the process of a rank is gone
+    silent,      // a rank does not answer
+    behind,      // a rank that waits for no other has not begun a work in which others wait
+    mismatched,  // ranks of one group are in different works
+    circular,    // ranks wait for each other in works of different channels
+    slow,        // all members are in the same work
+    waiting,     // no rank waits in a known work
+  };
+  Kind kind = Kind::waiting;
+  std::vector<int> ranks;  // that the run waits for; `slow`: all members; `waiting`: none
+  std::string sentence;    // what is wrong with the numbers, and what to do
+};
+
+/// Pure. The verdict on the records of one run, at most one per rank and at least one. A rank without a record did not
+/// answer, or lost rank 0: `last_heard` of rank 0 then describes it.
+Verdict judge(const std::vector<FlightRecord>& records);
+
+/// Pure. One line per rank: its phase, and the work that it has waited in longest.
+std::string flight_lines(const std::vector<FlightRecord>& records);
+
+}  // namespace slipstream::comm
