@@ -226,13 +226,17 @@ TEST_CASE("a changed bit in one rank's weights ends the run with the rank and th
     const std::string dir = folder.path("ranks" + std::to_string(ranks));
     Result result;
     std::thread running([&] {
-      result = on_ranks(ranks, train + "--set train.steps=1000000 --set train.global_batch_size=" +
-                                   std::to_string(2 * ranks) + " --set output.dir=" + dir);
+      result = shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " " + train +
+                         "--set train.steps=1000000 --set train.global_batch_size=" + std::to_string(2 * ranks) +
+                         " --set output.dir=" + dir,
+                     120);
     });
     std::vector<pid_t> pids;
-    for (int tries = 0; tries < 300 && static_cast<int>(pids.size()) < ranks; ++tries) {
+    for (int tries = 0; tries < 600 && static_cast<int>(pids.size()) < ranks; ++tries) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      pids = fs::exists(dir + "/metrics.jsonl") ? ranks_running(dir) : std::vector<pid_t>{};
+      std::error_code absent;  // the first line follows the initial weights
+      const auto written = fs::file_size(dir + "/metrics.jsonl", absent);
+      pids = !absent && written > 0 ? ranks_running(dir) : std::vector<pid_t>{};
     }
     int found = 0;
     if (static_cast<int>(pids.size()) == ranks) found = flip(*std::max_element(pids.begin(), pids.end()));
