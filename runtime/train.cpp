@@ -104,10 +104,12 @@ int train(const TrainOptions& options) {
   DeviceAssignment assignment;
   comm::NcclTable written_nccl;  // before the planner completed it
   try {
-    // First of all, because other builds may exchange other values.
+    // The first exchange of every command is that of failures: a rank whose command line is wrong takes part in no
+    // other.
+    world.together([] { comm::require_no_foreign_launcher("train"); });
+    // Before all else, because other builds may exchange other values.
     require_same(world, "build", build_id(), "Install the same build on all hosts; slipstream --version prints it.");
     world.together([&] {
-      comm::require_no_foreign_launcher("train");
       written = load_run_config(options.run_file, options.sets);
       require_supported(written);
       planner::require_layout(written, world.size());

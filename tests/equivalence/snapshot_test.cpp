@@ -19,9 +19,10 @@ namespace {
 
 constexpr int kSteps = 4;
 
-/// One row for every strategy, and those with other places of weights and updates.
+/// One row for every strategy (the sample: for every third), and those with other places of weights and updates.
 std::vector<Layout> rows() {
-  std::vector<Layout> rows = strategies(test_everything());
+  std::vector<Layout> rows, all = strategies(test_everything());
+  for (size_t i = 0; i < all.size(); i += test_everything() ? 1 : 3) rows.push_back(std::move(all[i]));
   const auto add = [&](std::string name, auto change) {
     Layout row{.name = std::move(name),
                .model = smallest(Family::gpt2),
@@ -52,10 +53,13 @@ std::vector<Layout> rows() {
 
 TEST_CASE("snapshots equal the state at rest and change nothing", "[snapshot]") {
   int64_t arrays = 0;
+  uint64_t number = 0;
   for (const Layout& row : rows()) {
     INFO(row.name);
     const Seen expected = run_at_rest(row, kSteps);
+    ++number;
     for (uint64_t seed : {0, 1, 2}) {
+      if (!test_everything() && seed != number % 3) continue;  // the sample: one of the three by turns
       CAPTURE(seed);
       Layout delayed = row;
       delayed.delay_seed = seed;

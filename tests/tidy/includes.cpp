@@ -58,7 +58,10 @@ Findings check_arrows(const File& file) {
       {"comm",
        {{{"communicator", 0},
          {"link", 0},
-         {"wait_limit", 0},
+         {"flight", 0},
+         {"side_channel", 0},
+         {"verdict", 1},
+         {"monitor", 2},
          {"watchdog", 1},
          {"host", 1},
          {"rehearse", 1},
@@ -68,11 +71,11 @@ Findings check_arrows(const File& file) {
          {"nccl", 2},
          {"sim", 2},
          {"thread", 2},
-         {"scheduler", 3},
-         {"wiring", 3}},
+         {"wiring", 3},
+         {"scheduler", 4}},
         {},
-        "communicator, link, wait_limit <- host, rehearse, watchdog <- emulate, imitated_communicator, mpi, nccl, sim, "
-        "thread <- scheduler, wiring"}},
+        "communicator, flight, link, side_channel <- host, rehearse, verdict, watchdog <- emulate, "
+        "imitated_communicator, monitor, mpi, nccl, sim, thread <- wiring <- scheduler"}},
       {"models", {{{"model", 0}, {"common", 1}, {"registry", 3}}, 2, "model <- common <- families <- registry"}}};
   const std::string folder = folder_of(file.path);
   const auto floor = floors.find(folder);
