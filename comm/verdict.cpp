@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
@@ -189,6 +190,21 @@ Verdict slow(const Group& group, const std::vector<FlightRecord>& records) {
   return verdict;
 }
 
+/// All members have begun a work, and some have ended it: the others have not noticed its end.
+std::optional<Verdict> not_left(const Group& group, const std::vector<FlightRecord>& records) {
+  const auto ahead = std::find_if(group.members.begin(), group.members.end(),
+                                  [&](const Member& member) { return member.begun() > group.waits.begun(); });
+  if (ahead == group.members.end()) return {};
+  const FlightRecord& late = *group.waits.record;
+  return Verdict{.kind = Verdict::Kind::behind,
+                 .ranks = {late.rank},
+                 .sentence = fmt::format(
+                     "[watchdog] {} has not left {}, which rank {} has ended{}. Look for a process of rank {} that was "
+                     "stopped, swaps or has lost its network; if it was only late, raise {}.",
+                     name_of(late), describe(*group.waits.channel->next, *group.waits.channel), ahead->record->rank,
+                     limit_text(records), late.rank, key_of(records))};
+}
+
 /// A rank that is late in one group because it waits in another.
 struct Link {
   const Group* late_in = nullptr;
@@ -216,7 +232,10 @@ Verdict follow(const std::map<std::string, Group>& groups, const Group& start,
   std::vector<Link> links;
   for (const Group* group = &start;;) {
     const std::vector<const Member*> behind_here = group->behind();
-    if (behind_here.empty()) return slow(*group, records);
+    if (behind_here.empty()) {
+      const std::optional<Verdict> stayed = not_left(*group, records);
+      return stayed ? *stayed : slow(*group, records);
+    }
     const auto first = std::find_if(behind_here.begin(), behind_here.end(),
                                     [](const Member* m) { return m->channel->held_group.empty(); });
     const Member* late = first == behind_here.end() ? behind_here[0] : *first;

@@ -296,7 +296,7 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
   Result result;
-  std::thread job(
+  std::jthread job(
       [&] { result = on_ranks(2, "train " + run + " --set train.steps=1000000 --set train.log_interval=1"); });
   // Kill it in the middle of training, once it has written some steps.
   std::vector<pid_t> ranks;
