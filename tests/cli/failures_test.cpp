@@ -23,7 +23,8 @@ std::vector<pid_t> ranks_running(const std::string& part) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     std::ifstream file(entry.path() / "cmdline", std::ios::binary);
-    const std::string line{std::istreambuf_iterator<char>(file), {}};
+    std::string line;  // getline sets a bit where an iterator would throw: the process may end meanwhile
+    std::getline(file, line, '\xff');
     if (line.rfind(exe() + '\0', 0) == 0 && contains(line, part)) found.push_back(std::stoi(name));
   }
   return found;
