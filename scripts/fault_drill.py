@@ -102,18 +102,23 @@ class Drill:
             environment["SLIPSTREAM_FAIL_POINT"] = fail_point
         log = open(self.scratch / "log.txt", "ab")
         process = subprocess.Popen(self.command(layout, folder, resume), env=environment, stdout=log, stderr=log)
-        killed_at = [None]
-        if kill:
-            threading.Thread(target=kill, args=(process, folder, killed_at), daemon=True).start()
+        killed_at, over = [None], threading.Event()
+        killer = threading.Thread(target=kill, args=(over, folder, killed_at)) if kill else None
+        if killer:
+            killer.start()
         code = process.wait(timeout=120)
         ended = time.monotonic()
+        over.set()  # the next run in this folder is not the killer's
+        if killer:
+            killer.join()
         return code, ended - killed_at[0] if killed_at[0] else 0.0
 
     def killer(self, everyone, earliest_s, latest_s):
         delay, pick = self.random.uniform(earliest_s, latest_s), self.random.random()
 
-        def kill(process, folder, killed_at):
-            time.sleep(delay)
+        def kill(over, folder, killed_at):
+            if over.wait(delay):
+                return
             ranks = self.ranks_of(folder)
             for pid in ranks if everyone else ranks[int(pick * len(ranks)):][:1]:
                 try:
@@ -175,11 +180,10 @@ class Drill:
             elif kind == "damage" and resume and self.damage(folder):
                 self.faults[kind] += 1
                 classes.append(kind)
-            before = len(trajectory(folder))
             code, seconds = self.run(layout, folder, resume, fail_point, kill)
             if code == 0:
                 break
-            if kind in ("damage", "none", "recovery") and not kill:
+            if not fail_point and not kill:
                 print(f"a run without a kill ended with {code}: see {self.scratch}/log.txt")
                 break
             self.faults[kind] += 1
@@ -188,7 +192,6 @@ class Drill:
             reached = len(trajectory(folder))
             steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*[0-9]") if (path / "manifest.json").exists()]
             self.lost_steps[kind].append(max(0, reached - max(steps, default=0)))
-            del before
             resume = True
         good = code == 0 and trajectory(folder) == whole
         for kind in set(classes):
