@@ -5,6 +5,7 @@
 // known state are compared element by element. No rank trains.
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <random>
 
@@ -153,7 +154,7 @@ TEST_CASE("resharding: pairs of layouts give every element its bits", "[equivale
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
   std::map<std::string, int> refused;
-  int done = 0;
+  int done = 0, redrawn = 0;
   while (done < pairs) {
     const bool gpt2 = random() % 2 == 0, muon = random() % 3 == 0;
     Layout base{.name = "reshard", .model = smallest(gpt2 ? Family::gpt2 : Family::llama)};
@@ -174,8 +175,10 @@ TEST_CASE("resharding: pairs of layouts give every element its bits", "[equivale
           ++refused[std::string(error.what()).substr(0, 60)];
         }
       }
-    REQUIRE(a);
-    REQUIRE(b);
+    if (!a || !b) {  // 100 layouts in a row were refused: take another model
+      REQUIRE(++redrawn < pairs);
+      continue;
+    }
     INFO(names);
     const tests::TempFolder folder;
     const Manifest known = known_state(folder.path(), runtime::logical_tensors(a->stages));
@@ -192,4 +195,5 @@ TEST_CASE("resharding: pairs of layouts give every element its bits", "[equivale
   }
   for (const auto& [sentence, times] : refused) UNSCOPED_INFO(times << " layouts refused: " << sentence);
   CHECK(done == pairs);
+  std::printf("  COUNTED %d pairs of layouts\n", done);
 }
