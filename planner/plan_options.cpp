@@ -144,7 +144,8 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           // NCCL would round after every addition.
           .sums_by_exchange = request.config.on_gpus() && wire_dtype_of(config.comm) == DType::bf16,
           .groups = groups_of(config.optimizer),
-          .clip = config.optimizer.grad_clip > 0,
+          .clip = config.optimizer.grad_clip > 0 || config.train.on_nan == OnNan::skip,
+          .skips = config.train.on_nan == OnNan::skip,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // tensor cores
           .zero_stage = static_cast<int>(config.zero.stage),

@@ -77,8 +77,9 @@ Checkpoints::Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<c
                          const Checkpoint& options, RunIdentity identity)
     : world_(world), rank_(rank), stages_(std::move(stages)), options_(options), identity_(std::move(identity)) {}
 
-void Checkpoints::begin(int64_t resumed_step) {
+void Checkpoints::begin(int64_t resumed_step, int64_t skipped_batches) {
   resumed_step_ = newest_step_ = resumed_step;
+  skipped_batches_ = skipped_batches;
   world_.together([&] {
     if (world_.rank() == 0) checkpoint::clean_leftovers(options_.dir);
   });
@@ -126,18 +127,18 @@ bool Checkpoints::is_writing() {
   return true;
 }
 
-std::string Checkpoints::finish() {
+std::string Checkpoints::finish(const checkpoint::NumericsHistory& numerics) {
   while (is_writing() && !writer_.joinable()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (writer_.joinable()) writer_.join();
-  return commit(std::exchange(in_flight_, 0), report_);
+  return commit(std::exchange(in_flight_, 0), numerics, report_);
 }
 
-std::string Checkpoints::save(int64_t step) {
+std::string Checkpoints::save(int64_t step, const checkpoint::NumericsHistory& numerics) {
   const std::string failure = begin_async(step);
-  return failure.empty() ? commit(std::exchange(in_flight_, 0), write(read_at_rest(rank_))) : failure;
+  return failure.empty() ? commit(std::exchange(in_flight_, 0), numerics, write(read_at_rest(rank_))) : failure;
 }
 
-std::string Checkpoints::commit(int64_t step, const std::string& report) {
+std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report) {
   std::string failure;
   std::vector<std::string> reports = world_.all_gather(report, "a save");
   checkpoint::Manifest manifest{.step = step,
@@ -149,6 +150,8 @@ std::string Checkpoints::commit(int64_t step, const std::string& report) {
                                 .global_batch_size = identity_.global_batch_size,
                                 .vocab = identity_.vocab,
                                 .data_hash = identity_.data_hash,
+                                .numerics = numerics,
+                                .skipped_batches = skipped_batches_,
                                 .config = identity_.config,
                                 .tensors = logical_tensors(stages_),
                                 .files = {}};

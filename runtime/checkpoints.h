@@ -40,11 +40,13 @@ class Checkpoints {
   ~Checkpoints();
 
   /// Blocks. Collective. Removes what interrupted saves left. `resumed_step`: its checkpoint is never removed; 0: none.
-  void begin(int64_t resumed_step);
+  /// Manifests have `skipped_batches`.
+  void begin(int64_t resumed_step, int64_t skipped_batches);
   /// Blocks. Collective. Saves the state after `step`, at rest, and removes old checkpoints. Returns the reason of a
   /// failure, the same on all ranks; empty: saved. A checkpoint that was there before is unchanged by a failure.
+  /// `numerics`: the history after that step.
   /// Throws: NumericsError on all ranks if a weight is not finite.
-  std::string save(int64_t step);
+  std::string save(int64_t step, const checkpoint::NumericsHistory& numerics);
 
   /// Blocks. Collective. Begins to save the state after `step` from the snapshot that Rank::issue(step + 1, true)
   /// makes. Returns the reason of a failure as save() does. Nothing may be in flight.
@@ -54,21 +56,21 @@ class Checkpoints {
   /// Does not wait. Starts this rank's writer when the snapshot is done. True while its file is not written.
   bool is_writing();
   /// Blocks. Collective. Waits for the writers of all ranks, then ends as save() does.
-  std::string finish();
+  std::string finish(const checkpoint::NumericsHistory& numerics);
 
   /// The step of the newest checkpoint, 0 without one.
   int64_t newest_step() const { return newest_step_; }
 
  private:
   std::string write(const ReadState& read) const;
-  std::string commit(int64_t step, const std::string& report);
+  std::string commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report);
 
   World& world_;
   Rank& rank_;
   std::vector<std::shared_ptr<const Job>> stages_;
   Checkpoint options_;
   RunIdentity identity_;
-  int64_t resumed_step_ = 0, newest_step_ = 0, in_flight_ = 0;
+  int64_t resumed_step_ = 0, skipped_batches_ = 0, newest_step_ = 0, in_flight_ = 0;
   std::string folder_;  // of the save in flight
   std::thread writer_;
   std::atomic<bool> written_ = false;

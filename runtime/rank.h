@@ -100,9 +100,12 @@ class Rank {
   void wait_behind(int behind);
 
   struct Report {
-    double loss_sum = 0;  // over all ranks' tokens of the step
-    double norm = 0;      // 0 when the plan does not clip
+    double loss_sum = 0;          // over all ranks' tokens of the step
+    double norm = 0;              // 0 when the plan does not clip
+    double first_not_finite = 0;  // number of the first gradient part that is not finite, counted from 1; 0: none
+    double skipped = 0;           // 1: the update kept weights and states
   };
+  static_assert(sizeof(Report) == 8 * (1 + kNormDoubles));
   /// Report of one of the last kReportSlots - 1 ended steps. Pure: the step copied it to the host.
   Report report(uint32_t step) const;
 

@@ -25,7 +25,8 @@ bool is_free(std::string_view key) {
     if (key.starts_with(prefix)) return true;
   for (const std::string_view free :
        {"train.steps", "train.micro_batch_size", "train.eval_interval", "train.eval_batches", "train.log_interval",
-        "train.hash_interval", "train.recompute", "train.global_batch_size"})
+        "train.hash_interval", "train.recompute", "train.global_batch_size", "train.on_nan", "train.max_skips",
+        "train.spike_zscore"})
     if (key == free) return true;
   return false;
 }
@@ -73,12 +74,13 @@ void require_same_tensors(const std::string& path, const std::vector<checkpoint:
 
 }  // namespace
 
-std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir) {
+std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, int64_t most_step) {
   // Rank 0 lists, because file systems of several hosts may show a new folder at different times.
   std::vector<checkpoint::Found> found;
   std::string list;
   if (world.rank() == 0) {
     found = checkpoint::find_checkpoints(dir);
+    std::erase_if(found, [&](const checkpoint::Found& each) { return each.step > most_step; });
     for (const checkpoint::Found& each : found) list += each.path + '\n';
   }
   list = world.all_gather(list)[0];

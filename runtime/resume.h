@@ -2,6 +2,7 @@
 #pragma once
 // Finds the checkpoint that a run continues from, and refuses one of another run.
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,9 +19,9 @@ struct ResumePoint {
 };
 
 /// Blocks. Collective. The newest checkpoint in `dir` whose files all verify; ranks share the reading. Prints the
-/// reason for every newer one that it skips. None if `dir` has no checkpoint. Throws on all ranks: CheckpointError if
-/// there are some, but none verifies.
-std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir);
+/// reason for every newer one that it skips. None if `dir` has no checkpoint. Those behind `most_step` do not count.
+/// Throws on all ranks: CheckpointError if there are some, but none verifies.
+std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, int64_t most_step = INT64_MAX);
 
 /// Prints the settings that differ from those of the checkpoint. Pure otherwise.
 /// Throws: CheckpointError if the model, its optimizer or its type differ; ConfigError if a setting of the training

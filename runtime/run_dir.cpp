@@ -140,9 +140,20 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
     move_older(folders);
   require_folder(folders.checkpoints, "checkpoint.dir");
   require_folder(path("trace"), "output.dir");
+  open_metrics();
+}
+
+void RunDir::open_metrics() {
+  if (metrics_ >= 0) ::close(metrics_);
   const std::string metrics = path("metrics.jsonl");
   metrics_ = ::open(metrics.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (metrics_ < 0) refuse_at(metrics, errno);
+}
+
+void RunDir::keep_metrics(int64_t step) {
+  if (metrics_ < 0) return;
+  keep_metrics_until(path("metrics.jsonl"), step);
+  open_metrics();
 }
 
 void RunDir::move_older(const RunFolders& folders) const {

@@ -60,6 +60,19 @@ bool has_final_weights(World& world, const RunConfig& config) {
   return world.all_agree(mine, "the final weights");
 }
 
+/// Blocks. Collective. The newest checkpoint, to go on from it behind the batches that led to the failure. Chowdhery et
+/// al. 2022 (PaLM, arXiv:2204.02311, section 5.1) left out the batches of a spike as well: those alone made no spike on
+/// other weights. Without new batches, the same bits would fail again.
+ResumePoint go_back(World& world, const RunConfig& config, const Diverged& diverged,
+                    const std::optional<ResumePoint>& begun_at) {
+  std::optional<ResumePoint> point = find_resume_point(world, config.checkpoint.dir, diverged.step - 1);
+  if (!point) throw NumericsError("{} No checkpoint to go back to precedes it.", diverged.what());
+  const int64_t step = point->manifest.step;
+  point->manifest.skipped_batches = (begun_at ? begun_at->manifest.skipped_batches : 0) + diverged.step - step;
+  log_warn("{} The run goes back to step {} and leaves out the batches up to this one.", diverged.what(), step);
+  return std::move(*point);
+}
+
 void print_start(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
                  const planner::FinishedJob& finished, const Machine& machine, int threads, int64_t index_bytes) {
   const RunConfig& config = *resolved;
@@ -223,20 +236,36 @@ int train(const TrainOptions& options) {
     world.record_in(config.output.dir + "/flight");
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
-    Trainer trainer(world, assignment, *resolved, dataset, std::move(finished), agreed, identity, resume,
-                    options.delay_seed, options.check_hazards);
-    const ExitCode ended = trainer.run(*run_dir, [&] {
-      if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
-        run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
-    });
-    log_info("memory:   {} resident at most{}, {} planned", format_bytes(peak_resident_bytes()),
-             trainer.rank().job().mesh.sizes().pipeline > 1 ? " on rank 0" : "",
-             format_bytes(trainer.rank().job().buffers.total_bytes()));
-    if (on_gpus)
-      log_info("{}", gpu_memory_line(assignment, trainer.rank().job(), agreed.ranks_per_node, free_at_start));
-    log_info("metrics:  {}/metrics.jsonl", config.output.dir);
-    if (!config.trace.steps.empty()) log_info("timeline: {}/trace/rank0000.json", config.output.dir);
-    return static_cast<int>(ended);
+    const auto run = [&] {
+      Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, options.delay_seed,
+                      options.check_hazards);
+      const ExitCode ended = trainer.run(*run_dir, [&] {
+        if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
+          run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
+      });
+      log_info("memory:   {} resident at most{}, {} planned", format_bytes(peak_resident_bytes()),
+               trainer.rank().job().mesh.sizes().pipeline > 1 ? " on rank 0" : "",
+               format_bytes(trainer.rank().job().buffers.total_bytes()));
+      if (on_gpus)
+        log_info("{}", gpu_memory_line(assignment, trainer.rank().job(), agreed.ranks_per_node, free_at_start));
+      log_info("metrics:  {}/metrics.jsonl", config.output.dir);
+      if (!config.trace.steps.empty()) log_info("timeline: {}/trace/rank0000.json", config.output.dir);
+      return static_cast<int>(ended);
+    };
+    for (int64_t returns = 0;;) {
+      try {
+        return run();
+      } catch (const Diverged& diverged) {
+        if (config.train.on_nan != OnNan::rollback) throw;
+        const int64_t before = resume ? resume->manifest.step : 0;
+        resume = go_back(world, config, diverged, resume);
+        returns = resume->manifest.step == before ? returns + 1 : 1;
+        if (returns > config.train.max_skips)
+          throw NumericsError("{} The run went back to step {} {} times, the limit of train.max_skips.",
+                              diverged.what(), before, config.train.max_skips);
+        run_dir->keep_metrics(resume->manifest.step);
+      }
+    }
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());
   } catch (const Error& error) {

@@ -65,7 +65,9 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       stages_(finished.stages),
       replayed_(finished.replay.taken),
       resumed_(resume ? resume->manifest.step : 0),
-      global_batch_(finished.global_batch) {
+      skipped_batches_(resume ? resume->manifest.skipped_batches : 0),
+      global_batch_(finished.global_batch),
+      guard_(config_, global_batch_ * config_.train.sequence_length, stages_) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
   const int data_ranks = job.mesh.group_size(Axis::data);
@@ -78,9 +80,11 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       .micro_batches = finished.micro_batches, .rows = train.micro_batch_size, .sequence_length = job.model.tokens};
   const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),
             context_ranks = job.mesh.group_size(Axis::context);
+  const data::BatchFiller fill =
+      data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks);
   // Each step stages the next step's batch, including the last step.
   loader_ = std::make_unique<data::Loader>(
-      data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks),
+      [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) { fill(step + skipped, batch); },
       data::LoaderOptions{.shape = shape, .first = resumed_ + 1, .last = train.steps + 1});
   const UpdateOptions& update = config_.optimizer;
   const auto load = [this, &update, &job](const StagedBatch& staged) {
@@ -91,6 +95,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
     }
     write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
+    if (job.options.skips) guard_.write_limits(batch.index, staged.scalars.last(kLimits));
   };
   // Before the communicators, which connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
@@ -118,6 +123,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .monitor = world.monitor(),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
       load);
+  if (resume) guard_.resume(resumed_, resume->manifest.numerics);
   if (resume)
     restore(*resume);
   else
@@ -167,7 +173,7 @@ void Trainer::save(int64_t step, bool goes_on) {
   if (world_.rank() == 0) run_dir_->sync_metrics();
   std::string failure;
   try {
-    failure = checkpoints_->save(step);
+    failure = checkpoints_->save(step, guard_.history());
   } catch (const NumericsError& error) {
     diverged(step, error.what());
   }
@@ -176,6 +182,7 @@ void Trainer::save(int64_t step, bool goes_on) {
 
 bool Trainer::save_beside(int64_t step) {
   const std::string failure = checkpoints_->begin_async(step);
+  history_in_flight_ = guard_.history();
   if (!failure.empty()) saved(step, failure, true);
   return failure.empty();
 }
@@ -187,7 +194,7 @@ void Trainer::finish_save() {
   if (world_.rank() == 0) run_dir_->sync_metrics();
   std::string failure;
   try {
-    failure = checkpoints_->finish();
+    failure = checkpoints_->finish(history_in_flight_);
   } catch (const NumericsError& error) {
     diverged(step, error.what());
   }
@@ -223,7 +230,7 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
                            : fmt::format("a signal ended the run before its first checkpoint. {} ends at the last "
                                          "printed step.",
                                          run_dir.path("metrics.jsonl")));
-  checkpoints_->begin(resumed_);
+  checkpoints_->begin(resumed_, skipped_batches_);
   saved_ns_ = monotonic_ns();
   rank_->prime();
   rank_->synchronize();
@@ -322,12 +329,8 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
     if (trace_) trace_->add(c, of_steps);
   }
   const Rank::Report report = rank_->report(step);
-  if (!std::isfinite(report.loss_sum) || !std::isfinite(report.norm))
-    diverged(step, fmt::format(
-                       "the loss is {}{}",
-                       std::abs(report.loss_sum) / static_cast<double>(global_batch_ * config_.train.sequence_length),
-                       config_.optimizer.grad_clip > 0 ? fmt::format(" and the gradient norm {}", std::abs(report.norm))
-                                                       : ""));
+  if (const std::string reason = guard_.judge(step, report); !reason.empty()) diverged(step, reason);
+  if (step <= checkpoints_->in_flight()) history_in_flight_ = guard_.history();
   pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
   if (step - resumed_ > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)
@@ -336,9 +339,13 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
 }
 
 void Trainer::diverged(int64_t step, const std::string& what) {
+  // Decided by the step alone, so that the writers' speed does not decide to which checkpoint a run goes back.
+  if (config_.train.on_nan == OnNan::rollback && checkpoints_->in_flight() > 0 && checkpoints_->in_flight() < step)
+    finish_save();
   flush(true);
-  throw NumericsError("[train] step {}: {}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step,
-                      what);
+  throw Diverged(
+      step,
+      fmt::format("[train] step {}: {}. Lower optimizer.learning_rate or raise optimizer.warmup_steps.", step, what));
 }
 
 void Trainer::rehearse_bound() {
@@ -389,7 +396,8 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
                 .params_hash = p.params_hash};
   fastest_ms_ = std::min(fastest_ms_, m.step_ms);
   if (bound_ms_) m.bound_ms = bound_ms_ = std::min(*bound_ms_, fastest_ms_);
-  if (config_.optimizer.grad_clip > 0) m.grad_norm = p.report.norm;
+  if (rank_->job().options.clip) m.grad_norm = p.report.norm;
+  m.skipped = p.report.skipped != 0;
   if (peak_flops_per_second_ > 0 && m.step_ms > 0)
     m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
   run_dir_->append_metrics(metrics_json(m));

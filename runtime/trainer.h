@@ -19,6 +19,7 @@
 #include "planner/planner.h"
 #include "runtime/checkpoints.h"
 #include "runtime/device_assignment.h"
+#include "runtime/numerics.h"
 #include "runtime/rank.h"
 #include "runtime/resume.h"
 #include "runtime/run_dir.h"
@@ -28,6 +29,13 @@
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
+
+/// A loss, a norm or a weight is not finite, or train.on_nan = "rollback" found a spike. All ranks throw it alike.
+class Diverged : public NumericsError {
+ public:
+  Diverged(int64_t at_step, const std::string& sentence) : NumericsError("{}", sentence), step(at_step) {}
+  const int64_t step;
+};
 
 class Trainer {
  public:
@@ -39,6 +47,7 @@ class Trainer {
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
   /// `run_dir`. Collective. Returns ok, or preempted if a signal ended the run behind a checkpoint.
+  /// Throws: Diverged. Then the lines of earlier steps are written, and with rollback, saves of earlier steps complete.
   /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
   ExitCode run(RunDir& run_dir, const std::function<void()>& chosen = {});
 
@@ -62,7 +71,7 @@ class Trainer {
   /// The hash of all weights on rank 0; empty elsewhere. `not_finite` becomes the name of the first tensor with a NaN
   /// or an infinity, on all ranks. Collective.
   std::string params_hash(std::string& not_finite);
-  /// Writes the lines of the finished steps and ends the run with code 5. All ranks call it with the same values.
+  /// Writes the lines of the finished steps and throws Diverged. All ranks call it with the same values.
   [[noreturn]] void diverged(int64_t step, const std::string& what);
   void save_final();
   /// Saves a checkpoint at rest; the metrics of its steps are on disk before it. A failure is a warning if training
@@ -92,8 +101,9 @@ class Trainer {
   Machine machine_;
   std::unique_ptr<data::Loader> loader_;
   std::vector<std::shared_ptr<const Job>> stages_;
-  bool replayed_ = false;  // steps are launched as graphs
-  int64_t resumed_ = 0;    // the step of the checkpoint that this run continues; 0: none
+  bool replayed_ = false;        // steps are launched as graphs
+  int64_t resumed_ = 0;          // the step of the checkpoint that this run continues; 0: none
+  int64_t skipped_batches_ = 0;  // see checkpoint::Manifest
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Checkpoints> checkpoints_;
   StopSignals* signals_ = nullptr;
@@ -109,6 +119,8 @@ class Trainer {
   double peak_flops_per_second_ = 0;                             // of a rank, from the machine file; 0 without one
   std::optional<int64_t> sent_before_;                           // the first step, and by evaluations
   int64_t global_batch_ = 0;
+  NumericsGuard guard_;
+  checkpoint::NumericsHistory history_in_flight_;  // after the step that is being saved
   int64_t started_ns_ = 0;
   RunDir* run_dir_ = nullptr;
   struct Totals {

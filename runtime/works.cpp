@@ -4,6 +4,7 @@
 #include "runtime/works.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "engine/base/check.h"
 #include "kernels/cast/cast.h"
@@ -44,17 +45,24 @@ Fn sum_squares_work(const Job& job, const Item& item) {
 
 Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
   SLIP_ASSERT(item.writes.size() > 1);  // the norm, then a factor for every group that waits for it
-  return
-      [ids = job.ids, parts = job.norm_parts, factors = std::vector<Slice>(item.writes.begin() + 1, item.writes.end()),
-       max_norm = static_cast<float>(update.grad_clip)](LaunchContext& c) {
-        kernels::clip(c, {.sums = c.as<double>({ids.norm_sums, 0, 8}),
-                          .count = parts,
-                          .max_norm = max_norm,
-                          .norm = c.as<double>({ids.norm, 0, 8}),
-                          .factor = c.as<float>(factors[0])});
-        for (size_t i = 1; i < factors.size(); ++i)
-          kernels::copy(c, {.from = c.at(factors[0]), .to = c.at(factors[i]), .size_bytes = sizeof(float)});
-      };
+  const float max_norm =
+      update.grad_clip > 0 ? static_cast<float>(update.grad_clip) : std::numeric_limits<float>::infinity();
+  return [ids = job.ids, parts = job.norm_parts, max_norm,
+          factors = std::vector<Slice>(item.writes.begin() + 1, item.writes.end()),
+          verdict = std::vector<Slice>(item.reads.begin() + 1, item.reads.end())](LaunchContext& c) {
+    kernels::Clip args{.sums = c.as<double>({ids.norm_sums, 0, 8}),
+                       .count = parts,
+                       .max_norm = max_norm,
+                       .norm = c.as<double>({ids.norm, 0, 8}),
+                       .factor = c.as<float>(factors[0])};
+    if (!verdict.empty()) {  // of a plan that skips: the loss and the limits
+      args.loss = c.as<double>(verdict[0]);
+      args.limits = c.as<float>(verdict[1]);
+    }
+    kernels::clip(c, args);
+    for (size_t i = 1; i < factors.size(); ++i)
+      kernels::copy(c, {.from = c.at(factors[0]), .to = c.at(factors[i]), .size_bytes = sizeof(float)});
+  };
 }
 
 Fn add_rows_work(const Job& job, const Item& item) {
@@ -96,10 +104,11 @@ UploadWork load_work(const Job& job, const LoadBatch& load) {
 Fn report_work(const Item& item, std::byte* reports) {
   static_assert(kStepPeriod % kReportSlots == 0);
   return [loss = item.reads[0], norm = item.reads[1], slots = item.writes[0], reports](LaunchContext& c) {
-    const int64_t slot = 16 * (c.frame->step % kReportSlots);
+    constexpr int64_t kReportBytes = 8 * (1 + kNormDoubles);
+    const int64_t slot = kReportBytes * (c.frame->step % kReportSlots);
     double* on_device = reinterpret_cast<double*>(c.at(slots) + slot);
     kernels::report(c, {.loss = c.as<double>(loss), .norm = c.as<double>(norm), .slot = on_device});
-    kernels::copy(c, {.from = on_device, .to = reports + slot, .size_bytes = 16});
+    kernels::copy(c, {.from = on_device, .to = reports + slot, .size_bytes = kReportBytes});
   };
 }
 

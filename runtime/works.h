@@ -21,7 +21,7 @@ struct StagedBatch {
 using LoadBatch = std::function<void(const StagedBatch&)>;
 
 /// Works for all items of `plan` that are not pieces of the model. `reports`: host memory (allocate_host) for the
-/// report of every step, kReportSlots of {double loss sum, double norm}; may be null if the plan reports nothing.
+/// report of every step, kReportSlots of Rank::Report; may be null if the plan reports nothing.
 /// `communicators[c]` serves channel c, null for local channels; borrowed, as is `job`.
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
                       const std::vector<comm::Communicator*>& communicators, const LoadBatch& load, std::byte* reports);

@@ -30,6 +30,13 @@ enum class Recomputation : uint8_t {
   full,       // everything that can be recomputed from a layer's input (Chen et al. 2016, arXiv:1604.06174)
 };
 
+/// train.on_nan: what follows a loss or a gradient norm that is not finite.
+enum class OnNan : uint8_t {
+  abort,     // the run ends
+  skip,      // the update of that step leaves weights and optimizer states as they are
+  rollback,  // the run returns to the last checkpoint
+};
+
 /// The words of an enum in a run file, in the order of its values.
 template <typename E>
 inline constexpr std::array<const char*, 0> kWords{};
@@ -41,6 +48,8 @@ template <>
 inline constexpr std::array<const char*, 4> kWords<ScheduleKind>{"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
 template <>
 inline constexpr std::array<const char*, 3> kWords<Recomputation>{"none", "selective", "full"};
+template <>
+inline constexpr std::array<const char*, 3> kWords<OnNan>{"abort", "skip", "rollback"};
 
 /// Pure.
 template <typename E>

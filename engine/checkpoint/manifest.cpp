@@ -43,6 +43,21 @@ Json strings_json(const std::vector<std::string>& texts) {
   return array;
 }
 
+Json numbers_json(const std::vector<double>& numbers) {
+  Json array = Json::array();
+  for (const double number : numbers) array.push_back(number);  // null if it is not finite
+  return array;
+}
+
+std::vector<double> numbers_of(const Fields& fields, const Json& object, std::string_view key) {
+  std::vector<double> numbers;
+  for (const Json& value : array_of(fields, object, key)) {
+    if (!value.is_null() && !value.is_number()) fields.fail(fmt::format("has {} in {}", value.type_name(), key));
+    numbers.push_back(value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.as_double());
+  }
+  return numbers;
+}
+
 /// A name inside the folder, and no path out of it.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.size() <= 255 && name.find('/') == std::string::npos && name[0] != '.' &&
@@ -63,6 +78,13 @@ std::string text_of(const Manifest& m) {
   body["global_batch_size"] = m.global_batch_size;
   body["vocab"] = m.vocab;
   body["data_hash"] = m.data_hash;
+  if (m.skipped_batches > 0) body["skipped_batches"] = m.skipped_batches;
+  if (m.numerics != NumericsHistory{}) {
+    Json& numerics = body["numerics"] = Json::object();
+    numerics["skips"] = m.numerics.skips;
+    numerics["losses"] = numbers_json(m.numerics.losses);
+    numerics["norms"] = numbers_json(m.numerics.norms);
+  }
   body["config"] = Json::object();
   for (const auto& [key, value] : m.config) body["config"][key] = value;
   body["tensors"] = Json::array();
@@ -115,6 +137,15 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
              .config = {},
              .tensors = {},
              .files = {}};
+  if (fields.has("skipped_batches")) m.skipped_batches = int64_of(fields, "skipped_batches");
+  if (const Json* const found = root.find("numerics")) {
+    const Fields numerics(document, *found, "the numerics of the manifest");
+    m.numerics = {.skips = int64_of(numerics, "skips"),
+                  .losses = numbers_of(numerics, *found, "losses"),
+                  .norms = numbers_of(numerics, *found, "norms")};
+    if (m.numerics.losses.size() != m.numerics.norms.size())
+      numerics.fail(fmt::format("has {} losses and {} norms", m.numerics.losses.size(), m.numerics.norms.size()));
+  }
   const Json* const config = root.find("config");
   if (config == nullptr || !config->is_object()) fields.fail("has no object config");
   for (const auto& [key, value] : config->as_object()) {

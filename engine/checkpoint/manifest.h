@@ -35,6 +35,13 @@ struct LogicalTensor {
 /// The array with the weights as the optimizer keeps them.
 inline constexpr const char* kWeight = "weight";
 
+/// Decides about later updates (train.on_nan, train.spike_zscore): the last steps, the newest last.
+struct NumericsHistory {
+  int64_t skips = 0;                  // updates skipped in a row
+  std::vector<double> losses, norms;  // equally many
+  bool operator==(const NumericsHistory&) const = default;
+};
+
 struct Manifest {
   int64_t step = 0;     // the state after this step
   std::string program;  // version that wrote it
@@ -45,6 +52,8 @@ struct Manifest {
   int64_t global_batch_size = 0;
   int64_t vocab = 0;
   std::string data_hash;
+  NumericsHistory numerics = {};
+  int64_t skipped_batches = 0;  // step k trains on batch k + skipped_batches (train.on_nan = "rollback")
   std::vector<std::pair<std::string, std::string>> config;  // every key of the resolved configuration and its value
   std::vector<LogicalTensor> tensors;
   std::vector<StateFile> files;

@@ -60,6 +60,9 @@ struct Train {
   int64_t log_interval = 10;
   int64_t hash_interval = 0;
   Recomputation recompute = Recomputation::none;
+  OnNan on_nan = OnNan::abort;
+  int64_t max_skips = 10;
+  double spike_zscore = 0;  // 0: no detection
 };
 
 struct Optimizer : UpdateOptions {

@@ -75,6 +75,23 @@ std::vector<Field<R>> make_fields() {
       F::mode("train.recompute", at(&R::train, &Train::recompute),
               "Activations that the backward pass recomputes instead of keeping: none, selective (outputs of norms and "
               "of SwiGLU) or full (everything but each layer's input)."),
+      F::mode(
+          "train.on_nan", at(&R::train, &Train::on_nan),
+          "Reaction to a loss or a gradient norm that is NaN or infinite. abort: the run ends with code 5; skip: "
+          "the device leaves weights and optimizer states as they are in that step, on all ranks. The step counts "
+          "in the learning rate and in the bias correction. rollback: the run goes back to its newest checkpoint and "
+          "leaves out the batches from there to the failure. skip computes the gradient norm without "
+          "optimizer.grad_clip as well."),
+      F::integer(
+          "train.max_skips", at(&R::train, &Train::max_skips), {0, kMaxSteps},
+          "Most updates that train.on_nan = \"skip\" leaves out in a row, and most returns of \"rollback\" to one "
+          "checkpoint. One more ends the run with code 5."),
+      F::real(
+          "train.spike_zscore", at(&R::train, &Train::spike_zscore), {0, 1e6},
+          "Standard deviations by which a loss or a gradient norm may exceed its mean over 128 earlier steps. A "
+          "larger one prints a warning. With train.on_nan = \"skip\" its update is skipped, with \"rollback\" the run "
+          "goes back. The window ends four steps before the step, so that the host never waits, and needs 64 "
+          "finite values. 0: no limit."),
 
       F::mode(
           "optimizer.name", at(&R::optimizer, &Optimizer::name),

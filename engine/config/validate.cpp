@@ -89,6 +89,10 @@ void validate_train(const RunConfig& config) {
   if (optimizer.min_learning_rate > optimizer.learning_rate)
     throw ConfigError("optimizer.min_learning_rate = {} is above optimizer.learning_rate = {}. Use a smaller one.",
                       optimizer.min_learning_rate, optimizer.learning_rate);
+  if (train.on_nan == OnNan::rollback && config.checkpoint.interval + config.checkpoint.interval_minutes == 0)
+    throw ConfigError(
+        "train.on_nan = \"rollback\" needs checkpoints to go back to, but checkpoint.interval = 0 and "
+        "checkpoint.interval_minutes = 0. Set one of them, or use \"skip\".");
   // `--set train.steps` may end a run inside its warm-up; an explicit decay_steps may not.
   if (optimizer.decay_steps < optimizer.warmup_steps && optimizer.decay_steps != train.steps)
     throw ConfigError("optimizer.decay_steps = {} is smaller than optimizer.warmup_steps = {}. Use at least {}.",

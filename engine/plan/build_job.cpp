@@ -235,6 +235,9 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
         "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots early, because the next layer "
         "needs the slot. Use stage 0 or 1.",
         job.zero_stage);
+  for (const GroupRule& group : options.groups)
+    if (options.skips && (!options.clip || group.optimizer->start != UpdateStart::after_clip))
+      throw PlanError("[plan] a plan that skips updates needs the gradient norm, and every update must wait for it.");
   if (options.groups.size() > 1 && job.zero_stage >= 2)
     throw PlanError(
         "[plan] ZeRO-{} with {} parameter groups: the gradients of a layer pass through one slot, and a bucket holds "
@@ -257,8 +260,11 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   residency.append_tasks(job.train, &reduced);
   take_turns(reduced, job.train);
   tied_copies_pass(job, reduced, job.train);
-  const std::vector<Point> gathered = update_pass(job, reduced, job.train);
-  report_and_input_pass(job, spine, options.param_gather ? std::vector<Point>{} : gathered, job.train);
+  std::vector<Point> loss;
+  if (options.skips) loss = loss_pass(job, spine, job.train);
+  const std::vector<Point> gathered = update_pass(job, reduced, loss, job.train);
+  if (!options.skips) loss = loss_pass(job, spine, job.train);
+  report_and_input_pass(job, loss, options.param_gather ? std::vector<Point>{} : gathered, job.train);
   seal(job.train);
 
   job.evaluate.kind = "evaluate";

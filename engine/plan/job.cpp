@@ -3,6 +3,9 @@
 
 #include "engine/plan/job.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "engine/base/check.h"
 
 namespace slipstream {
@@ -49,6 +52,7 @@ void write_scalars(const Job& job, const UpdateOptions& update, double learning_
     group.optimizer->write_scalars(
         update, learning_rate * group.rate_factor, step,
         scalars.subspan(static_cast<size_t>(group.first_scalar), group.optimizer->scalars.size()));
+  std::fill(scalars.begin() + job.scalars(), scalars.end(), std::numeric_limits<float>::infinity());
 }
 
 }  // namespace slipstream

@@ -51,7 +51,9 @@ struct PlanOptions {
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are computed from exchanged parts, in float
                                   // and rank order; otherwise by the collective
   std::vector<GroupRule> groups = {{"all", &optimizers().front()}};
-  bool clip = true;  // the update waits for the norm of the whole gradient
+  bool clip = true;    // the update waits for the norm of the whole gradient
+  bool skips = false;  // needs clip: a norm or a loss that is not finite or exceeds its limit in the staged scalars
+                       // makes the update keep weights and states
   bool optimizer_per_bucket = true;
   DType update_product_dtype = DType::f32;  // of products of matrices in updates
   int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
@@ -113,11 +115,13 @@ struct JobBuffers {
   BufferId scalars = 0;           // those of this step
   BufferId update_workspace = 0;  // of one matrix; updates take turns
   BufferId norm_parts = 0;  // double per part of the whole model: sum of squares; zero where another stage has the part
-  BufferId norm = 0;        // double: the gradient's norm before clipping
+  BufferId norm = 0;        // kNormDoubles: the gradient's norm before clipping and the verdict on it
   BufferId batch_next = 0;
-  BufferId report = 0;  // kReportSlots x {double loss sum, double norm}
+  BufferId report = 0;  // kReportSlots x {double loss sum, kNormDoubles}
 };
 constexpr int kReportSlots = 4;
+constexpr int kNormDoubles = 3;  // see kernels::Clip
+constexpr int kLimits = 2;       // with PlanOptions::skips, behind the scalars of a step: of the norm and the loss
 
 /// Location of transfers between stages on this rank: the buffer that pieces name passes through slots of another.
 struct Ring {
@@ -165,6 +169,8 @@ struct Job {
   int64_t scalars() const {
     return groups.back().first_scalar + static_cast<int64_t>(groups.back().optimizer->scalars.size());
   }
+  /// The same and the limits behind them.
+  int64_t staged_scalars() const { return scalars() + (options.skips ? kLimits : 0); }
   ChannelId channel(Role role) const;  // Throws PlanError if there is none.
   /// Ranks that share optimizer states (and more); with hybrid sharding not all that hold the same parameters.
   Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
@@ -184,7 +190,8 @@ struct Job {
 /// Bytes of the flat range [offset, offset + elems) of a buffer.
 Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dtype);
 
-/// Fills in the scalars of all groups for `step`, counted from 1; `scalars` has Job::scalars(). Pure.
+/// Fills in the scalars of all groups for `step`, counted from 1, and infinite limits; `scalars` has
+/// Job::staged_scalars(). Pure.
 void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,
                    std::span<float> scalars);
 

@@ -292,8 +292,8 @@ void place_memory(Job& job) {
     ids.values = job.buffers.find("parameters");
     ids.values_next = add("parameters.next", job.buffers[ids.values].size_bytes, Owner::parameters);
   }
-  ids.scalars_next = add("scalars.next", bytes_of(job.scalars(), DType::f32), Owner::batch);
-  ids.scalars = add("scalars", bytes_of(job.scalars(), DType::f32), Owner::optimizer);
+  ids.scalars_next = add("scalars.next", bytes_of(job.staged_scalars(), DType::f32), Owner::batch);
+  ids.scalars = add("scalars", bytes_of(job.staged_scalars(), DType::f32), Owner::optimizer);
   const int64_t sums_bytes = 8 * int64_t{job.norm_parts};
   if (job.aligns_grad_reduce) ids.aligned = add("aligned", 4, Owner::communication);
   int64_t workspace_bytes = 0;
@@ -307,9 +307,9 @@ void place_memory(Job& job) {
   if (workspace_bytes > 0) ids.update_workspace = add("update.workspace", workspace_bytes, Owner::scratch);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
   ids.norm_sums = job.norm_axis() != Axis::self ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;
-  ids.norm = add("norm", 8, Owner::optimizer);
+  ids.norm = add("norm", 8 * kNormDoubles, Owner::optimizer);
   ids.loss_sum = job.mesh.world() == 1 ? job.model.loss : add("loss.sum", 8, Owner::batch);
-  ids.report = add("report", 16 * kReportSlots, Owner::batch);
+  ids.report = add("report", 8 * (1 + kNormDoubles) * kReportSlots, Owner::batch);
   ids.batch_next = job.buffers.find("batch.next");
   for (size_t b = 0; b < job.storage.size(); ++b)
     if (job.stage() == 0 && holds_copy(job, b))

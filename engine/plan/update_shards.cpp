@@ -115,6 +115,8 @@ Slice clip_factor_of(const Job& job, const ParameterGroup& group) {
                     DType::f32);
 }
 
+Slice limits_of(const Job& job) { return flat_slice(job.ids.scalars, job.scalars(), kLimits, DType::f32); }
+
 bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
 
 std::vector<UpdateShard> update_shards(const Job& job, const Item& update) {

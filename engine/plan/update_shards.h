@@ -24,6 +24,9 @@ struct UpdateShard {
 Slice scalars_of(const Job& job, const ParameterGroup& group);
 Slice clip_factor_of(const Job& job, const ParameterGroup& group);
 
+/// The limits of the step's norm and loss, in a plan that skips. Pure.
+Slice limits_of(const Job& job);
+
 /// Does the update write rounded weights (bf16)? Weights that travel as int8 are encoded later, in blocks.
 bool rounds_updates(const Job& job);
 

@@ -26,6 +26,7 @@ std::string metrics_json(const StepMetrics& m) {
   if (m.val_loss) line["val_loss"] = *m.val_loss;
   line["lr"] = m.learning_rate;
   line["grad_norm"] = maybe(m.grad_norm);
+  if (m.skipped) line["skipped"] = true;
   line["tokens"] = m.tokens;
   line["step_ms"] = m.step_ms;
   line["tokens_per_s"] = m.tokens_per_s();
@@ -57,6 +58,7 @@ std::string metrics_line(const StepMetrics& m, int64_t steps, double eta_seconds
   if (m.val_loss) line += fmt::format(" | val {:.3f}", *m.val_loss);
   line += fmt::format(" | lr {:.1e}", m.learning_rate);
   if (m.grad_norm) line += fmt::format(" | norm {:.2f}", *m.grad_norm);
+  if (m.skipped) line += " | update skipped";
   line += fmt::format(" | {:.1f} ms | {} tok/s", m.step_ms, format_count(m.tokens_per_s()));
   if (m.comm_ms > 0)
     line +=

@@ -16,7 +16,8 @@ struct StepMetrics {
   double loss = 0;  // mean over all tokens of the global batch
   std::optional<double> val_loss;
   double learning_rate = 0;
-  std::optional<double> grad_norm;  // before clipping; none when the run does not clip
+  std::optional<double> grad_norm;  // before clipping; none when the run does not compute it
+  bool skipped = false;             // the step has no update
   int64_t tokens = 0;               // of this step, all ranks
   double step_ms = 0;
   double compute_ms = 0;

@@ -38,14 +38,16 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges
     else
       beyond = middle;
   }
+  if (scalars.clip >= 0.0f) {  // else the step is skipped and stores what it loaded
 #pragma unroll
-  for (int i = 0; i < kElems; ++i) {
-    while (passed < edges.count && edges.at[passed] <= first + i) ++passed;
-    const float gradient = scalars.clip * g[i];
-    p[i] -= scalars.learning_rate * (passed % 2 == 0 ? args.weight_decay : 0.0f) * p[i];
-    m[i] = args.beta1 * m[i] + (1.0f - args.beta1) * gradient;
-    v[i] = args.beta2 * v[i] + (1.0f - args.beta2) * gradient * gradient;
-    p[i] -= scalars.learning_rate * (m[i] * scalars.inv_bias1) / (sqrtf(v[i] * scalars.inv_bias2) + args.eps);
+    for (int i = 0; i < kElems; ++i) {
+      while (passed < edges.count && edges.at[passed] <= first + i) ++passed;
+      const float gradient = scalars.clip * g[i];
+      p[i] -= scalars.learning_rate * (passed % 2 == 0 ? args.weight_decay : 0.0f) * p[i];
+      m[i] = args.beta1 * m[i] + (1.0f - args.beta1) * gradient;
+      v[i] = args.beta2 * v[i] + (1.0f - args.beta2) * gradient * gradient;
+      p[i] -= scalars.learning_rate * (m[i] * scalars.inv_bias1) / (sqrtf(v[i] * scalars.inv_bias2) + args.eps);
+    }
   }
   store_floats<kAligned>((args.updated ? args.updated : args.parameters) + first, count, p);
   store_floats<kAligned>(args.m + first, count, m);

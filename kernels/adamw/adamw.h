@@ -6,6 +6,7 @@
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g²
 //   p -= lr · (m · inv_bias1) / (sqrt(v · inv_bias2) + eps)
 // Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2, as PyTorch writes it.
+// A skipped step leaves parameters and moments as they are, and `updated` and `working` receive the parameters.
 // All float; `working` is the bf16 copy that the model computes with. No two operands may overlap.
 // Every element is computed alone: any split into ranges or threads gives the same bits on one instruction set.
 
@@ -21,7 +22,7 @@ struct AdamwScalars {
   float learning_rate = 0.0f;
   float inv_bias1 = 1.0f;  // 1 / (1 - beta1^t), t counted from 1
   float inv_bias2 = 1.0f;  // 1 / (1 - beta2^t)
-  float clip = 1.0f;       // factor on the gradient, 1 when not clipping
+  float clip = 1.0f;       // factor on the gradient, 1 when not clipping; below 0: the step is skipped
 };
 
 struct Adamw {

@@ -53,10 +53,25 @@ void update_range(const Adamw& args, const Factors& f, int64_t begin, int64_t en
   if (args.working != nullptr) store_part(args.working + i, p, rest);
 }
 
+/// A skipped step: only copies of the parameters are written.
+void keep(LaunchContext& context, const Adamw& args) {
+  if (args.updated == nullptr && args.working == nullptr) return;
+  context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
+    const int64_t end = last * kUnit < args.elems ? last * kUnit : args.elems;
+    for (int64_t i = first * kUnit; i < end; i += kLanes) {
+      const int64_t lanes = end - i < kLanes ? end - i : kLanes;
+      const Vf p = load_part(args.parameters + i, lanes);
+      if (args.updated != nullptr) store_part(args.updated + i, p, lanes);
+      if (args.working != nullptr) store_part(args.working + i, p, lanes);
+    }
+  });
+}
+
 }  // namespace
 
 void adamw_cpu(LaunchContext& context, const Adamw& args) {
   const AdamwScalars s = *args.scalars;
+  if (s.clip < 0.0f) return keep(context, args);
   const Factors on = {
       s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
       s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};

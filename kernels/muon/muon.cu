@@ -19,8 +19,13 @@ __global__ void __launch_bounds__(kThreads) momentum_kernel(MuonMomentum args) {
   float g[kElems], m[kElems];
   load_floats<kAligned>(args.gradient + first, count, g);
   load_floats<kAligned>(args.momentum + first, count, m);
+  const bool skips = args.scalars->clip < 0.0f;
 #pragma unroll
   for (int i = 0; i < kElems; ++i) {
+    if (skips) {
+      g[i] = 0.0f;
+      continue;
+    }
     g[i] *= factor;
     m[i] = mu * m[i] + g[i];
     g[i] = args.nesterov ? mu * m[i] + g[i] : m[i];
@@ -71,8 +76,9 @@ __global__ void __launch_bounds__(kThreads) step_kernel(MuonStep args) {
   float p[kElems], x[kElems];
   load_floats<kAligned>(args.parameters + first, count, p);
   load_floats<kAligned>(static_cast<const T*>(args.x) + first, count, x);
+  const bool skips = args.scalars->clip < 0.0f;
 #pragma unroll
-  for (int i = 0; i < kElems; ++i) p[i] = decay * p[i] - rate * x[i];
+  for (int i = 0; i < kElems; ++i) p[i] = skips ? p[i] : decay * p[i] - rate * x[i];
   store_floats<kAligned>(args.updated + first, count, p);
   if (args.working) store_floats<kAligned>(args.working + first, count, p);
 }

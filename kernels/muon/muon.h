@@ -6,6 +6,7 @@
 //   X = u / max(|u|, eps), |u| the Frobenius norm
 //   `steps` times: X = a X + b (X Xᵀ) X + c (X Xᵀ)² X
 //   p = decay · p - learning_rate · scale · X
+// A skipped step leaves parameters and momentum as they are, and `updated` and `working` receive the parameters.
 // Five steps move every singular value of u that is at least 0.2 % of |u| into [0.68, 1.21]; singular vectors stay.
 // With rows > cols the steps compute X (a I + b XᵀX + c (XᵀX)²): the same X by smaller products, without a transpose.
 //
@@ -42,7 +43,7 @@ namespace slipstream::kernels {
 struct MuonScalars {
   float learning_rate = 0.0f;
   float decay = 1.0f;  // factor on the parameters: 1 - learning_rate · weight_decay
-  float clip = 1.0f;   // factor on the gradient, 1 when not clipping
+  float clip = 1.0f;   // factor on the gradient, 1 when not clipping; below 0: the step is skipped
 };
 
 struct Muon {

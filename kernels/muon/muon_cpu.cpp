@@ -60,8 +60,10 @@ template <typename T>
 void update(LaunchContext& context, const MuonStep& args) {
   const auto* x = static_cast<const T*>(args.x);
   const float decay = args.scalars->decay, rate = args.scalars->learning_rate * args.scale;
+  const bool skips = args.scalars->clip < 0.0f;
   for_vectors(context, args.elems, [&](int64_t i, int64_t lanes) {
-    const Vf p = load_lanes(args.parameters + i, lanes) * decay - load_lanes(x + i, lanes) * rate;
+    Vf p = load_lanes(args.parameters + i, lanes);
+    if (!skips) p = p * decay - load_lanes(x + i, lanes) * rate;
     store_lanes(args.updated + i, p, lanes);
     if (args.working != nullptr) store_lanes(args.working + i, p, lanes);
   });
@@ -71,6 +73,9 @@ void update(LaunchContext& context, const MuonStep& args) {
 
 void muon_momentum_cpu(LaunchContext& context, const MuonMomentum& args) {
   const float mu = args.mu, factor = (1.0f - mu) * args.scalars->clip;
+  if (args.scalars->clip < 0.0f)
+    return for_vectors(context, args.elems,
+                       [&](int64_t i, int64_t lanes) { store_lanes(args.direction + i, Vf{}, lanes); });
   for_vectors(context, args.elems, [&](int64_t i, int64_t lanes) {
     const Vf share = load_lanes(args.gradient + i, lanes) * factor;
     const Vf m = load_lanes(args.momentum + i, lanes) * mu + share;

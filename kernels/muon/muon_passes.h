@@ -9,7 +9,8 @@
 
 namespace slipstream::kernels {
 
-/// momentum = mu · momentum + (1 - mu) · clip · gradient; direction = the u of the card.
+/// momentum = mu · momentum + (1 - mu) · clip · gradient; direction = the u of the card. In a skipped step the momentum
+/// stays and direction = 0, so that the products compute with finite numbers.
 struct MuonMomentum {
   const float* gradient = nullptr;
   float* momentum = nullptr;
@@ -39,7 +40,8 @@ struct MuonPolynomial {
   DType dtype = DType::f32;
 };
 
-/// updated = decay · parameters - learning_rate · scale · x, and its bf16 copy if `working` is there.
+/// updated = decay · parameters - learning_rate · scale · x, or the parameters in a skipped step; and its bf16 copy if
+/// `working` is there.
 struct MuonStep {
   const float* parameters = nullptr;
   float* updated = nullptr;  // may be `parameters`

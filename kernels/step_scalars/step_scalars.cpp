@@ -24,6 +24,7 @@ void clip(LaunchContext& context, const Clip& args) {
   require_at_least("clip", "count", args.count, 0);
   require_pointers("clip", {args.norm, args.factor});
   if (args.count > 0) require_pointers("clip", {args.sums});
+  if (args.loss != nullptr) require_pointers("clip", {args.limits});
   switch (context.kind) {
     case DeviceKind::cpu:
       return clip_cpu(args);

@@ -26,21 +26,29 @@ struct AddLoss {
 };
 
 /// The gradient norm and its clip factor, as torch.nn.utils.clip_grad_norm_:
-///   *norm = sqrt(sums[0] + ... + sums[count - 1]), added in order
-///   *factor = float(min(1, max_norm / (*norm + 1e-6)))
+///   norm[0] = sqrt(sums[0] + ... + sums[count - 1]), added in order
+///   *factor = float(min(1, max_norm / (norm[0] + 1e-6)))
+/// and the verdict on the step:
+///   norm[1] = number, counted from 1, of the first sum that is not finite; 0: all are
+///   norm[2] = with `loss`, 1 if the norm or the loss is not finite or exceeds its limit; otherwise 0
+/// If norm[2] is 1, *factor = kSkipUpdate: updates leave parameters and states as they are.
 struct Clip {
   const double* sums = nullptr;  // [count] sums of squares
   int64_t count = 0;
-  double max_norm = 1;
-  double* norm = nullptr;
+  double max_norm = 1;     // infinity: the factor is 1
+  double* norm = nullptr;  // [3]
   float* factor = nullptr;
+  const double* loss = nullptr;   // optional
+  const float* limits = nullptr;  // [2], with `loss`: of the norm and of the loss
 };
+/// A clip factor below 0 makes an update keep what it would write.
+inline constexpr float kSkipUpdate = -1.0f;
 
-/// slot[0] = *loss; slot[1] = *norm.
+/// slot[0] = *loss; slot[1 + i] = norm[i].
 struct Report {
   const double* loss = nullptr;
-  const double* norm = nullptr;
-  double* slot = nullptr;  // [2]
+  const double* norm = nullptr;  // [3]
+  double* slot = nullptr;        // [4]
 };
 
 /// to[i] = from[i]. The ranges may not overlap. On cuda either may be host memory of Device::allocate_host.

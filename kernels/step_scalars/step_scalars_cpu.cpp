@@ -13,16 +13,26 @@ void add_loss_cpu(const AddLoss& args) { *args.total = (args.accumulate ? *args.
 
 void clip_cpu(const Clip& args) {
   double total = 0;
-  for (int64_t i = 0; i < args.count; ++i) total += args.sums[i];
+  int64_t first = 0;
+  for (int64_t i = 0; i < args.count; ++i) {
+    total += args.sums[i];
+    if (first == 0 && !std::isfinite(args.sums[i])) first = i + 1;
+  }
   const double norm = std::sqrt(total);
-  *args.norm = norm;
+  // A comparison with NaN is false.
+  const bool skips = args.loss != nullptr && !(std::isfinite(norm) && std::isfinite(*args.loss) &&
+                                               norm <= static_cast<double>(args.limits[0]) &&
+                                               *args.loss <= static_cast<double>(args.limits[1]));
+  args.norm[0] = norm;
+  args.norm[1] = static_cast<double>(first);
+  args.norm[2] = skips ? 1.0 : 0.0;
   // The small constant keeps a zero gradient finite.
-  *args.factor = static_cast<float>(std::min(1.0, args.max_norm / (norm + 1e-6)));
+  *args.factor = skips ? kSkipUpdate : static_cast<float>(std::min(1.0, args.max_norm / (norm + 1e-6)));
 }
 
 void report_cpu(const Report& args) {
   args.slot[0] = *args.loss;
-  args.slot[1] = *args.norm;
+  std::copy_n(args.norm, 3, args.slot + 1);
 }
 
 void copy_cpu(const Copy& args) { std::memcpy(args.to, args.from, static_cast<size_t>(args.size_bytes)); }

@@ -31,8 +31,9 @@ __device__ __forceinline__ Lane lane_of(int64_t block, int64_t elems, int64_t pa
   return {part * elems + at, begin + at, begin + elems + 4 * index, at < elems ? kLaneElems : 0};
 }
 
-__device__ __forceinline__ float byte_of(uint32_t word, int i) {
-  return static_cast<float>(static_cast<int8_t>(word >> (8 * i)));
+__device__ __forceinline__ float decoded(uint32_t word, int i, float scale) {
+  const auto byte = static_cast<int8_t>(word >> (8 * i));
+  return byte == 0 ? 0.0f : static_cast<float>(byte) * scale;
 }
 
 template <bool kAligned>
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t p
   for (int bits = kWarp / 2; bits > 0; bits /= 2) top = fmaxf(top, __shfl_xor_sync(kWholeWarp, top, bits));
   finite = warp_sum(finite);
   const bool zero = top < 1e-30f;
-  const float scale = zero ? finite : top / 127.0f + finite, inverse = zero ? 0.0f : 127.0f / top;
+  const float scale = zero ? finite : top / 127.0f + finite, inverse = zero || scale != scale ? 0.0f : 127.0f / top;
   auto* to = static_cast<unsigned char*>(args.to);
   if (threadIdx.x % kWarp == 0) *reinterpret_cast<float*>(to + lane.scale) = scale;
   if (lane.count == 0) return;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t p
   for (int i = 0; i < kLaneElems; ++i) {
     const float whole = rintf(fminf(fmaxf(x[i] * inverse, -127.0f), 127.0f));
     word |= (static_cast<uint32_t>(static_cast<int>(whole)) & 0xffu) << (8 * i);
-    rest[i] = x[i] - whole * scale;
+    rest[i] = scale == scale ? x[i] - whole * scale : 0.0f;
   }
   if (args.residual) store_floats<kAligned>(args.residual + lane.value, lane.count, rest);
   *reinterpret_cast<uint32_t*>(to + lane.word) = word;
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t p
   const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
   float x[kLaneElems];
 #pragma unroll
-  for (int i = 0; i < kLaneElems; ++i) x[i] = byte_of(word, i) * scale;
+  for (int i = 0; i < kLaneElems; ++i) x[i] = decoded(word, i, scale);
   To* to = static_cast<To*>(args.to) + lane.value;
   if constexpr (kLaneElems % kPack<To> == 0) {
     store_floats<kAligned>(to, lane.count, x);
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int6
     const float scale = *reinterpret_cast<const float*>(from + lane.scale);
     const uint32_t word = *reinterpret_cast<const uint32_t*>(from + lane.word);
     for (int i = 0; i < kLaneElems; ++i)
-      total[i] = part == 0 ? byte_of(word, i) * scale : total[i] + byte_of(word, i) * scale;
+      total[i] = part == 0 ? decoded(word, i, scale) : total[i] + decoded(word, i, scale);
   }
   store_floats<kAligned>(args.to + lane.value, lane.count, total);
 }

@@ -4,12 +4,13 @@
 //
 //   bf16   round to nearest, ties to even; NaN stays NaN
 //   u8     per block of 128: scale = max |x| / 127, q = x / scale rounded to nearest, ties to even, so |q| <= 127. A
-//          block whose largest is below 1e-30 is zero; one with a NaN or an infinity has the scale NaN, so that it is
-//          seen and not averaged away.
+//          block whose largest is below 1e-30 is zero. One with a NaN or an infinity has the scale NaN: these values
+//          decode to NaN, so that they are seen and not averaged away, the others to 0, because padding must stay 0.
 // The error of a value is at most 2^-9 of it (bf16), or 1/254 of the largest of its block (u8).
 // With a residual (error feedback) x = from + residual is encoded, and residual = x - decoded remains for the next
-// time: a later step receives what rounding removed from this one. Every block is computed alone: any split into ranges
-// or threads gives the same bits on one instruction set.
+// time: a later step receives what rounding removed from this one. A block that is not finite leaves no residual, so
+// that later steps are finite again. Every block is computed alone: any split into ranges or threads gives the same
+// bits on one instruction set.
 //
 // Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/wire.h)
 // Types:   values f32 (decode: to f32 or bf16); wire bf16 or u8; sums accumulate in f32, in rank order

@@ -30,10 +30,11 @@ Block block_at(int64_t block, int64_t elems, DType wire) {
 
 inline Vf absolute(Vf v) { return reinterpret_cast<Vf>(reinterpret_cast<Vu>(v) & 0x7fffffffu); }
 
-inline Vf load_bytes(const int8_t* p) {
+inline Vf decoded(const int8_t* p, float scale) {
   Vb bytes;
   std::memcpy(&bytes, p, sizeof bytes);
-  return __builtin_convertvector(__builtin_convertvector(bytes, Vi), Vf);
+  const Vf x = __builtin_convertvector(__builtin_convertvector(bytes, Vi), Vf);
+  return x == Vf{} ? Vf{} : x * scale;
 }
 
 float scale_at(const std::byte* p) {
@@ -52,16 +53,17 @@ void encode_block(const float* from, float* residual, int64_t count, int8_t* to,
   const float top = max(largest);
   // Below this the inverse is not finite; with a residual nothing is lost.
   const bool zero = top < 1e-30f;
-  const float scale = zero ? sum(finite) : top / 127.0f + sum(finite), inverse = zero ? 0.0f : 127.0f / top;
+  const float scale = zero ? sum(finite) : top / 127.0f + sum(finite),
+              inverse = zero || scale != scale ? 0.0f : 127.0f / top;
   std::memcpy(scale_to, &scale, sizeof scale);
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vf x = residual ? load(from + i) + load(residual + i) : load(from + i);
-    // Rounds to nearest by adding 1.5 x 2^23; the bounds also catch NaN, which is not an integer.
+    // Rounds to nearest by adding 1.5 x 2^23; NaN, also of infinity x 0, becomes a bound.
     const Vf bounded = min(max(x * inverse, splat(-127.0f)), splat(127.0f));
     const Vf whole = (bounded + 12582912.0f) - 12582912.0f;
     const Vb bytes = __builtin_convertvector(__builtin_convertvector(whole, Vi), Vb);
     std::memcpy(to + i, &bytes, sizeof bytes);
-    if (residual) store(residual + i, x - whole * scale);
+    if (residual) store(residual + i, scale == scale ? x - whole * scale : Vf{});
   }
 }
 
@@ -97,7 +99,7 @@ void decode_to(LaunchContext& context, const Decode& args) {
       if (args.wire == DType::u8) {
         const auto* bytes = reinterpret_cast<const int8_t*>(from + block.bytes);
         const float scale = scale_at(from + block.scale);
-        for (int64_t i = 0; i < block.count; i += kLanes) store(to + i, load_bytes(bytes + i) * scale);
+        for (int64_t i = 0; i < block.count; i += kLanes) store(to + i, decoded(bytes + i, scale));
       } else {
         const auto* rounded = reinterpret_cast<const bfloat16*>(from + block.bytes);
         for (int64_t i = 0; i < block.count; i += kLanes) store(to + i, load(rounded + i));
@@ -123,7 +125,7 @@ void sum_parts_cpu(LaunchContext& context, const SumParts& args) {
         const float scale = args.wire == DType::u8 ? scale_at(bytes + block.scale) : 1.0f;
         for (int64_t i = 0; i < block.count; i += kLanes) {
           const Vf value = args.wire == DType::u8
-                               ? load_bytes(reinterpret_cast<const int8_t*>(bytes + block.bytes) + i) * scale
+                               ? decoded(reinterpret_cast<const int8_t*>(bytes + block.bytes) + i, scale)
                                : load(reinterpret_cast<const bfloat16*>(bytes + block.bytes) + i);
           float* to = args.to + block.first + i;
           store(to, part == 0 ? value : load(to) + value);

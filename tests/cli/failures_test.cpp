@@ -181,7 +181,9 @@ TEST_CASE("a NaN loss ends every rank", "[cli]") {
   CHECK(contains(one_of_launcher.text, "loss is nan. "));
   CHECK(count(two.text, "slipstream: ") == 1);
   check_refused(call("train " + run + sets + " --set optimizer.grad_clip=1 --set optimizer.eps=1"), 5,
-                {"and the gradient norm "});
+                {"and the gradient norm ", "; the first gradient that is not finite is that of "});
+  check_refused(call("train " + run + sets + " --set train.on_nan=rollback"), 2,
+                {"train.on_nan = \"rollback\" needs checkpoints", "checkpoint.interval = 0", "\"skip\""});
 }
 
 TEST_CASE("a changed bit in one rank's weights ends the run with the rank and the tensor", "[cli]") {

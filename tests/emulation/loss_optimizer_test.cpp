@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cross-entropy, AdamW, Muon and the sum of squares on the emulated device against double and the CPU's bits.
 
+#include <limits>
+
 #include "kernels/adamw/adamw.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/muon/muon.h"
+#include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/elementwise.h"
@@ -47,6 +50,25 @@ struct Sum {
     return value;
   }
   void set(double value) { host_access.write(data(), &value, sizeof value); }
+};
+
+/// The same values in the host's and in the device's memory.
+template <typename T>
+class Numbers {
+ public:
+  explicit Numbers(const std::vector<T>& values) : host_(values), device_(8 + values.size() * sizeof(T), "numbers") {
+    host_access.write(device_.data(), host_.data(), host_.size() * sizeof(T));
+  }
+  T* on(bool host) { return host ? host_.data() : reinterpret_cast<T*>(device_.data()); }
+  std::vector<T> values(bool host) const {
+    std::vector<T> values = host_;
+    if (!host) host_access.read(values.data(), device_.data(), values.size() * sizeof(T));
+    return values;
+  }
+
+ private:
+  std::vector<T> host_;
+  emulation::DeviceMemory device_;
 };
 
 ThreadPool& one_thread() {
@@ -203,6 +225,28 @@ TEST_CASE("adamw: three steps equal the double optimizer, aligned or not") {
     }
 }
 
+TEST_CASE("adamw: a skipped step keeps parameters and moments, and copies the parameters") {
+  for (int64_t elems : {1, 8, 9, 2051})
+    for (int64_t shift : {0, 1}) {
+      CAPTURE(elems, shift);
+      const Doubles start = random_doubles(elems, DType::f32, 1), moment = random_doubles(elems, DType::f32, 2);
+      OnDevice p(start, DType::f32, "parameters", shift), m(moment, DType::f32, "m"), v(moment, DType::f32, "v"),
+          updated(elems, DType::f32, "updated"), working(elems, DType::bf16, "working"),
+          gradient(Doubles(start.size(), NAN), DType::f32, "gradient"),
+          scalars(Doubles{1e-2, 1.5, 1.2, -1.0}, DType::f32, "scalars");
+      LaunchContext context = cuda_context();
+      for (const bool apart : {false, true})
+        adamw(context,
+              {p.data<float>(), m.data<float>(), v.data<float>(), gradient.data<float>(), working.data<bfloat16>(),
+               elems, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f, 0.1f, apart ? updated.data<float>() : nullptr});
+      CHECK(p.doubles() == start);
+      CHECK(m.doubles() == moment);
+      CHECK(v.doubles() == moment);
+      CHECK(updated.doubles() == start);
+      CHECK(working.doubles() == Tensor(start, DType::bf16).doubles());
+    }
+}
+
 TEST_CASE("adamw: edges of the weight decay give the bits of ranges of their own, however many there are") {
   for (const int64_t count : {1, 2, 5, 255, 256, 257, 600}) {
     CAPTURE(count);
@@ -303,6 +347,68 @@ TEST_CASE("muon: a gradient of zero moves nothing but the decay") {
     for (double& element : want) element *= 0.5;
     CHECK(p.doubles() == want);
   }
+}
+
+TEST_CASE("muon: a skipped step keeps parameters and momentum, and copies the parameters") {
+  LaunchContext context = cuda_context();
+  for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{5, 9}, {9, 5}})
+    for (DType product_dtype : {DType::f32, DType::bf16}) {
+      const Doubles start = random_doubles(rows * cols, DType::f32, 1),
+                    moment = random_doubles(rows * cols, DType::f32, 2);
+      OnDevice p(start, DType::f32, "parameters"), m(moment, DType::f32, "momentum"),
+          g(Doubles(start.size(), NAN), DType::f32, "gradient"),
+          scalars(Doubles{1e-2, 0.5, -1.0}, DType::f32, "scalars"), updated(rows * cols, DType::f32, "updated"),
+          working(rows * cols, DType::bf16, "working");
+      Muon args = {.parameters = p.data<float>(),
+                   .momentum = m.data<float>(),
+                   .gradient = g.data<float>(),
+                   .working = working.data<bfloat16>(),
+                   .rows = rows,
+                   .cols = cols,
+                   .scalars = scalars.data<MuonScalars>(),
+                   .product_dtype = product_dtype};
+      args.workspace_bytes = muon_workspace_bytes(args);
+      OnDevice workspace(args.workspace_bytes, DType::u8, "workspace");
+      args.workspace = workspace.data();
+      muon(context, args);
+      args.updated = updated.data<float>();
+      muon(context, args);
+      CHECK(p.doubles() == start);
+      CHECK(m.doubles() == moment);
+      CHECK(updated.doubles() == start);
+      CHECK(working.doubles() == Tensor(start, DType::bf16).doubles());
+    }
+}
+
+TEST_CASE("clip and report: the CPU's verdicts and bits") {
+  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Doubles& sums :
+       {Doubles{}, Doubles{9, 16}, Doubles{1e-3, 2e-5, 0}, Doubles{1, infinity, nan}, Doubles{nan, 1}})
+    for (const double loss : {2.0, nan, infinity, -infinity})
+      for (const double max_norm : {0.5, infinity})
+        for (const std::array<float, 2>& limits : {std::array{5.0f, 2.0f}, {4.0f, INFINITY}, {INFINITY, INFINITY}})
+          for (const bool skips : {false, true}) {
+            CAPTURE(sums, loss, max_norm, limits[0], limits[1], skips);
+            const auto verdict_on = [&](bool host) {
+              LaunchContext context = host ? LaunchContext{.kind = DeviceKind::cpu} : cuda_context();
+              Numbers<double> all_sums(sums), of_loss({loss}), norm({-1, -1, -1}), slot({-1, -1, -1, -1});
+              Numbers<float> of_limits({limits[0], limits[1]}), factor({-5});
+              clip(context, {.sums = all_sums.on(host),
+                             .count = static_cast<int64_t>(sums.size()),
+                             .max_norm = max_norm,
+                             .norm = norm.on(host),
+                             .factor = factor.on(host),
+                             .loss = skips ? of_loss.on(host) : nullptr,
+                             .limits = skips ? of_limits.on(host) : nullptr});
+              report(context, {.loss = of_loss.on(host), .norm = norm.on(host), .slot = slot.on(host)});
+              Doubles all = slot.values(host);
+              all.push_back(factor.values(host)[0]);
+              for (double& value : all)
+                if (std::isnan(value)) value = -12345;  // NaN is not equal to itself
+              return all;
+            };
+            CHECK(verdict_on(false) == verdict_on(true));
+          }
 }
 
 TEST_CASE("sum of squares: the CPU's bits") {

@@ -19,6 +19,20 @@ LaunchContext host_context() {
 
 }  // namespace
 
+TEST_CASE("wire: a block that is not finite leaves no residual") {
+  for (const double odd : {static_cast<double>(INFINITY), static_cast<double>(NAN)})
+    for_orders([&](LaunchContext& context) {
+      Doubles x(256, 0.5);
+      x[131] = odd;
+      OnDevice from(x, DType::f32, "from"), to(encoded_bytes(256, DType::u8), DType::u8, "to"),
+          residual(Doubles(256, 0.25), DType::f32, "residual");
+      encode(context, {from.data<float>(), residual.data<float>(), to.data(), 256, 1, DType::u8});
+      const Doubles left = residual.doubles();
+      for (size_t i = 128; i < 256; ++i) CHECK(left[i] == 0.0);
+      for (size_t i = 0; i < 128; ++i) CHECK(std::abs(left[i]) < 0.01);
+    });
+}
+
 TEST_CASE("wire: encode, decode and sums are those of the CPU, with a residual too") {
   for (DType wire : {DType::bf16, DType::u8})
     for (int64_t elems : {16, 112, 128, 144, 1040})

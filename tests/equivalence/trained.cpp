@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -131,7 +132,8 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
          .algorithm = layout.algorithm,
          .sums_by_exchange = layout.sums_by_exchange,
          .groups = layout.groups,
-         .clip = layout.max_norm > 0,
+         .clip = layout.max_norm > 0 || layout.skips,
+         .skips = layout.skips,
          .optimizer_per_bucket = layout.optimizer_per_bucket,
          .zero_stage = layout.zero_stage,
          .prefetch_depth = layout.prefetch_depth,
@@ -297,6 +299,8 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
                                      staged.scalars.subspan(first, count));
       first += count;
     }
+    for (size_t i = 0; first + i < staged.scalars.size(); ++i)
+      staged.scalars[first + i] = layout.limits ? layout.limits(step)[i] : std::numeric_limits<float>::infinity();
   };
 }
 
@@ -319,6 +323,8 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
     const runtime::Rank::Report seen = rank.report(static_cast<uint32_t>(step));
     outcome.seen.losses.push_back(seen.loss_sum / tokens);
     outcome.seen.norms.push_back(seen.norm);
+    outcome.seen.skipped.push_back(seen.skipped != 0);
+    outcome.seen.first_not_finite.push_back(static_cast<int64_t>(seen.first_not_finite));
   };
   if (layout.at_rest) layout.at_rest(rank, 0);
   for (int step = 1; step <= steps; ++step) {
@@ -339,6 +345,11 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
   outcome.held = {tests::shards_of(rank, &BucketStorage::master), tests::shards_of(rank, &BucketStorage::gradient)};
   if (!layout.device) evaluate(rank, layout, at.context);  // reads all weights, including those of the last update
   return outcome;
+}
+
+/// Equal to the bit, NaN too.
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
 Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
@@ -377,8 +388,9 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
           outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
   // Every rank reports the same loss and norm, whatever its part of the model.
   for (const Outcome& other : outcomes)
-    if (other.seen.losses != all.losses || other.seen.norms != all.norms)
-      throw PlanError("{}: ranks report different losses or norms.", layout.name);
+    if (!same_bits(other.seen.losses, all.losses) || !same_bits(other.seen.norms, all.norms) ||
+        other.seen.skipped != all.skipped || other.seen.first_not_finite != all.first_not_finite)
+      throw PlanError("{}: ranks report different losses, norms or verdicts.", layout.name);
   return all;
 }
 

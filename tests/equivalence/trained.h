@@ -49,6 +49,8 @@ struct Layout {
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;
   float max_norm = 0.5f;  // 0: no clipping
+  bool skips = false;     // updates of steps that are not finite or exceed their limits
+  std::function<std::array<float, kLimits>(int64_t step)> limits;  // with skips: of the norm and the loss; empty: none
   std::vector<GroupRule> groups = PlanOptions{}.groups;
   MuonScaling muon_scaling = MuonScaling::match_rms_adamw;
   bool optimizer_per_bucket = true;
@@ -109,7 +111,9 @@ struct Trained {
   std::vector<std::vector<float>> gradients;  // of the last step, summed over ranks
   std::vector<double> losses;                 // mean over the global batch, by step
   std::vector<double> norms;
-  std::string hash;  // of all weights
+  std::vector<int> skipped;               // by step: was its update skipped?
+  std::vector<int64_t> first_not_finite;  // by step: number of the first gradient part that is not finite, or 0
+  std::string hash;                       // of all weights
   // Of every replica: `hash` if its masters are equal, and every weight that its ranks computed with is as in the
   // replicas before, in every step and in an evaluation after the last one. The masters of ZeRO are made of shards and
   // do not show differences between replicas.

@@ -145,6 +145,11 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
        " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set "
        "comm.emulate.bandwidth=1Gbit/s --set comm.emulate.latency=1ms",
        kFloat32},
+      {"gpt2, updates may be skipped, ZeRO-2, two ranks", 2, " --set train.on_nan=skip --set zero.stage=2", kFloat32,
+       false},
+      {"gpt2, updates may be skipped, two copies of the weights, no clipping, two ranks, hazards checked", 2,
+       " --set train.on_nan=skip --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards",
+       kFloat32, false},
       {"gpt2, Muon", 1, " --set optimizer.name=muon", kMuon, false},
       {"llama, bfloat16, Muon, ZeRO-1, two ranks, hazards checked", 2,
        llama + " --set optimizer.name=muon --set train.dtype=bfloat16 --set zero.stage=1 --check-hazards", kMuon},
@@ -236,6 +241,20 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
   const Result on_gpu = shell(kFake + generate + "cuda");
   CHECK(on_gpu.code == 0);
   CHECK(on_gpu.text == shell(kFake + generate + "cpu").text);
+}
+
+TEST_CASE("the cuda device skips updates of steps that are not finite, replayed steps too", "[cuda]") {
+  Folder folder;
+  const std::string train = " train " + small_run_file(folder) +
+                            " --set train.on_nan=skip --set train.max_skips=8 --set optimizer.learning_rate=1000 --set "
+                            "optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0 --set "
+                            "optimizer.weight_decay=1000 --set optimizer.grad_clip=0 --set train.steps=60 "
+                            "--set device.kind=cuda";
+  check_refused(shell(kFake + train), 5,
+                {"9 updates in a row were skipped, more than train.max_skips = 8; the loss is "});
+  int64_t skipped = 0;
+  for (const Json& line : metrics(folder.path("run"))) skipped += line.find("skipped") != nullptr;
+  CHECK(skipped == 8);
 }
 
 TEST_CASE("steps that cannot be recorded are issued task by task, with the same bits and one warning", "[cuda]") {

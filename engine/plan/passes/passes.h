@@ -69,12 +69,16 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan);
 
 /// Gradient norm and clip factor, then the optimizer per bucket, on the spine or on its own stream. With ZeRO the
 /// updated shards are gathered afterwards, in forward order, during the next step's forward, whose readers wait by
-/// link(). Returns the points of the tasks that convert updated shards into forward's parameters.
-std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan);
+/// link(). Returns the points of the tasks that convert updated shards into forward's parameters. `loss`: what a plan
+/// that skips waits for before it decides.
+std::vector<Point> update_pass(const Job& job, const Reduced& reduced, const std::vector<Point>& loss, Plan& plan);
 
-/// Sums the loss over ranks, copies the values that the host reads, stages the next batch during this step. The step
-/// also ends after `last`.
-void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vector<Point>& last, Plan& plan);
+/// Sums the loss over ranks. Returns the point of the sum; none on one rank.
+std::vector<Point> loss_pass(const Job& job, const SpineMap& spine, Plan& plan);
+
+/// Copies the values that the host reads, stages the next batch during this step. The step also ends after `last`.
+/// `loss`: the result of loss_pass.
+void report_and_input_pass(const Job& job, const std::vector<Point>& loss, const std::vector<Point>& last, Plan& plan);
 
 /// The plan before the first step: the tasks of the finished training plan that must have run for it. `gathered`: the
 /// result of update_pass, sealed.

@@ -5,29 +5,29 @@
 
 namespace slipstream {
 
-void report_and_input_pass(const Job& job, const SpineMap& spine, const std::vector<Point>& last, Plan& plan) {
-  const Slice loss = job.buffers.whole(job.ids.loss_sum);
-  std::vector<Point> loss_ready;
-  if (job.ids.loss_sum != job.model.loss) {
-    // Stages without the head add zero.
-    Task task;
-    task.name = "all_reduce.loss";
-    task.channel = job.channel(Role::scalars);
-    task.op = Op::all_reduce;
-    task.dtype = DType::f64;
-    task.elems = 1;
-    task.reads = {job.buffers.whole(job.model.loss)};
-    task.writes = {loss};
-    if (spine.head) task.after = {{*spine.head}};
-    loss_ready = {append_task(plan, task)};
-  }
+std::vector<Point> loss_pass(const Job& job, const SpineMap& spine, Plan& plan) {
+  if (job.ids.loss_sum == job.model.loss) return {};
+  // Stages without the head add zero.
+  Task task;
+  task.name = "all_reduce.loss";
+  task.channel = job.channel(Role::scalars);
+  task.op = Op::all_reduce;
+  task.dtype = DType::f64;
+  task.elems = 1;
+  task.reads = {job.buffers.whole(job.model.loss)};
+  task.writes = {job.buffers.whole(job.ids.loss_sum)};
+  if (spine.head) task.after = {{*spine.head}};
+  return {append_task(plan, task)};
+}
+
+void report_and_input_pass(const Job& job, const std::vector<Point>& loss, const std::vector<Point>& last, Plan& plan) {
   Task report;
   report.name = "report";
   report.op = Op::report;
-  report.reads = {loss, job.buffers.whole(job.ids.norm)};
+  report.reads = {job.buffers.whole(job.ids.loss_sum), job.buffers.whole(job.ids.norm)};
   report.writes = {job.buffers.whole(job.ids.report)};
-  report.cost = {0, 32};
-  report.after = loss_ready;
+  report.cost = {0, 2 * 8 * (1 + kNormDoubles)};
+  report.after = loss;
   report.after.insert(report.after.end(), last.begin(), last.end());
   // The norm, if it is computed off the spine.
   for (ItemId t = 0; t < plan.tasks.size(); ++t)

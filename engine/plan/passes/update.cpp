@@ -20,9 +20,10 @@ namespace {
 
 class UpdatePass {
  public:
-  UpdatePass(const Job& job, const Reduced& reduced, Plan& plan)
+  UpdatePass(const Job& job, const Reduced& reduced, const std::vector<Point>& loss, Plan& plan)
       : job_(job),
         reduced_(reduced),
+        loss_(loss),
         plan_(plan),
         on_spine_(job.update_on_spine),
         channel_(on_spine_ ? kComputeChannel : job.channel(Role::update)) {}
@@ -229,6 +230,10 @@ class UpdatePass {
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
     task.after.push_back(staged_);  // its factor is stored in the staged scalars
+    if (job_.options.skips) {
+      task.reads.insert(task.reads.end(), {job_.buffers.whole(job_.ids.loss_sum), limits_of(job_)});
+      task.after.insert(task.after.end(), loss_.begin(), loss_.end());
+    }
     return local(std::move(task));
   }
 
@@ -302,6 +307,7 @@ class UpdatePass {
 
   const Job& job_;
   const Reduced& reduced_;
+  const std::vector<Point>& loss_;
   Plan& plan_;
   bool on_spine_;
   ChannelId channel_;
@@ -315,8 +321,8 @@ class UpdatePass {
 
 }  // namespace
 
-std::vector<Point> update_pass(const Job& job, const Reduced& reduced, Plan& plan) {
-  return UpdatePass(job, reduced, plan).run();
+std::vector<Point> update_pass(const Job& job, const Reduced& reduced, const std::vector<Point>& loss, Plan& plan) {
+  return UpdatePass(job, reduced, loss, plan).run();
 }
 
 }  // namespace slipstream

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -31,6 +33,8 @@ Manifest example(int64_t step = 12) {
           .global_batch_size = 8,
           .vocab = 257,
           .data_hash = "d",
+          .numerics = {.skips = 3, .losses = {0.1, -2}, .norms = {1e-300, 7}},
+          .skipped_batches = 40,
           .config = {{"train.steps", "20"}, {"model.family", "\"gpt2\""}},
           .tensors = {{.name = "w", .shape = {3, 5}, .arrays = {"weight", "momentum"}}},
           .files = {{.name = "rank-0000.safetensors", .size_bytes = 10, .hash = std::string(32, 'a')}}};
@@ -116,6 +120,16 @@ TEST_CASE("manifest: read back, and every damaged byte is found", "[checkpoint]"
   outside = manifest;
   outside.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
   CHECK_REFUSED(CheckpointError, parse_manifest(text_of(outside), "m"), "64 bits");
+  outside = manifest;
+  outside.numerics.losses.push_back(std::numeric_limits<double>::infinity());
+  CHECK_REFUSED(CheckpointError, parse_manifest(text_of(outside), "m"), "has 3 losses and 2 norms");
+  outside.numerics.norms.push_back(1);
+  const std::vector<double> losses = parse_manifest(text_of(outside), "m").numerics.losses;
+  CHECK(std::vector<double>(losses.begin(), losses.begin() + 2) == manifest.numerics.losses);
+  CHECK(std::isnan(losses[2]));
+  outside.numerics = {};  // as in checkpoints without the members
+  outside.skipped_batches = 0;
+  CHECK(parse_manifest(text_of(outside), "m") == outside);
 }
 
 TEST_CASE("boxes: names read back", "[checkpoint]") {

@@ -53,7 +53,8 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "model.tie_embeddings model.rope_theta model.norm_eps model.init "
       "data.train data.validation data.validation_fraction data.tokenizer "
       "train.steps train.sequence_length train.micro_batch_size train.global_batch_size train.seed train.dtype "
-      "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute "
+      "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute train.on_nan "
+      "train.max_skips train.spike_zscore "
       "optimizer.name optimizer.learning_rate optimizer.min_learning_rate optimizer.warmup_steps optimizer.decay_steps "
       "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay optimizer.grad_clip "
       "optimizer.adamw_learning_rate optimizer.momentum optimizer.muon_scaling optimizer.double_buffer "
@@ -204,6 +205,7 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        std::string("7us"),
                                                                        std::string("full"),
                                                                        std::string("naive"),
+                                                                       std::string("skip"),
                                                                        std::string("gpipe"),
                                                                        std::string("mpi"),
                                                                        std::string("int8"),

@@ -128,6 +128,30 @@ TEST_CASE(
   CHECK(error_against(uncorrected.p, expected(elems, kRule, kClip)) > 1e-6);
 }
 
+TEST_CASE("a skipped step keeps parameters and moments, and copies the parameters where the step would write them") {
+  for (int64_t elems : {1, 7, 1023, 1025, 40961}) {
+    const std::vector<float> g(static_cast<size_t>(elems), NAN);
+    AdamwScalars s = scalars(1);
+    s.clip = -1.0f;
+    for_each_machine([&](Isa isa, LaunchContext& context) {
+      State state = run(isa, context, elems, {elems});
+      const State before = state;
+      SLIP_CALL_ON(isa, adamw_cpu(context, state.args(g, s, 0, elems)));
+      CHECK(same_bits(state.p, before.p));
+      std::vector<float> updated(static_cast<size_t>(elems), 7.0f);
+      std::fill(state.working.begin(), state.working.end(), bfloat16(7.0f));
+      Adamw args = state.args(g, s, 0, elems);
+      args.updated = updated.data();
+      SLIP_CALL_ON(isa, adamw_cpu(context, args));
+      CHECK(same_bits(updated, before.p));
+      CHECK(same_bits(state.p, before.p));
+      CHECK(same_bits(state.m, before.m));
+      CHECK(same_bits(state.v, before.v));
+      for (size_t i = 0; i < state.p.size(); ++i) REQUIRE(state.working[i].bits == bfloat16(state.p[i]).bits);
+    });
+  }
+}
+
 TEST_CASE("any threads and any cut of the range give the same bits") {
   const int64_t elems = 20011;
   for (Isa isa : isas()) {

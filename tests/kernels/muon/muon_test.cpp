@@ -236,6 +236,28 @@ TEST_CASE("`updated` gets the bits that the parameters get in place, and the par
   CHECK(same_bits(apart.m, in_place.m));
 }
 
+TEST_CASE("a skipped step keeps parameters and momentum, and copies the parameters where the step would write them") {
+  LaunchContext context = context_of(2);
+  for (DType product_dtype : {DType::f32, DType::bf16})
+    for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{17, 61}, {61, 17}}) {
+      State state = run(context, rows, cols, product_dtype);
+      const State before = state;
+      const std::vector<float> g(state.p.size(), NAN);
+      MuonScalars s = scalars_of(1);
+      s.clip = -1.0f;
+      std::fill(state.working.begin(), state.working.end(), bfloat16(7.0f));
+      muon(context, state.args(g, s, product_dtype));
+      CHECK(same_bits(state.p, before.p));
+      CHECK(same_bits(state.m, before.m));
+      CHECK(same_bits(state.working, before.working));
+      std::vector<float> updated(g.size(), 7.0f);
+      Muon args = state.args(g, s, product_dtype);
+      args.updated = updated.data();
+      muon(context, args);
+      CHECK(same_bits(updated, before.p));
+    }
+}
+
 TEST_CASE("equal calls give equal bits with any previous content of the workspace") {
   for (int threads : {1, 2, 3})
     for (DType product_dtype : {DType::f32, DType::bf16}) {

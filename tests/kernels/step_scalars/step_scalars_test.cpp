@@ -18,17 +18,36 @@ namespace {
 
 LaunchContext cpu() { return LaunchContext{.kind = DeviceKind::cpu}; }
 
-float clip_of(const std::vector<double>& sums, double max_norm, double& norm) {
+constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+
+struct Verdict {
+  float factor = 0;
+  double norm = -1, first_not_finite = -1, skipped = -1;
+};
+
+Verdict verdict_of(const std::vector<double>& sums, double max_norm, const double* loss = nullptr,
+                   const float* limits = nullptr) {
   float scalars[] = {3, -1, 5};  // the factor's neighbours stay
+  double norm[] = {-1, -1, -1, 5};
   LaunchContext context = cpu();
   kernels::clip(context, {.sums = sums.data(),
                           .count = static_cast<int64_t>(sums.size()),
                           .max_norm = max_norm,
-                          .norm = &norm,
-                          .factor = &scalars[1]});
+                          .norm = norm,
+                          .factor = &scalars[1],
+                          .loss = loss,
+                          .limits = limits});
   CHECK(scalars[0] == 3);
   CHECK(scalars[2] == 5);
-  return scalars[1];
+  CHECK(norm[3] == 5);
+  return {scalars[1], norm[0], norm[1], norm[2]};
+}
+
+float clip_of(const std::vector<double>& sums, double max_norm, double& norm) {
+  const Verdict verdict = verdict_of(sums, max_norm);
+  norm = verdict.norm;
+  CHECK(verdict.skipped == 0);
+  return verdict.factor;
 }
 
 }  // namespace
@@ -66,14 +85,49 @@ TEST_CASE("a zero gradient is not clipped, an infinite one is clipped to nothing
   CHECK(clip_of({std::numeric_limits<double>::infinity()}, 1, norm) == 0.0f);
 }
 
+TEST_CASE("the first sum that is not finite has its number in the verdict") {
+  CHECK(verdict_of({1, 2}, 1).first_not_finite == 0);
+  CHECK(verdict_of({}, 1).first_not_finite == 0);
+  CHECK(verdict_of({kNan, 1}, 1).first_not_finite == 1);
+  CHECK(verdict_of({1, 2, kInfinity, kNan}, 1).first_not_finite == 3);
+  // Without a loss, nothing is skipped.
+  CHECK(verdict_of({kNan}, 1).skipped == 0);
+  CHECK(verdict_of({kNan}, 1).factor == 1.0f);
+}
+
+TEST_CASE("a step is skipped if its norm or its loss is not finite or exceeds its limit") {
+  const double loss = 2;
+  const auto infinity = static_cast<float>(kInfinity);
+  const float none[] = {infinity, infinity}, both[] = {5, 2};
+  for (double max_norm : {1.0, kInfinity}) {
+    for (const float* limits : {none, both}) {  // a limit itself is allowed: the norm is 5
+      const Verdict verdict = verdict_of({9, 16}, max_norm, &loss, limits);
+      CHECK(verdict.skipped == 0);
+      CHECK(verdict.factor == verdict_of({9, 16}, max_norm).factor);
+      CHECK(verdict.norm == 5);
+    }
+    const auto skips = [&](const std::vector<double>& sums, double of_loss, float norm_limit, float loss_limit) {
+      const float limits[] = {norm_limit, loss_limit};
+      const Verdict verdict = verdict_of(sums, max_norm, &of_loss, limits);
+      return verdict.skipped == 1 && verdict.factor == kernels::kSkipUpdate;
+    };
+    CHECK(skips({9, 16}, 2, 4.99f, infinity));
+    CHECK(skips({9, 16}, 2, infinity, 1.99f));
+    for (double odd : {kNan, kInfinity}) {
+      CHECK(skips({9, odd}, 2, infinity, infinity));
+      CHECK(skips({9, 16}, odd, infinity, infinity));
+    }
+    CHECK(skips({9, 16}, -kInfinity, infinity, infinity));
+  }
+}
+
 TEST_CASE("report, copy and zero move bits") {
   LaunchContext context = cpu();
-  const double loss = -0.0, norm = 7;
-  double slot[3] = {1, 1, 1};
-  kernels::report(context, {.loss = &loss, .norm = &norm, .slot = slot});
+  const double loss = -0.0, norm[] = {7, 8, 9};
+  double slot[5] = {1, 1, 1, 1, 1};
+  kernels::report(context, {.loss = &loss, .norm = norm, .slot = slot});
   CHECK(std::signbit(slot[0]));
-  CHECK(slot[1] == 7);
-  CHECK(slot[2] == 1);
+  CHECK(std::vector<double>(slot + 1, slot + 5) == std::vector<double>{7, 8, 9, 1});
   for (int64_t size : {0, 1, 31, 4097}) {
     std::vector<unsigned char> from(static_cast<size_t>(size) + 1, 3), to(from.size(), 9);
     kernels::copy(context, {.from = from.data(), .to = to.data(), .size_bytes = size});
@@ -105,6 +159,8 @@ TEST_CASE("wrong operands are refused") {
   CHECK_THROWS_AS(kernels::add_loss(context, {.part = &x}), ShapeError);
   CHECK_THROWS_AS(kernels::copy(context, {.from = &x, .to = &x, .size_bytes = -1}), ShapeError);
   CHECK_THROWS_AS(kernels::clip(context, {.count = 1, .norm = &x}), ShapeError);
+  float factor = 0;
+  CHECK_THROWS_AS(kernels::clip(context, {.norm = &x, .factor = &factor, .loss = &x}), ShapeError);
   LaunchContext sim{.kind = DeviceKind::sim};
   CHECK_THROWS_AS(kernels::add_loss(sim, {.part = &x, .total = &x}), ResourceError);
 }
