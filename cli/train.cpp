@@ -12,8 +12,16 @@ void add_train(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "train the model of a run file; mpirun starts more ranks");
   add_run_source(command, *options);
-  command->add_flag("--resume", options->resume,
-                    "continue from the newest valid checkpoint; begin at step 1 if there is none");
+  CLI::Option* const resume = command->add_flag(
+      "--resume", options->resume, "continue from the newest valid checkpoint; begin at step 1 if there is none");
+  command
+      ->add_option(
+          "--replay", options->replayed_step,
+          "with --resume: run from a checkpoint before this step up to it, run it twice, and compare all bits; "
+          "writes no file")
+      ->check(whole_numbers(INT64_MAX))
+      ->needs(resume)
+      ->type_name("STEP");
   command->add_flag("--dry-run", options->dry_run, "print the plan and the memory table without training");
   command
       ->add_option("--inject-delays", options->delay_seed,

@@ -18,13 +18,15 @@ namespace slipstream::runtime {
 namespace {
 
 /// One arena per owner; views resolved to addresses.
-Memory assignment(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas) {
+Memory assignment(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas,
+                  std::vector<Owner>& owners) {
   std::vector<Memory::Entry> entries(buffers.size());
   for (int owner = 0; owner < kOwners; ++owner) {
     const int64_t size_bytes = buffers.bytes(static_cast<Owner>(owner));
     if (size_bytes == 0) continue;
     const auto allocate = static_cast<Owner>(owner) == Owner::snapshot ? &Device::allocate_host : &Device::allocate;
     arenas.push_back((device.*allocate)(size_bytes, name_of(static_cast<Owner>(owner))));
+    owners.push_back(static_cast<Owner>(owner));
     std::byte* at = arenas.back()->data();
     for (BufferId id = 0; id < buffers.size(); ++id) {
       if (buffers[id].is_view || buffers[id].owner != static_cast<Owner>(owner)) continue;
@@ -73,7 +75,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
       release_stream_(stream_work("release_stream", kernels::release_stream)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
   if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
-  memory_ = assignment(job_->buffers, *device_, arenas_);
+  memory_ = assignment(job_->buffers, *device_, arenas_, arena_owners_);
   for (const Constant& constant : job_->model.constants) {
     std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));
     constant.fill(host.data());

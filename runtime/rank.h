@@ -93,6 +93,16 @@ class Rank {
   std::span<const std::byte> snapshot(size_t bucket, size_t array) const;
   /// Blocks until all issued work has ended. The same array of the state at rest.
   std::vector<std::byte> saved(size_t bucket, size_t array);
+  /// All that a step reads from the steps before it, in host memory.
+  struct State {
+    std::vector<std::vector<std::byte>> arenas;  // by owner; empty where no step reads what another has left
+    int64_t issued = 0;
+  };
+  /// Blocks until all issued work has ended.
+  State state();
+  /// Blocks until all issued work has ended. The next issue() repeats the step that followed state(), with the batch
+  /// that was staged for it.
+  void set_state(const State& state);
   /// Blocks. The works of one training step in the plan's order on the calling thread and `pool`: no streams, no
   /// events, no schedule. For benchmarks of one rank, when nothing is in flight.
   void run_plainly(ThreadPool& pool);
@@ -156,6 +166,7 @@ class Rank {
   std::shared_ptr<const Job> job_;
   std::unique_ptr<Device> device_;
   std::vector<std::unique_ptr<Allocation>> arenas_;
+  std::vector<Owner> arena_owners_;
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
   int threads_;

@@ -17,6 +17,11 @@ namespace {
 constexpr int64_t kPieceElems = 1 << 18;
 constexpr int64_t kDrawnAtOnce = 4096;  // random numbers of a thread
 
+/// Does a step read what another has left in such memory?
+bool outlives_steps(Owner owner) {
+  return owner != Owner::activations && owner != Owner::scratch && owner != Owner::snapshot;
+}
+
 }  // namespace
 
 void Rank::initialise(uint64_t seed) {
@@ -146,6 +151,25 @@ void Rank::write_state(const Slice& slice, int64_t first, int64_t begin, std::sp
   SLIP_ASSERT(begin >= first && 4 * (begin - first + std::ssize(values)) <= slice.size_bytes);
   device_->copy_from_host(address(slice.buffer) + slice.begin_bytes + 4 * (begin - first), values.data(),
                           4 * std::ssize(values));
+}
+
+Rank::State Rank::state() {
+  synchronize();
+  State state{.arenas = std::vector<std::vector<std::byte>>(arenas_.size()), .issued = issued_};
+  for (size_t a = 0; a < arenas_.size(); ++a) {
+    if (!outlives_steps(arena_owners_[a])) continue;
+    state.arenas[a].resize(static_cast<size_t>(arenas_[a]->size_bytes()));
+    device_->copy_to_host(state.arenas[a].data(), arenas_[a]->data(), arenas_[a]->size_bytes());
+  }
+  return state;
+}
+
+void Rank::set_state(const State& state) {
+  synchronize();
+  for (size_t a = 0; a < arenas_.size(); ++a)
+    if (!state.arenas[a].empty())
+      device_->copy_from_host(arenas_[a]->data(), state.arenas[a].data(), arenas_[a]->size_bytes());
+  issued_ = state.issued;
 }
 
 bool Rank::snapshot_done() const {

@@ -48,8 +48,8 @@ namespace {
 std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   std::string lines;
   for (const auto& [key, value] : config_lines(config)) lines += fmt::format("{} = {}\n", key, value);
-  return lines + fmt::format("--dry-run {}\n--resume {}\n--check-hazards {}\n--inject-delays {}\n", options.dry_run,
-                             options.resume, options.check_hazards,
+  return lines + fmt::format("--dry-run {}\n--resume {}\n--replay {}\n--check-hazards {}\n--inject-delays {}\n",
+                             options.dry_run, options.resume, options.replayed_step.value_or(0), options.check_hazards,
                              options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
 }
 
@@ -125,6 +125,9 @@ int train(const TrainOptions& options) {
     world.together([&] {
       written = load_run_config(options.run_file, options.sets);
       require_supported(written);
+      if (const auto step = options.replayed_step; step && (*step < 1 || *step > written.train.steps))
+        throw ConfigError("[train] --replay {} is no step of this run. Use 1 to train.steps = {}.", *step,
+                          written.train.steps);
       planner::require_layout(written, world.size());
       kernels::isa();  // refuses an unusable SLIPSTREAM_ISA before an older run is renamed
       threads = planner::threads_of(written, world.ranks_on_host());
@@ -202,7 +205,8 @@ int train(const TrainOptions& options) {
                                .config = config_lines(config)};
     std::optional<ResumePoint> resume;
     if (options.resume) {
-      resume = find_resume_point(world, config.checkpoint.dir);
+      resume = find_resume_point(world, config.checkpoint.dir,
+                                 options.replayed_step ? *options.replayed_step - 1 : INT64_MAX);
       if (resume)
         world.together([&] { require_resumable(*resume, identity, logical_tensors(finished.stages), options.sets); });
       if (resume && (resume->manifest.step > config.train.steps ||
@@ -214,6 +218,12 @@ int train(const TrainOptions& options) {
       if (!resume) log_info("--resume: {} has no checkpoint; the run begins at step 1", config.checkpoint.dir);
     }
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
+    if (options.replayed_step) {
+      Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, options.delay_seed,
+              options.check_hazards)
+          .replay(*options.replayed_step);
+      return 0;
+    }
     std::unique_ptr<RunDir> run_dir;
     RunFolders folders{
         .output = config.output.dir,

@@ -12,7 +12,8 @@ namespace slipstream::runtime {
 struct TrainOptions : RunSource {
   bool resume = false;
   bool dry_run = false;
-  std::optional<int64_t> delay_seed;  // random pauses before works; at least 0
+  std::optional<int64_t> replayed_step;  // run it twice and compare its bits; needs resume
+  std::optional<int64_t> delay_seed;     // random pauses before works; at least 0
   bool check_hazards = false;
 };
 

@@ -82,10 +82,10 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
             context_ranks = job.mesh.group_size(Axis::context);
   const data::BatchFiller fill =
       data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks);
-  // Each step stages the next step's batch, including the last step.
+  // Each step stages the next step's batch, including the last step, which replay() runs twice.
   loader_ = std::make_unique<data::Loader>(
       [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) { fill(step + skipped, batch); },
-      data::LoaderOptions{.shape = shape, .first = resumed_ + 1, .last = train.steps + 1});
+      data::LoaderOptions{.shape = shape, .first = resumed_ + 1, .last = train.steps + 2});
   const UpdateOptions& update = config_.optimizer;
   const auto load = [this, &update, &job](const StagedBatch& staged) {
     const data::Batch& batch = loader_->next();

@@ -51,6 +51,11 @@ class Trainer {
   /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
   ExitCode run(RunDir& run_dir, const std::function<void()>& chosen = {});
 
+  /// Blocks. Collective. Instead of run(): runs the steps up to `step`, that one twice from the same state, and prints
+  /// that both executions left the same bits. Writes no file. Throws: NumericsError on all ranks with the first rank
+  /// and tensor that differ.
+  void replay(int64_t step);
+
   Rank& rank() { return *rank_; }
 
  private:

@@ -25,14 +25,18 @@ int64_t take_number(std::string& text, char mark, int64_t otherwise) {
 
 }  // namespace
 
-void fail_point(const char* name) {
+bool fails_at(const char* name) {
   const char* const request = std::getenv("SLIPSTREAM_FAIL_POINT");
-  if (request == nullptr) return;
+  if (request == nullptr) return false;
   std::string wanted = request;
   const int64_t passages = take_number(wanted, '#', 0), rank = take_number(wanted, '@', -1);
-  if (rank >= 0 && rank != log_rank()) return;
+  if (rank >= 0 && rank != log_rank()) return false;
   static std::atomic<int64_t> passed{0};
-  if (wanted == name && passed++ == passages) std::raise(SIGKILL);
+  return wanted == name && passed++ == passages;
+}
+
+void fail_point(const char* name) {
+  if (fails_at(name)) std::raise(SIGKILL);
 }
 
 }  // namespace slipstream

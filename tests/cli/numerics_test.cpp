@@ -153,3 +153,54 @@ TEST_CASE("train.on_nan = rollback ends after too many returns, or without a che
     check_refused(start(train + " --set checkpoint.interval=1000"), 5, {"No checkpoint to go back to precedes it."});
   }
 }
+
+TEST_CASE("--replay runs a step twice from a checkpoint, and names the rank and the tensor of a changed bit", "[cli]") {
+  Folder folder;
+  const std::string run = folder.path("run");
+  struct Row {
+    int ranks;
+    std::string sets;
+    bool sampled = false;  // else only with scripts/test.sh --all
+  };
+  const Row rows[] = {{1, " --set optimizer.double_buffer=true --set optimizer.grad_clip=0", true},
+                      {2, " --set zero.stage=1 --set comm.quantize=int8", true},
+                      {2, " --set zero.stage=3"},
+                      {2, " --set parallel.pipeline=2"}};
+  for (const Row& row : rows) {
+    if (row.ranks > 1 && !has_mpirun()) return;
+    if (!row.sampled && !test_everything()) continue;
+    const auto start = [&](const std::string& environment, const std::string& more) {
+      const std::string launcher = row.ranks == 1 ? "" : mpirun() + "-np " + std::to_string(row.ranks) + " ";
+      return shell(environment + launcher + exe() + " train " + run_file(folder) + row.sets +
+                   " --set train.steps=8 --set checkpoint.interval=4 --set checkpoint.keep=9" + more);
+    };
+    REQUIRE(start("", "").code == 0);
+    const auto files = [&] {
+      std::string all = read(run + "/metrics.jsonl");
+      for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder.path("")))
+        all += entry.path().string() + "\n";
+      return all;
+    };
+    const std::string before = files();
+    for (const int step : {1, 8}) {
+      const Result replayed = start("", " --resume --replay " + std::to_string(step));
+      INFO(replayed.text);
+      CHECK(replayed.code == 0);
+      CHECK(contains(replayed.text, "step " + std::to_string(step) +
+                                        ": two executions from the same state have the same bits on " +
+                                        std::to_string(row.ranks) + " rank"));
+      CHECK(contains(replayed.text, "resumed from") == (step > 1));
+    }
+    const std::string last = std::to_string(row.ranks - 1);
+    const Result differing = start("SLIPSTREAM_FAIL_POINT=replay.flip@" + last + " ", " --resume --replay 7");
+    check_refused(differing, 5,
+                  {"[replay] step 7: two executions from the same state differ on ",
+                   "The first difference is in the momentum of ", " on rank " + last});
+    CHECK(count(differing.text, "slipstream: ") == 1);
+    CHECK(files() == before);
+  }
+  check_refused(call("train " + run_file(folder) + " --replay 3"), 2, {"--replay requires --resume"});
+  check_refused(call("train " + run_file(folder) + " --resume --replay 9"), 2,
+                {"--replay 9 is no step", "train.steps = 6"});
+  check_refused(call("train " + run_file(folder) + " --resume --replay 0"), 2, {"--replay 0 is no step"});
+}
