@@ -103,7 +103,9 @@ class Relaunch(unittest.TestCase):
             command += ["--hostfile", self.folder / "hosts"]
         command += [*options.split(), PROGRAM, "train", str(self.folder / "run.toml"), *train.split()]
         with open(self.folder / "log", "ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.addCleanup(process.kill)
+        return process
 
     def wait(self, process):
         code = process.wait(timeout=180)

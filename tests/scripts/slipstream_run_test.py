@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "slipstream-run"
@@ -45,10 +46,11 @@ class Scripted(slipstream_run.Relauncher):
 
     def __init__(self, arguments, starts, legal=None):
         super().__init__(slipstream_run.parse(arguments))
-        self.starts, self.commands, self.pauses, self.legal = list(starts), [], [], legal or {}
+        self.starts, self.commands, self.pauses, self.told = list(starts), [], [], []
+        self.legal = legal or {}
 
     def tell(self, line):
-        pass
+        self.told.append(line)
 
     def launch(self, command):
         self.commands.append(command)
@@ -122,6 +124,24 @@ class Policy(Folder):
         run = self.scripted([(6, [], 30), (6, [], 30), (6, [], 20), (6, [], 0)], "--limit 3", "--resume")
         self.assertEqual(run.until_it_ends(), 6)
         self.assertEqual(len(run.starts), 1)
+
+    def test_a_damaged_checkpoint_that_is_written_again_is_no_progress(self):
+        damaged = self.folder / "run" / "checkpoints" / "step-00000030" / "manifest.json"
+        run = self.scripted([(6, [], 30), (6, damaged.unlink, 20), (6, [], 30), (6, [], 0)], "--limit 3")
+        self.assertEqual(run.until_it_ends(), 6)
+        self.assertEqual(len(run.starts), 1)
+
+    def test_lost_seconds_are_those_since_the_newest_checkpoint_and_pauses(self):
+        works = lambda: time.sleep(0.5)
+        run = self.scripted([(6, works, 3), (6, works, 0), (0, works, 0)])
+        run.sleep = lambda _: time.sleep(0.2)
+        self.assertEqual(run.until_it_ends(), 0)
+        first, again, second, last, done = [e for e in self.events() if e["event"] in ("exit", "relaunch")]
+        self.assertLess(first["seconds_lost"], 0.5 * first["seconds"])  # the checkpoint came at its end
+        self.assertGreater(again["seconds_lost"], first["seconds_lost"] + 0.19)
+        self.assertAlmostEqual(second["seconds_lost"] - again["seconds_lost"], second["seconds"], delta=0.01)
+        self.assertGreater(last["seconds_lost"], second["seconds_lost"] + 0.19)
+        self.assertEqual(done["seconds_lost"], last["seconds_lost"])
 
     def test_resume_follows_the_first_start(self):
         run = self.scripted([(6, [], 0), (6, [], 0), (0, [], 0)])
@@ -243,9 +263,10 @@ class Policy(Folder):
         self.assertEqual(self.names(), ["start", "exit", "backoff", "stop"])
 
     def test_after_a_signal_no_start_follows(self):
-        for code, ends in ((137, 75), (75, 75), (0, 0), (7, 7), (5, 5)):
-            run = self.scripted([(code, lambda: run.on_signal(signal.SIGUSR1, None), 3)])
+        for step, (code, ends) in enumerate(((137, 75), (75, 75), (0, 0), (7, 7), (5, 5)), 1):
+            run = self.scripted([(code, lambda: run.on_signal(signal.SIGUSR1, None), step)])
             self.assertEqual(run.until_it_ends(), ends)
+            self.assertEqual(run.pauses, [])
 
     def test_folders_come_from_the_run_file_and_the_command_line(self):
         def folders(train):
@@ -255,11 +276,12 @@ class Policy(Folder):
         run = str(self.folder / "run")
         self.assertEqual(folders(""), (run, run + "/checkpoints", run + ".events.jsonl"))
         self.assertEqual(folders("--set output.dir=x --set output.dir='y'"), ("y", "y/checkpoints", "y.events.jsonl"))
-        self.assertEqual(folders("--set=output.dir=7/ --set checkpoint.dir=\"z\""), ("7", "z", "7.events.jsonl"))
+        self.assertEqual(folders("--set=output.dir=0x7/ --set=output.dir=0x7 --set checkpoint.dir=\"z\""), ("0x7", "z", "0x7.events.jsonl"))
 
     def test_events_that_cannot_be_written_stop_no_run(self):
         run = self.scripted([(6, [], 0), (0, [], 0)], "--events /dev/full")
         self.assertEqual(run.until_it_ends(), 0)
+        self.assertEqual(len([line for line in run.told if "/dev/full cannot be written" in line]), 1)
 
 
 class Command(Folder):
