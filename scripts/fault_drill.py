@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills runs at random, resumes them with --resume, and demands the metrics of uninterrupted runs, bit for bit.
 
-usage: scripts/fault_drill.sh [--program PATH] [--kills N] [--seed S] [--csv FILE]
+usage: scripts/fault_drill.sh [--program PATH] [--kills N] [--seed S] [--csv FILE] [--relaunch]
 
 Every round trains one of four layouts to its end through a series of faults:
   step       SIGKILL of a rank between steps         save      SIGKILL of a rank in a phase of a save
   random     SIGKILL of a rank at a random time      double    SIGKILL of all ranks at once, at a random time
   recovery   SIGKILL of a rank while it resumes      damage    a byte of the newest checkpoint changes, or its end is cut
+With --relaunch, scripts/slipstream-run resumes the runs. SIGKILL comes at random times
+  rank       to a rank          ranks      to all ranks          launcher   to mpirun
 A round is survived if its last run ends with 0 and loss, gradient norm and params_hash of all steps equal those of the
 run without faults. The table has for each class: faults, survived rounds, the time from the fault to the end of the
 launcher, and the steps that were trained again. Exit code 1 if a round is not survived.
@@ -19,6 +21,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import signal
 import statistics
@@ -30,6 +33,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS, INTERVAL = 12, 3
+MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
 LAYOUTS = [(1, []), (2, ["zero.stage=1"]), (2, ["parallel.pipeline=2"]), (3, ["zero.stage=3", "train.global_batch_size=12"])]
 PHASES = ["save.begun", "save.in_file", "save.file", "save.gathered", "save.manifest", "save.renamed", "save.committed", "remove.renamed"]
 RUN = """[model]
@@ -76,8 +80,9 @@ def trajectory(folder):
 
 
 class Drill:
-    def __init__(self, program, scratch, seed):
+    def __init__(self, program, scratch, seed, relaunches):
         self.program, self.scratch, self.random = program, scratch, random.Random(seed)
+        self.relaunches, self.lost_s = relaunches, 0.0
         self.faults, self.survived = collections.Counter(), collections.Counter()
         self.detected_s, self.lost_steps = collections.defaultdict(list), collections.defaultdict(list)
         text = scratch / "text.txt"
@@ -88,7 +93,10 @@ class Drill:
 
     def command(self, layout, folder, resume):
         ranks, sets = LAYOUTS[layout]
-        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+        command = [*MPIRUN, "-np", str(ranks)] if ranks > 1 else []
+        if self.relaunches:
+            command = [str(ROOT / "scripts" / "slipstream-run"), "-np", str(ranks), "--launcher", shlex.join(MPIRUN),
+                       "--backoff", "0", "--limit", "100"]
         command += [str(self.program), "train", str(self.file), "--set", f"output.dir={folder}"]
         for setting in sets:
             command += ["--set", setting]
@@ -128,8 +136,23 @@ class Drill:
                     pass
         return kill
 
-    def ranks_of(self, folder):
-        """Processes of the program that train in `folder`."""
+    def repeated_killer(self, faults):
+        """Kills until the run ends, six times at most. Appends the classes to `faults`."""
+        def kill(over, folder, killed_at):
+            while len(faults) < 6 and not over.wait(self.random.uniform(0.3, 1.5)):
+                kind, pick = self.random.choice(["rank", "ranks", "launcher"]), self.random.random()
+                found = self.ranks_of(folder, MPIRUN[0] if kind == "launcher" else None)
+                found = found[int(pick * len(found)):][:1] if kind == "rank" else found
+                faults.extend([kind] if found else [])
+                for pid in found:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+        return kill
+
+    def ranks_of(self, folder, program=None):
+        """Processes of the program, or of another one, that train in `folder`."""
         found = []
         for entry in pathlib.Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -137,7 +160,7 @@ class Drill:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                if words[0].decode() == str(self.program) and f"output.dir={folder}".encode() in words:
+                if words[0].decode() == (program or str(self.program)) and f"output.dir={folder}".encode() in words:
                     found.append(int(entry.name))
         return sorted(found)
 
@@ -155,12 +178,24 @@ class Drill:
         file.write_bytes(bytes(content))
         return True
 
-    def round(self, layout, whole):
-        """Trains to the end through faults. Returns their number."""
-        folder = self.scratch / "run"
+    def empty_folder(self):
         for old in self.scratch.glob("run*"):
             if old.is_dir():
                 shutil.rmtree(old)
+        (self.scratch / "run.events.jsonl").unlink(missing_ok=True)
+        return self.scratch / "run"
+
+    def relaunched_round(self, layout, whole):
+        """Trains to the end under slipstream-run. Returns the number of faults."""
+        folder, classes = self.empty_folder(), []
+        code, _ = self.run(layout, folder, False, kill=self.repeated_killer(classes))
+        self.faults.update(classes)
+        self.lost_s += json.loads((self.scratch / "run.events.jsonl").read_text().splitlines()[-1])["seconds_lost"]
+        return self.judge(layout, folder, classes, code, whole)
+
+    def round(self, layout, whole):
+        """Trains to the end through faults. Returns their number."""
+        folder = self.empty_folder()
         ranks, classes, resume = LAYOUTS[layout][0], [], False
         while True:
             kind = self.random.choice(["step", "save", "random", "double", "recovery", "damage"])
@@ -193,6 +228,9 @@ class Drill:
             steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*[0-9]") if (path / "manifest.json").exists()]
             self.lost_steps[kind].append(max(0, reached - max(steps, default=0)))
             resume = True
+        return self.judge(layout, folder, classes, code, whole)
+
+    def judge(self, layout, folder, classes, code, whole):
         good = code == 0 and trajectory(folder) == whole
         for kind in set(classes):
             self.survived[kind] += good
@@ -207,10 +245,12 @@ def main():
     parser.add_argument("--kills", type=int, default=20, help="faults to inject in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=pathlib.Path)
+    parser.add_argument("--relaunch", action="store_true", help="scripts/slipstream-run resumes the runs")
     options = parser.parse_args()
     layouts = list(range(len(LAYOUTS))) if shutil.which("mpirun") else [0]
     with tempfile.TemporaryDirectory(prefix="slipstream_drill_") as name:
-        drill = Drill(options.program.resolve(), pathlib.Path(name), options.seed)
+        drill = Drill(options.program.resolve(), pathlib.Path(name), options.seed, options.relaunch)
+        train = drill.relaunched_round if options.relaunch else drill.round
         whole = {}
         for layout in layouts:
             folder = drill.scratch / f"whole{layout}"
@@ -221,7 +261,7 @@ def main():
                 sys.exit(f"the run without faults of layout {LAYOUTS[layout]} ended with {code}")
         done, rounds, good = 0, 0, 0
         while done < options.kills:
-            faults, ok = drill.round(layouts[rounds % len(layouts)], whole[layouts[rounds % len(layouts)]])
+            faults, ok = train(layouts[rounds % len(layouts)], whole[layouts[rounds % len(layouts)]])
             done, rounds, good = done + faults, rounds + 1, good + ok
             if not ok:
                 print((drill.scratch / "log.txt").read_text()[-3000:])
@@ -233,6 +273,8 @@ def main():
         for row in rows:
             print("  ".join(f"{key} {value}" for key, value in row.items()))
         print(f"{done} faults in {rounds} rounds with seed {options.seed}: {good} rounds ended with the bits of the run without faults")
+        if options.relaunch:
+            print(f"seconds lost per fault: {drill.lost_s / max(1, done):.2f}")
         if options.csv:
             with open(options.csv, "w", newline="") as file:
                 writer = csv.DictWriter(file, fieldnames=["class", "faults", "seconds_to_end", "steps_lost_mean"], lineterminator="\n")
