@@ -153,7 +153,9 @@ class Relaunch(unittest.TestCase):
 
     def events(self):
         path = self.folder / "run.events.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        whole = text[:text.rfind("\n") + 1]  # the last line may be half written
+        return [json.loads(line) for line in whole.splitlines()]
 
     def check_events(self, expected):
         """The events in order, each with all fields."""
@@ -179,7 +181,8 @@ class Relaunch(unittest.TestCase):
         self.assertEqual(self.wait(process), 0, self.log[-3000:])
         again = ["exit", "blame", "backoff", "relaunch"]
         events = self.check_events(["start", *again, *again, "exit", "done"])
-        self.assertEqual([event["code"] for event in events if event["event"] == "exit"], [137, 6, 0])
+        codes = [event["code"] for event in events if event["event"] == "exit"]
+        self.assertIn(codes, ([137, 6, 0], [6, 6, 0]))  # mpirun or the other rank notices first that a rank was killed
         self.assertEqual([event["host"] for event in events if event["event"] == "blame"], ["a", "b"])
         self.assertGreaterEqual(events[4]["step"], INTERVAL)
         self.assertIn("does not answer", events[6]["why"])
