@@ -9,10 +9,15 @@ bytes (stores and loads), instructions in all and in the main loop, and the work
 (HMMA, HGMMA), or, in kernels without them, its accesses of 16 bytes of global memory. The main loop has the most work
 per instruction among the loops with at least half of the most work that any loop has: a persistent kernel's loop over
 blocks also holds the first and the last step of its inner loop. Kernels without work have no main loop.
-More registers, spills or instructions than the budget, or a smaller share of work, are worse: code 1. So are a row
-without a kernel and a kernel without a row.
---update lowers the budgets of kernels that got better and adds rows of new kernels. A budget is raised, and the row of
-a deleted kernel removed, by hand.
+Bytes in flight are the most bytes that the warps of a multiprocessor have requested from global memory and not waited
+for, at any instruction of the loop of loads, which is chosen like the main loop, by bytes. All lanes load, and as many
+warps run as the registers allow (shared memory may allow fewer). A wait is an instruction that waits for the scoreboard
+of a load, or for groups of copies to shared memory. TMA loads have no size in the code: the bytes that one pass of the
+loop announces at its barriers count once, for one thread block.
+More registers, spills or instructions than the budget, a smaller share of work or fewer bytes in flight are worse:
+code 1. So are a row without a kernel and a kernel without a row.
+--update tightens the budgets of kernels that got better and adds rows of new kernels. A budget is loosened, and the row
+of a deleted kernel removed, by hand.
 Counts depend on the compiler: another CUDA release than the table's, or no nvcc, is skipped with the reason (code 77),
 as are architectures without a budget.
 """
@@ -30,9 +35,13 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work"]
+COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work",
+           "bytes_in_flight"]
 ELF = b"\x7fELF"
-BRANCH, NO_OPERATION, TENSOR, MEMORY = 0x947, 0x918, {0x23C, 0x9F0, 0xDF0}, {0x981, 0x986, 0xFAE}  # the low 12 bits of an instruction; LDG, STG, LDGSTS
+# The low 12 bits of an instruction. ARRIVE with a register announces the bytes of TMA loads.
+BRANCH, NO_OPERATION, MOVES, ARRIVE = 0x947, 0x918, {0x424, 0x802}, 0x9A7
+TENSOR, LOAD, STORE, COPY, END_OF_GROUP, WAIT_FOR_GROUPS = {0x23C, 0x9F0, 0xDF0}, 0x981, 0x986, 0xFAE, 0x9AF, 0x91A  # LDG, STG, LDGSTS, LDGDEPBAR, DEPBAR
+LANES, NO_REGISTER, NO_SCOREBOARD = 32, 0xFF, 7
 
 
 @dataclasses.dataclass
@@ -42,17 +51,20 @@ class Counts:
     instructions: int
     loop_instructions: int
     loop_work: int
+    bytes_in_flight: int
 
     def work_share(self):
         return self.loop_work / self.loop_instructions if self.loop_instructions else 0.0
 
     def worse_than(self, budget):
-        """How these counts exceed `budget`, in words."""
+        """How these counts are worse than `budget`, in words."""
         units = {"registers": "registers", "spill_bytes": "spilled bytes", "instructions": "instructions", "loop_instructions": "instructions in the main loop"}
         words = [f"{getattr(self, field)} {unit}, budget {getattr(budget, field)}" for field, unit in units.items() if getattr(self, field) > getattr(budget, field)]
         if self.work_share() < budget.work_share():
             words.append(f"tensor instructions or 16-byte accesses are {self.loop_work} of {self.loop_instructions} in the main loop ({self.work_share():.1%}), "
                          f"budget {budget.loop_work} of {budget.loop_instructions} ({budget.work_share():.1%})")
+        if self.bytes_in_flight < budget.bytes_in_flight:
+            words.append(f"{self.bytes_in_flight} bytes in flight, budget {budget.bytes_in_flight}")
         return "; ".join(words)
 
 
@@ -64,25 +76,75 @@ def branch_offset(word, architecture):
     return 4 * ((high - (1 << 30 if high >> 29 else 0)) * 256 + (word >> 16 & 0xFF))
 
 
-def counted(code, architecture):
-    """Instructions, and of the main loop instructions and work, of a kernel's code: 16 bytes an instruction."""
+def size_of(high):
+    """Bytes of an access of a lane: bits 73-75 of its instruction."""
+    return (1, 1, 2, 2, 4, 8, 16, 16)[high >> 9 & 7]
+
+
+def announced(pairs, i):
+    """Bytes of TMA loads that instruction `i` announces: the immediate last moved to its register."""
+    word = pairs[i][0]
+    register = word >> 32 & 0xFF
+    if word & 0xFFF != ARRIVE or register == NO_REGISTER:
+        return 0
+    for before, _ in reversed(pairs[:i]):
+        if before & 0xFFF in MOVES and before >> 16 & 0xFF == register:
+            return before >> 32
+    raise SystemExit("sass_budget: an ARRIVE announces bytes that no MOV gives its register. Extend announced() for this compiler.")
+
+
+def densest(loops, weights):
+    """The first and last instruction of the loop with the most weight per instruction, among those with half of the most; none without weight."""
+    weighed = [(sum(weights[begin:end + 1]), begin, end) for begin, end in loops]
+    most = max((weight for weight, *_ in weighed), default=0)
+    return max((loop for loop in weighed if most and 2 * loop[0] >= most), key=lambda loop: loop[0] / (loop[2] + 1 - loop[1]), default=None)
+
+
+def most_in_flight(loop):
+    """The most bytes that a lane has requested and not waited for, when the loop runs often enough to fill every group."""
+    loads, groups, group, most = {}, [], 0, 0  # bytes by scoreboard, of groups in order, of the group not yet ended
+    scoreboard_of_groups = NO_SCOREBOARD
+    for word, high in loop * (1 + max([word >> 38 & 0x3F for word, _ in loop if word & 0xFFF == WAIT_FOR_GROUPS], default=0) + 1):
+        operation, written, awaited = word & 0xFFF, high >> 46 & 7, high >> 52 & 0x3F
+        for scoreboard in [scoreboard for scoreboard in loads if awaited >> scoreboard & 1]:
+            del loads[scoreboard]
+        if operation == WAIT_FOR_GROUPS:
+            groups = groups[max(0, len(groups) - (word >> 38 & 0x3F)):]
+        elif awaited >> scoreboard_of_groups & 1:
+            groups = []
+        if operation == LOAD:
+            loads[written] = loads.get(written, 0) + size_of(high)
+        elif operation == COPY:
+            group += size_of(high)
+        elif operation == END_OF_GROUP:
+            groups, group, scoreboard_of_groups = [*groups, group], 0, written
+        most = max(most, sum(loads.values()) + sum(groups) + group)
+    return most
+
+
+def counted(code, architecture, registers):
+    """Instructions, of the main loop instructions and work, and bytes in flight of a kernel's code: 16 bytes an instruction."""
     pairs = list(struct.iter_unpack("<QQ", code))
     while pairs and pairs[-1][0] & 0xFFF == NO_OPERATION:  # padding
         pairs.pop()
-    words = [word for word, _ in pairs]
-    work = [word & 0xFFF in TENSOR for word in words]
-    if not any(work):  # bits 73-75 of an access are its size: 6 is 16 bytes
-        work = [word & 0xFFF in MEMORY and high >> 9 & 7 == 6 for word, high in pairs]
-    loops = []  # work, instructions
-    for i, word in enumerate(words):
-        if word & 0xFFF != BRANCH:
-            continue
+    operations = [word & 0xFFF for word, _ in pairs]
+    work = [operation in TENSOR for operation in operations]
+    if not any(work):
+        work = [operation in {LOAD, STORE, COPY} and size_of(high) == 16 for operation, (_, high) in zip(operations, pairs)]
+    loops = []
+    for i, (word, _) in enumerate(pairs):
         target = i + 1 + branch_offset(word, architecture) // 16
-        if 0 <= target < i:
-            loops.append((sum(work[target:i + 1]), i + 1 - target))
-    most = max((held for held, _ in loops), default=0)
-    held, size = max((loop for loop in loops if most and 2 * loop[0] >= most), key=lambda loop: loop[0] / loop[1], default=(0, 0))
-    return len(words), size, held
+        if word & 0xFFF == BRANCH and 0 <= target < i:
+            loops.append((target, i))
+    held, begin, end = densest(loops, work) or (0, 0, -1)
+    tiles = [announced(pairs, i) for i in range(len(pairs))]
+    loads = [tile + (LANES * size_of(high) if operation in {LOAD, COPY} else 0) for tile, operation, (_, high) in zip(tiles, operations, pairs)]
+    in_flight = 0
+    if loop := densest(loops, loads):
+        # A quarter of a multiprocessor has 16384 registers, gives 256 at a time, and room for 16 warps.
+        warps = 4 * min(16, 16384 // (-(-registers // 8) * 8 * LANES))
+        in_flight = warps * LANES * most_in_flight(pairs[loop[1]:loop[2] + 1]) + sum(tiles[loop[1]:loop[2] + 1])
+    return len(pairs), end + 1 - begin, held, in_flight
 
 
 def code_of(elf):
@@ -131,7 +193,7 @@ def compiled(nvcc, source, architecture, folder):
         resources[block[:block.index("'")]] = int(re.search(r"Used (\d+) registers", block)[1]), int(spills[1]) + int(spills[2])
     code = code_of(built.read_bytes())
     names = short_names(list(resources))
-    return {names[mangled]: Counts(*of, *counted(code[mangled], int(re.match(r"\d+", architecture)[0]))) for mangled, of in resources.items()}
+    return {names[mangled]: Counts(*of, *counted(code[mangled], int(re.match(r"\d+", architecture)[0]), of[0])) for mangled, of in resources.items()}
 
 
 def main():

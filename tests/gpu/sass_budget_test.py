@@ -14,19 +14,20 @@ from checks import all_hold, check  # noqa: E402
 script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
 SOURCE = "kernels/attention/attention_mma.cu"
 # Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. With
-# NESTED, six additions and a branch to the beginning stand before EXIT. With MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half). The
-# branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
+# NESTED, six additions and a branch to the beginning stand before EXIT. With MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half),
+# and the branch waits for scoreboard 0. With LOOP, its instructions stand before the loop's additions. The branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
 NVCC = """#!/usr/bin/env python3
 import os, struct, sys
 if "--version" in sys.argv:
     sys.exit(print("Cuda compilation tools, release " + os.environ.get("RELEASE", "13.0") + ", V1"))
 spare, registers = int(os.environ.get("SPARE", 1)), os.environ.get("REGISTERS", "40")
 old = any("sm_80" in a for a in sys.argv)
-back = -16 * (spare + 3)
 branch = lambda offset: 0x7947 | ((offset & 0xffffffff) << 32 if old else (offset // 4 & 0xff) << 16 | (offset // 1024 & 0x3fffffff) << 34)
 work = [(0x7981, 0x1d00), (0x7981, 0x1900), (0x7986, 0x1d00)] if "MEMORY" in os.environ else [(0x23c, 0)] * 3
 nested = [0x7210] * 6 + [branch(-16 * (spare + 11))] if "NESTED" in os.environ else []
-words = work + [(w, 0) for w in [0x7210] * spare + [branch(back)] + nested + [0x794d, branch(-16), 0x7918, 0x7918]]
+inner = [tuple(int(half, 16) for half in pair.split(":")) for pair in os.environ.get("LOOP", "").split()]
+back = -16 * (spare + len(inner) + 3)
+words = work + inner + [(0x7210, 0)] * spare + [(branch(back), (1 << 52) * ("MEMORY" in os.environ))] + [(w, 0) for w in nested + [0x794d, branch(-16), 0x7918, 0x7918]]
 code = b"".join(struct.pack("<QQ", *w) for w in words)
 name = b".text._Z5thingILi64EEvPf"
 strings = b"\\0" + name + b"\\0"
@@ -40,7 +41,7 @@ open(sys.argv[sys.argv.index("-o") + 1], "wb").write(host + bytes(elf) + strings
 print("ptxas info    : Compiling entry function '_Z5thingILi64EEvPf' for 'sm_90a'\\n    8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
       "ptxas info    : Used " + registers + " registers, used 1 barriers", file=sys.stderr)
 """
-HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_work\n"
+HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_work,bytes_in_flight\n"
 
 with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -54,8 +55,8 @@ with tempfile.TemporaryDirectory() as name:
         ran = subprocess.run([sys.executable, script, "--nvcc", nvcc, "--table", table, *args], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env})
         return ran.returncode, ran.stdout + ran.stderr
 
-    def row(arch, *numbers, kernel="thing<64>", source=SOURCE):
-        return ",".join([source, arch, kernel, *map(str, numbers)])
+    def row(arch, *numbers, kernel="thing<64>", source=SOURCE, in_flight=0):
+        return ",".join([source, arch, kernel, *map(str, numbers), str(in_flight)])
 
     for arch in ("80", "90a"):  # 3 HMMA, 1 addition, branch, EXIT, branch to itself; the loop holds the last 2 HMMA
         check(run([row(arch, 40, 12, 7, 4, 2)])[0] == 0, run(None))
@@ -64,12 +65,25 @@ with tempfile.TemporaryDirectory() as name:
                                   (40, 12, 7, 4, 3): "tensor instructions or 16-byte accesses are 2 of 4 in the main loop (50.0%), budget 3 of 4 (75.0%)"}.items():
             code, said = run([row(arch, *numbers)])
             check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in said, code, said)
-        check(run([row(arch, 40, 12, 7, 4, 1)], MEMORY="1")[0] == 0, run(None, MEMORY="1"))
+        # 40 registers leave room for 48 warps, 32 lanes each, which load 4 bytes in the loop.
+        check(run([row(arch, 40, 12, 7, 4, 1, in_flight=48 * 32 * 4)], MEMORY="1")[0] == 0, run(None, MEMORY="1"))
         # The inner loop has 2 HMMA in 4 instructions, the outer one 3 in 12. With 20 additions: 2 in 23 and 3 in 31.
         check(run([row(arch, 40, 12, 14, 4, 2)], NESTED="1")[0] == 0, run(None, NESTED="1"))
         check(run([row(arch, 40, 12, 33, 31, 3)], NESTED="1", SPARE="20")[0] == 0, run(None, NESTED="1", SPARE="20"))
         code, said = run([row(arch, 40, 12, 7, 4, 2)], MEMORY="1")
         check(code == 1 and "tensor instructions or 16-byte accesses are 1 of 4 in the main loop (25.0%), budget 2 of 4 (50.0%)" in said, said)
+        # Instructions of a loop, and the bytes of a lane in flight: two loads of 16 bytes, of which the second outlives the wait that the third follows;
+        # copies of 16 bytes in groups, one and none of which is left by the wait; 32 KiB of TMA, announced by a register and not by none.
+        load, copy, group, wait, kept = "7981:{:x}", "7fae:1c00", "79af:0", "{:x}:0", 1 << 38 | 0x791a
+        into, awaits = lambda scoreboard, size: load.format(scoreboard << 46 | size << 9), lambda *scoreboards: f"7210:{sum(1 << 52 + s for s in scoreboards):x}"
+        for inner, in_flight in (([into(1, 6), into(2, 6), awaits(1), into(1, 4), awaits(1, 2)], 48 * 32 * 32), ([into(1, 6), awaits(1), into(2, 6), awaits(2)], 48 * 32 * 16),
+                                 ([copy, group, wait.format(kept)], 48 * 32 * 32), ([copy, group, wait.format(0x791a)], 48 * 32 * 16),
+                                 (["800000037424:0", "3000379a7:0", "ff000379a7:0"], 0x8000), (["800000037802:0", "3000379a7:0"], 0x8000)):
+            numbers = (40, 12, 7 + len(inner), 4 + len(inner), 2)
+            check(run([row(arch, *numbers, in_flight=in_flight)], LOOP=" ".join(inner)) == (0, "1 kernels compiled, 0 worse or without a match, 0 better than their budget\n"), inner, run(None, LOOP=" ".join(inner)))
+            code, said = run([row(arch, *numbers, in_flight=in_flight + 1)], LOOP=" ".join(inner))
+            check(code == 1 and f"is worse than its budget: {in_flight} bytes in flight, budget {in_flight + 1}." in said, said)
+        check("an ARRIVE announces bytes that no MOV gives its register" in run([row(arch, 40, 12, 8, 5, 2)], LOOP="3000379a7:0")[1])
     budget = [row("90a", 40, 12, 7, 4, 2)]
     code, said = run(budget, SPARE="5", REGISTERS="41")
     check(code == 1 and "41 registers, budget 40; 11 instructions, budget 7; 8 instructions in the main loop, budget 4" in said, said)
