@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes every barrier, wait and commit of every kernel in turn and requires that a test fails.
 
-usage: mutate_barriers.py SOURCE_ROOT [--sample] TEST...
+usage: mutate_barriers.py SOURCE_ROOT [--sample] [--shard I/N] TEST...
 
 A synchronization is a kernel, an operation and a line. The emulator records those that each case of the tests runs, and performs one change per run (Change in machine.h).
 One that never stands behind an access or a wait of its thread cannot come early.
 Cases that run the synchronization are repeated, fast ones first, until one fails. A change that no case sees means that the synchronization is redundant or that a test is missing:
-both fail, except the changes of ORDER_NO_MEMORY and HARMLESS. A barrier in kernels/ that no case runs fails too. --sample makes one change of each synchronization in the cases of SAMPLE.
+both fail, except the changes of ORDER_NO_MEMORY and HARMLESS. A barrier in kernels/ that no case runs fails too. --sample makes one change of each synchronization in the cases of SAMPLE. --shard 2/8 makes the second eighth of the changes: the shards together make all of them.
 """
 
 import argparse
@@ -119,8 +119,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("--sample", action="store_true")
+    parser.add_argument("--shard", default="1/1", type=lambda text: tuple(map(int, text.split("/"))), metavar="I/N")
     parser.add_argument("tests", nargs="+")
     args = parser.parse_args()
+    if len(args.shard) != 2 or not 1 <= args.shard[0] <= args.shard[1]:
+        parser.error("--shard needs I/N with 1 <= I <= N, as in 2/8")
     cases, behind = collections.defaultdict(list), set()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         every = [(test, case) for test in args.tests for case in cases_of(test)]
@@ -138,6 +141,9 @@ def main():
         mutations = [(site, change) for site in changes for change in changes[site]]
         if args.sample:
             mutations = [(site, changes[site][i % len(changes[site])]) for i, site in enumerate(changes)]
+        every_change = len(mutations)
+        mutations = mutations[args.shard[0] - 1::args.shard[1]]
+        print(f"{len(mutations)} of {every_change} changes of {len(cases)} barriers, waits and commits", flush=True)
         problems, counts = [], collections.Counter()
         for (site, change), how in zip(mutations, pool.map(lambda pair: seen(*pair, cases[pair[0]]), mutations)):
             print(f"{site:80} {change:9} {how or 'not seen'}", flush=True)

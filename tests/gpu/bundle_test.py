@@ -62,4 +62,10 @@ with tempfile.TemporaryDirectory() as name:
     check("archs=80 90a\n" in manifest and "cuda_major=none\n" in manifest and "glibc=" in manifest, manifest)
     ran = subprocess.run([folder / "there/slipstream-gpu/scripts/gpu_check.sh", "--out", folder / "out", "--stage", "kernels"], capture_output=True, text=True)
     check(ran.returncode == 7 and "missing: CUDA in the program itself" in ran.stdout, ran.returncode, ran.stdout)
+
+    # One byte too much.
+    (machine / "xz").write_text("#!/bin/sh\ncat >/dev/null\nhead -c 60000001 /dev/zero\n")
+    (machine / "xz").chmod(0o755)
+    code, said = bundle()
+    check(code == 7 and not out.exists() and "bundle: the bundle has 60000001 bytes, but the limit is 60000000." in said, code, said)
 all_hold("bundle.sh")
