@@ -6,7 +6,8 @@ usage: mutate_barriers.py SOURCE_ROOT [--sample] [--shard I/N] TEST...
 A synchronization is a kernel, an operation and a line. The emulator records those that each case of the tests runs, and performs one change per run (Change in machine.h).
 One that never stands behind an access or a wait of its thread cannot come early.
 Cases that run the synchronization are repeated, fast ones first, until one fails. A change that no case sees means that the synchronization is redundant or that a test is missing:
-both fail, except the changes of ORDER_NO_MEMORY and HARMLESS. A barrier in kernels/ that no case runs fails too. --sample makes one change of each synchronization in the cases of SAMPLE. --shard 2/8 makes the second eighth of the changes: the shards together make all of them.
+both fail, except the changes of ORDER_NO_MEMORY and HARMLESS. A barrier in kernels/ that no case runs fails too.
+--sample makes one change of each synchronization in the cases of SAMPLE. --shard 2/8 makes every eighth change, from the second on.
 """
 
 import argparse
