@@ -78,7 +78,9 @@ readonly kill_seconds=3 file_kib=$((${SLIPSTREAM_CHECK_FILE_MIB:-4096} * 1024))
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 mkdir -p "$out"
 out=$(cd -- "$out" && pwd)
-rm -f -- "$out"/*.new
+# A program that was killed leaves the file that it was writing beside its results.
+remove_unfinished() { rm -f -- "$out"/*.new "$out"/*.tmp-*; }
+remove_unfinished
 if [[ -z $from && -d $root/results ]]; then from=$root/results; fi
 readonly result_files=(kernels.txt nccl.txt sanitize.txt bench.txt kernels.csv measured.csv products.json)
 
@@ -281,6 +283,7 @@ run_test() {
   } 2>/dev/null
   code=$?
   rm -rf -- "$scratch"
+  remove_unfinished
   case $code in
     0) result=ok ;;
     77 | 99) result=refused ;;  # 77: the test skips itself and prints the reason

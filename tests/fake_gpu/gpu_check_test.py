@@ -63,6 +63,7 @@ with tempfile.TemporaryDirectory() as name:
     if EVERYTHING:
         script(bundle / "tests/gpu_hanging_test", HANGS)
         runs("tests/gpu_golden_test", "fake_gpu/fake_gpu_golden_test")
+        shutil.copytree(source / "tests/golden", bundle / "tests/golden")
         runs("nccl/gpu_nccl_contract_test", "fake_gpu/fake_gpu_nccl_contract_test")
         runs("nccl/gpu_nccl_order_test", "fake_gpu/fake_gpu_nccl_order_test")
     (bundle / "configs/runs").mkdir(parents=True)

@@ -39,8 +39,10 @@ if [[ $name == slipstream && $2 == products ]]; then
   timed=$(cat "$table" 2>/dev/null | wc -l)
   for ((i = timed; i < 30; ++i)); do
     if [[ $(cat "$0.products") == slow ]]; then sleep "$PACE"; fi
-    { cat "$table" 2>/dev/null; echo "product $i"; } >"$table.tmp" && mv "$table.tmp" "$table"
+    { cat "$table" 2>/dev/null; echo "product $i"; } >"$table.tmp-1" && mv "$table.tmp-1" "$table"
+    touch "$table.tmp-$$"  # of the next product
   done
+  rm -f "$table.tmp-$$"
   echo "30 of 30 products timed: $table"
 elif [[ $name == slipstream && $2 == step ]]; then
   while (($#)); do [[ $1 == --csv ]] && printf 'ranks,threads,steps,loss,step_ms\\n1,1,30,10.9,150\\n' >"$2"; shift; done
@@ -189,6 +191,7 @@ def table_goes_on(r):
     check(code == 1 and 1 <= len(table) < 30 and ("timeout", "products") in r.results("bench"), code, len(table), said)
     check(("ok", "GPT-2 124M") in r.results("bench"), r.results("bench"))  # with the table as far as it goes
     ends_in_time(seconds, scale)
+    check(not list(r.out.glob("*.tmp*")), "the file that a killed program was writing stays")
     shutil.move(r.out, r.bundle / "results")
     r.products("quick")
     code, seconds, said = r.call("--call", "1")
