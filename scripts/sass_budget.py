@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles kernels and compares their machine code with the budgets in kernels/sass_budget.csv.
+"""Compiles every kernel and compares its machine code with the budgets in kernels/sass_budget.csv.
 
-usage: scripts/sass_budget.py [--update] [--nvcc PATH] [--table CSV] [ARCHITECTURE...]
+usage: scripts/sass_budget.py [--update] [--nvcc PATH] [--root DIR] [ARCHITECTURE...]
 
 A row is a kernel on an architecture: registers at the launch (setmaxnreg moves them between warpgroups later), spilled
 bytes (stores and loads), instructions in all and in the main loop, and the work of that loop: its tensor instructions
@@ -10,10 +10,10 @@ bytes (stores and loads), instructions in all and in the main loop, and the work
 per instruction among the loops with at least half of the most work that any loop has: a persistent kernel's loop over
 blocks also holds the first and the last step of its inner loop. Kernels without work have no main loop.
 Bytes in flight are the most bytes that the warps of a multiprocessor have requested from global memory and not waited
-for, at any instruction of the loop of loads, which is chosen like the main loop, by bytes. All lanes load, and as many
-warps run as the registers allow (shared memory may allow fewer). A wait is an instruction that waits for the scoreboard
-of a load, or for groups of copies to shared memory. TMA loads have no size in the code: the bytes that one pass of the
-loop announces at its barriers count once, for one thread block.
+for, at any instruction of the loop of loads, which is chosen like the main loop, by bytes; without such a loop, of the
+kernel. All lanes load, and as many warps run as the registers allow (shared memory may allow fewer). A wait is an
+instruction that waits for the scoreboard of a load, or for groups of copies to shared memory. TMA loads have no size in
+the code: the bytes that one pass of the loop announces at its barriers count once, for one thread block.
 More registers, spills or instructions than the budget, a smaller share of work or fewer bytes in flight are worse:
 code 1. So are a row without a kernel and a kernel without a row.
 --update tightens the budgets of kernels that got better and adds rows of new kernels. A budget is loosened, and the row
@@ -34,7 +34,6 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work",
            "bytes_in_flight"]
 ELF = b"\x7fELF"
@@ -100,11 +99,12 @@ def densest(loops, weights):
     return max((loop for loop in weighed if most and 2 * loop[0] >= most), key=lambda loop: loop[0] / (loop[2] + 1 - loop[1]), default=None)
 
 
-def most_in_flight(loop):
-    """The most bytes that a lane has requested and not waited for, when the loop runs often enough to fill every group."""
+def most_in_flight(code, is_loop):
+    """The most bytes that a lane has requested and not waited for; a loop runs often enough to fill every group."""
     loads, groups, group, most = {}, [], 0, 0  # bytes by scoreboard, of groups in order, of the group not yet ended
     scoreboard_of_groups = NO_SCOREBOARD
-    for word, high in loop * (1 + max([word >> 38 & 0x3F for word, _ in loop if word & 0xFFF == WAIT_FOR_GROUPS], default=0) + 1):
+    turns = 2 + max([word >> 38 & 0x3F for word, _ in code if word & 0xFFF == WAIT_FOR_GROUPS], default=0)
+    for word, high in code * (turns if is_loop else 1):
         operation, written, awaited = word & 0xFFF, high >> 46 & 7, high >> 52 & 0x3F
         for scoreboard in [scoreboard for scoreboard in loads if awaited >> scoreboard & 1]:
             del loads[scoreboard]
@@ -139,11 +139,11 @@ def counted(code, architecture, registers):
     held, begin, end = densest(loops, work) or (0, 0, -1)
     tiles = [announced(pairs, i) for i in range(len(pairs))]
     loads = [tile + (LANES * size_of(high) if operation in {LOAD, COPY} else 0) for tile, operation, (_, high) in zip(tiles, operations, pairs)]
-    in_flight = 0
-    if loop := densest(loops, loads):
-        # A quarter of a multiprocessor has 16384 registers, gives 256 at a time, and room for 16 warps.
-        warps = 4 * min(16, 16384 // (-(-registers // 8) * 8 * LANES))
-        in_flight = warps * LANES * most_in_flight(pairs[loop[1]:loop[2] + 1]) + sum(tiles[loop[1]:loop[2] + 1])
+    loop = densest(loops, loads)
+    first, last = loop[1:] if loop else (0, len(pairs) - 1)
+    # A quarter of a multiprocessor has 16384 registers, gives 256 at a time, and has room for 16 warps.
+    warps = 4 * min(16, 16384 // (-(-registers // 8) * 8 * LANES))
+    in_flight = warps * LANES * most_in_flight(pairs[first:last + 1], loop is not None) + sum(tiles[first:last + 1])
     return len(pairs), end + 1 - begin, held, in_flight
 
 
@@ -178,13 +178,13 @@ def short_names(mangled):
     return short
 
 
-def compiled(nvcc, source, architecture, folder):
+def compiled(nvcc, root, source, architecture, folder):
     """Counts of every kernel of `source`, by short name; the flags are those of meson.build that change code."""
     # ccache keeps objects with the output of ptxas, no cubins. Relative paths hit in every checkout.
     built = folder / f"{source.replace('/', '_')}.{architecture}.o"
     command = [*nvcc, "-c", "-std=c++20", "-O3", "-Xptxas=-v", "-Xfatbin=--compress=false", "-Xcompiler=-w", "-I.", "-Ikernels/cuda",
                f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-o", str(built), source]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "CCACHE_NOHASHDIR": "1"})
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=root, env={**os.environ, "CCACHE_NOHASHDIR": "1"})
     if ran.returncode:
         raise SystemExit(f"sass_budget: nvcc does not compile {source} for sm_{architecture}:\n{ran.stderr}")
     resources = {}
@@ -200,17 +200,18 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n\n")[1].removeprefix("usage: "), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--nvcc", help="without ccache; default: the nvcc in PATH or /usr/local/cuda/bin, with ccache where it is installed")
-    parser.add_argument("--table", type=pathlib.Path, default=ROOT / "kernels" / "sass_budget.csv")
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent, help="of a tree with kernels/**/*.cu and kernels/sass_budget.csv")
     parser.add_argument("architectures", nargs="*")
     args = parser.parse_args()
 
     nvcc = args.nvcc or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     ccache = None if args.nvcc else shutil.which("ccache")
-    lines = args.table.read_text().splitlines(keepends=True)
+    table = args.root / "kernels" / "sass_budget.csv"
+    lines = table.read_text().splitlines(keepends=True)
     comment = lines[0]
     release = re.search(r"CUDA (\d+\.\d+)", comment)
     if not release:
-        sys.exit(f"sass_budget: the first line of {args.table} must name the release whose code it counts, as in '# CUDA 13.0'")
+        sys.exit(f"sass_budget: the first line of {table} must name the release whose code it counts, as in '# CUDA 13.0'")
     budgets = {(row["source"], row["architecture"], row["kernel"]): Counts(*(int(row[field]) for field in COLUMNS[3:])) for row in csv.DictReader(lines[1:])}
     if not shutil.which(nvcc):
         print("SKIPPED: no nvcc in PATH or /usr/local/cuda/bin")
@@ -220,23 +221,23 @@ def main():
         print(f"SKIPPED: the budgets count the code of CUDA {release[1]}; {nvcc} is CUDA {present}")
         sys.exit(77)
 
-    every = sorted({(source, architecture) for source, architecture, _ in budgets})
-    chosen = [pair for pair in every if not args.architectures or pair[1] in args.architectures]
-    if not chosen:
-        print(f"SKIPPED: {args.table.name} has no budget for {' '.join(args.architectures)}; it has {', '.join(sorted({a for _, a in every})) or 'none'}")
+    known = sorted({architecture for _, architecture, _ in budgets})
+    architectures = [architecture for architecture in known if not args.architectures or architecture in args.architectures]
+    if not architectures:
+        print(f"SKIPPED: {table.name} has no budget for {' '.join(args.architectures)}; it has {', '.join(known) or 'none'}")
         sys.exit(77)
+    pairs = [(str(path.relative_to(args.root)), architecture) for path in sorted(args.root.glob("kernels/**/*.cu")) for architecture in architectures]
     problems, better, found = [], 0, {}
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        present_pairs = [pair for pair in chosen if (ROOT / pair[0]).exists()]
-        for pair, kernels in zip(present_pairs, pool.map(lambda pair: compiled([ccache, nvcc] if ccache else [nvcc], *pair, pathlib.Path(folder)), present_pairs)):
+        for pair, kernels in zip(pairs, pool.map(lambda pair: compiled([ccache, nvcc] if ccache else [nvcc], args.root, *pair, pathlib.Path(folder)), pairs)):
             found |= {(*pair, kernel): counts for kernel, counts in kernels.items()}
     for key in sorted(budgets.keys() | found.keys()):
         source, architecture, kernel = key
-        if key[:2] not in chosen:
+        if architecture not in architectures:
             continue
         where = f"{kernel} of {source} on sm_{architecture}"
         if key not in found:
-            problems.append(f"{where} has a budget and no longer exists: remove its row from {args.table.name}.")
+            problems.append(f"{where} has a budget and no longer exists: remove its row from {table.name}.")
         elif key not in budgets:
             if args.update:
                 budgets[key], better = found[key], better + 1
@@ -249,7 +250,7 @@ def main():
             if args.update:
                 budgets[key] = found[key]
     if args.update and better:
-        with args.table.open("w", newline="") as file:
+        with table.open("w", newline="") as file:
             file.write(comment)
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)

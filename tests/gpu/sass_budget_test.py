@@ -15,7 +15,7 @@ script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
 SOURCE = "kernels/attention/attention_mma.cu"
 # Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. With
 # NESTED, six additions and a branch to the beginning stand before EXIT. With MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half),
-# and the branch waits for scoreboard 0. With LOOP, its instructions stand before the loop's additions. The branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
+# and the branch waits for scoreboard 0; with MEMORY=stores, the second is a STG of 16, too. With LOOP, its instructions stand before the loop's additions. The branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.
 NVCC = """#!/usr/bin/env python3
 import os, struct, sys
 if "--version" in sys.argv:
@@ -23,7 +23,7 @@ if "--version" in sys.argv:
 spare, registers = int(os.environ.get("SPARE", 1)), os.environ.get("REGISTERS", "40")
 old = any("sm_80" in a for a in sys.argv)
 branch = lambda offset: 0x7947 | ((offset & 0xffffffff) << 32 if old else (offset // 4 & 0xff) << 16 | (offset // 1024 & 0x3fffffff) << 34)
-work = [(0x7981, 0x1d00), (0x7981, 0x1900), (0x7986, 0x1d00)] if "MEMORY" in os.environ else [(0x23c, 0)] * 3
+work = [(0x7981, 0x1d00), (0x7986, 0x1d00) if os.environ.get("MEMORY") == "stores" else (0x7981, 0x1900), (0x7986, 0x1d00)] if "MEMORY" in os.environ else [(0x23c, 0)] * 3
 nested = [0x7210] * 6 + [branch(-16 * (spare + 11))] if "NESTED" in os.environ else []
 inner = [tuple(int(half, 16) for half in pair.split(":")) for pair in os.environ.get("LOOP", "").split()]
 back = -16 * (spare + len(inner) + 3)
@@ -45,14 +45,16 @@ HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructio
 
 with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    nvcc, table = folder / "nvcc", folder / "budget.csv"
+    nvcc, table = folder / "nvcc", folder / "kernels/sass_budget.csv"
+    (folder / SOURCE).parent.mkdir(parents=True)
+    (folder / SOURCE).touch()
     nvcc.write_text(NVCC)
     nvcc.chmod(0o755)
 
     def run(rows, *args, **env):
         if rows is not None:
             table.write_text(HEAD + "".join(row + "\n" for row in rows))
-        ran = subprocess.run([sys.executable, script, "--nvcc", nvcc, "--table", table, *args], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env})
+        ran = subprocess.run([sys.executable, script, "--nvcc", nvcc, "--root", folder, *args], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env})
         return ran.returncode, ran.stdout + ran.stderr
 
     def row(arch, *numbers, kernel="thing<64>", source=SOURCE, in_flight=0):
@@ -67,6 +69,8 @@ with tempfile.TemporaryDirectory() as name:
             check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in said, code, said)
         # 40 registers leave room for 48 warps, 32 lanes each, which load 4 bytes in the loop.
         check(run([row(arch, 40, 12, 7, 4, 1, in_flight=48 * 32 * 4)], MEMORY="1")[0] == 0, run(None, MEMORY="1"))
+        # A loop without loads: those of the kernel count.
+        check(run([row(arch, 40, 12, 7, 4, 2, in_flight=48 * 32 * 16)], MEMORY="stores")[0] == 0, run(None, MEMORY="stores"))
         # The inner loop has 2 HMMA in 4 instructions, the outer one 3 in 12. With 20 additions: 2 in 23 and 3 in 31.
         check(run([row(arch, 40, 12, 14, 4, 2)], NESTED="1")[0] == 0, run(None, NESTED="1"))
         check(run([row(arch, 40, 12, 33, 31, 3)], NESTED="1", SPARE="20")[0] == 0, run(None, NESTED="1", SPARE="20"))
@@ -94,6 +98,11 @@ with tempfile.TemporaryDirectory() as name:
     code, said = run([row("90a", 40, 12, 7, 4, 2, kernel="other")])
     check(code == 1 and "thing<64> of " + SOURCE + " on sm_90a has no budget" in said, said)
 
+    (folder / "kernels/new.cu").touch()
+    code, said = run(budget)
+    check(code == 1 and "thing<64> of kernels/new.cu on sm_90a has no budget: add it with scripts/sass_budget.py --update." in said, said)
+    (folder / "kernels/new.cu").unlink()
+
     check(run([row("90a", 44, 12, 9, 6, 2)])[1].count("1 better than their budget") == 1)
     check(table.read_text() == HEAD + row("90a", 44, 12, 9, 6, 2) + "\n", "a comparison wrote the table")
     check(run(None, "--update")[0] == 0 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", table.read_text())
@@ -101,7 +110,7 @@ with tempfile.TemporaryDirectory() as name:
     check(code == 1 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", "--update raised a budget", said)
 
     check(run(budget, RELEASE="12.9") == (77, f"SKIPPED: the budgets count the code of CUDA 13.0; {nvcc} is CUDA 12.9\n"))
-    check(run(budget, "86") == (77, "SKIPPED: budget.csv has no budget for 86; it has 90a\n"))
+    check(run(budget, "86") == (77, "SKIPPED: sass_budget.csv has no budget for 86; it has 90a\n"))
     check(run(budget, "86", "90a")[0] == 0)
     table.write_text("source\n")
     check("must name the release" in run(None)[1])
