@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
@@ -13,6 +14,7 @@ namespace slipstream::comm {
 namespace {
 
 constexpr int64_t kMostRanks = 1 << 20;
+constexpr int64_t kMostWorks = int64_t{1} << 53;
 constexpr int64_t kLargestRecordBytes = int64_t{64} << 20;
 
 Json work_json(const FlightWork& work) {
@@ -27,12 +29,16 @@ Json work_json(const FlightWork& work) {
 }
 
 FlightWork work_of(const Json& json) {
-  return {.name = json.at("name").as_string("name"),
-          .op = json.at("op").as_string("op"),
-          .bytes = json.at("bytes").as_int("bytes"),
-          .bucket = static_cast<int32_t>(json.at("bucket").as_int("bucket")),
-          .step = json.at("step").as_int("step"),
-          .seconds_ago = json.at("seconds_ago").as_double("seconds_ago")};
+  const FlightWork work{.name = json.at("name").as_string("name"),
+                        .op = json.at("op").as_string("op"),
+                        .bytes = json.at("bytes").as_int("bytes"),
+                        .bucket = static_cast<int32_t>(json.at("bucket").as_int("bucket")),
+                        .step = json.at("step").as_int("step"),
+                        .seconds_ago = json.at("seconds_ago").as_double("seconds_ago")};
+  if (const int64_t bucket = json.at("bucket").as_int("bucket"); work.bytes < 0 || bucket < -1 || bucket != work.bucket)
+    throw DataError("the work {} has {} bytes and bucket {}, need at least 0 and -1 to {}.", files::shown(work.name),
+                    work.bytes, bucket, std::numeric_limits<int32_t>::max());
+  return work;
 }
 
 Json record_json(const FlightRecord& record) {
@@ -100,7 +106,7 @@ FlightRecord record_of(const Json& json, const std::string& source) {
     channel.held_by = part.at("held_by").as_string("held_by");
     channel.held_group = part.at("held_group").as_string("held_group");
     if (const Json& next = part.at("next"); !next.is_null()) channel.next = work_of(next);
-    if (channel.ended < 0 || (channel.begun && !channel.next))
+    if (channel.ended < 0 || channel.ended > kMostWorks || (channel.begun && !channel.next))
       throw DataError("[flight] {}: channel {} has {} ended works and {}.", source, files::shown(channel.name),
                       channel.ended, channel.begun ? "has begun a work without a name" : "none begun");
     for (const Json& work : part.at("latest").as_array("latest")) channel.latest.push_back(work_of(work));

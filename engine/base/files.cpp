@@ -30,11 +30,12 @@ void refuse(Owner owner, const std::string& sentence) {
   throw DataError("[data] {}", sentence);
 }
 
-std::string shown(std::string_view text) {
-  constexpr size_t kShownBytesMax = 80;
-  std::string out = "\"";
+namespace {
+
+/// Appends the first `limit_bytes` of `text` in printable form, to the end of a character. Returns their number.
+size_t append_printable(std::string& out, std::string_view text, size_t limit_bytes) {
   size_t at = 0;
-  while (at < text.size() && at < kShownBytesMax) {
+  while (at < text.size() && at < limit_bytes) {
     const CodePoint point = next_code_point(text, at);
     if (point.size_bytes == 0 || point.value < 0x20 || point.value == 0x7f) {
       out += fmt::format("\\x{:02x}", static_cast<uint8_t>(text[at]));
@@ -44,8 +45,22 @@ std::string shown(std::string_view text) {
       at += static_cast<size_t>(point.size_bytes);
     }
   }
+  return at;
+}
+
+}  // namespace
+
+std::string shown(std::string_view text) {
+  std::string out = "\"";
+  const size_t bytes = append_printable(out, text, 80);
   out += '"';
-  if (at < text.size()) out += fmt::format("... ({} bytes)", text.size());
+  if (bytes < text.size()) out += fmt::format("... ({} bytes)", text.size());
+  return out;
+}
+
+std::string printable(std::string_view text, size_t limit_bytes) {
+  std::string out;
+  if (append_printable(out, text, limit_bytes) < text.size()) out += "..";
   return out;
 }
 

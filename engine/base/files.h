@@ -2,6 +2,7 @@
 #pragma once
 // Files on disk. Reads check every size. Written files appear complete under their final name, or not at all.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,6 +18,8 @@ enum class Owner : uint8_t { data, checkpoint };
 /// `text` for error messages: in double quotes, cut at 80 bytes, with control characters and broken UTF-8 as \x and two
 /// hexadecimal digits. Pure.
 std::string shown(std::string_view text);
+/// The same without quotes, cut at `limit_bytes` with "..". Pure.
+std::string printable(std::string_view text, size_t limit_bytes);
 
 /// A regular file opened for reading; offsets are 64 bits wide. Safe to read from several threads.
 class InputFile {

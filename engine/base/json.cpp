@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/utf8.h"
 
 namespace slipstream {
@@ -63,7 +64,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool number_float(number_float_t value, const string_t& digits) override {
     if (digits.find_first_of(".eE") == string_t::npos)
-      refuse(fmt::format("the integer {} does not fit into 64 signed bits", digits));
+      refuse(fmt::format("the integer {} does not fit into 64 signed bits", files::printable(digits, 40)));
     return add(Json(value));
   }
   bool string(string_t& value) override { return add(Json(std::move(value))); }
@@ -73,7 +74,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
-    if (!open_.back().keys.insert(name).second) refuse(fmt::format("duplicate key '{}'", name));
+    if (!open_.back().keys.insert(name).second) refuse(fmt::format("duplicate key '{}'", files::printable(name, 200)));
     open_.back().key = std::move(name);
     return true;
   }
@@ -82,7 +83,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     const size_t dash = message.find(" - ");
     const size_t colon = message.rfind(": ");
     const size_t from = dash != std::string_view::npos ? dash + 3 : colon != std::string_view::npos ? colon + 2 : 0;
-    throw DataError("{} is not JSON: {}.", place(text_, source_, position), message.substr(from, 200));
+    throw DataError("{} is not JSON: {}.", place(text_, source_, position),
+                    files::printable(message.substr(from), 200));
   }
 
   Json take() { return std::move(root_); }
@@ -254,7 +256,7 @@ const Json& Json::at(std::string_view key) const {
       names += ", ...";
       break;
     }
-    names += (names.empty() ? "" : ", ") + member.first;
+    names += (names.empty() ? "" : ", ") + files::printable(member.first, 80);
   }
   throw DataError("a JSON object has no member '{}'. Its members: {}.", key, names.empty() ? "(none)" : names);
 }

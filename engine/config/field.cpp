@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/units.h"
 #include "engine/config/nearest.h"
 
@@ -41,7 +42,8 @@ std::string shown(const ConfigValue& value) {
   if (const auto* other = std::get_if<OtherValue>(&value)) return other->description;
   if (const auto* text = std::get_if<std::string>(&value); text && text->size() > 80)
     return fmt::format("the text {}", toml_string(fmt::format("{}...", std::string_view(*text).substr(0, 77))));
-  if (std::holds_alternative<std::string>(value)) return fmt::format("the text {}", to_toml(value));
+  if (std::holds_alternative<std::string>(value))
+    return fmt::format("the text {}", files::printable(to_toml(value), 200));
   if (const auto* list = std::get_if<std::vector<int64_t>>(&value))
     return fmt::format("a list of {} integers", list->size());
   return to_toml(value);

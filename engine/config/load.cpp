@@ -3,6 +3,7 @@
 
 #include "engine/config/load.h"
 
+#include "engine/base/files.h"
 #include "engine/base/utf8.h"
 #include "engine/config/defaults.h"
 #include "engine/config/fields.h"
@@ -29,7 +30,7 @@ ConfigValue value_of_set(const Field<RunConfig>* field, const std::string& text)
 
 void apply_set(RunConfig& config, const std::string& set) {
   const size_t equals = set.find('=');
-  const std::string shown = set.substr(0, 200);
+  const std::string shown = files::printable(set, 200);
   if (valid_utf8_prefix(set) != set.size()) throw ConfigError("--set: a value is not UTF-8. Write it in UTF-8.");
   if (equals == std::string::npos || equals == 0)
     throw ConfigError("--set {}: needs KEY=VALUE, for example --set train.steps=100.", shown);

@@ -10,12 +10,14 @@
 #include <filesystem>
 #include <fstream>
 
+#include "engine/base/files.h"
 #include "engine/base/utf8.h"
 
 namespace slipstream {
 namespace {
 
 constexpr size_t kMaxFileBytes = 1 << 20;
+constexpr size_t kMaxKeyParts = 16;  // the program's keys have at most 3
 
 std::string read_text(const std::string& path, std::string_view wanted) {
   std::error_code error;
@@ -46,6 +48,48 @@ void check_utf8(const std::string& path, const std::string& text) {
                     newline == std::string::npos ? good + 1 : good - newline, static_cast<unsigned char>(text[good]));
 }
 
+/// The place behind the string that begins at `at`; text.size() if the string has no end.
+size_t end_of_string(std::string_view text, size_t at) {
+  const char quote = text[at];
+  const std::string_view thrice = quote == '"' ? R"(""")" : "'''";
+  const bool many_lines = text.substr(at, 3) == thrice;
+  for (at += many_lines ? 3 : 1; at < text.size(); ++at) {
+    if (quote == '"' && text[at] == '\\') {
+      ++at;
+    } else if (!many_lines && text[at] == '\n') {
+      return text.size();
+    } else if (text[at] == quote && (!many_lines || text.substr(at, 3) == thrice)) {
+      if (!many_lines) return at + 1;
+      // Up to two quotes before the end belong to the string.
+      for (at += 3; at < text.size() && text[at] == quote;) ++at;
+      return at;
+    }
+  }
+  return text.size();
+}
+
+/// The line of the first key with more than kMaxKeyParts parts; 0: none. The parser recurses into every part, so that a
+/// long key would exhaust the stack.
+size_t line_of_long_key(std::string_view text) {
+  size_t line = 1, parts = 1;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      const std::string_view inside = text.substr(at, end_of_string(text, at) - at);
+      line += static_cast<size_t>(std::count(inside.begin(), inside.end(), '\n'));
+      at += inside.size() - 1;
+    } else if (c == '#') {
+      at = std::min(text.find('\n', at), text.size()) - 1;
+    } else if (c == '.') {
+      if (++parts > kMaxKeyParts) return line;
+    } else if (std::string_view("=,[]{}\n").find(c) != std::string_view::npos) {
+      parts = 1;
+      line += c == '\n' ? 1 : 0;
+    }
+  }
+  return 0;
+}
+
 std::string quoted_key(std::string_view part) {
   const auto is_bare = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; };
   if (!part.empty() && std::all_of(part.begin(), part.end(), is_bare)) return std::string(part);
@@ -68,8 +112,11 @@ ConfigValue value_of(const toml::node& node) {
   return OtherValue{node.is_table() ? "a table" : "a date or a time"};
 }
 
-void flatten(const toml::table& table, const std::string& prefix, const std::string& path,
+void flatten(const toml::table& table, const std::string& prefix, size_t level, const std::string& path,
              std::vector<TomlEntry>& entries) {
+  if (level > kMaxKeyParts)
+    throw ConfigError("{} nests tables deeper than {} levels. docs/reference/config.md lists all keys.",
+                      entries.back().where, kMaxKeyParts);
   const size_t first = entries.size();
   struct Item {
     toml::source_position at;
@@ -90,7 +137,7 @@ void flatten(const toml::table& table, const std::string& prefix, const std::str
   for (Item& item : items) {
     const std::string key = item.entry.key;
     entries.push_back(std::move(item.entry));
-    if (const toml::table* inner = item.node->as_table()) flatten(*inner, key + ".", path, entries);
+    if (const toml::table* inner = item.node->as_table()) flatten(*inner, key + ".", level + 1, path, entries);
   }
 }
 
@@ -106,9 +153,10 @@ void flatten(const toml::table& table, const std::string& prefix, const std::str
   if (problem.find("cannot redefine") != std::string_view::npos) {
     drop("key-value pair: ");
     drop("table header: ");
-    throw ConfigError("{}:{}:{} repeats a definition: {}. Keep one of them.", path, at.line, at.column, problem);
+    throw ConfigError("{}:{}:{} repeats a definition: {}. Keep one of them.", path, at.line, at.column,
+                      files::printable(problem, 300));
   }
-  throw ConfigError("{}:{}:{} is not TOML: {}.", path, at.line, at.column, problem.substr(0, 300));
+  throw ConfigError("{}:{}:{} is not TOML: {}.", path, at.line, at.column, files::printable(problem, 300));
 }
 
 toml::table parse(const std::string& text, const std::string& path) {
@@ -124,13 +172,17 @@ toml::table parse(const std::string& text, const std::string& path) {
 std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted) {
   const std::string text = read_text(path, wanted);
   check_utf8(path, text);
+  if (const size_t line = line_of_long_key(text); line > 0)
+    throw ConfigError("{}:{} has a key of more than {} parts. docs/reference/config.md lists all keys.", path, line,
+                      kMaxKeyParts);
   std::vector<TomlEntry> entries;
-  flatten(parse(text, path), "", path, entries);
+  flatten(parse(text, path), "", 1, path, entries);
   if (entries.empty()) throw ConfigError("{} is empty: it has no keys. docs/reference/config.md lists them.", path);
   return entries;
 }
 
 std::optional<ConfigValue> parse_toml_value(std::string_view text) {
+  if (line_of_long_key(text) > 0) return std::nullopt;
   try {
     const toml::table table = toml::parse(std::string_view("value = " + std::string(text)));
     if (table.size() != 1 || !table.contains("value")) return std::nullopt;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/config/field.h"
 #include "engine/config/nearest.h"
 
@@ -21,7 +22,7 @@ struct TomlEntry {
   std::string where;
 };
 
-/// Reads at most 1 MiB of UTF-8 TOML (with or without a byte order mark, any line ends).
+/// Reads at most 1 MiB of UTF-8 TOML (with or without a byte order mark, any line ends), with keys of at most 16 parts.
 /// `wanted`: the expected kind of file, with an example, for errors about a wrong path.
 /// Throws: ConfigError with the place for any other file, including an empty one.
 std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted);
@@ -48,7 +49,7 @@ void set_field(const std::vector<Field<Config>>& fields, Config& config, const s
     keys.push_back(field.key);
   }
   const std::string near = nearest(key, keys);
-  throw ConfigError("{} unknown key '{}'{}", where, key,
+  throw ConfigError("{} unknown key '{}'{}", where, files::printable(key, 200),
                     near.empty() ? ". docs/reference/config.md lists all keys." : ", did you mean '" + near + "'?");
 }
 
@@ -70,7 +71,7 @@ void set_fields(const std::vector<Field<Config>>& fields, Config& config, const 
     if (entry.is_table && !is_table(entry.key)) {
       const std::string near = nearest(entry.key, tables);
       throw ConfigError(
-          "{} unknown table [{}]{}", entry.where, entry.key,
+          "{} unknown table [{}]{}", entry.where, files::printable(entry.key, 200),
           near.empty() ? ". docs/reference/config.md lists all tables." : ", did you mean [" + near + "]?");
     }
     if (!entry.is_table && is_table(entry.key))

@@ -205,8 +205,8 @@ Shards open_shards(const std::string& path, ShardCheck check) {
       throw DataError(
           "[data] the shards {} ({}, {} ids) and {} ({}, {} ids) come from different tokenizers. Write both with the "
           "same one.",
-          files::shown(first_path), first.tokenizer, first.vocab_size, files::shown(one), info.tokenizer,
-          info.vocab_size);
+          files::shown(first_path), files::printable(first.tokenizer, 80), first.vocab_size, files::shown(one),
+          files::printable(info.tokenizer, 80), info.vocab_size);
     }
     const auto shard = std::make_shared<Shard>(one, info);
     if (check == ShardCheck::whole) shard->check_whole(info.hash);

@@ -226,7 +226,7 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
         where, files::shown(name));
   if (vocab_size != 0 && vocab_size != tokenizer->vocab_size())
     throw DataError("[data] {} has vocab_size = {}, but its tokenizer {} has {}. Write the file again.", where,
-                    vocab_size, name, tokenizer->vocab_size());
+                    vocab_size, files::printable(name, 80), tokenizer->vocab_size());
   return tokenizer;
 }
 
