@@ -4,10 +4,11 @@
 set -euo pipefail
 
 usage() {
-  echo "usage: scripts/setup.sh [--tests] [--docs] [--optional]"
+  echo "usage: scripts/setup.sh [--tests] [--docs] [--fuzz] [--optional]"
   echo "  Installs the compiler, the build tools, Open MPI, oneDNN and the other libraries with apt-get (root or sudo)."
   echo "  --tests     also the packages of the tests"
   echo "  --docs      also the packages of the Doxygen pages"
+  echo "  --fuzz      also clang with libFuzzer"
   echo "  --optional  tries the optional packages also where nothing else is missing"
 }
 
@@ -21,6 +22,7 @@ for argument in "$@"; do
   case "$argument" in
     --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14 lld) ;;
     --docs) needed+=(doxygen) ;;
+    --fuzz) needed+=(clang libclang-rt-dev) ;;
     --optional) asked_for_optional=1 ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Fuzzes the readers of untrusted bytes with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+
+targets=(safetensors manifest flight toml shards)
+usage() {
+  echo "usage: scripts/fuzz.sh [--seconds N] [TARGET...]"
+  echo "  Runs each target (${targets[*]}; default: all) for N seconds (default 60) from tests/fuzz/corpus/TARGET. Builds"
+  echo "  and grown corpora are in build-fuzz/. An input that breaks a reader is written to build-fuzz/TARGET-*; exit code 1."
+}
+seconds=60
+chosen=()
+while (($#)); do
+  case "$1" in
+    --seconds) seconds=${2:?--seconds needs a number}; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) if [[ " ${targets[*]} " != *" $1 "* ]]; then usage >&2; exit 2; fi; chosen+=("$1") ;;
+  esac
+  shift
+done
+if ((${#chosen[@]} == 0)); then chosen=("${targets[@]}"); fi
+
+cxx=${FUZZ_CXX:-}
+for candidate in clang++ clang++-14 clang++-18; do
+  if [[ -z $cxx ]] && command -v "$candidate" >/dev/null; then cxx=$candidate; fi
+done
+build=build-fuzz
+mkdir -p "$build"
+if [[ -z $cxx ]] || ! echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+  "$cxx" -x c++ -fsanitize=fuzzer,address,undefined - -o "$build/probe" 2>/dev/null; then
+  echo "SKIPPED fuzz: no clang with libFuzzer. scripts/setup.sh --fuzz installs it."
+  exit 77
+fi
+
+# Sources of the readers and of what they call.
+config=(defaults field fields learning_rate load machine nearest reference resolve supported toml validate)
+sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
+  engine/checkpoint/{manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
+  engine/data/{hash,shards,sidecar,text,tokenizer}.cpp tests/fuzz/trial.cpp)
+sources=("${sources[@]%.cpp}")
+# The sanitizers observe the parsers of JSON and TOML, too, which are compiled from their headers. Packages of toml++ have
+# no assertions: one of version 3.3 fails for the table header "[+", which the parser then refuses.
+flags=(-std=c++20 -O1 -gline-tables-only -I. -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+  -fno-omit-frame-pointer -DSLIP_LIBFUZZER -DTOML_HEADER_ONLY=1 "'-DTOML_ASSERT(expr)=static_assert(true)'")
+objects=()
+makefile="$build/Makefile"
+{
+  printf 'all:'
+  for target in "${chosen[@]}"; do printf ' %s/fuzz_%s' "$build" "$target"; done
+  printf '\n'
+  for source in "${sources[@]}" "${targets[@]/#/tests/fuzz/}"; do
+    object="$build/${source//\//_}.o"
+    [[ $source == tests/fuzz/* && $source != */trial ]] || objects+=("$object")
+    printf '%s: %s.cpp\n\t%s %s -MMD -c $< -o $@\n-include %s\n' "$object" "$source" "$cxx" "${flags[*]}" "${object%.o}.d"
+  done
+  printf '%s/readers.a: %s\n\trm -f $@\n\tar rcs $@ $^\n' "$build" "${objects[*]}"
+  for target in "${targets[@]}"; do
+    printf '%s/fuzz_%s: %s/tests_fuzz_%s.o %s\n\t%s -fsanitize=fuzzer,address,undefined $^ -lfmt -lxxhash -lpthread -o $@\n' \
+      "$build" "$target" "$build" "$target" "$build/readers.a" "$cxx"
+  done
+} >"$makefile"
+make -s -j"$(nproc)" -f "$makefile" all
+
+TMPDIR=$(mktemp -d -p "$([[ -w /dev/shm ]] && echo /dev/shm || echo /tmp)")
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+failed=0
+for target in "${chosen[@]}"; do
+  mkdir -p "$build/corpus/$target"
+  # Every input has at most 16 KiB, 10 s and 64 MiB for one allocation.
+  if "$build/fuzz_$target" -max_total_time="$seconds" -max_len=16384 -timeout=10 -malloc_limit_mb=64 -rss_limit_mb=1024 \
+    -artifact_prefix="$build/$target-" -print_final_stats=1 "$build/corpus/$target" "tests/fuzz/corpus/$target" \
+    >"$build/$target.log" 2>&1; then
+    echo "fuzz: $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$target.log") inputs in $seconds s, no finding"
+  else
+    failed=1
+    tail -n 40 "$build/$target.log" >&2
+    echo "fuzz: $target: an input broke the reader; see $build/$target.log" >&2
+  fi
+done
+exit $failed

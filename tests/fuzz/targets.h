@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The readers of untrusted bytes, one per format.
+
+#include "tests/fuzz/trial.h"
+
+namespace slipstream::fuzz {
+
+/// A file of weights. An accepted one must hold the bytes of all tensors, without holes.
+Outcome safetensors(std::string_view input);
+/// The manifest of a checkpoint, as it is and with the hash of its content corrected. An accepted one must be read back
+/// from its own text.
+Outcome manifest(std::string_view input);
+/// A flight record. An accepted one must be read back from its own text and have a verdict.
+Outcome flight(std::string_view input);
+/// TOML as a run file; also as a machine file and as a `--set`.
+Outcome toml(std::string_view input);
+/// A token shard: its sidecar, a NUL byte, its ids. The ids of an accepted one must be in its vocabulary.
+Outcome shards(std::string_view input);
+
+struct Target {
+  const char* name;  // of its folder in tests/fuzz/corpus
+  Outcome (*run)(std::string_view input);
+};
+inline constexpr Target kTargets[] = {
+    {"safetensors", safetensors}, {"manifest", manifest}, {"flight", flight}, {"toml", toml}, {"shards", shards}};
+
+}  // namespace slipstream::fuzz
