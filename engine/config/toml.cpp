@@ -68,11 +68,16 @@ size_t end_of_string(std::string_view text, size_t at) {
   return text.size();
 }
 
-/// The line of the first key with more than kMaxKeyParts parts; 0: none. The parser recurses into every part, so that a
-/// long key would exhaust the stack.
-size_t line_of_long_key(std::string_view text) {
+struct Refused {
+  size_t line = 0;  // 0: none
+  std::string problem;
+};
+
+/// The first thing that the parser must not see: it recurses into every part of a key, so that a long key would exhaust
+/// the stack, and has undefined behaviour for characters beyond ASCII outside of texts and comments (toml++ 3.3).
+Refused first_refused(std::string_view text) {
   size_t line = 1, parts = 1;
-  for (size_t at = 0; at < text.size(); ++at) {
+  for (size_t at = text.starts_with("\xef\xbb\xbf") ? 3 : 0; at < text.size(); ++at) {
     const char c = text[at];
     if (c == '"' || c == '\'') {
       const std::string_view inside = text.substr(at, end_of_string(text, at) - at);
@@ -81,13 +86,17 @@ size_t line_of_long_key(std::string_view text) {
     } else if (c == '#') {
       at = std::min(text.find('\n', at), text.size()) - 1;
     } else if (c == '.') {
-      if (++parts > kMaxKeyParts) return line;
+      if (++parts > kMaxKeyParts)
+        return {line,
+                fmt::format("has a key of more than {} parts. docs/reference/config.md lists all keys", kMaxKeyParts)};
+    } else if (static_cast<unsigned char>(c) >= 0x80) {
+      return {line, "is not TOML: it has a character beyond ASCII outside of a text. Write it in quotes"};
     } else if (std::string_view("=,[]{}\n").find(c) != std::string_view::npos) {
       parts = 1;
       line += c == '\n' ? 1 : 0;
     }
   }
-  return 0;
+  return {};
 }
 
 std::string quoted_key(std::string_view part) {
@@ -172,9 +181,8 @@ toml::table parse(const std::string& text, const std::string& path) {
 std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted) {
   const std::string text = read_text(path, wanted);
   check_utf8(path, text);
-  if (const size_t line = line_of_long_key(text); line > 0)
-    throw ConfigError("{}:{} has a key of more than {} parts. docs/reference/config.md lists all keys.", path, line,
-                      kMaxKeyParts);
+  if (const Refused refused = first_refused(text); refused.line > 0)
+    throw ConfigError("{}:{} {}.", path, refused.line, refused.problem);
   std::vector<TomlEntry> entries;
   flatten(parse(text, path), "", 1, path, entries);
   if (entries.empty()) throw ConfigError("{} is empty: it has no keys. docs/reference/config.md lists them.", path);
@@ -182,7 +190,7 @@ std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wante
 }
 
 std::optional<ConfigValue> parse_toml_value(std::string_view text) {
-  if (line_of_long_key(text) > 0) return std::nullopt;
+  if (first_refused(text).line > 0) return std::nullopt;
   try {
     const toml::table table = toml::parse(std::string_view("value = " + std::string(text)));
     if (table.size() != 1 || !table.contains("value")) return std::nullopt;

@@ -121,6 +121,8 @@ const std::vector<Attack>& attacks() {
       {"toml", "text_without_end", kConfig, "is not TOML"},
       {"toml", "control_character_in_a_key", kConfig, "unknown key 'data.\"a\\u0007\\u000Ab\"'"},
       {"toml", "control_character_in_a_text", kConfig, "\\u001B[31m"},
+      {"toml", "character_beyond_ascii_in_a_key", kConfig,
+       "input.toml:3 is not TOML: it has a character beyond ASCII outside of a text"},
       {"toml", "key_unknown", kConfig, ":4:1 unknown key 'train.stpes', did you mean 'train.steps'?"},
       {"toml", "key_of_5000_bytes", kConfig, "kkk..'"},
       {"toml", "text_of_5000_bytes", kConfig, "xxx.."},

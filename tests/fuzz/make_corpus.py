@@ -226,6 +226,7 @@ def toml():
     yield "text_without_end", run('[output]\ndir = "a\n')
     yield "control_character_in_a_key", run('"a\\u0007\\nb" = 1\n')
     yield "control_character_in_a_text", run('[optimizer]\nname = "\\u001b[31m"\n')
+    yield "character_beyond_ascii_in_a_key", run("ϋJ = 1\n")
     yield "key_unknown", run("[train]\nstpes = 10\n")
     yield "key_of_5000_bytes", run("k" * 5000 + " = 1\n")
     yield "text_of_5000_bytes", run('[optimizer]\nname = "' + "x" * 5000 + '"\n')
