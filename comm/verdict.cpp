@@ -249,10 +249,25 @@ Verdict follow(const std::map<std::string, Group>& groups, const Group& start,
   }
 }
 
+/// The records without those of ranks that another record lists as silent and that were written after it: launchers
+/// continue a stopped process before they end it, and it answers then.
+std::vector<FlightRecord> in_time(const std::vector<FlightRecord>& records) {
+  std::vector<FlightRecord> kept;
+  for (const FlightRecord& record : records)
+    if (std::none_of(records.begin(), records.end(), [&](const FlightRecord& other) {
+          return other.written_ms < record.written_ms &&
+                 std::any_of(other.last_heard.begin(), other.last_heard.end(),
+                             [&](const FlightRecord& heard) { return heard.rank == record.rank; });
+        }))
+      kept.push_back(record);
+  return kept;
+}
+
 }  // namespace
 
-Verdict judge(const std::vector<FlightRecord>& records) {
-  SLIP_ASSERT(!records.empty());
+Verdict judge(const std::vector<FlightRecord>& all) {
+  SLIP_ASSERT(!all.empty());
+  const std::vector<FlightRecord> records = in_time(all);
   std::vector<int> missing;
   for (int rank = 0; rank < records[0].size; ++rank)
     if (std::none_of(records.begin(), records.end(), [&](const auto& record) { return record.rank == rank; }))

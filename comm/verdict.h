@@ -25,7 +25,8 @@ struct Verdict {
 };
 
 /// Pure. The verdict on the records of one run, at most one per rank and at least one. A rank without a record did not
-/// answer, or lost rank 0: `last_heard` of rank 0 then describes it.
+/// answer, or lost rank 0: `last_heard` of rank 0 then describes it. A record that was written after a record that has
+/// its rank in `last_heard` is a late answer and not used.
 Verdict judge(const std::vector<FlightRecord>& records);
 
 /// Pure. One line per rank: its phase, and the work that it has waited in longest.

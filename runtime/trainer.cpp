@@ -33,6 +33,8 @@ namespace {
 constexpr int64_t kWarmSteps = 2;
 // After this many steps, the run's own op times give the bound in the step line.
 constexpr int64_t kBoundStep = 8;
+// Steps between two exchanges of times, however large train.log_interval is: a killed run loses no more lines.
+constexpr size_t kMostPending = 100;
 
 /// The largest first.
 std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms) {
@@ -277,7 +279,10 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
       if (last.val_loss && !std::isfinite(*last.val_loss))
         diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
     }
-    if (due(train.log_interval, step) || hashes) flush(true);
+    if (due(train.log_interval, step) || hashes)
+      flush(true);
+    else if (pending_.size() >= kMostPending)
+      flush(false);
     if (checkpoint.save && at_rest) save(step, !checkpoint.stop && step < train.steps);
     if (checkpoint.save && !at_rest) copies_next = save_beside(step);
     stopped = checkpoint.stop;

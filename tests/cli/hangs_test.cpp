@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <sstream>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -21,8 +22,9 @@ pid_t process_of(const std::string& part, int rank) {
     const std::string name = entry.path().filename().string();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const auto text = [&](const char* file) {
-      std::ifstream in(entry.path() / file, std::ios::binary);
-      return std::string{std::istreambuf_iterator<char>(in), {}};
+      std::ostringstream all;  // empty if the process has ended
+      all << std::ifstream(entry.path() / file, std::ios::binary).rdbuf();
+      return all.str();
     };
     const std::string line = text("cmdline");
     if (line.rfind(exe() + '\0', 0) != 0 || !contains(line, part)) continue;
@@ -115,7 +117,7 @@ TEST_CASE("a rank that stops in the final save is named within the limit of savi
     const Hang stuck =
         hang(2, run,
              "--set zero.stage=3 --set train.steps=1 --set train.eval_batches=0 --set model.width=768 --set "
-             "model.heads=8 --set model.layers=6 --set comm.timeout_seconds=600 --set "
+             "model.heads=8 --set model.layers=4 --set comm.timeout_seconds=600 --set "
              "comm.save_timeout_seconds=3 --set comm.start_timeout_seconds=600",
              stopped, SIGSTOP, [&](pid_t) {
                std::error_code error;

@@ -83,6 +83,13 @@ TEST_CASE("verdict: a rank without a record is silent, whatever the others wait 
   records[0].last_heard = {last};
   check_names(comm::judge(records), Verdict::Kind::silent, {2},
               {"rank 2 on host n2 (process 102) does not answer", "its last message came 12 s ago, from step 7"});
+  // Its process was continued before the launcher ended it.
+  records.push_back(record(2, 4, {in_reduce()}));
+  records[0].written_ms = 5000, records.back().written_ms = 5400;
+  check_names(comm::judge(records), Verdict::Kind::silent, {2}, {"does not answer", "12 s ago"});
+  records.back().written_ms = 4000;  // it answered
+  CHECK(comm::judge(records).kind == Verdict::Kind::behind);
+  records.pop_back();
   records[0].last_heard[0].connection_ended = true;
   check_names(comm::judge(records), Verdict::Kind::ended, {2}, {"rank 2 on host n2", "has ended without a farewell"});
   // Records travel to rank 0: without it, nothing is known of rank 2.
