@@ -63,16 +63,6 @@ std::vector<std::pair<std::string, std::string>> config_lines(const RunConfig& c
   return lines;
 }
 
-int64_t checkpoint_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
-  int64_t bytes = 0;
-  for (const checkpoint::LogicalTensor& tensor : logical_tensors(stages)) {
-    int64_t elems = 1;
-    for (const int64_t dim : tensor.shape) elems *= dim;
-    bytes += 4 * elems * std::ssize(tensor.arrays);
-  }
-  return bytes;
-}
-
 Checkpoints::Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<const Job>> stages,
                          const Checkpoint& options, RunIdentity identity)
     : world_(world), rank_(rank), stages_(std::move(stages)), options_(options), identity_(std::move(identity)) {}

@@ -29,9 +29,6 @@ struct RunIdentity {
 /// Pure.
 std::vector<std::pair<std::string, std::string>> config_lines(const RunConfig& config);
 
-/// Bytes of a checkpoint on disk: the weights and states of all tensors, without headers. Pure.
-int64_t checkpoint_bytes(const std::vector<std::shared_ptr<const Job>>& stages);
-
 class Checkpoints {
  public:
   Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<const Job>> stages, const Checkpoint& options,

@@ -62,9 +62,6 @@ std::vector<std::string> arrays_of(const ParameterGroup& group) {
   return names;
 }
 
-/// Residuals belong to a rank and a bucket, not to a tensor.
-bool is_residual(const SavedArray& array) { return array.name.starts_with("gradients."); }
-
 checkpoint::Box box_of_residual(const Job& job, size_t bucket, const SavedArray& array) {
   return {.tensor = fmt::format("rank{:04}.bucket{:04}", job.options.rank, bucket),
           .array = array.name,
@@ -109,7 +106,7 @@ std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stag
 bool has_residuals(const Job& job) {
   for (size_t b = 0; b < job.storage.size(); ++b)
     for (const SavedArray& array : saved_arrays(job, b))
-      if (is_residual(array)) return true;
+      if (array.is_residual) return true;
   return false;
 }
 
@@ -134,7 +131,7 @@ std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState
     const std::vector<SavedArray> arrays = saved_arrays(job, b);
     for (size_t array = 0; array < arrays.size(); ++array) {
       const SavedRange range = arrays[array].range;
-      if (is_residual(arrays[array])) {
+      if (arrays[array].is_residual) {
         if (range.elems > 0)
           boxes.push_back({.box = box_of_residual(job, b, arrays[array]),
                            .read = [read, b, array](std::span<float> out) { read(b, array, 0, out); }});
@@ -185,7 +182,7 @@ void restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_la
   if (!same_layout) return;
   for (size_t b = 0; b < job.storage.size(); ++b)
     for (const SavedArray& array : saved_arrays(job, b))
-      if (is_residual(array) && array.range.elems > 0)
+      if (array.is_residual && array.range.elems > 0)
         rank.write_state(array.from, array.range.begin_elems, array.range.begin_elems,
                          load(box_of_residual(job, b, array)));
 }

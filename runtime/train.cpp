@@ -26,6 +26,7 @@
 #include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
 #include "engine/plan/memory.h"
+#include "engine/plan/saved_state.h"
 #include "kernels/common/isa.h"
 #include "planner/extra_memory.h"
 #include "planner/nccl_report.h"
@@ -229,7 +230,7 @@ int train(const TrainOptions& options) {
         .output = config.output.dir,
         .checkpoints = config.checkpoint.dir,
         .weights_bytes = finished.job->parameter_elems * size_of(DType::f32),
-        .checkpoint_bytes = checkpoint_bytes(finished.stages),
+        .checkpoint_bytes = saved_bytes(finished.stages),
         .checkpoints_kept = config.checkpoint.interval + config.checkpoint.interval_minutes == 0 || resume
                                 ? 1
                                 : config.checkpoint.keep + 1};

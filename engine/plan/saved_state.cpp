@@ -21,7 +21,8 @@ SavedArray part_of(std::string name, DType dtype, const Slice& shard, int64_t sh
           range,
           {shard.buffer, shard.begin_bytes + bytes_of(range.begin_elems - shard_begin, dtype),
            bytes_of(range.elems, dtype)},
-          most_elems};
+          most_elems,
+          false};
 }
 
 }  // namespace
@@ -51,7 +52,9 @@ std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket) {
     arrays.push_back(part_of(states[s].name, states[s].dtype, storage.states[s], begin, range, most_elems));
   const auto add_whole = [&](const char* name, const Slice& whole, int64_t begin_elems) {
     const int64_t elems = whole.size_bytes / size_of(DType::f32);
-    if (elems > 0) arrays.push_back(part_of(name, DType::f32, whole, begin_elems, {begin_elems, elems}, elems));
+    if (elems == 0) return;
+    arrays.push_back(part_of(name, DType::f32, whole, begin_elems, {begin_elems, elems}, elems));
+    arrays.back().is_residual = true;
   };
   const int64_t bucket_begin = job.layout.buckets[bucket].offset_elems,
                 index = job.mesh.index_in_group(job.group_of(bucket).reduce_axis, job.options.rank);

@@ -31,8 +31,9 @@ struct SavedArray {
   std::string name;  // "master", OptimizerState::name, "gradients.residual" or "gradients.sum_residual"
   DType dtype = DType::f32;
   SavedRange range;
-  Slice from;              // its bytes
-  int64_t most_elems = 0;  // the longest range of a rank with a part of the bucket
+  Slice from;                // its bytes
+  int64_t most_elems = 0;    // the longest range of a rank with a part of the bucket
+  bool is_residual = false;  // of error feedback: belongs to a rank and a bucket, not to a tensor
 };
 
 /// Pure. The arrays of a bucket that a run needs to continue: masters and optimizer states by saved_range(), and with
