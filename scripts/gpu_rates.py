@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Rates and assumptions of the GPU forecast (gpu_forecast.py), each with an interval and its basis."""
+
+MULTIPROCESSORS, SCHEDULERS = 132, 4
+
+# name: (slow end, expected, fast end), basis
+RATES = {
+    "h200": {"product ceiling, TFLOP/s": ((769, 790, 798), "measured on two cloud GPUs: 769 to 798 at 8192^3, random data"),
+             "copy, TB/s": ((4.1, 4.3, 4.4), "measured on a cloud GPU: 4.3; datasheet 4.8")},
+    "h100": {"product ceiling, TFLOP/s": ((760, 795, 808), "measured on a cloud GPU: 798 at 8192^3, random data; ml-engineering lists 794.5"),
+             "copy, TB/s": ((2.9, 3.0, 3.1), "measured on a cloud GPU: 3.0; datasheet 3.35")},
+}
+SOURCED = {  # the expected value is a published or counted figure, or lies beside the figures named
+    "clock, GHz": ((1.60, 1.755, 1.98), "note-0018-data.md; H100 SXM boosts to 1.98, less under load"),
+    "attention forward of bound": ((0.58, 0.70, 0.78), "FlashAttention-3 without mask, 16k tokens: 497 and 648 TFLOP/s are 0.69 and 0.78 of the bounds here"),
+    "attention backward of bound": ((0.45, 0.58, 0.69), "FlashAttention-3 without mask, 16k tokens: 474 and 561 TFLOP/s are 0.66 and 0.69; the sums of dq here wait for an order"),
+    "forward loop run": ((1.0, 0.78, 0.73), "counted: 440 of 601 instructions of a step with heads of 64, 495 of 656 with heads of 128; the mask runs on the diagonal only"),
+    "backward loop run": ((1.0, 0.57, 0.50), "counted: 495 of 943 and 541 of 1130; masks run on the diagonal, rounding in the first block of keys"),
+    "mma.sync of dense": ((0.56, 0.62, 0.66), "arXiv:2402.13499, as in note 0018"),
+    "mma.sync forward of bound": ((0.50, 0.60, 0.72), "FlashAttention-2 without mask, 16k tokens: 324 and 370 TFLOP/s are 0.61 and 0.63 of the bounds here"),
+    "mma.sync backward of bound": ((0.42, 0.52, 0.64), "FlashAttention-2 without mask: 264 (2k tokens) and 310 TFLOP/s (4k) are 0.45 and 0.53 of five products"),
+    "torch: attention, TFLOP/s": ((288, 210, 192), "forward and backward: FlashAttention-2 has 192 with mask at 1k tokens; newer builds more"),
+    "loss loops run": ((1.0, 0.90, 0.80), "counted: the gradient executes 61 of 77 instructions; the sum skips the branch of a new maximum"),
+    "exposed beside this count": ((1.10, 1.0, 0.90), "counted: the rehearsal of the plan exposes 0.94 to 1.06 times as much"),
+}
+JUDGED = {  # no source has the expected value
+    "steps more for a block of queries": ((2.0, 0.8, 0.3), "FlashAttention-3, 512 and 1k tokens: 2.0 and 2.1; here the next block's queries and keys are loaded ahead"),
+    "steps more for a block of keys": ((2.5, 1.0, 0.5), "FlashAttention-3, 512 and 1k tokens: 5.9 and 4.9, with kernels before and after it"),
+    "edge of a product, k": ((400, 180, 90), "a tile's first loads and its epilogue take as long as 180 steps of k, 19 % at k = 768"),
+    "algorithm without table": ((0.90, 0.95, 0.98), "a search gains 2 to 10 %"),
+    "split sums": ((0.80, 0.90, 0.96), "weight gradients, beside their waves"),
+    "streaming of copy": ((0.85, 0.93, 0.97), "one pass, 16 bytes a thread; QuACK's kernels reach 3.0 TB/s on an H100, as a copy does"),
+    "column sums of copy": ((0.55, 0.75, 0.90), "192 to 768 blocks of 256 threads, unequal on 132 multiprocessors"),
+    "memory latency, us": ((1.1, 0.8, 0.65), "under load; note 0018 counts with 1"),
+    "instructions per clock of a warp": ((0.35, 0.50, 0.70), "dependent float instructions of 4 clocks or more, two or three in flight"),
+    "issue of a mixed kernel": ((0.70, 0.85, 0.95), "instructions per scheduler and clock with many warps"),
+    "kernel gap, us": ((3.0, 1.8, 1.0), "start, first loads and last blocks between kernels of a graph; machine files have 3"),
+    "host part of a measured step, ms": ((0.5, 0.2, 0.05), "bench step launches a step on an idle GPU and waits for its end"),
+    "fused GELU gradient won": ((0.0, 0.4, 1.0), "share of its pass that a table of products removes; llm.c leaves it off"),
+    "fused bias gradient won": ((0.0, 0.4, 1.0), "the same; the library may refuse float sums"),
+    "torch: pointwise of copy": ((0.95, 0.85, 0.75), "for torch.compile; its slow end makes our ratio high"),
+    "not counted": ((0.08, 0.03, 0.0), "of the counted step: caches, last waves of small kernels, power of a mixed step"),
+    "start of a transfer, us": ((60, 20, 5), "emulated link: two events and a word from the host"),
+    "slow-down by waits": ((0.015, 0.005, 0.0), "of compute while a link is busy: events between streams"),
+    "slow-down by copies": ((0.06, 0.03, 0.0), "in addition: 1 GB out and in beside 20 GB, a third of the step is memory-bound"),
+    "slow-down by blocks": ((0.40, 0.20, 0.03), "in addition: 4 of 132 multiprocessors are 3 % if work spreads evenly; PyTorch issue 179937 reports 30 to 40 %"),
+}
+ASSUMED = SOURCED | JUDGED
+
+
+class Values(dict):
+    """Value of every assumption."""
+
+    def __init__(self, card, moved=None, end=1):
+        table = ASSUMED | RATES[card]
+        super().__init__({name: ends[end if name == moved else 1] for name, (ends, _) in table.items()})
+        self.clock = self["clock, GHz"] * 1e9
+        self.copy = self["copy, TB/s"] * 1e12
+        self.gap = self["kernel gap, us"] * 1e-6
+        self.issue = MULTIPROCESSORS * SCHEDULERS * self.clock  # warp instructions a second
+
+    def stream(self, size):
+        return size / (self.copy * self["streaming of copy"])
