@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,9 @@ TIMEOUT_FACTOR = 4
 # Tests that wait for ranks, launchers and limits leave a core idle: so many more tests than cores run at once, and so many
 # of them start several processes (is_parallel: false).
 MORE_THAN_CORES = 2
-SEVERAL_PROCESSES = 2
+SEVERAL_PROCESSES = 3
+# Programs under test wait for the disk at every fsync: their temporary files are in memory where so many bytes are free.
+MEMORY_FOLDER, MEMORY_BYTES = "/dev/shm", 4 << 30
 
 
 @dataclasses.dataclass
@@ -110,14 +113,36 @@ def cases_in(report, program):
     return cases, running, complete
 
 
+def temporary_folder():
+    """The folder for the files of tests, or None for the system's."""
+    try:
+        return MEMORY_FOLDER if shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES and os.access(MEMORY_FOLDER, os.W_OK) else None
+    except OSError:
+        return None
+
+
+def ended(process, limit):
+    """Waits for a process that ran for at most `limit` seconds; the CPU seconds of it and its children, or None."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        found, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if found:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return usage.ru_utime + usage.ru_stime
+        time.sleep(0.02)
+    return None
+
+
 def run(test, build, everything):
     program, command = test["name"], list(test["cmd"])
     catch = is_catch(command[0], build)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=temporary_folder()) as folder:
         report = os.path.join(folder, "report.xml")
         if catch:
             command += ["-r", "xml", "-d", "yes", "-o", report] + (["[.],~[.]"] if everything else [])
         environment = {**os.environ, **(test["env"] if isinstance(test["env"], dict) else {})}
+        if temporary_folder():
+            environment["TMPDIR"] = folder
         if everything:
             environment["SLIPSTREAM_TEST_ALL"] = "1"
         limit = max(TIMEOUT_S_MIN, TIMEOUT_FACTOR * (test["timeout"] or 0))
@@ -126,12 +151,13 @@ def run(test, build, everything):
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                        cwd=test["workdir"] or build, env=environment, start_new_session=True)
-            try:
-                code = process.wait(timeout=limit)
-                ended = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-            except subprocess.TimeoutExpired:
+            test["cpu_seconds"] = cpu_seconds = ended(process, limit)
+            if cpu_seconds is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                code, ended = process.wait(), f"had not ended after {limit} s"
+                code, end = process.wait(), f"had not ended after {limit} s"
+            else:
+                code = process.returncode
+                end = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
             output.seek(0)
             text = output.read().decode(errors="replace")
         seconds = time.monotonic() - started
@@ -142,7 +168,7 @@ def run(test, build, everything):
             if code == SKIP_EXIT_CODE or (code == 0 and reason is not None):
                 return [Case(program, "skipped", seconds, reason or tail or "no reason given")]
             if code != 0:
-                return [Case(program, "failed", seconds, f"{ended}\n{tail}")]
+                return [Case(program, "failed", seconds, f"{end}\n{tail}")]
             # A script that runs Catch2 programs prints the number of cases of each.
             count = sum(int(n) for n in re.findall(r"^All tests passed \(.* in (\d+) test cases?\)$", text, re.MULTILINE)) or 1
             return [Case(f"{program}{f' {i + 1} of {count}' if count > 1 else ''}", "passed", seconds / count) for i in range(count)]
@@ -151,7 +177,7 @@ def run(test, build, everything):
             return [Case(program, "skipped", seconds, tail or "no reason given")]
         if not complete or (code != 0 and not any(case.verdict == "failed" for case in cases)):
             where = f"{program}: {running or 'outside its cases'}"
-            cases.append(Case(where, "failed", 0, f"the program {ended}\n{tail}"))
+            cases.append(Case(where, "failed", 0, f"the program {end}\n{tail}"))
         elif not cases:
             cases.append(Case(program, "failed", seconds, "no test case ran"))
         return cases
@@ -175,7 +201,8 @@ def main():
     def take(test, found):
         cases.extend(found)
         bad = sum(case.verdict == "failed" for case in found)
-        print(f"{'FAILED' if bad else 'ok':6} {test['name']:32} {len(found):4} cases {sum(c.seconds for c in found):8.1f} s", flush=True)
+        print(f"{'FAILED' if bad else 'ok':6} {test['name']:32} {len(found):4} cases {sum(c.seconds for c in found):8.1f} s"
+              f" {test['cpu_seconds'] or 0:8.1f} CPU s", flush=True)
         for line in test["counted"]:
             print(f"       {line}", flush=True)
         for case in found:

@@ -95,14 +95,13 @@ TEST_CASE(
                            "/configs/machines/h100x8.toml"
                            " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full"
                            " --set device.kind=cpu";  // for GPUs three jobs would be compared
+  if (!test_everything()) {  // the sample plans the shipped run file on 512 ranks (cli_command_line)
+    std::printf("  COUNTED 0 of 2 schedules of 512 ranks; scripts/test.sh --all plans both\n");
+    return;
+  }
   for (const std::string& schedule : {std::string("1f1b --set pipeline.virtual_stages=1"),
                                       std::string("interleaved_1f1b --set pipeline.virtual_stages=2")}) {
-    // The sample plans interleaved stages with the shipped run file (cli_command_line).
     const bool in_chunks = contains(schedule, "interleaved");
-    if (in_chunks && !test_everything()) {
-      std::printf("  COUNTED 1 of 2 schedules of 512 ranks; scripts/test.sh --all plans the other one here\n");
-      continue;
-    }
     const Result result = shell(exe() + " " + plan + " --set pipeline.schedule=" + schedule, 240);
     INFO(result.text);
     CHECK(result.code == 0);

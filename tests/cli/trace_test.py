@@ -200,7 +200,7 @@ class TraceAgrees(unittest.TestCase):
         printed = collections.Counter()
         for line in lines:
             if line["step"] in steps:
-                for field in ("step_ms", "compute_ms", "comm_ms", "exposed_ms"):
+                for field in ("step_ms", "compute_ms", "comm_ms", "exposed_ms", "other_ms"):
                     printed[field] += line[field]
                 printed["bubble_ms"] += line.get("bubble_ms", 0)
                 printed["hidden_ms"] += line["hidden"] * line["comm_ms"]
@@ -212,12 +212,16 @@ class TraceAgrees(unittest.TestCase):
         report["exposed"] = (round(printed["exposed_ms"] / len(steps), 3), round(exposed_ms / len(steps), 3))
         report["waits"] = (round((printed["exposed_ms"] + printed["bubble_ms"]) / len(steps), 3),
                            round(sums["waits_ms"] / len(steps), 3))
+        report["other"] = round(printed["other_ms"] / len(steps), 3)
         print(bandwidth, report)
         for field in ("step_ms", "compute_ms", "comm_ms", "hidden_ms"):
             self.assertAlmostEqual(printed[field], sums[field], delta=0.01 * sums["step_ms"], msg=f"{field}: {report}")
         self.assertAlmostEqual(printed["exposed_ms"] + printed["bubble_ms"], sums["waits_ms"],
                                delta=0.01 * sums["step_ms"], msg=str(report))
-        self.assertAlmostEqual(printed["exposed_ms"], exposed_ms, delta=0.03 * sums["step_ms"], msg=str(report))
+        # A gap in which a host was late is the host's, also where a faster network would have made it shorter.
+        late_ms = printed["other_ms"]
+        self.assertLessEqual(printed["exposed_ms"] - exposed_ms, 0.03 * sums["step_ms"], msg=str(report))
+        self.assertLessEqual(exposed_ms - printed["exposed_ms"], late_ms + 0.03 * sums["step_ms"], msg=str(report))
 
     def test_a_link_of_400_mbit(self):
         self.compare("400Mbit/s")

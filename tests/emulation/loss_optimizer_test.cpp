@@ -13,6 +13,7 @@
 #include "tests/reference/elementwise.h"
 #include "tests/reference/loss.h"
 #include "tests/reference/optimizer.h"
+#include "tests/sample.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -89,12 +90,13 @@ TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become
                                                                                  {3, 1023, 1024},
                                                                                  {3, 1025, 1100},
                                                                                  {257, 9, 16},
-                                                                                 {2051, 2, 8},
+                                                                                 {1027, 2, 8},
                                                                                  {2, 2049, 2056},
                                                                                  {2, 4104, 4104},
                                                                                  {1, 50257, 50304},
                                                                                  {1, 50304, 50304},
                                                                                  {1, 50257, 50257}}) {
+      if (rows > 1000 && dtype == DType::bf16 && !test_everything()) continue;  // sums of losses are float in both
       CAPTURE(rows, vocab, stride, name_of(dtype));
       Doubles logits = Tensor(random_doubles(rows * stride, dtype, 1, 5.0), dtype).doubles();
       std::vector<int32_t> targets;

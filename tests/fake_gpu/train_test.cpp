@@ -139,7 +139,8 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
        "comm.emulate.form=copies",
        kFloat32},
       {"gpt2, a link that holds blocks, two ranks", 2,
-       " --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=blocks --set comm.emulate.blocks=2", kFloat32},
+       " --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=blocks --set comm.emulate.blocks=2", kFloat32,
+       false},
       {"llama, grouped heads, ZeRO-3, two ranks, delays", 2, llama + " --set zero.stage=3 --inject-delays 7", kFloat32},
       {"gpt2, naive, no clipping, no graph, a slow link, two ranks", 2,
        " --set overlap.grad_reduce=naive --set optimizer.grad_clip=0 --set device.graph=false --set "
@@ -206,7 +207,8 @@ TEST_CASE("a run takes the GPU memory that its memory table lists", "[cuda]") {
   Folder folder;
   small_run_file(folder);
   for (const char* sets : {"", " --set train.dtype=bfloat16 --set model.width=128"}) {
-    const Run run = train(folder, kFake, 1, "memory", " --set device.kind=cuda" + std::string(sets));
+    const Run run =
+        train(folder, kFake, 1, "memory", " --set device.kind=cuda --set train.steps=1" + std::string(sets));
     const double taken = bytes_after(run.result.text, "GPU:      "),
                  planned = bytes_after(run.result.text, "memory of a rank: "),
                  beside = bytes_after(run.result.text, "kernels' scratch ") +
@@ -281,7 +283,8 @@ TEST_CASE("recorded steps have the bits of steps that run as they are, and other
   Folder folder;
   small_run_file(folder);
   const std::string steps = " --set train.steps=10 --set device.kind=cuda";
-  for (const char* more : {" --set zero.stage=2", " --set parallel.pipeline=2"}) {
+  for (const std::string more : {" --set zero.stage=2", " --set parallel.pipeline=2"}) {
+    if (contains(more, "pipeline") && !test_everything()) continue;
     INFO(more);
     const Run recorded = train(folder, kFake, 2, "a", steps + more);
     CHECK(train(folder, kFake, 2, "b", steps + more + " --set device.graph=false").hash() == recorded.hash());
@@ -320,7 +323,7 @@ TEST_CASE("one process measures the overlap of several ranks on every form of a 
 TEST_CASE("products are timed once and kept in a file, and every run prints the table that it uses", "[cuda]") {
   Folder folder;
   const std::string run = run_file(folder), table = folder.path("algorithms.json");
-  const std::string more = " --set device.kind=cuda --set device.algorithms=" + table;
+  const std::string more = " --set device.kind=cuda --set train.steps=1 --set device.algorithms=" + table;
   const auto products = [&](const std::string& name) {
     return Json::parse(read(folder.path(name) + "/run.json")).at("products");
   };
@@ -375,12 +378,12 @@ TEST_CASE("NCCL's choices per channel and size are in run.json, and a table chan
   const auto channels = [&](const std::string& name) {
     return Json::parse(read(folder.path(name) + "/run.json")).at("channels").dump();
   };
-  const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda");
+  const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda --set train.steps=2");
   CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
   CHECK(contains(channels("own"), "\"registered\": \"yes\""));
   // Memory for all ranks or for none: run.json is of the first, and the second one cannot get it.
-  const std::string alone =
-      kFake + " train " + folder.path("run.toml") + " --set device.kind=cuda --set output.dir=" + folder.path("alone");
+  const std::string alone = kFake + " train " + folder.path("run.toml") +
+                            " --set device.kind=cuda --set train.steps=1 --set output.dir=" + folder.path("alone");
   CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
   CHECK(contains(channels("alone"), "no: NCCL needs all ranks to register"));
   CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
@@ -388,9 +391,9 @@ TEST_CASE("NCCL's choices per channel and size are in run.json, and a table chan
   const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
   check_refused(shell(mpirun() + "-np 2 " + without + " train " + folder.path("run.toml") + " --set device.kind=cuda"),
                 7, {"[memory] parameters needs ", "but NCCL cannot allocate it", "NCCL_CUMEM_ENABLE=0"});
-  train(folder, without, 1, "one", " --set device.kind=cuda");
-  const Run tabled =
-      train(folder, kFake, 2, "tabled", " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json"));
+  train(folder, without, 1, "one", " --set device.kind=cuda --set train.steps=1");
+  const Run tabled = train(folder, kFake, 2, "tabled",
+                           " --set device.kind=cuda --set train.steps=2 --set comm.nccl=" + folder.path("nccl.json"));
   CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));
   CHECK(tabled.hash() == own.hash());  // the fake adds in one order, whatever the choice
   folder.write("nccl.json", "{\"channels\": {\"*\": {\"ctas\": 2}}}");
