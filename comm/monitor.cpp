@@ -30,7 +30,7 @@ constexpr int kLooksPerSign = 4;
 constexpr int64_t kLongestLookNs = 2'000'000'000;
 // A rank that does not answer within this time is silent. With a look before it, an alarm ends the run within 5 s.
 constexpr int64_t kAnswerNs = 2'500'000'000;
-constexpr int64_t kVerdictNs = 3'000'000'000;
+constexpr int64_t kVerdictNs = kVerdictMs * 1'000'000;
 
 // Kinds of messages.
 constexpr char kSign = 's';      // to rank 0: a record, every two seconds

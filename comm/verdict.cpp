@@ -249,12 +249,13 @@ Verdict follow(const std::map<std::string, Group>& groups, const Group& start,
   }
 }
 
-/// The records without those of ranks that another record lists as silent and that were written after it: launchers
-/// continue a stopped process before they end it, and it answers then.
+/// The records without late answers: launchers continue a stopped process before they end it, and it answers then.
 std::vector<FlightRecord> in_time(const std::vector<FlightRecord>& records) {
   std::vector<FlightRecord> kept;
   for (const FlightRecord& record : records)
     if (std::none_of(records.begin(), records.end(), [&](const FlightRecord& other) {
+          if (record.rank == 0 && !other.alarm.empty() && other.written_ms + kVerdictMs < record.written_ms)
+            return true;
           return other.written_ms < record.written_ms &&
                  std::any_of(other.last_heard.begin(), other.last_heard.end(),
                              [&](const FlightRecord& heard) { return heard.rank == record.rank; });

@@ -9,6 +9,9 @@
 
 namespace slipstream::comm {
 
+/// A rank with an alarm leaves when rank 0 has not judged within this time.
+constexpr int64_t kVerdictMs = 3000;
+
 struct Verdict {
   enum class Kind {
     ended,       // the process of a rank is gone
@@ -26,7 +29,7 @@ struct Verdict {
 
 /// Pure. The verdict on the records of one run, at most one per rank and at least one. A rank without a record did not
 /// answer, or lost rank 0: `last_heard` of rank 0 then describes it. A record that was written after a record that has
-/// its rank in `last_heard` is a late answer and not used.
+/// its rank in `last_heard`, or that of rank 0 more than kVerdictMs after an alarm, is a late answer and not used.
 Verdict judge(const std::vector<FlightRecord>& records);
 
 /// Pure. One line per rank: its phase, and the work that it has waited in longest.

@@ -52,7 +52,7 @@ size_t append_printable(std::string& out, std::string_view text, size_t limit_by
 
 std::string shown(std::string_view text) {
   std::string out = "\"";
-  const size_t bytes = append_printable(out, text, 80);
+  const size_t bytes = append_printable(out, text, 255);
   out += '"';
   if (bytes < text.size()) out += fmt::format("... ({} bytes)", text.size());
   return out;

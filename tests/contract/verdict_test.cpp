@@ -85,8 +85,11 @@ TEST_CASE("verdict: a rank without a record is silent, whatever the others wait 
               {"rank 2 on host n2 (process 102) does not answer", "its last message came 12 s ago, from step 7"});
   // Its process was continued before the launcher ended it.
   records.push_back(record(2, 4, {in_reduce()}));
-  records[0].written_ms = 5000, records.back().written_ms = 5400;
+  records[0].written_ms = 5000, records[1].written_ms = 2100, records.back().written_ms = 5400;
   check_names(comm::judge(records), Verdict::Kind::silent, {2}, {"does not answer", "12 s ago"});
+  records[1].written_ms = 1900;  // and so was that of rank 0: rank 1 had waited for its verdict
+  check_names(comm::judge(records), Verdict::Kind::silent, {0}, {"rank 0 does not answer"});
+  records[1].written_ms = 2100;
   records.back().written_ms = 4000;  // it answered
   CHECK(comm::judge(records).kind == Verdict::Kind::behind);
   records.pop_back();
