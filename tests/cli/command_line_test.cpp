@@ -169,8 +169,12 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
     std::string ranks, flag, machine;
     words >> ranks >> flag >> machine;
     CHECK(flag == "--machine");
-    const Result plan =
-        shell(exe() + " plan " + path + " --ranks " + ranks + " --machine " + source_dir() + "/" + machine + data, 240);
+    // For GPUs three jobs of 512 ranks would be compared.
+    const std::string one_job =
+        contains(path, "llama_70b") && !test_everything() ? " --set device.kind=cpu" : std::string();
+    const Result plan = shell(
+        exe() + " plan " + path + " --ranks " + ranks + " --machine " + source_dir() + "/" + machine + data + one_job,
+        240);
     INFO(plan.text);
     CHECK(plan.code == 0);
     CHECK(plan.text.rfind("machine: ", 0) == 0);  // the first line names it

@@ -73,7 +73,7 @@ TEST_CASE("the memory of a rank grows by the planned bytes within 2 % in every Z
   Folder folder;
   const std::string run = run_file(folder);
   for (int stage : {1, 2, 3}) {
-    if (stage == 2 && !test_everything()) continue;
+    if (stage != 3 && !test_everything()) continue;
     double small_resident = 0, small_planned = 0;
     // Equally wide: both include the memory of libraries and of the pieces of saved tensors.
     for (const char* layers : {"2", "10"}) {

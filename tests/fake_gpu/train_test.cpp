@@ -114,14 +114,14 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
   const Row rows[] = {
       {"gpt2, two micro-batches", 1, "", kFloat32},
       {"gpt2, bfloat16", 1, " --set train.dtype=bfloat16", kBfloat16, false},
-      {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", kBfloat16Wire},
+      {"gpt2, bfloat16 on the wire, two ranks", 2, " --set comm.grad_dtype=bfloat16", kBfloat16Wire, false},
       {"gpt2, ZeRO-2, two ranks", 2, " --set zero.stage=2", kFloat32, false},
       {"gpt2, ZeRO-1, two copies of the weights, no clipping, two ranks, hazards checked", 2,
        " --set zero.stage=1 --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --check-hazards", kFloat32},
       {"gpt2, a sequence on two ranks", 2, " --set parallel.context=2", kFloat32, false},
       {"llama, bfloat16, a sequence on two ranks, ZeRO-1", 2,
        llama + " --set train.dtype=bfloat16 --set parallel.context=2 --set zero.stage=1", kBfloat16},
-      {"gpt2, two stages, a tied table", 2, " --set parallel.pipeline=2", kFloat32},
+      {"gpt2, two stages, a tied table", 2, " --set parallel.pipeline=2", kFloat32, false},
       {"llama, two stages, a split backward, delays, hazards checked", 2,
        llama + " --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --inject-delays 5 --check-hazards", kFloat32},
       {"gpt2, two stages of two chunks", 2,
@@ -235,9 +235,9 @@ TEST_CASE("a run on the cuda device repeats its bits, with and without delays", 
     CHECK(other.all("grad_norm") == first.all("grad_norm"));
   };
   same("");
-  same(" --set device.graph=false");
   same(" --inject-delays 5");
-  same(" --check-hazards");  // every launch of the cuda device, none replayed
+  if (test_everything()) same(" --set device.graph=false");
+  if (test_everything()) same(" --check-hazards");  // every launch of the cuda device, none replayed
   // A model trained on one device continues text on the other.
   const std::string generate = " generate " + folder.path("a") + " --prompt the --tokens 12 --temperature 0 --device ";
   const Result on_gpu = shell(kFake + generate + "cuda");
