@@ -4,6 +4,7 @@
 
 #include "tests/equivalence/snapshots.h"
 #include "tests/equivalence/table.h"
+#include "tests/sample.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -15,6 +16,7 @@ TEST_CASE("snapshots between replayed steps equal the state at rest and change n
   for (bool twice : {false, true})
     for (bool spine : {false, true})
       for (uint64_t seed : {0, 1}) {
+        if (!test_everything() && twice == spine) continue;
         CAPTURE(twice, spine, seed);
         Layout row{.name = "one rank on a GPU",
                    .model = smallest(Family::gpt2),

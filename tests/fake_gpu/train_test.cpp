@@ -137,7 +137,7 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, two copies of the weights, a link that copies, two ranks", 2,
        " --set optimizer.double_buffer=true --set optimizer.grad_clip=0 --set comm.emulate.bandwidth=1Gbit/s --set "
        "comm.emulate.form=copies",
-       kFloat32},
+       kFloat32, false},
       {"gpt2, a link that holds blocks, two ranks", 2,
        " --set comm.emulate.bandwidth=1Gbit/s --set comm.emulate.form=blocks --set comm.emulate.blocks=2", kFloat32,
        false},
