@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole program on the cuda device, without a GPU: the same run files on the CPU and on fake GPUs train the same
-// model, and every failure of a GPU is one error.
-//
-// Only commands of a stream can access the fake's device memory: a host that reads a loss, a weight or a batch directly
-// faults here, as it would on a GPU.
+// The whole program without a GPU: the same run files on the CPU and on fake GPUs train the same model, and every
+// failure of a GPU is one error. A host that reads the fake's device memory directly faults here, as on a GPU.
 
 #include <fmt/core.h>
 
@@ -23,10 +20,9 @@ const std::string& kFake = fake_gpu_program();
 /// Emulated kernels take most of the time: half the tokens of the runs on a CPU.
 std::string small_run_file(const Folder& folder) {
   std::string run = read(run_file(folder));
-  const std::string tokens = "context = 16\n";
-  REQUIRE(contains(run, tokens));
-  run.replace(run.find(tokens), tokens.size(), "context = 8\n");
-  return folder.write("run.toml", run);
+  const size_t tokens = run.find("context = 16\n");
+  REQUIRE(tokens != std::string::npos);
+  return folder.write("run.toml", run.replace(tokens, 12, "context = 8"));
 }
 
 struct Run {
