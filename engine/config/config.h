@@ -129,6 +129,7 @@ struct Comm {
   int64_t timeout_seconds = 600;
   int64_t start_timeout_seconds = 1800;
   int64_t save_timeout_seconds = 1800;
+  double straggler_threshold = 0.1;  // share of a step; 0: no report
   Emulate emulate;
   std::string nccl;  // path of a table; empty: NCCL's own choices
 };
@@ -147,6 +148,8 @@ struct Checkpoint {
   int64_t interval_minutes = 0;  // 0: no limit
   int64_t keep = 2;
   bool async = true;
+  int64_t bandwidth_bytes_per_second = 0;  // of one rank's writer; 0: no limit
+  int64_t peer_interval = 0;               // steps between snapshots in a peer's memory; 0: none
 };
 
 struct Trace {

@@ -236,6 +236,9 @@ std::vector<Field<R>> make_fields() {
       F::integer("comm.save_timeout_seconds", at(&R::comm, &Comm::save_timeout_seconds), {1, 1'000'000'000},
                  "Time limit of one wait for other ranks while weights are hashed or saved, in seconds, as "
                  "comm.timeout_seconds. Rank 0 writes while the others wait: 1800 s suffice for 360 GB at 200 MB/s."),
+      F::real("comm.straggler_threshold", at(&R::comm, &Comm::straggler_threshold), {0, 1},
+              "Share of a step by which a rank must be late, beyond the waits that the plan foresees, to be named as a "
+              "straggler. 0: no report."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
               "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
               "(docs/how-to/gpu.md). Other values: a table of cards, else NCCL."),
@@ -280,6 +283,11 @@ std::vector<Field<R>> make_fields() {
       F::boolean("checkpoint.async", at(&R::checkpoint, &Checkpoint::async),
                  "Copy the state to host memory beside the next step, and write it while training continues. false: "
                  "training waits."),
+      F::quantity("checkpoint.bandwidth", at(&R::checkpoint, &Checkpoint::bandwidth_bytes_per_second),
+                  detail::optional_rate_quantity(), {1, int64_t{1} << 50},
+                  "Highest rate at which one rank writes a checkpoint beside training. Empty: no limit."),
+      F::integer("checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
+                 "Steps between snapshots of each rank's state in the host memory of another node. 0: none."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),
