@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks DIR/lock and writes its owner into it: "HOST PID START".
+// Locks DIR/lock and writes its owner into it: "HOST PROCESS START SIGHT JOB STARTS".
 
 #include "runtime/folder_lock.h"
 
@@ -9,14 +9,21 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 
 #include "engine/base/check.h"
+#include "engine/base/fail_point.h"
 
 namespace slipstream::runtime {
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string host_name() {
   char name[256] = {};
@@ -33,14 +40,60 @@ std::string utc_now() {
 
 struct LockOwner {
   std::string host, process, start;
+  std::string sight;   // equal: one process sees the other in /proc; "-" if it is unknown
+  std::string job;     // of Slurm; "-" outside
+  int64_t starts = 0;  // of the job, before this one
 };
 
+/// The value of a variable of the environment if it is one word, else `otherwise`.
+std::string word_of(const char* variable, const std::string& otherwise) {
+  const char* const value = std::getenv(variable);
+  const std::string_view word = value == nullptr ? "" : value;
+  return word.empty() || word.find_first_of(" \t\r\n") != std::string_view::npos ? otherwise : std::string(word);
+}
+
+LockOwner this_job() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot, processes;
+  struct stat info {};
+  if (file >> boot && ::stat("/proc/self/ns/pid", &info) == 0) processes = fmt::format("{}", info.st_ino);
+  LockOwner owner{.host = host_name(),
+                  .process = fmt::format("{}", ::getpid()),
+                  .start = utc_now(),
+                  .sight = processes.empty() ? "-" : boot + ":" + processes,
+                  .job = word_of("SLURM_JOB_ID", "-")};
+  if (owner.job != "-") owner.job = word_of("SLURM_CLUSTER_NAME", "slurm") + ":" + owner.job;
+  const std::string starts = word_of("SLURM_RESTART_COUNT", "0");
+  std::from_chars(starts.data(), starts.data() + starts.size(), owner.starts);
+  return owner;
+}
+
 LockOwner owner_in(int file) {
-  char text[512] = {};
+  char text[1024] = {};
   LockOwner owner;
   if (::pread(file, text, sizeof text - 1, 0) > 0)
-    std::istringstream(text) >> owner.host >> owner.process >> owner.start;
+    std::istringstream(text) >> owner.host >> owner.process >> owner.start >> owner.sight >> owner.job >> owner.starts;
   return owner;
+}
+
+/// Is it certain that the owner, whose lock is not seen, has ended? `has_locks`: the file system would show one.
+bool has_ended(const LockOwner& owner, const LockOwner& self, bool has_locks) {
+  if (owner.host.empty()) return true;  // a file that no job has finished
+  if (self.job != "-" && owner.job == self.job && owner.starts < self.starts) return true;
+  if (owner.host != self.host) return false;
+  if (has_locks) return true;
+  return self.sight != "-" && owner.sight == self.sight && !fs::exists("/proc/" + owner.process);
+}
+
+/// Tries to take the lock of an open file. `supported` becomes false on file systems without locks, some network file
+/// systems among them.
+bool take(int file, bool& supported) {
+  if (fails_at("lock.unsupported"))
+    errno = ENOSYS;
+  else if (::flock(file, LOCK_EX | LOCK_NB) == 0)
+    return true;
+  supported = errno == EWOULDBLOCK;
+  return false;
 }
 
 /// Does the path still name this open file? Its former owner deletes it at its end.
@@ -53,17 +106,16 @@ bool names(const std::string& path, int file) {
 }  // namespace
 
 FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir + "/lock") {
+  const LockOwner self = this_job();
   while (true) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file_ < 0)
       throw ResourceError("[disk] {} cannot be written: {}. Set {} to a writable folder.", path_, std::strerror(errno),
                           key);
-    const bool locked = ::flock(file_, LOCK_EX | LOCK_NB) == 0;
-    const bool lives = !locked && errno == EWOULDBLOCK;
+    bool supported = true;
+    const bool locked = take(file_, supported), lives = !locked && supported;
     const LockOwner owner = owner_in(file_);
-    // Some network file systems have no locks; there, only a folder without an owner is free.
-    const bool unknown = !owner.host.empty() && (!locked || owner.host != host_name());
-    if (lives || unknown) {
+    if (lives || !has_ended(owner, self, supported)) {
       ::close(file_);
       throw CheckpointError("[disk] {} is in use by {}. Wait for its end, or set {} to another folder.{}", dir,
                             owner.host.empty() ? "another job"
@@ -74,7 +126,8 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
     if (names(path_, file_)) break;
     ::close(file_);
   }
-  const std::string owner = fmt::format("{} {} {}\n", host_name(), ::getpid(), utc_now());
+  const std::string owner =
+      fmt::format("{} {} {} {} {} {}\n", self.host, self.process, self.start, self.sight, self.job, self.starts);
   if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, owner.data(), owner.size(), 0) != std::ssize(owner)) {
     const int error = errno;
     ::close(file_);
@@ -83,8 +136,13 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   }
 }
 
+bool FolderLock::has_moved() const { return !names(path_, file_); }
+
 FolderLock::~FolderLock() {
-  ::unlink(path_.c_str());  // before the lock ends: a file that is opened later is a new one
+  // Before the lock ends: a file that is opened later is a new one.
+  std::error_code error;
+  if (const fs::path now = fs::read_symlink(fmt::format("/proc/self/fd/{}", file_), error); !error && names(now, file_))
+    ::unlink(now.c_str());
   ::close(file_);
 }
 

@@ -132,15 +132,24 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   if (!inside) require_folder(folders.checkpoints, "checkpoint.dir");
   require_folder(dir_, "output.dir");
   output_lock_.emplace(dir_, "output.dir");
-  if (!inside) checkpoints_lock_.emplace(folders.checkpoints, "checkpoint.dir");
+  lock_checkpoints(folders.checkpoints);
   require_space(inside ? dir_ : folders.checkpoints, folders);
   if (folders.resumed_step)
     keep_metrics_until(path("metrics.jsonl"), *folders.resumed_step);
   else
     move_older(folders);
   require_folder(folders.checkpoints, "checkpoint.dir");
+  if (!checkpoints_lock_ || checkpoints_lock_->has_moved()) lock_checkpoints(folders.checkpoints);
   require_folder(path("trace"), "output.dir");
   open_metrics();
+}
+
+void RunDir::lock_checkpoints(const std::string& folder) {
+  checkpoints_lock_.reset();
+  // Runs with other output folders may use the same checkpoint.dir, also one inside this output folder.
+  std::error_code error;
+  if (fs::is_directory(folder, error) && !fs::equivalent(folder, dir_, error))
+    checkpoints_lock_.emplace(folder, "checkpoint.dir");
 }
 
 void RunDir::open_metrics() {
@@ -167,7 +176,7 @@ void RunDir::move_older(const RunFolders& folders) const {
   for (const std::string& from : older) {
     const std::string old = free_name(from);
     move(from, old);
-    log_info("{} existed; it is now {}", from, old);
+    log_info("{} existed; it is now {}. Remove it when you no longer need it.", from, old);
   }
 }
 

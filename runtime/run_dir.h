@@ -45,6 +45,7 @@ class RunDir {
 
  private:
   void move_older(const RunFolders& folders) const;
+  void lock_checkpoints(const std::string& folder);
   void open_metrics();
 
   std::string dir_;

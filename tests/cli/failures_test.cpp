@@ -386,6 +386,75 @@ TEST_CASE("a second job in a folder is refused, and a folder whose job was kille
   check_refused(call(train), 4, {"process 12 on host elsewhere, started at 2026-01-01", "delete " + dir + "/lock"});
 }
 
+TEST_CASE("jobs with different output folders do not share a checkpoint folder", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder), inside = folder.path("run") + "/checkpoints", link = folder.path("link");
+  REQUIRE(call("train " + run + " --set train.steps=1").code == 0);
+  fs::create_directory_symlink(inside, link);
+  // The folder inside an output folder without a job is in use, too; it must not move with an older run.
+  for (const auto& [first, second] :
+       {std::pair<std::string, std::string>{"", " --set output.dir=" + folder.path("other") + " --set checkpoint.dir="},
+        {" --set output.dir=" + folder.path("other") + " --set checkpoint.dir=" + inside, ""}}) {
+    fs::remove_all(folder.path("other"));
+    const std::string started = (first.empty() ? folder.path("run") : folder.path("other")) + "/run.json";
+    fs::remove(started);
+    std::jthread job(
+        [&, more = first] { call("train " + run + more + " --set train.steps=1000000 --set train.log_interval=1"); });
+    for (int tries = 0; tries < 300 && !fs::exists(started); ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (const std::string& way :
+         second.empty() ? std::vector<std::string>{""} : std::vector<std::string>{inside, link})
+      check_refused(call("train " + run + second + way), 4,
+                    {" is in use by process ", "set checkpoint.dir to another"});
+    for (const pid_t process : ranks_running(run)) kill(process, SIGKILL);
+    job.join();
+  }
+  CHECK(fs::exists(inside + "/lock"));
+  for (int time = 0; time < 2; ++time) CHECK(call("train " + run).code == 0);
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder.path("")))
+    CHECK((entry.path().filename() != "lock" || contains(entry.path().string(), "/other/")));
+  CHECK(call("train " + run + " --set checkpoint.dir=" + folder.path("run")).code == 0);  // one folder, one lock
+}
+
+TEST_CASE("a lock whose owner cannot be seen is taken over only if the owner has ended for certain", "[cli]") {
+  Folder folder;
+  const std::string train = "train " + run_file(folder) + " --set train.steps=1", lock = folder.path("run") + "/lock";
+  REQUIRE(call(train).code == 0);
+  const auto left_by = [&](const std::string& owner) { folder.write("run/lock", owner + "\n"); };
+  const auto refused = [&](const std::string& environment) {
+    check_refused(shell(environment + exe() + " " + train), 4, {"in use by process 12 on host ", "delete " + lock});
+    CHECK(fs::exists(lock));
+  };
+  const std::string elsewhere = "elsewhere 12 2026-01-01T00:00:00Z boot:1 ";
+  // Slurm counts the starts of a job, and ends one before the next.
+  left_by(elsewhere + "east:77 1");
+  for (const char* other : {"", "SLURM_JOB_ID=77 SLURM_CLUSTER_NAME=east SLURM_RESTART_COUNT=1 ",
+                            "SLURM_JOB_ID=77 SLURM_CLUSTER_NAME=west SLURM_RESTART_COUNT=2 ",
+                            "SLURM_JOB_ID=78 SLURM_CLUSTER_NAME=east SLURM_RESTART_COUNT=2 "})
+    refused(other);
+  CHECK(shell("SLURM_JOB_ID=77 SLURM_CLUSTER_NAME=east SLURM_RESTART_COUNT=2 " + exe() + " " + train).code == 0);
+  CHECK(!fs::exists(lock));
+  left_by(elsewhere + "- 0");
+  refused("");
+  // Without locks of the file system, a process of this host that is gone has ended; another boot's may be elsewhere.
+  const std::string no_locks = "SLIPSTREAM_FAIL_POINT=lock.unsupported ";
+  char host[256] = {};
+  REQUIRE(gethostname(host, sizeof host - 1) == 0);
+  std::string boot = read("/proc/sys/kernel/random/boot_id");
+  boot.pop_back();
+  const std::string processes = shell("stat -Lc %i /proc/self/ns/pid").text;
+  const auto of_this_host = [&](const std::string& process, const std::string& sight) {
+    left_by(std::string(host) + " " + process + " 2026-01-01T00:00:00Z " + sight + " - 0");
+  };
+  const std::string here = boot + ":" + processes.substr(0, processes.size() - 1);
+  of_this_host(std::to_string(getpid()), here);
+  check_refused(shell(no_locks + exe() + " " + train), 4, {"in use by process ", "delete " + lock});
+  of_this_host("12", "another:1");
+  refused(no_locks);
+  of_this_host("4194305", here);  // above the highest process id of Linux
+  CHECK(shell(no_locks + exe() + " " + train).code == 0);
+}
+
 TEST_CASE("too little space for the final weights is refused before the first step", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder), disk = folder.path("disk");
