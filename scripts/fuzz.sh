@@ -6,15 +6,19 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 targets=(safetensors manifest flight toml shards)
 usage() {
-  echo "usage: scripts/fuzz.sh [--seconds N] [TARGET...]"
-  echo "  Runs each target (${targets[*]}; default: all) for N seconds (default 60) from tests/fuzz/corpus/TARGET. Builds"
-  echo "  and grown corpora are in build-fuzz/. An input that breaks a reader is written to build-fuzz/TARGET-*; exit code 1."
+  echo "usage: scripts/fuzz.sh [--seconds N] [--keep] [TARGET...]"
+  echo "  Runs each target (${targets[*]}; default: all) for N seconds (default 60) from tests/fuzz/corpus/TARGET and"
+  echo "  tests/fuzz/grown/TARGET.tar.gz. Builds and grown corpora are in build-fuzz/. An input that breaks a reader is"
+  echo "  written to build-fuzz/TARGET-*; exit code 1."
+  echo "  --keep  stores the fewest grown inputs that reach the same edges in tests/fuzz/grown/."
 }
 seconds=60
+keeps=0
 chosen=()
 while (($#)); do
   case "$1" in
     --seconds) seconds=${2:?--seconds needs a number}; shift ;;
+    --keep) keeps=1 ;;
     -h | --help) usage; exit 0 ;;
     *) if [[ " ${targets[*]} " != *" $1 "* ]]; then usage >&2; exit 2; fi; chosen+=("$1") ;;
   esac
@@ -66,14 +70,30 @@ make -s -j"$(nproc)" -f "$makefile" all
 TMPDIR=$(mktemp -d -p "$([[ -w /dev/shm ]] && echo /dev/shm || echo /tmp)")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
+
+# Edges alone, without their counts, leave the fewest inputs.
+keep_grown() {
+  local target=$1 cover="$TMPDIR/cover" file
+  cp -r "tests/fuzz/corpus/$target" "$cover"
+  "$build/fuzz_$target" -set_cover_merge=1 -use_counters=0 -max_len=16384 "$cover" "$build/corpus/$target" 2>"$build/$target.merge.log"
+  for file in "tests/fuzz/corpus/$target"/*; do rm "$cover/${file##*/}"; done
+  mkdir -p tests/fuzz/grown
+  tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$cover" -c . | gzip -9n >"tests/fuzz/grown/$target.tar.gz"
+  echo "fuzz: $target: $(find "$cover" -type f | wc -l) grown inputs kept"
+  rm -r "$cover"
+}
+
 failed=0
 for target in "${chosen[@]}"; do
   mkdir -p "$build/corpus/$target"
+  grown="tests/fuzz/grown/$target.tar.gz"
+  [[ ! -f $grown ]] || tar -xzf "$grown" -C "$build/corpus/$target"
   # Every input has at most 16 KiB, 10 s and 64 MiB for one allocation.
   if "$build/fuzz_$target" -max_total_time="$seconds" -max_len=16384 -timeout=10 -malloc_limit_mb=64 -rss_limit_mb=1024 \
     -artifact_prefix="$build/$target-" -print_final_stats=1 "$build/corpus/$target" "tests/fuzz/corpus/$target" \
     >"$build/$target.log" 2>&1; then
     echo "fuzz: $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$target.log") inputs in $seconds s, no finding"
+    ((keeps == 0)) || keep_grown "$target"
   else
     failed=1
     tail -n 40 "$build/$target.log" >&2
