@@ -26,6 +26,13 @@ int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node) {
   return *std::max_element(hosts.begin(), hosts.end());
 }
 
+/// Of the largest rank.
+int64_t snapshot_bytes(const FinishedJob& finished) {
+  int64_t most_bytes = 0;
+  for (const auto& stage : finished.stages) most_bytes = std::max(most_bytes, stage->buffers.bytes(Owner::snapshot));
+  return most_bytes;
+}
+
 /// By how much a snapshot before step number 1 delays the start of the last step, on the stage with the most.
 std::optional<int64_t> rehearsed_delay_ns(const FinishedJob& finished, const comm::Price& price) {
   constexpr size_t kSteps = 5;  // the copies may delay gathers of the step after the next
@@ -51,17 +58,43 @@ std::string text_of(const CheckpointCosts& costs) {
                         format_bytes(costs.host_bytes));
   if (costs.added_ns)
     text += fmt::format("; copying it adds {:.1f} ms to a step", static_cast<double>(*costs.added_ns) / 1e6);
+  if (costs.write_seconds)
+    text += fmt::format("; writing it takes {:.1f} s at checkpoint.bandwidth", *costs.write_seconds);
   return text;
 }
 
-CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_node, const comm::Price& price) {
+CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_node, const comm::Price& price,
+                                 const Checkpoint& options) {
   CheckpointCosts costs{.disk_bytes = saved_bytes(finished.stages)};
   if (!finished.job->options.snapshots) return costs;
-  for (const auto& stage : finished.stages)
-    costs.rank_bytes = std::max(costs.rank_bytes, stage->buffers.bytes(Owner::snapshot));
+  costs.rank_bytes = snapshot_bytes(finished);
   costs.host_bytes = most_on_a_host(finished, std::max<int64_t>(1, ranks_per_node));
   costs.added_ns = rehearsed_delay_ns(finished, price);
+  costs.write_seconds = write_seconds(finished, options);
   return costs;
+}
+
+std::optional<double> write_seconds(const FinishedJob& finished, const Checkpoint& options) {
+  if (options.bandwidth_bytes_per_second == 0 || !finished.job->options.snapshots) return {};
+  return static_cast<double>(snapshot_bytes(finished)) / static_cast<double>(options.bandwidth_bytes_per_second);
+}
+
+std::string short_interval(const Checkpoint& options, std::optional<double> write_seconds, double step_seconds) {
+  if (!write_seconds) return {};
+  const auto sentence = [&](const std::string& interval) {
+    return fmt::format(
+        "writing a checkpoint takes {:.1f} s at checkpoint.bandwidth, longer than {}, so training waits for the rest "
+        "of each write. Raise the bandwidth or the interval",
+        *write_seconds, interval);
+  };
+  if (const int64_t minutes = options.interval_minutes;
+      minutes > 0 && *write_seconds > 60.0 * static_cast<double>(minutes))
+    return sentence(fmt::format("checkpoint.interval_minutes = {}", minutes));
+  const double seconds = step_seconds * static_cast<double>(options.interval);
+  if (seconds > 0 && *write_seconds > seconds)
+    return sentence(fmt::format("the {:.{}f} s of checkpoint.interval = {} steps", seconds, seconds < 10 ? 3 : 1,
+                                options.interval));
+  return {};
 }
 
 }  // namespace slipstream::planner

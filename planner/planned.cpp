@@ -90,7 +90,8 @@ void require_fits(const Planned& planned) {
 
 CheckpointCosts checkpoint_costs_of(const Planned& planned) {
   return checkpoint_costs(planned.finished, planned.machine.ranks_per_node,
-                          price_of(*planned.config, planned.machine, planned.finished.job->mesh));
+                          price_of(*planned.config, planned.machine, planned.finished.job->mesh),
+                          planned.config->checkpoint);
 }
 
 double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }

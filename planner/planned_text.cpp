@@ -200,6 +200,17 @@ void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
                      : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
 }
 
+void print_checkpoint(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Checkpoint& options = planned.config->checkpoint;
+  if (options.interval + options.interval_minutes == 0) return;
+  const CheckpointCosts costs = checkpoint_costs_of(planned);
+  print_result("checkpoint: {}\n", text_of(costs));
+  const double step_seconds =
+      rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e9 : 0;
+  if (const std::string problem = short_interval(options, costs.write_seconds, step_seconds); !problem.empty())
+    print_result("note:    {}\n", problem);
+}
+
 }  // namespace
 
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
@@ -256,8 +267,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     print_result("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
-  if (planned.config->checkpoint.interval + planned.config->checkpoint.interval_minutes > 0)
-    print_result("checkpoint: {}\n", text_of(checkpoint_costs_of(planned)));
+  print_checkpoint(planned, rehearsal);
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
     print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
                  format_bytes(wire.sent), format_bytes(wire.theory),

@@ -3,9 +3,6 @@
 
 #include "runtime/checkpoints.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <ctime>
 #include <functional>
@@ -68,14 +65,18 @@ Checkpoints::Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<c
     : world_(world), rank_(rank), stages_(std::move(stages)), options_(options), identity_(std::move(identity)) {}
 
 void Checkpoints::begin(int64_t resumed_step, int64_t skipped_batches) {
-  resumed_step_ = newest_step_ = resumed_step;
+  kept_.resumed = newest_step_ = resumed_step;
   skipped_batches_ = skipped_batches;
   world_.together([&] {
-    if (world_.rank() == 0) checkpoint::clean_leftovers(options_.dir);
+    if (world_.rank() > 0) return;
+    checkpoint::clean_leftovers(options_.dir);
+    for (const checkpoint::Found& found : checkpoint::find_checkpoints(options_.dir))
+      if (found.step > resumed_step) kept_.damaged.insert(found.step);
   });
 }
 
 Checkpoints::~Checkpoints() {
+  if (pace_) pace_->lift();
   if (writer_.joinable()) writer_.join();
 }
 
@@ -95,13 +96,14 @@ std::string Checkpoints::begin_async(int64_t step) {
   folder_ = begun[0].substr(1);
   in_flight_ = step;
   written_ = false;
+  pace_.emplace(options_.bandwidth_bytes_per_second);
   return {};
 }
 
-std::string Checkpoints::write(const ReadState& read) const {
+std::string Checkpoints::write(const ReadState& read, checkpoint::WriterPace* pace) const {
   return report_of([&] {
     return checkpoint::write_state_file(folder_, fmt::format("rank-{:04}.safetensors", world_.rank()),
-                                        boxes_to_save(rank_.job(), read));
+                                        boxes_to_save(rank_.job(), read), pace);
   });
 }
 
@@ -109,15 +111,21 @@ bool Checkpoints::is_writing() {
   if (in_flight_ == 0 || written_) return false;
   if (!writer_.joinable() && rank_.snapshot_done())
     writer_ = start_thread("writes checkpoints", [this] {
-      // Compute threads go first where cores are short.
-      ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
-      report_ = write(read_snapshot(rank_));
+      report_ = write(read_snapshot(rank_), &*pace_);
       written_ = true;
     });
   return true;
 }
 
+void Checkpoints::warn_of_wait(int64_t step) {
+  if (warned_of_wait_ || !is_writing()) return;
+  warned_of_wait_ = true;
+  log_warn("[checkpoint] step {} is due while step {} is still being written, so training waits. Raise the interval{}.",
+           step, in_flight_, options_.bandwidth_bytes_per_second > 0 ? " or checkpoint.bandwidth" : "");
+}
+
 std::string Checkpoints::finish(const checkpoint::NumericsHistory& numerics) {
+  pace_->lift();
   while (is_writing() && !writer_.joinable()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (writer_.joinable()) writer_.join();
   return commit(std::exchange(in_flight_, 0), numerics, report_);
@@ -125,7 +133,8 @@ std::string Checkpoints::finish(const checkpoint::NumericsHistory& numerics) {
 
 std::string Checkpoints::save(int64_t step, const checkpoint::NumericsHistory& numerics) {
   const std::string failure = begin_async(step);
-  return failure.empty() ? commit(std::exchange(in_flight_, 0), numerics, write(read_at_rest(rank_))) : failure;
+  return failure.empty() ? commit(std::exchange(in_flight_, 0), numerics, write(read_at_rest(rank_), nullptr))
+                         : failure;
 }
 
 std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report) {
@@ -173,8 +182,9 @@ std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory&
   failure = world_.all_gather(failure, "a save")[0];
   if (!failure.empty()) return failure;
   newest_step_ = step;
+  kept_.damaged.erase(step);
   if (world_.rank() == 0)
-    for (const std::string& sentence : checkpoint::remove_old(options_.dir, options_.keep, resumed_step_))
+    for (const std::string& sentence : checkpoint::remove_old(options_.dir, options_.keep, kept_))
       log_warn("[checkpoint] {}. Remove it by hand.", sentence);
   return {};
 }

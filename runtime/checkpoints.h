@@ -5,12 +5,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "engine/checkpoint/manifest.h"
+#include "engine/checkpoint/store.h"
+#include "engine/checkpoint/writer_pace.h"
 #include "engine/config/resolve.h"
 #include "engine/plan/job.h"
 #include "runtime/rank.h"
@@ -36,8 +39,9 @@ class Checkpoints {
 
   ~Checkpoints();
 
-  /// Blocks. Collective. Removes what interrupted saves left. `resumed_step`: its checkpoint is never removed; 0: none.
-  /// Manifests have `skipped_batches`.
+  /// Blocks. Collective. Removes what interrupted saves left. `resumed_step`: its checkpoint is never removed, and
+  /// newer ones, which were skipped as damaged, do not count among those to keep; 0: none. Manifests have
+  /// `skipped_batches`.
   void begin(int64_t resumed_step, int64_t skipped_batches);
   /// Blocks. Collective. Saves the state after `step`, at rest, and removes old checkpoints. Returns the reason of a
   /// failure, the same on all ranks; empty: saved. A checkpoint that was there before is unchanged by a failure.
@@ -52,14 +56,16 @@ class Checkpoints {
   int64_t in_flight() const { return in_flight_; }
   /// Does not wait. Starts this rank's writer when the snapshot is done. True while its file is not written.
   bool is_writing();
-  /// Blocks. Collective. Waits for the writers of all ranks, then ends as save() does.
+  /// Warns, once in a run, if this rank's writer has not ended although the checkpoint of `step` is due.
+  void warn_of_wait(int64_t step);
+  /// Blocks. Collective. Waits for the writers of all ranks, without their limits, then ends as save() does.
   std::string finish(const checkpoint::NumericsHistory& numerics);
 
   /// The step of the newest checkpoint, 0 without one.
   int64_t newest_step() const { return newest_step_; }
 
  private:
-  std::string write(const ReadState& read) const;
+  std::string write(const ReadState& read, checkpoint::WriterPace* pace) const;
   std::string commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report);
 
   World& world_;
@@ -67,10 +73,13 @@ class Checkpoints {
   std::vector<std::shared_ptr<const Job>> stages_;
   Checkpoint options_;
   RunIdentity identity_;
-  int64_t resumed_step_ = 0, skipped_batches_ = 0, newest_step_ = 0, in_flight_ = 0;
-  std::string folder_;  // of the save in flight
+  checkpoint::KeptSteps kept_;
+  int64_t skipped_batches_ = 0, newest_step_ = 0, in_flight_ = 0;
+  std::string folder_;                          // of the save in flight
+  std::optional<checkpoint::WriterPace> pace_;  // of the writer
   std::thread writer_;
   std::atomic<bool> written_ = false;
+  bool warned_of_wait_ = false;
   std::string report_;  // of this rank's part; set by the writer before written_
 };
 

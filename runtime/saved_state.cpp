@@ -62,8 +62,10 @@ std::vector<std::string> arrays_of(const ParameterGroup& group) {
   return names;
 }
 
+std::string residual_name(int rank, size_t bucket) { return fmt::format("rank{:04}.bucket{:04}", rank, bucket); }
+
 checkpoint::Box box_of_residual(const Job& job, size_t bucket, const SavedArray& array) {
-  return {.tensor = fmt::format("rank{:04}.bucket{:04}", job.options.rank, bucket),
+  return {.tensor = residual_name(job.options.rank, bucket),
           .array = array.name,
           .row = 0,
           .column = 0,
@@ -103,13 +105,6 @@ std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stag
   return data::xxh3_128_hex(text.data(), std::ssize(text));
 }
 
-bool has_residuals(const Job& job) {
-  for (size_t b = 0; b < job.storage.size(); ++b)
-    for (const SavedArray& array : saved_arrays(job, b))
-      if (array.is_residual) return true;
-  return false;
-}
-
 ReadState read_at_rest(Rank& rank) {
   return [&rank](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
     rank.read_state(bucket, array, begin, out);
@@ -134,18 +129,19 @@ std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState
       if (arrays[array].is_residual) {
         if (range.elems > 0)
           boxes.push_back({.box = box_of_residual(job, b, arrays[array]),
-                           .read = [read, b, array](std::span<float> out) { read(b, array, 0, out); }});
+                           .read = [read, b, array](int64_t at, std::span<float> out) { read(b, array, at, out); }});
         continue;
       }
       for (const TensorRange& part : tensors_in(job, range.begin_elems, range.elems)) {
         if (!is_saved(job, job.model.parameters[part.parameter])) continue;
         for_boxes(job, part, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
-          boxes.push_back(
-              {.box = box_of(named, box, names[array]),
-               .read = [read, b, array, at = begin - range.begin_elems, name = named.name](std::span<float> out) {
-                 read(b, array, at, out);
-                 if (array == 0 && !all_finite(out)) throw NumericsError("{} has weights that are not finite", name);
-               }});
+          boxes.push_back({.box = box_of(named, box, names[array]),
+                           .read = [read, b, array, first = begin - range.begin_elems, name = named.name](
+                                       int64_t at, std::span<float> out) {
+                             read(b, array, first + at, out);
+                             if (array == 0 && !all_finite(out))
+                               throw NumericsError("{} has weights that are not finite", name);
+                           }});
         });
       }
     }
@@ -153,7 +149,7 @@ std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState
   return boxes;
 }
 
-void restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout) {
+bool restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout) {
   const Job& job = rank.job();
   std::vector<float> values;
   const auto load = [&](const checkpoint::Box& box) -> std::span<const float> {
@@ -179,12 +175,16 @@ void restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_la
                            load(box_of(named, box, arrays[array])));
       });
   }
-  if (!same_layout) return;
-  for (size_t b = 0; b < job.storage.size(); ++b)
-    for (const SavedArray& array : saved_arrays(job, b))
-      if (array.is_residual && array.range.elems > 0)
-        rank.write_state(array.from, array.range.begin_elems, array.range.begin_elems,
-                         load(box_of_residual(job, b, array)));
+  bool restored = false;
+  for (size_t b = 0; b < job.storage.size() && same_layout; ++b)
+    for (const SavedArray& array : saved_arrays(job, b)) {
+      if (!array.is_residual || array.range.elems == 0) continue;
+      const checkpoint::Box box = box_of_residual(job, b, array);
+      if (!from.has(box.tensor, box.array)) continue;  // that run had no error feedback
+      rank.write_state(array.from, array.range.begin_elems, array.range.begin_elems, load(box));
+      restored = true;
+    }
+  return restored || !from.has(residual_name(0, 0), "gradients.residual");
 }
 
 }  // namespace slipstream::runtime

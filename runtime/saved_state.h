@@ -32,11 +32,10 @@ ReadState read_snapshot(const Rank& rank);
 /// weight that is not finite throws NumericsError.
 std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState& read);
 
-/// Blocks. Sets weights and states of this rank; reads its own bytes only. `same_layout`: residuals as well.
+/// Blocks. Sets weights and states of this rank; reads its own bytes only. Residuals return to the ranks and buckets
+/// that they come from (`same_layout`). Another layout drops them, as DeepSpeed's 1-bit optimizers do: they are the
+/// rounding errors of one step. Returns false if it drops some.
 /// Throws: CheckpointError.
-void restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout);
-
-/// True if the job holds back parts of gradients, which only the same layout can restore. Pure.
-bool has_residuals(const Job& job);
+bool restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout);
 
 }  // namespace slipstream::runtime

@@ -4,6 +4,7 @@
 #include "runtime/train.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "comm/mpi/launcher.h"
+#include "engine/base/fail_point.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/plural.h"
@@ -28,6 +30,7 @@
 #include "engine/plan/memory.h"
 #include "engine/plan/saved_state.h"
 #include "kernels/common/isa.h"
+#include "planner/checkpoint_costs.h"
 #include "planner/extra_memory.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
@@ -40,6 +43,7 @@
 #include "runtime/resume.h"
 #include "runtime/run_json.h"
 #include "runtime/saved_state.h"
+#include "runtime/stop_signals.h"
 #include "runtime/trainer.h"
 
 namespace slipstream::runtime {
@@ -90,6 +94,10 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
                        planner::played_schedule(finished.stages, planner::price_of(config, machine, job.mesh),
                                                 finished.transfer_ns)));
   for (const std::string& remark : planner::remarks(resolved, machine, finished)) log_info("note: {}", remark);
+  if (const std::string problem =
+          planner::short_interval(config.checkpoint, planner::write_seconds(finished, config.checkpoint), 0);
+      !problem.empty())
+    log_info("note: {}", problem);
   if (const std::string note = driver_note(config, finished); !note.empty()) log_warn("[nccl] {}", note);
   if (const std::string note = planner::remark_on_threads(config); !note.empty()) log_warn("[device] {}", note);
   const Job& largest = planner::largest_stage(finished);
@@ -247,10 +255,12 @@ int train(const TrainOptions& options) {
     world.record_in(config.output.dir + "/flight");
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
+    // Also while a run goes back to a checkpoint: the next step then ends it.
+    StopSignals signals(world.size() == 1, world.rank() == 0);
     const auto run = [&] {
       Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, options.delay_seed,
                       options.check_hazards);
-      const ExitCode ended = trainer.run(*run_dir, [&] {
+      const ExitCode ended = trainer.run(*run_dir, signals, [&] {
         if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
           run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
       });
@@ -275,6 +285,7 @@ int train(const TrainOptions& options) {
           throw NumericsError("{} The run went back to step {} {} times, the limit of train.max_skips.",
                               diverged.what(), before, config.train.max_skips);
         run_dir->keep_metrics(resume->manifest.step);
+        if (fails_at("rollback.signal")) std::raise(SIGUSR1);
       }
     }
   } catch (const AgreedFailure& failure) {

@@ -139,10 +139,9 @@ Trainer::~Trainer() = default;
 void Trainer::restore(const ResumePoint& point) {
   world_.together([&] {
     const bool same_layout = point.manifest.memory_layout == memory_layout_of(stages_);
-    restore_state(*rank_, checkpoint::StateReader(point.path, point.manifest), same_layout);
-    if (!same_layout && has_residuals(rank_->job()))
-      log_warn("[checkpoint] {} was saved by another layout ({}): what int8 gradients held back is not restored.",
-               point.path, point.manifest.layout);
+    if (!restore_state(*rank_, checkpoint::StateReader(point.path, point.manifest), same_layout))
+      log_warn("[checkpoint] {} has rounding errors of int8 gradients (comm.error_feedback, {}), which {} drops.",
+               point.path, point.manifest.layout, same_layout ? "this run" : "another layout");
   });
   log_info("resumed from {} (step {}, {})", point.path, point.manifest.step, point.manifest.layout);
 }
@@ -217,13 +216,12 @@ void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
   world_.together([&] { throw ResourceError("[checkpoint] step {} is not saved: {}", step, failure); });
 }
 
-ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
+ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function<void()>& chosen) {
   run_dir_ = &run_dir;
   const Train& train = config_.train;
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
                                            run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
-  StopSignals signals(world_.size() == 1, world_.rank() == 0);
   signals_ = &signals;
   signals.set_sentence(resumed_ > 0
                            ? fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue "
@@ -247,11 +245,12 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
     fail_point("step");
     rank_->issue(static_cast<uint32_t>(step), std::exchange(copies_next, false));
     rank_->wait_behind(1);
-    if (step == resumed_ + 1 && chosen) chosen();
+    if (step == resumed_ + 1) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
     const Due checkpoint = checkpoint_due(step);
     // A save in flight ends before the next one begins, and before a rank may end.
     if (checkpoint.written || (checkpoint.save && checkpoints_->in_flight() > 0)) {
+      if (!checkpoint.written && !checkpoint.stop && step < train.steps) checkpoints_->warn_of_wait(step);
       if (checkpoints_->in_flight() > seen) {  // its line of metrics comes before its checkpoint
         rank_->synchronize();
         look_back(static_cast<uint32_t>(seen = step - 1), true);
@@ -291,7 +290,7 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   if (!stopped) save_final();
   signals_ = nullptr;
-  if (chosen) chosen();
+  chosen();
   if (trace_) trace_->finish();
   if (stopped) {
     log_info("a signal ended the run behind step {}, which is saved: continue with --resume",

@@ -47,9 +47,10 @@ class Trainer {
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
   /// `run_dir`. Collective. Returns ok, or preempted if a signal ended the run behind a checkpoint.
+  /// Saves and ends behind a step if `signals` ask for it, also before the call.
   /// Throws: Diverged. Then the lines of earlier steps are written, and with rollback, saves of earlier steps complete.
   /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
-  ExitCode run(RunDir& run_dir, const std::function<void()>& chosen = {});
+  ExitCode run(RunDir& run_dir, StopSignals& signals, const std::function<void()>& chosen);
 
   /// Blocks. Collective. Instead of run(): runs the steps up to `step`, that one twice from the same state, and prints
   /// that both executions left the same bits. Writes no file. Throws: NumericsError on all ranks with the first rank

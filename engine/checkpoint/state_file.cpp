@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
-#include <thread>
 
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
@@ -25,14 +23,6 @@ std::optional<int64_t> take_number(std::string_view& text, char then) {
   if (error != std::errc() || number < 0 || end == text.data() + text.size() || *end != then) return {};
   text.remove_prefix(static_cast<size_t>(end - text.data()) + 1);
   return number;
-}
-
-/// Sleeps so that `bytes` since `start` were not faster than the rate.
-void keep_rate(std::chrono::steady_clock::time_point start, int64_t bytes, double bytes_per_second) {
-  if (bytes_per_second <= 0) return;
-  std::this_thread::sleep_until(start +
-                                std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                    std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_second)));
 }
 
 }  // namespace
@@ -66,22 +56,21 @@ std::pair<int64_t, int64_t> matrix_of(const std::vector<int64_t>& shape) {
 }
 
 StateFile write_state_file(const std::string& folder, const std::string& name, std::vector<BoxToSave> boxes,
-                           double bytes_per_second) {
-  const auto start = std::chrono::steady_clock::now();
+                           WriterPace* pace) {
   std::vector<TensorToSave> tensors;
-  int64_t done_bytes = 0;
+  std::vector<float> piece(kPieceElems);
+  if (pace != nullptr) pace->begin();
   for (BoxToSave& each : boxes)
     tensors.push_back({.name = name_of(each.box),
                        .dtype = DType::f32,
                        .shape = {each.box.rows, each.box.columns},
                        .write = [&](const TensorSink& sink) {
-                         std::vector<float> values(static_cast<size_t>(each.box.elems()));
-                         each.read(values);
-                         for (size_t at = 0; at < values.size(); at += kPieceElems) {
-                           const size_t take = std::min<size_t>(kPieceElems, values.size() - at);
-                           sink(values.data() + at, static_cast<int64_t>(take * sizeof(float)));
-                           done_bytes += static_cast<int64_t>(take * sizeof(float));
-                           keep_rate(start, done_bytes, bytes_per_second);
+                         for (int64_t at = 0; at < each.box.elems(); at += kPieceElems) {
+                           const int64_t take = std::min(kPieceElems, each.box.elems() - at);
+                           const int64_t size_bytes = take * static_cast<int64_t>(sizeof(float));
+                           each.read(at, std::span(piece).first(static_cast<size_t>(take)));
+                           sink(piece.data(), size_bytes);
+                           if (pace != nullptr) pace->keep(size_bytes);
                          }
                          fail_point("save.in_file");
                        }});

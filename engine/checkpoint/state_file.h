@@ -15,6 +15,7 @@
 
 #include "engine/checkpoint/manifest.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/writer_pace.h"
 
 namespace slipstream::checkpoint {
 
@@ -37,14 +38,14 @@ std::pair<int64_t, int64_t> matrix_of(const std::vector<int64_t>& shape);
 
 struct BoxToSave {
   Box box;
-  /// Called once, on the thread that writes. Fills in the elements, row by row.
-  std::function<void(std::span<float> out)> read;
+  /// Called on the thread that writes, in order. Fills in the elements from `begin` on, row by row.
+  std::function<void(int64_t begin, std::span<float> out)> read;
 };
 
-/// Blocks. Writes the file and brings it to disk. At most `bytes_per_second` on average if that is above 0.
+/// Blocks. Writes the file, at `pace` if there is one, and brings it to disk. Needs 1 MiB of memory.
 /// Throws: ResourceError (disk), errors of a callback; then there is no file.
 StateFile write_state_file(const std::string& folder, const std::string& name, std::vector<BoxToSave> boxes,
-                           double bytes_per_second = 0);
+                           WriterPace* pace = nullptr);
 
 /// Blocks. Reads the whole file. Empty if it is the file that the manifest describes, else the difference.
 std::string problem_of(const std::string& folder, const StateFile& file);

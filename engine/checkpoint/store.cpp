@@ -140,11 +140,14 @@ void clean_leftovers(const std::string& dir) {
   }
 }
 
-std::vector<std::string> remove_old(const std::string& dir, int64_t keep, int64_t kept_step) {
+std::vector<std::string> remove_old(const std::string& dir, int64_t keep, const KeptSteps& kept) {
   std::vector<std::string> failures;
-  int64_t valid = 0;
+  int64_t newer = 0;
   for (const Found& found : find_checkpoints(dir)) {
-    if (!found.manifest || ++valid <= keep || found.step == kept_step) continue;
+    if (!found.manifest) continue;
+    const bool stays = newer < keep || found.step == kept.resumed;
+    if (!kept.damaged.contains(found.step)) ++newer;
+    if (stays) continue;
     if (const std::string reason = remove_folder(found.path); !reason.empty())
       failures.push_back(fmt::format("{} cannot be removed: {}", found.path, reason));
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,14 @@ void drop_checkpoint(const std::string& dir, int64_t step);
 
 /// Blocks. Removes folders that interrupted saves and removals left.
 void clean_leftovers(const std::string& dir);
-/// Blocks. Removes the oldest committed checkpoints until `keep` are left, but never that of step `kept_step`. A folder
-/// without a valid manifest counts as none and stays. Returns a sentence for every removal that failed.
-std::vector<std::string> remove_old(const std::string& dir, int64_t keep, int64_t kept_step);
+/// The checkpoints that remove_old keeps whatever their number, or does not count.
+struct KeptSteps {
+  int64_t resumed = 0;          // never removed
+  std::set<int64_t> damaged{};  // not counted among those that stay
+};
+
+/// Blocks. Removes every committed checkpoint with `keep` newer sound ones. A folder without a valid manifest counts as
+/// none and stays. Returns a sentence for every removal that failed.
+std::vector<std::string> remove_old(const std::string& dir, int64_t keep, const KeptSteps& kept);
 
 }  // namespace slipstream::checkpoint

@@ -49,6 +49,7 @@ RunConfig in_effect(RunConfig config) {
     config.zero.reshard_after_forward = Zero{}.reshard_after_forward;
     config.zero.persistence_threshold_bytes = Zero{}.persistence_threshold_bytes;
   }
+  if (!config.checkpoint.async) config.checkpoint.bandwidth_bytes_per_second = Checkpoint{}.bandwidth_bytes_per_second;
   return config;
 }
 

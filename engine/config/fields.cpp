@@ -283,9 +283,11 @@ std::vector<Field<R>> make_fields() {
       F::boolean("checkpoint.async", at(&R::checkpoint, &Checkpoint::async),
                  "Copy the state to host memory beside the next step, and write it while training continues. false: "
                  "training waits."),
-      F::quantity("checkpoint.bandwidth", at(&R::checkpoint, &Checkpoint::bandwidth_bytes_per_second),
-                  detail::optional_rate_quantity(), {1, int64_t{1} << 50},
-                  "Highest rate at which one rank writes a checkpoint beside training. Empty: no limit."),
+      F::quantity(
+          "checkpoint.bandwidth", at(&R::checkpoint, &Checkpoint::bandwidth_bytes_per_second),
+          detail::optional_rate_quantity(), {1, int64_t{1} << 50},
+          "Highest rate at which one rank writes a checkpoint beside training; none holds while training waits for the "
+          "file. Empty: no limit."),
       F::integer("checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
                  "Steps between snapshots of each rank's state in the host memory of another node. 0: none."),
 

@@ -132,8 +132,21 @@ TEST_CASE("train.on_nan = rollback goes back to a checkpoint and leaves out the 
     CHECK(last_hash(run) == hash);
     check_complete(run, steps);
   }
+  // A signal while the run goes back is not lost: the next step saves, and the run goes on as without it.
+  const auto signalled = [&](const Result& stopped) {
+    INFO(stopped.text);
+    CHECK(stopped.code == 75);
+    const auto step = static_cast<int64_t>(number_after(stopped.text, "a signal ended the run behind step "));
+    CHECK(step > back);
+    CHECK(step <= back + 2);  // all ranks know of it a step later
+    CHECK(fs::exists(run + fmt::format("/checkpoints/step-{:08}/{}", step, checkpoint::kManifestFile)));
+  };
+  signalled(shell("SLIPSTREAM_FAIL_POINT=rollback.signal " + exe() + " " + returns));
+  CHECK(call(returns + " --resume").code == 0);
+  CHECK(last_hash(run) == hash);
   if (!has_mpirun()) return;
   check_run(on_ranks(2, returns + " --set zero.stage=1"), "");
+  signalled(shell("SLIPSTREAM_FAIL_POINT=rollback.signal@1 " + mpirun() + "-np 2 " + exe() + " " + returns));
 }
 
 TEST_CASE("train.on_nan = rollback ends after too many returns, or without a checkpoint to go back to", "[cli]") {

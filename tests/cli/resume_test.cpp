@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs that end early and go on: the same bits on the same layout, the same model on others, and refusals.
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <csignal>
+#include <sstream>
 #include <thread>
 
 #include "tests/cli/program.h"
@@ -76,9 +80,12 @@ TEST_CASE("resume: on several ranks, the same layout gives the same bits, any ot
     int ranks;
     std::string sets;
   };
-  const std::vector<Row> rows = {{2, " --set zero.stage=1"},       {2, " --set zero.stage=3"},
-                                 {2, " --set parallel.tensor=2"},  {2, " --set parallel.pipeline=2"},
-                                 {2, " --set comm.quantize=int8"}, {1, ""}};
+  const std::vector<Row> rows = {{2, " --set zero.stage=1"},
+                                 {2, " --set zero.stage=3"},
+                                 {2, " --set parallel.tensor=2"},
+                                 {2, " --set parallel.pipeline=2"},
+                                 {2, " --set comm.quantize=int8 --set comm.error_feedback=true"},
+                                 {1, ""}};
   for (size_t r = 0; r < rows.size(); ++r) {
     INFO(rows[r].sets);
     const std::string own = std::to_string(r), sets = rows[r].sets;
@@ -89,15 +96,37 @@ TEST_CASE("resume: on several ranks, the same layout gives the same bits, any ot
     const std::string text = ranks(rows[r].ranks, "part" + own, sets + " --resume");
     CHECK(contains(text, "step-00000004 (step 4, "));
     CHECK(trajectory(folder.path("part" + own)) == trajectory(folder.path("whole" + own)));
+    const bool feeds_back = contains(sets, "error_feedback");
+    CHECK(!contains(text, "rounding errors"));
     // The next row's layout loads this one's.
     const Row& other = rows[(r + 1) % rows.size()];
-    ranks(other.ranks, "other" + own, other.sets + " --resume");
+    const std::string of_other = ranks(other.ranks, "other" + own, other.sets + " --resume");
+    CHECK(contains(of_other,
+                   "(comm.error_feedback, data 2, tensor 1, pipeline 1, context 1), which another layout "
+                   "drops") == feeds_back);
     const std::vector<Json> lines = metrics(folder.path("other" + own));
     REQUIRE(lines.size() == 8);
     for (size_t i = 0; i < 8; ++i)
       CHECK(lines[i].at("loss").as_double() ==
             Approx(metrics(folder.path("whole" + own))[i].at("loss").as_double()).epsilon(2e-3));
   }
+}
+
+TEST_CASE("resume: error feedback may begin and end at a checkpoint", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string int8 = " --set comm.quantize=int8", feedback = int8 + " --set comm.error_feedback=true";
+  REQUIRE(on_ranks(2, train(folder, "run", int8 + " --set train.steps=4")).code == 0);
+  const Result begins = on_ranks(2, train(folder, "run", feedback + " --set train.steps=6 --resume"));
+  INFO(begins.text);
+  CHECK(begins.code == 0);
+  CHECK(!contains(begins.text, "rounding errors"));
+  const Result ends = on_ranks(2, train(folder, "run", int8 + " --resume"));
+  INFO(ends.text);
+  CHECK(ends.code == 0);
+  CHECK(contains(ends.text, "has rounding errors of int8 gradients (comm.error_feedback, data 2, "));
+  CHECK(contains(ends.text, "which this run drops"));
+  CHECK(metrics(folder.path("run")).size() == 8);
 }
 
 TEST_CASE("resume: a damaged checkpoint is skipped with the reason, or refused if it is the only one", "[cli]") {
@@ -119,6 +148,106 @@ TEST_CASE("resume: a damaged checkpoint is skipped with the reason, or refused i
   check_refused(call("checkpoint verify " + folder.path("run")), 4, {"2 of 2 checkpoints"});
   check_refused(call(train(folder, "run", " --resume")), 4, {"none of the 2 checkpoints", "not a valid manifest"});
   CHECK(trajectory(folder.path("run")) == whole);
+}
+
+TEST_CASE("resume: a run that skipped a damaged newer checkpoint keeps what it saves", "[cli]") {
+  Folder folder;
+  const std::string dir = folder.path("run") + "/checkpoints";
+  const std::string sets = " --set checkpoint.async=false --set checkpoint.interval=";
+  REQUIRE(call(train(folder, "run", sets + "3 --set checkpoint.keep=2")).code == 0);
+  const std::vector<std::string> whole = trajectory(folder.path("run"));
+  fs::resize_file(dir + "/step-00000008/rank-0000.safetensors", 100);
+  // Killed behind the save of step 7, whose folder is older by its number than the damaged one.
+  const std::string again = train(folder, "run", sets + "7 --set checkpoint.keep=1 --resume");
+  CHECK(shell(killed_at("step#1") + exe() + " " + again).code == 137);
+  for (const char* step : {"6", "7"}) CHECK(fs::exists(dir + "/step-0000000" + step + "/manifest.json"));
+  const Result last = call(again);
+  INFO(last.text);
+  CHECK(last.code == 0);
+  CHECK(contains(last.text, "step-00000008 is skipped"));
+  CHECK(contains(last.text, "resumed from " + dir + "/step-00000007"));
+  CHECK(trajectory(folder.path("run")) == whole);
+  CHECK(contains(call("checkpoint verify " + dir).text, "step-00000008  ok"));
+}
+
+TEST_CASE("resume: paths with spaces, of any language, of more than 255 bytes and through links", "[cli]") {
+  Folder folder;
+  const std::string disk = folder.path("a disk/\u00fc\u4f60 #1/" + std::string(120, 'l') + "/" + std::string(140, 'm'));
+  fs::create_directories(disk);
+  fs::create_directory_symlink(disk, folder.path("link"));
+  REQUIRE(call(train(folder, "whole")).code == 0);
+  for (const std::string& where : {disk, folder.path("link")}) {
+    const std::string run = where + "/run", quoted = "\"" + run + "\"";
+    const std::string line = "train " + run_file(folder) + kSteps +
+                             " --set checkpoint.async=false --set checkpoint.interval=3 --set output.dir=" + quoted;
+    CHECK(shell(killed_at("step#4") + exe() + " " + line).code == 137);
+    const Result resumed = call(line + " --resume");
+    INFO(resumed.text);
+    REQUIRE(resumed.code == 0);
+    CHECK(contains(resumed.text, "resumed from " + run + "/checkpoints/step-00000003"));
+    CHECK(trajectory(run) == trajectory(folder.path("whole")));
+    CHECK(call("checkpoint verify " + quoted).code == 0);
+    CHECK(call("generate " + quoted + " --prompt the --tokens 3").code == 0);
+    fs::remove_all(run);
+  }
+}
+
+TEST_CASE("a limited writer holds up no step, and the next save does not wait for its rate", "[cli]") {
+  Folder folder;
+  const std::string limited = " --set checkpoint.bandwidth=1B/s --set train.hash_interval=0 --set train.log_interval=1";
+  const Result result = call(
+      train(folder, "run", limited + " --set train.steps=79 --set checkpoint.interval=20 --set checkpoint.keep=9"));
+  INFO(result.text);
+  REQUIRE(result.code == 0);
+  // At one byte per second no file is complete before the next save is due.
+  for (const int due : {40, 60}) CHECK(count(result.text, "| saving step " + std::to_string(due - 20) + "\n") >= 17);
+  CHECK(count(result.text, "[checkpoint] step 40 is due while step 20 is still being written") == 1);
+  CHECK(count(result.text, " is still being written") == 1);
+  const Result verified = call("checkpoint verify " + folder.path("run"));
+  INFO(verified.text);
+  CHECK(verified.code == 0);
+  for (const char* step : {"20", "40", "60", "79"})
+    CHECK(contains(verified.text, std::string("step-000000") + step + "  ok"));
+  const Result planned = call("plan " + run_file(folder) + limited + " --set checkpoint.interval_minutes=1");
+  INFO(planned.text);
+  CHECK(contains(planned.text, " s at checkpoint.bandwidth"));
+  CHECK(contains(planned.text, "longer than checkpoint.interval_minutes = 1"));
+}
+
+TEST_CASE("the writer of a checkpoint has the lowest priority, compute threads keep theirs", "[cli]") {
+  Folder folder;
+  const std::string dir = folder.path("run");
+  // Delays make steps long enough to look at.
+  std::jthread job([&] {
+    call(train(folder, "run",
+               " --set checkpoint.bandwidth=1B/s --set checkpoint.interval=20 --set train.steps=39 --inject-delays 1 "
+               "--set train.hash_interval=0 --set device.threads=2"));
+  });
+  std::vector<int> seen;  // niceness of the threads of the process while one of them writes
+  for (int tries = 0; tries < 10'000 && seen.empty(); ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (!fs::exists(dir + "/checkpoints/step-00000020.tmp")) continue;
+    for (const fs::directory_entry& process : fs::directory_iterator("/proc")) {
+      std::error_code gone;
+      if (!fs::equivalent(process.path() / "exe", exe(), gone) || gone) continue;
+      std::string line;
+      std::getline(std::ifstream(process.path() / "cmdline", std::ios::binary), line, '\xff');
+      if (!contains(line, dir)) continue;
+      std::vector<int> values;
+      for (const fs::directory_entry& thread : fs::directory_iterator(process.path() / "task", gone)) {
+        std::string text, field;
+        std::getline(std::ifstream(thread.path() / "stat"), text);
+        std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+        for (int i = 0; i < 17; ++i) fields >> field;
+        if (fields) values.push_back(std::stoi(field));
+      }
+      if (std::count(values.begin(), values.end(), 19) > 0) seen = values;
+    }
+  }
+  job.join();
+  REQUIRE(seen.size() > 3);
+  const int usual = getpriority(PRIO_PROCESS, 0);
+  if (usual < 19) CHECK(std::count(seen.begin(), seen.end(), usual) == std::ssize(seen) - 1);
 }
 
 TEST_CASE("resume: another model, optimizer or setting is refused with the key", "[cli]") {

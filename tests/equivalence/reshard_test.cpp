@@ -127,9 +127,10 @@ Manifest known_state(const std::string& dir, const std::vector<checkpoint::Logic
   for (const checkpoint::LogicalTensor& tensor : tensors)
     for (const std::string& array : tensor.arrays) {
       const auto [rows, columns] = checkpoint::matrix_of(tensor.shape);
-      boxes.push_back({{tensor.name, array, 0, 0, rows, columns}, [next](std::span<float> out) {
+      boxes.push_back({{tensor.name, array, 0, 0, rows, columns}, [next](int64_t begin, std::span<float> out) {
                          for (size_t i = 0; i < out.size(); ++i)
-                           out[i] = static_cast<float>(next + static_cast<int64_t>(i)) / 1024;  // exact below 2^24
+                           out[i] =
+                               static_cast<float>(next + begin + static_cast<int64_t>(i)) / 1024;  // exact below 2^24
                        }});
       next += rows * columns;
     }

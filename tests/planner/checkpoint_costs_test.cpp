@@ -59,7 +59,7 @@ TEST_CASE("a checkpoint has master and moments of every element once, on every l
     const FinishedJob finished = build_finished_job(asked);
     const comm::RooflinePrice price = price_of(*asked.config, asked.machine, finished.job->mesh);
     const int64_t elem_bytes = 3 * 4;  // AdamW: float32 each
-    const CheckpointCosts costs = checkpoint_costs(finished, 2, price);
+    const CheckpointCosts costs = checkpoint_costs(finished, 2, price, asked.config->checkpoint);
     CHECK(costs.disk_bytes == finished.job->parameter_elems * elem_bytes);
     // Snapshots hold padding, too, and on every tensor rank the parameters that these ranks share.
     CHECK(costs.rank_bytes * c.world >= costs.disk_bytes);
@@ -72,7 +72,7 @@ TEST_CASE("a checkpoint has master and moments of every element once, on every l
       of_rank.proves = false;
       all += build_finished_job(of_rank).job->buffers.bytes(Owner::snapshot);
     }
-    CHECK(checkpoint_costs(finished, c.world, price).host_bytes == all);
+    CHECK(checkpoint_costs(finished, c.world, price, asked.config->checkpoint).host_bytes == all);
     REQUIRE(costs.added_ns);
     CHECK(*costs.added_ns >= 0);
   }
@@ -82,8 +82,8 @@ TEST_CASE("a checkpoint has the residuals of error feedback, which differ on all
   constexpr int kRanks = 4;
   const JobRequest asked = request(kRanks, {"comm.quantize=int8", "comm.error_feedback=true"});
   const FinishedJob finished = build_finished_job(asked);
-  const CheckpointCosts costs =
-      checkpoint_costs(finished, kRanks, price_of(*asked.config, asked.machine, finished.job->mesh));
+  const CheckpointCosts costs = checkpoint_costs(
+      finished, kRanks, price_of(*asked.config, asked.machine, finished.job->mesh), asked.config->checkpoint);
   // Of whole gradients on every rank, and of sums of which every rank encodes its part.
   const int64_t residual_bytes = 4 * finished.job->layout.flat_elems;
   CHECK(costs.disk_bytes == finished.job->parameter_elems * 12 + (kRanks + 1) * residual_bytes);
@@ -93,8 +93,8 @@ TEST_CASE("a checkpoint has the residuals of error feedback, which differ on all
 TEST_CASE("without a snapshot a checkpoint costs bytes on disk only", "[checkpoint]") {
   const JobRequest asked = request(2, {"checkpoint.async=false"});
   const FinishedJob finished = build_finished_job(asked);
-  const CheckpointCosts costs =
-      checkpoint_costs(finished, 2, price_of(*asked.config, asked.machine, finished.job->mesh));
+  const CheckpointCosts costs = checkpoint_costs(
+      finished, 2, price_of(*asked.config, asked.machine, finished.job->mesh), asked.config->checkpoint);
   CHECK(costs.disk_bytes == finished.job->parameter_elems * 12);
   CHECK(costs.rank_bytes == 0);
   CHECK(costs.host_bytes == 0);
@@ -111,6 +111,32 @@ TEST_CASE("the line of plan has the bytes, and the time if a snapshot is copied"
   CHECK(
       text_of({.disk_bytes = 1536 * kMiB, .rank_bytes = 192 * kMiB, .host_bytes = 1536 * kMiB, .added_ns = 260'000}) ==
       "1.50 GiB on disk, 192.0 MiB of host memory per rank (1.50 GiB per host); copying it adds 0.3 ms to a step");
+}
+
+TEST_CASE("a limited rate gives the time of a write, and a remark if an interval is shorter", "[checkpoint]") {
+  const JobRequest asked = request(4, {"zero.stage=1", "checkpoint.bandwidth=1MB/s"});
+  const FinishedJob finished = build_finished_job(asked);
+  const Checkpoint& options = asked.config->checkpoint;
+  const CheckpointCosts costs =
+      checkpoint_costs(finished, 2, price_of(*asked.config, asked.machine, finished.job->mesh), options);
+  REQUIRE(costs.write_seconds);
+  CHECK(*costs.write_seconds == static_cast<double>(costs.rank_bytes) / 1e6);
+  CHECK(text_of({.disk_bytes = kMiB, .write_seconds = 9.87}) ==
+        "1.0 MiB on disk; writing it takes 9.9 s at checkpoint.bandwidth");
+  CHECK(!write_seconds(finished, {}));
+  CHECK(!write_seconds(build_finished_job(request(4, {"checkpoint.async=false"})), options));
+
+  CHECK(short_interval({.interval = 10}, 60, 6.1).empty());
+  CHECK(short_interval({.interval = 10}, 60, 5.9)
+            .find("takes 60.0 s at checkpoint.bandwidth, longer than the 59.0 s of "
+                  "checkpoint.interval = 10 steps") != std::string::npos);
+  CHECK(short_interval({.interval = 10}, 60, 0).empty());  // the step is unknown
+  CHECK(short_interval({.interval = 10}, {}, 1).empty());
+  CHECK(short_interval({.interval_minutes = 1}, 61, 0).find("checkpoint.interval_minutes = 1,") != std::string::npos);
+  CHECK(short_interval({.interval_minutes = 1}, 59, 0).empty());
+  const ResolvedConfig waiting = request(1, {"checkpoint.async=false", "checkpoint.bandwidth=1MB/s"}).config;
+  REQUIRE(waiting.without_effect().size() == 1);
+  CHECK(waiting.without_effect()[0].find("has no effect with checkpoint.async = false") != std::string::npos);
 }
 
 TEST_CASE("a GPU's memory holds no snapshot", "[checkpoint]") {
@@ -130,7 +156,7 @@ TEST_CASE("the rehearsal charges a snapshot for what the step does not hide", "[
     const auto added_ns = [&](double snapshot_bytes_per_second) {
       comm::Rates with = rates;
       with.snapshot_bytes_per_second = snapshot_bytes_per_second;
-      return static_cast<double>(*checkpoint_costs(finished, 2, comm::RooflinePrice(with, {1e9, 20000})).added_ns);
+      return static_cast<double>(*checkpoint_costs(finished, 2, comm::RooflinePrice(with, {1e9, 20000}), {}).added_ns);
     };
     const comm::Rehearsal steps =
         comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3),

@@ -5,14 +5,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/store.h"
+#include "engine/data/hash.h"
 #include "engine/plan/tensor_boxes.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
@@ -45,10 +51,11 @@ float value_at(const std::string& array, int64_t row, int64_t column) {
 }
 
 BoxToSave filled(Box box) {
-  return {.box = box, .read = [box](std::span<float> out) {
-            for (int64_t r = 0; r < box.rows; ++r)
-              for (int64_t c = 0; c < box.columns; ++c)
-                out[static_cast<size_t>(r * box.columns + c)] = value_at(box.array, box.row + r, box.column + c);
+  return {.box = box, .read = [box](int64_t begin, std::span<float> out) {
+            for (size_t i = 0; i < out.size(); ++i) {
+              const int64_t at = begin + static_cast<int64_t>(i);
+              out[i] = value_at(box.array, box.row + at / box.columns, box.column + at % box.columns);
+            }
           }};
 }
 
@@ -168,7 +175,7 @@ TEST_CASE("boxes: any region reads back from any cut", "[checkpoint]") {
       const Box wanted{"w", region % 2 == 0 ? kWeight : "momentum", row, column, row_count, column_count};
       std::vector<float> got(static_cast<size_t>(wanted.elems())), need(got.size());
       reader.read(wanted, got);
-      filled(wanted).read(need);
+      filled(wanted).read(0, need);
       CHECK(got == need);
     }
     std::vector<float> one(1);
@@ -193,6 +200,86 @@ TEST_CASE("boxes: a tensor that is not covered is refused", "[checkpoint]") {
   CHECK_REFUSED(CheckpointError, write({{"w", kWeight, 0, 0, 2, 5}}), "10 elements", "need 15");
   CHECK_REFUSED(CheckpointError, write({{"w", kWeight, 0, 0, 2, 5}, {"w", kWeight, 1, 0, 1, 5}}), "twice");
   CHECK_REFUSED(CheckpointError, write({{"w", kWeight, 0, 0, 4, 5}}), "outside");
+}
+
+TEST_CASE("boxes: numbers, tensors without elements and boxes of several pieces read back", "[checkpoint]") {
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{}, {0}, {0, 7}, {3, 0}, {1}, {700, 1000}}) {
+    CAPTURE(shape);
+    const TempFolder folder;
+    const LogicalTensor tensor{.name = "w", .shape = shape, .arrays = {kWeight}};
+    const auto [rows, columns] = matrix_of(shape);
+    const Box whole{"w", kWeight, 0, 0, rows, columns};
+    Manifest manifest = example(1);
+    manifest.tensors = {tensor};
+    std::vector<BoxToSave> boxes;
+    if (whole.elems() > 0) boxes.push_back(filled(whole));
+    manifest.files = {write_state_file(begin_checkpoint(folder.path(), 1), "f", std::move(boxes))};
+    commit_checkpoint(folder.path(), manifest);
+    CHECK(newest_valid(folder.path()) == 1);
+    const StateReader reader(folder / name_of_step(1), manifest);
+    CHECK(reader.has("w", kWeight) == (whole.elems() > 0));
+    if (whole.elems() == 0) continue;
+    std::vector<float> got(static_cast<size_t>(whole.elems())), need(got.size());
+    reader.read(whole, got);
+    filled(whole).read(0, need);
+    CHECK(got == need);
+  }
+}
+
+TEST_CASE("boxes: a tensor of more than 2^31 elements and 4 GiB reads back at its end", "[checkpoint]") {
+  const TempFolder folder;
+  constexpr int64_t kRows = (int64_t{1} << 20) + 3, kColumns = 4096;
+  static_assert(kRows * kColumns > int64_t{1} << 32);
+  const Box whole{"w", kWeight, 0, 0, kRows, kColumns};
+  std::string header = fmt::format(R"({{"{}":{{"dtype":"F32","shape":[{},{}],"data_offsets":[0,{}]}}}})",
+                                   name_of(whole), kRows, kColumns, 4 * whole.elems());
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const uint64_t header_bytes = header.size();
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &header_bytes, 8);
+  put(folder / "f", bytes + header);
+  // A hole of 16 GiB, which takes no disk, and a last row.
+  std::vector<float> last(kColumns), got(kColumns);
+  std::iota(last.begin(), last.end(), 1.0f);
+  const int64_t end = 8 + static_cast<int64_t>(header_bytes) + 4 * whole.elems();
+  std::filesystem::resize_file(folder / "f", static_cast<uintmax_t>(end));
+  std::fstream file(folder / "f", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(end - 4 * kColumns);
+  file.write(reinterpret_cast<const char*>(last.data()), 4 * kColumns);
+  file.close();
+  Manifest manifest = example(1);
+  manifest.tensors = {{.name = "w", .shape = {kRows, kColumns}, .arrays = {kWeight}}};
+  manifest.files = {{.name = "f", .size_bytes = end, .hash = ""}};
+  const StateReader reader(folder.path(), manifest);
+  reader.read({"w", kWeight, kRows - 1, 0, 1, kColumns}, got);
+  CHECK(got == last);
+  reader.read({"w", kWeight, kRows - 2, 0, 1, kColumns}, got);
+  CHECK(got == std::vector<float>(kColumns));
+  std::vector<float> corner(2);
+  reader.read({"w", kWeight, kRows - 2, kColumns - 1, 2, 1}, corner);
+  CHECK(corner == std::vector<float>{0, kColumns});
+}
+
+TEST_CASE("a limited writer is never faster than its rate, until the limit is lifted", "[checkpoint]") {
+  using Clock = std::chrono::steady_clock;
+  const TempFolder folder;
+  const auto writer = [&](WriterPace& pace) {
+    return std::thread([&] {  // its own, because it stays at the low priority
+      write_state_file(folder.path(), "f", {filled({"w", kWeight, 0, 0, 400, 1000})}, &pace);
+    });
+  };
+  WriterPace limited(32'000'000);
+  const Clock::time_point start = Clock::now();
+  writer(limited).join();
+  CHECK(std::chrono::duration<double>(Clock::now() - start).count() >= 0.05);  // 1.6 MB
+  WriterPace lifted(1);                                                        // 18 days
+  std::thread waiting = writer(lifted);
+  lifted.lift();
+  waiting.join();
+  writer(lifted).join();
+  WriterPace none(0);
+  writer(none).join();
 }
 
 TEST_CASE("boxes of a held part cover exactly its elements", "[checkpoint]") {
@@ -248,13 +335,73 @@ TEST_CASE("store: commits, replaces, keeps and removes", "[checkpoint]") {
   CHECK(!found.front().manifest);
   CHECK(newest_valid(folder.path()) == 20);
   // Neither the one that a run resumed from nor a folder without a manifest is removed or counted.
-  CHECK(remove_old(folder.path(), 2, 5).empty());
+  CHECK(remove_old(folder.path(), 2, {.resumed = 5}).empty());
   std::vector<int64_t> left;
   for (const Found& each : find_checkpoints(folder.path())) left.push_back(each.step);
   CHECK(left == std::vector<int64_t>{30, 20, 15, 5});
   clean_leftovers(folder.path());
   CHECK(!std::filesystem::exists(folder / "step-00000025.tmp"));
   CHECK(std::filesystem::exists(folder / "final"));
+}
+
+TEST_CASE("store: a checkpoint is removed only behind enough sound newer ones", "[checkpoint]") {
+  const LogicalTensor tensor{.name = "w", .shape = {4, 4}, .arrays = {kWeight}};
+  const auto left_of = [&](int64_t keep, const KeptSteps& kept) {
+    const TempFolder folder;
+    for (const int64_t step : {3, 6, 7, 8, 9}) save(folder.path(), step, tensor, 1, 1);
+    put(folder / "latest", "step-00000042");  // of other programs; only folders count
+    CHECK(remove_old(folder.path(), keep, kept).empty());
+    std::vector<int64_t> steps;
+    for (const Found& found : find_checkpoints(folder.path())) steps.push_back(found.step);
+    return steps;
+  };
+  using Steps = std::vector<int64_t>;
+  CHECK(left_of(1, {}) == Steps{9});
+  CHECK(left_of(9, {}) == Steps{9, 8, 7, 6, 3});
+  CHECK(left_of(1, {.resumed = 6}) == Steps{9, 6});
+  // A run that skipped damaged newer ones keeps what it has saved since.
+  CHECK(left_of(1, {.resumed = 6, .damaged = {8, 9}}) == Steps{9, 8, 7, 6});
+  CHECK(left_of(1, {.resumed = 6, .damaged = {9}}) == Steps{9, 8, 6});
+  CHECK(left_of(2, {.resumed = 3, .damaged = {8}}) == Steps{9, 8, 7, 3});
+}
+
+TEST_CASE("store: a folder that cannot be removed is a sentence", "[checkpoint]") {
+  const TempFolder folder;
+  const LogicalTensor tensor{.name = "w", .shape = {4, 4}, .arrays = {kWeight}};
+  for (const int64_t step : {1, 2, 3}) save(folder.path(), step, tensor, 1, 1);
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0555));
+  const uid_t user = ::geteuid();
+  if (user == 0) REQUIRE(::seteuid(65534) == 0);  // root may write into any folder
+  const std::vector<std::string> failures = remove_old(folder.path(), 1, {});
+  if (user == 0) REQUIRE(::seteuid(0) == 0);
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
+  REQUIRE(failures.size() == 2);
+  CHECK(failures[0] == folder / "step-00000002" + " cannot be removed: Permission denied");
+  CHECK(newest_valid(folder.path()) == 3);
+  CHECK(find_checkpoints(folder.path()).size() == 3);
+}
+
+TEST_CASE("store: a checkpoint of a newer program is refused with the version that wrote it", "[checkpoint]") {
+  const TempFolder folder;
+  save(folder.path(), 1, {.name = "w", .shape = {4, 4}, .arrays = {kWeight}}, 1, 1);
+  const std::string file = folder / (name_of_step(1) + "/" + kManifestFile);
+  std::string text = bytes_in(file);
+  const std::string head = "\"manifest\":", version = "\"version\": 1", program = "\"program\": \"0.1.0\"";
+  REQUIRE(text.find(version) != std::string::npos);
+  REQUIRE(text.find(program) != std::string::npos);
+  text.replace(text.find(version), version.size(), "\"version\": 2");
+  text.replace(text.find(program), program.size(), "\"program\": \"9.1.0\"");
+  const size_t begin = text.find(head) + head.size();
+  const std::string body = text.substr(begin, text.size() - begin - 2);  // without "}" and the line feed
+  text.replace(text.find(':') + 2, 32, data::xxh3_128_hex(body.data(), std::ssize(body)));
+  CHECK_REFUSED(CheckpointError, parse_manifest(text, "m"), "version 2 of the format", "reads version 1", "\"9.1.0\"");
+  put(file, text);
+  const std::vector<Found> found = find_checkpoints(folder.path());
+  REQUIRE(found.size() == 1);
+  CHECK(!found[0].manifest);
+  CHECK(found[0].problem.find("9.1.0") != std::string::npos);
+  CHECK(remove_old(folder.path(), 1, {}).empty());
+  CHECK(find_checkpoints(folder.path()).size() == 1);  // it stays for that program
 }
 
 TEST_CASE("store: every damaged byte, missing file and exchanged file is found", "[checkpoint]") {
@@ -304,7 +451,7 @@ TEST_CASE("store: a kill at any point leaves a valid checkpoint", "[checkpoint]"
     if (child == 0) {
       ::setenv("SLIPSTREAM_FAIL_POINT", point, 1);
       save(folder.path(), 2, tensor, 2, 2);
-      remove_old(folder.path(), 1, 0);
+      remove_old(folder.path(), 1, {});
       std::_Exit(0);
     }
     int status = 0;
@@ -317,7 +464,7 @@ TEST_CASE("store: a kill at any point leaves a valid checkpoint", "[checkpoint]"
     // The next start cleans, saves again and continues.
     clean_leftovers(folder.path());
     save(folder.path(), 3, tensor, 1, 3);
-    CHECK(remove_old(folder.path(), 1, 0).empty());
+    CHECK(remove_old(folder.path(), 1, {}).empty());
     CHECK(newest_valid(folder.path()) == 3);
     CHECK(folder.entries() == 1);
   }
