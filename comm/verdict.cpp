@@ -10,6 +10,7 @@
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
 #include "engine/base/units.h"
+#include "engine/plan/transfer_name.h"
 
 namespace slipstream::comm {
 namespace {
@@ -91,6 +92,15 @@ std::string key_of(const std::vector<FlightRecord>& records) {
 struct Group {
   std::vector<Member> members;
   Member waits;  // null channel: none
+  /// Members that wait in work number waits.begun(), by rank.
+  std::vector<Member> together() const {
+    std::vector<Member> together;
+    for (const Member& member : members)
+      if (member.channel->begun && member.begun() == waits.begun()) together.push_back(member);
+    std::sort(together.begin(), together.end(),
+              [](const Member& a, const Member& b) { return a.record->rank < b.record->rank; });
+    return together;
+  }
   /// Members that have not begun it.
   std::vector<const Member*> behind() const {
     std::vector<const Member*> behind;
@@ -113,10 +123,10 @@ std::map<std::string, Group> groups_of(const std::vector<FlightRecord>& records)
   return groups;
 }
 
-/// Both ends of a transfer between two ranks have other names and verbs.
+/// Both ends of a transfer between two ranks have other verbs.
 bool same_work(const FlightWork& a, const FlightWork& b) {
   const auto one_way = [](const FlightWork& work) { return work.op == "send" || work.op == "recv"; };
-  if (one_way(a) && one_way(b)) return a.op != b.op && a.bytes == b.bytes;
+  if (one_way(a) && one_way(b)) return a.op != b.op && a.bytes == b.bytes && same_transfer(a.name, b.name);
   return a.name == b.name && a.op == b.op && a.bytes == b.bytes;
 }
 
@@ -281,11 +291,10 @@ Verdict judge(const std::vector<FlightRecord>& all) {
   const Group* longest = nullptr;  // whose lowest work has lasted longest
   for (const auto& [name, group] : groups) {
     if (!group.waits.channel) continue;
-    for (const Member& member : group.members)
-      if (member.channel->begun && member.begun() == group.waits.begun() && member.record != group.waits.record &&
-          !same_work(*member.channel->next, *group.waits.channel->next))
-        return group.waits.record->rank < member.record->rank ? mismatched(group.waits, member, limit)
-                                                              : mismatched(member, group.waits, limit);
+    const std::vector<Member> together = group.together();
+    for (const Member& member : together)
+      if (member.record != together[0].record && !same_work(*member.channel->next, *together[0].channel->next))
+        return mismatched(together[0], member, limit);
     if (!longest || longest->waits.channel->next->seconds_ago < group.waits.channel->next->seconds_ago)
       longest = &group;
   }

@@ -3,6 +3,7 @@
 
 #include "runtime/agreement.h"
 
+#include <algorithm>
 #include <sstream>
 #include <utility>
 
@@ -21,7 +22,43 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
   }
 }
 
+/// The values of order_hash() as text, one line per item.
+std::string plan_lines(const planner::FinishedJob& finished) {
+  std::string lines;
+  for (size_t s = 0; s < finished.stages.size(); ++s) {
+    const Job& job = *finished.stages[s];
+    for (const Plan* plan : {&job.train, &job.evaluate, &job.prime, &job.save})
+      for (const ItemId id : plan->order) {
+        const Item& item = (*plan)[id];
+        lines += fmt::format("{} of {} on stage {}, channel {}", item.name, plan->kind, s,
+                             job.channels[item.channel].name);
+        if (is_communication(item.op))
+          lines += fmt::format(": {} of {} {}", name_of(item.op), plan->task(id).elems, name_of(plan->task(id).dtype));
+        lines += '\n';
+      }
+  }
+  return lines;
+}
+
 }  // namespace
+
+void require_same_plan(World& world, const planner::FinishedJob& finished) {
+  const std::string hash = fmt::format("{:016x}", finished.proof.order_hash);
+  const std::vector<std::string> hashes = world.all_gather(hash);
+  const auto other = std::find_if(hashes.begin(), hashes.end(), [&](const auto& each) { return each != hashes[0]; });
+  if (other == hashes.end()) return;
+  // Only two ranks send their plans, which may have a hundred thousand items.
+  const auto rank = static_cast<int>(other - hashes.begin());
+  const bool sends = world.rank() == 0 || world.rank() == rank;
+  const std::vector<std::string> lines = world.all_gather(sends ? plan_lines(finished) : "");
+  world.together([&] {
+    const auto [theirs, ours] = first_difference(lines[static_cast<size_t>(rank)], lines[0]);
+    throw ConfigError(
+        "[train] rank {} and rank 0 disagree on the plan ({} and {}; hashes {} and {}). Give all hosts the same files, "
+        "such as pipeline.schedule_file and device.machine.",
+        rank, theirs, ours, *other, hashes[0]);
+  });
+}
 
 void require_same(World& world, const std::string& what, const std::string& value, const std::string& remedy) {
   const std::vector<std::string> values = world.all_gather(value);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "planner/finished_job.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
@@ -12,5 +13,8 @@ namespace slipstream::runtime {
 /// 0's. `what` names the value.
 void require_same(World& world, const std::string& what, const std::string& value,
                   const std::string& remedy = "Start all ranks with the same run file, flags and build.");
+
+/// Blocks. Collective. Throws: AgreedFailure (code 2) with the first task in which a rank's plans differ from rank 0's.
+void require_same_plan(World& world, const planner::FinishedJob& finished);
 
 }  // namespace slipstream::runtime

@@ -186,7 +186,7 @@ int train(const TrainOptions& options) {
       require_gpu_memory(world, assignment, *finished.job, agreed.ranks_per_node);
       free_at_start = describe_cuda_device(assignment.gpu).free_bytes;
     }
-    require_same(world, "plan", fmt::format("{:016x}", finished.proof.order_hash));
+    require_same_plan(world, finished);
     if (options.dry_run) {
       if (world.rank() == 0) {
         const Job& largest = planner::largest_stage(finished);

@@ -197,8 +197,7 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   for (const Stage& stage : stages) add_waits_of_before(*stage.plan);
 
   Graph unlimited(mesh, channels, ranks, price, {.rehearse = {.contention = false}, .in_order_channels = false});
-  if (!unlimited.solve())
-    throw PlanError("[plan] the waits of {} contradict each other: {}.", stages[0].plan->kind, unlimited.why_stuck());
+  if (!unlimited.solve()) throw PlanError("[plan] {} can never end: {}.", stages[0].plan->kind, unlimited.why_stuck());
   sort_by_start(stages, unlimited);
 
   // The order depends on work and links only, so that every table of NCCL's blocks has the same plan.

@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "comm/rehearse/clocks.h"
 #include "engine/base/check.h"
+#include "engine/plan/transfer_name.h"
 
 namespace slipstream::comm {
 namespace {
@@ -18,6 +19,19 @@ constexpr uint32_t kCollective = 0;
 constexpr uint32_t kPair = 1;
 
 bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
+
+/// Ranks that meet in one task give its message the same name: collectives their own, the ends of a transfer that
+/// behind their verb. Otherwise ranks that issue two tasks of equal size in different orders would exchange them
+/// unnoticed.
+bool same_message(const Task& a, const Task& b) {
+  return is_pair(a.op) ? same_transfer(a.name, b.name) : a.name == b.name && a.peer == b.peer;
+}
+
+std::string text_of(const Task& task) {
+  const bool at_peer = task.op == Op::broadcast || task.op == Op::exchange;
+  return fmt::format("{} ({} of {} {}{})", task.name, name_of(task.op), task.elems, name_of(task.dtype),
+                     at_peer ? fmt::format(", peer {}", task.peer) : "");
+}
 
 /// The order in which a run's nodes are made; rendezvous are matched by their sequence in it.
 std::vector<ItemId> issue_order(const Plan& plan, bool in_order_channels) {
@@ -189,12 +203,11 @@ uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankS
 void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {
   const auto [first, first_rank] = first_member_[rendezvous];
   const bool same_op = first->op == task.op || (is_pair(first->op) && is_pair(task.op));
-  if (!mismatch_.empty() ||
-      (same_op && first->elems == task.elems && first->dtype == task.dtype && first->algorithm == task.algorithm))
+  if (!mismatch_.empty() || (same_op && first->elems == task.elems && first->dtype == task.dtype &&
+                             first->algorithm == task.algorithm && same_message(*first, task)))
     return;
-  mismatch_ = fmt::format("on channel {} rank {} issues {} ({} of {} {}) where rank {} issues {} ({} of {} {})",
-                          channels_[task.channel].name, first_rank, first->name, name_of(first->op), first->elems,
-                          name_of(first->dtype), rank, task.name, name_of(task.op), task.elems, name_of(task.dtype));
+  mismatch_ = fmt::format("on channel {} rank {} issues {} where rank {} issues {}", channels_[task.channel].name,
+                          first_rank, text_of(*first), rank, text_of(task));
 }
 
 const RendezvousKey* Graph::key(uint32_t node) const {
@@ -207,6 +220,25 @@ std::string Graph::describe(uint32_t node) const {
   const Item& item = (*ranks_[origin.rank_index].runs[origin.run])[origin.item];
   return fmt::format("rank {} run {} {} ({})", ranks_[origin.rank_index].rank, origin.run, item.name,
                      channels_[item.channel].name);
+}
+
+std::string Graph::absent_from(uint32_t node) const {
+  const auto rank_of = [this](uint32_t n) { return ranks_[origin_[n].rank_index].rank; };
+  const Task& task = ranks_[origin_[node].rank_index].runs[origin_[node].run]->task(origin_[node].item);
+  const std::vector<int> group = mesh_.group(channels_[task.channel].axis, rank_of(node));
+  std::vector<int> absent;
+  if (is_pair(task.op)) {
+    const auto size = static_cast<int>(group.size());
+    const int own = mesh_.index_in_group(channels_[task.channel].axis, rank_of(node));
+    absent = {group[static_cast<size_t>(((own + task.peer) % size + size) % size)]};
+  } else {
+    for (const int rank : group)
+      if (index_of_rank_.contains(rank)) absent.push_back(rank);
+    for (uint32_t other = 0; other < origin_.size(); ++other)
+      if (time_.rendezvous_of(other) == time_.rendezvous_of(node)) std::erase(absent, rank_of(other));
+  }
+  return fmt::format("rank{} {}, which never issue{} it", absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
+                     absent.size() == 1 ? "s" : "");
 }
 
 std::string Graph::why_stuck() const {
@@ -229,7 +261,7 @@ std::string Graph::why_stuck() const {
         text += " meets ";
         break;
       case Blocked::Why::missing:
-        text += " waits for a partner that never issues it";
+        text += " waits for " + absent_from(link.node);
         break;
     }
     if (link.awaited != kNoNode) text += describe(link.awaited);

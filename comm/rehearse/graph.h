@@ -33,7 +33,7 @@ class Graph {
         const GraphOptions& options);
 
   bool solve() { return mismatch_.empty() && time_.solve(); }
-  /// After solve() returned false: the cycle, by rank and item.
+  /// After solve() returned false: the tasks that do not match, or the cycle, by rank and item.
   std::string why_stuck() const;
 
   uint32_t node(size_t rank_index, size_t run, ItemId item) const { return nodes_[rank_index][run][item]; }
@@ -64,6 +64,8 @@ class Graph {
   void require_same(uint32_t rendezvous, const Task& task, int rank);
   uint32_t represented(Axis axis, const std::vector<int>& group) const;
   std::string describe(uint32_t node) const;
+  /// The ranks that do not join the rendezvous of `node`.
+  std::string absent_from(uint32_t node) const;
 
   const Mesh& mesh_;
   const std::vector<Channel>& channels_;

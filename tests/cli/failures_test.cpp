@@ -87,6 +87,16 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
                " " + relative),
          2, {"on all ranks: ", "rank 1 and rank 0 disagree on the data", "Give all hosts the same files"});
   }
+  const std::string piped = run + " --set parallel.pipeline=2 --set pipeline.schedule";
+  for (const auto& [host, schedule] : {std::pair{"a", "1f1b"}, {"b", "gpipe"}})
+    REQUIRE(call("plan " + piped + "=" + schedule + " --ranks 2 --schedule-csv " + folder.path(host) + "/s.csv").code ==
+            0);
+  const std::string imported = exe() + " train " + piped + "_file=s.csv";
+  once(shell(mpirun() + "-np 1 -wdir " + folder.path("a") + " " + imported + " : -np 1 -wdir " + folder.path("b") +
+             " " + imported),
+       2,
+       {"on all ranks: ", "rank 1 and rank 0 disagree on the plan (", " of train on stage ", " and ",
+        "Give all hosts the same files, such as pipeline.schedule_file"});
   if (const std::string set = best_instructions(); set != "baseline")
     once(shell(mpirun() + "-np 1 " + program + " : -np 1 env SLIPSTREAM_ISA=baseline " + program), 2,
          {"on all ranks: ", "rank 1 and rank 0 disagree on the instruction set (baseline and " + set + ")"});

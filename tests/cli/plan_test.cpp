@@ -208,6 +208,32 @@ TEST_CASE("an imported schedule with a missing or repeated action is refused bef
   check_refused(call(taken), 2, {"stage 1", "appears twice", "schedule.csv"});
 }
 
+TEST_CASE("an imported schedule for other chunks, or one that waits in a circle, is refused with code 2", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder),
+                    piped = run + " --set parallel.pipeline=2 --set model.layers=4 --set train.global_batch_size=4",
+                    csv = folder.path("schedule.csv"), taken = piped + " --set pipeline.schedule_file=" + csv;
+  // One chunk per stage, where stages have two (pytorch/torchtitan#568: the run hung).
+  const std::string two = " --set pipeline.virtual_stages=2";
+  REQUIRE(call("plan " + piped + " --ranks 2 --schedule-csv " + csv).code == 0);
+  CHECK(call("check " + taken + " --ranks 2").code == 0);
+  check_refused(call("check " + taken + two + " --ranks 2"), 2,
+                {"stage 0: forward of micro-batch 0 in chunk 1 is missing", "schedule.csv", "2 stages x 2 chunks"});
+  REQUIRE(
+      call("plan " + piped + two + " --set pipeline.schedule=interleaved_1f1b --ranks 2 --schedule-csv " + csv).code ==
+      0);
+  CHECK(call("check " + taken + two + " --ranks 2").code == 0);
+  // The first stage waits for a gradient before it sends the micro-batch that the last stage needs first.
+  folder.write("schedule.csv",
+               "stage,position,pass,chunk,micro_batch\n0,0,F,0,0\n0,1,B,0,0\n0,2,F,0,1\n0,3,B,0,1\n"
+               "1,0,F,0,0\n1,1,F,0,1\n1,2,B,0,0\n1,3,B,0,1\n");
+  const std::vector<std::string> circle{
+      "These wait for each other: stage 0: backward of micro-batch 0; stage 1: forward of micro-batch 1",
+      "schedule.csv"};
+  check_refused(call("check " + taken + " --ranks 2"), 2, circle);
+  if (has_mpirun()) check_refused(on_ranks(2, "train " + taken), 2, circle);
+}
+
 TEST_CASE("plan uses the device of the machine file unless the run file sets one", "[cli]") {
   Folder folder;
   const std::string plan = "plan " + run_file(folder) + " --ranks 2 --machine " + source_dir() + "/configs/machines/";

@@ -64,6 +64,10 @@ TEST_CASE("resume: a killed run goes on with the same bits", "[cli]") {
   const Result again = call(train(folder, "killed1", every2 + " --resume"));
   CHECK(again.code == 0);
   CHECK(contains(again.text, "step 8 of 8: nothing is left to train"));
+  const Result beyond = call(train(folder, "killed1", every2 + " --resume --set train.steps=5"));
+  INFO(beyond.text);
+  CHECK(beyond.code == 0);
+  CHECK(contains(beyond.text, "step 8 of 5: nothing is left to train"));
   CHECK(trajectory(folder.path("killed1")) == whole);
 }
 
@@ -250,6 +254,27 @@ TEST_CASE("the writer of a checkpoint has the lowest priority, compute threads k
   if (usual < 19) CHECK(std::count(seen.begin(), seen.end(), usual) == std::ssize(seen) - 1);
 }
 
+TEST_CASE("resume: a checkpoint that cannot be removed is a warning, and training continues", "[cli]") {
+  Folder folder;
+  REQUIRE(call(train(folder, "run", " --set train.steps=2 --set checkpoint.interval=1 --set checkpoint.keep=2")).code ==
+          0);
+  // A folder in use, here by a mounted disk, cannot be removed, not even by root.
+  const std::string used = folder.path("run") + "/checkpoints/step-00000001/disk";
+  fs::create_directories(used);
+  const std::string mount = "mount -t tmpfs none " + used;
+  if (shell("unshare -rm sh -c \"" + mount + "\"").code != 0) {
+    WARN("SKIPPED the folder in use: this machine cannot mount a disk");
+    return;
+  }
+  const Result result = shell("unshare -rm sh -c \"" + mount + " && " + exe() + " " +
+                              train(folder, "run", " --resume --set train.steps=5 --set checkpoint.interval=1") + "\"");
+  INFO(result.text);
+  CHECK(result.code == 0);
+  CHECK(contains(result.text, "step-00000001"));
+  CHECK(contains(result.text, "cannot be removed"));
+  CHECK(metrics(folder.path("run")).size() == 5);
+}
+
 TEST_CASE("resume: another model, optimizer or setting is refused with the key", "[cli]") {
   Folder folder;
   REQUIRE(call(train(folder, "run", " --set train.steps=4")).code == 0);
@@ -284,13 +309,14 @@ TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits",
          ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     // The program itself, or mpirun, which passes SIGUSR1 on to its ranks; not the shells around them.
-    shell(std::string("pkill -") + signal + " -f \"^" + (launcher.empty() ? exe() : MPIRUN) +
-          " .*output.dir=" + folder.path(name) + "\"");
+    shell(std::string("for s in ") + signal + "; do pkill -$s -f \"^" + (launcher.empty() ? exe() : MPIRUN) +
+          " .*output.dir=" + folder.path(name) + "\"; done");
     runner.join();
     return result;
   };
-  for (const char* signal : {"USR1", "TERM", "INT"}) {
-    const std::string name = std::string("stopped") + signal;
+  // More signals before or during the save change nothing.
+  for (const char* signal : {"USR1", "TERM", "INT", "USR1 USR1 TERM INT USR1"}) {
+    const std::string name = std::string("stopped") + std::to_string(std::string(signal).size()) + signal[0];
     const Result stopped = stop(name, "", signal);
     INFO(stopped.text);
     CHECK(stopped.code == 75);

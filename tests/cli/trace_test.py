@@ -67,7 +67,6 @@ def common(a, b):
 def meeting(rank, name):
     """Equal on the members of a communication."""
     operation, what = name.split(".", 1)
-    what = what.replace(".part0", "").replace(".part1", "")
     if operation in ("send", "recv"):
         return (rank if operation == "send" else 1 - rank, what)
     return name

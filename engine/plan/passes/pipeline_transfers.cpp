@@ -10,6 +10,7 @@
 #include <fmt/core.h>
 
 #include "engine/base/check.h"
+#include "engine/plan/transfer_name.h"
 
 namespace slipstream {
 namespace {
@@ -163,8 +164,10 @@ void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
   const auto task_of = [&](const Life& life, bool send) {
     const bool forward = life.pass == Pass::forward;
     Task task;
-    task.name = fmt::format("{}.{}.part{}/{}", send ? "send" : "recv", job_.buffers[life.buffer].name, part_of(life),
-                            life.micro_batch);
+    // Both ends name the part from which the message comes.
+    const int from = send ? part_of(life) : part_of(life) + (forward ? -1 : 1);
+    task.name =
+        transfer_name(send, fmt::format("{}.part{}/{}", job_.buffers[life.buffer].name, from, life.micro_batch));
     task.channel = job_.channel(forward ? (send ? Role::pipe_fwd_out : Role::pipe_fwd_in)
                                         : (send ? Role::pipe_bwd_out : Role::pipe_bwd_in));
     task.op = send ? Op::send : Op::recv;

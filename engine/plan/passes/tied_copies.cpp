@@ -3,6 +3,7 @@
 
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"
+#include "engine/plan/transfer_name.h"
 
 namespace slipstream {
 
@@ -20,16 +21,16 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
     recv.op = Op::recv;
     send.peer = recv.peer = first ? -1 : 1;  // the last stage is the one before the first
     if (!first) {
-      send.name = "send.tied_head";
+      send.name = transfer_name(true, "tied_head");
       send.after = reduced.buckets[b];
-      recv.name = "recv.tied_sum";
+      recv.name = transfer_name(false, "tied_sum");
       recv.writes = {gradient};
       recv.after = {append_task(plan, send)};
       reduced.buckets[b] = {append_task(plan, recv)};
       continue;
     }
     const Slice share{job.ids.tied_share, 0, gradient.size_bytes};
-    recv.name = "recv.tied_head";
+    recv.name = transfer_name(false, "tied_head");
     recv.writes = {share};
     Task add = transfer;
     add.name = "add.tied_head";
@@ -40,7 +41,7 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
     add.after = reduced.buckets[b];
     add.after.push_back(append_task(plan, recv));
     const Point added = append_task(plan, add);
-    send.name = "send.tied_sum";
+    send.name = transfer_name(true, "tied_sum");
     send.after = {added};
     append_task(plan, send);
     reduced.buckets[b] = {added};

@@ -3,8 +3,14 @@
 
 #include "engine/checkpoint/safetensors.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstring>
+#include <filesystem>
 #include <random>
+
+#include <fmt/core.h>
 
 #include "engine/data/hash.h"
 #include "tests/engine/data/disk.h"
@@ -152,6 +158,31 @@ TEST_CASE("safetensors: unusual files that the format allows are read", "[checkp
   std::string dims = "1";
   for (int i = 1; i < 64; ++i) dims += ",1";
   CHECK(count(R"({"a":{"dtype":"BOOL","shape":[)" + dims + R"(],"data_offsets":[0,1]}})", 1) == 1);
+}
+
+TEST_CASE("safetensors: a tensor of more than 2^32 elements, its end and the tensor behind it", "[checkpoint]") {
+  const TempFolder folder;
+  const int64_t elems = (int64_t{1} << 32) + 8;  // nearly all of it a hole
+  const std::string header = fmt::format(
+      R"({{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,{}]}},"b":{{"dtype":"F32","shape":[2],"data_offsets":[{},{}]}}}})",
+      elems, elems, elems, elems + 8);
+  const std::string head = file_of(header, 0);
+  put(folder / "m", head);
+  const int64_t end = std::ssize(head) + elems + 8;
+  std::filesystem::resize_file(folder / "m", static_cast<uintmax_t>(end));
+  const float behind[] = {1.5f, -2};
+  const int descriptor = ::open((folder / "m").c_str(), O_WRONLY);
+  REQUIRE(::pwrite(descriptor, "last", 4, end - 12) == 4);
+  REQUIRE(::pwrite(descriptor, behind, sizeof behind, end - 8) == sizeof behind);
+  ::close(descriptor);
+  const SafetensorsFile file(folder / "m");
+  CHECK(file.get("a").elems() == elems);
+  char last[4];
+  file.read(file.get("a"), elems - 4, last, 4);
+  CHECK(std::string(last, 4) == "last");
+  std::vector<float> read(2);
+  file.read_floats(file.get("b"), read);
+  CHECK(read == std::vector<float>{1.5f, -2});
 }
 
 TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "[checkpoint]") {
