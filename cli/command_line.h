@@ -26,6 +26,7 @@ void add_generate(CLI::App& app, Run& chosen);
 void add_checkpoint(CLI::App& app, Run& chosen);
 void add_tokenize(CLI::App& app, Run& chosen);
 void add_why(CLI::App& app, Run& chosen);
+void add_report(CLI::App& app, Run& chosen);
 void add_later(CLI::App& app, Run& chosen);
 
 /// Prints the type and the default of an option, without suggesting several values per flag.

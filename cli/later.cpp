@@ -6,8 +6,6 @@
 namespace slipstream::cli {
 
 void add_later(CLI::App& app, Run& chosen) {
-  add_missing(app, chosen, "report", "a run as an HTML page",
-              "Read metrics.jsonl of the run folder, and open its trace/*.json in Perfetto.");
   add_missing(app, chosen, "convert", "weights from and to Hugging Face",
               "Final weights already are safetensors with Hugging Face names, in checkpoints/final of the run folder.");
 }

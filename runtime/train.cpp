@@ -35,6 +35,7 @@
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
+#include "planner/plan_record.h"
 #include "planner/planner.h"
 #include "runtime/agreement.h"
 #include "runtime/build_id.h"
@@ -251,6 +252,7 @@ int train(const TrainOptions& options) {
       record = run_json(world, assignment, *resolved, finished, agreed, threads);
       if (resume) record["resumed_from"] = resume->path;
       run_dir->write("run.json", record.dump(2) + "\n");
+      run_dir->write("plan.json", planner::plan_record(config, agreed, finished));
     });
     world.record_in(config.output.dir + "/flight");
     if (options.delay_seed)

@@ -20,7 +20,7 @@ optional=(bible-kjv)
 asked_for_optional=0
 for argument in "$@"; do
   case "$argument" in
-    --tests) needed+=(catch2 python3 git) optional+=(ccache clang-format-14 lld) ;;
+    --tests) needed+=(catch2 python3 git) optional+=(ccache chromium clang-format-14 lld) ;;
     --docs) needed+=(doxygen) ;;
     --fuzz) needed+=(clang libclang-rt-dev) ;;
     --optional) asked_for_optional=1 ;;

@@ -25,6 +25,43 @@ void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
     if (wants(span.step)) spans_[channel].push_back(span);
 }
 
+const Plan& TraceWriter::plan_of(ChannelId channel) const {
+  return job_.channels[channel].role == Role::save ? job_.save : job_.train;
+}
+
+/// `item` is the item of the plan, `bytes` what a kernel moves from and to memory or a task's elements take.
+void TraceWriter::write_event(std::FILE* file, ChannelId c, const Span& span) const {
+  const Item& item = plan_of(c)[span.item];
+  const bool is_work = span.kind == Span::Kind::work;
+  const auto awaited_channel = static_cast<ChannelId>(span.awaited >> 32);
+  const std::string awaited = is_work ? "" : plan_of(awaited_channel)[static_cast<ItemId>(span.awaited)].name;
+  const std::string name = !is_work                       ? item.name + "_wait_" + awaited
+                           : span.work->name == item.name ? item.name
+                                                          : item.name + "/" + span.work->name;
+  const int64_t duration_ns = span.end_ns - span.begin_ns;
+  fmt::print(file,
+             ",\n{{\"ph\": \"X\", \"cat\": \"{}\", \"name\": {}, \"pid\": {}, \"tid\": {}, \"ts\": {}.{:03}, \"dur\": "
+             "{}.{:03}, \"args\": {{\"step\": {}, \"stream\": {}, \"item\": {}",
+             !is_work                              ? "wait"
+             : job_.channels[c].axis == Axis::self ? "kernel"
+                                                   : "communication",
+             Json(name).dump(), rank_, c, span.begin_ns / 1000, span.begin_ns % 1000, duration_ns / 1000,
+             duration_ns % 1000, span.step, c, Json(item.name).dump());
+  if (!is_work) {
+    fmt::print(file, ", \"awaited\": {}, \"awaited stream\": {}", Json(awaited).dump(), awaited_channel);
+  } else if (is_communication(item.op)) {
+    const Task& task = job_.train.task(span.item);
+    fmt::print(file,
+               ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, "
+               "\"dtype\": \"{}\", \"bytes\": {}",
+               name_of(task.op), task.elems, task.elems, job_.mesh.group_size(job_.channels[c].axis),
+               name_of(task.dtype), task.elems * size_of(task.dtype));
+  } else {
+    fmt::print(file, ", \"flops\": {}, \"bytes\": {}", span.work->cost.flops, span.work->cost.bytes);
+  }
+  fmt::print(file, "}}}}");
+}
+
 void TraceWriter::finish() {
   const std::string temporary = path_ + ".tmp";
   std::FILE* file = std::fopen(temporary.c_str(), "w");
@@ -39,6 +76,7 @@ void TraceWriter::finish() {
       file,
       "{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {}, \"tid\": 0, \"args\": {{\"name\": \"rank {}\"}}}}",
       rank_, rank_);
+  // Before all events, so that a reader knows the channel of every awaited task.
   for (ChannelId c = 0; c < spans_.size(); ++c) {
     fmt::print(
         file,
@@ -48,35 +86,9 @@ void TraceWriter::finish() {
                ",\n{{\"ph\": \"M\", \"name\": \"thread_sort_index\", \"pid\": {}, \"tid\": {}, \"args\": "
                "{{\"sort_index\": {}}}}}",
                rank_, c, c);
-    const auto plan_of = [this](ChannelId channel) -> const Plan& {
-      return job_.channels[channel].role == Role::save ? job_.save : job_.train;
-    };
-    for (const Span& span : spans_[c]) {
-      const std::string item = plan_of(c)[span.item].name;
-      const std::string name =
-          span.kind == Span::Kind::work
-              ? (span.work->name == item ? item : item + "/" + span.work->name)
-              : item + "_wait_" +
-                    plan_of(static_cast<ChannelId>(span.awaited >> 32))[static_cast<ItemId>(span.awaited)].name;
-      const int64_t duration_ns = span.end_ns - span.begin_ns;
-      fmt::print(
-          file,
-          ",\n{{\"ph\": \"X\", \"cat\": \"{}\", \"name\": {}, \"pid\": {}, \"tid\": {}, \"ts\": {}.{:03}, \"dur\": "
-          "{}.{:03}, \"args\": {{\"step\": {}, \"stream\": {}",
-          span.kind == Span::Kind::work ? (job_.channels[c].axis == Axis::self ? "kernel" : "communication") : "wait",
-          Json(name).dump(), rank_, c, span.begin_ns / 1000, span.begin_ns % 1000, duration_ns / 1000,
-          duration_ns % 1000, span.step, c);
-      if (span.kind == Span::Kind::work && is_communication(plan_of(c)[span.item].op)) {
-        const Task& task = job_.train.task(span.item);
-        fmt::print(file,
-                   ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, "
-                   "\"dtype\": \"{}\"",
-                   name_of(task.op), task.elems, task.elems, job_.mesh.group_size(job_.channels[c].axis),
-                   name_of(task.dtype));
-      }
-      fmt::print(file, "}}}}");
-    }
   }
+  for (ChannelId c = 0; c < spans_.size(); ++c)
+    for (const Span& span : spans_[c]) write_event(file, c, span);
   fmt::print(file, "\n]}}\n");
   const bool failed = std::ferror(file) != 0;
   if (std::fclose(file) != 0 || failed || std::rename(temporary.c_str(), path_.c_str()) != 0) {

@@ -3,6 +3,7 @@
 // A timeline of one rank in the Chrome trace format, one row per stream, readable by Perfetto and other trace tools.
 // Source: "Trace Event Format", the JSON that chrome://tracing and ui.perfetto.dev read.
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ class TraceWriter {
   bool wants(int64_t step) const { return step >= first_ && step <= last_; }
 
  private:
+  const Plan& plan_of(ChannelId channel) const;
+  void write_event(std::FILE* file, ChannelId channel, const Span& span) const;
+
   const Job& job_;
   int rank_;
   int64_t first_, last_;

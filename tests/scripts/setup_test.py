@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
-OPTIONAL = ["bible-kjv", "ccache", "clang-format-14", "lld"]
+OPTIONAL = ["bible-kjv", "ccache", "chromium", "clang-format-14", "lld"]
 STUBS = {
     "dpkg": 'case " $ABSENT " in *" $2 "*) exit 1 ;; esac; echo "Status: install ok installed"',
     "apt-get": 'echo "$@" >>"$CALLS"; case " $REFUSED " in *" ${@: -1} "*) exit 100 ;; esac',

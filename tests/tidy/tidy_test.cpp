@@ -29,7 +29,7 @@ const std::vector<File>& tree() {
       found.push_back({fs::relative(path, root).generic_string(), text.str()});
     };
     for (const char* folder : {".ci", ".github", "bench", "cli", "comm", "configs", "engine", "kernels", "models",
-                               "planner", "runtime", "scripts", "tests", "docs", "changes"}) {
+                               "planner", "report", "runtime", "scripts", "tests", "docs", "changes"}) {
       if (!fs::exists(root / folder)) continue;
       for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
         static const std::set<std::string> kinds = {".cpp", ".h",  ".hpp",  ".cu",    ".cuh",

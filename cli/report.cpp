@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs slipstream report: writes a run, or several beside each other, as one HTML page.
+
+#include <memory>
+
+#include "cli/command_line.h"
+#include "engine/base/files.h"
+#include "engine/base/print.h"
+#include "engine/base/units.h"
+#include "report/page.h"
+
+namespace slipstream::cli {
+namespace {
+
+struct ReportOptions {
+  std::vector<std::string> folders;
+  std::string output;  // empty: report.html in the first folder
+};
+
+int report(const ReportOptions& options) {
+  const report::Page page = report::make_page(options.folders);
+  const std::string path = options.output.empty() ? options.folders.front() + "/report.html" : options.output;
+  files::write_file(path, page.html);
+  for (const std::string& sentence : page.missing) print_result("{}\n", sentence);
+  print_result("{} ({})\n", path, format_bytes(static_cast<int64_t>(page.html.size())));
+  return 0;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Run& chosen) {
+  const auto options = std::make_shared<ReportOptions>();
+  CLI::App* command = app.add_subcommand("report", "write a run, or several beside each other, as one HTML page");
+  command->add_option("runs", options->folders, "folders of runs (output.dir)")->required();
+  command->add_option("--output", options->output, "path of the page; default: report.html in the first folder");
+  command->callback(
+      [&chosen, options] { chosen = [options] { return alone("report", [&] { return report(*options); }); }; });
+}
+
+}  // namespace slipstream::cli

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sections of the page, from the data that slipstream report wrote into it.
+'use strict';
+
+const RUNS = JSON.parse(document.getElementById('data').textContent).runs;
+const several = RUNS.length > 1;
+// Runs of one name differ by the rest of their paths.
+const label = run => RUNS.filter(other => other.name === run.name).length > 1 ? run.path : run.name;
+const figure = (run, key) => run.figures.find(one => one.key === key);
+
+function figureText(one) {
+  if (one.unit === 'bytes') return bytes(one.value);
+  if (one.key === 'parameters' || one.key === 'tokens_per_s') return count(one.value);
+  if (one.key.endsWith('loss')) return one.value.toFixed(4);
+  return digits(one.value);
+}
+const unitText = one => one.unit && one.unit !== 'bytes' ? ` ${one.unit}` : '';
+
+// ---- sections ------------------------------------------------------------------------------------------------------
+
+const shownSections = document.getElementById('sections');
+function section(id, title, draw) {
+  let inside;
+  try {
+    inside = [draw()].flat(3).filter(part => part);
+  } catch (problem) {  // a damaged file costs its section only
+    console.error(problem);
+    inside = [h('p', {class: 'lead'}, `This part cannot be drawn: ${problem.message}.`)];
+  }
+  if (!inside.length) return null;
+  shownSections.append(h('li', {}, h('a', {href: `#${id}`}, title)));
+  return h('section', {id, 'aria-labelledby': `${id}-title`}, h('h2', {id: `${id}-title`}, title), inside);
+}
+
+function missing() {
+  const all = RUNS.flatMap(run => run.missing.map(sentence => several ? `${label(run)}: ${sentence}` : sentence));
+  return all.length ? h('aside', {class: 'notice', id: 'missing', 'aria-labelledby': 'missing-title'},
+    h('h2', {id: 'missing-title'}, all.length === 1 ? 'One thing is missing' : `${all.length} things are missing`), h('ul', {}, all.map(sentence => h('li', {}, sentence)))) : null;
+}
+
+const tiles = run => h('dl', {class: 'tiles', id: 'figures', 'aria-label': 'Main figures'}, run.figures.filter(one => one.main).map(one =>
+  h('div', {class: 'tile'}, h('dt', {}, one.label), h('dd', {'data-figure': one.key}, data(one.value, figureText(one)), unitText(one) ? h('small', {}, unitText(one)) : null))));
+
+function compare() {
+  const keys = [...new Map(RUNS.flatMap(run => run.figures.map(one => [one.key, one]))).values()];
+  const rows = keys.map(({key, label: name, unit}) => [name + (unit && unit !== 'bytes' ? `, ${unit}` : ''), ...RUNS.map((run, i) => {
+    const one = figure(run, key), base = figure(RUNS[0], key);
+    if (!one) return h('td', {class: 'n'}, '-');
+    if (i === 0 || !base || base.value === 0) return h('td', {class: 'n', 'data-figure': key}, data(one.value, figureText(one)));
+    const change = one.value / base.value, better = one.better && change !== 1 ? (change > 1) === (one.better === 'higher') : null;
+    return h('td', {class: 'n', 'data-figure': key}, data(one.value, figureText(one)), ' ',
+      h('span', {class: better === null || Math.abs(change - 1) < .005 ? 'subtitle' : better ? 'good' : 'bad'}, h('data', {value: change}, `${digits(change)}×`),
+        better === null || Math.abs(change - 1) < .005 ? '' : better ? ' better' : ' worse'));
+  })]);
+  const settings = new Map();
+  RUNS.forEach((run, i) => run.settings.forEach(([key, value]) => { if (!settings.has(key)) settings.set(key, RUNS.map(() => null)); settings.get(key)[i] = value; }));
+  const differing = [...settings].filter(([, values]) => values.some(value => value !== values[0]));
+  return [h('p', {class: 'lead'}, `Figures of all runs, with the ratio to ${label(RUNS[0])}.`),
+    table('Figures of the runs', [{name: 'figure'}, ...RUNS.map(run => ({name: label(run), n: true}))], rows),
+    h('h3', {style: 'margin-top:1.2rem'}, 'Differing keys'),
+    differing.length ? table('Keys of the configuration that differ', [{name: 'key'}, ...RUNS.map(run => ({name: label(run)}))],
+      differing.map(([key, values]) => [h('code', {}, key), ...values.map(value => value === null ? '-' : h('code', {}, value))]))
+      : h('p', {class: 'lead'}, 'The configurations are equal.')];
+}
+
+function training() {
+  const marks = RUNS.length === 1 ? RUNS[0].marks : [];
+  const curve = (title, unit, names, options) => {
+    const series = RUNS.flatMap((run, i) => names.map(([name, text, paint, extra]) =>
+      seriesOf(run, name, several ? `${label(run)}${names.length > 1 ? ` ${text}` : ''}` : text, several ? color(i) : paint, extra))).filter(one => one);
+    return series.length ? chart({title, unit, series, marks, named: several, ...options}) : null;
+  };
+  const charts = [
+    curve('Loss', '', [['loss', 'training', 'var(--c0)'], ['val_loss', 'validation', 'var(--c1)', {dots: true}]]),
+    curve('Throughput', 'tokens per second', [['tokens_per_s', 'tokens per second', 'var(--c2)']], {format: count, zero: true}),
+    curve('Learning rate', '', [['lr', 'learning rate', 'var(--c3)']], {zero: true}),
+    curve('Norm of the gradient', 'before clipping', [['grad_norm', 'norm', 'var(--c4)']], {log: true}),
+  ].filter(one => one);
+  return charts.length ? h('div', {class: 'grid'}, charts) : null;
+}
+
+const PARTS = [['compute_ms', 'compute', 'var(--forward)'], ['exposed_ms', 'exposed communication', 'var(--wait-reduce)'],
+  ['bubble_ms', 'bubble', 'var(--wait-stages)'], ['input_ms', 'wait for input', 'var(--wait-input)'], ['other_ms', 'gaps of the host', 'var(--wait-local)']];
+
+function time(run) {
+  if (!run.curves) return null;
+  const zero = one => ({...one, mean: one.mean.map(value => is(value) ? value : 0), min: undefined, max: undefined});
+  const parts = PARTS.map(([name, text, paint]) => seriesOf(run, name, text, paint)).filter(one => one).map(zero).filter(one => one.mean.some(value => value > 0));
+  const bound = seriesOf(run, 'bound_ms', 'rehearsed bound', 'var(--ink)');
+  const causes = run.curves.causes.filter(one => one.mean.some(value => value > 0))
+    .map((one, i) => zero({...one, color: color([1, 5, 4, 8, 10, 2, 0, 3, 6, 7, 11, 9][i % 12]), starts: run.curves.starts, last: run.curves.last}));
+  return [h('p', {class: 'lead'}, 'Means over ranks. Exposed communication is the time by which an infinitely fast network would shorten the step; a bubble is a wait that no network removes.'),
+    h('div', {class: 'grid'}, parts.length ? chart({title: 'Time of a step', unit: 'ms', series: parts, stacked: true, over: bound ? [bound] : [], marks: run.marks, named: true}) : null,
+      causes.length ? chart({title: 'Exposed time by the awaited task', unit: 'ms', series: causes, stacked: true, marks: run.marks, named: true})
+        : h('p', {class: 'lead'}, 'No communication was exposed.'))];
+}
+
+function events(run) {
+  return run.marks.length ? table('Events in the order of their steps', [{name: 'step'}, {name: 'kind'}, {name: 'event'}, {name: 'time'}], run.marks.map(mark => [
+    is(mark.step) ? mark.step : '-', h('span', {class: 'tag', style: `border-color:${(MARKS[mark.kind] || MARKS.event)[1]}`}, (MARKS[mark.kind] || MARKS.event)[0]), mark.text, mark.time || '-'])) : null;
+}
+
+function configuration(run) {
+  if (!run.settings.length) return null;
+  const differs = run.settings.filter(([, value, standard]) => value !== standard);
+  const rows = list => list.map(([key, value, standard]) => [h('code', {}, key), h('code', {}, value), standard === null ? 'not a key of this version' : h('code', {}, standard)]);
+  const columns = [{name: 'key'}, {name: 'value'}, {name: 'default'}];
+  return [table('Keys that differ from their defaults', columns, rows(differs)), fold(`All ${run.settings.length} keys`, table('All keys', columns, rows(run.settings)))];
+}
+
+const facts = run => run.facts.length ? [h('dl', {class: 'facts'}, run.facts.flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])),
+  run.notes.length ? [h('h3', {style: 'margin-top:1rem'}, 'Notes'), h('ul', {}, run.notes.map(note => h('li', {}, note)))] : null] : null;
+
+const stepsOf = ({steps, traced_steps: traced}) => `${steps.length > 1 ? `Steps ${steps[0]} to ${steps[steps.length - 1]}` : `Step ${steps[0]}`}${
+  traced > steps.length ? ` of ${traced} traced steps` : ''}. Every host has its own clock.`;
+
+/// The sections of one run.
+function partsOf(run) {
+  shownSections.replaceChildren(...fixed);
+  return [
+    section('time', 'Step time', () => time(run)),
+    run.timeline ? section('timeline', 'Timeline', () => [h('p', {class: 'lead'}, stepsOf(run.timeline)), timeline(run)]) : null,
+    run.schedule.length ? section('pipeline', 'Pipeline', () => schedule(run)) : null,
+    run.tasks.length ? section('tasks', 'Prediction', () => tasks(run)) : null,
+    run.kernels.length ? section('kernels', 'Kernels', () => kernels(run)) : null,
+    run.memory ? section('memory', 'Memory', () => memory(run)) : null,
+    run.mesh && run.mesh.channels.length ? section('mesh', 'Links', () => mesh(run)) : null,
+    section('events', 'Events', () => events(run)),
+    section('configuration', 'Configuration', () => configuration(run)),
+    section('run', 'Run', () => facts(run)),
+  ].filter(part => part);
+}
+
+const main = document.getElementById('main'), top0 = RUNS[0];
+const fact = (run, name) => (run.facts.find(one => one[0] === name) || [])[1];
+document.getElementById('title').textContent = RUNS.map(label).join(' · ');
+document.getElementById('subtitle').textContent = several ? `Comparison of ${RUNS.length} runs`
+  : [fact(top0, 'Model'), fact(top0, 'Ranks') && `${fact(top0, 'Ranks')} rank${fact(top0, 'Ranks') === '1' ? '' : 's'} on ${fact(top0, 'GPU') || fact(top0, 'Device')}`, fact(top0, 'Version') && `version ${fact(top0, 'Version')}`].filter(text => text).join(' · ');
+
+const notice = missing();
+const head = [notice, several ? null : tiles(top0), several ? section('compare', 'Comparison', compare) : null, section('training', 'Training', training)];
+const fixed = [...shownSections.children];
+const parts = h('div', {id: 'parts'});
+let picker = null;
+if (several) {
+  const choose = h('select', {id: 'run-picker', on: {change: () => parts.replaceChildren(...partsOf(RUNS[Number(choose.value)]))}}, RUNS.map((run, i) => h('option', {value: i}, label(run))));
+  picker = h('p', {class: 'tools'}, h('label', {for: 'run-picker'}, 'The sections below show '), choose);
+}
+parts.append(...partsOf(top0));
+main.append(...[...head, picker, parts, h('footer', {}, RUNS.map(run => run.path).join(' · '))].filter(part => part));

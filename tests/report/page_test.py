@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of real runs in headless Chromium: their numbers are those of the run's files, and no text of a run is code.
+
+Arguments: the program and mpirun. With SLIPSTREAM_SCREENSHOTS=FOLDER, also pictures in light, dark and phone width.
+"""
+
+import html.parser
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM, MPIRUN = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
+PICTURES = os.environ.get("SLIPSTREAM_SCREENSHOTS")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# Of a folder and of an event: each would change the title if it became an element.
+HOSTILE_NAME = "<img src=x onerror=document.title='owned'>"
+HOSTILE_TEXT = "</script><script>document.title='owned'</script><b id=owned>"
+
+RUN_FILE = """
+[model]
+family = "gpt2"
+layers = 4
+heads = 2
+width = 64
+context = 32
+[data]
+train = "text.txt"
+tokenizer = "bytes"
+[train]
+steps = 24
+micro_batch_size = 2
+global_batch_size = 16
+log_interval = 24
+eval_interval = 8
+eval_batches = 1
+[comm.emulate]
+bandwidth = "400Mbit/s"
+[checkpoint]
+interval = 8
+[trace]
+steps = [10, 12]
+"""
+RUNS = {"data parallel": [], "pipeline": ["parallel.pipeline=2"], "zero3": ["zero.stage=3"]}
+WAITS = {"data parallel": "gradients", "pipeline": "pipeline stages", "zero3": "parameters"}
+
+
+class Dom(html.parser.HTMLParser):
+    """Figures, table rows and sections of a page after its script has run."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.figures, self.tables, self.ids, self.tags = {}, {}, [], []
+        self.title, self._path, self._row, self._figure, self._caption = "", [], None, None, None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        self._path.append(tag)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if "data-figure" in attributes:
+            self._figure = attributes["data-figure"]
+        if tag == "data" and self._figure and self._figure not in self.figures:
+            self.figures[self._figure] = float(attributes["value"])
+        if tag == "data" and self._row is not None:
+            self._row[-1] = float(attributes["value"] or "nan")
+        if tag == "caption":
+            self._caption = ""
+        if tag == "tr" and "tbody" in self._path:
+            self._row = []
+        if tag in ("td", "th") and self._row is not None:
+            self._row.append("")
+
+    def handle_endtag(self, tag):
+        while self._path and self._path.pop() != tag:
+            pass
+        if tag == "caption":
+            self.tables[self._caption] = []
+            self._last = self._caption
+            self._caption = None
+        if tag == "tr" and self._row is not None:
+            self.tables[self._last].append(self._row)
+            self._row = None
+        if tag in ("dd", "td"):
+            self._figure = None
+
+    def handle_data(self, text):
+        if self._path and self._path[-1] == "title" and "svg" not in self._path:
+            self.title += text
+        if self._caption is not None:
+            self._caption += text
+        if self._row and isinstance(self._row[-1], str):
+            self._row[-1] += text
+
+
+def shell(*command, folder, code=0):
+    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    done = subprocess.run([str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def chromium(*arguments, page, profile):
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+               "--disable-extensions", "--disable-background-networking", "--enable-logging=stderr",
+               f"--user-data-dir={profile}", "--virtual-time-budget=3000", *arguments, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+class Pages(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        (cls.folder / "run.toml").write_text(RUN_FILE)
+        (cls.folder / "text.txt").write_text("To be, or not to be, that is the question. " * 2000)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def train(self, name, sets, ranks=2):
+        command = [MPIRUN, "--oversubscribe", "-np", ranks, PROGRAM, "train", "run.toml", "--set", f"output.dir={name}"]
+        for setting in sets:
+            command += ["--set", setting]
+        shell(*command, folder=self.folder)
+        return self.folder / name
+
+    def dom(self, page):
+        done = chromium("--dump-dom", page=page, profile=self.folder / "profile")
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        self.assertEqual(console, [], "messages on the console")
+        self.text = done.stdout
+        return Dom(done.stdout)
+
+    def pictures(self, name, page):
+        if not PICTURES:
+            return
+        os.makedirs(PICTURES, exist_ok=True)
+        for kind, size, more in [("light", "1280,5200", []), ("phone", "390,8600", []),
+                                 ("dark", "1280,5200", ["--blink-settings=preferredColorScheme=0"])]:
+            path = pathlib.Path(PICTURES).resolve() / f"{name.replace(' ', '-')}-{kind}.png"
+            chromium(f"--window-size={size}", f"--screenshot={path}", *more, page=page, profile=self.folder / "profile")
+            self.assertGreater(path.stat().st_size, 20_000)
+
+    def check_numbers(self, folder, dom):
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        warm = lines[2:]
+        mean = lambda key: sum(line.get(key) or 0 for line in warm) / len(warm)
+        self.assertEqual(dom.figures["loss"], lines[-1]["loss"])
+        self.assertEqual(dom.figures["val_loss"], lines[-1]["val_loss"])
+        for key in ("step_ms", "tokens_per_s", "exposed_ms"):
+            self.assertAlmostEqual(dom.figures[key], mean(key), delta=1e-9 * abs(mean(key)))
+        # The table behind the curve: every step, because a column holds one.
+        losses = {int(row[0]): row[1] for row in dom.tables["Loss"]}
+        for line in lines:
+            self.assertAlmostEqual(losses[line["step"]], line["loss"], delta=1e-5 * line["loss"])
+        plan = json.loads((folder / "plan.json").read_text())
+        memory = {row[0]: row[1] for row in dom.tables["Memory of a rank"]}
+        for owner, size in plan["stages"][0]["memory_bytes"].items():
+            self.assertEqual(memory.get(owner, 0), size)
+        column = 8 - (len(plan["stages"]) == 1)  # a pipeline's table has the stage
+        sent = sum(row[column] for row in dom.tables["What crosses which link in a step of one rank"])
+        self.assertEqual(sent, sum(channel["sent_bytes"] for stage in plan["stages"] for channel in stage["channels"]
+                                   if channel["axis"] != "self"))
+        # Kernels: the time of all kernels in the traces, by step and rank.
+        total, ranks = 0.0, sorted((folder / "trace").glob("rank*.json"))
+        for path in ranks:
+            total += sum(event["dur"] for event in json.loads(path.read_text())["traceEvents"]
+                         if event["ph"] == "X" and event["cat"] == "kernel")
+        shown = sum(row[2] for row in dom.tables["Kernels, the longest first"])
+        self.assertAlmostEqual(shown / 1e3, total / 3 / len(ranks), delta=1e-3 * total)
+        rows = dom.tables["Events in the order of their steps"]
+        self.assertEqual([int(row[0]) for row in rows if row[1] == "Checkpoint"], sorted(
+            int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")))
+
+    def test_numbers_of_the_page_are_those_of_the_files(self):
+        for name in RUNS if EVERYTHING or PICTURES else ["pipeline"]:
+            folder = self.train(name, RUNS[name])
+            shell(PROGRAM, "report", folder, folder=self.folder)
+            page = folder / "report.html"
+            self.assertLess(page.stat().st_size, 2_000_000)
+            self.assertNotRegex(page.read_text(), r"(?:src|href)=\"?https?:")
+            dom = self.dom(page)
+            self.check_numbers(folder, dom)
+            self.assertEqual("pipeline" in dom.ids, name == "pipeline")
+            for section in ("training", "time", "timeline", "tasks", "kernels", "memory", "mesh", "configuration", "run"):
+                self.assertIn(section, dom.ids)
+            self.assertEqual(len(dom.ids), len(set(dom.ids)), "ids are unique")
+            self.assertNotIn("missing", dom.ids)
+            self.assertIn("compute waits for " + WAITS[name], self.text)  # in the legend of the timeline
+            self.pictures(name, page)
+
+    def test_hostile_names_and_a_comparison(self):
+        first = self.train(HOSTILE_NAME, ["parallel.data=1", "optimizer.learning_rate=1e-4"], ranks=1)
+        second = self.train("b", ["parallel.data=1"], ranks=1)
+        pathlib.Path(f"{first}.events.jsonl").write_text(
+            json.dumps({"event": "exit", "code": 6, "step": 8, "why": HOSTILE_TEXT, "time": HOSTILE_TEXT}) + "\n")
+        (first / "run.json").write_text((first / "run.json").read_text().replace("gpt2", HOSTILE_TEXT))
+        with open(second / "metrics.jsonl", "a") as file:
+            file.write('{"step": 25, "lo')
+        shell(PROGRAM, "report", first, second, "--output", self.folder / "both.html", folder=self.folder)
+        dom = self.dom(self.folder / "both.html")
+        self.assertNotIn("owned", [dom.title, *dom.ids])
+        self.assertNotIn("img", dom.tags)
+        self.assertIn("missing", dom.ids)
+        figures = {row[0]: row for row in dom.tables["Figures of the runs"]}
+        self.assertEqual(len(figures["last loss"]), 3)
+        keys = {row[0]: row[1:] for row in dom.tables["Keys of the configuration that differ"]}
+        self.assertEqual(set(keys), {"optimizer.learning_rate", "output.dir", "checkpoint.dir"})
+        self.assertTrue(any(HOSTILE_TEXT in row[2] for row in dom.tables["Events in the order of their steps"]))
+        self.pictures("comparison", self.folder / "both.html")
+
+
+if __name__ == "__main__":
+    if not CHROMIUM:
+        print("SKIPPED pages in a browser: Chromium is not installed. scripts/setup.sh --tests installs it.")
+        sys.exit(77)
+    if not MPIRUN:
+        print("SKIPPED pages in a browser: mpirun is not installed.")
+        sys.exit(77)
+    unittest.main(argv=sys.argv[:1])
