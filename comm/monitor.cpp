@@ -45,17 +45,20 @@ std::string own_host() {
   return ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "unknown";
 }
 
-int64_t unix_ms() {
-  return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+int64_t monotonic_ms() { return monotonic_ns() / 1'000'000; }
 
 void print(const std::string& sentence) { std::fprintf(stderr, "slipstream: %s\n", sentence.c_str()); }
 
 }  // namespace
 
+int64_t unix_ms() {
+  return std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 Monitor::Monitor(int rank, std::function<void()> leave)
     : leave_(std::move(leave)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      epoch_ms_(unix_ms() - monotonic_ms()),
       rank_(rank),
       size_(rank + 1),
       host_(own_host()) {
@@ -80,10 +83,11 @@ bool Monitor::ends() {
   return ends_;
 }
 
-void Monitor::connect(int rank, int size, const std::string& token, const std::string& addresses,
+void Monitor::connect(int rank, int size, const std::string& token, int64_t now_ms, const std::string& addresses,
                       bool on_host_of_rank_0, std::unique_ptr<SideChannel> listening) {
   {
     const std::lock_guard lock(mutex_);
+    epoch_ms_ = now_ms - monotonic_ms();
     wanted_ =
         std::make_unique<Connection>(Connection{rank, size, token, addresses, on_host_of_rank_0, std::move(listening)});
   }
@@ -143,7 +147,7 @@ FlightRecord Monitor::record(const std::string& alarm) {
   }
   const std::lock_guard lock(mutex_);
   FlightRecord record{.run = run_, .rank = rank_, .size = size_, .host = host_, .process = ::getpid()};
-  record.written_ms = unix_ms();
+  record.written_ms = epoch_ms_ + monotonic_ms();
   record.phase = phase_;
   record.step = state.step;
   const RunPhase limiting = alarm_.empty() ? phase_ : RunPhase::step;

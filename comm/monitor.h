@@ -31,6 +31,9 @@ struct WaitLimits {
   }
 };
 
+/// Milliseconds since 1970 on this host's clock.
+int64_t unix_ms();
+
 /// One thread per rank sleeps between looks and never computes. It sends a sign of life to rank 0; on an alarm, rank 0
 /// asks all ranks for their records over the side channel, judges them, and every rank writes its record and leaves.
 ///
@@ -45,8 +48,9 @@ class Monitor {
   Monitor& operator=(const Monitor&) = delete;
 
   /// Once, on all ranks: from now on, records reach rank 0. `addresses` is that of rank 0's listen(), which this takes.
-  void connect(int rank, int size, const std::string& token, const std::string& addresses, bool on_host_of_rank_0,
-               std::unique_ptr<SideChannel> listening);
+  /// `now_ms`: the time on rank 0's clock, because clocks of hosts differ and jump.
+  void connect(int rank, int size, const std::string& token, int64_t now_ms, const std::string& addresses,
+               bool on_host_of_rank_0, std::unique_ptr<SideChannel> listening);
 
   void limit(const WaitLimits& limits);
   /// Records are written into this folder, which is created when the first one is.
@@ -92,6 +96,7 @@ class Monitor {
   int64_t exchanges_begun_ = 0, exchanges_ended_ = 0;
   std::string exchange_;
   int64_t exchange_began_ns_ = 0;
+  int64_t epoch_ms_;    // since 1970, at 0 of the monotonic clock
   uint64_t moves_ = 0;  // of the host: phases and exchanges
   std::string alarm_;
   int alarms_ = 0;  // callers of alarm()

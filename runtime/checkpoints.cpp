@@ -5,15 +5,19 @@
 
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 #include <functional>
 #include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
+#include "engine/base/files.h"
 #include "engine/base/log.h"
 #include "engine/base/parallel.h"
+#include "engine/base/units.h"
 #include "engine/checkpoint/store.h"
 #include "engine/config/fields.h"
+#include "engine/plan/saved_state.h"
 #include "runtime/version.h"
 
 namespace slipstream::runtime {
@@ -42,6 +46,14 @@ std::string report_of(const std::function<checkpoint::StateFile()>& write) {
   } catch (const Error& error) {
     return fmt::format("failed {}", error.what());
   }
+}
+
+std::string space_sentence(const std::string& dir, int64_t need_bytes) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(dir, error);
+  if (error) return {};
+  return fmt::format(" A checkpoint needs {}, and {} has {} free.", format_bytes(need_bytes), files::shown(dir),
+                     format_bytes(static_cast<int64_t>(space.available)));
 }
 
 /// Takes the first word of `text`.
@@ -124,20 +136,20 @@ void Checkpoints::warn_of_wait(int64_t step) {
            step, in_flight_, options_.bandwidth_bytes_per_second > 0 ? " or checkpoint.bandwidth" : "");
 }
 
-std::string Checkpoints::finish(const checkpoint::NumericsHistory& numerics) {
+std::string Checkpoints::finish(const checkpoint::NumericsHistory& numerics, const std::string& hindrance) {
   pace_->lift();
   while (is_writing() && !writer_.joinable()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (writer_.joinable()) writer_.join();
-  return commit(std::exchange(in_flight_, 0), numerics, report_);
+  return commit(std::exchange(in_flight_, 0), numerics, report_, hindrance);
 }
 
-std::string Checkpoints::save(int64_t step, const checkpoint::NumericsHistory& numerics) {
-  const std::string failure = begin_async(step);
-  return failure.empty() ? commit(std::exchange(in_flight_, 0), numerics, write(read_at_rest(rank_), nullptr))
-                         : failure;
+std::string Checkpoints::save(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& hindrance) {
+  if (std::string failure = begin_async(step); !failure.empty()) return failure;
+  return commit(std::exchange(in_flight_, 0), numerics, write(read_at_rest(rank_), nullptr), hindrance);
 }
 
-std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report) {
+std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report,
+                                const std::string& hindrance) {
   std::string failure;
   std::vector<std::string> reports = world_.all_gather(report, "a save");
   checkpoint::Manifest manifest{.step = step,
@@ -168,6 +180,7 @@ std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory&
   }
   fail_point("save.gathered");
   if (world_.rank() == 0) {
+    if (failure.empty()) failure = hindrance;
     try {
       if (failure.empty())
         checkpoint::commit_checkpoint(options_.dir, manifest);
@@ -177,6 +190,7 @@ std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory&
       failure = error.what();
       checkpoint::drop_checkpoint(options_.dir, step);
     }
+    if (!failure.empty() && finite) failure += space_sentence(options_.dir, saved_bytes(stages_));
   }
   if (!finite) throw NumericsError("{}", failure);
   failure = world_.all_gather(failure, "a save")[0];

@@ -45,9 +45,9 @@ class Checkpoints {
   void begin(int64_t resumed_step, int64_t skipped_batches);
   /// Blocks. Collective. Saves the state after `step`, at rest, and removes old checkpoints. Returns the reason of a
   /// failure, the same on all ranks; empty: saved. A checkpoint that was there before is unchanged by a failure.
-  /// `numerics`: the history after that step.
+  /// `numerics`: the history after that step. `hindrance`: why rank 0 must not commit; empty: it may.
   /// Throws: NumericsError on all ranks if a weight is not finite.
-  std::string save(int64_t step, const checkpoint::NumericsHistory& numerics);
+  std::string save(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& hindrance);
 
   /// Blocks. Collective. Begins to save the state after `step` from the snapshot that Rank::issue(step + 1, true)
   /// makes. Returns the reason of a failure as save() does. Nothing may be in flight.
@@ -59,14 +59,15 @@ class Checkpoints {
   /// Warns, once in a run, if this rank's writer has not ended although the checkpoint of `step` is due.
   void warn_of_wait(int64_t step);
   /// Blocks. Collective. Waits for the writers of all ranks, without their limits, then ends as save() does.
-  std::string finish(const checkpoint::NumericsHistory& numerics);
+  std::string finish(const checkpoint::NumericsHistory& numerics, const std::string& hindrance);
 
   /// The step of the newest checkpoint, 0 without one.
   int64_t newest_step() const { return newest_step_; }
 
  private:
   std::string write(const ReadState& read, checkpoint::WriterPace* pace) const;
-  std::string commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report);
+  std::string commit(int64_t step, const checkpoint::NumericsHistory& numerics, const std::string& report,
+                     const std::string& hindrance);
 
   World& world_;
   Rank& rank_;

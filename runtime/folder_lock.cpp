@@ -103,6 +103,17 @@ bool names(const std::string& path, int file) {
   return ::stat(path.c_str(), &named) == 0 && ::fstat(file, &opened) == 0 && named.st_ino == opened.st_ino;
 }
 
+/// Replaces what the file has. A write may take a part of the bytes.
+bool rewrite(int file, const std::string& text) {
+  if (::ftruncate(file, 0) != 0) return false;
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t put = ::pwrite(file, text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (put < 0 && errno != EINTR) return false;
+    if (put > 0) done += static_cast<size_t>(put);
+  }
+  return true;
+}
+
 }  // namespace
 
 FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir + "/lock") {
@@ -128,7 +139,7 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   }
   const std::string owner =
       fmt::format("{} {} {} {} {} {}\n", self.host, self.process, self.start, self.sight, self.job, self.starts);
-  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, owner.data(), owner.size(), 0) != std::ssize(owner)) {
+  if (!rewrite(file_, owner)) {
     const int error = errno;
     ::close(file_);
     throw ResourceError("[disk] {} cannot be written: {}. Free space, or set {} to another folder.", path_,

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <sstream>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
@@ -23,6 +25,9 @@ namespace slipstream::runtime {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kAllSteps = std::numeric_limits<int64_t>::max();
+constexpr int64_t kWaitingBytesMax = 64 << 20;  // lines of 100,000 steps
 
 [[noreturn]] void refuse_at(const std::string& path, int error) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
@@ -68,24 +73,33 @@ void require_space(const std::string& path, const RunFolders& folders) {
       format_bytes(static_cast<int64_t>(space.available)));
 }
 
-/// Keeps the lines of steps up to `step`. Half a line, of a run that was killed while it wrote, goes as well.
-void keep_metrics_until(const std::string& path, int64_t step) {
-  std::error_code error;
-  if (!fs::exists(path, error)) return;
-  std::ifstream in(path);
+/// The step of a line of metrics; none if the line is damaged.
+std::optional<int64_t> step_of(const std::string& line) {
+  try {
+    const Json entry = Json::parse(line, "metrics.jsonl");
+    const Json* const of = entry.find("step");
+    if (of != nullptr && of->is_int()) return of->as_int();
+  } catch (const DataError&) {
+  }
+  return {};
+}
+
+/// The lines of steps up to `step`. Half a line, of a run that was killed while it wrote, goes as well.
+std::string lines_until(const std::string& path, std::istream& in, int64_t step) {
   std::string kept, line;
+  int64_t first = 1, latest = 0, count = 0;
   while (std::getline(in, line)) {
-    if (in.eof()) break;  // without its line feed
-    try {
-      const Json entry = Json::parse(line, path);
-      const Json* const of = entry.find("step");
-      if (of == nullptr || !of->is_int() || of->as_int() > step) break;
-    } catch (const DataError&) {
-      break;
-    }
+    const std::optional<int64_t> of = in.eof() ? std::nullopt : step_of(line);
+    if (!of || *of <= latest || *of > step) continue;
+    if (count++ == 0) first = *of;
+    latest = *of;
     kept += line + "\n";
   }
-  files::write_file(path, kept);
+  const int64_t missing = (step == kAllSteps ? latest : step) + 1 - first - count;
+  if (missing > 0)
+    log_warn("[output] {} lacks {} up to step {}: it was damaged.", path, counted(missing, "line"),
+             first + count + missing - 1);
+  return kept;
 }
 
 /// Is `inner` the folder `outer` or below it by name? A link below it moves like a folder.
@@ -135,7 +149,7 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   lock_checkpoints(folders.checkpoints);
   require_space(inside ? dir_ : folders.checkpoints, folders);
   if (folders.resumed_step)
-    keep_metrics_until(path("metrics.jsonl"), *folders.resumed_step);
+    rewrite_metrics(*folders.resumed_step);
   else
     move_older(folders);
   require_folder(folders.checkpoints, "checkpoint.dir");
@@ -161,8 +175,18 @@ void RunDir::open_metrics() {
 
 void RunDir::keep_metrics(int64_t step) {
   if (metrics_ < 0) return;
-  keep_metrics_until(path("metrics.jsonl"), step);
+  rewrite_metrics(step);
   open_metrics();
+}
+
+void RunDir::rewrite_metrics(int64_t step) {
+  const std::string file = path("metrics.jsonl");
+  std::ifstream in(file);
+  if (!in) return;
+  std::stringstream lines;
+  lines << in.rdbuf() << waiting_;
+  files::write_file(file, lines_until(file, lines, step));
+  waiting_.clear();
 }
 
 void RunDir::move_older(const RunFolders& folders) const {
@@ -186,12 +210,35 @@ RunDir::~RunDir() {
 
 void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
 
-void RunDir::sync_metrics() const {
-  if (metrics_ >= 0 && ::fdatasync(metrics_) != 0) refuse_at(path("metrics.jsonl"), errno);
+void RunDir::write_waiting() {
+  if (waiting_.empty()) return;
+  append_all(metrics_, waiting_, path("metrics.jsonl"));
+  waiting_.clear();
+}
+
+std::string RunDir::sync_metrics() {
+  if (metrics_ < 0) return {};
+  try {
+    write_waiting();
+    // The kernel reports a lost page once, so another fdatasync would succeed. A new file has all lines.
+    if (sync_failed_) keep_metrics(kAllSteps);
+    sync_failed_ = ::fdatasync(metrics_) != 0;
+    if (sync_failed_) refuse_at(path("metrics.jsonl"), errno);
+  } catch (const ResourceError& error) {
+    return error.what();
+  }
+  return {};
 }
 
 void RunDir::append_metrics(std::string_view line) {
-  append_all(metrics_, std::string(line) + "\n", path("metrics.jsonl"));
+  const bool first = waiting_.empty();
+  waiting_ += std::string(line) + "\n";
+  try {
+    write_waiting();
+  } catch (const ResourceError& error) {
+    if (std::ssize(waiting_) > kWaitingBytesMax) throw;
+    if (first) log_warn("{} Training goes on; the lines wait in memory.", error.what());
+  }
 }
 
 }  // namespace slipstream::runtime

@@ -38,19 +38,26 @@ class RunDir {
   void write(std::string_view name, std::string_view content) const;
   /// Blocks. Removes the lines of metrics.jsonl behind `step`. No effect on ranks other than 0.
   void keep_metrics(int64_t step);
-  /// Appends a line to metrics.jsonl and flushes it.
+  /// Appends a line to metrics.jsonl. If the disk is full or fails, it waits in memory for the next call, with a
+  /// warning. Throws: ResourceError if too many lines wait.
   void append_metrics(std::string_view line);
-  /// Blocks. Brings the lines of metrics.jsonl to disk.
-  void sync_metrics() const;
+  /// Blocks. Brings the lines of metrics.jsonl to disk. Returns the reason of a failure, which the next call repairs if
+  /// the disk works again; empty: all lines are on disk.
+  std::string sync_metrics();
 
  private:
   void move_older(const RunFolders& folders) const;
   void lock_checkpoints(const std::string& folder);
   void open_metrics();
+  void rewrite_metrics(int64_t step);
+  /// Throws: ResourceError; then no line is half written.
+  void write_waiting();
 
   std::string dir_;
   std::optional<FolderLock> output_lock_, checkpoints_lock_;
   int metrics_ = -1;
+  std::string waiting_;       // lines that are not written
+  bool sync_failed_ = false;  // the kernel may have dropped lines that it took
 };
 
 }  // namespace slipstream::runtime

@@ -169,16 +169,8 @@ Trainer::Due Trainer::checkpoint_due(int64_t step) {
 }
 
 void Trainer::save(int64_t step, bool goes_on) {
-  const PhaseMark saving = world_.phase(comm::RunPhase::save);
-  flush(false);
-  if (world_.rank() == 0) run_dir_->sync_metrics();
-  std::string failure;
-  try {
-    failure = checkpoints_->save(step, guard_.history());
-  } catch (const NumericsError& error) {
-    diverged(step, error.what());
-  }
-  saved(step, failure, goes_on);
+  end_save(step, goes_on,
+           [&](const std::string& hindrance) { return checkpoints_->save(step, guard_.history(), hindrance); });
 }
 
 bool Trainer::save_beside(int64_t step) {
@@ -189,17 +181,20 @@ bool Trainer::save_beside(int64_t step) {
 }
 
 void Trainer::finish_save() {
+  end_save(checkpoints_->in_flight(), true,
+           [&](const std::string& hindrance) { return checkpoints_->finish(history_in_flight_, hindrance); });
+}
+
+void Trainer::end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit) {
   const PhaseMark saving = world_.phase(comm::RunPhase::save);
-  const int64_t step = checkpoints_->in_flight();
   flush(false);
-  if (world_.rank() == 0) run_dir_->sync_metrics();
   std::string failure;
   try {
-    failure = checkpoints_->finish(history_in_flight_);
+    failure = commit(run_dir_->sync_metrics());
   } catch (const NumericsError& error) {
     diverged(step, error.what());
   }
-  saved(step, failure, true);
+  saved(step, failure, goes_on);
 }
 
 void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
@@ -213,7 +208,14 @@ void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
              failure, checkpoints_->newest_step());
     return;
   }
-  world_.together([&] { throw ResourceError("[checkpoint] step {} is not saved: {}", step, failure); });
+  if (step < config_.train.steps)
+    world_.together([&] { throw ResourceError("[checkpoint] step {} is not saved: {}", step, failure); });
+  log_warn("[checkpoint] step {} is not saved: {}", step, failure);
+  save_final();  // smaller than the checkpoint
+  world_.together([&] {
+    throw ResourceError("[checkpoint] the last step, {}, has its weights in {}/final, but no checkpoint. Free space.",
+                        step, config_.checkpoint.dir);
+  });
 }
 
 ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function<void()>& chosen) {

@@ -87,6 +87,8 @@ class Trainer {
   bool save_beside(int64_t step);
   /// Commits the save in flight, for which all ranks have written their files, or will.
   void finish_save();
+  /// `commit` gets what hinders rank 0, and returns the reason of a failure.
+  void end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit);
   /// Reports the end of a save.
   void saved(int64_t step, const std::string& failure, bool goes_on);
   /// Is a checkpoint due after `step`, by the number of steps or by the votes of all ranks? Collective.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <sstream>
 
 #include "comm/imitated_communicator.h"
 #include "comm/mpi/launcher.h"
@@ -32,12 +33,15 @@ World::World() {
   std::string token = fmt::format("{:016x}", drawn);
   std::unique_ptr<comm::SideChannel> listening;
   if (rank() == 0) listening = comm::SideChannel::listen(size(), ranks_on_host() == size(), token);
-  // "TOKEN PORT ADDRESS ..."
+  // "TOKEN MILLISECONDS PORT ADDRESS ..", or "TOKEN MILLISECONDS "
   const std::string told =
-      all_gather(listening ? token + " " + listening->addresses() : "", "the address of rank 0")[0];
-  token = told.substr(0, told.find(' '));
-  monitor_->connect(rank(), size(), token, told.substr(std::min(told.size(), token.size() + 1)), host() == 0,
-                    std::move(listening));
+      all_gather(fmt::format("{} {} {}", token, comm::unix_ms(), listening ? listening->addresses() : ""),
+                 "the address of rank 0")[0];
+  int64_t now_ms = 0;
+  std::istringstream words(told);
+  std::string addresses;
+  std::getline(words >> token >> now_ms >> std::ws, addresses);
+  monitor_->connect(rank(), size(), token, now_ms, addresses, host() == 0, std::move(listening));
 }
 World::~World() {
   if (!monitor_) return;

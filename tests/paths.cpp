@@ -17,5 +17,9 @@ const std::string& fake_gpu_program() {
   static const std::string path = FAKE_GPU_EXE;
   return path;
 }
+const std::string& faults_library() {
+  static const std::string path = FAULTS_LIBRARY;
+  return path;
+}
 
 }  // namespace slipstream

@@ -10,5 +10,7 @@ namespace slipstream {
 const std::string& source_dir();
 const std::string& slipstream_program();
 const std::string& fake_gpu_program();
+/// tests/faults/preload.cpp, for LD_PRELOAD.
+const std::string& faults_library();
 
 }  // namespace slipstream

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
+#include "engine/base/fail_point.h"
 #include "engine/device/clock.h"
 
 namespace slipstream::comm {
@@ -113,6 +114,7 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
              Poster post(*transport);
              bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
                                   verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
+             fail_point("collective", what);
              drive(*transport, post, bound->script.get(), what, options_);
              sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
            });

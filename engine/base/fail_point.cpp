@@ -5,38 +5,59 @@
 
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "engine/base/log.h"
 
 namespace slipstream {
 namespace {
 
-/// Cuts "MARK NUMBER" from the end of `text`; `otherwise` if it has none.
-int64_t take_number(std::string& text, char mark, int64_t otherwise) {
+const char* request() { return std::getenv("SLIPSTREAM_FAIL_POINT"); }
+
+/// Cuts "MARK REST" from the end of `text` and returns the rest; empty if it has none.
+std::string take_behind(std::string& text, char mark) {
   const size_t at = text.find(mark);
-  if (at == std::string::npos) return otherwise;
-  std::from_chars(text.data() + at + 1, text.data() + text.size(), otherwise);
+  if (at == std::string::npos) return {};
+  std::string rest = text.substr(at + 1);
   text.resize(at);
+  return rest;
+}
+
+int64_t number(const std::string& text, int64_t otherwise) {
+  std::from_chars(text.data(), text.data() + text.size(), otherwise);
   return otherwise;
 }
 
 }  // namespace
 
-bool fails_at(const char* name) {
-  const char* const request = std::getenv("SLIPSTREAM_FAIL_POINT");
-  if (request == nullptr) return false;
-  std::string wanted = request;
-  const int64_t passages = take_number(wanted, '#', 0), rank = take_number(wanted, '@', -1);
+bool has_fail_point() { return request() != nullptr; }
+
+bool fails_at(std::string_view place, std::string_view task) {
+  if (!has_fail_point()) return false;
+  std::string wanted = request();
+  take_behind(wanted, '=');
+  const int64_t passages = number(take_behind(wanted, '#'), 0), rank = number(take_behind(wanted, '@'), -1);
+  const std::string prefix = take_behind(wanted, ':');
   if (rank >= 0 && rank != log_rank()) return false;
   static std::atomic<int64_t> passed{0};
-  return wanted == name && passed++ == passages;
+  const bool matches = prefix.empty() || task == prefix || task.starts_with(prefix + ".");
+  return wanted == place && matches && passed++ == passages;
 }
 
-void fail_point(const char* name) {
-  if (fails_at(name)) std::raise(SIGKILL);
+void fail_point(std::string_view place, std::string_view task) {
+  if (!fails_at(place, task)) return;
+  std::string wanted = request();
+  const std::string fault = take_behind(wanted, '=');
+  std::fprintf(stderr, "[fail point] %s\n", request());
+  if (const int64_t ms = number(fault, -1); ms >= 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+  else
+    std::raise(fault == "stop" ? SIGSTOP : SIGKILL);
 }
 
 }  // namespace slipstream

@@ -2,13 +2,20 @@
 #pragma once
 // Named places at which a test makes the process fail, as a power failure, the kernel or a broken device would.
 
+#include <string_view>
+
 namespace slipstream {
 
-/// Kills this process with SIGKILL if the environment asks for it: SLIPSTREAM_FAIL_POINT=NAME[@RANK][#COUNT] names the
-/// place, the rank (of log_setup(); default: any) and how many passages precede the kill (default: none).
-void fail_point(const char* name);
+/// Makes this process fail if the environment asks for it: SLIPSTREAM_FAIL_POINT=PLACE[:TASK][@RANK][#COUNT][=FAULT]
+/// names the place, the task by its name or by the part before a dot (default: any task), the rank (of log_setup();
+/// default: any) and how many passages precede the fault (default: none). FAULT is `kill` (SIGKILL, the default),
+/// `stop` (SIGSTOP) or a number of milliseconds to sleep.
+void fail_point(std::string_view place, std::string_view task = {});
 
-/// The same request, for a fault other than a kill: true if it is due.
-bool fails_at(const char* name);
+/// The same request, for a fault of the caller's: true if it is due.
+bool fails_at(std::string_view place, std::string_view task = {});
+
+/// Is a fault asked for? For callers that pass too often for a look into the environment each time.
+bool has_fail_point();
 
 }  // namespace slipstream

@@ -30,7 +30,8 @@ struct Ranks {
       monitors.push_back(std::make_unique<Monitor>(rank, [this, rank] { left[static_cast<size_t>(rank)] = true; }));
       monitors.back()->write_to(folder);
       if (rank == without) continue;
-      monitors.back()->connect(rank, count, "token", addresses, true, rank == 0 ? std::move(listening) : nullptr);
+      monitors.back()->connect(rank, count, "token", comm::unix_ms(), addresses, true,
+                               rank == 0 ? std::move(listening) : nullptr);
     }
   }
   ~Ranks() {

@@ -240,6 +240,7 @@ void CpuStream::run_all(std::vector<Command>& commands) {
 
 void CpuStream::run_work(const Command& command) {
   pause_before_work();
+  if (may_fail_) fail_point("work", command.work->name);
   if (core_->failed.load(std::memory_order_acquire)) return;
   Span span{.kind = Span::Kind::work, .work = command.work, .item = command.frame.item, .step = command.frame.step};
   LaunchContext context{.kind = DeviceKind::cpu, .pool = pool_.get(), .frame = &command.frame};

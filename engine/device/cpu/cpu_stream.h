@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/base/fail_point.h"
 #include "engine/device/clock.h"
 #include "engine/device/device.h"
 
@@ -135,6 +136,7 @@ class CpuStream final : public Stream {
   std::string name_;
   int threads_;
   bool high_priority_;
+  bool may_fail_ = has_fail_point();
   Progress* progress_;                // owned by core_
   std::unique_ptr<ThreadPool> pool_;  // made by the worker, so that its memory is first touched there
   uint64_t works_ = 0;                // run so far; worker only
