@@ -116,8 +116,8 @@ void move_run(const std::string& dir) {
   std::error_code error;
   const std::string old = free_name(fs::is_symlink(dir, error) ? fs::canonical(dir).string() : dir);
   require_folder(old, "output.dir");
-  for (const char* name :
-       {"config.resolved.toml", "metrics.jsonl", "flight", "trace", "checkpoints", "report.html", "run.json"})
+  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "stragglers.jsonl", "flight", "trace",
+                           "checkpoints", "report.html", "run.json"})
     if (const std::string from = dir + "/" + name; fs::exists(fs::symlink_status(from, error)))
       move(from, old + "/" + name);
   log_info("{} held a run; it is now {}", dir, old);
@@ -135,7 +135,8 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   if (!inside) checkpoints_lock_.emplace(folders.checkpoints, "checkpoint.dir");
   require_space(inside ? dir_ : folders.checkpoints, folders);
   if (folders.resumed_step)
-    keep_metrics_until(path("metrics.jsonl"), *folders.resumed_step);
+    for (const char* name : {"metrics.jsonl", "stragglers.jsonl"})
+      keep_metrics_until(path(name), *folders.resumed_step);
   else
     move_older(folders);
   require_folder(folders.checkpoints, "checkpoint.dir");
@@ -152,7 +153,7 @@ void RunDir::open_metrics() {
 
 void RunDir::keep_metrics(int64_t step) {
   if (metrics_ < 0) return;
-  keep_metrics_until(path("metrics.jsonl"), step);
+  for (const char* name : {"metrics.jsonl", "stragglers.jsonl"}) keep_metrics_until(path(name), step);
   open_metrics();
 }
 
@@ -176,6 +177,19 @@ RunDir::~RunDir() {
 }
 
 void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
+
+void RunDir::append_line(std::string_view name, std::string_view line) const {
+  const std::string to = path(name);
+  const int file = ::open(to.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file < 0) refuse_at(to, errno);
+  try {
+    append_all(file, std::string(line) + "\n", to);
+  } catch (...) {
+    ::close(file);
+    throw;
+  }
+  ::close(file);
+}
 
 void RunDir::sync_metrics() const {
   if (metrics_ >= 0 && ::fdatasync(metrics_) != 0) refuse_at(path("metrics.jsonl"), errno);

@@ -36,6 +36,8 @@ class RunDir {
   std::string path(std::string_view name) const { return dir_ + "/" + std::string(name); }
   /// Blocks. Writes a complete file that survives a power failure, or throws; see files::write_file.
   void write(std::string_view name, std::string_view content) const;
+  /// Blocks. Appends a line to another file of lines, which it creates.
+  void append_line(std::string_view name, std::string_view line) const;
   /// Blocks. Removes the lines of metrics.jsonl behind `step`. No effect on ranks other than 0.
   void keep_metrics(int64_t step);
   /// Appends a line to metrics.jsonl and flushes it.
