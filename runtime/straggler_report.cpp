@@ -3,6 +3,9 @@
 
 #include "runtime/straggler_report.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/plural.h"
@@ -32,9 +35,9 @@ std::string straggler_json(const Straggler& straggler, const PlanItems& items) {
   return line.dump();
 }
 
-StragglerReport::StragglerReport(const PlanItems& items, int rank, double threshold, RunDir& run_dir)
-    : items_(items), rank_(rank), measures_(threshold > 0), run_dir_(run_dir) {
-  if (measures_ && rank == 0) detector_.emplace(static_cast<int>(items.graphs.size()), threshold);
+StragglerReport::StragglerReport(World& world, const PlanItems& items, double threshold, RunDir& run_dir)
+    : world_(world), items_(items), measures_(threshold > 0), run_dir_(run_dir) {
+  if (measures_ && world.rank() == 0) detector_.emplace(static_cast<int>(items.graphs.size()), threshold);
 }
 
 void StragglerReport::issued(int64_t step) {
@@ -44,7 +47,13 @@ void StragglerReport::issued(int64_t step) {
 std::optional<OwnTimes> StragglerReport::own(const StepTimes& times, const std::vector<int64_t>& fastest_ns) {
   if (!measures_) return {};
   const auto ready = ready_ns_.extract(times.step);
-  return own_times(times, items_.kinds, rank_, ready ? ready.mapped() : 0, fastest_ns);
+  OwnTimes own = own_times(times, items_.kinds, world_.rank(), ready ? ready.mapped() : 0, fastest_ns);
+  // A stop delays whatever the threads were doing, most often waiting.
+  if (world_.monitor()) {
+    const int64_t before_ns = std::exchange(stopped_ns_, world_.monitor()->stopped_ns());
+    own.host_ns = std::max(own.host_ns, stopped_ns_ - before_ns);
+  }
+  return own;
 }
 
 void StragglerReport::add(const std::vector<OwnSample>& samples, int64_t first) {

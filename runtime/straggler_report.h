@@ -20,8 +20,8 @@ std::string straggler_json(const Straggler& straggler, const PlanItems& items);
 /// One thread uses it, the host's that issues the steps.
 class StragglerReport {
  public:
-  /// Borrows both. `threshold` 0: measures and reports nothing.
-  StragglerReport(const PlanItems& items, int rank, double threshold, RunDir& run_dir);
+  /// Borrows all. `threshold` 0: measures and reports nothing.
+  StragglerReport(World& world, const PlanItems& items, double threshold, RunDir& run_dir);
 
   /// The host has issued `step`.
   void issued(int64_t step);
@@ -35,10 +35,11 @@ class StragglerReport {
  private:
   void report(const std::vector<Straggler>& stragglers);
 
+  World& world_;
   const PlanItems& items_;
-  int rank_;
   bool measures_;
   ThreadUsage usage_;
+  int64_t stopped_ns_ = 0;                     // of this process, up to the last ended step
   std::map<int64_t, int64_t> ready_ns_;        // by step: the host waited for a core before it had issued it
   std::optional<StragglerDetector> detector_;  // rank 0
   RunDir& run_dir_;

@@ -226,7 +226,7 @@ ExitCode Trainer::run(RunDir& run_dir, const std::function<void()>& chosen) {
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
   const PhaseMark stepping = world_.phase(comm::RunPhase::step);
-  stragglers_ = std::make_unique<StragglerReport>(*items_, world_.rank(), config_.comm.straggler_threshold, run_dir);
+  stragglers_ = std::make_unique<StragglerReport>(world_, *items_, config_.comm.straggler_threshold, run_dir);
   // The last step whose times have been taken; those of a step wait for the next one's first work.
   int64_t seen = resumed_;
   bool stopped = false, copies_next = false;

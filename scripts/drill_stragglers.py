@@ -7,7 +7,7 @@ usage: scripts/drill_stragglers.py [--program PATH] [--delays N] [--clean N] [--
 Each run trains one of six layouts on 2 to 4 ranks with an emulated link. A delay is one of
   compute    the first work of a step computes longer        backward   so does one work of the backward pass
   link       the first transfer of a step takes longer       input      the loader fills a batch later
-  host       the host issues a step later
+  host       the host issues a step later               stop       SIGSTOP of the process for 2 s
 and lasts 0.8 to 2 s in one step, or 200 ms in each of 8 to 16 steps (input: 500 ms in 4 to 8, because the loader works
 ahead). A run without a delay must report nothing. All runs of a layout must end with the same bits. Exit code 1 if less than 98 % of the delays are named, if a run without
 delay reports a straggler, or if bits differ.
@@ -20,10 +20,12 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 40
@@ -36,7 +38,8 @@ LAYOUTS = {
     "pipeline 2": (2, ["parallel.pipeline=2", "train.global_batch_size=8"]),
     "tensor 2": (2, ["parallel.tensor=2"]),
 }
-CAUSES = ["compute", "backward", "link", "input", "host"]
+CAUSES = ["compute", "backward", "link", "input", "host", "stop"]
+STOPPED_STEPS = 1500  # so that the run lasts until it is stopped
 BACKWARD = ["attention_gradient", "matmul_weight_gradient", "matmul_gelu_gradient", "layer_norm_gradient"]
 RUN = """[model]
 family = "gpt2"
@@ -70,32 +73,55 @@ class Drill:
         self.file.write_text(RUN.format(text=text, steps=STEPS))
         self.bits = {}
 
-    def run(self, layout, delay):
+    def stop(self, process, rank, folder):
+        """Stops a rank for 2 s once steps have ended."""
+        metrics = folder / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 15000):
+            time.sleep(0.02)
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                variables = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[0].decode() == str(self.program) and f"output.dir={folder}".encode() in words \
+                    and f"OMPI_COMM_WORLD_RANK={rank}".encode() in variables:
+                os.kill(int(entry.name), signal.SIGSTOP)
+                time.sleep(2)
+                os.kill(int(entry.name), signal.SIGCONT)
+
+    def run(self, layout, delay, stopped=None):
         """Returns the reported stragglers, and whether the run ended with the bits of the layout's other runs."""
         ranks, sets = LAYOUTS[layout]
         folder = self.scratch / "run"
         shutil.rmtree(folder, ignore_errors=True)
         command = [*MPIRUN, "-np", str(ranks), str(self.program), "train", str(self.file),
                    "--set", f"output.dir={folder}"]
-        for setting in sets:
+        steps = STEPS if stopped is None else STOPPED_STEPS
+        for setting in sets + [f"train.steps={steps}"]:
             command += ["--set", setting]
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         environment.pop("SLIPSTREAM_DELAY", None)
         if delay:
             environment["SLIPSTREAM_DELAY"] = delay
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=300)
-        if done.returncode != 0:
-            sys.exit(f"{layout} with SLIPSTREAM_DELAY={delay} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        log = self.scratch / "log.txt"
+        with open(log, "wb") as out:
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        if stopped is not None:
+            self.stop(process, stopped, folder)
+        if process.wait(timeout=300) != 0:
+            sys.exit(f"{layout} with SLIPSTREAM_DELAY={delay} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
         last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
         bits = (last["loss"], last["params_hash"])
         records = folder / "stragglers.jsonl"
         found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
-        return found, bits == self.bits.setdefault(layout, bits)
+        return found, bits == self.bits.setdefault((layout, steps), bits)
 
     def delay(self, layout, cause):
         """A request for SLIPSTREAM_DELAY, its rank, and its first step."""
         rank = self.random.randrange(LAYOUTS[layout][0])
+        if cause == "stop":
+            return "", rank, None
         place = {"link": "link/recv" if "pipeline" in layout else "link",
                  "backward": f"compute/{self.random.choice(BACKWARD)}"}.get(cause, cause)
         first = self.random.randrange(5, STEPS - 22)
@@ -123,16 +149,16 @@ def main():
         for number, cause in enumerate(kinds):
             layout = layouts[(number // len(CAUSES) if cause != "none" else number) % len(layouts)]
             request, rank, first = drill.delay(layout, cause) if cause != "none" else ("", -1, 0)
-            found, equal = drill.run(layout, request)
-            expected = {"backward": "compute"}.get(cause, cause)
+            found, equal = drill.run(layout, request, rank if cause == "stop" else None)
+            expected = {"backward": "compute", "stop": "host"}.get(cause, cause)
             others = [one for one in found if (one["rank"], one["cause"]) != (rank, expected)]
             runs[cause] += 1
             wrong[cause] += bool(others)
             named[cause] += bool(found) and not others
-            if found and not others:
+            if found and not others and first is not None:
                 behind[cause].append(found[0]["step"] - first)
             if others or not equal or (cause != "none" and not found):
-                print(f"{layout}, {request or 'no delay'}: {json.dumps(found)}{'' if equal else ', OTHER BITS'}",
+                print(f"{layout}, {request or cause}: {json.dumps(found)}{'' if equal else ', OTHER BITS'}",
                       flush=True)
             same = same and equal
         rows = [{"delay": cause, "runs": runs[cause], "named": named[cause], "other_named": wrong[cause],

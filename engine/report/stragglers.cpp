@@ -14,6 +14,8 @@ namespace {
 
 // Noise that a step may add to a CUSUM, and that it may hold, in robust standard deviations.
 constexpr double kNoiseAllowed = 2, kNoiseHeld = 10;
+// A sum must exceed the largest lateness of other ranks by this factor: noise has single large values.
+constexpr double kLargestHeld = 4;
 constexpr double kSecondMs = 1000;
 // Times below this share of a step have no meaningful factor.
 constexpr double kLeastShare = 0.05;
@@ -84,11 +86,33 @@ std::vector<StragglerDetector::Lateness> StragglerDetector::lateness(const OwnSa
   std::vector<Lateness> late;
   for (size_t r = 0; r < ranks_; ++r) late.push_back({sample.ranks[r].beyond[cause], beyond[r]});
   if (ranks_ == 1) return late;
-  // What slowed the other ranks as well, such as a save or a busy machine, is no lateness of this one.
+  // What slowed the other ranks as well, such as a save or a busy machine, is no lateness of this one, and its noise
+  // counts less.
   const MedianOfOthers other_beyond(beyond), other_factor(factor);
-  for (size_t r = 0; r < ranks_; ++r)
-    late[r][1] -= std::max({0.0, other_beyond.without(beyond[r]), usual[r] * (other_factor.without(factor[r]) - 1)});
+  for (size_t r = 0; r < ranks_; ++r) {
+    const double busy = std::max(1.0, other_factor.without(factor[r]));
+    const double common = std::max({0.0, other_beyond.without(beyond[r]), usual[r] * (busy - 1)});
+    late[r] = {late[r][0] / busy, (late[r][1] - common) / busy};
+  }
   return late;
+}
+
+std::vector<StragglerDetector::Lateness> StragglerDetector::largest_of_others(size_t cause) {
+  std::vector<Lateness> of_others(ranks_);
+  for (size_t t = 0; t < of_others[0].size(); ++t) {
+    std::vector<double> largest;
+    for (size_t r = 0; r < ranks_; ++r) {
+      const std::vector<double>& all = series(r, cause).tracks[t].all.values();
+      largest.push_back(all.empty() ? 0 : *std::max_element(all.begin(), all.end()));
+    }
+    if (ranks_ == 1) {
+      of_others[0][t] = largest[0];
+      continue;
+    }
+    const MedianOfOthers others(largest);
+    for (size_t r = 0; r < ranks_; ++r) of_others[r][t] = others.without(largest[r]);
+  }
+  return of_others;
 }
 
 double StragglerDetector::may_cost_ms(const OwnSample& sample, const OwnSample* next, size_t rank, size_t cause) const {
@@ -101,12 +125,14 @@ double StragglerDetector::may_cost_ms(const OwnSample& sample, const OwnSample* 
   return longest;
 }
 
-bool StragglerDetector::judge_track(Track& track, double late_ms, double may_cost_ms, const Limits& limits) const {
+bool StragglerDetector::judge_track(Track& track, double late_ms, double may_cost_ms, double largest_ms,
+                                    const Limits& limits) const {
   const double noise_ms = robust_deviation(track.lateness.values());
   const double counted_ms = std::min(late_ms, may_cost_ms);
   const double allowed_ms = threshold_ * limits.usual_step_ms + kNoiseAllowed * noise_ms;
   track.sum_ms = std::max(0.0, track.sum_ms + counted_ms - allowed_ms);
   if (track.sum_ms < limits.sum_ms / 4) track.lateness.add(late_ms);
+  track.all.add(late_ms);
   if (track.sum_ms == 0) {
     track.straggler = {};
     track.steps_ms = track.largest_ms = 0;
@@ -116,7 +142,7 @@ bool StragglerDetector::judge_track(Track& track, double late_ms, double may_cos
   track.straggler.late_ms += counted_ms;
   track.steps_ms += limits.step_ms;
   track.straggler.score = std::max(0.0, 1 - track.straggler.late_ms / track.steps_ms);
-  return track.sum_ms >= std::max(limits.sum_ms, kNoiseHeld * noise_ms);
+  return track.sum_ms >= std::max({limits.sum_ms, kNoiseHeld * noise_ms, kLargestHeld * largest_ms});
 }
 
 void StragglerDetector::judge(const OwnSample& sample, const OwnSample* next, std::vector<Straggler>& found) {
@@ -129,10 +155,13 @@ void StragglerDetector::judge(const OwnSample& sample, const OwnSample* next, st
     for (size_t r = 0; r < ranks_ && static_cast<Cause>(c) == Cause::core; ++r)
       if (std::max(computes[r][0], computes[r][1]) > threshold_ * usual_ms) late[r] = {};
     const double patience = static_cast<Cause>(c) == Cause::core ? kCorePatience : kPatience;
-    const Limits limits{sample.step_ms, usual_ms, patience * threshold_ * std::max(usual_ms, kSecondMs)};
-    for (size_t r = 0; r < ranks_; ++r)
+    Limits limits{sample.step_ms, usual_ms, patience * threshold_ * std::max(usual_ms, kSecondMs)};
+    const std::vector<Lateness> largest = largest_of_others(c);
+    for (size_t r = 0; r < ranks_; ++r) {
+      limits.largest_ms = largest[r];
       if (const auto straggler = judge_series(sample, r, c, late[r], may_cost_ms(sample, next, r, c), limits))
         found.push_back(*straggler);
+    }
   }
   step_ms_.add(sample.step_ms);
 }
@@ -144,7 +173,7 @@ std::optional<Straggler> StragglerDetector::judge_series(const OwnSample& sample
   bool is_late = false;
   for (size_t t = 0; t < late.size(); ++t) {
     Track& track = one.tracks[t];
-    const bool alarms = judge_track(track, late[t], cost_ms, limits);
+    const bool alarms = judge_track(track, late[t], cost_ms, limits.largest_ms[t], limits);
     is_late = is_late || track.sum_ms >= limits.sum_ms / 4;
     if (track.straggler.steps == 1) track.straggler.since = sample.step;
     if (track.straggler.steps > 0 && late[t] > track.largest_ms) {

@@ -64,7 +64,8 @@ class StragglerDetector {
   };
   /// A CUSUM of one rank, cause and reference.
   struct Track {
-    Window lateness{64};
+    Window lateness{64};  // without late steps
+    Window all{128};
     double sum_ms = 0;
     Straggler straggler;  // since the sum left zero
     double steps_ms = 0, largest_ms = 0;
@@ -78,7 +79,8 @@ class StragglerDetector {
   using Lateness = std::array<double, 2>;
   struct Limits {
     double step_ms = 0, usual_step_ms = 0;
-    double sum_ms = 0;  // of a CUSUM
+    double sum_ms = 0;         // of a CUSUM
+    Lateness largest_ms = {};  // by track: of the past steps of another rank
   };
 
   Series& series(size_t rank, size_t cause) { return series_[rank * kCauses + cause]; }
@@ -86,9 +88,11 @@ class StragglerDetector {
   std::vector<Lateness> lateness(const OwnSample& sample, size_t cause);
   void learn();
   void judge(const OwnSample& sample, const OwnSample* next, std::vector<Straggler>& found);
-  bool judge_track(Track& track, double late_ms, double may_cost_ms, const Limits& limits) const;
+  bool judge_track(Track& track, double late_ms, double may_cost_ms, double largest_ms, const Limits& limits) const;
   std::optional<Straggler> judge_series(const OwnSample& sample, size_t rank, size_t cause, const Lateness& late,
                                         double cost_ms, const Limits& limits);
+  /// By rank: the median over the other ranks of their largest lateness; of one rank, its own.
+  std::vector<Lateness> largest_of_others(size_t cause);
   double may_cost_ms(const OwnSample& sample, const OwnSample* next, size_t rank, size_t cause) const;
 
   size_t ranks_;
