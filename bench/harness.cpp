@@ -49,7 +49,8 @@ void take_turns(runtime::World& world, const std::vector<Candidate*>& candidates
       candidate->run(turns.steps, round >= 0);
     }
   for (Candidate* candidate : candidates)
-    candidate->means = runtime::mean_over_ranks(world, candidate->times, runtime::PlanItems(world, *candidate->job));
+    candidate->means =
+        runtime::gather_steps(world, candidate->times, {}, runtime::PlanItems(world, *candidate->job)).means;
 }
 
 }  // namespace slipstream::bench

@@ -87,7 +87,7 @@ class StepBench : WorldBench {
       for (int loop = 0; loop < in_a_row; ++loop) c.rank->run_plainly(*pool);
       loop_ns.push_back(static_cast<double>(monotonic_ns() - from) / in_a_row);
     }
-    c.means = runtime::mean_over_ranks(world_, c.times, runtime::PlanItems(world_, *c.job));
+    c.means = runtime::gather_steps(world_, c.times, {}, runtime::PlanItems(world_, *c.job)).means;
     const std::vector<int64_t> spine_ns = runtime::largest_over_ranks(world_, c.spine_ns());
     if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns);
   }

@@ -17,6 +17,7 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/parallel.h"
+#include "engine/base/thread_usage.h"
 #include "engine/device/clock.h"
 
 namespace slipstream::comm {
@@ -26,6 +27,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{500};
 constexpr int kLooksPerSign = 4;
+// A look that is late by more, although a core was free, means that the process was stopped.
+constexpr int64_t kLeastStopNs = 200'000'000;
 // A process that was stopped for longer did not wait for the others meanwhile.
 constexpr int64_t kLongestLookNs = 2'000'000'000;
 // A rank that does not answer within this time is silent. With a look before it, an alarm ends the run within 5 s.
@@ -313,6 +316,7 @@ void Monitor::answer() {
 
 void Monitor::run() {
   int64_t looked_ns = monotonic_ns();
+  ThreadUsage usage;
   for (int looks = 0; !ends() && !left_;) {
     std::vector<SideChannel::Message> messages;
     if (channel_) {
@@ -321,6 +325,9 @@ void Monitor::run() {
       pollfd wake{.fd = wake_, .events = POLLIN, .revents = 0};
       ::poll(&wake, 1, static_cast<int>(kLook.count()));
     }
+    const int64_t over_ns =
+        monotonic_ns() - looked_ns - std::chrono::nanoseconds(kLook).count() - usage.look().ready_ns;
+    if (over_ns > kLeastStopNs) stopped_ns_.fetch_add(over_ns, std::memory_order_relaxed);
     eventfd_t ignored = 0;
     ::eventfd_read(wake_, &ignored);
     if (connect_now()) looks = 0;  // a sign of life at once

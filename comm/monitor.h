@@ -64,6 +64,9 @@ class Monitor {
   void show(std::function<FlightState()> state);
   /// Blocks until the process ends, or the monitor. Another limit was exceeded, of the phase step; from any thread.
   void alarm(const std::string& sentence);
+  /// Does not wait. Time for which this process was stopped so far, less up to half a second of each stop; waits for a
+  /// core do not count. From any thread.
+  int64_t stopped_ns() const { return stopped_ns_.load(std::memory_order_relaxed); }
 
  private:
   void run();
@@ -117,6 +120,7 @@ class Monitor {
   std::string run_, host_;
   uint64_t seen_moves_ = 0;
   int64_t still_ns_ = 0;  // since the host last moved
+  std::atomic<int64_t> stopped_ns_{0};
   struct Heard {
     std::string record;
     int64_t at_ns = 0;

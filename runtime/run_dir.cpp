@@ -102,6 +102,14 @@ std::string lines_until(const std::string& path, std::istream& in, int64_t step)
   return kept;
 }
 
+/// Lines that a step may have several or none of: those of steps up to `step`.
+std::string reports_until(std::istream& in, int64_t step) {
+  std::string kept, line;
+  while (std::getline(in, line) && !in.eof())
+    if (const std::optional<int64_t> of = step_of(line); of && *of <= step) kept += line + "\n";
+  return kept;
+}
+
 /// Is `inner` the folder `outer` or below it by name? A link below it moves like a folder.
 bool is_inside(const std::string& inner, const std::string& outer) {
   const auto normal = [](const std::string& path) { return fs::absolute(path).lexically_normal(); };
@@ -130,8 +138,8 @@ void move_run(const std::string& dir) {
   std::error_code error;
   const std::string old = free_name(fs::is_symlink(dir, error) ? fs::canonical(dir).string() : dir);
   require_folder(old, "output.dir");
-  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "flight", "trace", "checkpoints", "report.html",
-                           "plan.json", "run.json"})
+  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "stragglers.jsonl", "flight", "trace",
+                           "checkpoints", "report.html", "plan.json", "run.json"})
     if (const std::string from = dir + "/" + name; fs::exists(fs::symlink_status(from, error)))
       move(from, old + "/" + name);
   log_info("{} held a run; it is now {}", dir, old);
@@ -149,7 +157,7 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   lock_checkpoints(folders.checkpoints);
   require_space(inside ? dir_ : folders.checkpoints, folders);
   if (folders.resumed_step)
-    rewrite_metrics(*folders.resumed_step);
+    rewrite_lines(*folders.resumed_step);
   else
     move_older(folders);
   require_folder(folders.checkpoints, "checkpoint.dir");
@@ -175,11 +183,13 @@ void RunDir::open_metrics() {
 
 void RunDir::keep_metrics(int64_t step) {
   if (metrics_ < 0) return;
-  rewrite_metrics(step);
+  rewrite_lines(step);
   open_metrics();
 }
 
-void RunDir::rewrite_metrics(int64_t step) {
+void RunDir::rewrite_lines(int64_t step) {
+  if (std::ifstream reports(path("stragglers.jsonl")); reports)
+    files::write_file(path("stragglers.jsonl"), reports_until(reports, step));
   const std::string file = path("metrics.jsonl");
   std::ifstream in(file);
   if (!in) return;
@@ -228,6 +238,18 @@ std::string RunDir::sync_metrics() {
     return error.what();
   }
   return {};
+}
+
+void RunDir::append_report(std::string_view name, std::string_view line) const {
+  const std::string to = path(name);
+  const int file = ::open(to.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  try {
+    if (file < 0) refuse_at(to, errno);
+    append_all(file, std::string(line) + "\n", to);
+  } catch (const ResourceError& error) {
+    log_warn("{} Training goes on without this line.", error.what());
+  }
+  if (file >= 0) ::close(file);
 }
 
 void RunDir::append_metrics(std::string_view line) {

@@ -36,7 +36,9 @@ class RunDir {
   std::string path(std::string_view name) const { return dir_ + "/" + std::string(name); }
   /// Blocks. Writes a complete file that survives a power failure, or throws; see files::write_file.
   void write(std::string_view name, std::string_view content) const;
-  /// Blocks. Removes the lines of metrics.jsonl behind `step`. No effect on ranks other than 0.
+  /// Blocks. Appends a line to another file of lines, which it creates. A failure is a warning.
+  void append_report(std::string_view name, std::string_view line) const;
+  /// Blocks. Removes the lines of metrics.jsonl and of reports behind `step`. No effect on ranks other than 0.
   void keep_metrics(int64_t step);
   /// Appends a line to metrics.jsonl. If the disk is full or fails, it waits in memory for the next call, with a
   /// warning. Throws: ResourceError if too many lines wait.
@@ -49,7 +51,7 @@ class RunDir {
   void move_older(const RunFolders& folders) const;
   void lock_checkpoints(const std::string& folder);
   void open_metrics();
-  void rewrite_metrics(int64_t step);
+  void rewrite_lines(int64_t step);
   /// Throws: ResourceError; then no line is half written.
   void write_waiting();
 

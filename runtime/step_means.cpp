@@ -3,6 +3,8 @@
 
 #include "runtime/step_means.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -73,6 +75,8 @@ void put(std::string& bytes, const StepTimes& t, const PlanGraph& plan, int64_t 
       put(bytes, task.item);
       put(bytes, task.begin_ns + to_common_ns);
       put(bytes, task.end_ns + to_common_ns);
+      put(bytes, task.ready_ns);
+      put(bytes, task.link_ns);
     }
   }
   const std::vector<WorkTime> works = joined_works(t.works, plan);
@@ -108,6 +112,8 @@ StepTimes next_step(Reader& reader) {
       task.item = static_cast<uint32_t>(reader.next());
       task.begin_ns = reader.next();
       task.end_ns = reader.next();
+      task.ready_ns = reader.next();
+      task.link_ns = reader.next();
     }
   }
   t.works.resize(static_cast<size_t>(reader.next()));
@@ -128,6 +134,43 @@ StepTimes next_step(Reader& reader) {
     wait.end_ns = reader.next();
   }
   return t;
+}
+
+void put(std::string& bytes, const OwnTimes& own) {
+  for (int64_t ns : own.kind_ns) put(bytes, ns);
+  for (int64_t ns : {own.host_ns, own.core_ns, own.waited_ns}) put(bytes, ns);
+  for (uint32_t item : own.latest) put(bytes, item);
+}
+
+OwnTimes next_own(Reader& reader, size_t kinds) {
+  OwnTimes own;
+  own.kind_ns.resize(kinds);
+  for (int64_t& ns : own.kind_ns) ns = reader.next();
+  for (int64_t* ns : {&own.host_ns, &own.core_ns, &own.waited_ns}) *ns = reader.next();
+  for (uint32_t& item : own.latest) item = static_cast<uint32_t>(reader.next());
+  return own;
+}
+
+/// Equal for items that take the same time on equal machines: op, size, and name without numbers.
+std::string kind_of(const Job& job, const Item& item) {
+  std::string kind = fmt::format("{} {} {} ", name_of(item.op), item.cost.flops, item.cost.bytes);
+  for (const char letter : item.name)
+    if (letter < '0' || letter > '9') kind += letter;
+  if (!is_communication(item.op)) return kind;
+  int64_t bytes = 0;
+  for (const auto* slices : {&item.reads, &item.writes})
+    for (const Slice& slice : *slices) bytes += slice.size_bytes;
+  return kind + fmt::format(" {} in {}", bytes, job.mesh.group_size(job.channels[item.channel].axis));
+}
+
+Cause cause_of(const Job& job, const Item& item) {
+  if (is_communication(item.op)) return Cause::link;
+  return job.channels[item.channel].role == Role::h2d ? Cause::input : Cause::compute;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
 /// The previous step is not an element of the batch and travels with the step.
@@ -151,20 +194,29 @@ PlanItems::PlanItems(World& world, const Job& job) {
     put(bytes, static_cast<int64_t>(rendezvous_ids[item]));
     put(bytes, job.train[item].channel);
     put(bytes, job.train[item].name);
+    put(bytes, kind_of(job, job.train[item]));
+    put(bytes, static_cast<int64_t>(cause_of(job, job.train[item])));
   }
   put(bytes, awaited);
   put(bytes, awaited_before);
+  put(bytes, host_name());
   for (const std::string& theirs : world.all_gather(bytes, "the items of plans")) {
     Reader reader(theirs);
     PlanGraph& graph = graphs.emplace_back();
     names.emplace_back(static_cast<size_t>(reader.next()));
+    std::vector<std::string> kind_texts;
+    std::vector<Cause> causes;
     for (std::string& name : names.back()) {
       graph.rendezvous_ids.push_back(static_cast<uint64_t>(reader.next()));
       graph.channels.push_back(static_cast<uint32_t>(reader.next()));
       name = reader.next_text();
+      kind_texts.push_back(reader.next_text());
+      causes.push_back(static_cast<Cause>(reader.next()));
     }
+    kinds.add(kind_texts, causes);
     graph.awaited = next_lists(reader, names.back().size());
     graph.awaited_before = next_lists(reader, names.back().size());
+    hosts.push_back(reader.next_text());
   }
 }
 
@@ -219,25 +271,29 @@ StepMeans next_means(Reader& reader) {
 
 }  // namespace
 
-std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const PlanItems& items) {
+GatheredSteps gather_steps(World& world, const std::vector<StepTimes>& steps, const std::vector<OwnTimes>& own,
+                           const PlanItems& items) {
   std::string bytes;
   const int64_t to_common_ns = world.clock_offset_ns();  // times of ranks on other machines are compared below
-  const PlanGraph& own = items.graphs[static_cast<size_t>(world.rank())];
+  const PlanGraph& plan = items.graphs[static_cast<size_t>(world.rank())];
   for (size_t i = 0; i < steps.size(); ++i) {
     put(bytes, brings_previous(steps, i));
-    if (brings_previous(steps, i)) put(bytes, *steps[i].previous, own, to_common_ns);
+    if (brings_previous(steps, i)) put(bytes, *steps[i].previous, plan, to_common_ns);
     put(bytes, static_cast<bool>(steps[i].previous));
-    put(bytes, steps[i], own, to_common_ns);
+    put(bytes, steps[i], plan, to_common_ns);
+    if (!own.empty()) put(bytes, own[i]);
   }
   const std::vector<std::string> gathered = world.all_gather(bytes, "the times of steps");
   std::vector<Reader> readers(gathered.begin(), gathered.end());
   std::vector<std::shared_ptr<const StepTimes>> last(gathered.size());  // by rank
   std::string mine;
+  GatheredSteps gathered_steps;
   // The replay takes longest, so the ranks divide the steps.
   const auto rank_of = [&](size_t i) { return i % gathered.size(); };
   for (size_t i = 0; i < steps.size(); ++i) {
     std::vector<StepTimes> times(gathered.size());
     std::vector<RankStep> together;
+    std::vector<OwnTimes> all_own;
     for (size_t r = 0; r < times.size(); ++r) {
       if (readers[r].next() != 0) last[r] = std::make_shared<const StepTimes>(next_step(readers[r]));
       const bool follows = readers[r].next() != 0;
@@ -245,6 +301,14 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
       const auto previous = std::exchange(last[r], std::make_shared<const StepTimes>(times[r]));
       if (follows) times[r].previous = previous;
       together.push_back({&times[r], &items.graphs[r]});
+      if (!own.empty()) all_own.push_back(next_own(readers[r], items.kinds.ranks[r].kinds.size()));
+    }
+    if (!own.empty() && world.rank() == 0) {
+      add_links(all_own, together, items.kinds);
+      double step_ms = 0;
+      for (const StepTimes& t : times)
+        step_ms += static_cast<double>(t.step_ns) / 1e6 / static_cast<double>(times.size());
+      gathered_steps.samples.push_back(sample_of(times[0].step, step_ms, all_own, items.kinds));
     }
     if (rank_of(i) != static_cast<size_t>(world.rank())) continue;
     split_waits(together);
@@ -252,9 +316,23 @@ std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes
   }
   const std::vector<std::string> divided = world.all_gather(mine, "the means of steps");
   std::vector<Reader> parts(divided.begin(), divided.end());
-  std::vector<StepMeans> means;
-  for (size_t i = 0; i < steps.size(); ++i) means.push_back(next_means(parts[rank_of(i)]));
-  return means;
+  for (size_t i = 0; i < steps.size(); ++i) gathered_steps.means.push_back(next_means(parts[rank_of(i)]));
+  return gathered_steps;
+}
+
+std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms) {
+  std::vector<std::pair<std::string, double>> sorted(ms.begin(), ms.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return sorted;
+}
+
+std::string waited_for(const std::map<std::string, double>& exposed_by, double steps) {
+  std::string text;
+  int named = 0;
+  for (const auto& [task, ms] : by_size(exposed_by))
+    if (ms / steps >= 0.05 && ++named <= 3)
+      text += fmt::format("{}{} {:.1f} ms", named == 1 ? "" : ", ", task, ms / steps);
+  return text + (named > 3 ? fmt::format(" and {} more", named - 3) : "");
 }
 
 std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>& values) {

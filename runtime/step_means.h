@@ -4,9 +4,11 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/report/critical_path.h"
+#include "engine/report/own_time.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
@@ -17,6 +19,8 @@ struct PlanItems {
   PlanItems(World& world, const Job& job);
   std::vector<PlanGraph> graphs;
   std::vector<std::vector<std::string>> names;  // by item
+  OwnKinds kinds;
+  std::vector<std::string> hosts;
 };
 
 /// Means over ranks, in milliseconds; `exposed_ms_max` is of the rank that waited longest, `exposed_by` adds up to
@@ -27,8 +31,21 @@ struct StepMeans {
   std::map<std::string, double> exposed_by;  // by the name of the task that compute waited for
 };
 
-/// Blocks. Collective: every rank gives the same steps. Returns one entry per step, the same on all ranks.
-std::vector<StepMeans> mean_over_ranks(World& world, const std::vector<StepTimes>& steps, const PlanItems& items);
+struct GatheredSteps {
+  std::vector<StepMeans> means;    // by step, the same on all ranks
+  std::vector<OwnSample> samples;  // by step, on rank 0, if the ranks gave their own times
+};
+
+/// Blocks. Collective: every rank gives the same steps. `own` has own_times() of each, or nothing on all ranks.
+GatheredSteps gather_steps(World& world, const std::vector<StepTimes>& steps, const std::vector<OwnTimes>& own,
+                           const PlanItems& items);
+
+/// Pure. The largest first.
+std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms);
+
+/// Pure. "reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms and 2 more": means over `steps`, three tasks at most; empty
+/// if compute waited for none.
+std::string waited_for(const std::map<std::string, double>& exposed_by, double steps);
 
 /// Blocks. Collective: element by element the largest value of any rank.
 std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>& values);

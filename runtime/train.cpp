@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/mpi/launcher.h"
+#include "engine/base/delay_point.h"
 #include "engine/base/fail_point.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -135,6 +136,7 @@ int train(const TrainOptions& options) {
     world.together([&] {
       written = load_run_config(options.run_file, options.sets);
       require_supported(written);
+      delays_asked();  // refuses a request that cannot be read
       if (const auto step = options.replayed_step; step && (*step < 1 || *step > written.train.steps))
         throw ConfigError("[train] --replay {} is no step of this run. Use 1 to train.steps = {}.", *step,
                           written.train.steps);

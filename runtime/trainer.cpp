@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/base/delay_point.h"
 #include "engine/base/fail_point.h"
 #include "engine/base/finite.h"
 #include "engine/base/log.h"
@@ -35,24 +36,6 @@ constexpr int64_t kWarmSteps = 2;
 constexpr int64_t kBoundStep = 8;
 // Steps between two exchanges of times, however large train.log_interval is: a killed run loses no more lines.
 constexpr size_t kMostPending = 100;
-
-/// The largest first.
-std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms) {
-  std::vector<std::pair<std::string, double>> sorted(ms.begin(), ms.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-  return sorted;
-}
-
-/// "reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms and 2 more": three tasks at most; empty if compute waited for
-/// none.
-std::string waited_for(const std::map<std::string, double>& exposed_by, double steps) {
-  std::string text;
-  int named = 0;
-  for (const auto& [task, ms] : by_size(exposed_by))
-    if (ms / steps >= 0.05 && ++named <= 3)
-      text += fmt::format("{}{} {:.1f} ms", named == 1 ? "" : ", ", task, ms / steps);
-  return text + (named > 3 ? fmt::format(" and {} more", named - 3) : "");
-}
 
 }  // namespace
 
@@ -86,7 +69,10 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks);
   // Each step stages the next step's batch, including the last step, which replay() runs twice.
   loader_ = std::make_unique<data::Loader>(
-      [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) { fill(step + skipped, batch); },
+      [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) {
+        delay_point("input", step);
+        fill(step + skipped, batch);
+      },
       data::LoaderOptions{.shape = shape, .first = resumed_ + 1, .last = train.steps + 2});
   const UpdateOptions& update = config_.optimizer;
   const auto load = [this, &update, &job](const StagedBatch& staged) {
@@ -240,12 +226,15 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
   const PhaseMark stepping = world_.phase(comm::RunPhase::step);
+  stragglers_ = std::make_unique<StragglerReport>(world_, *items_, config_.comm.straggler_threshold, run_dir);
   // The last step whose times have been taken; those of a step wait for the next one's first work.
   int64_t seen = resumed_;
   bool stopped = false, copies_next = false;
   for (int64_t step = resumed_ + 1; step <= train.steps && !stopped; ++step) {
     fail_point("step");
+    delay_point("host", step);
     rank_->issue(static_cast<uint32_t>(step), std::exchange(copies_next, false));
+    stragglers_->issued(step);
     rank_->wait_behind(1);
     if (step == resumed_ + 1) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
@@ -292,6 +281,7 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   if (!stopped) save_final();
   signals_ = nullptr;
+  stragglers_->finish();
   chosen();
   if (trace_) trace_->finish();
   if (stopped) {
@@ -337,7 +327,8 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
   const Rank::Report report = rank_->report(step);
   if (const std::string reason = guard_.judge(step, report); !reason.empty()) diverged(step, reason);
   if (step <= checkpoints_->in_flight()) history_in_flight_ = guard_.history();
-  pending_.push_back({.times = meter_->take(step, next_begins), .report = report});
+  pending_.push_back({.times = meter_->take(step, next_begins), .own = {}, .report = report});
+  pending_.back().own = stragglers_->own(pending_.back().times, item_ns_);
   if (step - resumed_ > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)
       item_ns_[item] = item_ns_[item] < 0 ? ns : std::min(item_ns_[item], ns);
@@ -371,10 +362,15 @@ void Trainer::rehearse_bound() {
 
 void Trainer::flush(bool print) {
   std::vector<StepTimes> times;
-  for (Pending& p : pending_) times.push_back(std::move(p.times));
-  const std::vector<StepMeans> means = mean_over_ranks(world_, times, *items_);
+  std::vector<OwnTimes> own;
+  for (Pending& p : pending_) {
+    times.push_back(std::move(p.times));
+    if (p.own) own.push_back(std::move(*p.own));
+  }
+  const auto [means, samples] = gather_steps(world_, times, own, *items_);
   for (size_t i = 0; i < pending_.size() && world_.rank() == 0; ++i)
     write_line(times[i].step, pending_[i], means[i], print && i + 1 == pending_.size());
+  stragglers_->add(samples, resumed_ + kWarmSteps);
   pending_.clear();
 }
 

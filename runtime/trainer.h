@@ -25,6 +25,7 @@
 #include "runtime/run_dir.h"
 #include "runtime/step_means.h"
 #include "runtime/stop_signals.h"
+#include "runtime/straggler_report.h"
 #include "runtime/weights.h"
 #include "runtime/world.h"
 
@@ -63,6 +64,7 @@ class Trainer {
   /// A finished step whose line is not written yet.
   struct Pending {
     StepTimes times;
+    std::optional<OwnTimes> own;
     Rank::Report report;
     std::optional<double> val_loss;
     std::string params_hash;
@@ -120,6 +122,7 @@ class Trainer {
   std::unique_ptr<TraceWriter> trace_;
   std::vector<Pending> pending_;
   std::optional<PlanItems> items_;
+  std::unique_ptr<StragglerReport> stragglers_;
   std::vector<int64_t> item_ns_;                                 // fastest seen, by item of the training plan
   std::optional<double> bound_ms_;                               // rehearsed, at most the fastest step
   double fastest_ms_ = std::numeric_limits<double>::infinity();  // of the steps written

@@ -7,10 +7,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
+#include <string>
 
 #include "comm/host/bind.h"
 #include "engine/base/check.h"
+#include "engine/base/delay_point.h"
 #include "engine/device/clock.h"
+#include "engine/device/link_note.h"
 
 namespace slipstream::comm {
 namespace {
@@ -19,6 +23,12 @@ namespace {
 constexpr int64_t kSameClockNs = int64_t{3600} * 1000000000;
 // Pieces of a copy: large enough to be worth the kernel that each waits for.
 constexpr int64_t kPieceBytes = int64_t{1} << 20, kMostPieces = 16;
+
+/// A delay that a test asks for: "link" is the first task of the step on any channel, "link/OP" the first of that op.
+int64_t asked_delay_ns(Op op, int64_t step) {
+  if (!delays_asked()) return 0;
+  return take_delay_ns("link", step) + take_delay_ns(std::string("link/") + name_of(op), step);
+}
 
 class EmulatedCommunicator final : public Communicator {
  public:
@@ -87,16 +97,19 @@ class EmulatedCommunicator final : public Communicator {
     const int64_t pieces =
         traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
     auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send,
-                 aborted = aborted_, cost, rendezvous, what = describe(verb), traffic, touched, touched_bytes, flag,
-                 pieces, peers = peers_of(verb, rank(), size()),
+                 op = verb.op, aborted = aborted_, cost, rendezvous, what = describe(verb), traffic, touched,
+                 touched_bytes, flag, pieces, peers = peers_of(verb, rank(), size()),
                  flight = std::make_shared<Flight>()](LaunchContext& context, BoundState& state) {
+      const int64_t step = context.frame != nullptr ? context.frame->step : 0;
       context.on_host([=, &state] {
         flight->entry_ns = monotonic_ns();
         int64_t last_entry_ns = rendezvous ? rendezvous->meet(flight->entry_ns, peers) : flight->entry_ns;
         if (last_entry_ns - flight->entry_ns > kSameClockNs) last_entry_ns = flight->entry_ns;
         state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
         if (flag) std::atomic_ref(*flag).store(0);
-        if (!peers.empty()) flight->ticket = port->begin(last_entry_ns, cost.latency_ns, cost.bytes, sends, receives);
+        if (!peers.empty())
+          flight->ticket =
+              port->begin(last_entry_ns, cost.latency_ns + asked_delay_ns(op, step), cost.bytes, sends, receives);
         for (int64_t p = 1; flag && p <= pieces; ++p)
           port->when_done(
               flight->ticket, [flag, p] { std::atomic_ref(*flag).store(static_cast<uint32_t>(p)); },
@@ -116,11 +129,13 @@ class EmulatedCommunicator final : public Communicator {
         traffic.copy(context, context.at(touched), std::min(cost.bytes / pieces, touched_bytes));
       }
       if (flag) return traffic.await(context, flag, static_cast<uint32_t>(pieces));
-      context.on_host([=] {
-        if (!port->wait(flight->ticket, [&] { return aborted->load(); }))
+      context.on_host([=, &state] {
+        const std::optional<int64_t> end_ns = port->wait(flight->ticket, [&] { return aborted->load(); });
+        if (!end_ns)
           throw CommError(
               "[comm] {}: aborted on the emulated link after {:.3f} s. Look for the first error of the run.", what,
               static_cast<double>(monotonic_ns() - flight->entry_ns) * 1e-9);
+        note_link_ns(*end_ns - state.last_entry_ns.load());
       });
     };
     return bind(verb, rank(), size(), std::move(body));

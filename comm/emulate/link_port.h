@@ -7,6 +7,7 @@
 #include <functional>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -57,17 +58,19 @@ class LinkPort {
   using Ticket = PortSchedule::Ticket;
   /// Joins the port from `begin_ns`, the time at which the last member entered.
   Ticket begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
-  /// Blocks until the transfer's last byte has left; returns false if `cancelled` became true (see wake_all).
+  /// Blocks until the transfer's last byte has left. Returns when that was, on the link; nothing if `cancelled` became
+  /// true (see wake_all).
   template <typename Cancelled>
-  bool wait(Ticket ticket, Cancelled cancelled) {
+  std::optional<int64_t> wait(Ticket ticket, Cancelled cancelled) {
     std::unique_lock lock(mutex_);
     const bool done = sleep_until(
         lock, ticket, [](void* c) { return (*static_cast<Cancelled*>(c))(); }, &cancelled);
+    const std::optional<int64_t> end_ns = done ? std::optional(ticket->end_ns) : std::nullopt;
     schedule_.remove(ticket);
     ++membership_;
     lock.unlock();
     changed_.notify_all();
-    return done;
+    return end_ns;
   }
   /// Alternative to wait: a thread of the port calls `done` when the last byte has left, or at once after wake_all.
   /// With `left_bytes` it calls `done` earlier, when that many bytes are left to send; the transfer then stays on the

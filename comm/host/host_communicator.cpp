@@ -8,6 +8,7 @@
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
 #include "engine/device/clock.h"
+#include "engine/device/link_note.h"
 
 namespace slipstream::comm {
 namespace {
@@ -35,7 +36,11 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
   while (transport.outstanding() > 0) {
     check_alive(transport, what, begin_ns);
     const int done = transport.poll(tokens, 32);
-    for (int i = 0; i < done && script; ++i) script->arrived(post, Poster::arrival(tokens[i]));
+    for (int i = 0; i < done && script; ++i) {
+      const Arrival arrival = Poster::arrival(tokens[i]);
+      post.completed(arrival);
+      script->arrived(post, arrival);
+    }
     if (done > 0) {
       idle_polls = 0;
       moved_ns = monotonic_ns();
@@ -97,7 +102,10 @@ std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size) {
 }
 
 HostCommunicator::HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options)
-    : transport_(std::move(transport)), options_(options), times_(static_cast<size_t>(size()) + 1) {
+    : transport_(std::move(transport)),
+      options_(options),
+      times_(static_cast<size_t>(size()) + 1),
+      link_clock_(size()) {
   transport_->reserve(2 * size());
 }
 
@@ -111,12 +119,13 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
            [this, transport = transport_, bound, verb, what = describe(verb)](LaunchContext& context, BoundState&) {
              check_alive(*transport, what, monotonic_ns());
              const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
-             Poster post(*transport);
+             Poster post(*transport, &link_clock_);
              bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
                                   verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
              fail_point("collective", what);
              drive(*transport, post, bound->script.get(), what, options_);
              sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
+             note_link_ns(link_clock_.total_ns());
            });
   bound->script = make_script(verb, rank(), size());  // after the checks of bind
   staging_.resize(std::max(staging_.size(), static_cast<size_t>(bound->script->staging_bytes())));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/host/bind.h"
+#include "comm/host/link_clock.h"
 #include "comm/host/script.h"
 #include "comm/host/transport.h"
 
@@ -44,6 +45,7 @@ class HostCommunicator final : public Communicator, public Rendezvous {
   std::vector<std::byte> staging_;  // of the running verb; all verbs are bound before the first one runs
   std::atomic<int64_t> sent_bytes_{0};
   std::vector<int64_t> times_;  // of a rendezvous: one per peer, this rank's own last
+  LinkClock link_clock_;        // of the running verb
 };
 
 }  // namespace slipstream::comm

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "comm/host/bind.h"
+#include "comm/host/link_clock.h"
 #include "comm/host/reduce.h"
 #include "comm/host/transport.h"
+#include "engine/device/clock.h"
 
 namespace slipstream::comm {
 
@@ -27,13 +29,26 @@ struct Arrival {
 /// Posts messages with tags and tokens made of (phase, index).
 class Poster {
  public:
-  explicit Poster(HostTransport& transport) : transport_(transport) {}
+  /// `clock` measures the messages of this poster; null: not measured.
+  explicit Poster(HostTransport& transport, LinkClock* clock = nullptr) : transport_(transport), clock_(clock) {
+    if (clock_) clock_->begin();
+  }
   void send(Phase phase, int peer, int index, const std::byte* data, int64_t size_bytes) {
     transport_.send(peer, tag(phase, index), data, size_bytes, token({false, phase, peer, index}));
     sent_bytes_ += size_bytes;
+    if (clock_) clock_->send_posted(monotonic_ns());
   }
   void recv(Phase phase, int peer, int index, std::byte* data, int64_t size_bytes) {
     transport_.recv(peer, tag(phase, index), data, size_bytes, token({true, phase, peer, index}));
+    if (clock_) clock_->recv_posted(peer, monotonic_ns());
+  }
+  /// A message has completed.
+  void completed(const Arrival& arrival) {
+    if (!clock_) return;
+    if (arrival.received)
+      clock_->recv_ended(arrival.peer, monotonic_ns());
+    else
+      clock_->send_ended(monotonic_ns());
   }
   /// Like send and recv, in pieces of kLargestMessageBytes.
   void send_whole(int peer, const std::byte* data, int64_t size_bytes);
@@ -54,6 +69,7 @@ class Poster {
   // MPI guarantees tags up to 32767; far fewer than 4096 messages of a phase are in flight.
   static int tag(Phase phase, int index) { return static_cast<int>(phase) * 4096 + index % 4096; }
   HostTransport& transport_;
+  LinkClock* clock_;
   int64_t sent_bytes_ = 0;
 };
 

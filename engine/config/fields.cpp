@@ -236,9 +236,10 @@ std::vector<Field<R>> make_fields() {
       F::integer("comm.save_timeout_seconds", at(&R::comm, &Comm::save_timeout_seconds), {1, 1'000'000'000},
                  "Time limit of one wait for other ranks while weights are hashed or saved, in seconds, as "
                  "comm.timeout_seconds. Rank 0 writes while the others wait: 1800 s suffice for 360 GB at 200 MB/s."),
-      F::real("comm.straggler_threshold", at(&R::comm, &Comm::straggler_threshold), {0, 1},
-              "Share of a step by which a rank must be late, beyond the waits that the plan foresees, to be named as a "
-              "straggler. 0: no report."),
+      F::real(
+          "comm.straggler_threshold", at(&R::comm, &Comm::straggler_threshold), {0, 1},
+          "Share of a step by which a rank must be late by itself to be named as a straggler, once it has lost five "
+          "times this share of a second, or of a longer step (docs/how-to/stuck-run.md). 0: no report."),
       F::text("comm.nccl", at(&R::comm, &Comm::nccl),
               "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
               "(docs/how-to/gpu.md). Other values: a table of cards, else NCCL."),

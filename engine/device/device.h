@@ -26,6 +26,11 @@ struct Span {
   uint32_t step = 0;           // Frame::step
   int64_t begin_ns = 0;        // on the device's clock
   int64_t end_ns = 0;
+  // Where a thread of the host runs the stream; long spans only:
+  int64_t ready_ns = 0;         // of the time: the thread waited for a core
+  int64_t ready_before_ns = 0;  // it waited for a core before the span, since the last look
+  int64_t asleep_ns = 0;        // of a work on one thread: it neither ran nor waited for a core
+  int64_t link_ns = -1;         // of communication: see note_link_ns(); -1: not known
 };
 
 class Event {

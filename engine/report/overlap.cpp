@@ -64,10 +64,17 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
     const ChannelKind kind = kinds_[channel];
     const bool is_work = span.kind == Span::Kind::work;
     if (is_communication(kind)) {
-      if (is_work) step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns});
+      if (is_work) step.tasks.push_back({channel, span.item, span.begin_ns, span.end_ns, span.ready_ns, span.link_ns});
       continue;
     }
+    if (kind == ChannelKind::compute) {
+      step.ready_ns += span.ready_ns;
+      step.ready_between_ns += span.ready_before_ns;
+      step.asleep_ns += span.asleep_ns;
+    }
     if (is_work) {
+      const int64_t away_ns = span.ready_ns + (kind == ChannelKind::compute ? span.asleep_ns : 0);
+      step.own_ns[span.item] += span.end_ns - span.begin_ns - away_ns;
       step.work_ns[span.item] += span.end_ns - span.begin_ns;
       step.works.push_back({kind, channel, span.item, span.item, span.begin_ns, span.end_ns});
     } else if (kind == ChannelKind::compute || kind == ChannelKind::local) {
@@ -104,6 +111,12 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
     for (const TaskTime& task : next.tasks)
       if (task.begin_ns < end_ns) times.after.push_back(task);
   }
+  const bool follows = last_ && last_->next_begins && last_->step + 1 == step;
+  times.unawaited_ns = unawaited_ns(spans, busy, follows ? last_work_end_ns_ : times.begin_ns);
+  times.asleep_ns = spans.asleep_ns;
+  times.ready_ns = spans.ready_ns;
+  times.ready_between_ns = spans.ready_between_ns;
+  last_work_end_ns_ = busy.back().end_ns;
   // A wait for local work is a wait for that work's own waits, for as long as they last.
   std::vector<Exposure> behind;
   for (const Exposure& wait : spans.waits)
@@ -145,12 +158,24 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   times.input_ns = union_ns(input);
   times.other_ns = times.step_ns - times.compute_ns - times.exposed_ns - times.input_ns;
   times.work_ns.assign(spans.work_ns.begin(), spans.work_ns.end());
+  times.own_ns.assign(spans.own_ns.begin(), spans.own_ns.end());
   std::vector<int64_t> own;
   for (const TaskTime& task : times.tasks) own.push_back(task.begin_ns);
   apply_last_entries(times, own);
   const auto last = std::exchange(last_, std::make_shared<const StepTimes>(times));
-  if (last && last->next_begins && last->step + 1 == step) times.previous = last;
+  if (follows) times.previous = last;
   return times;
+}
+
+int64_t OverlapMeter::unawaited_ns(const Spans& spans, const std::vector<Interval>& busy, int64_t from_ns) {
+  const int64_t until_ns = busy.back().end_ns;
+  std::vector<Interval> covered;
+  const auto cover = [&](const Interval& part) {
+    covered.push_back({std::clamp(part.begin_ns, from_ns, until_ns), std::clamp(part.end_ns, from_ns, until_ns)});
+  };
+  for (const Interval& work : busy) cover(work);
+  for (const Exposure& wait : spans.waits) cover({wait.begin_ns, wait.end_ns});
+  return until_ns - from_ns - union_ns(std::move(covered));
 }
 
 void apply_last_entries(StepTimes& times, const std::vector<int64_t>& last_entries) {

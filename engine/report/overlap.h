@@ -54,6 +54,8 @@ struct TaskTime {
   uint32_t item = 0;
   int64_t begin_ns = 0;  // entry of this rank
   int64_t end_ns = 0;
+  int64_t ready_ns = 0;  // as of a span
+  int64_t link_ns = -1;  // as of a span
 };
 
 /// stages: transfers between stages of a pipeline. save: copies of snapshots, which are no items of the step's plan; a
@@ -99,8 +101,13 @@ struct StepTimes {
   std::vector<TaskTime> after;                        // of the next step, begun before its first work
   std::vector<WorkTime> works;                        // by (channel, begin)
   std::vector<std::pair<uint32_t, int64_t>> work_ns;  // (item, time of its works) of compute and local channels
-  std::vector<Exposure> exposures;                    // of communication and input, in time order
-  std::shared_ptr<const StepTimes> previous;          // the step that this one follows at once
+  std::vector<std::pair<uint32_t, int64_t>> own_ns;   // the same without the time in which the thread did not run
+  int64_t unawaited_ns = 0;      // compute had no work and waited for no event, from the previous step's last work on
+  int64_t asleep_ns = 0;         // threads slept inside works of compute
+  int64_t ready_ns = 0;          // compute waited for a core, in works and waits
+  int64_t ready_between_ns = 0;  // the same between them
+  std::vector<Exposure> exposures;            // of communication and input, in time order
+  std::shared_ptr<const StepTimes> previous;  // the step that this one follows at once
 };
 
 /// Collects the spans of all streams of one rank and closes a step when the next one has begun.
@@ -123,8 +130,11 @@ class OverlapMeter {
     std::vector<Exposure> waits;                            // compute
     std::vector<TaskTime> tasks;                            // communication channels
     std::map<uint32_t, std::vector<Exposure>> local_waits;  // by local channel
-    std::map<uint32_t, int64_t> work_ns;
+    std::map<uint32_t, int64_t> work_ns, own_ns;
+    int64_t asleep_ns = 0, ready_ns = 0, ready_between_ns = 0;
   };
+  static int64_t unawaited_ns(const Spans& spans, const std::vector<Interval>& busy, int64_t from_ns);
+  int64_t last_work_end_ns_ = 0;  // of compute, in the step taken last
   std::vector<ChannelKind> kinds_;
   std::shared_ptr<const StepTimes> last_;  // the step taken last
   std::map<uint32_t, Spans> steps_;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "engine/base/fail_point.h"
+#include "engine/base/thread_usage.h"
 #include "engine/device/clock.h"
 #include "engine/device/device.h"
 
@@ -130,6 +131,9 @@ class CpuStream final : public Stream {
   void run_work(const Command& command);
   void run_wait(const Command& command);
   void pause_before_work();
+  void run_function(const Work& work, LaunchContext& context);
+  /// Looks at the thread's usage if the last look is long ago.
+  ThreadUsage::Part look_at(int64_t now_ns);
   void add_span(const Span& span);
 
   std::shared_ptr<Core> core_;
@@ -137,9 +141,11 @@ class CpuStream final : public Stream {
   int threads_;
   bool high_priority_;
   bool may_fail_ = has_fail_point();
-  Progress* progress_;                // owned by core_
-  std::unique_ptr<ThreadPool> pool_;  // made by the worker, so that its memory is first touched there
-  uint64_t works_ = 0;                // run so far; worker only
+  Progress* progress_;                  // owned by core_
+  std::unique_ptr<ThreadPool> pool_;    // made by the worker, so that its memory is first touched there
+  uint64_t works_ = 0;                  // run so far; worker only
+  std::unique_ptr<ThreadUsage> usage_;  // of the worker, which makes it
+  int64_t looked_ns_ = 0;               // worker only
 
   std::mutex mutex_;
   std::condition_variable arrived_;

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tells how long a thread ran, and how long it waited for a core, since the last look.
+
+#include <cstdint>
+
+namespace slipstream {
+
+/// Of the thread that calls it. A look costs two system calls, about 1 to 3 us.
+class ThreadUsage {
+ public:
+  ThreadUsage();
+  ~ThreadUsage();
+  ThreadUsage(const ThreadUsage&) = delete;
+  ThreadUsage& operator=(const ThreadUsage&) = delete;
+
+  struct Part {
+    int64_t ran_ns = 0;
+    int64_t ready_ns = 0;  // waited for a core; 0 on a kernel that does not report it
+  };
+  /// Since the last call, or the start.
+  Part look();
+
+ private:
+  Part total() const;
+  int descriptor_ = -1;
+  Part before_;
+};
+
+}  // namespace slipstream
