@@ -32,6 +32,10 @@ TIMEOUT_FACTOR = 4
 # of them start several processes (is_parallel: false).
 MORE_THAN_CORES = 2
 SEVERAL_PROCESSES = 3
+# So many more tests start, one at a time, while more than this share of the cores is idle: ranks that wait for each other use none.
+MORE_WHILE_IDLE, IDLE_SHARE, IDLE_PERIOD_S = 4, 0.2, 1.0
+# In the build folder: how long each test took, for the order of the next run.
+SECONDS_FILE = "test_seconds.json"
 # Programs under test wait for the disk at every fsync: their temporary files are in memory where so many bytes are free.
 MEMORY_FOLDER, MEMORY_BYTES = "/dev/shm", 4 << 30
 
@@ -152,6 +156,7 @@ def run(test, build, everything):
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                        cwd=test["workdir"] or build, env=environment, start_new_session=True)
             test["cpu_seconds"] = cpu_seconds = ended(process, limit)
+            test["seconds"] = time.monotonic() - started
             if cpu_seconds is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 code, end = process.wait(), f"had not ended after {limit} s"
@@ -183,6 +188,30 @@ def run(test, build, everything):
         return cases
 
 
+def cpu_times():
+    """Seconds that the cores were idle, and all seconds; 0 and 1 where the system does not tell."""
+    try:
+        times = [int(field) for field in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return times[3] + times[4], sum(times)
+    except (OSError, ValueError, IndexError):
+        return 0, 1
+
+
+def cores_are_idle():
+    """Observes the cores for a period."""
+    idle, total = cpu_times()
+    time.sleep(IDLE_PERIOD_S)
+    idle_now, total_now = cpu_times()
+    return idle_now - idle > IDLE_SHARE * (total_now - total)
+
+
+def seconds_of_last_run(build):
+    try:
+        return json.loads((pathlib.Path(build) / SECONDS_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build")
@@ -192,8 +221,9 @@ def main():
     tests = tests_of(options.build, options.names, options.all)
     if not tests:
         sys.exit(f"run_tests: no test of {options.build} has a name or suite with {' or '.join(options.names)}")
-    # Long limits first, so that the last tests are short.
-    tests.sort(key=lambda test: -(test["timeout"] or 0))
+    # Long tests first, so that the last ones are short; by their limits before the first run.
+    last_run = seconds_of_last_run(options.build)
+    tests.sort(key=lambda test: -last_run.get(test["name"], test["timeout"] or 0))
     several_processes = collections.deque(test for test in tests if not test["is_parallel"])
     one_process = collections.deque(test for test in tests if test["is_parallel"])
     cases = []
@@ -210,19 +240,24 @@ def main():
                 print(f"--- failed: {case.name}\n{case.text}\n---", flush=True)
 
     lock = threading.Lock()
+    idle_lock = threading.Lock()
     several_processes_run = 0
 
-    def next_test():
+    def next_test(while_idle):
         nonlocal several_processes_run
+        while while_idle and (several_processes or one_process):
+            with idle_lock:  # one test may use up what was idle
+                if not (several_processes or one_process) or cores_are_idle():
+                    break
         with lock:
-            if several_processes and several_processes_run < SEVERAL_PROCESSES:
+            if several_processes and (while_idle or several_processes_run < SEVERAL_PROCESSES):
                 several_processes_run += 1
                 return several_processes.popleft()
             return one_process.popleft() if one_process else None
 
-    def work():
+    def work(while_idle):
         nonlocal several_processes_run
-        while test := next_test():
+        while test := next_test(while_idle):
             try:
                 found = run(test, options.build, options.all)
             finally:
@@ -232,9 +267,14 @@ def main():
                 take(test, found)
 
     workers = (os.cpu_count() or 1) + MORE_THAN_CORES
-    with concurrent.futures.ThreadPoolExecutor(max_workers=workers) as pool:
-        for future in [pool.submit(work) for _ in range(workers)]:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=workers + MORE_WHILE_IDLE) as pool:
+        for future in [pool.submit(work, i >= workers) for i in range(workers + MORE_WHILE_IDLE)]:
             future.result()
+    try:
+        seconds = last_run | {test["name"]: round(test["seconds"], 1) for test in tests if "seconds" in test}
+        (pathlib.Path(options.build) / SECONDS_FILE).write_text(json.dumps(seconds))
+    except OSError:
+        pass  # only the order of the next run
 
     print("\nthe ten slowest cases:")
     for case in sorted(cases, key=lambda c: -c.seconds)[:10]:

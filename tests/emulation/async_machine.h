@@ -130,6 +130,8 @@ extern Async a;
 
 /// Starts the clocks of the kernel; an error unless the emulated device has compute capability 9.0.
 void require_hopper(const char* operation, const std::source_location& at);
+/// Advances the machine's time past the clocks of all threads, which run ahead of it.
+void pass_clocks();
 /// Begins a block of a kernel with clocks.
 void begin_clocks();
 /// Threads [first, first + count) have met at a barrier.

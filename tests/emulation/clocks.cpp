@@ -66,6 +66,10 @@ void require_hopper(const char* operation, const std::source_location& at) {
   begin_clocks();
 }
 
+void pass_clocks() {
+  for (size_t t = 0; t < a.of.size(); ++t) m.time = std::max(m.time, static_cast<uint32_t>(a.step(t)));
+}
+
 void begin_clocks() {
   a.width = a.releases() + 1;
   a.threads.resize(std::max(a.threads.size(), m.threads));
@@ -75,10 +79,8 @@ void begin_clocks() {
     thread.known.assign(a.width, 0);
     thread.fenced.assign(m.threads, 0);
     for (size_t u = 0; u < m.threads; ++u) {
-      const Warp& warp = m.warps[u / 32];
-      thread.known[u] = static_cast<int32_t>(u == t             ? warp.epoch
-                                             : u / 32 == t / 32 ? warp.epoch - 1
-                                                                : warp.block_epoch);
+      const uint32_t ordered_at = std::max(m.block_ordered_at, u / 32 == t / 32 ? m.warps[u / 32].ordered_at : 0);
+      thread.known[u] = static_cast<int32_t>(u == t ? m.time : ordered_at - 1);
     }
   }
   a.barriers.clear();

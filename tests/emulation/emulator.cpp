@@ -53,7 +53,8 @@ Machine m;
 
 namespace {
 
-constexpr size_t kStackBytes = 128 * 1024;
+// No power of two, so that the same frame of different threads falls into different sets of the caches.
+constexpr size_t kStackBytes = 132 * 1024 + 320;
 std::mutex machine;                     // one kernel at a time; under it m
 thread_local bool runs_kernel = false;  // this thread, its fibers too
 std::function<void(void*, std::function<void()>)>& streams() {
@@ -145,7 +146,7 @@ void prepare(size_t thread) {
 
 void resume(size_t thread) {
   m.current = thread;
-  const Size3 i = index_of(thread);
+  const Size3& i = m.fibers[thread].index;
   threadIdx = {i.x, i.y, i.z};
 #if defined(__x86_64__)
   slip_fiber_switch(&m.scheduler, m.fibers[thread].stack_pointer);
@@ -179,9 +180,9 @@ void run_block() {
   for (size_t w = 0; w * 32 < m.threads; ++w) {
     m.warps[w].lanes = static_cast<int>(std::min<size_t>(32, m.threads - w * 32));
     m.warps[w].arrived = 0;
+    m.warps[w].differs = false;
     m.warps[w].generation = 0;
-    m.warps[w].epoch = 1;
-    m.warps[w].block_epoch = 0;
+    m.warps[w].ordered_at = m.time;
   }
   for (size_t t = 0; t < m.threads; ++t) prepare(t);
   if (m.clocked) begin_clocks();
@@ -232,8 +233,7 @@ void pass_block_barrier(const std::source_location& at) {
                          file_of(m.fibers[t].at)));
     for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
     m.at_barrier = 0;
-    ++m.block_epoch;
-    for (size_t w = 0; w * 32 < m.threads; ++w) m.warps[w].block_epoch = m.warps[w].epoch++;
+    m.block_ordered_at = ++m.time;
     if (m.clocked) meet_clocks(0, m.threads);
   }
   fiber.last = {};
@@ -251,6 +251,11 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
   fiber.state = State::at_warp_operation;
   fiber.at = at;
   fiber.operation = operation;
+  if (warp.arrived == 0)
+    warp.first = m.current;
+  else if (const Fiber& other = m.fibers[warp.first];
+           other.at.line() != at.line() || other.operation != fiber.operation)
+    warp.differs = true;
   if (orders_memory) fiber.last = {};
   Lane* slots = warp.slots[warp.generation & 1];
   if (size_bytes > 0) std::memcpy(slots[m.current - first].bytes, value, size_bytes);
@@ -258,7 +263,7 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
     to_scheduler();
     return slots;
   }
-  for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t)
+  for (size_t t = first; warp.differs && t < first + static_cast<size_t>(warp.lanes); ++t)
     if (m.fibers[t].at.line() != at.line() || m.fibers[t].operation != operation)
       fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t),
                        file_of(m.fibers[t].at), m.fibers[t].operation));
@@ -266,7 +271,7 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
   warp.arrived = 0;
   ++warp.generation;
   if (orders_memory) {
-    ++warp.epoch;
+    warp.ordered_at = ++m.time;
     if (m.clocked) meet_clocks(first, static_cast<size_t>(warp.lanes));
   }
   return slots;
@@ -334,10 +339,15 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   m.dynamic_bytes = (shared_bytes + 15) / 16 * 16;
   m.dynamic_storage.resize(m.dynamic_bytes + 1023);
   m.dynamic = m.dynamic_storage.data() + (1024 - reinterpret_cast<uintptr_t>(m.dynamic_storage.data()) % 1024) % 1024;
-  m.clocked = false;
+  if (std::exchange(m.clocked, false)) pass_clocks();
+  if (m.time > UINT32_MAX / 4) {
+    std::fill(m.shadow.begin(), m.shadow.end(), Granule{});
+    m.time = 0;
+  }
   begin_handover();
   blockDim = {block.x, block.y, block.z};
   gridDim = {grid.x, grid.y, grid.z};
+  for (size_t t = 0; t < m.threads; ++t) m.fibers[t].index = index_of(t);
   ++m.launches;
   elapse(static_cast<int64_t>(m.threads * grid.x * grid.y * grid.z));
   const auto finish = [&] {

@@ -20,7 +20,7 @@ constexpr uintptr_t kGranuleBytes = 8;  // the smallest vector
 /// The last write of a granule. `release`: the number of the first store_release that knew of it; 0: none did.
 struct Write {
   uint16_t thread, site;
-  uint32_t block;  // by its first epoch
+  uint32_t block;  // by the time of its beginning
   int32_t step;    // of the thread
   int32_t release = 0;
 };
@@ -33,7 +33,7 @@ struct Handover {
 Handover handover;
 
 bool known(const Write& write) {
-  return write.block == m.first_epoch && a.threads[m.current].known[write.thread] >= write.step;
+  return write.block == m.block_began && a.threads[m.current].known[write.thread] >= write.step;
 }
 
 void release_word(uint32_t* p, uint32_t value) {
@@ -74,7 +74,7 @@ void check_global(const void* p, size_t size_bytes, bool write, const std::sourc
                          before.release == 0 ? "with no store_release since" : "without a wait_until for its release"));
     }
     if (!write) continue;
-    handover.writes[granule] = {static_cast<uint16_t>(m.current), m.sites.of(at), m.first_epoch, a.step(m.current)};
+    handover.writes[granule] = {static_cast<uint16_t>(m.current), m.sites.of(at), m.block_began, a.step(m.current)};
     handover.kept.push_back(granule);
   }
 }

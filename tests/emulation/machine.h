@@ -50,13 +50,14 @@ struct Access {
   std::source_location at;
 };
 
-struct Fiber {
+struct alignas(64) Fiber {
 #if defined(__x86_64__)
   void* stack_pointer = nullptr;
 #else
   ucontext_t context;
 #endif
   State state = State::ready;
+  Size3 index;  // threadIdx
   std::source_location at;
   std::string_view operation;
   // Asynchronous copies in flight, and those that the last wait completed.
@@ -72,22 +73,35 @@ struct Fiber {
   size_t late_pending = 0;
 };
 
-/// `epoch` counts barriers of the warp and of the block; `block_epoch` is its value at the last barrier of the block.
+/// `ordered_at`: the time of the last barrier of the warp or of the block.
 struct Warp {
   int lanes = 0, arrived = 0;
-  uint32_t generation = 0, epoch = 0, block_epoch = 0;
+  size_t first = 0;      // thread that has arrived
+  bool differs = false;  // another one is at another operation or line
+  uint32_t generation = 0, ordered_at = 0;
   Lane slots[2][32];
 };
 
-/// Which thread accessed a granule: thread + 1 (0: none), where (Sites) and when, by the epochs of the block and of the
-/// thread: that of its warp, or its own clock where clocks run (async_machine.h).
-struct Touch {
-  uint16_t thread = 0, site = 0;
-  uint32_t block_epoch = 0, when = 0;
+/// Which thread accessed a granule, at which line (Sites) and when: by the machine's time, which advances at every
+/// barrier, or by the thread's own clock where clocks run (async_machine.h). One word, as there are four of them for
+/// every two bytes of shared memory. `in_flight`: the access is a copy that its thread has not waited for.
+class Touch {
+ public:
+  Touch() = default;
+  Touch(size_t thread, uint16_t site, uint32_t when, bool in_flight = false)
+      : word_(uint64_t{when} << 32 | uint64_t{in_flight} << 28 | uint64_t{site} << 16 | (thread + 1)) {}
+  /// An access that is ordered before all others.
+  static Touch of_no_thread(uint32_t when) { return Touch(SIZE_MAX, 0, when); }
+  bool of_a_thread() const { return (word_ & 0xffff) != 0; }
+  size_t thread() const { return (word_ & 0xffff) - 1; }
+  uint16_t site() const { return word_ >> 16 & 0xfff; }
+  bool in_flight() const { return word_ >> 28 & 1; }
+  uint32_t when() const { return static_cast<uint32_t>(word_ >> 32); }
+
+ private:
+  uint64_t word_ = 0;
 };
-/// `in_flight`: the writer is a copy that its thread has not waited for.
-struct Granule {
-  bool in_flight = false;
+struct alignas(32) Granule {
   Touch writer, last_reader, other_reader, other_warp_reader;
 };
 struct Region {
@@ -97,7 +111,7 @@ struct Region {
 
 /// Source lines by number. 0 is a line that found no place.
 struct Sites {
-  static constexpr size_t kMost = 4096, kProbes = 64;
+  static constexpr size_t kMost = 4096, kProbes = 64;  // Touch has 12 bits for a line
   std::array<std::source_location, kMost> at;
 
   uint16_t of(const std::source_location& where) {
@@ -117,7 +131,7 @@ struct Machine {
   unsigned char* stacks = nullptr;
   std::vector<Warp> warps = std::vector<Warp>(kThreadsMax / 32);
   std::vector<Region> regions;
-  std::vector<Granule> shadow;  // of all regions of the block; epochs before first_epoch are of earlier blocks
+  std::vector<Granule> shadow;  // of all regions of the block; times before block_began are of earlier blocks
   size_t shadow_used = 0;
   Sites sites;
   std::vector<unsigned char> dynamic_storage;
@@ -127,7 +141,8 @@ struct Machine {
   std::source_location site;
   std::string kernel;
   size_t threads = 0, current = 0, at_barrier = 0, done = 0;
-  uint32_t block_epoch = 0, first_epoch = 0;
+  // Of barriers and blocks so far; that of the running block's beginning, and of its last barrier.
+  uint32_t time = 0, block_began = 0, block_ordered_at = 0;
   bool descending = false;
   bool clocked = false;  // the kernel has reached an asynchronous operation (async_machine.h)
   std::exception_ptr error;
@@ -189,8 +204,10 @@ void repeat(const Fiber& fiber, const Access& last);
 enum class Change : uint8_t { none, removed, weakened, early, late };
 Change change_of(const char* operation, const std::source_location& at);
 /// Before an access of the running thread, and at its end: a synchronization that moves down may be due.
-void before_access(Fiber& fiber);
 void run_late();
+inline void before_access(Fiber& fiber) {
+  if (fiber.late && fiber.accesses_before-- == 0) run_late();
+}
 /// Runs a synchronization of the running thread as if it came before the thread's last access.
 void pass_early(const std::function<void()>& pass);
 /// Moves a synchronization of the running thread down past its next two accesses.

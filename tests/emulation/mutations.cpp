@@ -63,9 +63,6 @@ void run_late() {
   Fiber& fiber = m.fibers[m.current];
   if (fiber.late) std::exchange(fiber.late, nullptr)();
 }
-void before_access(Fiber& fiber) {
-  if (fiber.late && fiber.accesses_before-- == 0) run_late();
-}
 void move_down(std::function<void()> synchronization, bool of_warp) {
   Fiber& fiber = m.fibers[m.current];
   run_late();

@@ -40,12 +40,14 @@ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
     float sum = d[i];
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < 16; k += 2) {
       // Element (row, k) of a is in lane 4 (row % 8) + k % 8 / 2, register row / 8 + 2 (k / 8), half k % 2; element
       // (k, column) of b in lane 4 column + k % 8 / 2, register k / 8, half k % 2.
       const auto* left = reinterpret_cast<const Operands*>(lanes[4 * (row % 8) + k % 8 / 2].bytes);
       const auto* right = reinterpret_cast<const Operands*>(lanes[4 * column + k % 8 / 2].bytes);
-      sum += bf16_half(left->a[row / 8 + 2 * (k / 8)], k % 2) * bf16_half(right->b[k / 8], k % 2);
+      const uint32_t x = left->a[row / 8 + 2 * (k / 8)], y = right->b[k / 8];
+      sum += bf16_half(x, 0) * bf16_half(y, 0);
+      sum += bf16_half(x, 1) * bf16_half(y, 1);
     }
     d[i] = sum;
   }

@@ -14,32 +14,33 @@ namespace {
 constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
 
 /// Are the earlier touch and an access by the running thread now ordered by a barrier?
-bool ordered(const Touch& earlier) {
-  if (earlier.thread == 0 || earlier.thread == m.current + 1 || earlier.block_epoch < m.block_epoch) return true;
-  if (m.clocked) return static_cast<int32_t>(earlier.when) <= a.threads[m.current].known[earlier.thread - 1u];
-  return (earlier.thread - 1u) / 32 == m.current / 32 && earlier.when < m.warps[m.current / 32].epoch;
+inline bool ordered(const Touch& earlier) {
+  if (!earlier.of_a_thread() || earlier.thread() == m.current) return true;
+  if (earlier.when() < m.block_began) return true;
+  if (m.clocked) return static_cast<int32_t>(earlier.when()) <= a.threads[m.current].known[earlier.thread()];
+  return earlier.when() < m.block_ordered_at ||
+         (earlier.thread() / 32 == m.current / 32 && earlier.when() < m.warps[m.current / 32].ordered_at);
 }
 
-Touch touch_now(uint16_t site) {
-  const uint32_t when = m.clocked ? static_cast<uint32_t>(a.step(m.current)) : m.warps[m.current / 32].epoch;
-  return {static_cast<uint16_t>(m.current + 1), site, m.block_epoch, when};
+inline Touch touch_now(uint16_t site, bool in_flight = false) {
+  return {m.current, site, m.clocked ? static_cast<uint32_t>(a.step(m.current)) : m.time, in_flight};
 }
 
 [[noreturn]] void fail_race(const char* now, const Touch& earlier, const char* before, const char* why,
                             const Region& region, size_t offset, const std::source_location& at) {
-  const std::source_location& site = m.sites.at[earlier.site];
+  const std::source_location& site = m.sites.at[earlier.site()];
   fail(fmt::format("race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} at {}{}", file_of(at),
-                   now, offset, region.size_bytes, place_of(earlier.thread - 1u), before,
-                   earlier.site == 0 ? "an unknown line" : file_of(site), why));
+                   now, offset, region.size_bytes, place_of(earlier.thread()), before,
+                   earlier.site() == 0 ? "an unknown line" : file_of(site), why));
 }
-void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region, size_t offset,
-                     const std::source_location& at) {
+inline void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region,
+                            size_t offset, const std::source_location& at) {
   if (!ordered(earlier)) fail_race(now, earlier, before, " with no barrier between", region, offset, at);
 }
-bool written(const Granule& g) { return g.writer.block_epoch >= m.first_epoch; }
-void require_landed(const Granule& g, const char* now, const Region& region, size_t offset,
-                    const std::source_location& at) {
-  if (g.in_flight && written(g))
+inline bool written(const Granule& g) { return g.writer.when() >= m.block_began; }
+inline void require_landed(const Granule& g, const char* now, const Region& region, size_t offset,
+                           const std::source_location& at) {
+  if (g.writer.in_flight() && written(g))
     fail_race(now, g.writer, "began to copy to", " without a wait since", region, offset, at);
 }
 void require_free(const Granule& g, const char* now, const Region& region, size_t offset,
@@ -50,6 +51,16 @@ void require_free(const Granule& g, const char* now, const Region& region, size_
     require_ordered(*reader, "read", now, region, offset, at);
 }
 
+/// Have two granules the same past? Checks of an access then end the same.
+inline bool equal(const Granule& a, const Granule& b) {
+  std::array<uint64_t, 4> x, y;
+  std::memcpy(x.data(), &a, sizeof a);
+  std::memcpy(y.data(), &b, sizeof b);
+  return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
+}
+
+/// Calls check(region, granule, offset), which changes the granule, for those in [p, p + size_bytes); a granule equal
+/// to the one before it becomes as that one has become.
 template <typename Check>
 void visit(const void* p, size_t size_bytes, const std::source_location& at, const Check& check) {
   const auto* address = static_cast<const unsigned char*>(p);
@@ -57,8 +68,18 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
     if (address < region.base || address >= region.base + region.size_bytes) continue;
     const size_t offset = static_cast<size_t>(address - region.base);
     if (offset + size_bytes > region.size_bytes) break;
-    for (size_t g = offset / kGranuleBytes; g * kGranuleBytes < offset + size_bytes; ++g)
-      check(region, m.shadow[region.first_granule + g], g * kGranuleBytes);
+    Granule* const shadow = m.shadow.data() + region.first_granule;
+    const size_t first = offset / kGranuleBytes, end = (offset + size_bytes + kGranuleBytes - 1) / kGranuleBytes;
+    Granule before = shadow[first];
+    check(region, shadow[first], first * kGranuleBytes);
+    for (size_t g = first + 1; g < end; ++g) {
+      if (equal(shadow[g], before)) {
+        shadow[g] = shadow[g - 1];
+        continue;
+      }
+      before = shadow[g];
+      check(region, shadow[g], g * kGranuleBytes);
+    }
     return;
   }
   fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
@@ -67,10 +88,7 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
 /// The bytes are there for this thread, and after a barrier for others.
 void land(const Copy& copy) {
   const std::source_location& at = m.sites.at[copy.site];
-  visit(copy.to, 16, at, [&](const Region&, Granule& g, size_t) {
-    g.in_flight = false;
-    g.writer = touch_now(copy.site);
-  });
+  visit(copy.to, 16, at, [&](const Region&, Granule& g, size_t) { g.writer = touch_now(copy.site); });
 }
 
 }  // namespace
@@ -79,33 +97,32 @@ void read_now(const void* p, size_t size_bytes, const std::source_location& at) 
   if (m.clocked) check_generic(p, size_bytes, false, at);
   const Touch now = touch_now(m.sites.of(at));
   // With clocks, warpgroups wait for each other: the last reader of another warpgroup is kept.
-  const size_t kept_apart = m.clocked ? 128 : 32;
+  const int kept_apart = m.clocked ? 7 : 5;  // bits of the threads of a warpgroup, of a warp
   visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
     if (!written(g))
       fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
                        offset, region.size_bytes));
     require_landed(g, "reads", region, offset, at);
     require_ordered(g.writer, "wrote", "reads", region, offset, at);
-    if (g.last_reader.thread != now.thread) {
+    if (g.last_reader.thread() != m.current) {
       g.other_reader = g.last_reader;
-      if ((g.last_reader.thread - 1u) / kept_apart != m.current / kept_apart) g.other_warp_reader = g.last_reader;
+      if (g.last_reader.thread() >> kept_apart != m.current >> kept_apart) g.other_warp_reader = g.last_reader;
     }
     g.last_reader = now;
   });
 }
 void write_now(const void* p, size_t size_bytes, const std::source_location& at, bool in_flight) {
   if (m.clocked) check_generic(p, size_bytes, true, at);
-  const Touch now = touch_now(m.sites.of(at));
+  const Touch now = touch_now(m.sites.of(at), in_flight);
   visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
     require_free(g, in_flight ? "begins to copy to" : "writes", region, offset, at);
-    g.in_flight = in_flight;
     g.writer = now;
   });
 }
 void check_granules(const unsigned char* p, const Asynchronous& access) {
   const auto known = [&](const Touch& earlier) {
-    return earlier.thread == 0 || earlier.block_epoch < m.first_epoch ||
-           static_cast<int32_t>(earlier.when) <= access.by.known[earlier.thread - 1u];
+    return !earlier.of_a_thread() || earlier.when() < m.block_began ||
+           static_cast<int32_t>(earlier.when()) <= access.by.known[earlier.thread()];
   };
   visit(p, 16, access.at, [&](const Region& region, Granule& g, size_t offset) {
     if (!written(g)) {
@@ -115,22 +132,22 @@ void check_granules(const unsigned char* p, const Asynchronous& access) {
       require_landed(g, access.now, region, offset, access.at);
       if (!known(g.writer))
         fail_race(access.now, g.writer, "wrote", " with no barrier between", region, offset, access.at);
-      if (g.writer.thread != 0 && static_cast<int32_t>(g.writer.when) > access.by.fenced[g.writer.thread - 1u])
+      if (g.writer.of_a_thread() && static_cast<int32_t>(g.writer.when()) > access.by.fenced[g.writer.thread()])
         fail_race(access.now, g.writer, "wrote", " without a fence_async since", region, offset, access.at);
     }
     if (!access.write) return;
     for (const Touch* reader : {&g.last_reader, &g.other_reader, &g.other_warp_reader})
       if (!known(*reader))
         fail_race(access.now, *reader, "read", " with no barrier between", region, offset, access.at);
-    g = {};
-    g.writer.block_epoch = m.block_epoch;
+    g = {.writer = Touch::of_no_thread(m.block_began)};
   });
 }
 
 void begin_shared() {
   m.regions.clear();
   m.shadow_used = 0;
-  m.first_epoch = ++m.block_epoch;
+  if (m.clocked) pass_clocks();
+  m.block_began = m.block_ordered_at = ++m.time;
 }
 
 void wait_now(Fiber& fiber, size_t pending) {

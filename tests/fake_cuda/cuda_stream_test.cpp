@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+
 #include "engine/device/cuda/cuda_device.h"
 #include "tests/contract/stream_contract.h"
 #include "tests/fake_cuda/fake_cuda.h"
@@ -223,6 +225,26 @@ TEST_CASE("guarded memory is accessible to commands of a stream and not to the h
     stream->synchronize();
     CHECK(read_by_command);
     CHECK(!host_reads(memory->data()));
+    // After a wait for one stream also while another one has commands left.
+    const auto other = device->make_stream({.name = "comm"});
+    std::atomic<bool> released = false;
+    const Work held{"held", {}, {}, {}, [&](LaunchContext& c) {
+                      fake_cuda::enqueue_always(static_cast<cudaStream_t>(c.native_stream),
+                                                [&] { released.wait(false); });
+                    }};
+    other->launch(held, {});
+    const auto event = device->make_event(1);
+    for (const bool of_event : {false, true}) {
+      read_by_command = false;
+      stream->launch(work, {});
+      stream->record(*event);
+      of_event ? event->synchronize() : stream->synchronize();
+      CHECK(read_by_command);
+      CHECK(!host_reads(memory->data()));
+    }
+    released = true;
+    released.notify_all();
+    other->synchronize();
   }
   close(ends[0]);
   close(ends[1]);

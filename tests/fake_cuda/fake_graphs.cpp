@@ -14,17 +14,30 @@ namespace {
 void run(const std::vector<Lane>& lanes, bool keeps_node_priority) {
   std::mutex here;
   std::condition_variable ended;
-  Nodes done;
+  size_t count = 0;
+  for (const Lane& lane : lanes)
+    for (const Lane::Node& node : lane.nodes) count = std::max(count, node.number + 1);
+  std::vector<bool> done(count), awaited(count);  // awaited: by another lane
+  for (const Lane& lane : lanes) {
+    Nodes own;
+    for (const Lane::Node& node : lane.nodes) {
+      for (size_t earlier : node.behind)
+        if (own.count(earlier) == 0) awaited[earlier] = true;
+      own.insert(node.number);
+    }
+  }
   const auto run_lane = [&, launched_with = running_priority](const Lane& lane) {
     running_priority = keeps_node_priority ? lane.priority : launched_with;
     for (const Lane::Node& node : lane.nodes) {
       std::unique_lock lock(here);
-      ended.wait(lock, [&] { return std::includes(done.begin(), done.end(), node.behind.begin(), node.behind.end()); });
+      ended.wait(lock, [&] {
+        return std::all_of(node.behind.begin(), node.behind.end(), [&](size_t earlier) { return done[earlier]; });
+      });
       lock.unlock();
       node.op();
       lock.lock();
-      done.insert(node.number);
-      ended.notify_all();
+      done[node.number] = true;
+      if (awaited[node.number]) ended.notify_all();
     }
   };
   std::vector<std::thread> threads;

@@ -22,10 +22,14 @@ cudaError_t take(void** block, size_t size, int64_t taken_of_device, bool of_lib
   if (taken_of_device > current_settings.memory_bytes - taken_bytes) return leave(cudaErrorMemoryAllocation);
   // Aligned as promised and no better, and not zero.
   const size_t taken = (size + 8191) / 4096 * 4096;
-  const Touch touch;
-  auto* memory =
-      current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
-  std::memset(memory, 0xCD, size + 256);
+  std::byte* memory = nullptr;
+  {
+    const Touch touch;
+    memory =
+        current_settings.guard_memory ? guarded.carve(taken) : static_cast<std::byte*>(std::aligned_alloc(4096, taken));
+    std::memset(memory, 0xCD, size + 256);
+  }
+  close_when_idle();
   *block = memory + 256;
   blocks[*block] = {static_cast<int64_t>(size), taken_of_device, of_library};
   taken_bytes += taken_of_device;
@@ -90,8 +94,11 @@ cudaError_t cudaFreeHost(void* block) {
 cudaError_t cudaMemset(void* block, int value, size_t bytes) {
   FAKE_ENTER("cudaMemset");
   if (refused_by_capture()) return leave(cudaErrorStreamCaptureImplicit);
-  const Touch touch;
-  std::memset(block, value, bytes);
+  {
+    const Touch touch;
+    std::memset(block, value, bytes);
+  }
+  close_when_idle();
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* block, int value, size_t bytes, cudaStream_t stream) {

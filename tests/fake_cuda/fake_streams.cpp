@@ -30,7 +30,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     std::unique_lock lock(mutex);  // works on a lost GPU too
     stream->stopping = true;
     --current_counts.streams;
-    changed.notify_all();
+    stream->filled.notify_one();
   }
   stream->worker.join();
   {
@@ -50,6 +50,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   }
   ++current_counts.host_waits;
   changed.wait(lock, [&] { return stream->queue.empty() && !stream->busy; });
+  guarded.close();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
@@ -74,7 +75,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (!event->latest || current_settings.drop_waits) return cudaSuccess;
   return leave(push_when_free(lock, stream, [record = event->latest] {
     std::unique_lock inner(mutex);
-    changed.wait(inner, [&] { return record->done; });
+    record->completed.wait(inner, [&] { return record->done; });
   }));
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -130,8 +131,9 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return leave(push_when_free(lock, stream, [event] {
     if (lost != cudaSuccess) return;  // no stream waits for it, and the event may be gone
     std::lock_guard inner(mutex);
-    event->latest = std::make_shared<Record>(Record{true, device_ns()});
-    changed.notify_all();
+    event->latest = std::make_shared<Record>();
+    event->latest->ns = device_ns();
+    event->latest->done = true;
   }));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -141,7 +143,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     return leave(cudaErrorCapturedEvent);
   }
   if (refused_by_capture()) return leave(cudaErrorStreamCaptureUnsupported);
-  return leave(!event->latest || event->latest->done ? cudaSuccess : cudaErrorNotReady);
+  if (event->latest && !event->latest->done) return leave(cudaErrorNotReady);
+  guarded.close();
+  return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   FAKE_ENTER("cudaEventSynchronize");
@@ -151,7 +155,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   }
   if (refused_by_capture()) return leave(cudaErrorStreamCaptureUnsupported);
   ++current_counts.host_waits;
-  if (const std::shared_ptr<Record> record = event->latest) changed.wait(lock, [&] { return record->done; });
+  if (const std::shared_ptr<Record> record = event->latest) record->completed.wait(lock, [&] { return record->done; });
+  guarded.close();
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {

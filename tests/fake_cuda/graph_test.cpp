@@ -116,6 +116,7 @@ TEST_CASE("a graph records one event for the works of an item up to a record or 
   constexpr uint32_t kStep = 7;
   const auto spans_of = [](GraphSpans kind, int& records) {
     Step s;
+    s.f.work(0, 20000);  // comm waits for it long enough for a span
     const Frame first{.memory = s.f.frame.memory, .item = 1}, second{.memory = s.f.frame.memory, .item = 2};
     const int before = fake_cuda::counts().records;
     const auto graph = s.f.device->capture(

@@ -28,12 +28,13 @@ namespace slipstream::fake_cuda::detail {
 struct Record {
   bool done = false;
   int64_t ns = 0;
+  std::condition_variable completed = {};
 };
 using Op = std::function<void()>;
 
 inline std::mutex mutex;
-inline std::condition_variable& changed =
-    *new std::condition_variable;  // threads of lost streams wait for it even at exit
+// A stream has become idle, or its queue has room. Threads of lost streams wait for it even at exit.
+inline std::condition_variable& changed = *new std::condition_variable;
 inline Settings current_settings;
 inline Counts current_counts;
 inline std::map<std::string, cudaError_t> failures;
@@ -59,12 +60,15 @@ inline int64_t device_ns() {
          static_cast<int64_t>(current_settings.clock_ppm * 1e-6 * static_cast<double>(host_ns - clock_origin_ns));
 }
 
-/// Guarded device memory: one range of addresses, carved from the front, closed while nothing on the device runs.
+/// Guarded device memory: one range of addresses, carved from the front, closed while the device is idle and when the
+/// host returns from a wait while no command runs. Opening and closing costs as much as a small kernel, so memory stays
+/// open between the commands of busy streams.
 struct Guarded {
   static constexpr size_t kRangeBytes = size_t{64} << 30;
   std::byte* base = nullptr;
   size_t carved_bytes = 0;
   int touching = 0;
+  bool open = false;
   std::mutex guard;
   void protect(int protection) {
     if (carved_bytes > 0) mprotect(base, carved_bytes, protection);
@@ -76,28 +80,35 @@ struct Guarded {
           mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     std::byte* block = base + carved_bytes;
     carved_bytes += bytes;
-    protect(touching > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+    protect(open ? PROT_READ | PROT_WRITE : PROT_NONE);
     return block;
+  }
+  void close() {
+    const std::lock_guard lock_here(guard);
+    if (touching == 0 && std::exchange(open, false)) protect(PROT_NONE);
   }
 };
 inline Guarded guarded;
 
-/// While an object exists, device memory is open. (To all threads: a page has no owner. After a wait for the device
-/// none exists.)
+/// While an object exists, device memory is open (to all threads: a page has no owner).
 struct Touch {
   Touch() {
     if (!current_settings.guard_memory) return;
     const std::lock_guard lock_here(guarded.guard);
-    if (guarded.touching++ == 0) guarded.protect(PROT_READ | PROT_WRITE);
+    ++guarded.touching;
+    if (!std::exchange(guarded.open, true)) guarded.protect(PROT_READ | PROT_WRITE);
   }
   ~Touch() {
     if (!current_settings.guard_memory) return;
     const std::lock_guard lock_here(guarded.guard);
-    if (--guarded.touching == 0) guarded.protect(PROT_NONE);
+    --guarded.touching;
   }
   Touch(const Touch&) = delete;
   Touch& operator=(const Touch&) = delete;
 };
+
+/// Closes device memory if no stream has a command left. Under the lock.
+void close_when_idle();
 
 /// Commands of a graph, by number in the order of their calls.
 using Nodes = std::set<size_t>;
@@ -142,6 +153,7 @@ struct CUevent_st {
 
 struct CUstream_st {
   std::deque<slipstream::fake_cuda::detail::Op> queue;
+  std::condition_variable filled;  // or stopping
   bool busy = false, stopping = false;
   int priority = 0;
   std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;
@@ -152,7 +164,7 @@ struct CUstream_st {
   void run() {
     std::unique_lock lock(slipstream::fake_cuda::detail::mutex);
     while (true) {
-      slipstream::fake_cuda::detail::changed.wait(lock, [&] { return stopping || !queue.empty(); });
+      filled.wait(lock, [&] { return stopping || !queue.empty(); });
       if (queue.empty()) return;
       const slipstream::fake_cuda::detail::Op op = std::move(queue.front());
       if (queue.size() >= slipstream::fake_cuda::detail::current_settings.queue_limit)
@@ -164,6 +176,8 @@ struct CUstream_st {
       op();
       lock.lock();
       busy = false;
+      if (!queue.empty()) continue;
+      slipstream::fake_cuda::detail::close_when_idle();
       slipstream::fake_cuda::detail::changed.notify_all();
     }
   }
@@ -189,6 +203,10 @@ inline std::vector<GraphNode> last_captured;
 inline bool are_idle() {
   return std::all_of(streams.begin(), streams.end(),
                      [](cudaStream_t stream) { return stream->queue.empty() && !stream->busy; });
+}
+
+inline void close_when_idle() {
+  if (current_settings.guard_memory && are_idle()) guarded.close();
 }
 
 inline cudaError_t leave(cudaError_t result) {
@@ -231,7 +249,7 @@ inline cudaError_t push(cudaStream_t stream, Op op) {
     ++capture.commands[stream];
   } else {
     stream->queue.push_back(std::move(op));
-    changed.notify_all();
+    stream->filled.notify_one();
   }
   return cudaSuccess;
 }
@@ -246,7 +264,7 @@ inline void complete(const std::shared_ptr<Record>& record) {
   std::lock_guard lock(mutex);
   record->ns = device_ns();
   record->done = true;
-  changed.notify_all();
+  record->completed.notify_all();
 }
 
 }  // namespace slipstream::fake_cuda::detail

@@ -205,18 +205,19 @@ std::string unordered(const Required& required, const std::vector<GraphNode>& no
     if (!nodes[n].work.empty()) of_item[std::stoul(nodes[n].work)].push_back(n);
   std::string first;
   int64_t count = 0;
-  const auto expect = [&](size_t earlier, size_t later, const std::string& what) {
+  const auto expect = [&](size_t earlier, size_t later, const auto& what) {
     if (paths(earlier, later)) return;
-    if (count++ == 0) first = what;
+    if (count++ == 0) first = what();
   };
   for (size_t later = 0; later < plan.size(); ++later) {
     const Item& item = plan[plan.order[later]];
     const std::vector<size_t>& commands = of_item[plan.order[later]];
     for (size_t c = 1; c < commands.size(); ++c)
-      expect(commands[c - 1], commands[c], "the commands of " + item.name + " are not in order");
+      expect(commands[c - 1], commands[c], [&] { return "the commands of " + item.name + " are not in order"; });
     const auto expect_item = [&](size_t earlier, const char* why) {
+      const auto what = [&] { return item.name + " is not behind " + plan[plan.order[earlier]].name + why; };
       for (size_t a : of_item[plan.order[earlier]])
-        for (size_t b : commands) expect(a, b, item.name + " is not behind " + plan[plan.order[earlier]].name + why);
+        for (size_t b : commands) expect(a, b, what);
     };
     for (size_t earlier = 0; earlier < later; ++earlier)
       if (required.said(earlier, later)) expect_item(earlier, "");
