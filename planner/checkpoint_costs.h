@@ -20,10 +20,29 @@ struct CheckpointCosts {
                                     // a CPU without the core that the copying thread may take from compute
 };
 
+/// What kept snapshots cost (checkpoint.peer_interval).
+struct KeepingCosts {
+  int64_t interval = 0;             // 0: none are kept
+  int to_holder = 0;                // as Keeping::to_holder
+  bool holder_is_elsewhere = true;  // every rank's holder is on another host
+  int64_t rank_bytes = 0;           // of host memory: all slots, this rank's and those that it holds
+  int64_t host_bytes = 0;           // of all ranks of the host with the most
+  int64_t sent_bytes = 0;           // by a rank, for one snapshot
+  std::optional<int64_t> added_ns;  // to each step that a snapshot travels beside; none without a rehearsal
+};
+
 /// "1.50 GiB on disk, 497.0 MiB of host memory per rank (3.88 GiB per host); copying it adds 0.0 ms to a step". Pure.
 std::string text_of(const CheckpointCosts& costs);
 
 /// Hosts have `ranks_per_node` consecutive ranks. Rehearses a run of steps with a snapshot and one without. Pure.
 CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_node, const comm::Price& price);
+
+/// "every step, 744.0 MiB to rank r + 1; 4.36 GiB of host memory per rank (8.72 GiB per host); adds 0.3 ms to a step".
+/// Pure.
+std::string text_of(const KeepingCosts& costs);
+
+/// As checkpoint_costs(), for snapshots every `interval` steps. Pure.
+KeepingCosts keeping_costs(const FinishedJob& finished, int64_t interval, int64_t ranks_per_node,
+                           const comm::Price& price);
 
 }  // namespace slipstream::planner

@@ -177,6 +177,13 @@ RunDir::~RunDir() {
 
 void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
 
+int64_t RunDir::last_metrics_step() const {
+  std::ifstream in(path("metrics.jsonl"));
+  std::string last;
+  for (std::string line; std::getline(in, line) && !in.eof();) last = std::move(line);
+  return last.empty() ? 0 : Json::parse(last, path("metrics.jsonl")).at("step").as_int();
+}
+
 void RunDir::sync_metrics() const {
   if (metrics_ >= 0 && ::fdatasync(metrics_) != 0) refuse_at(path("metrics.jsonl"), errno);
 }

@@ -38,6 +38,8 @@ class RunDir {
   void write(std::string_view name, std::string_view content) const;
   /// Blocks. Removes the lines of metrics.jsonl behind `step`. No effect on ranks other than 0.
   void keep_metrics(int64_t step);
+  /// Blocks. The step of the last line of metrics.jsonl; 0 without one.
+  int64_t last_metrics_step() const;
   /// Appends a line to metrics.jsonl and flushes it.
   void append_metrics(std::string_view line);
   /// Blocks. Brings the lines of metrics.jsonl to disk.

@@ -8,6 +8,8 @@ Every round trains one of four layouts to its end through a series of faults:
   step       SIGKILL of a rank between steps         save      SIGKILL of a rank in a phase of a save
   random     SIGKILL of a rank at a random time      double    SIGKILL of all ranks at once, at a random time
   recovery   SIGKILL of a rank while it resumes      damage    a byte of the newest checkpoint changes, or its end is cut
+Every other round has checkpoint.peer_interval = 1 and two more faults:
+  peer       SIGKILL of a rank in a phase of a snapshot in memory          keeper    SIGKILL of the keeper of that memory
 With --relaunch, scripts/slipstream-run resumes the runs. SIGKILL comes at random times
   rank       to a rank          ranks      to all ranks          launcher   to mpirun
 A round is survived if its last run ends with 0 and loss, gradient norm and params_hash of all steps equal those of the
@@ -36,6 +38,7 @@ STEPS, INTERVAL = 12, 3
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
 LAYOUTS = [(1, []), (2, ["zero.stage=1"]), (2, ["parallel.pipeline=2"]), (3, ["zero.stage=3", "train.global_batch_size=12"])]
 PHASES = ["save.begun", "save.in_file", "save.file", "save.gathered", "save.manifest", "save.renamed", "save.committed", "remove.renamed"]
+PEER_PHASES = ["keep.snapshot", "keep.seal", "keep.exchange", "keep.all_reduce", "keep.mark", "keep.marked"]
 RUN = """[model]
 family = "gpt2"
 layers = 2
@@ -83,6 +86,7 @@ class Drill:
     def __init__(self, program, scratch, seed, relaunches):
         self.program, self.scratch, self.random = program, scratch, random.Random(seed)
         self.relaunches, self.lost_s = relaunches, 0.0
+        self.peers, self.rounds = [], 0
         self.faults, self.survived = collections.Counter(), collections.Counter()
         self.detected_s, self.lost_steps = collections.defaultdict(list), collections.defaultdict(list)
         text = scratch / "text.txt"
@@ -98,7 +102,7 @@ class Drill:
             command = [str(ROOT / "scripts" / "slipstream-run"), "-np", str(ranks), "--launcher", shlex.join(MPIRUN),
                        "--backoff", "0", "--limit", "100"]
         command += [str(self.program), "train", str(self.file), "--set", f"output.dir={folder}"]
-        for setting in sets:
+        for setting in [*sets, *self.peers]:
             command += ["--set", setting]
         return command + (["--resume"] if resume else [])
 
@@ -178,6 +182,24 @@ class Drill:
         file.write_bytes(bytes(content))
         return True
 
+    def kill_keepers(self, folder):
+        """Ends the keepers of a run. True if there was one."""
+        try:
+            run = json.loads((folder / "run.json").read_text())["run_id"]
+        except (OSError, ValueError, KeyError):
+            return False
+        found = False
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    if words[1:3] == [b"keeper", run.encode()]:
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        found = True
+                except (OSError, ProcessLookupError):
+                    continue
+        return found
+
     def empty_folder(self):
         for old in self.scratch.glob("run*"):
             if old.is_dir():
@@ -197,8 +219,11 @@ class Drill:
         """Trains to the end through faults. Returns their number."""
         folder = self.empty_folder()
         ranks, classes, resume = LAYOUTS[layout][0], [], False
+        self.rounds += 1
+        self.peers = ["checkpoint.peer_interval=1"] if self.rounds % 2 == 0 else []
         while True:
-            kind = self.random.choice(["step", "save", "random", "double", "recovery", "damage"])
+            kind = self.random.choice(["step", "save", "random", "double", "recovery", "damage"]
+                                      + (["peer", "keeper"] if self.peers else []))
             if len(classes) >= 6:
                 kind = "none"
             fail_point, kill = "", None
@@ -212,6 +237,11 @@ class Drill:
                 kill = self.killer(True, 0.0, 0.6 if ranks == 1 else 1.5)
             elif kind == "recovery" and resume:
                 kill = self.killer(self.random.random() < 0.3, 0.0, 0.15 if ranks == 1 else 0.5)
+            elif kind == "peer":
+                fail_point = f"{self.random.choice(PEER_PHASES)}@{self.random.randrange(ranks)}#{self.random.randrange(40)}"
+            elif kind == "keeper" and resume and self.kill_keepers(folder):
+                self.faults[kind] += 1
+                classes.append(kind)
             elif kind == "damage" and resume and self.damage(folder):
                 self.faults[kind] += 1
                 classes.append(kind)
@@ -226,7 +256,8 @@ class Drill:
             self.detected_s[kind].append(seconds)
             reached = len(trajectory(folder))
             steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*[0-9]") if (path / "manifest.json").exists()]
-            self.lost_steps[kind].append(max(0, reached - max(steps, default=0)))
+            if not self.peers:
+                self.lost_steps[kind].append(max(0, reached - max(steps, default=0)))
             resume = True
         return self.judge(layout, folder, classes, code, whole)
 

@@ -49,7 +49,8 @@ void TraceWriter::finish() {
                "{{\"sort_index\": {}}}}}",
                rank_, c, c);
     const auto plan_of = [this](ChannelId channel) -> const Plan& {
-      return job_.channels[channel].role == Role::save ? job_.save : job_.train;
+      const Role role = job_.channels[channel].role;
+      return role == Role::save ? job_.save : role == Role::keep || role == Role::peer ? job_.keep : job_.train;
     };
     for (const Span& span : spans_[c]) {
       const std::string item = plan_of(c)[span.item].name;
