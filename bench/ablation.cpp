@@ -175,6 +175,7 @@ const std::vector<Ablation>& ablations() {
       {"zero.persistence_threshold", "0B", [](R c) { return c.zero.stage == 3; }},
       {"zero.shard_size", "0", [](R c) { return c.zero.stage > 0; }},
       {"optimizer.double_buffer", "true", [](R c) { return c.zero.stage < 3; }},
+      {"checkpoint.peer_interval", "0", [](R c) { return c.checkpoint.peer_interval > 0; }},
   };
   return list;
 }

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "engine/base/philox.h"
+#include "engine/plan/keeping.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/memory_check.h"
@@ -69,7 +70,10 @@ planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment
 Candidate::Candidate(std::string named, runtime::World& world, const runtime::DeviceAssignment& assignment,
                      const RunConfig& config, planner::FinishedJob finished, double bytes_per_second,
                      const std::vector<int64_t>& paced_item_ns)
-    : name(std::move(named)), job(finished.job), replayed(finished.replay.taken) {
+    : name(std::move(named)),
+      job(finished.job),
+      replayed(finished.replay.taken),
+      keep_interval(config.checkpoint.peer_interval) {
   world.limit({.start_seconds = static_cast<double>(config.comm.start_timeout_seconds),
                .step_seconds = static_cast<double>(config.comm.timeout_seconds),
                .save_seconds = static_cast<double>(config.comm.save_timeout_seconds)});
@@ -107,7 +111,11 @@ void Candidate::run(int steps, bool counted) {
 }
 
 void Candidate::compute(int steps) {
-  for (int i = 0; i < steps; ++i) rank->issue(++step);
+  for (int i = 0; i < steps; ++i) {
+    const bool keeps = keep_interval > 0 && step % keep_interval == 0;
+    rank->issue(step + 1, false, keeps ? kept_slot(job->keeping, keep_interval, step) : -1);
+    ++step;
+  }
   rank->synchronize();
 }
 

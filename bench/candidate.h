@@ -42,7 +42,8 @@ planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment
 struct Candidate {
   std::string name;
   std::shared_ptr<const Job> job;
-  bool replayed = false;  // steps are launched as graphs
+  bool replayed = false;      // steps are launched as graphs
+  int64_t keep_interval = 0;  // checkpoint.peer_interval
   std::unique_ptr<runtime::Rank> rank;
   std::unique_ptr<OverlapMeter> meter;
   uint32_t step = 0;                      // issued so far

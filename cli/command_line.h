@@ -24,6 +24,7 @@ void add_check(CLI::App& app, Run& chosen);
 void add_bench(CLI::App& app, Run& chosen);
 void add_generate(CLI::App& app, Run& chosen);
 void add_checkpoint(CLI::App& app, Run& chosen);
+void add_keeper(CLI::App& app, Run& chosen);
 void add_tokenize(CLI::App& app, Run& chosen);
 void add_why(CLI::App& app, Run& chosen);
 void add_report(CLI::App& app, Run& chosen);

@@ -17,12 +17,12 @@ namespace slipstream::planner {
 namespace {
 
 /// Snapshots of the ranks of the host with the most, each as large as that of its stage.
-int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node) {
+int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node, Owner owner) {
   const Mesh& mesh = finished.job->mesh;
   std::vector<int64_t> hosts(static_cast<size_t>((mesh.world() + ranks_per_node - 1) / ranks_per_node), 0);
   for (int rank = 0; rank < mesh.world(); ++rank)
     hosts[static_cast<size_t>(rank / ranks_per_node)] +=
-        finished.stages[static_cast<size_t>(mesh.coordinates(rank).pipeline)]->buffers.bytes(Owner::snapshot);
+        finished.stages[static_cast<size_t>(mesh.coordinates(rank).pipeline)]->buffers.bytes(owner);
   return *std::max_element(hosts.begin(), hosts.end());
 }
 
@@ -33,15 +33,14 @@ int64_t snapshot_bytes(const FinishedJob& finished) {
   return most_bytes;
 }
 
-/// By how much a snapshot before step number 1 delays the start of the last step, on the stage with the most.
-std::optional<int64_t> rehearsed_delay_ns(const FinishedJob& finished, const comm::Price& price) {
-  constexpr size_t kSteps = 5;  // the copies may delay gathers of the step after the next
+/// By how much `with` delays the start of the last step, on the stage with the most. Both have the same steps.
+std::optional<int64_t> rehearsed_delay_ns(const FinishedJob& finished, const comm::Price& price,
+                                          const std::vector<comm::RankRuns>& without,
+                                          const std::vector<comm::RankRuns>& with) {
   const Job& first = *finished.job;
   const comm::RehearseOptions options{.gate = comm::Gate::launch_order, .replayed = finished.replay.taken};
-  const auto play = [&](std::optional<size_t> saved_before) {
-    return comm::rehearse(first.mesh, first.channels, runs_of(finished.stages, kSteps, saved_before), price, options);
-  };
-  const comm::Rehearsal plain = play({}), saving = play(1);
+  const comm::Rehearsal plain = comm::rehearse(first.mesh, first.channels, without, price, options),
+                        saving = comm::rehearse(first.mesh, first.channels, with, price, options);
   if (!plain.finished || !saving.finished) return {};
   int64_t most_ns = 0;
   for (size_t r = 0; r < plain.ranks.size(); ++r)
@@ -68,9 +67,43 @@ CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_
   CheckpointCosts costs{.disk_bytes = saved_bytes(finished.stages)};
   if (!finished.job->options.snapshots) return costs;
   costs.rank_bytes = snapshot_bytes(finished);
-  costs.host_bytes = most_on_a_host(finished, std::max<int64_t>(1, ranks_per_node));
-  costs.added_ns = rehearsed_delay_ns(finished, price);
+  costs.host_bytes = most_on_a_host(finished, std::max<int64_t>(1, ranks_per_node), Owner::snapshot);
   costs.write_seconds = write_seconds(finished, options);
+  constexpr size_t kSteps = 5;  // the copies may delay gathers of the step after the next
+  costs.added_ns =
+      rehearsed_delay_ns(finished, price, runs_of(finished.stages, kSteps), runs_of(finished.stages, kSteps, 1));
+  return costs;
+}
+
+std::string text_of(const KeepingCosts& costs) {
+  std::string text = costs.interval == 1 ? "every step" : fmt::format("every {} steps", costs.interval);
+  if (costs.to_holder > 0)
+    text += fmt::format(", {} from rank r to rank r + {}", format_bytes(costs.sent_bytes), costs.to_holder);
+  text += fmt::format("; {} of host memory per rank ({} per host)", format_bytes(costs.rank_bytes),
+                      format_bytes(costs.host_bytes));
+  if (costs.added_ns)
+    text += fmt::format("; adds {:.1f} ms to such a step", static_cast<double>(*costs.added_ns) / 1e6);
+  if (!costs.holder_is_elsewhere) text += "; some ranks share a host with their holder: its loss loses them";
+  return text;
+}
+
+KeepingCosts keeping_costs(const FinishedJob& finished, int64_t interval, int64_t ranks_per_node,
+                           const comm::Price& price) {
+  const Keeping& keeping = finished.job->keeping;
+  if (keeping.slots == 0) return {};
+  const int ranks = finished.job->mesh.world();
+  KeepingCosts costs{.interval = interval,
+                     .to_holder = keeping.to_holder,
+                     .rank_bytes = finished.job->buffers.bytes(Owner::kept),
+                     .host_bytes = most_on_a_host(finished, std::max<int64_t>(1, ranks_per_node), Owner::kept),
+                     .sent_bytes = keeping.to_holder > 0 ? keeping.slot_bytes : 0};
+  for (int rank = 0; rank < ranks; ++rank)
+    costs.holder_is_elsewhere &= (rank + keeping.to_holder) % ranks / ranks_per_node != rank / ranks_per_node;
+  // Several snapshots in a row, because a transfer may be longer than a step.
+  const size_t steps_between = static_cast<size_t>(std::min<int64_t>(interval, 4)), steps = 4 * steps_between + 1;
+  costs.added_ns = rehearsed_delay_ns(finished, price, runs_of(finished.stages, steps),
+                                      runs_of(finished.stages, steps, {}, steps_between));
+  if (costs.added_ns) *costs.added_ns /= 3;  // the last snapshot travels beside the last step
   return costs;
 }
 

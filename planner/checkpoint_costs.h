@@ -23,6 +23,17 @@ struct CheckpointCosts {
   std::optional<double> write_seconds;  // of the largest rank at checkpoint.bandwidth; none without a limit
 };
 
+/// What kept snapshots cost (checkpoint.peer_interval).
+struct KeepingCosts {
+  int64_t interval = 0;             // 0: none are kept
+  int to_holder = 0;                // as Keeping::to_holder
+  bool holder_is_elsewhere = true;  // every rank's holder is on another host
+  int64_t rank_bytes = 0;           // of host memory: all slots, this rank's and those that it holds
+  int64_t host_bytes = 0;           // of all ranks of the host with the most
+  int64_t sent_bytes = 0;           // by a rank, for one snapshot
+  std::optional<int64_t> added_ns;  // to each step that a snapshot travels beside; none without a rehearsal
+};
+
 /// "1.50 GiB on disk, 497.0 MiB of host memory per rank (3.88 GiB per host); copying it adds 0.0 ms to a step; writing
 /// it takes 9.9 s at checkpoint.bandwidth". Pure.
 std::string text_of(const CheckpointCosts& costs);
@@ -36,5 +47,13 @@ std::optional<double> write_seconds(const FinishedJob& finished, const Checkpoin
 
 /// The problem of an interval shorter than the time of a write; empty: none. `step_seconds`: 0 if it is unknown. Pure.
 std::string short_interval(const Checkpoint& options, std::optional<double> write_seconds, double step_seconds);
+
+/// "every step, 744.0 MiB to rank r + 1; 4.36 GiB of host memory per rank (8.72 GiB per host); adds 0.3 ms to a step".
+/// Pure.
+std::string text_of(const KeepingCosts& costs);
+
+/// As checkpoint_costs(), for snapshots every `interval` steps. Pure.
+KeepingCosts keeping_costs(const FinishedJob& finished, int64_t interval, int64_t ranks_per_node,
+                           const comm::Price& price);
 
 }  // namespace slipstream::planner

@@ -94,6 +94,11 @@ CheckpointCosts checkpoint_costs_of(const Planned& planned) {
                           planned.config->checkpoint);
 }
 
+KeepingCosts keeping_costs_of(const Planned& planned) {
+  return keeping_costs(planned.finished, planned.config->checkpoint.peer_interval, planned.machine.ranks_per_node,
+                       price_of(*planned.config, planned.machine, planned.finished.job->mesh));
+}
+
 double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }
 
 comm::Rehearsal rehearse_step(const Planned& planned) {

@@ -52,6 +52,7 @@ void require_fits(const Planned& planned);
 
 /// The costs of a checkpoint at the machine's rates. Pure.
 CheckpointCosts checkpoint_costs_of(const Planned& planned);
+KeepingCosts keeping_costs_of(const Planned& planned);
 
 /// Three steps in a row in virtual time, in launch order. Pure.
 comm::Rehearsal rehearse_step(const Planned& planned);

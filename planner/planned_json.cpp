@@ -57,6 +57,16 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     if (costs.added_ns) json["checkpoint"]["added_ms"] = static_cast<double>(*costs.added_ns) / 1e6;
     if (costs.write_seconds) json["checkpoint"]["write_seconds"] = *costs.write_seconds;
   }
+  if (planned.config->checkpoint.peer_interval > 0) {
+    const KeepingCosts costs = keeping_costs_of(planned);
+    Json& peer = json["peer_snapshots"] = Json::object();
+    peer["interval"] = costs.interval;
+    peer["to_holder"] = static_cast<int64_t>(costs.to_holder);
+    peer["sent_bytes"] = costs.sent_bytes;
+    peer["host_bytes_per_rank"] = costs.rank_bytes;
+    peer["host_bytes_per_host"] = costs.host_bytes;
+    if (costs.added_ns) peer["added_ms"] = static_cast<double>(*costs.added_ns) / 1e6;
+  }
   const WireBytes wire = wire_bytes_of_step(job);
   json["wire_bytes"]["sent"] = wire.sent;
   json["wire_bytes"]["theory"] = wire.theory;

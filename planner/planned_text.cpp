@@ -268,6 +268,8 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
   print_checkpoint(planned, rehearsal);
+  if (planned.config->checkpoint.peer_interval > 0)
+    print_result("peer snapshots: {}\n", text_of(keeping_costs_of(planned)));
   if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
     print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
                  format_bytes(wire.sent), format_bytes(wire.theory),

@@ -13,6 +13,7 @@
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/plan/build_job.h"
+#include "engine/plan/keeping.h"
 #include "planner/minimum_memory.h"
 #include "planner/plan_options.h"
 #include "planner/stage_times.h"
@@ -163,6 +164,17 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   require_travels_within_a_day(jobs, price, request.config->comm.emulate.bandwidth_bytes_per_second > 0);
   lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);
+  const int64_t interval = request.config->checkpoint.peer_interval;
+  if (interval > 0 && request.config.on_gpus())
+    throw ConfigError(
+        "[checkpoint] peer_interval = {} needs ranks that compute on CPUs. Set it to 0, and checkpoint.interval to a "
+        "number of steps.",
+        interval);
+  if (interval > 0) {
+    std::vector<Job*> stages;
+    for (const auto& job : jobs) stages.push_back(job.get());
+    add_keeping(stages, holder_offset(mesh.world(), request.machine.ranks_per_node));
+  }
   finished.transfer_ns = partition.transfer_ns;
   finished.engines = choose_engines(request, mesh, jobs[0]->channels);
   for (const auto& job : jobs) set_engines(finished.engines, *job);
@@ -224,9 +236,10 @@ int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished)
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
   const Job& first = *stages[0];
   comm::Proof ordered;
-  const bool saves = first.options.snapshots;
+  const bool saves = first.options.snapshots, keeps = first.keeping.slots > 0;
   std::vector<Plan Job::*> plans{&Job::prime, &Job::train, &Job::evaluate};
   if (saves) plans.push_back(&Job::save);
+  if (keeps) plans.push_back(&Job::keep);
   for (Plan Job::*plan : plans) {
     std::vector<comm::Stage> of_all;
     for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
@@ -246,11 +259,14 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
     std::vector<const Plan*> runs{&job->prime, step, evaluate, evaluate, evaluate, other, step, other};
     // Snapshots after an even and an odd number of steps, several in a row, and after evaluations. The end is a step
     // without one.
-    if (saves) {
-      const Plan *save = &job->save, *save_other = swaps ? &job->save_swapped : save;
-      runs.insert(runs.end(), {save, step, save_other, other, &job->evaluate, save, step, evaluate, save_other, other,
+    const auto add_snapshots = [&](Plan Job::*even, Plan Job::*odd) {
+      const Plan *copy = &((*job).*even), *copy_other = swaps ? &((*job).*odd) : copy;
+      runs.insert(runs.end(), {copy, step, copy_other, other, &job->evaluate, copy, step, evaluate, copy_other, other,
                                step, other});
-    }
+    };
+    if (saves) add_snapshots(&Job::save, &Job::save_swapped);
+    if (keeps) add_snapshots(&Job::keep, &Job::keep_swapped);
+    if (saves && keeps) runs.insert(runs.end(), {&job->save, &job->keep, step, other});
     rows.push_back({std::move(runs), &job->buffers});
   }
   comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
@@ -342,16 +358,20 @@ Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, co
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
-                                    std::optional<size_t> saved_before) {
+                                    std::optional<size_t> saved_before, size_t keep_interval) {
   std::vector<comm::RankRuns> ranks;
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<const Plan*> plans(runs, &stages[s]->train);
     for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2)
       plans[run] = &stages[s]->train_swapped;
-    if (saved_before)
-      plans.insert(
-          plans.begin() + static_cast<std::ptrdiff_t>(*saved_before),
-          stages[s]->options.double_buffer && *saved_before % 2 == 1 ? &stages[s]->save_swapped : &stages[s]->save);
+    const Job& job = *stages[s];
+    const auto insert = [&](size_t before, Plan Job::*even, Plan Job::*odd) {
+      plans.insert(plans.begin() + static_cast<std::ptrdiff_t>(before),
+                   &(job.*(job.options.double_buffer && before % 2 == 1 ? odd : even)));
+    };
+    for (size_t run = runs; keep_interval > 0 && --run > 0;)
+      if (run % keep_interval == 0) insert(run, &Job::keep, &Job::keep_swapped);
+    if (saved_before) insert(*saved_before, &Job::save, &Job::save_swapped);
     ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
                      .runs = plans,
                      .seams = comm::link_all(plans, stages[s]->channels)});

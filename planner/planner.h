@@ -49,9 +49,9 @@ Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, co
                        int64_t transfer_ns);
 
 /// The training plans of all stages, `runs` times in a row, ready for a rehearsal; with the copies of a snapshot before
-/// run number `saved_before`. Pure.
+/// run number `saved_before`, and with Job::keep before every `keep_interval`-th run except the first (0: never). Pure.
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
-                                    std::optional<size_t> saved_before = {});
+                                    std::optional<size_t> saved_before = {}, size_t keep_interval = 0);
 
 /// Step period in virtual time at the machine's prices: from a step's first work to the next step's. Pure. Negative if
 /// the rehearsal deadlocks.

@@ -72,6 +72,23 @@ std::vector<std::pair<std::string, std::string>> config_lines(const RunConfig& c
   return lines;
 }
 
+checkpoint::Manifest manifest_of(int ranks, const std::vector<std::shared_ptr<const Job>>& stages,
+                                 const RunIdentity& identity, int64_t skipped_batches) {
+  return {.step = 0,
+          .program = version(),
+          .written = "",
+          .ranks = ranks,
+          .layout = layout_text(stages[0]->mesh.sizes()),
+          .memory_layout = memory_layout_of(stages),
+          .global_batch_size = identity.global_batch_size,
+          .vocab = identity.vocab,
+          .data_hash = identity.data_hash,
+          .skipped_batches = skipped_batches,
+          .config = identity.config,
+          .tensors = logical_tensors(stages),
+          .files = {}};
+}
+
 Checkpoints::Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<const Job>> stages,
                          const Checkpoint& options, RunIdentity identity)
     : world_(world), rank_(rank), stages_(std::move(stages)), options_(options), identity_(std::move(identity)) {}
@@ -152,20 +169,10 @@ std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory&
                                 const std::string& hindrance) {
   std::string failure;
   std::vector<std::string> reports = world_.all_gather(report, "a save");
-  checkpoint::Manifest manifest{.step = step,
-                                .program = version(),
-                                .written = utc_now(),
-                                .ranks = world_.size(),
-                                .layout = layout_text(rank_.job().mesh.sizes()),
-                                .memory_layout = memory_layout_of(stages_),
-                                .global_batch_size = identity_.global_batch_size,
-                                .vocab = identity_.vocab,
-                                .data_hash = identity_.data_hash,
-                                .numerics = numerics,
-                                .skipped_batches = skipped_batches_,
-                                .config = identity_.config,
-                                .tensors = logical_tensors(stages_),
-                                .files = {}};
+  checkpoint::Manifest manifest = manifest_of(world_.size(), stages_, identity_, skipped_batches_);
+  manifest.step = step;
+  manifest.written = utc_now();
+  manifest.numerics = numerics;
   bool finite = true;
   for (size_t r = 0; r < reports.size(); ++r) {
     const std::string word = take_word(reports[r]);

@@ -32,6 +32,10 @@ struct RunIdentity {
 /// Pure.
 std::vector<std::pair<std::string, std::string>> config_lines(const RunConfig& config);
 
+/// The manifest of this run without step, time, history and files. Pure.
+checkpoint::Manifest manifest_of(int ranks, const std::vector<std::shared_ptr<const Job>>& stages,
+                                 const RunIdentity& identity, int64_t skipped_batches);
+
 class Checkpoints {
  public:
   Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<const Job>> stages, const Checkpoint& options,

@@ -99,17 +99,39 @@ std::string NumericsGuard::finding(int64_t step, const Rank::Report& report) con
   return "";
 }
 
-std::string NumericsGuard::judge(int64_t step, const Rank::Report& report) {
+NumericsGuard::Verdict NumericsGuard::consider(int64_t step, const Rank::Report& report, int64_t skips) const {
   const std::string text = finding(step, report);
-  record(step, report.loss_sum / tokens_, report.norm);
-  history_.skips = report.skipped == 0 ? 0 : history_.skips + 1;
-  if (history_.skips > train_.max_skips)
-    return fmt::format("{} updates in a row were skipped, more than train.max_skips = {}; {}", history_.skips,
-                       train_.max_skips, text);
+  Verdict verdict{.skips = report.skipped == 0 ? 0 : skips + 1};
   const bool finite = std::isfinite(report.loss_sum) && std::isfinite(report.norm);
-  if (report.skipped == 0 && (!finite || train_.on_nan == OnNan::rollback)) return text;
-  if (!text.empty()) log_warn("step {}: {}{}", step, text, report.skipped == 0 ? "" : ". Its update is skipped");
-  return "";
+  if (verdict.skips > train_.max_skips)
+    verdict.reason = fmt::format("{} updates in a row were skipped, more than train.max_skips = {}; {}", verdict.skips,
+                                 train_.max_skips, text);
+  else if (report.skipped == 0 && (!finite || train_.on_nan == OnNan::rollback))
+    verdict.reason = text;
+  else if (!text.empty())
+    verdict.warning = fmt::format("{}{}", text, report.skipped == 0 ? "" : ". Its update is skipped");
+  return verdict;
+}
+
+std::string NumericsGuard::judge(int64_t step, const Rank::Report& report) {
+  const Verdict verdict = consider(step, report, history_.skips);
+  record(step, report.loss_sum / tokens_, report.norm);
+  history_.skips = verdict.skips;
+  if (!verdict.warning.empty()) log_warn("step {}: {}", step, verdict.warning);
+  return verdict.reason;
+}
+
+std::optional<checkpoint::NumericsHistory> NumericsGuard::history_after(int64_t step,
+                                                                        const Rank::Report& report) const {
+  const Verdict verdict = consider(step, report, history_.skips);
+  if (!verdict.reason.empty()) return {};
+  checkpoint::NumericsHistory history = history_;
+  history.skips = verdict.skips;
+  if (train_.spike_zscore > 0) {
+    keep_last(history.losses, report.loss_sum / tokens_);
+    keep_last(history.norms, report.norm);
+  }
+  return history;
 }
 
 }  // namespace slipstream::runtime

@@ -45,8 +45,15 @@ class NumericsGuard {
   /// Judges an ended step; steps come in order. Prints a warning for a spike and for a skipped update. Returns the
   /// reason for which the run cannot go on; empty: it can. The same on all ranks.
   std::string judge(int64_t step, const Rank::Report& report);
+  /// The history that judging this step next would leave; none if the run could not go on. Pure.
+  std::optional<checkpoint::NumericsHistory> history_after(int64_t step, const Rank::Report& report) const;
 
  private:
+  struct Verdict {
+    int64_t skips = 0;            // in a row, this step's included
+    std::string reason, warning;  // one of them at most: the run cannot go on, or can
+  };
+  Verdict consider(int64_t step, const Rank::Report& report, int64_t skips) const;
   struct Expected {
     std::optional<Window> loss, norm;
   };

@@ -10,6 +10,7 @@
 
 #include "comm/rehearse/checked_device.h"
 #include "engine/base/check.h"
+#include "engine/base/fail_point.h"
 #include "engine/base/log.h"
 #include "engine/device/clock.h"
 #include "kernels/cuda/workspace.h"
@@ -17,14 +18,16 @@
 namespace slipstream::runtime {
 namespace {
 
-/// One arena per owner; views resolved to addresses.
-Memory assignment(const Buffers& buffers, Device& device, std::vector<std::unique_ptr<Allocation>>& arenas,
-                  std::vector<Owner>& owners) {
-  std::vector<Memory::Entry> entries(buffers.size());
+/// One arena per owner; views resolved to addresses. The entries of kept buffers have addresses already, or none.
+Memory assignment(const Buffers& buffers, Device& device, std::vector<Memory::Entry> entries,
+                  std::vector<std::unique_ptr<Allocation>>& arenas, std::vector<Owner>& owners) {
+  const bool kept_elsewhere =
+      std::any_of(entries.begin(), entries.end(), [](const auto& e) { return e.base != nullptr; });
   for (int owner = 0; owner < kOwners; ++owner) {
     const int64_t size_bytes = buffers.bytes(static_cast<Owner>(owner));
-    if (size_bytes == 0) continue;
-    const auto allocate = static_cast<Owner>(owner) == Owner::snapshot ? &Device::allocate_host : &Device::allocate;
+    if (size_bytes == 0 || (static_cast<Owner>(owner) == Owner::kept && kept_elsewhere)) continue;
+    const bool on_host = static_cast<Owner>(owner) == Owner::snapshot || static_cast<Owner>(owner) == Owner::kept;
+    const auto allocate = on_host ? &Device::allocate_host : &Device::allocate;
     arenas.push_back((device.*allocate)(size_bytes, name_of(static_cast<Owner>(owner))));
     owners.push_back(static_cast<Owner>(owner));
     std::byte* at = arenas.back()->data();
@@ -38,6 +41,26 @@ Memory assignment(const Buffers& buffers, Device& device, std::vector<std::uniqu
     if (buffers[id].is_view)
       entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
   return Memory(std::move(entries));
+}
+
+/// `memory` with the kept buffers moved on to a slot.
+Memory at_slot(const Memory& memory, const Keeping& keeping, int slot) {
+  std::vector<Memory::Entry> entries;
+  for (BufferId id = 0; id < memory.size(); ++id) {
+    entries.push_back(memory.entry(id));
+    if (id == keeping.own || (keeping.to_holder != 0 && id == keeping.peer))
+      entries.back().base += slot * keeping.slot_bytes;
+  }
+  return Memory(std::move(entries));
+}
+
+/// Each kind of work of Job::keep is a place at which a test may kill the process.
+void add_fail_points(const Plan& plan, BoundWorks& works) {
+  for (ItemId i = 0; i < plan.size(); ++i)
+    works[i].fn = [name = fmt::format("keep.{}", name_of(plan[i].op)), fn = std::move(works[i].fn)](LaunchContext& c) {
+      fn(c);
+      fail_point(name.c_str());
+    };
 }
 
 // Steps before the recording, in which libraries choose their algorithms, NCCL connects and kernels are loaded.
@@ -75,7 +98,12 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
       release_stream_(stream_work("release_stream", kernels::release_stream)) {
   SLIP_ASSERT(communicators_.size() == job_->channels.size());
   if (options.check_hazards) device_ = comm::make_checked_device(std::move(device_), job_->buffers);
-  memory_ = assignment(job_->buffers, *device_, arenas_, arena_owners_);
+  const Keeping& keeping = job_->keeping;
+  std::vector<Memory::Entry> kept(job_->buffers.size());
+  if (keeping.slots > 0) kept[keeping.own].base = options.kept[0];
+  if (keeping.to_holder != 0) kept[keeping.peer].base = options.kept[1];
+  memory_ = assignment(job_->buffers, *device_, std::move(kept), arenas_, arena_owners_);
+  for (int slot = 0; slot < keeping.slots; ++slot) kept_memories_.push_back(at_slot(memory_, keeping, slot));
   for (const Constant& constant : job_->model.constants) {
     std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));
     constant.fill(host.data());
@@ -95,6 +123,8 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   evaluate_works_ = bound_works(job_->evaluate);
   prime_works_ = bound_works(job_->prime);
   save_works_ = bound_works(job_->save);
+  keep_works_ = bound_works(job_->keep);
+  add_fail_points(job_->keep, keep_works_);
   const auto late_ns = std::make_shared<int64_t>(0);
   for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
     train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads,
@@ -112,18 +142,23 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   synchronize();
   scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
   step_ = std::make_unique<Step>(*job_, memory_, *streams_[kComputeChannel], *scheduler_);
+  for (const Memory& memory : kept_memories_)
+    keep_steps_.emplace_back(*job_, memory, *streams_[kComputeChannel], *scheduler_);
   const auto bind = [&](const Plan& plan, const BoundWorks& works) {
     scheduler_->bind(plan, works);
     step_->bind(plan, works);
+    for (Step& step : keep_steps_) step.bind(plan, works);
   };
   bind(job_->train, train_works_);
   bind(job_->evaluate, evaluate_works_);
   bind(job_->prime, prime_works_);
   bind(job_->save, save_works_);
+  bind(job_->keep, keep_works_);
   if (job_->options.double_buffer) {
     bind(job_->train_swapped, train_works_);
     bind(job_->evaluate_swapped, evaluate_works_);
     bind(job_->save_swapped, save_works_);
+    bind(job_->keep_swapped, keep_works_);
   }
   monitor_ = options.monitor;
   if (monitor_) monitor_->show([this] { return flight(); });
@@ -245,7 +280,7 @@ void Rank::prepare(const BoundWorks& works, uint32_t step) {
     if (work.prepare) work.prepare(host);
 }
 
-void Rank::issue(uint32_t step, bool saves) {
+void Rank::issue(uint32_t step, bool saves, int kept_slot) {
   SLIP_ASSERT(!saves || (job_->options.snapshots && snapshot_done()));
   const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
   std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
@@ -258,13 +293,15 @@ void Rank::issue(uint32_t step, bool saves) {
         step, step - kStepPeriod, kStepPeriod - 1);
   prepare(train_works_, step);  // allocates the memory that a graph records
   // A graph would begin after the copies. Its host waits for none, so all ranks issue this step task by task.
-  const bool eager = saves || !graph_ || issued_ < kEagerSteps;
+  const bool eager = saves || kept_slot >= 0 || !graph_ || issued_ < kEagerSteps;
   if (!eager && graph) scheduler_->replayed(plan, step);
   if (!eager && !graph) graph = record(plan, step);
   const int64_t host_waits = device_->host_wait_count();
   // A stream queues a few thousand commands. If a rank is gone, the host blocks here, too.
   watch_issue([&] {
     if (saves) step_->run(is_swapped() ? job_->save_swapped : job_->save, step);
+    if (kept_slot >= 0)
+      keep_steps_[static_cast<size_t>(kept_slot)].run(is_swapped() ? job_->keep_swapped : job_->keep, step);
     if (!eager && graph)
       graph->launch(step);
     else
@@ -383,13 +420,13 @@ std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
   const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
-    kinds.push_back(channel.role == Role::compute ? ChannelKind::compute
-                    : channel.role == Role::h2d   ? ChannelKind::input
-                    : channel.role == Role::save  ? ChannelKind::save
-                    : channel.axis == Axis::self  ? ChannelKind::local
-                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
-                        ? ChannelKind::stages
-                        : ChannelKind::communication);
+    kinds.push_back(
+        channel.role == Role::compute                                                            ? ChannelKind::compute
+        : channel.role == Role::h2d                                                              ? ChannelKind::input
+        : channel.role == Role::save || channel.role == Role::keep || channel.role == Role::peer ? ChannelKind::save
+        : channel.axis == Axis::self                                                             ? ChannelKind::local
+        : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)               ? ChannelKind::stages
+                                                                                   : ChannelKind::communication);
   return kinds;
 }
 

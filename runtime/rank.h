@@ -38,7 +38,9 @@ struct RankOptions {
   double timeout_seconds = 600;      // limit of one host wait for a GPU whose ranks communicate
   comm::Monitor* monitor = nullptr;  // reports this rank's works while the rank exists; null: none
   std::function<void(const std::string& sentence, ExitCode code)> leave =
-      {};                              // ends the process if no abort frees the GPU; see comm/watchdog.h
+      {};  // ends the process if no abort frees the GPU; see comm/watchdog.h
+  /// The slots of Job::keeping, own and peer, in memory that outlives this process. Null: the rank allocates them.
+  std::array<std::byte*, 2> kept = {};
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep instead of computing
 };
 
@@ -84,13 +86,18 @@ class Rank {
   /// `saves`: first enqueues copies of the state before this step, that is after the step before it, to the snapshot
   /// (PlanOptions::snapshots). They run beside the step, which is then issued task by task. The same on all ranks. The
   /// previous snapshot must be done and no longer in use.
-  void issue(uint32_t step, bool saves = false);
+  ///
+  /// `kept_slot`: if not negative, first enqueues Job::keep, which copies the same state into this slot and sends it to
+  /// its holder. The rest is as above; no run overwrites a slot before all ranks have completed the run before it.
+  void issue(uint32_t step, bool saves = false, int kept_slot = -1);
   /// Does not wait. Are all bytes of the latest snapshot in host memory? True if there was none. From then until the
   /// next issue(step, true), any thread may read them. Call it on the thread that issues.
   bool snapshot_done() const;
   /// This rank's part of an array of the latest snapshot, which must be done: bytes as in saved_arrays(job(),
   /// bucket)[array]. Pure.
   std::span<const std::byte> snapshot(size_t bucket, size_t array) const;
+  /// A slot of Job::keeping, of this rank or of the one whose second copy it holds. Pure.
+  std::span<const std::byte> kept(BufferId buffer, int slot) const;
   /// Blocks until all issued work has ended. The same array of the state at rest.
   std::vector<std::byte> saved(size_t bucket, size_t array);
   /// All that a step reads from the steps before it, in host memory.
@@ -170,12 +177,14 @@ class Rank {
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
   int threads_;
-  BoundWorks train_works_, evaluate_works_, prime_works_, save_works_;
+  std::vector<Memory> kept_memories_;  // by slot: memory_, with the buffers of Job::keeping at that slot
+  BoundWorks train_works_, evaluate_works_, prime_works_, save_works_, keep_works_;
   Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::unique_ptr<comm::Scheduler> scheduler_;
   std::unique_ptr<Step> step_;
-  std::vector<Event*> ends_;  // of the last two steps
+  std::vector<Step> keep_steps_;  // by slot
+  std::vector<Event*> ends_;      // of the last two steps
   std::unique_ptr<Allocation> reports_;
   std::map<std::string, std::string> unregistered_;
   std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate

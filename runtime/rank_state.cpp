@@ -19,7 +19,7 @@ constexpr int64_t kDrawnAtOnce = 4096;  // random numbers of a thread
 
 /// Does a step read what another has left in such memory?
 bool outlives_steps(Owner owner) {
-  return owner != Owner::activations && owner != Owner::scratch && owner != Owner::snapshot;
+  return owner != Owner::activations && owner != Owner::scratch && owner != Owner::snapshot && owner != Owner::kept;
 }
 
 }  // namespace
@@ -179,6 +179,11 @@ bool Rank::snapshot_done() const {
 std::span<const std::byte> Rank::snapshot(size_t bucket, size_t array) const {
   const Slice& slice = job_->storage[bucket].snapshots[array];
   return {address(slice.buffer) + slice.begin_bytes, static_cast<size_t>(slice.size_bytes)};
+}
+
+std::span<const std::byte> Rank::kept(BufferId buffer, int slot) const {
+  const int64_t slot_bytes = job_->keeping.slot_bytes;
+  return {address(buffer) + slot * slot_bytes, static_cast<size_t>(slot_bytes)};
 }
 
 std::vector<std::byte> Rank::saved(size_t bucket, size_t array) {

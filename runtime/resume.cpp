@@ -74,17 +74,20 @@ void require_same_tensors(const std::string& path, const std::vector<checkpoint:
 
 }  // namespace
 
-std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, int64_t most_step) {
+std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, int64_t most_step,
+                                             std::optional<ResumePoint> otherwise) {
   // Rank 0 lists, because file systems of several hosts may show a new folder at different times.
   std::vector<checkpoint::Found> found;
   std::string list;
   if (world.rank() == 0) {
     found = checkpoint::find_checkpoints(dir);
-    std::erase_if(found, [&](const checkpoint::Found& each) { return each.step > most_step; });
+    std::erase_if(found, [&](const checkpoint::Found& each) {
+      return each.step > most_step || (otherwise && each.step <= otherwise->manifest.step);
+    });
     for (const checkpoint::Found& each : found) list += each.path + '\n';
   }
   list = world.all_gather(list)[0];
-  if (list.empty()) return {};
+  if (list.empty()) return otherwise;
   std::vector<std::string> skipped;
   for (size_t begin = 0, index = 0; begin < list.size(); ++index) {
     const size_t end = list.find('\n', begin);
@@ -111,6 +114,10 @@ std::optional<ResumePoint> find_resume_point(World& world, const std::string& di
       return ResumePoint{.path = path, .manifest = std::move(*manifest)};
     }
     skipped.push_back(fmt::format("{} is skipped: {}", path, *first));
+  }
+  if (otherwise) {
+    for (const std::string& sentence : skipped) log_warn("[checkpoint] {}", sentence);
+    return otherwise;
   }
   world.together([&] {
     std::string sentences;

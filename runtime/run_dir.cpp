@@ -240,6 +240,13 @@ std::string RunDir::sync_metrics() {
   return {};
 }
 
+int64_t RunDir::last_metrics_step() const {
+  std::ifstream in(path("metrics.jsonl"));
+  int64_t last = 0;
+  for (std::string line; std::getline(in, line) && !in.eof();) last = step_of(line).value_or(last);
+  return last;
+}
+
 void RunDir::append_report(std::string_view name, std::string_view line) const {
   const std::string to = path(name);
   const int file = ::open(to.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

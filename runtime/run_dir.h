@@ -40,6 +40,8 @@ class RunDir {
   void append_report(std::string_view name, std::string_view line) const;
   /// Blocks. Removes the lines of metrics.jsonl and of reports behind `step`. No effect on ranks other than 0.
   void keep_metrics(int64_t step);
+  /// Blocks. The step of the last line of metrics.jsonl; 0 without one.
+  int64_t last_metrics_step() const;
   /// Appends a line to metrics.jsonl. If the disk is full or fails, it waits in memory for the next call, with a
   /// warning. Throws: ResourceError if too many lines wait.
   void append_metrics(std::string_view line);

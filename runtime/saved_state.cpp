@@ -73,6 +73,71 @@ checkpoint::Box box_of_residual(const Job& job, size_t bucket, const SavedArray&
           .columns = 1};
 }
 
+/// Where a box of the saved arrays begins: element `begin` of saved_arrays(job, bucket)[array].
+struct SavedPlace {
+  size_t bucket = 0, array = 0;
+  int64_t begin = 0;
+  bool is_residual = false;
+};
+
+/// Calls take(box, place) for all boxes that this rank saves.
+template <typename Take>
+void for_saved(const Job& job, const Take& take) {
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    const std::vector<std::string> names = arrays_of(job.group_of(b));
+    const std::vector<SavedArray> arrays = saved_arrays(job, b);
+    for (size_t array = 0; array < arrays.size(); ++array) {
+      const SavedRange range = arrays[array].range;
+      if (arrays[array].is_residual) {
+        if (range.elems > 0) take(box_of_residual(job, b, arrays[array]), SavedPlace{b, array, 0, true});
+        continue;
+      }
+      for (const TensorRange& part : tensors_in(job, range.begin_elems, range.elems)) {
+        if (!is_saved(job, job.model.parameters[part.parameter])) continue;
+        for_boxes(job, part, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
+          take(box_of(named, box, names[array]), SavedPlace{b, array, begin - range.begin_elems, false});
+        });
+      }
+    }
+  }
+}
+
+/// Where a rank writes a box: element `begin` of a tensor, or of the flat order of `slice`, whose first is `first`.
+struct WantedPlace {
+  size_t parameter = 0, tensor = 0;
+  Slice slice;  // empty: weights
+  int64_t first = 0, begin = 0;
+  bool is_residual = false;
+};
+
+/// Calls take(box, place) for all boxes that this rank reads. `same_layout`: residuals as well.
+template <typename Take>
+void for_wanted(const Job& job, bool same_layout, const Take& take) {
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    const BucketStorage& storage = job.storage[b];
+    const Bucket& bucket = job.layout.buckets[b];
+    const std::vector<std::string> arrays = arrays_of(job.group_of(b));
+    // A resident bucket has the weights of all ranks' shards.
+    const bool resident = storage.values.size_bytes > 0;
+    for (const TensorRange& range : resident ? tensors_in(job, bucket.offset_elems, bucket.elems)
+                                             : tensors_in(job, storage.shard_offset_elems, storage.shard_elems))
+      for_boxes(job, range, [&](const NamedTensor& named, const TensorBox& box, int64_t) {
+        take(box_of(named, box, arrays[0]), WantedPlace{range.parameter, range.tensor, {}, 0, box.held});
+      });
+    for (const TensorRange& range : tensors_in(job, storage.shard_offset_elems, storage.shard_elems))
+      for_boxes(job, range, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
+        for (size_t array = 1; array < arrays.size(); ++array)
+          take(box_of(named, box, arrays[array]),
+               WantedPlace{0, 0, storage.states[array - 1], storage.shard_offset_elems, begin});
+      });
+  }
+  for (size_t b = 0; b < job.storage.size() && same_layout; ++b)
+    for (const SavedArray& array : saved_arrays(job, b))
+      if (array.is_residual && array.range.elems > 0)
+        take(box_of_residual(job, b, array),
+             WantedPlace{0, 0, array.from, array.range.begin_elems, array.range.begin_elems, true});
+}
+
 }  // namespace
 
 std::vector<checkpoint::LogicalTensor> logical_tensors(const std::vector<std::shared_ptr<const Job>>& stages) {
@@ -121,70 +186,44 @@ ReadState read_snapshot(const Rank& rank) {
 
 std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState& read) {
   std::vector<checkpoint::BoxToSave> boxes;
-  for (size_t b = 0; b < job.storage.size(); ++b) {
-    const std::vector<std::string> names = arrays_of(job.group_of(b));
-    const std::vector<SavedArray> arrays = saved_arrays(job, b);
-    for (size_t array = 0; array < arrays.size(); ++array) {
-      const SavedRange range = arrays[array].range;
-      if (arrays[array].is_residual) {
-        if (range.elems > 0)
-          boxes.push_back({.box = box_of_residual(job, b, arrays[array]),
-                           .read = [read, b, array](int64_t at, std::span<float> out) { read(b, array, at, out); }});
-        continue;
-      }
-      for (const TensorRange& part : tensors_in(job, range.begin_elems, range.elems)) {
-        if (!is_saved(job, job.model.parameters[part.parameter])) continue;
-        for_boxes(job, part, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
-          boxes.push_back({.box = box_of(named, box, names[array]),
-                           .read = [read, b, array, first = begin - range.begin_elems, name = named.name](
-                                       int64_t at, std::span<float> out) {
-                             read(b, array, first + at, out);
-                             if (array == 0 && !all_finite(out))
-                               throw NumericsError("{} has weights that are not finite", name);
-                           }});
-        });
-      }
-    }
-  }
+  for_saved(job, [&](const checkpoint::Box& box, const SavedPlace& at) {
+    boxes.push_back({.box = box, .read = [read, at, name = box.tensor](int64_t begin, std::span<float> out) {
+                       read(at.bucket, at.array, at.begin + begin, out);
+                       if (at.array == 0 && !at.is_residual && !all_finite(out))
+                         throw NumericsError("{} has weights that are not finite", name);
+                     }});
+  });
+  return boxes;
+}
+
+std::vector<std::pair<checkpoint::Box, int64_t>> kept_boxes(const Job& job) {
+  std::vector<std::pair<checkpoint::Box, int64_t>> boxes;
+  for_saved(job, [&](const checkpoint::Box& box, const SavedPlace& at) {
+    boxes.emplace_back(box, job.storage[at.bucket].kept[at.array].begin_bytes - Keeping::kHeaderBytes + 4 * at.begin);
+  });
   return boxes;
 }
 
 bool restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout) {
-  const Job& job = rank.job();
+  bool restored = false;
   std::vector<float> values;
-  const auto load = [&](const checkpoint::Box& box) -> std::span<const float> {
+  for_wanted(rank.job(), same_layout, [&](const checkpoint::Box& box, const WantedPlace& at) {
+    if (at.is_residual && !from.has(box.tensor, box.array)) return;  // that run had no error feedback
     values.resize(static_cast<size_t>(box.elems()));
     from.read(box, values);
-    return values;
-  };
-  for (size_t b = 0; b < job.storage.size(); ++b) {
-    const BucketStorage& storage = job.storage[b];
-    const Bucket& bucket = job.layout.buckets[b];
-    const std::vector<std::string> arrays = arrays_of(job.group_of(b));
-    // A resident bucket has the weights of all ranks' shards.
-    const bool resident = storage.values.size_bytes > 0;
-    for (const TensorRange& range : resident ? tensors_in(job, bucket.offset_elems, bucket.elems)
-                                             : tensors_in(job, storage.shard_offset_elems, storage.shard_elems))
-      for_boxes(job, range, [&](const NamedTensor& named, const TensorBox& box, int64_t) {
-        rank.write(range.parameter, range.tensor, box.held, load(box_of(named, box, arrays[0])));
-      });
-    for (const TensorRange& range : tensors_in(job, storage.shard_offset_elems, storage.shard_elems))
-      for_boxes(job, range, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
-        for (size_t array = 1; array < arrays.size(); ++array)
-          rank.write_state(storage.states[array - 1], storage.shard_offset_elems, begin,
-                           load(box_of(named, box, arrays[array])));
-      });
-  }
-  bool restored = false;
-  for (size_t b = 0; b < job.storage.size() && same_layout; ++b)
-    for (const SavedArray& array : saved_arrays(job, b)) {
-      if (!array.is_residual || array.range.elems == 0) continue;
-      const checkpoint::Box box = box_of_residual(job, b, array);
-      if (!from.has(box.tensor, box.array)) continue;  // that run had no error feedback
-      rank.write_state(array.from, array.range.begin_elems, array.range.begin_elems, load(box));
-      restored = true;
-    }
+    if (at.slice.size_bytes == 0)
+      rank.write(at.parameter, at.tensor, at.begin, values);
+    else
+      rank.write_state(at.slice, at.first, at.begin, values);
+    restored |= at.is_residual;
+  });
   return restored || !from.has(residual_name(0, 0), "gradients.residual");
+}
+
+std::vector<checkpoint::Box> wanted_boxes(const Job& job, bool same_layout) {
+  std::vector<checkpoint::Box> boxes;
+  for_wanted(job, same_layout, [&](const checkpoint::Box& box, const WantedPlace&) { boxes.push_back(box); });
+  return boxes;
 }
 
 }  // namespace slipstream::runtime

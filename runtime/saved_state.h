@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/checkpoint/state_file.h"
@@ -32,9 +33,14 @@ ReadState read_snapshot(const Rank& rank);
 /// weight that is not finite throws NumericsError.
 std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState& read);
 
+/// The same boxes with their first bytes in a slot of Job::keeping, counted behind its header. Pure.
+std::vector<std::pair<checkpoint::Box, int64_t>> kept_boxes(const Job& job);
+
+/// The boxes that restore_state() reads on this rank. Pure.
+std::vector<checkpoint::Box> wanted_boxes(const Job& job, bool same_layout);
 /// Blocks. Sets weights and states of this rank; reads its own bytes only. Residuals return to the ranks and buckets
-/// that they come from (`same_layout`). Another layout drops them, as DeepSpeed's 1-bit optimizers do: they are the
-/// rounding errors of one step. Returns false if it drops some.
+/// that they come from (`same_layout`). Another layout drops them: they are the rounding errors of one step. Returns
+/// false if it drops some.
 /// Throws: CheckpointError.
 bool restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout);
 

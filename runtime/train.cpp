@@ -42,7 +42,9 @@
 #include "runtime/build_id.h"
 #include "runtime/library_tables.h"
 #include "runtime/memory_check.h"
+#include "runtime/peer_memory.h"
 #include "runtime/resume.h"
+#include "runtime/resume_memory.h"
 #include "runtime/run_json.h"
 #include "runtime/saved_state.h"
 #include "runtime/stop_signals.h"
@@ -216,9 +218,12 @@ int train(const TrainOptions& options) {
                                .global_batch_size = finished.global_batch,
                                .config = config_lines(config)};
     std::optional<ResumePoint> resume;
+    const std::string run_id = run_id_of(world, config.output.dir, options.resume);
     if (options.resume) {
-      resume = find_resume_point(world, config.checkpoint.dir,
-                                 options.replayed_step ? *options.replayed_step - 1 : INT64_MAX);
+      resume = options.replayed_step ? find_resume_point(world, config.checkpoint.dir, *options.replayed_step - 1)
+                                     : find_newest_state(world, config.checkpoint.dir, run_id);
+      if (config.checkpoint.peer_interval > 0 && !(resume && resume->memory))
+        log_info("note: no complete snapshot of this run in the memory of its hosts is newer than its checkpoints");
       if (resume)
         world.together([&] { require_resumable(*resume, identity, logical_tensors(finished.stages), options.sets); });
       if (resume && (resume->manifest.step > config.train.steps ||
@@ -231,7 +236,7 @@ int train(const TrainOptions& options) {
     }
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     if (options.replayed_step) {
-      Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, options.delay_seed,
+      Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, "", options.delay_seed,
               options.check_hazards)
           .replay(*options.replayed_step);
       return 0;
@@ -252,7 +257,9 @@ int train(const TrainOptions& options) {
       if (world.rank() != 0) return;
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);
+      record["run_id"] = run_id;
       if (resume) record["resumed_from"] = resume->path;
+      if (resume) record["resumed_step"] = resume->manifest.step;
       run_dir->write("run.json", record.dump(2) + "\n");
       run_dir->write("plan.json", planner::plan_record(config, agreed, finished));
     });
@@ -262,8 +269,9 @@ int train(const TrainOptions& options) {
     // Also while a run goes back to a checkpoint: the next step then ends it.
     StopSignals signals(world.size() == 1, world.rank() == 0);
     const auto run = [&] {
-      Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, options.delay_seed,
-                      options.check_hazards);
+      Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, run_id,
+                      options.delay_seed, options.check_hazards);
+      if (resume) resume->memory.reset();  // it has been read
       const ExitCode ended = trainer.run(*run_dir, signals, [&] {
         if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
           run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");

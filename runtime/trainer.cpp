@@ -23,6 +23,7 @@
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/replicas.h"
+#include "runtime/resume_memory.h"
 #include "runtime/saved_state.h"
 #include "runtime/shared_weights.h"
 #include "runtime/step_means.h"
@@ -41,7 +42,7 @@ constexpr size_t kMostPending = 100;
 
 Trainer::Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config,
                  const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
-                 const RunIdentity& identity, const std::optional<ResumePoint>& resume,
+                 const RunIdentity& identity, const std::optional<ResumePoint>& resume, const std::string& run_id,
                  std::optional<int64_t> delay_seed, bool check_hazards)
     : world_(world),
       resolved_(config),
@@ -50,6 +51,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       stages_(finished.stages),
       replayed_(finished.replay.taken),
       resumed_(resume ? resume->manifest.step : 0),
+      resumed_results_(resume ? resume->results : std::nullopt),
       skipped_batches_(resume ? resume->manifest.skipped_batches : 0),
       global_batch_(finished.global_batch),
       guard_(config_, global_batch_ * config_.train.sequence_length, stages_) {
@@ -96,6 +98,9 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
     peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
   }
   items_.emplace(world_, job);
+  if (job.keeping.slots > 0 && !run_id.empty())
+    peers_ = std::make_unique<PeerMemory>(world_, job, manifest_of(world_.size(), stages_, identity, skipped_batches_),
+                                          run_id, config_.checkpoint.peer_interval);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{
@@ -109,13 +114,15 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
           .monitor = world.monitor(),
-          .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); }},
+          .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
+          .kept = peers_ ? peers_->slots() : std::array<std::byte*, 2>{}},
       load);
   if (resume) guard_.resume(resumed_, resume->manifest.numerics);
   if (resume)
     restore(*resume);
   else
     rank_->initialise(static_cast<uint64_t>(train.seed));
+  if (peers_) peers_->begin(resumed_);
   checkpoints_ = std::make_unique<Checkpoints>(world_, *rank_, stages_, config_.checkpoint, identity);
   meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
 }
@@ -123,9 +130,13 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
 Trainer::~Trainer() = default;
 
 void Trainer::restore(const ResumePoint& point) {
+  const bool same_layout = point.manifest.memory_layout == memory_layout_of(stages_);
+  std::optional<checkpoint::StateReader> reader;
+  if (point.memory)
+    reader.emplace(point.memory->reader(world_, wanted_boxes(rank_->job(), same_layout), point.manifest, point.path));
   world_.together([&] {
-    const bool same_layout = point.manifest.memory_layout == memory_layout_of(stages_);
-    if (!restore_state(*rank_, checkpoint::StateReader(point.path, point.manifest), same_layout))
+    if (!reader) reader.emplace(point.path, point.manifest);
+    if (!restore_state(*rank_, *reader, same_layout))
       log_warn("[checkpoint] {} has rounding errors of int8 gradients (comm.error_feedback, {}), which {} drops.",
                point.path, point.manifest.layout, same_layout ? "this run" : "another layout");
   });
@@ -183,6 +194,33 @@ void Trainer::end_save(int64_t step, bool goes_on, const std::function<std::stri
   saved(step, failure, goes_on);
 }
 
+std::optional<checkpoint::KeptMark> Trainer::mark_of(int64_t step, int64_t seen) const {
+  const Rank::Report report = rank_->report(static_cast<uint32_t>(step));
+  const std::optional<checkpoint::NumericsHistory> history =
+      step == seen ? guard_.history() : guard_.history_after(step, report);
+  if (!history) return {};
+  return checkpoint::KeptMark{.history = *history,
+                              .results = {report.loss_sum, report.norm, report.first_not_finite, report.skipped}};
+}
+
+void Trainer::write_lost_line() {
+  if (world_.rank() != 0 || !resumed_results_ || run_dir_->last_metrics_step() != resumed_ - 1) return;
+  const double lost = std::numeric_limits<double>::quiet_NaN();
+  const auto& [loss_sum, norm, first_not_finite, skipped] = *resumed_results_;
+  write_line(resumed_, {.report = {loss_sum, norm, first_not_finite, skipped}},
+             {.step_ms = lost,
+              .compute_ms = lost,
+              .comm_ms = lost,
+              .exposed_ms = lost,
+              .bubble_ms = lost,
+              .exposed_ms_max = lost,
+              .input_ms = lost,
+              .other_ms = lost,
+              .skew_ms = lost,
+              .hidden_ms = lost},
+             false);
+}
+
 void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
   if (failure.empty()) {
     signals_->set_sentence(
@@ -218,6 +256,7 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
                            : fmt::format("a signal ended the run before its first checkpoint. {} ends at the last "
                                          "printed step.",
                                          run_dir.path("metrics.jsonl")));
+  write_lost_line();
   checkpoints_->begin(resumed_, skipped_batches_);
   saved_ns_ = monotonic_ns();
   rank_->prime();
@@ -229,15 +268,18 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
   stragglers_ = std::make_unique<StragglerReport>(world_, *items_, config_.comm.straggler_threshold, run_dir);
   // The last step whose times have been taken; those of a step wait for the next one's first work.
   int64_t seen = resumed_;
-  bool stopped = false, copies_next = false;
+  bool stopped = false, copies_next = false, keeps_next = false;
   for (int64_t step = resumed_ + 1; step <= train.steps && !stopped; ++step) {
     fail_point("step");
     delay_point("host", step);
-    rank_->issue(static_cast<uint32_t>(step), std::exchange(copies_next, false));
+    const bool kept = std::exchange(keeps_next, false);
+    rank_->issue(static_cast<uint32_t>(step), std::exchange(copies_next, false), kept ? peers_->slot_of(step - 1) : -1);
     stragglers_->issued(step);
     rank_->wait_behind(1);
     if (step == resumed_ + 1) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
+    // Step - 1 has ended, and its snapshot is on its way.
+    const auto mark = kept ? mark_of(step - 1, seen) : std::nullopt;
     const Due checkpoint = checkpoint_due(step);
     // A save in flight ends before the next one begins, and before a rank may end.
     if (checkpoint.written || (checkpoint.save && checkpoints_->in_flight() > 0)) {
@@ -273,6 +315,11 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
       flush(true);
     else if (pending_.size() >= kMostPending)
       flush(false);
+    if (mark) {
+      flush(false);
+      peers_->mark(step - 1, *mark);
+    }
+    keeps_next = peers_ && peers_->is_due(step);
     if (checkpoint.save && at_rest) save(step, !checkpoint.stop && step < train.steps);
     if (checkpoint.save && !at_rest) copies_next = save_beside(step);
     stopped = checkpoint.stop;
@@ -280,6 +327,7 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
   SLIP_ASSERT(rank_->allocation_count() == allocations);
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   if (!stopped) save_final();
+  if (peers_) peers_->end();
   signals_ = nullptr;
   stragglers_->finish();
   chosen();
@@ -420,76 +468,6 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   const int64_t saving = checkpoints_->in_flight();
   log_info("{}{}", metrics_line(m, config_.train.steps, eta_s),
            saving > 0 ? fmt::format(" | saving step {}", saving) : "");
-}
-
-double Trainer::evaluate() {
-  if (!dataset_.validation) return 0;
-  const PhaseMark evaluating = world_.phase(comm::RunPhase::evaluation);
-  const std::optional<int64_t> before = rank_->sent_bytes();
-  const Job& job = rank_->job();
-  const int data_ranks = job.mesh.group_size(Axis::data);
-  const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
-  const int64_t tokens = job.model.tokens;  // of a sequence on this rank
-  const data::EvalSampler sampler(dataset_.validation->count(),
-                                  {.sequence_length = config_.train.sequence_length,
-                                   .micro_batch_size = config_.train.micro_batch_size,
-                                   .global_batch_size = global_batch_,
-                                   .seed = static_cast<uint64_t>(config_.train.seed)},
-                                  config_.train.eval_batches);
-  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks,
-                                                         job.mesh.index_in_group(Axis::context, world_.rank()),
-                                                         job.mesh.group_size(Axis::context));
-  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // all tensor ranks have the same losses
-  data::Batch batch =
-      data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
-  std::vector<double> sums;
-  for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
-    fill(round, batch);
-    const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
-    double sum = 0;
-    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i)
-      sum += losses[static_cast<size_t>(i)];
-    sums.push_back(sum);
-  }
-  const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
-  double total = 0;
-  for (const std::string& theirs : world_.all_gather(bytes, "the losses of an evaluation")) {
-    SLIP_ASSERT(theirs.size() == bytes.size());  // all ranks have the same data, because train compared its hash
-    std::memcpy(sums.data(), theirs.data(), theirs.size());
-    total = std::accumulate(sums.begin(), sums.end(), total);
-  }
-  rank_->drain();
-  if (before) *sent_before_ += *rank_->sent_bytes() - *before;  // evaluations do not count as steps
-  return total / static_cast<double>(sampler.target_count());
-}
-
-std::string Trainer::params_hash(std::string& not_finite) {
-  const PhaseMark saving = world_.phase(comm::RunPhase::save);
-  std::string hex;
-  with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
-    data::Xxh3 hash;
-    for (const auto& [name, at] : tensors_of(stages_))
-      for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor, [&](std::span<const float> piece) {
-        hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes()));
-        if (not_finite.empty() && !all_finite(piece)) not_finite = name;
-      });
-    hex = hash.hex();
-  });
-  not_finite = world_.all_gather(not_finite, "a test of the weights")[0];
-  return hex;
-}
-
-void Trainer::save_final() {
-  const PhaseMark saving = world_.phase(comm::RunPhase::save);
-  world_.together([&] {
-    with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
-      models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
-      options.dtype = DType::f32;
-      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
-                              models::hugging_face_config(options),
-                              {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
-    });
-  });
 }
 
 }  // namespace slipstream::runtime

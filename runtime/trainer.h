@@ -20,6 +20,7 @@
 #include "runtime/checkpoints.h"
 #include "runtime/device_assignment.h"
 #include "runtime/numerics.h"
+#include "runtime/peer_memory.h"
 #include "runtime/rank.h"
 #include "runtime/resume.h"
 #include "runtime/run_dir.h"
@@ -43,7 +44,8 @@ class Trainer {
   /// Builds everything that a step needs, without training. Collective.
   Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config, const data::Dataset& dataset,
           planner::FinishedJob finished, const Machine& machine, const RunIdentity& identity,
-          const std::optional<ResumePoint>& resume, std::optional<int64_t> delay_seed, bool check_hazards);
+          const std::optional<ResumePoint>& resume, const std::string& run_id, std::optional<int64_t> delay_seed,
+          bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
@@ -91,6 +93,11 @@ class Trainer {
   void finish_save();
   /// `commit` gets what hinders rank 0, and returns the reason of a failure.
   void end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit);
+  /// What the host knows of an ended step, before its times are known; none if the run will not go on behind it.
+  /// `seen`: the last judged step.
+  std::optional<checkpoint::KeptMark> mark_of(int64_t step, int64_t seen) const;
+  /// Writes the line of the step that this run continues from memory, if that was not written: without times.
+  void write_lost_line();
   /// Reports the end of a save.
   void saved(int64_t step, const std::string& failure, bool goes_on);
   /// Is a checkpoint due after `step`, by the number of steps or by the votes of all ranks? Collective.
@@ -111,9 +118,11 @@ class Trainer {
   Machine machine_;
   std::unique_ptr<data::Loader> loader_;
   std::vector<std::shared_ptr<const Job>> stages_;
-  bool replayed_ = false;        // steps are launched as graphs
-  int64_t resumed_ = 0;          // the step of the checkpoint that this run continues; 0: none
-  int64_t skipped_batches_ = 0;  // see checkpoint::Manifest
+  bool replayed_ = false;  // steps are launched as graphs
+  int64_t resumed_ = 0;    // the step of the checkpoint that this run continues; 0: none
+  std::optional<std::array<double, 4>> resumed_results_;
+  int64_t skipped_batches_ = 0;        // see checkpoint::Manifest
+  std::unique_ptr<PeerMemory> peers_;  // with checkpoint.peer_interval; outlives the rank, which writes into it
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Checkpoints> checkpoints_;
   StopSignals* signals_ = nullptr;

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "engine/base/check.h"
+#include "engine/checkpoint/kept_part.h"
 #include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/step_scalars/step_scalars.h"
@@ -158,6 +159,12 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
     case Op::snapshot:
       return [from = item.reads[0], to = item.writes[0]](LaunchContext& c) {
         kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
+      };
+    case Op::seal:
+      return [arrays = item.reads[0], header = item.writes[0]](LaunchContext& c) {
+        // The step that it is issued with follows the one whose state it seals.
+        checkpoint::seal_slot(c.at(header), int64_t{c.frame->step} - 1,
+                              {c.at(arrays), static_cast<size_t>(arrays.size_bytes)});
       };
     case Op::report:
       return report_work(item, reports);

@@ -58,28 +58,38 @@ grep "resumed from" "$work/three.log"
 [[ $(hash_of four) == "$(hash_of three)" ]] || fail "three hosts read $(hash_of three), four saved $(hash_of four)"
 echo "  equal weights: $(hash_of three)"
 
-echo "a host is lost:"
-more=(--set train.steps=600 --set train.log_interval=100 --set checkpoint.interval=50 --set checkpoint.keep=2)
+more=(--set train.steps=600 --set train.log_interval=100)
 run calm "${more[@]}"
 netlab_hosts=4
 for i in 0 1 2 3; do echo "$(netlab_host $i) slots=1"; done >"$work/hosts"
 launcher="mpirun --mca plm_rsh_agent $netlab_work/agent --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include $netlab_net.0/24 --mca btl_tcp_if_include $netlab_net.0/24 --mca pml ob1 --mca btl tcp,self --mca mpi_yield_when_idle 1 --bind-to none"
-ip netns exec "$(netlab_host 0)" unshare --uts bash -c "hostname $(netlab_host 0) && cd $PWD && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-  exec $relauncher -np 3 --hostfile $work/hosts --launcher '$launcher' $program train $work/run.toml --set output.dir=$work/lost ${more[*]}" \
-  >"$work/lost.log" 2>&1 </dev/null &
-relauncher_id=$!
 lost=$(netlab_host 2)
-for _ in {1..600}; do
-  [[ ! -d $work/lost/checkpoints/step-00000100 ]] || break
-  sleep 0.1
-done
-touch "$work/lost.$lost"
-ip -n "$lost" link set wire down  # no packet leaves it any more, not even one that closes a connection
-ip netns pids "$lost" | xargs -r kill -9
-code=0
-wait $relauncher_id || code=$?
-cat "$work/lost.events.jsonl"
-((code == 0)) || { cat "$work/lost.log" >&2; fail "slipstream-run ended with exit code $code"; }
-grep -q '"spare"' "$work/lost.events.jsonl" || fail "no spare host took part"
-[[ $(hash_of calm) == "$(hash_of lost)" ]] || fail "the run that lost a host has $(hash_of lost), without faults $(hash_of calm)"
-echo "  the bits of a run without faults: $(hash_of lost)"
+
+lose_a_host() { # NAME SOURCE FLAGS...: three hosts train, one is lost behind step 100; the spare one continues from SOURCE
+  local name=$1 source=$2 code=0
+  ip netns exec "$(netlab_host 0)" unshare --uts bash -c "hostname $(netlab_host 0) && cd $PWD && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    exec $relauncher -np 3 --hostfile $work/hosts --launcher '$launcher' $program train $work/run.toml --set output.dir=$work/$name ${more[*]} ${*:3}" \
+    >"$work/$name.log" 2>&1 </dev/null &
+  local relauncher_id=$!
+  for _ in {1..600}; do
+    [[ ! -s $work/$name/metrics.jsonl ]] || (($(wc -l <"$work/$name/metrics.jsonl") < 110)) || break
+    sleep 0.1
+  done
+  touch "$work/lost.$lost"
+  ip -n "$lost" link set wire down  # no packet leaves it any more, not even one that closes a connection
+  ip netns pids "$lost" | xargs -r kill -9
+  wait $relauncher_id || code=$?
+  cat "$work/$name.events.jsonl"
+  ((code == 0)) || { cat "$work/$name.log" >&2; fail "slipstream-run ended with exit code $code"; }
+  grep -q '"spare"' "$work/$name.events.jsonl" || fail "no spare host took part"
+  grep "resumed from.*$source" "$work/$name.log" || fail "no start continued from $source"
+  [[ $(hash_of calm) == "$(hash_of "$name")" ]] || fail "the run that lost a host has $(hash_of "$name"), without faults $(hash_of calm)"
+  echo "  the bits of a run without faults: $(hash_of "$name")"
+  rm "$work/lost.$lost"
+  ip -n "$lost" link set wire up
+}
+
+echo "a host is lost:"
+lose_a_host lost step- --set checkpoint.interval=50 --set checkpoint.keep=2
+echo "a host is lost, and no checkpoint is on disk:"
+lose_a_host remembered "memory of 2 hosts" --set checkpoint.peer_interval=1

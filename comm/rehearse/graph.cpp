@@ -108,7 +108,7 @@ void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
 
 uint32_t Graph::card_of(size_t rank_index, const Item& item) const {
   const Role role = channels_[item.channel].role;
-  return role == Role::h2d || role == Role::save ? kNoNode : static_cast<uint32_t>(rank_index);
+  return role == Role::h2d || role == Role::save || role == Role::keep ? kNoNode : static_cast<uint32_t>(rank_index);
 }
 
 void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state) {

@@ -28,7 +28,7 @@ double RooflinePrice::seconds(const Cost& cost) const {
 
 int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
   const Item& work = plan[item];
-  const double time_s = work.op == Op::snapshot && rates_.snapshot_bytes_per_second > 0
+  const double time_s = (work.op == Op::snapshot || work.op == Op::seal) && rates_.snapshot_bytes_per_second > 0
                             ? static_cast<double>(work.cost.bytes) / rates_.snapshot_bytes_per_second
                             : seconds(work.cost);
   return static_cast<int64_t>(std::ceil(time_s * 1e9)) + rates_.launch_ns;

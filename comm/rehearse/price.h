@@ -38,7 +38,7 @@ struct Rates {
   double bytes_per_second = 0;           // 0: unlimited
   int64_t launch_ns = 0;                 // added to every local item
   int64_t multiprocessors = 0;           // as Price::multiprocessors()
-  double snapshot_bytes_per_second = 0;  // of Op::snapshot, read and written bytes together; 0: bytes_per_second
+  double snapshot_bytes_per_second = 0;  // of snapshots and seals, read and written bytes together; 0: bytes_per_second
 };
 
 /// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009). Copies to host memory have a rate

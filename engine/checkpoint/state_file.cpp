@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
@@ -99,7 +100,7 @@ std::string problem_of(const std::string& folder, const StateFile& file) {
   return {};
 }
 
-StateReader::StateReader(const std::string& folder, const Manifest& manifest) : folder_(folder) {
+StateReader::StateReader(const std::string& folder, const Manifest& manifest) : name_(folder) {
   for (const StateFile& file : manifest.files) {
     files_.push_back(std::make_unique<SafetensorsFile>(folder + "/" + file.name));
     for (const TensorInfo& info : files_.back()->tensors()) {
@@ -107,15 +108,35 @@ StateReader::StateReader(const std::string& folder, const Manifest& manifest) : 
       if (!box || info.dtype != "F32" || info.shape != std::vector<int64_t>{box->rows, box->columns})
         throw CheckpointError("[checkpoint] {} of {} is not a box of a tensor. Use another checkpoint.",
                               files::shown(info.name), files::shown(files_.back()->path()));
-      at_[{box->tensor, box->array}].push_back({*box, files_.size() - 1, &info});
+      at_[{box->tensor, box->array}].push_back(
+          {*box, [file = files_.back().get(), &info](int64_t begin, void* to, int64_t size_bytes) {
+             file->read(info, begin, to, size_bytes);
+           }});
     }
   }
+  require_whole(manifest.tensors);
+}
+
+StateReader::StateReader(std::string name, const std::vector<LogicalTensor>& tensors,
+                         const std::vector<BoxesInMemory>& parts)
+    : name_(std::move(name)) {
+  for (const BoxesInMemory& part : parts)
+    for (const auto& [box, offset] : part.boxes)
+      at_[{box.tensor, box.array}].push_back(
+          {box, [from = part.base ? part.base + offset : nullptr](int64_t begin, void* to, int64_t size_bytes) {
+             SLIP_ASSERT(from != nullptr);
+             std::memcpy(to, from + begin, static_cast<size_t>(size_bytes));
+           }});
+  require_whole(tensors);
+}
+
+void StateReader::require_whole(const std::vector<LogicalTensor>& tensors) {
   for (auto& [key, places] : at_)
     std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
       return std::pair(a.box.row, a.box.column) < std::pair(b.box.row, b.box.column);
     });
   // Disjoint boxes inside a tensor cover it if their elements add up to its own.
-  for (const LogicalTensor& tensor : manifest.tensors)
+  for (const LogicalTensor& tensor : tensors)
     for (const std::string& array : tensor.arrays) {
       const auto found = at_.find({tensor.name, array});
       const auto [rows, columns] = matrix_of(tensor.shape);
@@ -128,14 +149,14 @@ StateReader::StateReader(const std::string& folder, const Manifest& manifest) : 
         for (auto other = place + 1; other != places.end() && other->box.row < box.row + box.rows; ++other)
           if (other->box.column < box.column + box.columns && box.column < other->box.column + other->box.columns)
             throw CheckpointError("[checkpoint] {} has some elements twice, in {} and in {}. Use another checkpoint.",
-                                  files::shown(folder), files::shown(name_of(box)), files::shown(name_of(other->box)));
+                                  files::shown(name_), files::shown(name_of(box)), files::shown(name_of(other->box)));
         if (box.row + box.rows > rows || box.column + box.columns > columns)
           throw CheckpointError("[checkpoint] {} has {}, which is outside the {} x {} of the tensor. Use another one.",
-                                files::shown(folder), files::shown(name_of(box)), rows, columns);
+                                files::shown(name_), files::shown(name_of(box)), rows, columns);
       }
       if (elems != rows * columns)
         throw CheckpointError("[checkpoint] {} has {} elements of {} of {}, need {}. Use another checkpoint.",
-                              files::shown(folder), elems, files::shown(array), files::shown(tensor.name),
+                              files::shown(name_), elems, files::shown(array), files::shown(tensor.name),
                               rows * columns);
     }
 }
@@ -145,7 +166,7 @@ void StateReader::read(const Box& wanted, std::span<float> out) const {
   const auto found = at_.find({wanted.tensor, wanted.array});
   if (found == at_.end())
     throw CheckpointError("[checkpoint] {} has no {} of {}. It belongs to another model or optimizer.",
-                          files::shown(folder_), files::shown(wanted.array), files::shown(wanted.tensor));
+                          files::shown(name_), files::shown(wanted.array), files::shown(wanted.tensor));
   int64_t copied = 0;
   std::vector<float> rows_read;
   for (const Place& place : found->second) {
@@ -156,9 +177,8 @@ void StateReader::read(const Box& wanted, std::span<float> out) const {
                   right = std::min(box.column + box.columns, wanted.column + wanted.columns);
     if (first >= last || left >= right) continue;
     copied += (last - first) * (right - left);
-    const SafetensorsFile& file = *files_[place.file];
     const auto read_rows = [&](int64_t row, int64_t count, float* to) {
-      file.read(*place.info, 4 * (row - box.row) * box.columns, to, 4 * count * box.columns);
+      place.read(4 * (row - box.row) * box.columns, to, 4 * count * box.columns);
     };
     if (box.columns == wanted.columns && right - left == box.columns) {
       read_rows(first, last - first, out.data() + (first - wanted.row) * wanted.columns);
@@ -176,7 +196,7 @@ void StateReader::read(const Box& wanted, std::span<float> out) const {
   }
   if (copied != wanted.elems())
     throw CheckpointError("[checkpoint] {} has {} of the {} elements of {}. Use another checkpoint.",
-                          files::shown(folder_), copied, wanted.elems(), files::shown(name_of(wanted)));
+                          files::shown(name_), copied, wanted.elems(), files::shown(name_of(wanted)));
 }
 
 }  // namespace slipstream::checkpoint

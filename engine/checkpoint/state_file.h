@@ -50,13 +50,22 @@ StateFile write_state_file(const std::string& folder, const std::string& name, s
 /// Blocks. Reads the whole file. Empty if it is the file that the manifest describes, else the difference.
 std::string problem_of(const std::string& folder, const StateFile& file);
 
-/// The files of a checkpoint whose hashes have been compared. Safe to read from several threads.
+/// Boxes in memory whose hash has been compared. `base` may be null if none of them is read.
+struct BoxesInMemory {
+  std::vector<std::pair<Box, int64_t>> boxes;  // with the byte behind `base` at which it begins
+  const std::byte* base = nullptr;
+};
+
+/// The state of a run in files or in memory, whose hashes have been compared. Safe to read from several threads.
 class StateReader {
  public:
   /// Blocks. Opens the files.
   /// Throws: CheckpointError: a damaged file; boxes of a logical tensor that do not cover it
   /// once.
   StateReader(const std::string& folder, const Manifest& manifest);
+  /// Borrows the memory. `name` is that of the state in errors.
+  /// Throws: CheckpointError if the boxes do not cover the tensors once.
+  StateReader(std::string name, const std::vector<LogicalTensor>& tensors, const std::vector<BoxesInMemory>& parts);
 
   /// Blocks. The elements of `wanted`, row by row, from whatever boxes hold them.
   /// Throws: CheckpointError if the checkpoint lacks the tensor or the array.
@@ -65,12 +74,15 @@ class StateReader {
   bool has(const std::string& tensor, const std::string& array) const { return at_.contains({tensor, array}); }
 
  private:
+  /// Reads bytes of a box, counted from its first.
+  using ReadBytes = std::function<void(int64_t begin, void* to, int64_t size_bytes)>;
   struct Place {
     Box box;
-    size_t file = 0;
-    const TensorInfo* info = nullptr;
+    ReadBytes read;
   };
-  std::string folder_;
+  void require_whole(const std::vector<LogicalTensor>& tensors);
+
+  std::string name_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::pair<std::string, std::string>, std::vector<Place>> at_;  // by tensor and array, sorted by row
 };

@@ -289,8 +289,11 @@ std::vector<Field<R>> make_fields() {
           detail::optional_rate_quantity(), {1, int64_t{1} << 50},
           "Highest rate at which one rank writes a checkpoint beside training; none holds while training waits for the "
           "file. Empty: no limit."),
-      F::integer("checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
-                 "Steps between snapshots of each rank's state in the host memory of another node. 0: none."),
+      F::integer(
+          "checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
+          "Steps between snapshots of each rank's state in the memory of its host and of another one, from which "
+          "--resume continues after the loss of ranks or a host. A run of one rank has a copy on its host only. "
+          "CPU ranks only. plan prints bytes and cost. 0: none."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),

@@ -29,6 +29,8 @@ const char* name_of(Owner owner) {
       return "scratch";
     case Owner::snapshot:
       return "snapshot";
+    case Owner::kept:
+      return "kept snapshots";
   }
   return "?";
 }

@@ -13,8 +13,18 @@
 namespace slipstream {
 
 /// Purpose of the bytes; the memory table of a plan has one line for each.
-enum class Owner : uint8_t { parameters, gradients, optimizer, activations, batch, communication, scratch, snapshot };
-constexpr int kOwners = 8;
+enum class Owner : uint8_t {
+  parameters,
+  gradients,
+  optimizer,
+  activations,
+  batch,
+  communication,
+  scratch,
+  snapshot,
+  kept  // snapshots in memory that outlives the process
+};
+constexpr int kOwners = 9;
 const char* name_of(Owner owner);
 
 struct BufferSpec {
@@ -37,6 +47,8 @@ class Buffers {
 
   /// Makes `buffer` one of `slots` instances, chosen by an item's slot.
   void set_slots(BufferId buffer, int slots);
+  /// Gives a buffer without views its size, which its creator did not know yet.
+  void set_size(BufferId buffer, int64_t size_bytes) { specs_[buffer].size_bytes = size_bytes; }
   /// Removes its bytes: nothing on this rank uses it.
   void drop(BufferId buffer) { specs_[buffer].size_bytes = 0; }
 
@@ -55,7 +67,9 @@ class Buffers {
 
   int64_t bytes(Owner owner) const;  // of all buffers with storage, all instances
   /// Are the owner's bytes in the memory of the device? Snapshots are not, if that is a GPU's.
-  bool is_on_device(Owner owner) const { return owner != Owner::snapshot || !snapshots_beside; }
+  bool is_on_device(Owner owner) const {
+    return (owner != Owner::snapshot && owner != Owner::kept) || !snapshots_beside;
+  }
   int64_t total_bytes() const;  // of all owners on the device
 
   int micro_batches = 1;          // instances of per_micro_batch buffers

@@ -88,8 +88,20 @@ struct BucketStorage {
   Slice residual;                // whole bucket, float: the part of gradients that encoding held back (error feedback)
   Slice sum_residual;            // shard, float: the same for the sum, if that is encoded too (stage 0)
   std::vector<Slice> snapshots;  // of saved_arrays(), in their order; with PlanOptions::snapshots
+  std::vector<Slice> kept;       // the same in the first slot of Keeping::own
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
   int64_t shard_elems = 0;
+};
+
+/// Snapshots in memory that outlives the process, of this rank and of the rank whose second copy it holds. Each has
+/// `slots` slots of `slot_bytes`, a header and the saved arrays; see checkpoint::SlotHeader.
+struct Keeping {
+  static constexpr int64_t kHeaderBytes = 4096;
+  int slots = 0;      // 2: the last complete one, and the next; 0: no snapshots are kept
+  int to_holder = 0;  // rank r sends to rank r + to_holder, modulo the number of ranks; 0: one rank
+  int64_t slot_bytes = 0;
+  int64_t arrays_bytes = 0;                // of this rank's arrays, behind the header
+  BufferId own = 0, peer = 0, agreed = 0;  // own, peer: of Owner::kept
 };
 
 /// Buffers that every plan of the job shares.
@@ -154,12 +166,14 @@ struct Job {
   std::vector<BucketStorage> storage;  // by bucket
   std::vector<Channel> channels;       // 0 is compute
   JobBuffers ids;
+  Keeping keeping;
   Plan train;
   Plan evaluate;                         // one micro-batch that the host has written
   Plan prime;                            // stages the first batch
   Plan save;                             // with PlanOptions::snapshots: copies the state after a step beside the next
+  Plan keep;                             // with add_keeping(): the same into a slot, and on to the holder
   Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, with weights in the second
-  Plan save_swapped;                     // buffer; see swap_buffers()
+  Plan save_swapped, keep_swapped;       // buffer; see swap_buffers()
 
   /// Positions of the pieces of `chunk` in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;

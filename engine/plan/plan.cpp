@@ -49,6 +49,8 @@ const char* name_of(Op op) {
       return "report";
     case Op::snapshot:
       return "snapshot";
+    case Op::seal:
+      return "seal";
   }
   return "?";
 }
@@ -105,6 +107,10 @@ const char* name_of(Role role) {
       return "reduce_across";
     case Role::save:
       return "save";
+    case Role::keep:
+      return "keep";
+    case Role::peer:
+      return "peer";
   }
   return "?";
 }

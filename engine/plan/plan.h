@@ -40,6 +40,7 @@ enum class Op : uint8_t {
   load,
   report,
   snapshot,  // a copy to host memory
+  seal,      // the hash of a kept snapshot
 };
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
@@ -71,6 +72,8 @@ enum class Role : uint8_t {
   gather,          // parameters
   reduce_across,   // hybrid sharding: sums of shards across groups
   save,            // copies of the training state to host memory
+  keep,            // the same, for snapshots that keepers hold
+  peer,            // those snapshots, to the rank that holds the second copy
 };
 const char* name_of(Role role);
 /// True if messages only arrive on it, or only leave. A send on pipe_fwd_out meets the recv on its peer's pipe_fwd_in.
@@ -102,7 +105,7 @@ struct Channel {
   int blocks = 0;  // multiprocessors that a transfer occupies; 0: none, or a number that NCCL chooses
 
   /// Does its stream run kernels, which may need scratch memory of their own?
-  bool runs_kernels() const { return axis == Axis::self && role != Role::save; }
+  bool runs_kernels() const { return axis == Axis::self && role != Role::save && role != Role::keep; }
 };
 
 /// The common part of spine items and tasks. Accesses are resolved: buffers with storage, absolute bytes.
@@ -148,7 +151,7 @@ struct ModelSpec;
 
 /// One kind of step. Immutable once finished.
 struct Plan {
-  std::string kind;  // "train", "evaluate", "prime", "save"
+  std::string kind;  // "train", "evaluate", "prime", "save", "keep"
   std::vector<SpineItem> spine;
   std::vector<Task> tasks;
   std::vector<ItemId> order;  // host order of all items, equal to the global order's projection; set by finish()

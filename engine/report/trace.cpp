@@ -26,7 +26,8 @@ void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
 }
 
 const Plan& TraceWriter::plan_of(ChannelId channel) const {
-  return job_.channels[channel].role == Role::save ? job_.save : job_.train;
+  const Role role = job_.channels[channel].role;
+  return role == Role::save ? job_.save : role == Role::keep || role == Role::peer ? job_.keep : job_.train;
 }
 
 /// `item` is the item of the plan, `bytes` what a kernel moves from and to memory or a task's elements take.
@@ -50,7 +51,7 @@ void TraceWriter::write_event(std::FILE* file, ChannelId c, const Span& span) co
   if (!is_work) {
     fmt::print(file, ", \"awaited\": {}, \"awaited stream\": {}", Json(awaited).dump(), awaited_channel);
   } else if (is_communication(item.op)) {
-    const Task& task = job_.train.task(span.item);
+    const Task& task = plan_of(c).task(span.item);
     fmt::print(file,
                ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, "
                "\"dtype\": \"{}\", \"bytes\": {}",

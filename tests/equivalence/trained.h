@@ -60,6 +60,8 @@ struct Layout {
   bool reverse_ranks = false;  // the communicator adds ranks n-1, ..., 0
   bool evaluate_between = false;
   int save_interval = 0;  // in steps: those in which the state before the step is copied to the snapshot; 0: none
+  int keep_interval = 0;  // as save_interval, into the slots of Job::keeping; 0: none
+  int to_holder = 1;      // with keep_interval and several ranks: Keeping::to_holder
   int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient; 0: the right one
   float learning_rate = 1e-2f;
   // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8
@@ -86,6 +88,8 @@ struct Layout {
   /// Of every rank, with a step of 0 before the first: while step + 1 runs and the snapshot of the state after `step`
   /// is done, or after every step when nothing runs.
   std::function<void(runtime::Rank&, int step)> saved, at_rest;
+  /// Of every rank, when nothing runs any more: a slot that holds the state after `step`.
+  std::function<void(runtime::Rank&, int step, int slot)> kept;
   std::function<void(const comm::Proof&)> proved;  // of every plan that is made
   std::function<void(Job&)> mutate;                // a mutation test's change to the finished plans of every rank
 

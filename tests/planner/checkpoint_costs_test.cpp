@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "comm/rehearse/rehearse.h"
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
@@ -174,4 +175,68 @@ TEST_CASE("the rehearsal charges a snapshot for what the step does not hide", "[
     CHECK(added > copies_ns - 2 * step_ns);
     CHECK(added < copies_ns + step_ns / 100);
   }
+}
+
+TEST_CASE("snapshots in memory: two copies of every slot, and each rank sends one slot", "[keeping]") {
+  for (const Case& c : cases()) {
+    CAPTURE(c.world, c.sets);
+    for (const int64_t interval : {1, 3}) {
+      JobRequest asked = request(c.world, c.sets);
+      std::vector<std::string> sets = c.sets;
+      sets.push_back("checkpoint.peer_interval=" + std::to_string(interval));
+      asked = request(c.world, sets);
+      asked.machine.ranks_per_node = 2;
+      const FinishedJob finished = build_finished_job(asked);
+      const KeepingCosts costs =
+          keeping_costs(finished, interval, 2, price_of(*asked.config, asked.machine, finished.job->mesh));
+      const int64_t slots = 2, copies = c.world > 1 ? 2 : 1;
+      CHECK(costs.rank_bytes == slots * copies * finished.job->keeping.slot_bytes);
+      CHECK(costs.host_bytes == std::min(2, c.world) * costs.rank_bytes);
+      CHECK(costs.sent_bytes == (c.world > 1 ? finished.job->keeping.slot_bytes : 0));
+      // All slots together hold the whole state, and of one stage's largest part at most a header and padding more.
+      CHECK(c.world * finished.job->keeping.slot_bytes >= finished.job->parameter_elems * 3 * 4);
+      CHECK(costs.holder_is_elsewhere == (c.world > 2));
+      REQUIRE(costs.added_ns);
+      CHECK(*costs.added_ns >= 0);
+    }
+  }
+}
+
+TEST_CASE("a snapshot that a link cannot carry beside a step delays the next one by the difference", "[keeping]") {
+  const JobRequest asked = request(4, {"checkpoint.peer_interval=1"});
+  const FinishedJob finished = build_finished_job(asked);
+  const double slot_bytes = static_cast<double>(finished.job->keeping.slot_bytes);
+  const auto added_ns = [&](double bytes_per_second) {
+    const comm::RooflinePrice price({.flops_per_second = 1e9}, {bytes_per_second, 0});
+    return *keeping_costs(finished, 1, 1, price).added_ns;
+  };
+  CHECK(added_ns(1e15) == 0);
+  // Behind the reductions of a step, which need their part of the link: a step lasts at least as long as the slot.
+  const double slow = 1e6;
+  const auto plain = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4),
+                                    comm::RooflinePrice({.flops_per_second = 1e9}, {slow, 0}), {});
+  const double step_ns = static_cast<double>(plain.ranks[0].step_period_ns(1));
+  CHECK(static_cast<double>(added_ns(slow)) >= slot_bytes / slow * 1e9 - step_ns);
+  CHECK(static_cast<double>(added_ns(slow)) <= 1.05 * slot_bytes / slow * 1e9);
+}
+
+TEST_CASE("the line of plan about snapshots in memory", "[keeping]") {
+  KeepingCosts costs{.interval = 1,
+                     .to_holder = 8,
+                     .rank_bytes = 6 * kMiB,
+                     .host_bytes = 48 * kMiB,
+                     .sent_bytes = kMiB,
+                     .added_ns = 250'000};
+  CHECK(text_of(costs) ==
+        "every step, 1.0 MiB from rank r to rank r + 8; 6.0 MiB of host memory per rank (48.0 MiB per host); adds "
+        "0.2 ms to such a step");
+  costs = {.interval = 5, .holder_is_elsewhere = false, .rank_bytes = 6 * kMiB, .host_bytes = 6 * kMiB};
+  CHECK(text_of(costs) ==
+        "every 5 steps; 6.0 MiB of host memory per rank (6.0 MiB per host); some ranks share a host with their holder: "
+        "its loss loses them");
+}
+
+TEST_CASE("GPUs refuse snapshots in memory", "[keeping]") {
+  CHECK_THROWS_WITH(build_finished_job(request(2, {"checkpoint.peer_interval=1"}, true)),
+                    Catch::Contains("peer_interval = 1 needs ranks that compute on CPUs"));
 }

@@ -53,6 +53,7 @@ void swap_buffers(Job& job) {
   job.train_swapped = swapped(job, job.train);
   job.evaluate_swapped = swapped(job, job.evaluate);
   job.save_swapped = swapped(job, job.save);
+  job.keep_swapped = swapped(job, job.keep);
 }
 
 }  // namespace slipstream

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the training loop does with whole weights: evaluation, their hash, and the final ones.
+
+#include <cstring>
+#include <numeric>
+
+#include "engine/base/finite.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/data/hash.h"
+#include "planner/plan_options.h"
+#include "runtime/shared_weights.h"
+#include "runtime/trainer.h"
+
+namespace slipstream::runtime {
+
+double Trainer::evaluate() {
+  if (!dataset_.validation) return 0;
+  const PhaseMark evaluating = world_.phase(comm::RunPhase::evaluation);
+  const std::optional<int64_t> before = rank_->sent_bytes();
+  const Job& job = rank_->job();
+  const int data_ranks = job.mesh.group_size(Axis::data);
+  const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
+  const int64_t tokens = job.model.tokens;  // of a sequence on this rank
+  const data::EvalSampler sampler(dataset_.validation->count(),
+                                  {.sequence_length = config_.train.sequence_length,
+                                   .micro_batch_size = config_.train.micro_batch_size,
+                                   .global_batch_size = global_batch_,
+                                   .seed = static_cast<uint64_t>(config_.train.seed)},
+                                  config_.train.eval_batches);
+  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks,
+                                                         job.mesh.index_in_group(Axis::context, world_.rank()),
+                                                         job.mesh.group_size(Axis::context));
+  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // all tensor ranks have the same losses
+  data::Batch batch =
+      data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
+  std::vector<double> sums;
+  for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
+    fill(round, batch);
+    const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
+    double sum = 0;
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i)
+      sum += losses[static_cast<size_t>(i)];
+    sums.push_back(sum);
+  }
+  const std::string bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
+  double total = 0;
+  for (const std::string& theirs : world_.all_gather(bytes, "the losses of an evaluation")) {
+    SLIP_ASSERT(theirs.size() == bytes.size());  // all ranks have the same data, because train compared its hash
+    std::memcpy(sums.data(), theirs.data(), theirs.size());
+    total = std::accumulate(sums.begin(), sums.end(), total);
+  }
+  rank_->drain();
+  if (before) *sent_before_ += *rank_->sent_bytes() - *before;  // evaluations do not count as steps
+  return total / static_cast<double>(sampler.target_count());
+}
+
+std::string Trainer::params_hash(std::string& not_finite) {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
+  std::string hex;
+  with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
+    data::Xxh3 hash;
+    for (const auto& [name, at] : tensors_of(stages_))
+      for_pieces(*stages_[at.stage], reads[at.stage], at.parameter, at.tensor, [&](std::span<const float> piece) {
+        hash.update(piece.data(), static_cast<int64_t>(piece.size_bytes()));
+        if (not_finite.empty() && !all_finite(piece)) not_finite = name;
+      });
+    hex = hash.hex();
+  });
+  not_finite = world_.all_gather(not_finite, "a test of the weights")[0];
+  return hex;
+}
+
+void Trainer::save_final() {
+  const PhaseMark saving = world_.phase(comm::RunPhase::save);
+  world_.together([&] {
+    with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
+      models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
+      options.dtype = DType::f32;
+      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
+                              models::hugging_face_config(options),
+                              {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
+    });
+  });
+}
+
+}  // namespace slipstream::runtime
