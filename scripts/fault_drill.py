@@ -4,7 +4,7 @@
 
 usage: scripts/fault_drill.sh [--program PATH] [--kills N] [--seed S] [--csv FILE] [--only CLASS,..] [--relaunch]
 
-Every round trains one of four layouts to its end through a series of faults and continues with --resume behind each
+Every round trains one of six layouts to its end through a series of faults and continues with --resume behind each
 that ends the run; scripts/faults/classes.py has the classes. With --relaunch, scripts/slipstream-run resumes the runs
 behind SIGKILL of a rank, of all ranks or of mpirun at random times.
 
@@ -30,7 +30,7 @@ import tempfile
 
 from faults.classes import FAULTS
 from faults.damage import Damage
-from faults.job import LAYOUTS, LIMIT_S, MPIRUN, ROOT, STEPS, Jobs, Start, defect_of, steps_of, trajectory, weights_of
+from faults.job import LAYOUTS, LIMIT_S, MPIRUN, PEERS, ROOT, STEPS, Jobs, Start, defect_of, steps_of, trajectory, weights_of
 
 FAULTS_OF_ROUND = 6
 COLUMNS = ["class", "faults", "survived", "seconds", "seconds_max", "steps_lost_mean"]
@@ -91,7 +91,8 @@ class Drill:
         self.notes = []
         try:
             while True:
-                fitting = [fault for fault in faults if fault.ranks <= ranks and (resumes or not fault.resumes) and not (resumes and fault.fresh)]
+                fitting = [fault for fault in faults if fault.ranks <= ranks and (resumes or not fault.resumes) and not (resumes and fault.fresh)
+                           and fault.setting in ["", *LAYOUTS[layout][1]]]
                 fault = fitting[0] if fitting and len(classes) < FAULTS_OF_ROUND else None
                 folder = folder or self.empty_folder(fault is not None and fault.fresh)
                 start = Start(layout, folder, resumes)
@@ -131,6 +132,8 @@ class Drill:
             return
         if start.seconds() is not None:
             self.seconds[kind].append(start.seconds())
+        if PEERS in LAYOUTS[start.layout][1]:
+            return  # the next start continues from memory
         self.lost_steps[kind].append(max(0, max(trajectory(start.folder), default=0) - max(steps_of(start.folder), default=0)))
 
     # With slipstream-run.

@@ -12,10 +12,11 @@ import signal
 import time
 import typing
 
-from .job import INTERVAL, LIMIT_S, MPIRUN, STEPS
+from .job import INTERVAL, LIMIT_S, PEERS, STEPS
 
 PHASES_OF_SAVE = ["save.begun", "save.in_file", "save.file", "save.gathered", "save.manifest", "save.renamed", "save.committed",
                   "remove.renamed"]
+PHASES_OF_PEERS = ["keep.snapshot", "keep.seal", "keep.exchange", "keep.all_reduce", "keep.mark", "keep.marked"]
 LONG = ["--inject-delays", "1"]  # pauses, so that there is time for a fault; they change no bits
 NAMED = re.compile(r"\[watchdog\] (?:ranks [^:]+: )?rank (\d+)")
 
@@ -32,6 +33,15 @@ def at_point(place, passages):
 
 def in_save(drill, start):
     at_point(drill.random.choice(PHASES_OF_SAVE), 3)(drill, start)
+
+
+def in_peer_snapshot(drill, start):
+    at_point(drill.random.choice(PHASES_OF_PEERS), 40)(drill, start)
+
+
+def without_keeper(drill, start):
+    """Resume after the memory of the earlier run is lost."""
+    start.happened = drill.jobs.end_keepers(start.folder)
 
 
 def after(most_s, everyone=False, number=signal.SIGKILL):
@@ -222,6 +232,7 @@ class Fault:
     ranks: int = 1                  # the least
     resumes: bool = False           # needs an earlier start
     fresh: bool = False             # needs none
+    setting: str = ""               # of the layouts in which it can happen; empty: all
     needs: typing.Callable = None   # (drill): why it cannot be tried here, or ""
 
 
@@ -241,6 +252,8 @@ FAULTS = [
     Fault("update", "SIGKILL of a rank in the optimizer", at_point("work:adamw", STEPS), ended),
     Fault("snapshot", "SIGKILL of a rank while its state is copied", at_point("work:save", 3), ended),
     Fault("save", "SIGKILL of a rank in a phase of a save", in_save, ended),
+    Fault("peer", "SIGKILL of a rank in a phase of a snapshot in memory", in_peer_snapshot, ended, setting=PEERS),
+    Fault("keeper", "SIGKILL of the keeper of that memory", without_keeper, unharmed, resumes=True, setting=PEERS),
     Fault("random", "SIGKILL of a rank at a random time", after(0.6), ended),
     Fault("double", "SIGKILL of all ranks at a random time", after(0.6, everyone=True), ended),
     Fault("recovery", "SIGKILL while a run resumes", after(0.2), ended, resumes=True),

@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 STEPS, INTERVAL = 12, 3
 LIMIT_S = 4  # of a wait in a step and in a save, for stopped ranks
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
-LAYOUTS = [(1, []), (2, ["zero.stage=1"]), (2, ["parallel.pipeline=2"]), (3, ["zero.stage=3", "train.global_batch_size=12"])]
+PEERS = "checkpoint.peer_interval=1"  # snapshots in memory
+LAYOUTS = [(1, []), (2, ["zero.stage=1"]), (2, ["parallel.pipeline=2"]), (3, ["zero.stage=3", "train.global_batch_size=12"]),
+           (2, ["zero.stage=1", PEERS]), (3, ["zero.stage=3", "train.global_batch_size=12", PEERS])]
 DEFECTS = ["[bug]", "terminate called", "Segmentation fault", "AddressSanitizer", "Traceback"]
 DEFECT_CODES = [70, 128 + signal.SIGABRT, 128 + signal.SIGSEGV, 128 + signal.SIGBUS, 128 + signal.SIGFPE]
 RUN = """[model]
@@ -194,6 +196,23 @@ class Jobs:
                 if words[0].decode() == (program or str(self.program)) and f"output.dir={folder}".encode() in words:
                     found.append(int(entry.name))
         return sorted(found)
+
+    def end_keepers(self, folder):
+        """SIGKILL for the processes that keep snapshots of the run in memory. True if there was one."""
+        try:
+            run = json.loads((folder / "run.json").read_text())["run_id"]
+        except (OSError, ValueError, KeyError):
+            return False
+        found = False
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if (entry / "cmdline").read_bytes().split(b"\0")[1:3] == [b"keeper", run.encode()]:
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        found = True
+                except OSError:
+                    continue
+        return found
 
     def call(self, *arguments):
         """One process of the program: (exit code, output)."""
