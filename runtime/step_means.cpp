@@ -138,7 +138,7 @@ StepTimes next_step(Reader& reader) {
 
 void put(std::string& bytes, const OwnTimes& own) {
   for (int64_t ns : own.kind_ns) put(bytes, ns);
-  for (int64_t ns : {own.host_ns, own.core_ns, own.waited_ns}) put(bytes, ns);
+  for (int64_t ns : {own.host_ns, own.core_ns, own.stopped_ns, own.waited_ns}) put(bytes, ns);
   for (uint32_t item : own.latest) put(bytes, item);
 }
 
@@ -146,7 +146,7 @@ OwnTimes next_own(Reader& reader, size_t kinds) {
   OwnTimes own;
   own.kind_ns.resize(kinds);
   for (int64_t& ns : own.kind_ns) ns = reader.next();
-  for (int64_t* ns : {&own.host_ns, &own.core_ns, &own.waited_ns}) *ns = reader.next();
+  for (int64_t* ns : {&own.host_ns, &own.core_ns, &own.stopped_ns, &own.waited_ns}) *ns = reader.next();
   for (uint32_t& item : own.latest) item = static_cast<uint32_t>(reader.next());
   return own;
 }

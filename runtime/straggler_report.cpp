@@ -48,10 +48,10 @@ std::optional<OwnTimes> StragglerReport::own(const StepTimes& times, const std::
   if (!measures_) return {};
   const auto ready = ready_ns_.extract(times.step);
   OwnTimes own = own_times(times, items_.kinds, world_.rank(), ready ? ready.mapped() : 0, fastest_ns);
-  // A stop delays whatever the threads were doing, most often waiting.
+  // A stop delays whatever the threads were doing, most often waiting. It is noticed up to half a second later.
   if (world_.monitor()) {
     const int64_t before_ns = std::exchange(stopped_ns_, world_.monitor()->stopped_ns());
-    own.host_ns = std::max(own.host_ns, stopped_ns_ - before_ns);
+    own.stopped_ns = stopped_ns_ - before_ns;
   }
   return own;
 }

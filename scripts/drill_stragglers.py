@@ -9,8 +9,9 @@ Each run trains one of six layouts on 2 to 4 ranks with an emulated link. A dela
   link       the first transfer of a step takes longer       input      the loader fills a batch later
   host       the host issues a step later               stop       SIGSTOP of the process for 2 s
 and lasts 0.8 to 2 s in one step, or 200 ms in each of 8 to 16 steps (input: 500 ms in 4 to 8, because the loader works
-ahead). A run without a delay must report nothing. All runs of a layout must end with the same bits. Exit code 1 if less than 98 % of the delays are named, if a run without
-delay reports a straggler, or if bits differ.
+ahead), but at least twice the median step of the layout's last run without delay: on a busy machine steps are long. A
+run without a delay must report nothing. All runs of a layout must end with the same bits. Exit code 1 if less than 98 %
+of the delays are named, if a run without delay reports a straggler, or if bits differ.
 """
 import argparse
 import collections
@@ -71,7 +72,7 @@ class Drill:
         text.write_text(" ".join(self.random.choice(words) for _ in range(6000)))
         self.file = scratch / "run.toml"
         self.file.write_text(RUN.format(text=text, steps=STEPS))
-        self.bits = {}
+        self.bits, self.step_ms = {}, {}
 
     def stop(self, process, rank, folder):
         """Stops a rank for 2 s once steps have ended."""
@@ -111,7 +112,10 @@ class Drill:
             self.stop(process, stopped, folder)
         if process.wait(timeout=300) != 0:
             sys.exit(f"{layout} with SLIPSTREAM_DELAY={delay} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        last = lines[-1]
+        if not delay and stopped is None:
+            self.step_ms[layout] = statistics.median(line["step_ms"] for line in lines)
         bits = (last["loss"], last["params_hash"])
         records = folder / "stragglers.jsonl"
         found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
@@ -125,9 +129,11 @@ class Drill:
         place = {"link": "link/recv" if "pipeline" in layout else "link",
                  "backward": f"compute/{self.random.choice(BACKWARD)}"}.get(cause, cause)
         first = self.random.randrange(5, STEPS - 22)
+        least_ms = round(2 * self.step_ms[layout])
         if self.random.random() < 0.5:
-            return f"{place}@{rank}#{first}:{self.random.randrange(800, 2000)}", rank, first
+            return f"{place}@{rank}#{first}:{max(least_ms, self.random.randrange(800, 2000))}", rank, first
         steps, ms = (self.random.randrange(4, 8), 500) if cause == "input" else (self.random.randrange(8, 16), 200)
+        ms = max(ms, least_ms)
         return f"{place}@{rank}#{first}-{first + steps - 1}:{ms}", rank, first
 
 
@@ -145,9 +151,12 @@ def main():
     same = True
     with tempfile.TemporaryDirectory(prefix="slipstream_stragglers_") as name:
         drill = Drill(options.program.resolve(), pathlib.Path(name), options.seed)
-        kinds = [CAUSES[i % len(CAUSES)] for i in range(options.delays)] + ["none"] * options.clean
-        for number, cause in enumerate(kinds):
-            layout = layouts[(number // len(CAUSES) if cause != "none" else number) % len(layouts)]
+        cases = [(CAUSES[i % len(CAUSES)], layouts[i // len(CAUSES) % len(layouts)]) for i in range(options.delays)]
+        cases += [("none", layouts[i % len(layouts)]) for i in range(options.clean)]
+        drill.random.shuffle(cases)
+        for layout in layouts:  # bits and step times
+            drill.run(layout, "")
+        for cause, layout in cases:
             request, rank, first = drill.delay(layout, cause) if cause != "none" else ("", -1, 0)
             found, equal = drill.run(layout, request, rank if cause == "stop" else None)
             expected = {"backward": "compute", "stop": "host"}.get(cause, cause)

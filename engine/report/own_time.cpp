@@ -105,7 +105,8 @@ OwnSample sample_of(int64_t step, double step_ms, const std::vector<OwnTimes>& o
       rank.own[at(kinds.causes[of_rank.kinds[i]])] += ms;
       by_kind[of_rank.kinds[i]].push_back({r, ms, static_cast<double>(of_rank.counts[i])});
     }
-    rank.own[at(Cause::host)] = static_cast<double>(own[r].host_ns) / kNsInMs;
+    rank.own[at(Cause::host)] = static_cast<double>(std::max(own[r].host_ns, own[r].stopped_ns)) / kNsInMs;
+    rank.stopped = static_cast<double>(own[r].stopped_ns) / kNsInMs;
     rank.own[at(Cause::core)] = static_cast<double>(own[r].core_ns) / kNsInMs;
     rank.waited = static_cast<double>(own[r].waited_ns) / kNsInMs;
     rank.latest = own[r].latest;

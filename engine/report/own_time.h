@@ -48,7 +48,8 @@ struct OwnTimes {
   std::vector<int64_t> kind_ns;  // by position in OwnKinds::OfRank::kinds
   int64_t host_ns = 0;
   int64_t core_ns = 0;
-  int64_t waited_ns = 0;  // compute waited for communication or input
+  int64_t stopped_ns = 0;  // the process was stopped in this step or a few before: part of `host`
+  int64_t waited_ns = 0;   // compute waited for communication or input
   std::array<uint32_t, kCauses> latest = {kNoItem, kNoItem, kNoItem, kNoItem, kNoItem};  // by cause: the item that was
                                                                                          // longest beyond its fastest
 };
@@ -68,6 +69,7 @@ struct OwnSample {
     std::array<double, kCauses> beyond = {};  // `own` less the median of other ranks' items of the same kinds, times
                                               // their number; items that no other rank has count as 0
     double waited = 0;
+    double stopped = 0;  // part of `host`
     std::array<uint32_t, kCauses> latest = {};
   };
   int64_t step = 0;

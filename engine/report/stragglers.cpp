@@ -118,7 +118,8 @@ std::vector<StragglerDetector::Lateness> StragglerDetector::largest_of_others(si
 double StragglerDetector::may_cost_ms(const OwnSample& sample, const OwnSample* next, size_t rank, size_t cause) const {
   const bool waits_itself = static_cast<Cause>(cause) == Cause::link || static_cast<Cause>(cause) == Cause::input;
   if (ranks_ == 1 && !waits_itself) return std::numeric_limits<double>::infinity();
-  double longest = 0;
+  // The others waited for a stopped process in an earlier step.
+  double longest = static_cast<Cause>(cause) == Cause::host ? sample.ranks[rank].stopped : 0;
   for (size_t r = 0; r < ranks_; ++r)
     if (r != rank || waits_itself)
       longest = std::max(longest, sample.ranks[r].waited + (next ? next->ranks[r].waited : 0));
