@@ -103,7 +103,7 @@ class Draw {
     if (stage == 3) {
       set("zero.prefetch_depth", below(std::min(3, layers)));
       set("zero.reshard_after_forward", truth());
-      if (chunks == 1) set("zero.persistence_threshold", one_of({"0", "1KiB", "64KiB"}));
+      if (chunks == 1) set("zero.persistence_threshold", one_of({"0B", "1KiB", "64KiB"}));
     } else {
       set("optimizer.double_buffer", one_of({"auto", "true", "false"}));
     }

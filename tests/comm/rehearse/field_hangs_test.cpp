@@ -314,7 +314,7 @@ void mutate(std::vector<Program>& programs, std::mt19937_64& random) {
       return;
     case 1:
       program.push_back(call);
-      program.back().name += "+";
+      program.back().name += "+" + std::to_string(program.size());
       return;
     case 2:
       ++call.elems;

@@ -25,26 +25,29 @@ std::string refusal(const PipelineSchedule& schedule) {
   return "";
 }
 
-/// Two actions of a stage exchanged, one moved, one lost or one repeated.
+/// An action of a stage moved past actions of other passes, or exchanged, lost or repeated.
 void mutate(PipelineSchedule& schedule, std::mt19937_64& random) {
   std::vector<Action>& order = schedule.stages[random() % schedule.stages.size()];
   if (order.empty()) return;
-  const size_t i = random() % order.size(), j = random() % order.size();
-  const Action moved = order[i];
+  size_t i = random() % order.size();
+  const size_t j = random() % order.size();
   switch (random() % 8) {
     case 0:
       order.erase(order.begin() + static_cast<std::ptrdiff_t>(i));
       return;
     case 1:
-      order.insert(order.begin() + static_cast<std::ptrdiff_t>(j), moved);
+      order.insert(order.begin() + static_cast<std::ptrdiff_t>(j), Action(order[i]));
       return;
     case 2:
-    case 3:
-      order.erase(order.begin() + static_cast<std::ptrdiff_t>(i));
-      order.insert(order.begin() + static_cast<std::ptrdiff_t>(std::min(j, order.size())), moved);
+      std::swap(order[i], order[j]);
       return;
     default:
-      std::swap(order[i], order[j]);
+      while (i != j) {
+        const size_t next = i < j ? i + 1 : i - 1;
+        if (order[next].pass == order[i].pass && order[next].chunk == order[i].chunk) return;
+        std::swap(order[next], order[i]);
+        i = next;
+      }
   }
 }
 
