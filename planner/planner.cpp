@@ -136,6 +136,24 @@ bool fits(const JobRequest& request, const Job& job) {
          request.machine.memory_bytes;
 }
 
+/// The slots that stages need so that transfers cannot wait for each other in a circle: a schedule from a file may let
+/// both ends of a wire hold all of their slots until the other end has a free one. Changes `options` and `jobs`.
+void add_slots(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
+               const comm::RooflinePrice& price, std::vector<std::shared_ptr<Job>>& jobs) {
+  if (request.config->pipeline.schedule_file.empty() || jobs.size() == 1) return;
+  const auto ends = [&] {
+    std::vector<comm::Stage> stages;
+    for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
+    return comm::can_end(stages, jobs[0]->mesh, jobs[0]->channels, price);
+  };
+  // With a slot for every micro-batch of every chunk, no transfer waits for a slot.
+  const int most = options.schedule.shape.micro_batches * options.schedule.shape.virtual_stages;
+  while (!ends() && options.spare_slots < most) {
+    ++options.spare_slots;
+    jobs = build_stages(request, options, sizes);
+  }
+}
+
 /// Builds jobs without plan order, and the parts of `finished` that need no order.
 std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdatePlacement& update,
                                         FinishedJob& finished) {
@@ -155,12 +173,13 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   // micro-batch.
   options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
   std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, mesh);
+  add_slots(request, options, sizes, price, jobs);
   if (options.accumulate_unsharded &&
       !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
     options.accumulate_unsharded = false;
     jobs = build_stages(request, options, sizes);
   }
-  const comm::RooflinePrice price = price_of(*request.config, request.machine, mesh);
   require_travels_within_a_day(jobs, price, request.config->comm.emulate.bandwidth_bytes_per_second > 0);
   lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);

@@ -191,6 +191,13 @@ Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vect
   return proof;
 }
 
+bool can_end(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels,
+             const Price& price) {
+  const std::vector<RankRuns> ranks = representatives(in_a_row(stages, 1), mesh);
+  for (const Stage& stage : stages) add_waits_of_before(*stage.plan);
+  return Graph(mesh, channels, ranks, price, {.rehearse = {.contention = false}, .in_order_channels = false}).solve();
+}
+
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price,
              Checks checks) {
   const std::vector<RankRuns> ranks = representatives(in_a_row(stages, 1), mesh);

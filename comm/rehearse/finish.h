@@ -62,6 +62,10 @@ enum class Checks : uint8_t {
 Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price,
              Checks checks = Checks::all);
 
+/// True if plans without an order may have one: no task waits for itself by way of waits, local channels and
+/// rendezvous. Turns each Task::before into a wait, as finish(). Throws: PlanError if a plan names what does not exist.
+bool can_end(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price);
+
 /// Proves finished plans that run in a row: deadlocks under any gate, and hazards. Changes nothing.
 Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels,
             const Price& price);

@@ -166,6 +166,7 @@ void take_stage(Job& job) {
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);
+  for (Ring& ring : job.rings) ring.slots += options.spare_slots;
   form_groups(job);
   LayoutOptions layout{.reduce_mode = options.reduce_mode,
                        .bucket_bytes = bucket_bytes(job),

@@ -61,6 +61,7 @@ struct PlanOptions {
   std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: the model's type
   int64_t persistent_elems = 0;       // stage 3: parameters of layers up to this size are whole on every rank
   PipelineSchedule schedule;          // empty: 1F1B over sizes.pipeline stages
+  int spare_slots = 0;                // more slots for every transfer between stages than size_rings() gives
   std::vector<int> layers;            // of each part of the model; empty: only with one part
   bool param_gather = true;  // ZeRO gathers parameters during compute; false: when compute needs them, for ablation
   bool reshard_after_forward = true;  // stage 3: false: a slot for every layer, gathered once in a step

@@ -145,12 +145,16 @@ TEST_CASE("no legal random plan is refused", "[proof]") {
   const uint64_t first_seed = 5500, count = test_everything() ? 500 : 40;
   std::printf("  seeds %llu to %llu\n", static_cast<unsigned long long>(first_seed),
               static_cast<unsigned long long>(first_seed + count - 1));
+  // Were refused: stages waited for each other's slots; a bucket travelled before the last weight pass of its
+  // gradients.
+  std::vector<uint64_t> seeds{5912, 5989};
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) seeds.push_back(seed);
   const std::string csv =
       (std::filesystem::temp_directory_path() / fmt::format("slipstream_schedule_{}.csv", ::getpid())).string();
   const Machine cpu = this_host(1), gpu = load_machine(source_dir() + "/configs/machines/h100x8.toml");
   int piped = 0, imported = 0;
   int64_t items = 0;
-  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+  for (const uint64_t seed : seeds) {
     const Drawn drawn = Draw(seed).drawn(csv);
     INFO("seed " << seed << ", " << drawn.world << " ranks" << (drawn.on_gpus ? " on GPUs" : "") << ": --set "
                  << fmt::format("{}", fmt::join(drawn.sets, " --set ")));
@@ -171,7 +175,7 @@ TEST_CASE("no legal random plan is refused", "[proof]") {
   }
   std::filesystem::remove(csv);
   std::printf("  %llu plans, %d with a pipeline, %d of these with an imported schedule; %lld items proved\n",
-              static_cast<unsigned long long>(count), piped, imported, static_cast<long long>(items));
+              static_cast<unsigned long long>(seeds.size()), piped, imported, static_cast<long long>(items));
   CHECK(piped > static_cast<int>(count) / 3);
   CHECK(imported > 0);
 }

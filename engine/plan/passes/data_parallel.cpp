@@ -61,6 +61,15 @@ std::vector<Point> align_stages(const Job& job, const SpineMap& spine, Plan& pla
   return aligned;
 }
 
+/// The last item that writes gradients of the bucket. Schedules may run weight passes of a late chunk behind those of
+/// an earlier one, so that the last position in ModelSpec::backward need not be the last item.
+Point ready_point(const Job& job, const SpineMap& spine, const Bucket& bucket) {
+  ItemId last = 0;
+  for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
+    last = std::max(last, spine.backward[job.layout.parts[p].ready_position]);
+  return {last};
+}
+
 }  // namespace
 
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
@@ -75,7 +84,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   };
   const bool at_the_end = job.options.reduce_mode == ReduceMode::naive || job.options.reduce_mode == ReduceMode::flat;
   for (size_t b = 0; b < job.layout.buckets.size(); ++b) {
-    const Point ready{spine.backward[job.layout.buckets[b].ready_position]};
+    const Point ready = ready_point(job, spine, job.layout.buckets[b]);
     if (alone) {
       reduced.buckets.push_back({ready});
       continue;
