@@ -157,10 +157,16 @@ std::string Residency::name_of(size_t bucket) const {
 }
 
 void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
-  std::vector<Point> gathered;  // the previous one
+  std::vector<Point> gathered;                // the previous one
+  std::vector<std::vector<Point>> of_gather;  // of gathers_, so far
+  std::map<size_t, size_t> latest;            // of each bucket: its latest gather
   for (const Gather& use : gathers_) {
     std::vector<Point> to_free, held_back;
-    if (const auto last = last_read(plan, use.where, use.tenant_last_use)) to_free = {{*last}};
+    const std::optional<ItemId> last = last_read(plan, use.where, use.tenant_last_use);
+    if (last) to_free = {{*last}};
+    // A tenant may have left before an item read these bytes; then no item stands behind its gather.
+    for (size_t g = of_gather.size(); g-- > 0 && (!last || gathers_[g].first_use > *last);)
+      if (gathers_[g].where.overlaps(use.where)) to_free.push_back(of_gather[g].back());
     // The slot of embedding and head is free much earlier: the head's gather would start among the first layers, and
     // they would wait for all of it.
     if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = gathered;
@@ -174,6 +180,8 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
                        .updated = held_back,
                        .to_free = to_free,
                        .before = Point{use.first_use}});
+    latest[use.bucket] = of_gather.size();
+    of_gather.push_back(gathered);
   }
   if (!reduced) return;
   // All use one buffer for the shard that is about to be added. Order within a channel is computed, so the wait of the
@@ -216,6 +224,9 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       done = reduce_across(job_, plan, *reduced, use.bucket, {use.last_use}, done);
     sums[use.bucket] = done;
     reduced->buckets[use.bucket] = {done};
+    // A late weight pass may gather parameters once more whose gradients are complete; it needs them before the update.
+    if (const auto g = latest.find(use.bucket); g != latest.end() && gathers_[g->second].first_use > use.last_use)
+      reduced->buckets[use.bucket].push_back(of_gather[g->second].front());
   }
 }
 
