@@ -7,6 +7,7 @@
 
 #include "comm/wiring.h"
 #include "engine/plan/memory.h"
+#include "tests/engine/plan/random_schedule.h"
 #include "tests/equivalence/mutated.h"
 #include "tests/equivalence/table.h"
 #include "tests/equivalence/trained.h"
@@ -103,6 +104,32 @@ TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
           ++trained;
         }
   CHECK(trained == (test_everything() ? 36 : 12));
+}
+
+TEST_CASE("random schedules give the bits of one stage, in every ZeRO stage", "[pipeline][zero]") {
+  const uint64_t first_seed = 640, count = test_everything() ? 40 : 8;
+  std::printf("  seeds from %llu\n", static_cast<unsigned long long>(first_seed));
+  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto below = [&](uint64_t n) { return static_cast<int>(random() % n); };
+    const int stages = 2 + below(2), chunks = 1 + below(3), micro_batches = 1 + below(5),
+              zero = static_cast<int>(seed % 4);
+    const Layout whole = with(layout_of(below(2) == 0, stages * chunks + below(2), micro_batches), [&](Layout& l) {
+      l.ranks = zero > 0 ? 2 : 1, l.zero_stage = zero, l.model.tie_embeddings = false;
+    });
+    CAPTURE(seed, stages, chunks, micro_batches, zero);
+    const bool splits = below(2) == 0;
+    const Trained piped = train(with(whole,
+                                     [&](Layout& l) {
+                                       l.stages = stages, l.virtual_stages = chunks;
+                                       l.order = random_schedule({stages, micro_batches, chunks}, splits, random);
+                                       l.recompute = static_cast<Recomputation>(below(3));
+                                     }),
+                                kSteps);
+    const Trained expected = train(whole, kSteps);
+    CHECK(piped.hash == expected.hash);
+    CHECK(piped.losses == expected.losses);
+  }
 }
 
 TEST_CASE("where the layers are cut does not change bits", "[pipeline]") {

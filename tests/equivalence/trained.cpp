@@ -97,9 +97,11 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   options.tokens /= layout.context;
   options.context_ranks = layout.context;
   options.context_rank = mesh.coordinates(rank).context;
+  const bool has_order = !layout.order.stages.empty();
   const PipelineSchedule schedule =
-      make_schedule(layout.schedule,
-                    {layout.stages, layout.micro_batches, layout.virtual_stages, layout.hides_transfers, layout.lags});
+      has_order ? layout.order
+                : make_schedule(layout.schedule, {layout.stages, layout.micro_batches, layout.virtual_stages,
+                                                  layout.hides_transfers, layout.lags});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   std::vector<int> layers = layout.layers;
   if (layers.empty()) {
@@ -141,6 +143,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
          .gather_dtype = layout.gather_dtype,
          .persistent_elems = layout.persistent_elems,
          .schedule = schedule,
+         .spare_slots = has_order ? layout.micro_batches * layout.virtual_stages : 0,
          .layers = layers,
          .reshard_after_forward = layout.reshard_after_forward,
          .accumulate_unsharded = layout.accumulate_unsharded,

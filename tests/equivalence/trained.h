@@ -31,6 +31,7 @@ struct Layout {
   int context = 1;           // ranks that share a sequence; model.tokens are those of a whole one
   int stages = 1;            // of a pipeline: the world has ranks x context x stages ranks
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  PipelineSchedule order;  // not empty: instead of `schedule`
   int virtual_stages = 1;
   bool hides_transfers = false;
   std::vector<int> lags;    // of weight gradients under zb_h1, for each stage; empty: as published

@@ -163,9 +163,9 @@ TEST_CASE("safetensors: unusual files that the format allows are read", "[checkp
 TEST_CASE("safetensors: a tensor of more than 2^32 elements, its end and the tensor behind it", "[checkpoint]") {
   const TempFolder folder;
   const int64_t elems = (int64_t{1} << 32) + 8;  // nearly all of it a hole
-  const std::string header = fmt::format(
-      R"({{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,{}]}},"b":{{"dtype":"F32","shape":[2],"data_offsets":[{},{}]}}}})",
-      elems, elems, elems, elems + 8);
+  const std::string header = fmt::format(R"({{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,{}]}},)"
+                                         R"("b":{{"dtype":"F32","shape":[2],"data_offsets":[{},{}]}}}})",
+                                         elems, elems, elems, elems + 8);
   const std::string head = file_of(header, 0);
   put(folder / "m", head);
   const int64_t end = std::ssize(head) + elems + 8;
