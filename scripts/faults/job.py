@@ -153,7 +153,7 @@ class Jobs:
         def give_up():
             start.hung = True
             process.kill()
-        timer = threading.Timer(150, give_up)
+        timer = threading.Timer(600, give_up)
         timer.start()
         lines = []
         for line in process.stdout:
