@@ -162,17 +162,17 @@ TEST_CASE("peer memory: other layouts read the same state", "[cli]") {
   std::vector<Row> rows = {{2, " --set zero.stage=3"}, {1, ""}};
   if (test_everything())
     rows.insert(rows.end(), {{2, " --set parallel.pipeline=2"},
-                             {3, " --set zero.stage=1 --set train.global_batch_size=12"},
+                             {3, " --set zero.stage=1"},
                              {2, " --set parallel.tensor=2"},
                              {2, " --set zero.stage=2"}});
   for (size_t r = 0; r < rows.size(); ++r) {
     const Row &row = rows[r], &other = rows[(r + 1) % rows.size()];
     INFO(row.sets << " to " << other.sets);
     const std::string name = "run" + std::to_string(r), run = folder.path(name);
-    const Result first = killed("step@0#5", row.ranks, train(folder, name, row.sets + kEvery + kHash));
+    const Result first = killed("step@0#5", row.ranks, train(folder, name, row.sets + batch + kEvery + kHash));
     CHECK(first.code != 0);
     const std::vector<Json> before = metrics(run);
-    const Result second = started(other.ranks, train(folder, name, other.sets + still + kResume));
+    const Result second = started(other.ranks, train(folder, name, other.sets + batch + still + kResume));
     INFO(first.text << second.text);
     REQUIRE(second.code == 0);
     const auto at = static_cast<size_t>(resumed_step(second)) - 1;
