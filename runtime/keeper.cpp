@@ -18,6 +18,7 @@
 #include <climits>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <string_view>
 #include <thread>
@@ -172,6 +173,16 @@ class Table {
   std::map<std::string, int> entries_;
 };
 
+/// Memory that this host can give without swapping; unlimited if it does not tell.
+int64_t available_bytes() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string key; info >> key; info.ignore(4096, '\n')) {
+    int64_t kib = 0;
+    if (key == "MemAvailable:" && info >> kib) return kib * kKiB;
+  }
+  return INT64_MAX;
+}
+
 /// Blocks. Starts this program again as a keeper. In a session of its own, and without the files of this process, it
 /// outlives the launcher's signals, and the launcher does not wait for it.
 bool spawn(const std::string& name) {
@@ -209,8 +220,10 @@ bool spawn(const std::string& name) {
 }  // namespace
 
 std::unique_ptr<KeptMemory> KeptMemory::make(int64_t size_bytes) {
-  const int file = ::memfd_create("slipstream-kept", MFD_CLOEXEC);
-  int error = file < 0 ? errno : 0;
+  // Linux would end processes of this host before it refuses the memory.
+  const bool fits = size_bytes < available_bytes();
+  const int file = fits ? ::memfd_create("slipstream-kept", MFD_CLOEXEC) : -1;
+  int error = !fits ? ENOMEM : file < 0 ? errno : 0;
   if (error == 0) error = ::posix_fallocate(file, 0, size_bytes);
   std::unique_ptr<KeptMemory> memory = error == 0 ? adopt(file) : nullptr;
   if (memory) return memory;
@@ -316,11 +329,12 @@ void keep(const std::string& name, int64_t idle_seconds) {
     if (error == EADDRINUSE) return;  // another rank was faster
     throw ResourceError("[keeper] {} cannot listen: {}.", name, std::strerror(error));
   }
-  if (::listen(listener, 1024) != 0) throw ResourceError("[keeper] {} cannot listen: {}.", name, std::strerror(errno));
-  const pid_t child = ::fork();
-  if (child < 0) throw ResourceError("[keeper] no process: {}.", std::strerror(errno));
+  const pid_t child = ::listen(listener, 1024) == 0 ? ::fork() : -1;
+  if (child != 0) ::close(listener);
+  if (child < 0) throw ResourceError("[keeper] {} cannot start: {}.", name, std::strerror(errno));
   if (child > 0) return;
   ::setsid();
+  if (::chdir("/") != 0) ::_exit(1);  // keeps no folder in use
   Table(listener).serve(idle_seconds);
   ::_exit(0);
 }

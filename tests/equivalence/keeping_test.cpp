@@ -34,7 +34,8 @@ std::vector<Layout> rows() {
   };
   add("one rank", [](Layout& l) { l.ranks = 1; });
   add("two ranks", [](Layout&) {});
-  add("three ranks, the holder two away, ZeRO-3", [](Layout& l) { l.ranks = 3, l.zero_stage = 3, l.to_holder = 2; });
+  add("three ranks, the holder two away, ZeRO-3",
+      [](Layout& l) { l.model.split_tied_embedding = false, l.ranks = 3, l.zero_stage = 3, l.to_holder = 2; });
   add("ZeRO-1, two copies of the weights", [](Layout& l) {
     l.model.split_tied_embedding = false, l.zero_stage = 1, l.double_buffer = true, l.update_on_spine = false;
   });
@@ -54,7 +55,7 @@ using Slots = std::map<std::tuple<int, int, int>, std::vector<std::byte>>;
 Slots run_keeping(Layout row, Trained& trained) {
   Slots slots;
   std::mutex mutex;
-  row.keep_interval = 1;
+  row.keeps = true;
   row.kept = [&](runtime::Rank& rank, int step, int slot) {
     const Keeping& keeping = rank.job().keeping;
     for (int copy = 0; copy < (keeping.to_holder != 0 ? 2 : 1); ++copy) {
@@ -93,7 +94,7 @@ TEST_CASE("both copies of a kept snapshot equal the state at rest, and training 
         const auto& [step, rank, copy] = at;
         CAPTURE(step, rank, copy);
         Layout kept = row;
-        kept.keep_interval = 1;
+        kept.keeps = true;
         const int of = copy == 0 ? rank : (rank - row.to_holder + world) % world;
         const std::unique_ptr<Job> job = make_job(kept, of);
         for (size_t b = 0; b < job->storage.size(); ++b)
@@ -118,7 +119,7 @@ TEST_CASE("both copies of a kept snapshot equal the state at rest, and training 
 TEST_CASE("every wait between steps and kept snapshots is needed, and for its last item", "[keeping][mutation]") {
   comm::Mutations all;
   for (Layout row : rows()) {
-    row.keep_interval = 1;
+    row.keeps = true;
     for (int rank = 0; rank < row.world(); ++rank) {
       if (!test_everything() && Mesh(row.sizes()).coordinates(rank).data != row.ranks - 1) continue;
       const std::unique_ptr<Job> job = make_job(row, rank);
@@ -156,7 +157,7 @@ TEST_CASE("kept snapshots change no training plan, and all their bytes are in th
   for (Layout row : rows()) {
     INFO(row.name);
     const std::unique_ptr<Job> without = make_job(row, 0);
-    row.keep_interval = 1;
+    row.keeps = true;
     const std::unique_ptr<Job> with = make_job(row, 0);
     REQUIRE(with->train.size() == without->train.size());
     CHECK(with->train.order == without->train.order);

@@ -155,13 +155,13 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
              std::vector<char>(static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1),
          .snapshots = layout.save_interval > 0})));
   }
-  if (layout.keep_interval > 0) {
+  if (layout.keeps) {
     std::vector<Job*> stages;
     for (const auto& job : jobs) stages.push_back(job.get());
     add_keeping(stages, mesh.world() > 1 ? layout.to_holder : 0);
   }
   std::vector<Plan Job::*> plans{&Job::prime, &Job::evaluate, &Job::train};
-  if (layout.keep_interval > 0) plans.insert(plans.begin(), &Job::keep);
+  if (layout.keeps) plans.insert(plans.begin(), &Job::keep);
   if (layout.save_interval > 0) plans.insert(plans.begin(), &Job::save);
   for (Plan Job::*plan : plans) {
     if (layout.as_reached && plan == &Job::train) {
@@ -339,9 +339,7 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
   if (layout.at_rest) layout.at_rest(rank, 0);
   for (int step = 1; step <= steps; ++step) {
     const bool saves = layout.save_interval > 0 && step % layout.save_interval == 0;
-    const bool keeps = layout.keep_interval > 0 && step % layout.keep_interval == 0;
-    const int slot = keeps ? kept_slot(rank.job().keeping, layout.keep_interval, step) : -1;
-    rank.issue(static_cast<uint32_t>(step), saves, slot);
+    rank.issue(static_cast<uint32_t>(step), saves, layout.keeps ? kept_slot(rank.job().keeping, 1, step) : -1);
     if (saves && layout.saved) {
       while (!rank.snapshot_done()) std::this_thread::yield();
       layout.saved(rank, step - 1);
@@ -353,11 +351,8 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
   }
   rank.synchronize();
   if (steps > 0) report(steps);
-  for (int step = steps, left = rank.job().keeping.slots; layout.kept && step > 0 && left > 0; --step)
-    if (step % layout.keep_interval == 0) {
-      layout.kept(rank, step - 1, kept_slot(rank.job().keeping, layout.keep_interval, step));
-      --left;
-    }
+  for (int step = steps; layout.kept && step > std::max(0, steps - rank.job().keeping.slots); --step)
+    layout.kept(rank, step - 1, kept_slot(rank.job().keeping, 1, step));
   if (layout.inspect) layout.inspect(rank);
   outcome.held = {tests::shards_of(rank, &BucketStorage::master), tests::shards_of(rank, &BucketStorage::gradient)};
   if (!layout.device) evaluate(rank, layout, at.context);  // reads all weights, including those of the last update

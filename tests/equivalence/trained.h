@@ -61,8 +61,8 @@ struct Layout {
   bool reverse_ranks = false;  // the communicator adds ranks n-1, ..., 0
   bool evaluate_between = false;
   int save_interval = 0;  // in steps: those in which the state before the step is copied to the snapshot; 0: none
-  int keep_interval = 0;  // as save_interval, into the slots of Job::keeping; 0: none
-  int to_holder = 1;      // with keep_interval and several ranks: Keeping::to_holder
+  bool keeps = false;     // Job::keep copies the state before every step to the slots of Job::keeping
+  int to_holder = 1;      // with keeps and several ranks: Keeping::to_holder
   int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient; 0: the right one
   float learning_rate = 1e-2f;
   // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8

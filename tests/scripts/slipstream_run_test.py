@@ -131,6 +131,26 @@ class Policy(Folder):
         self.assertEqual(run.until_it_ends(), 6)
         self.assertEqual(len(run.starts), 1)
 
+    def test_a_step_resumed_from_memory_is_named_and_is_progress(self):
+        def resumes(step):
+            def write():
+                time.sleep(0.02)
+                run = {"resumed_step": step, "resumed_from": "memory of 3 hosts"}
+                (self.folder / "run").mkdir(exist_ok=True)
+                (self.folder / "run" / "run.json").write_text(json.dumps(run))
+            return write
+        starts = [(6, [], 0), (6, resumes(57), 0), (6, resumes(57), 0), (6, resumes(58), 0), (6, [], 0), (0, [], 0)]
+        run = self.scripted(starts, "--limit 3 --backoff 2", "--set checkpoint.peer_interval=1")
+        self.assertEqual(run.until_it_ends(), 0)
+        self.assertEqual(run.pauses, [2, 2, 4, 2, 4])
+        exits = [event for event in self.events() if event["event"] == "exit"]
+        self.assertEqual([event["resumed"] and event["resumed"]["step"] for event in exits],
+                         [None, 57, 57, 58, None, None])
+        self.assertIn("continued from step 57 (memory of 3 hosts)", exits[1]["why"])
+        whys = [event["why"] for event in self.events() if event["event"] in ("start", "relaunch")]
+        self.assertIn("begins at step 1", whys[0])
+        self.assertIn("continues from memory", whys[1])
+
     def test_lost_seconds_are_those_since_the_newest_checkpoint_and_pauses(self):
         works = lambda: time.sleep(0.5)
         run = self.scripted([(6, works, 3), (6, works, 0), (0, works, 0)])
