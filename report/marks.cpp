@@ -71,9 +71,15 @@ void add_events(const std::string& path, const std::string& name, std::vector<Ma
 void add_stragglers(const std::string& folder, std::vector<Mark>& marks, Missing& missing) {
   each_object(folder + "/stragglers.jsonl", "stragglers.jsonl", missing, [&](const Json& line) {
     Mark mark{Mark::Kind::straggler, step_of(line), text_of(line, "time"), ""};
-    for (const char* key : {"sentence", "why", "text"})
-      if (mark.text.empty()) mark.text = text_of(line, key);
-    if (mark.text.empty()) mark.text = line.dump();
+    // Its fields as runtime/straggler_report.cpp writes them; unknown ones are shown as they are.
+    const Json* const rank = line.find("rank");
+    const Json* const late = line.find("late_ms");
+    mark.text = line.dump();
+    if (rank && rank->is_int() && late && late->is_number()) {
+      const std::string item = text_of(line, "item");
+      mark.text = fmt::format("rank {} is late by {:.1f} ms: {}{}", rank->as_int(), late->as_double(),
+                              text_of(line, "cause"), item.empty() ? "" : ", " + item);
+    }
     if (marks.size() <= 100 * kMostMarks) marks.push_back(std::move(mark));
   });
 }

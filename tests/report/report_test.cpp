@@ -225,7 +225,7 @@ TEST_CASE("report: faults, relaunches and stragglers become marks", "[report]") 
   const Folder folder;
   fs::create_directories(folder.path("run"));
   folder.write("run/metrics.jsonl", metrics_lines(10, 0));
-  folder.write("run/stragglers.jsonl", "{\"step\": 7, \"sentence\": \"rank 1 is slow\"}\nnot json\n");
+  folder.write("run/stragglers.jsonl", "{\"step\": 7, \"rank\": 1, \"cause\": \"link\", \"late_ms\": 2.5}\nnot json\n");
   folder.write("run.events.jsonl",
                "{\"event\": \"exit\", \"code\": 6, \"step\": 4, \"why\": \"<b>ended</b>\"}\n"
                "{\"event\": \"exit\", \"code\": 0, \"step\": 10, \"why\": \"ended\"}\n"
@@ -235,7 +235,7 @@ TEST_CASE("report: faults, relaunches and stragglers become marks", "[report]") 
   CHECK(run.marks[0].kind == Mark::Kind::fault);
   CHECK(run.marks[1].kind == Mark::Kind::relaunch);
   CHECK(run.marks[2].kind == Mark::Kind::straggler);
-  CHECK(run.marks[2].text == "rank 1 is slow");
+  CHECK(run.marks[2].text == "rank 1 is late by 2.5 ms: link");
   CHECK(run.marks[3].kind == Mark::Kind::other);
 }
 
