@@ -151,6 +151,7 @@ TEST_CASE("peer memory: a killed run goes on with the same bits, without any che
 TEST_CASE("peer memory: other layouts read the same state", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
+  const std::string batch = " --set train.global_batch_size=12";
   const std::string still =
       " --set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 --set "
       "optimizer.warmup_steps=0" +
