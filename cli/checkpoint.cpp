@@ -78,6 +78,9 @@ int verify(const std::string& dir) {
                    format_bytes(bytes_of(*found.manifest)));
     else
       print_result("{}  damaged: {}\n", found.path, problem), ++damaged;
+    if (found.manifest)
+      for (const std::string& name : checkpoint::unlisted_files(found.path, *found.manifest))
+        print_result("{}  ignored: {} is not in the manifest\n", found.path, files::shown(name));
   }
   if (damaged > 0)
     throw CheckpointError("[checkpoint] {} of {} cannot be resumed from. Training skips a damaged one with --resume.",

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/log.h"
 #include "engine/base/plural.h"
 #include "engine/checkpoint/state_file.h"
@@ -111,6 +112,9 @@ std::optional<ResumePoint> find_resume_point(World& world, const std::string& di
         std::find_if(problems.begin(), problems.end(), [](const std::string& each) { return !each.empty(); });
     if (first == problems.end()) {
       for (const std::string& sentence : skipped) log_warn("[checkpoint] {}", sentence);
+      if (world.rank() == 0)
+        for (const std::string& name : checkpoint::unlisted_files(path, *manifest))
+          log_warn("[checkpoint] {} is ignored: it is not in the manifest of {}.", files::shown(name), path);
       return ResumePoint{.path = path, .manifest = std::move(*manifest)};
     }
     skipped.push_back(fmt::format("{} is skipped: {}", path, *first));

@@ -116,10 +116,25 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 
+comm::WaitLimits limits_of(const RunConfig& config) {
+  return {.start_seconds = static_cast<double>(config.comm.start_timeout_seconds),
+          .step_seconds = static_cast<double>(config.comm.timeout_seconds),
+          .save_seconds = static_cast<double>(config.comm.save_timeout_seconds)};
+}
+
+/// Those of the run file, for the start of MPI. The defaults if it cannot be read, which ranks report together later.
+comm::WaitLimits limits_before_mpi(const TrainOptions& options) {
+  try {
+    return limits_of(load_run_config(options.run_file, options.sets));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 int train(const TrainOptions& options) {
-  World world;
+  World world(limits_before_mpi(options));
   log_setup(world.rank());
   RunConfig written;
   std::optional<ResolvedConfig> resolved;
@@ -145,9 +160,7 @@ int train(const TrainOptions& options) {
       planner::require_layout(written, world.size());
       kernels::isa();  // refuses an unusable SLIPSTREAM_ISA before an older run is renamed
       threads = planner::threads_of(written, world.ranks_on_host());
-      world.limit({.start_seconds = static_cast<double>(written.comm.start_timeout_seconds),
-                   .step_seconds = static_cast<double>(written.comm.timeout_seconds),
-                   .save_seconds = static_cast<double>(written.comm.save_timeout_seconds)});
+      world.limit(limits_of(written));
     });
     require_same(world, "configuration", lines_of(written, options));
     if (!options.dry_run) assignment = assign_device(world, written);

@@ -20,8 +20,9 @@
 
 namespace slipstream::runtime {
 
-World::World() {
+World::World(const comm::WaitLimits& limits) {
   if (comm::announced_ranks() > 1) make_monitor(comm::announced_rank());
+  limit(limits);
   exchange("the start of MPI", [&] { mpi_ = std::make_unique<comm::MpiWorld>(); });
   if (size() == 1) {
     monitor_.reset();

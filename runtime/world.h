@@ -53,7 +53,8 @@ class PhaseMark {
 
 class World {
  public:
-  World();
+  /// Blocks. Collective: starts MPI, within the limit of the start.
+  explicit World(const comm::WaitLimits& limits = {});
   ~World();
 
   int rank() const;

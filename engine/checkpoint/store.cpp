@@ -92,6 +92,15 @@ std::vector<Found> find_checkpoints(const std::string& dir) {
   return found;
 }
 
+std::vector<std::string> unlisted_files(const std::string& path, const Manifest& manifest) {
+  std::set<std::string> listed = {kManifestFile};
+  for (const StateFile& file : manifest.files) listed.insert(file.name);
+  std::vector<std::string> names;
+  for (const fs::path& entry : entries_of(path))
+    if (std::string name = entry.filename().string(); !listed.contains(name)) names.push_back(std::move(name));
+  return names;
+}
+
 std::string begin_checkpoint(const std::string& dir, int64_t step) {
   const std::string path = dir + "/" + name_of_step(step) + std::string(kUnfinished);
   std::error_code error;

@@ -88,6 +88,21 @@ TEST_CASE("a rank that stops before the first step is named within the limit of 
   }
 }
 
+TEST_CASE("a process that never starts MPI is noticed within the limit of the start", "[cli]") {
+  if (!has_mpirun()) return;
+  for (const std::string other : {"sleep 300", "true"}) {
+    Folder folder;
+    const std::string train = run_file(folder) + " --set train.global_batch_size=6 --set comm.start_timeout_seconds=3";
+    const auto begun = std::chrono::steady_clock::now();
+    const Result result =
+        shell(mpirun() + "-np 1 " + exe() + " train " + train + " : -np 1 " + other, 100);
+    INFO(other << "\n" << result.text);
+    CHECK(result.code != 0);
+    if (other != "true") check_refused(result, 6, {"the start of MPI", "comm.start_timeout_seconds"});
+    CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count() < 3 + kMarginSeconds);
+  }
+}
+
 TEST_CASE("a rank that stops in a step is named with the task of the others, and why repeats it", "[cli]") {
   if (!has_mpirun()) return;
   // The clock of rank 1's host is an hour late.
@@ -109,6 +124,10 @@ TEST_CASE("a rank that stops in a step is named with the task of the others, and
     CHECK(why.code == 0);
     CHECK(contains(why.text, stops(stopped)));
     CHECK(contains(why.text, "the limit is 3 s (comm."));
+    REQUIRE(call("report " + dir).code == 0);
+    const std::string page = read(dir + "/report.html");
+    CHECK(contains(page, "\"stall\""));
+    CHECK(contains(page, "rank " + std::to_string(stopped) + " does not answer"));
   }
 }
 

@@ -154,6 +154,22 @@ TEST_CASE("resume: a damaged checkpoint is skipped with the reason, or refused i
   CHECK(trajectory(folder.path("run")) == whole);
 }
 
+TEST_CASE("resume: files that the manifest does not list are ignored with a warning", "[cli]") {
+  Folder folder;
+  const std::string dir = folder.path("run") + "/checkpoints/step-00000008";
+  REQUIRE(call(train(folder, "run", " --set checkpoint.interval=8")).code == 0);
+  const std::vector<std::string> whole = trajectory(folder.path("run"));
+  CHECK(!contains(call("checkpoint verify " + folder.path("run")).text, "ignored"));
+  std::ofstream(dir + "/rank-0001.safetensors") << "of another run";
+  const Result verified = call("checkpoint verify " + folder.path("run"));
+  CHECK(verified.code == 0);
+  CHECK(contains(verified.text, dir + "  ignored: rank-0001.safetensors is not in the manifest"));
+  const Result second = call(train(folder, "run", " --resume"));
+  CHECK(second.code == 0);
+  CHECK(contains(second.text, "rank-0001.safetensors is ignored: it is not in the manifest of " + dir));
+  CHECK(trajectory(folder.path("run")) == whole);
+}
+
 TEST_CASE("resume: a run that skipped a damaged newer checkpoint keeps what it saves", "[cli]") {
   Folder folder;
   const std::string dir = folder.path("run") + "/checkpoints";
