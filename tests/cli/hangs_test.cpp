@@ -94,8 +94,7 @@ TEST_CASE("a process that never starts MPI is noticed within the limit of the st
     Folder folder;
     const std::string train = run_file(folder) + " --set train.global_batch_size=6 --set comm.start_timeout_seconds=3";
     const auto begun = std::chrono::steady_clock::now();
-    const Result result =
-        shell(mpirun() + "-np 1 " + exe() + " train " + train + " : -np 1 " + other, 100);
+    const Result result = shell(mpirun() + "-np 1 " + exe() + " train " + train + " : -np 1 " + other, 100);
     INFO(other << "\n" << result.text);
     CHECK(result.code != 0);
     if (other != "true") check_refused(result, 6, {"the start of MPI", "comm.start_timeout_seconds"});
@@ -127,7 +126,8 @@ TEST_CASE("a rank that stops in a step is named with the task of the others, and
     REQUIRE(call("report " + dir).code == 0);
     const std::string page = read(dir + "/report.html");
     CHECK(contains(page, "\"stall\""));
-    CHECK(contains(page, "rank " + std::to_string(stopped) + " does not answer"));
+    CHECK(contains(page, "rank " + std::to_string(stopped) + " on host "));
+    CHECK(contains(page, ") does not answer; "));
   }
 }
 

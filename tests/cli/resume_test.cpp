@@ -163,10 +163,10 @@ TEST_CASE("resume: files that the manifest does not list are ignored with a warn
   std::ofstream(dir + "/rank-0001.safetensors") << "of another run";
   const Result verified = call("checkpoint verify " + folder.path("run"));
   CHECK(verified.code == 0);
-  CHECK(contains(verified.text, dir + "  ignored: rank-0001.safetensors is not in the manifest"));
+  CHECK(contains(verified.text, dir + "  ignored: \"rank-0001.safetensors\" is not in the manifest"));
   const Result second = call(train(folder, "run", " --resume"));
   CHECK(second.code == 0);
-  CHECK(contains(second.text, "rank-0001.safetensors is ignored: it is not in the manifest of " + dir));
+  CHECK(contains(second.text, "\"rank-0001.safetensors\" is ignored: it is not in the manifest of " + dir));
   CHECK(trajectory(folder.path("run")) == whole);
 }
 
