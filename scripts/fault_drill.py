@@ -51,7 +51,7 @@ class Drill:
         self.whole = {}
         self.faults, self.survived = collections.Counter(), collections.Counter()
         self.seconds, self.lost_steps = collections.defaultdict(list), collections.defaultdict(list)
-        self.notes, self.lost_s = [], 0.0
+        self.notes, self.lost_s, self.launchers_hung = [], 0.0, 0
 
     def note(self, text):
         self.notes.append(text)
@@ -100,16 +100,17 @@ class Drill:
                     fault.arm(self, start)
                 self.jobs.run(start)
                 self.require_no_defect(start.code, start.text, start.hung)
+                self.launchers_hung += start.launcher_hung
                 self.note(f"{fault.name if fault else 'no fault'} {start.fail_point} {'happened' if start.happened else ''} exit code {start.code}")
                 if fault and start.happened:
                     faults.remove(fault)
                     classes.append(fault.name)
                     self.faults[fault.name] += 1
-                    if wrong := fault.judge(start):
+                    if wrong := not start.launcher_hung and fault.judge(start):
                         raise Failed(f"{fault.name}: {wrong}")
                     lines_lost |= start.damaged == "metrics"
                     self.measure(fault.name, start)
-                elif start.code != 0:
+                elif start.code != 0 and not start.launcher_hung:
                     raise Failed(f"a run without a fault ended with {start.code}")
                 elif fault:  # the run ended before
                     faults.remove(fault)
@@ -244,6 +245,8 @@ def main():
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     print(f"{done} faults in {rounds} rounds with seed {options.seed}: {good} rounds ended with the bits of the run without faults")
+    if drill.launchers_hung:
+        print(f"{drill.launchers_hung} times mpirun did not end behind its ranks, and was killed")
     print(f"seconds lost per fault: {drill.lost_s / max(1, done):.2f}" if options.relaunch else
           f"limit of a wait in the class stop: {LIMIT_S} s")
     if options.csv:

@@ -13,6 +13,7 @@ import typing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 STEPS, INTERVAL = 12, 3
+LAUNCHER_S = 30  # without ranks, after which a launcher hangs
 LIMIT_S = 4  # of a wait in a step and in a save, for stopped ranks
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
 PEERS = "checkpoint.peer_interval=1"  # snapshots in memory
@@ -67,6 +68,7 @@ class Start:
     code: int = -1
     text: str = ""
     hung: bool = False
+    launcher_hung: bool = False  # Open MPI's mpirun may deadlock at its end; `code` is then 137
     happened: bool = False  # the fault came before the end
     fault_at: float = 0.0   # monotonic seconds; 0: unknown
     told_at: float = 0.0    # of the first error line, or of the end
@@ -147,6 +149,8 @@ class Jobs:
         process = subprocess.Popen(self.command(start), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         helpers = [threading.Thread(target=self.watch, args=(start,))] if start.fail_point else []
         helpers += [threading.Thread(target=start.during, args=(start,))] if start.during else []
+        if start.ranks() > 1 and not self.relaunches:
+            helpers.append(threading.Thread(target=self.end_launcher, args=(start, process)))
         for helper in helpers:
             helper.start()
 
@@ -173,6 +177,17 @@ class Jobs:
         with open(self.log, "a") as log:
             log.write(f"\n$ {shlex.join(self.command(start))}  # {start.fail_point} {start.environment}\n{start.text}exit code {start.code}\n")
         return start
+
+    def end_launcher(self, start, process):
+        """SIGKILL for a launcher whose ranks have all ended long ago; scripts/slipstream-run does the same."""
+        seen, alone = False, 0
+        while not start.over.wait(1):
+            alive = any(state_of(pid) not in ("Z", "") for pid in self.ranks_of(start.folder))
+            seen, alone = seen or alive, 0 if alive else alone + 1
+            if seen and alone >= LAUNCHER_S:
+                start.launcher_hung = True
+                process.kill()
+                return
 
     def watch(self, start):
         """Notes when a rank stops or ends."""
