@@ -38,7 +38,8 @@ class LayersBench : WorldBench {
             world_.size());
       if (config_.parallel.pipeline > 1)
         throw ConfigError(
-            "[bench] layers measures communication inside layers, but parallel.pipeline = {} adds hops. Use 1.",
+            "[bench] layers measures communication inside layers, but parallel.pipeline = {} adds pipeline transfers. "
+            "Use 1.",
             config_.parallel.pipeline);
     });
     std::vector<double> ratios = options_.ratios;

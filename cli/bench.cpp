@@ -18,7 +18,7 @@ namespace {
 
 void add_bench_flags(CLI::App* command, bench::BenchOptions& options) {
   add_run_source(command, options);
-  command->add_option("--steps", options.steps, "counted steps");
+  command->add_option("--steps", options.steps, "number of measured steps");
   command->add_option("--csv", options.csv, "write the table to this file");
 }
 
@@ -39,19 +39,19 @@ void add_overlap(CLI::App& bench, Run& chosen) {
            "--zero 0.2,0.4,0.6,0.8,1")
       ->check(positive())
       ->type_name("RATIO,...");
-  command
-      ->add_option("--ratio-of", options->ratio_of,
-                   "what --ratios compare communication with: compute, or the backward pass alone")
+  command->add_option("--ratio-of", options->ratio_of, "denominator of --ratios: compute, or the backward pass alone")
       ->check(CLI::IsMember({"compute", "backward"}));
-  add_list(command, "--zero", options->zero,
-           "ZeRO stages to measure instead, for instance 1,3; paced; a ratio is a layer's gather / its forward pass")
+  add_list(
+      command, "--zero", options->zero,
+      "measure these ZeRO stages instead, for instance 1,3; paced; --ratios are a layer's gather / its forward pass")
       ->check(CLI::Range(0, 3))
       ->type_name("STAGE,...")
       ->excludes("--ratio-of");
-  add_list(command, "--prefetch", options->prefetch, "with --zero: depths of stage 3, for instance 1,2")
+  add_list(command, "--prefetch", options->prefetch,
+           "with --zero: values of zero.prefetch_depth for stage 3, for instance 1,2")
       ->check(CLI::Range(0, 65536))
       ->type_name("DEPTH,...");
-  command->add_option("--layer-ms", options->layer_ms, "with --zero and --ablate: forward pass of a layer")
+  command->add_option("--layer-ms", options->layer_ms, "with --zero and --ablate: time of the forward pass of a layer")
       ->check(positive());
   command
       ->add_flag("--ablate", options->ablate,
@@ -72,18 +72,21 @@ void add_overlap(CLI::App& bench, Run& chosen) {
 
 void add_pipeline(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::PipelineOptions>();
-  CLI::App* command =
-      bench.add_subcommand("pipeline", "compare the bubble of every schedule on sleeping stages with its closed form");
+  CLI::App* command = bench.add_subcommand(
+      "pipeline",
+      "compare the bubble of every schedule with its closed form, on stages that sleep instead of computing");
   add_bench_flags(command, *options);
   command
       ->add_option("--compute", options->compute,
                    "paced: stages sleep for equal times; real: run the kernels, rehearsed with their measured times")
       ->check(CLI::IsMember({"real", "paced"}));
-  const CLI::Option* forward_ms =
-      command->add_option("--forward-ms", options->forward_ms, "paced: forward pass of a stage and micro-batch")
-          ->check(CLI::Range(0.1, 1e4));
+  const CLI::Option* forward_ms = command
+                                      ->add_option("--forward-ms", options->forward_ms,
+                                                   "paced: time of the forward pass of a stage, per micro-batch")
+                                      ->check(CLI::Range(0.1, 1e4));
   add_list(command, "--ratios", options->ratios,
-           "transfer between stages / forward pass, for instance 0.25,0.5, after a link that takes no time")
+           "transfer between stages / forward pass, for instance 0.25,0.5; a link that takes no time is always "
+           "measured first")
       ->check(positive())
       ->type_name("RATIO,...");
   command->callback([&chosen, options, forward_ms] {
@@ -100,14 +103,14 @@ void add_pipeline(CLI::App& bench, Run& chosen) {
 
 void add_layers(CLI::App& bench, Run& chosen) {
   const auto options = std::make_shared<bench::LayersOptions>();
-  CLI::App* command = bench.add_subcommand(
-      "layers", "measure communication inside sleeping layers: tensor-parallel sums in chunks, the context ring");
+  CLI::App* command = bench.add_subcommand("layers",
+                                           "measure communication inside layers whose compute sleeps: tensor "
+                                           "parallelism in chunks, the ring of context parallelism");
   add_bench_flags(command, *options);
-  command->add_option("--layer-ms", options->layer_ms, "forward pass of a layer")->check(positive());
-  add_list(
-      command, "--ratios", options->ratios,
-      "communication / compute, for instance 0.3,1; for a ring alone: transfer / attention block; default: 0.3, for "
-      "a ring 0.25,0.5,0.9")
+  command->add_option("--layer-ms", options->layer_ms, "time of the forward pass of a layer")->check(positive());
+  add_list(command, "--ratios", options->ratios,
+           "communication / compute, for instance 0.3,1; with context parallelism alone: transfer / attention block; "
+           "default: 0.3, or 0.25,0.5,0.9")
       ->check(positive())
       ->type_name("RATIO,...");
   add_list(command, "--chunks", options->chunks, "values of overlap.tensor_chunks")
@@ -125,7 +128,7 @@ void add_kernels(CLI::App& bench, Run& chosen) {
            "threads of the compute stream, for instance 1,2; one table per value")
       ->check(CLI::Range(1, 1024))
       ->type_name("N,...");
-  command->add_option("--rounds", options->rounds, "counted turns");
+  command->add_option("--rounds", options->rounds, "number of measured rounds");
   command->add_option("--csv", options->csv, "write the table to this file");
   command->callback([&chosen, options] {
     chosen = [options] { return alone("bench kernels", [&] { return bench::bench_kernels(*options); }); };

@@ -15,7 +15,8 @@ int check(const PlanFlags& options) {
   const planner::Planned planned = planner::make_plan(options);
   options.json ? planner::print_proof_json(planned) : planner::print_proof(planned);
   if (!planned.finished.proof.holds())
-    throw PlanError("[check] the plan failed its proof; see above. Please report it with the run file.");
+    throw PlanError(
+        "[check] the plan failed its proof, for the reasons printed above. Please report it with the run file.");
   planner::require_fits(planned);
   return 0;
 }

@@ -31,8 +31,9 @@ std::vector<Found> checkpoints_at(std::string dir) {
   if (path.filename().string().starts_with("step-")) {
     for (Found& found : checkpoint::find_checkpoints(files::folder_of(dir)))
       if (fs::path(found.path).filename() == path.filename()) return {std::move(found)};
-    throw CheckpointError("[checkpoint] {} is the folder of an unfinished save. It is no checkpoint.",
-                          files::shown(dir));
+    throw CheckpointError(
+        "[checkpoint] {} is the folder of an unfinished save. Give a finished checkpoint, or the run folder.",
+        files::shown(dir));
   }
   std::vector<Found> found = checkpoint::find_checkpoints(dir);
   if (found.empty()) found = checkpoint::find_checkpoints(dir + "/checkpoints");
@@ -123,9 +124,9 @@ void add_checkpoint(CLI::App& app, Run& chosen) {
     each->callback(
         [&chosen, dir, run] { chosen = [dir, run] { return alone("checkpoint", [&] { return run(*dir); }); }; });
   };
-  add("list", "a line for every checkpoint", list);
+  add("list", "print a line per checkpoint", list);
   add("verify", "read all files and compare their hashes", verify);
-  add("show", "what the newest checkpoint holds, and the settings that it was trained with", show);
+  add("show", "print the contents of the newest checkpoint and the settings of its training", show);
 }
 
 }  // namespace slipstream::cli

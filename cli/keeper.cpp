@@ -17,7 +17,8 @@ void add_keeper(CLI::App& app, Run& chosen) {
   CLI::App* command = app.add_subcommand("keeper", "hold snapshots of a run in memory; train starts it");
   command->group("");  // not in --help
   command->add_option("name", options->name, "name of the keeper")->required();
-  command->add_option("idle_seconds", options->idle_seconds, "time without ranks after which it ends")->required();
+  command->add_option("idle_seconds", options->idle_seconds, "the keeper ends after this time without ranks")
+      ->required();
   command->callback([&chosen, options] {
     chosen = [options] {
       runtime::keep(options->name, options->idle_seconds);

@@ -7,7 +7,7 @@ namespace slipstream::cli {
 
 void add_later(CLI::App& app, Run& chosen) {
   add_missing(app, chosen, "convert", "weights from and to Hugging Face",
-              "Final weights already are safetensors with Hugging Face names, in checkpoints/final of the run folder.");
+              "checkpoints/final of a run folder already has safetensors with Hugging Face names.");
 }
 
 }  // namespace slipstream::cli

@@ -30,7 +30,7 @@ int report(const ReportOptions& options) {
 
 void add_report(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<ReportOptions>();
-  CLI::App* command = app.add_subcommand("report", "write a run, or several beside each other, as one HTML page");
+  CLI::App* command = app.add_subcommand("report", "write one HTML page about a run, or a comparison of several runs");
   command->add_option("runs", options->folders, "folders of runs (output.dir)")->required();
   command->add_option("--output", options->output, "path of the page; default: report.html in the first folder");
   command->callback(

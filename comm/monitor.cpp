@@ -36,12 +36,12 @@ constexpr int64_t kAnswerNs = 2'500'000'000;
 constexpr int64_t kVerdictNs = kVerdictMs * 1'000'000;
 
 // Kinds of messages.
-constexpr char kSign = 's';      // to rank 0: a record, every two seconds
-constexpr char kAlarm = 'a';     // to rank 0: a record with an alarm
-constexpr char kAsk = 'q';       // from rank 0
-constexpr char kRecord = 'r';    // to rank 0: the answer
-constexpr char kVerdict = 'v';   // from rank 0: leave
-constexpr char kFarewell = 'f';  // to rank 0: this rank has ended as planned
+constexpr char kSign = 's';          // to rank 0: a record, every two seconds
+constexpr char kAlarm = 'a';         // to rank 0: a record with an alarm
+constexpr char kAsk = 'q';           // from rank 0
+constexpr char kRecord = 'r';        // to rank 0: the answer
+constexpr char kVerdict = 'v';       // from rank 0: leave
+constexpr char kEndAnnounced = 'f';  // to rank 0: this rank has ended as planned
 
 std::string own_host() {
   char name[256] = {};
@@ -239,8 +239,8 @@ void Monitor::take(const SideChannel::Message& message) {
   Heard& heard = heard_[message.rank];
   if (message.kind == SideChannel::kEnded)
     heard.ended = true;
-  else if (message.kind == kFarewell)
-    heard.farewell = true;
+  else if (message.kind == kEndAnnounced)
+    heard.announced_end = true;
   else
     heard.record = message.body;
   if (message.kind != SideChannel::kEnded) heard.at_ns = monotonic_ns();
@@ -334,7 +334,7 @@ void Monitor::run() {
     for (const SideChannel::Message& message : messages) {
       if (rank_ == 0) {
         take(message);
-        if (message.kind == SideChannel::kEnded && !heard_[message.rank].farewell) note_the_end();
+        if (message.kind == SideChannel::kEnded && !heard_[message.rank].announced_end) note_the_end();
         if (message.kind == kAlarm)
           judge_all("",
                     {{message.rank, flight_record(message.body, fmt::format("the record of rank {}", message.rank))}});
@@ -350,7 +350,7 @@ void Monitor::run() {
     if (!alarm.empty()) rank_ == 0 && !run_.empty() ? judge_all(alarm, {}) : ask_rank_0(alarm);
     if (looks++ % kLooksPerSign == 0) send_sign_of_life();
   }
-  if (channel_) channel_->send(0, kFarewell, "");
+  if (channel_) channel_->send(0, kEndAnnounced, "");
 }
 
 }  // namespace slipstream::comm

@@ -42,7 +42,7 @@ class Monitor {
  public:
   /// `rank` as the launcher counts. `leave` ends the process with code 6; called on the monitor's thread.
   Monitor(int rank, std::function<void()> leave);
-  /// Says farewell to rank 0, and ends the thread.
+  /// Announces the end of this rank to rank 0, and ends the thread.
   ~Monitor();
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -80,7 +80,7 @@ class Monitor {
   /// Messages that ask for nothing now.
   void take(const SideChannel::Message& message);
   void add_last_heard(int rank, FlightRecord& own) const;
-  /// Rank 0: a rank has ended without a farewell, and the launcher ends the others.
+  /// Rank 0: a rank has ended without notice, and the launcher ends the others.
   void note_the_end();
   void judge_all(const std::string& alarm, std::map<int, FlightRecord> answers);
   void ask_rank_0(const std::string& alarm);
@@ -124,7 +124,7 @@ class Monitor {
   struct Heard {
     std::string record;
     int64_t at_ns = 0;
-    bool ended = false, farewell = false;
+    bool ended = false, announced_end = false;
   };
   std::map<int, Heard> heard_;  // rank 0: by rank
   bool left_ = false;           // leave_ was called, and returned in a test

@@ -143,7 +143,7 @@ Verdict silent(const std::vector<FlightRecord>& records, const std::vector<int>&
   std::string who = first ? name_of(*first) : fmt::format("rank {}", verdict.ranks[0]);
   if (verdict.ranks.size() > 1) who = fmt::format("{}: {}", list_of(verdict.ranks), who);
   verdict.sentence =
-      fmt::format("[watchdog] {} {}", who, ended.empty() ? "does not answer" : "has ended without a farewell");
+      fmt::format("[watchdog] {} {}", who, ended.empty() ? "does not answer" : "has ended without notice");
   if (first)
     verdict.sentence +=
         fmt::format("; its last message came {} ago, from {}", seconds_text(first->silent_seconds), phase_text(*first));

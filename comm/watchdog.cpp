@@ -76,7 +76,7 @@ void Watchdog::abort_all() {
       changed_.wait_for(lock, options_.poll);
       if (host_ == Host::works && !ends_) since = Clock::now();
       const double patience_seconds =
-          ends_ ? std::min(options_.farewell_seconds, options_.patience_seconds) : options_.patience_seconds;
+          ends_ ? std::min(options_.end_patience_seconds, options_.patience_seconds) : options_.patience_seconds;
       if (!options_.leave || std::chrono::duration<double>(Clock::now() - since).count() <= patience_seconds) continue;
       const std::string sentence =
           fmt::format("{} The communicators were aborted, and the GPU did not become free within {} s.", trouble_,

@@ -22,7 +22,7 @@ struct WatchdogOptions {
   double timeout_seconds = 600;  // limit for one wait of the host, and for issuing one step
   std::chrono::milliseconds poll{100};
   double patience_seconds = 60;  // how long the host may keep waiting after the abort of the communicators
-  double farewell_seconds =
+  double end_patience_seconds =
       5;  // the same at the owner's end: on a lost GPU an interrupted recording keeps its communicators forever
   /// Called on the watchdog's thread when a limit is exceeded, before the abort: may end the process.
   std::function<void(const std::string& sentence)> late = {};

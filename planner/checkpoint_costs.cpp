@@ -83,7 +83,7 @@ std::string text_of(const KeepingCosts& costs) {
                       format_bytes(costs.host_bytes));
   if (costs.added_ns)
     text += fmt::format("; adds {:.1f} ms to such a step", static_cast<double>(*costs.added_ns) / 1e6);
-  if (!costs.holder_is_elsewhere) text += "; some ranks share a host with their holder: its loss loses them";
+  if (!costs.holder_is_elsewhere) text += "; both copies of some ranks are on one host, whose loss loses them";
   return text;
 }
 

@@ -52,7 +52,7 @@ ChannelEngine through_nccl(const comm::NcclChannel& written, const comm::NcclCha
           .why = blocks != channel.max_ctas ? "NCCL_MAX_CTAS or NCCL_MAX_NCHANNELS"
                  : written.max_ctas > 0     ? "comm.nccl"
                  : has_row                  ? row
-                                            : "NCCL's choice: the table of cards has no row for " + row};
+                                            : "NCCL's choice: the table of GPU models has no row for " + row};
 }
 
 /// Adds the time that spans, one after the other, share with each of `transfers`, which also follow each other.

@@ -33,14 +33,14 @@ std::vector<std::string> nccl_choices(const Job& job, const comm::NcclTable& tab
     if (job.mesh.group_size(wiring.connections[i]) == 1) continue;
     const std::string name = comm::name_of_connection(job, wiring, i);
     const comm::NcclChannel& channel = table.of(name);
-    std::vector<std::string> said;
-    if (channel.min_ctas > 0) said.push_back(fmt::format("at least {} blocks", channel.min_ctas));
-    if (channel.max_ctas > 0) said.push_back(fmt::format("at most {} blocks", channel.max_ctas));
-    if (channel.cluster_size >= 0) said.push_back(fmt::format("clusters of {}", channel.cluster_size));
-    if (channel.traffic_class >= 0) said.push_back(fmt::format("traffic class {}", channel.traffic_class));
-    if (channel.policy != comm::NcclPolicy::unset) said.push_back("policy " + name_of(channel.policy));
-    for (const comm::NcclChoice& choice : channel.choices) said.push_back(choice_text(choice));
-    if (!said.empty()) lines.push_back(fmt::format("{}: {}", name, fmt::join(said, ", ")));
+    std::vector<std::string> settings;
+    if (channel.min_ctas > 0) settings.push_back(fmt::format("at least {} blocks", channel.min_ctas));
+    if (channel.max_ctas > 0) settings.push_back(fmt::format("at most {} blocks", channel.max_ctas));
+    if (channel.cluster_size >= 0) settings.push_back(fmt::format("clusters of {}", channel.cluster_size));
+    if (channel.traffic_class >= 0) settings.push_back(fmt::format("traffic class {}", channel.traffic_class));
+    if (channel.policy != comm::NcclPolicy::unset) settings.push_back("policy " + name_of(channel.policy));
+    for (const comm::NcclChoice& choice : channel.choices) settings.push_back(choice_text(choice));
+    if (!settings.empty()) lines.push_back(fmt::format("{}: {}", name, fmt::join(settings, ", ")));
   }
   return lines;
 }

@@ -222,14 +222,14 @@ std::string schedule_line(const RunConfig& config, const std::vector<std::shared
   for (int part : stages[0]->layers) layers += fmt::format("{}{}", layers.empty() ? "" : " + ", part);
   std::string line = fmt::format(
       "pipeline: {} over {} stages{} of {} layers, {} micro-batch{}: the busiest stage idles {:.0f}% of its compute "
-      "time, hops included",
+      "time, transfers included",
       schedule_name(config), shape.stages, shape.virtual_stages > 1 ? fmt::format(" x {}", shape.virtual_stages) : "",
       layers, shape.micro_batches, shape.micro_batches == 1 ? "" : "es", 100 * played.bubble());
-  if (shape.hides_transfers) line += ", with more micro-batches alive so that hops travel under compute";
+  if (shape.hides_transfers) line += ", with more micro-batches in flight so that compute hides transfers";
   if (!shape.lags.empty())
     line += fmt::format(
-        ", weight gradients lag by {} micro-batches on the stages, by what passes take (published: by the stage's "
-        "number)",
+        ", weight gradients lag by {} micro-batches on the stages, chosen by the times of passes (published: the "
+        "stage's number)",
         fmt::join(shape.lags, ", "));
   return line;
 }

@@ -153,9 +153,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
                                       i == 2 ? "one copy there" : "the compute stream"));
   }
   if (!planned.config.on_gpus())
-    print_result(
-        "    on a CPU an update takes the cores that compute, wherever it runs, which the other rehearsals leave "
-        "out\n");
+    print_result("    on a CPU an update takes cores from compute on any stream; the other rehearsals ignore this\n");
   if (job.zero_stage >= 3)
     print_result("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
@@ -165,13 +163,14 @@ void print_replay(const Planned& planned) {
   const Replay& replay = planned.finished.replay;
   if (replay.graph_ns == 0) return;
   print_result(
-      "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier behind each, "
-      "{:.2f} without; {} launches of {} cost the host {:.2f}{}\n",
+      "graph:   device.graph = {}: steps are launched {}; rehearsed {:.2f} ms with a graph's barrier after each step, "
+      "{:.2f} ms without; {} launches of {} take the host {:.2f} ms{}\n",
       field_text(*planned.config, "device.graph"), replay.taken ? "as one graph" : "task by task",
       static_cast<double>(replay.graph_ns) / 1e6, static_cast<double>(replay.task_by_task_ns) / 1e6, replay.launches,
       format_ns(replay.launch_ns), static_cast<double>(replay.launches_ns()) / 1e6,
       replay.is_too_large() && !replay.taken
-          ? fmt::format("; graphs of more than {} would take memory that no plan counts", Replay::kMostLaunches)
+          ? fmt::format("; graphs of more than {} launches would take memory that the plan does not count",
+                        Replay::kMostLaunches)
           : "");
 }
 

@@ -65,7 +65,7 @@ bool each_object(const std::string& path, const std::string& name, Missing& miss
                     counted(damaged, "line"), first_damaged));
   if (is_written)
     missing.push_back(
-        fmt::format("{} ends in half a line: the run still writes it, or was killed while it did.", name));
+        fmt::format("{} ends with an incomplete line: the run is still writing it, or was killed.", name));
   return exists;
 }
 

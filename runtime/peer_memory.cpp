@@ -103,7 +103,7 @@ PeerMemory::PeerMemory(World& world, const Job& job, const checkpoint::Manifest&
   for (int rank = 0; rank < world.size(); ++rank)
     near += hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>((rank + keeping_.to_holder) % world.size())];
   if (near > 0)
-    log_info("note: {} of {} ranks keep both copies of their snapshots on one host, whose loss loses them", near,
+    log_info("note: {} of {} ranks keep both copies of their snapshots on one host, so its loss loses them", near,
              world.size());
 }
 

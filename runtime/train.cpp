@@ -75,7 +75,7 @@ bool has_final_weights(World& world, const RunConfig& config) {
 ResumePoint go_back(World& world, const RunConfig& config, const Diverged& diverged,
                     const std::optional<ResumePoint>& begun_at) {
   std::optional<ResumePoint> point = find_resume_point(world, config.checkpoint.dir, diverged.step - 1);
-  if (!point) throw NumericsError("{} No checkpoint to go back to precedes it.", diverged.what());
+  if (!point) throw NumericsError("{} No earlier checkpoint exists.", diverged.what());
   const int64_t step = point->manifest.step;
   point->manifest.skipped_batches = (begun_at ? begun_at->manifest.skipped_batches : 0) + diverged.step - step;
   log_warn("{} The run goes back to step {} and leaves out the batches up to this one.", diverged.what(), step);

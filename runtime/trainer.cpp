@@ -333,7 +333,7 @@ ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function
   chosen();
   if (trace_) trace_->finish();
   if (stopped) {
-    log_info("a signal ended the run behind step {}, which is saved: continue with --resume",
+    log_info("a signal ended the run after step {}, which is saved: continue with --resume",
              checkpoints_->newest_step());
     return ExitCode::preempted;
   }

@@ -35,11 +35,11 @@ World::World(const comm::WaitLimits& limits) {
   std::unique_ptr<comm::SideChannel> listening;
   if (rank() == 0) listening = comm::SideChannel::listen(size(), ranks_on_host() == size(), token);
   // "TOKEN MILLISECONDS PORT ADDRESS ..", or "TOKEN MILLISECONDS "
-  const std::string told =
+  const std::string of_rank_0 =
       all_gather(fmt::format("{} {} {}", token, comm::unix_ms(), listening ? listening->addresses() : ""),
                  "the address of rank 0")[0];
   int64_t now_ms = 0;
-  std::istringstream words(told);
+  std::istringstream words(of_rank_0);
   std::string addresses;
   std::getline(words >> token >> now_ms >> std::ws, addresses);
   monitor_->connect(rank(), size(), token, now_ms, addresses, host() == 0, std::move(listening));

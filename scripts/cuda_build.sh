@@ -31,9 +31,9 @@ echo "compiled with $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/CUDA
 if nvidia-smi -L >/dev/null 2>&1; then exit 0; fi
 for test in "${tests[@]}"; do
   code=0
-  said=$("$build/$test" 2>&1) || code=$?
-  if [[ $code != 77 || $said != skipped:* ]]; then
-    echo "$test without a GPU: exit code $code, need 77 and the reason. Its output: $said"
+  output=$("$build/$test" 2>&1) || code=$?
+  if [[ $code != 77 || $output != skipped:* ]]; then
+    echo "$test without a GPU: exit code $code, need 77 and the reason. Its output: $output"
     exit 1
   fi
 done

@@ -81,7 +81,7 @@ def case_of(element, program):
     name = f"{program}: {element.get('name')}"
     result = element.find("OverallResult")
     seconds = float(result.get("durationInSeconds") or 0)
-    said = "".join(result.findtext(tag) or "" for tag in ("StdOut", "StdErr"))
+    printed = "".join(result.findtext(tag) or "" for tag in ("StdOut", "StdErr"))
     notes = [e.text or "" for e in element.iter() if e.tag in ("Warning", "Info", "Skip")]
     if result.get("success") != "true":
         lines = []
@@ -91,8 +91,8 @@ def case_of(element, program):
                              f"   is   {(e.findtext('Expanded') or '').strip()}")
             if e.tag in ("Exception", "FatalErrorCondition", "Failure", "Info", "Warning"):
                 lines.append(f"  {e.tag}: {(e.text or '').strip()}")
-        return Case(name, "failed", seconds, "\n".join(lines[:TAIL_LINES]) + ("\n" + said if said else ""))
-    reason = next(filter(None, map(skip_reason, [said, *notes])), None)
+        return Case(name, "failed", seconds, "\n".join(lines[:TAIL_LINES]) + ("\n" + printed if printed else ""))
+    reason = next(filter(None, map(skip_reason, [printed, *notes])), None)
     if reason is None and int(result.get("skips") or 0) > 0:
         reason = " ".join(n.strip() for n in notes) or "no reason given"
     if reason is not None:

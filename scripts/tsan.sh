@@ -28,13 +28,13 @@ trap 'rm -rf "$probe"' EXIT
 echo '#include <thread>
 int main() { int i = 0; std::thread([&] { i = 1; }).join(); return i - 1; }' >"$probe/probe.cpp"
 run=()
-if ! "${TSAN_CXX:-g++}" -fsanitize=thread -pthread -o "$probe/probe" "$probe/probe.cpp" 2>"$probe/said"; then
-  echo "SKIPPED tsan: this compiler has no thread sanitizer: $(tail -n 1 "$probe/said")"
+if ! "${TSAN_CXX:-g++}" -fsanitize=thread -pthread -o "$probe/probe" "$probe/probe.cpp" 2>"$probe/log"; then
+  echo "SKIPPED tsan: this compiler has no thread sanitizer: $(tail -n 1 "$probe/log")"
   exit 77
-elif ! "$probe/probe" 2>"$probe/said"; then
+elif ! "$probe/probe" 2>"$probe/log"; then
   run=(setarch -R)
-  if ! "${run[@]}" "$probe/probe" 2>>"$probe/said"; then
-    echo "SKIPPED tsan: a program of two threads does not start under the thread sanitizer here: $(grep -m 1 . "$probe/said")"
+  if ! "${run[@]}" "$probe/probe" 2>>"$probe/log"; then
+    echo "SKIPPED tsan: a program of two threads does not start under the thread sanitizer here: $(grep -m 1 . "$probe/log")"
     exit 77
   fi
 fi

@@ -30,15 +30,15 @@ void wait_asleep(MPI_Request& request, const char* what) {
 }
 
 /// Throws if MPI knows one process of several: each would train alone, and all would write the same files.
-void require_acquaintance(int size) {
-  const int told = announced_ranks();
-  if (told > 1 && size == 1)
+void check_launcher_matches(int size) {
+  const int announced = announced_ranks();
+  if (announced > 1 && size == 1)
     throw CommError(
         "[mpi] the launcher started {} processes, but this program's MPI sees only one: launcher and MPI do not "
         "match. Use the mpirun "
         "of the MPI that the program was built with; with Slurm srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for "
         "MPICH.",
-        told);
+        announced);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ std::string mpi_version() {
 
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   if (!started_by_mpi_launcher()) {
-    require_acquaintance(1);
+    check_launcher_matches(1);
     return;
   }
   // A rank that waits inside MPI must leave its core to a computing thread. Open MPI reads this at its start.
@@ -89,7 +89,7 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   MPI_Comm_set_errhandler(state_->control, MPI_ERRORS_RETURN);
   MPI_Comm_rank(state_->control, &state_->rank);
   MPI_Comm_size(state_->control, &state_->size);
-  require_acquaintance(state_->size);
+  check_launcher_matches(state_->size);
   check_mpi(MPI_Comm_split_type(state_->control, MPI_COMM_TYPE_SHARED, state_->rank, MPI_INFO_NULL, &state_->local),
             "find the ranks of this machine");
   MPI_Comm_rank(state_->local, &state_->local_rank);

@@ -149,9 +149,9 @@ Walk walk(const Sequence& sequence, const std::vector<Channel>& channels, const 
 }
 
 /// The order that waits and the spine alone define, whatever the order of the channels.
-class SaidOrder {
+class DeclaredOrder {
  public:
-  explicit SaidOrder(const Plan& plan)
+  explicit DeclaredOrder(const Plan& plan)
       : plan_(plan), spine_before_(plan.size(), -1), spine_after_(plan.size(), kNever), visited_(plan.size(), 0) {
     for (ItemId id : plan.order) {
       if (plan.is_spine(id)) spine_before_[id] = id;
@@ -217,14 +217,14 @@ HazardReport find_hazards(const Sequence& sequence, const std::vector<Channel>& 
 
 HazardReport find_implicit_order(const Plan& plan, const std::vector<Channel>& channels, const Buffers* buffers) {
   require_finished(plan);
-  SaidOrder said(plan);
+  DeclaredOrder declared(plan);
   AccessMap accesses;
   HazardReport report{.items = static_cast<int64_t>(plan.size())};
   for (ItemId id : plan.order) {
     const Item& item = plan[id];
     const auto check = [&](const Slice& slice, bool writes) {
       accesses.conflicts(slice, writes, [&](uint32_t earlier, bool earlier_writes, int64_t begin, int64_t end) {
-        if (said.ordered(earlier, id)) return;
+        if (declared.ordered(earlier, id)) return;
         ++report.count;
         if (report.hazards.size() >= kHazardsKept) return;
         report.hazards.push_back({.earlier = plan[earlier].name,

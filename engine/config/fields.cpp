@@ -75,28 +75,24 @@ std::vector<Field<R>> make_fields() {
       F::mode("train.recompute", at(&R::train, &Train::recompute),
               "Activations that the backward pass recomputes instead of keeping: none, selective (outputs of norms and "
               "of SwiGLU) or full (everything but each layer's input)."),
-      F::mode(
-          "train.on_nan", at(&R::train, &Train::on_nan),
-          "Reaction to a loss or a gradient norm that is NaN or infinite. abort: the run ends with code 5; skip: "
-          "the device leaves weights and optimizer states as they are in that step, on all ranks. The step counts "
-          "in the learning rate and in the bias correction. rollback: the run goes back to its newest checkpoint and "
-          "leaves out the batches from there to the failure. skip computes the gradient norm without "
-          "optimizer.grad_clip as well."),
-      F::integer(
-          "train.max_skips", at(&R::train, &Train::max_skips), {0, kMaxSteps},
-          "Most updates that train.on_nan = \"skip\" leaves out in a row, and most returns of \"rollback\" to one "
-          "checkpoint. One more ends the run with code 5."),
-      F::real(
-          "train.spike_zscore", at(&R::train, &Train::spike_zscore), {0, 1e6},
-          "Standard deviations by which a loss or a gradient norm may exceed its mean over 128 earlier steps. A "
-          "larger one prints a warning. With train.on_nan = \"skip\" its update is skipped, with \"rollback\" the run "
-          "goes back. The window ends four steps before the step, so that the host never waits, and needs 64 "
-          "finite values. 0: no limit."),
+      F::mode("train.on_nan", at(&R::train, &Train::on_nan),
+              "Reaction to a loss or a gradient norm that is NaN or infinite. abort: the run ends with exit code 5. "
+              "skip: in that step the device leaves weights and optimizer states unchanged, on all ranks; the step "
+              "still counts for the learning rate and the bias correction. rollback: the run goes back to its newest "
+              "checkpoint and leaves out the batches from there to the failure. With skip, every step computes the "
+              "gradient norm, also with optimizer.grad_clip = 0."),
+      F::integer("train.max_skips", at(&R::train, &Train::max_skips), {0, kMaxSteps},
+                 "Largest number of consecutive updates that train.on_nan = \"skip\" leaves out, and of returns of "
+                 "\"rollback\" to one checkpoint. One more ends the run with exit code 5."),
+      F::real("train.spike_zscore", at(&R::train, &Train::spike_zscore), {0, 1e6},
+              "Standard deviations by which a loss or a gradient norm may exceed its mean over 128 earlier steps. A "
+              "larger value prints a warning. With train.on_nan = \"skip\" the update is also skipped, with "
+              "\"rollback\" the run goes back to its newest checkpoint. The 128 steps end four steps earlier, so that "
+              "the host never waits, and need 64 finite values. 0: no limit."),
 
-      F::mode(
-          "optimizer.name", at(&R::optimizer, &Optimizer::name),
-          "The update rule. muon orthogonalizes the momentum of the weight matrices of the blocks, each tensor of a "
-          "Hugging Face file as one matrix; AdamW updates all other parameters."),
+      F::mode("optimizer.name", at(&R::optimizer, &Optimizer::name),
+              "Update rule. muon orthogonalizes the momentum of the weight matrices in the blocks; a matrix is one "
+              "tensor of a Hugging Face file. AdamW updates all other parameters."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), in_float32({0, 1e3}),
               "Learning rate at the end of the warm-up."),
       F::real("optimizer.min_learning_rate", at(&R::optimizer, &Optimizer::min_learning_rate), in_float32({0, 1e3}),
@@ -123,7 +119,8 @@ std::vector<Field<R>> make_fields() {
               "Decay of muon's Nesterov momentum."),
       F::mode("optimizer.muon_scaling", at(&R::optimizer, &Optimizer::muon_scaling),
               "Factor on muon's learning rate for a matrix of rows x cols. match_rms_adamw: 0.2 max(rows, cols)^0.5, "
-              "steps as large as AdamW's, so that its learning rate carries over; original: max(1, rows / cols)^0.5."),
+              "which makes steps as large as AdamW's, so that a learning rate of AdamW can be kept. original: max(1, "
+              "rows / cols)^0.5."),
       F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
                 "Keep two copies of the weights and swap them after each update. The update then runs beside compute "
                 "without waiting for the readers of the old copy. auto: true on a GPU if both copies fit and the "
@@ -147,7 +144,7 @@ std::vector<Field<R>> make_fields() {
                  "parameters. Stages 2 and 3 keep a tied embedding whole and divide only its optimizer states, because "
                  "compute uses the table throughout the step."),
       F::integer("zero.prefetch_depth", at(&R::zero, &Zero::prefetch_depth), {0, 65536},
-                 "Layers whose parameters are gathered ahead of use. Stage 3 only."),
+                 "Number of layers whose parameters are gathered ahead of compute. Stage 3 only."),
       F::boolean(
           "zero.reshard_after_forward", at(&R::zero, &Zero::reshard_after_forward),
           "Free gathered parameters after the forward pass and gather them again for the backward pass. Stage 3 only."),
@@ -178,8 +175,8 @@ std::vector<Field<R>> make_fields() {
                   "Target size of the first and the last bucket. A small first bucket starts communication early; a "
                   "small last one shortens the transfer that no compute hides. bucket_size is its upper limit."),
       F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
-                 "Most buckets on the wire at a time. 0: no limit. Channels transfer in order, so at most one bucket "
-                 "is on the wire, or two with zero.shard_size."),
+                 "Largest number of buckets on the wire at a time. 0: no limit. Channels transfer in order, so at most "
+                 "one bucket is on the wire, or two with zero.shard_size."),
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),
                  "Gather ZeRO parameters while compute runs. false: gather them when compute needs them, to measure "
                  "the benefit of prefetching."),
@@ -188,8 +185,8 @@ std::vector<Field<R>> make_fields() {
           "Update each bucket as soon as its gradients and the clip factor are known. false: update all buckets at the "
           "end. With gradient clipping and no ZeRO gathers, one update after the clip factor is always used."),
       F::boolean("overlap.p2p", at(&R::overlap, &Overlap::p2p),
-                 "Keep one more micro-batch in flight per stage with 1f1b and zb_h1, where sends take long enough to "
-                 "be worth hiding."),
+                 "Keep one more micro-batch in flight per stage with 1f1b and zb_h1 if a modelled transfer takes more "
+                 "than 1 % of a stage's pass."),
       F::integer("overlap.tensor_chunks", at(&R::overlap, &Overlap::tensor_chunks), {1, 1024},
                  "Token chunks of tensor parallelism. One chunk travels while the next one's matrix product runs."),
       F::boolean("overlap.split_tied_embedding", at(&R::overlap, &Overlap::split_tied_embedding),
@@ -230,25 +227,26 @@ std::vector<Field<R>> make_fields() {
                  "moves nothing for this long, when the host waits longer for a GPU, or when ranks exchange data "
                  "between steps for longer."),
       F::integer("comm.start_timeout_seconds", at(&R::comm, &Comm::start_timeout_seconds), {1, 1'000'000'000},
-                 "Time limit of one wait for other ranks before the first step, in seconds, as comm.timeout_seconds. "
-                 "Longer than that of a step, because one rank of a host reads and checks all data: 1800 s suffice for "
-                 "1.8 TB at 1 GB/s."),
+                 "Time limit of one wait for other ranks before the first step, in seconds. It is longer than "
+                 "comm.timeout_seconds, because one rank of a host reads and checks all data: 1800 s suffice for 1.8 "
+                 "TB at 1 GB/s."),
       F::integer("comm.save_timeout_seconds", at(&R::comm, &Comm::save_timeout_seconds), {1, 1'000'000'000},
-                 "Time limit of one wait for other ranks while weights are hashed or saved, in seconds, as "
-                 "comm.timeout_seconds. Rank 0 writes while the others wait: 1800 s suffice for 360 GB at 200 MB/s."),
+                 "Time limit of one wait for other ranks while weights are hashed or saved, in seconds. Rank 0 writes "
+                 "while the others wait: 1800 s suffice for 360 GB at 200 MB/s."),
       F::real(
           "comm.straggler_threshold", at(&R::comm, &Comm::straggler_threshold), {0, 1},
-          "Share of a step by which a rank must be late by itself to be named as a straggler, once it has lost five "
-          "times this share of a second, or of a longer step (docs/how-to/stuck-run.md). 0: no report."),
-      F::text("comm.nccl", at(&R::comm, &Comm::nccl),
-              "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
-              "(docs/how-to/gpu.md). Other values: a table of cards, else NCCL."),
+          "Share of a step by which a rank must be late by itself to count as a straggler. It is reported once it has "
+          "lost five times this share of a second, or of a longer step (docs/how-to/stuck-run.md). 0: no report."),
+      F::text(
+          "comm.nccl", at(&R::comm, &Comm::nccl),
+          "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
+          "(docs/how-to/gpu.md). Values that it lacks come from the program's table of GPU models, or else from NCCL."),
       F::quantity("comm.emulate.bandwidth", at(&R::comm, &Comm::emulate, &Emulate::bandwidth_bytes_per_second),
                   detail::optional_rate_quantity(), {1, int64_t{1} << 50},
                   "Rate of the emulated port through which every rank sends. Empty: no emulated link."),
       F::quantity("comm.emulate.latency", at(&R::comm, &Comm::emulate, &Emulate::latency_ns),
                   detail::duration_quantity(), {0, 60 * kSecond},
-                  "Latency of one hop of the emulated link. Needs comm.emulate.bandwidth."),
+                  "Latency of one message on the emulated link. Needs comm.emulate.bandwidth."),
       F::word("comm.emulate.form", at(&R::comm, &Comm::emulate, &Emulate::form), {"gate", "copies", "blocks"},
               "Device resources that a busy emulated link occupies. gate: none; copies: memory bandwidth, by copies "
               "out and in (cuda); blocks: multiprocessors, as a collective's kernel does (cuda)."),
@@ -280,20 +278,18 @@ std::vector<Field<R>> make_fields() {
       F::integer("checkpoint.interval_minutes", at(&R::checkpoint, &Checkpoint::interval_minutes), {0, 1 << 20},
                  "Minutes between checkpoints, in addition to checkpoint.interval. 0: steps only."),
       F::integer("checkpoint.keep", at(&R::checkpoint, &Checkpoint::keep), {1, 1 << 24},
-                 "Number of checkpoints to keep. The one that a run resumed from stays as well."),
+                 "Number of checkpoints to keep, besides the one that the run resumed from."),
       F::boolean("checkpoint.async", at(&R::checkpoint, &Checkpoint::async),
                  "Copy the state to host memory beside the next step, and write it while training continues. false: "
                  "training waits."),
-      F::quantity(
-          "checkpoint.bandwidth", at(&R::checkpoint, &Checkpoint::bandwidth_bytes_per_second),
-          detail::optional_rate_quantity(), {1, int64_t{1} << 50},
-          "Highest rate at which one rank writes a checkpoint beside training; none holds while training waits for the "
-          "file. Empty: no limit."),
-      F::integer(
-          "checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
-          "Steps between snapshots of each rank's state in the memory of its host and of another one, from which "
-          "--resume continues after the loss of ranks or a host. A run of one rank has a copy on its host only. "
-          "CPU ranks only. plan prints bytes and cost. 0: none."),
+      F::quantity("checkpoint.bandwidth", at(&R::checkpoint, &Checkpoint::bandwidth_bytes_per_second),
+                  detail::optional_rate_quantity(), {1, int64_t{1} << 50},
+                  "Highest rate at which one rank writes a checkpoint beside training. It does not apply while "
+                  "training waits for the file. Empty: no limit."),
+      F::integer("checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
+                 "Steps between snapshots of each rank's state in the memory of its host and of another host. --resume "
+                 "continues from them after the loss of ranks or of a host. A run of one rank has one copy, on its "
+                 "host. CPU ranks only. plan prints bytes and cost. 0: none."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),

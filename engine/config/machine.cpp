@@ -37,17 +37,17 @@ const std::vector<Field<Machine>>& machine_fields() {
       F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50},
                   "Memory of one rank."),
       F::word("card", at(&Machine::card), {"other", "A100", "H100", "H200"}, "GPU model, for tables of settings."),
-      F::integer("multiprocessors", at(&Machine::multiprocessors), {0, 1024}, "Multiprocessors of a card. 0: none."),
+      F::integer("multiprocessors", at(&Machine::multiprocessors), {0, 1024}, "Multiprocessors of a GPU. 0: none."),
       F::quantity("launch", at(&Machine::launch_ns), detail::duration_quantity(), time, "Shortest time of one work."),
       F::integer("ranks_per_node", at(&Machine::ranks_per_node), {1, 65536}, "Ranks that share the inner link."),
       F::quantity("intra.bandwidth", at(&Machine::intra_bytes_per_second), detail::rate_quantity(), rate,
                   "Rate within a node."),
       F::quantity("intra.latency", at(&Machine::intra_latency_ns), detail::duration_quantity(), time,
-                  "Latency of one hop within a node."),
+                  "Latency of a message within a node."),
       F::quantity("inter.bandwidth", at(&Machine::inter_bytes_per_second), detail::rate_quantity(), rate,
                   "Rate between nodes."),
       F::quantity("inter.latency", at(&Machine::inter_latency_ns), detail::duration_quantity(), time,
-                  "Latency of one hop between nodes."),
+                  "Latency of a message between nodes."),
   };
   return fields;
 }

@@ -22,13 +22,13 @@ std::string_view table_sentence(std::string_view table) {
        "Update of the weights. The learning rate rises linearly from 0 over warmup_steps and falls along a cosine to "
        "min_learning_rate at decay_steps."},
       {"parallel", "Division of the work among ranks. The launcher sets the number of ranks."},
-      {"zero", "ZeRO: state that data ranks divide among them instead of keeping copies."},
+      {"zero", "ZeRO: data ranks divide state among them instead of keeping copies."},
       {"overlap", "Communication that runs while compute runs."},
       {"pipeline", "Pipeline schedule and the layers of each stage."},
       {"comm", "Communication between ranks."},
       {"comm.emulate", "A slower link than the real one, to measure overlap on one machine. It uses no CPU core."},
       {"device", "Devices, threads and GPU settings."},
-      {"checkpoint", "Weights on disk."},
+      {"checkpoint", "Checkpoints, final weights, and snapshots in memory."},
       {"trace", "A timeline of some steps, one file per rank, for Perfetto."},
       {"output", "Results of the run."},
   };
@@ -74,7 +74,7 @@ std::string field_text(const RunConfig& config, std::string_view key) {
 }
 
 std::string config_toml(const RunConfig& config) {
-  std::string out = "# Every key of this run, as the program resolved it. It is a run file itself.\n";
+  std::string out = "# Every key of this run, as the program resolved it. This file can be used as a run file.\n";
   walk([&](const std::string& table) { out += fmt::format("\n[{}]\n", table); },
        [&](const Field<RunConfig>& field) {
          out += fmt::format("{} = {}\n", name_in_table(field.key), to_toml(field.get(config)));

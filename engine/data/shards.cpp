@@ -186,7 +186,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
   Shards shards;
   TokenShardInfo first;
   std::string first_path;
-  Xxh3 said;
+  Xxh3 sidecars_hash;
   for (const std::string& one : matches(path)) {
     if (!names_shards(one))
       throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
@@ -194,7 +194,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
                                   files::Owner::data);  // reports a missing shard before a missing sidecar
     const TokenShardInfo info = read_info(one);
     const std::string sidecar = write_token_shard_info(info);
-    said.update(sidecar.data(), std::ssize(sidecar));
+    sidecars_hash.update(sidecar.data(), std::ssize(sidecar));
     if (!shards.tokenizer) {
       first = info;
       first_path = one;
@@ -212,7 +212,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
     if (check == ShardCheck::whole) shard->check_whole(info.hash);
     parts.push_back(shard);
   }
-  shards.hash = said.hex();
+  shards.hash = sidecars_hash.hex();
   shards.tokens = parts.size() == 1 ? parts.front() : std::make_shared<Chain>(std::move(parts));
   return shards;
 }

@@ -119,7 +119,7 @@ def disk(rules, *paths):
     return arm
 
 
-def told(*codes):
+def reported(*codes):
     """A run with a broken disk ends well, or with one of these codes and a sentence."""
     def judge(start):
         if start.code == 0:
@@ -191,7 +191,7 @@ def damaged(drill, start):
 
 def recovered(start):
     """The run continues with the same bits, or refuses with a sentence."""
-    return told(2, 3, 4)(start)
+    return reported(2, 3, 4)(start)
 
 
 def holds_lock(drill, start):
@@ -261,12 +261,12 @@ FAULTS = [
     Fault("slow", "a rank that sleeps in a step", slow, unharmed, ranks=2),
     Fault("short", "short writes and reads", disk("write:short:0.5 read:short:0.3", "{folder}"), unharmed, needs=needs_preload),
     Fault("save_error", "EIO, ENOSPC, EDQUOT in a save", disk("write:EIO:0.01 write:ENOSPC:0.01 write:EDQUOT:0.01 sync:EIO:0.1 "
-          "rename:EIO:0.05 mkdir:ENOSPC:0.1 open:EIO:0.02", "/checkpoints"), told(7), needs=needs_preload),
-    Fault("read_error", "EIO while a run resumes", disk("read:EIO:0.05 open:EIO:0.02", "{folder}", "{scratch}"), told(2, 3, 4, 7),
+          "rename:EIO:0.05 mkdir:ENOSPC:0.1 open:EIO:0.02", "/checkpoints"), reported(7), needs=needs_preload),
+    Fault("read_error", "EIO while a run resumes", disk("read:EIO:0.05 open:EIO:0.02", "{folder}", "{scratch}"), reported(2, 3, 4, 7),
           resumes=True, needs=needs_preload),
     Fault("any_error", "EIO, ENOSPC in any file of a run", disk("write:EIO:0.02 write:ENOSPC:0.05 sync:EIO:0.05 rename:EIO:0.05 "
-          "open:EIO:0.02", "{folder}", "metrics.jsonl"), told(2, 3, 4, 7), needs=needs_preload),
-    Fault("full", "a full disk", full, told(7), fresh=True, needs=needs_disk),
+          "open:EIO:0.02", "{folder}", "metrics.jsonl"), reported(2, 3, 4, 7), needs=needs_preload),
+    Fault("full", "a full disk", full, reported(7), fresh=True, needs=needs_disk),
     Fault("damage", "a bit flips, or a file is cut", damaged, recovered, resumes=True),
     Fault("clock", "jumps of the clock", clock, on_time, needs=needs_preload),
     Fault("two_jobs", "a second job in the folder", second_job, alone),

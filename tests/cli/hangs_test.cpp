@@ -197,7 +197,7 @@ TEST_CASE("a rank that is killed ends the job, and a record of it names that ran
   INFO(why.text);
   if (why.code == 0) {
     CHECK(contains(why.text, stops(1)));
-    CHECK(contains(why.text, "has ended without a farewell"));
+    CHECK(contains(why.text, "has ended without notice"));
   } else {
     check_refused(why, 3, {"has no flight records"});
   }

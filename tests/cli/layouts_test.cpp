@@ -126,9 +126,9 @@ TEST_CASE("one --set removes an axis from a run file: notes name the settings wi
              "/configs/machines/h100x8.toml --set device.kind=cpu --set model.layers=16 --set " + set);
     INFO(plan.text);
     const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));
-    std::vector<std::string> said;
-    for (size_t i = 0; i < notes.size(); ++i) said.push_back(json.at("notes").as_array().at(i).as_string());
-    CHECK(said == notes);
+    std::vector<std::string> printed;
+    for (size_t i = 0; i < notes.size(); ++i) printed.push_back(json.at("notes").as_array().at(i).as_string());
+    CHECK(printed == notes);
   }
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");

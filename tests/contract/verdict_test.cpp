@@ -94,7 +94,7 @@ TEST_CASE("verdict: a rank without a record is silent, whatever the others wait 
   CHECK(comm::judge(records).kind == Verdict::Kind::behind);
   records.pop_back();
   records[0].last_heard[0].connection_ended = true;
-  check_names(comm::judge(records), Verdict::Kind::ended, {2}, {"rank 2 on host n2", "has ended without a farewell"});
+  check_names(comm::judge(records), Verdict::Kind::ended, {2}, {"rank 2 on host n2", "has ended without notice"});
   // Records travel to rank 0: without it, nothing is known of rank 2.
   records.erase(records.begin());
   check_names(comm::judge(records), Verdict::Kind::silent, {0}, {"rank 0 does not answer", "Rank 1 has waited"});

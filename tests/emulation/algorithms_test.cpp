@@ -362,7 +362,7 @@ TEST_CASE("a broken file or one of another GPU or version is not used, with one 
   Layer(DType::f32).run();
   const GemmLibrary library = gemm_library();
   const std::string good = searched().text(), path = folder.file("table.json");
-  const auto said = [&](const std::string& text, const GemmLibrary& here) {
+  const auto error_of = [&](const std::string& text, const GemmLibrary& here) {
     write(path, text);
     std::string warning;
     CHECK(read_algorithms(path, here, warning).size() == 0);
@@ -378,21 +378,21 @@ TEST_CASE("a broken file or one of another GPU or version is not used, with one 
     REQUIRE(text.find(from) != std::string::npos);
     return text.replace(text.find(from), from.size(), to);
   };
-  CHECK(said(good, {"Another card", library.version})
+  CHECK(error_of(good, {"Another card", library.version})
             .find("is for the GPU \"Emulated card\", this one is Another card") != std::string::npos);
-  CHECK(said(good, {library.card, 120100}).find("is for cuBLASLt 130100, this one is 120100") != std::string::npos);
-  CHECK(said(replaced("\"format\": 1", "\"format\": 2"), library).find("has format 2, this program reads 1") !=
+  CHECK(error_of(good, {library.card, 120100}).find("is for cuBLASLt 130100, this one is 120100") != std::string::npos);
+  CHECK(error_of(replaced("\"format\": 1", "\"format\": 2"), library).find("has format 2, this program reads 1") !=
         std::string::npos);
-  CHECK(said(replaced("736c6970", "736c69"), library).find("an algorithm has 126 digits, need 128") !=
+  CHECK(error_of(replaced("736c6970", "736c69"), library).find("an algorithm has 126 digits, need 128") !=
         std::string::npos);
-  CHECK(said(replaced("736c6970", "x36c6970"), library).find("not hexadecimal") != std::string::npos);
-  CHECK(said(replaced("\"us\": ", "\"us\": -"), library).find("times must be positive") != std::string::npos);
-  said(replaced("\"us\"", "\"time\""), library);
-  said("", library);
-  said("not JSON", library);
-  said("[]", library);
+  CHECK(error_of(replaced("736c6970", "x36c6970"), library).find("not hexadecimal") != std::string::npos);
+  CHECK(error_of(replaced("\"us\": ", "\"us\": -"), library).find("times must be positive") != std::string::npos);
+  error_of(replaced("\"us\"", "\"time\""), library);
+  error_of("", library);
+  error_of("not JSON", library);
+  error_of("[]", library);
   // A truncated file is refused at every length, and never half read.
-  for (size_t size = 0; size + 2 < good.size(); size += 97) said(good.substr(0, size), library);
+  for (size_t size = 0; size + 2 < good.size(); size += 97) error_of(good.substr(0, size), library);
 }
 
 TEST_CASE("the default file is named by GPU and version, in the user's cache") {

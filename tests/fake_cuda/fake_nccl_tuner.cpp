@@ -33,7 +33,7 @@ std::map<uintptr_t, Range> ranges;
 std::set<uintptr_t> windows;  // of the ranges
 uintptr_t next_handle = 1;
 std::map<const std::byte*, size_t> own_memory;  // of ncclMemAlloc, with its size
-ncclResult_t says = ncclSuccess, memory_result = ncclSuccess;
+ncclResult_t registration_result = ncclSuccess, memory_result = ncclSuccess;
 bool handles = true, ends_process = false;
 Registered counts;
 
@@ -111,9 +111,9 @@ void memory_says(ncclResult_t result) {
   memory_result = result;
 }
 void end_when_freed_while_registered() { ends_process = true; }
-void register_says(ncclResult_t result, bool gives_handle) {
+void set_registration(ncclResult_t result, bool gives_handle) {
   const std::lock_guard lock(mutex);
-  says = result;
+  registration_result = result;
   handles = gives_handle;
 }
 Registered registered() {
@@ -126,7 +126,7 @@ void reset_tuner() {
   ranges.clear();
   windows.clear();
   counts = {};
-  says = memory_result = ncclSuccess;
+  registration_result = memory_result = ncclSuccess;
   handles = true;
 }
 
@@ -157,7 +157,7 @@ ncclResult_t ncclMemFree(void* block) {
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* buffer, size_t bytes, void** handle) {
   const std::lock_guard lock(mutex);
   *handle = nullptr;
-  if (says != ncclSuccess || !handles) return says;
+  if (registration_result != ncclSuccess || !handles) return registration_result;
   const auto* const begin = static_cast<const std::byte*>(buffer);
   const bool in_place = std::any_of(own_memory.begin(), own_memory.end(), [&](const auto& own) {
     return own.first <= begin && begin + bytes <= own.first + own.second;

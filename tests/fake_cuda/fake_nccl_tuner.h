@@ -31,7 +31,7 @@ void end_when_freed_while_registered();
 /// The result of every later ncclCommRegister; with ncclSuccess and `gives_handle` false it does not use the memory. On
 /// the fake's links it never uses memory that did not come from ncclMemAlloc: they are NVLink, and a registration
 /// counts if memory is read in place. (The real one returns a handle, and copies.)
-void register_says(ncclResult_t result, bool gives_handle = true);
+void set_registration(ncclResult_t result, bool gives_handle = true);
 struct Registered {
   int now = 0, ever = 0;
   int windows = 0;                 // of those now, symmetric windows

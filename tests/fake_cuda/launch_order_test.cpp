@@ -141,12 +141,12 @@ Ended end_of(const Program& rank_0, const Program& rank_1, bool hangs) {
     std::memset(id.internal, 0, sizeof id.internal);
     std::memcpy(id.internal, name.data(), name.size());
   }
-  std::FILE* said = std::tmpfile();
+  std::FILE* output = std::tmpfile();
   pid_t children[2];
   for (int rank : {0, 1}) {
     children[rank] = fork();
     if (children[rank] != 0) continue;
-    dup2(fileno(said), STDERR_FILENO);
+    dup2(fileno(output), STDERR_FILENO);
     Rank running(rank, ids);
     if (hangs) running.wait_no_longer_than(std::chrono::milliseconds(1500));
     std::_Exit(running.run(rank == 0 ? rank_0 : rank_1));
@@ -157,10 +157,10 @@ Ended end_of(const Program& rank_0, const Program& rank_1, bool hangs) {
     waitpid(children[rank], &status, 0);
     ended.codes[rank] = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
-  std::rewind(said);
+  std::rewind(output);
   char text[4096];
-  ended.text.assign(text, std::fread(text, 1, sizeof text, said));
-  std::fclose(said);
+  ended.text.assign(text, std::fread(text, 1, sizeof text, output));
+  std::fclose(output);
   return ended;
 }
 

@@ -56,13 +56,13 @@ void start() {
   comm::prepare_nccl_environment({});
 }
 
-std::string said(const comm::NcclUse& use) {
+std::string text_of(const comm::NcclUse& use) {
   return fmt::format("{} {} {} {}/{}{}", use.channel, name_of(use.op), use.up_to_bytes, comm::name_of(use.algorithm),
                      comm::name_of(use.protocol), use.from_table ? " of the table" : "");
 }
 std::vector<std::string> uses() {
   std::vector<std::string> all;
-  for (const comm::NcclUse& use : comm::nccl_uses()) all.push_back(said(use));
+  for (const comm::NcclUse& use : comm::nccl_uses()) all.push_back(text_of(use));
   return all;
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("a policy of the table reaches NCCL, and one without blocks makes wind
   CHECK((fake_nccl::registered().now == 0 && fake_nccl::registered().windows == 0));
   CHECK(fake_nccl::registered().ended_with_registered == 0);
   // Links without windows: the memory is registered as on other channels.
-  fake_nccl::register_says(ncclSuccess, false);
+  fake_nccl::set_registration(ncclSuccess, false);
   const Alone other("gather", table);
   CHECK_THAT(other.comm->register_memory(arena->data(), arena->size_bytes()), Catch::Contains("does not use"));
 }
@@ -255,9 +255,9 @@ TEST_CASE("memory that NCCL does not register gives a reason and no error") {
   const auto device = make_cuda_device(0, comm::nccl_device_memory());
   const auto arena = device->allocate(1000, "gradients");
   Alone reduce("reduce");
-  fake_nccl::register_says(ncclInvalidUsage);
+  fake_nccl::set_registration(ncclInvalidUsage);
   CHECK(reduce.comm->register_memory(arena->data(), 1000).find("NCCL cannot register memory here: ") == 0);
-  fake_nccl::register_says(ncclSuccess, false);
+  fake_nccl::set_registration(ncclSuccess, false);
   CHECK(reduce.comm->register_memory(arena->data(), 1000).find("NCCL does not use registered memory") !=
         std::string::npos);
   reduce.all_reduce(10);

@@ -94,34 +94,34 @@ with tempfile.TemporaryDirectory() as name:
     def measured():
         return {row[0]: float(row[1]) for row in csv.reader((out / "measured.csv").read_text().splitlines())}
 
-    code, said = call("1")
+    code, printed = call("1")
     injected = {"gpu_crashing_test": "failed", "gpu_filling_test": "failed", **({"gpu_hanging_test": "timeout", "gpu_golden_test": "ok"} if EVERYTHING else {})}
-    check(code == 1 and results("kernels") == {"gpu_wire_test": "ok", **injected}, said)
+    check(code == 1 and results("kernels") == {"gpu_wire_test": "ok", **injected}, printed)
     refused = ("PyTorch", "ncu", "nsys")
-    check(all(result == ("refused" if test.startswith(refused) else "ok") for test, result in results("bench").items()), said)
+    check(all(result == ("refused" if test.startswith(refused) else "ok") for test, result in results("bench").items()), printed)
     steps = ("GPT-2 124M without a table", "GPT-2 124M", "Llama 1.2B without a table")
-    check(set(steps) <= set(results("bench")) and all(measured()[step] > 0 for step in steps), said)
+    check(set(steps) <= set(results("bench")) and all(measured()[step] > 0 for step in steps), printed)
     # The table of products is one that the program reads, and holds every product of the step.
     table = json.loads((out / "products.json").read_text())
     check(measured()["products timed"] == 24 and len(table["products"]) == 24, table.keys(), measured())
     with open(out / "kernels.csv", newline="") as file:
         kernels = {row["op"] for row in csv.DictReader(file)}
     check({"copy", "attention_forward", "attention_backward", "layer_norm_backward", "cross_entropy", "adamw"} <= kernels, kernels)
-    check("# GPU check: A GPU" in said and "| GPT-2 124M |" in said and "- failed: gpu_filling_test" in said, said)
+    check("# GPU check: A GPU" in printed and "| GPT-2 124M |" in printed and "- failed: gpu_filling_test" in printed, printed)
 
     # The next call runs what did not pass, and nothing else.
     before = (out / "measured.csv").read_text()
     for test in ("crashing", "filling") + (("hanging",) if EVERYTHING else ()):
         script(bundle / f"tests/gpu_{test}_test", "exit 0\n")
-    code, said = call("1")
-    check(code == 0 and set(results("kernels").values()) == {"ok"} and (out / "measured.csv").read_text() == before, said)
+    code, printed = call("1")
+    check(code == 0 and set(results("kernels").values()) == {"ok"} and (out / "measured.csv").read_text() == before, printed)
 
     if EVERYTHING:
-        code, said = call("2", "1024")  # the fake NCCL's memory
-        check(set(results("nccl").values()) == {"ok"} and len(results("nccl")) == 6, said)
+        code, printed = call("2", "1024")  # the fake NCCL's memory
+        check(set(results("nccl").values()) == {"ok"} and len(results("nccl")) == 6, printed)
         for test, result in results("bench").items():
             # Emulated links take up to half of their limit on two idle cores, and more than all of it on busy ones.
             slow = ("timeout", "cut") if test.startswith("overlap of 8 ranks") else ()
-            check(result in ("refused" if test.startswith(refused) else "ok", *slow), test, result, said)
+            check(result in ("refused" if test.startswith(refused) else "ok", *slow), test, result, printed)
         check(code in (0, 1) and {"communication hidden at 0.6 of backward", "Llama 1.2B"} <= set(measured()), code, measured())
 all_hold("gpu_check.sh on fake GPUs")

@@ -56,7 +56,7 @@ const bool made = [] {
   if (variable("OMPI_COMM_WORLD_RANK", 0) == 0) machine.captures = variable("FAKE_GPU_CAPTURES", machine.captures);
   machine.guard_memory = true;
   if (const int64_t version = variable("FAKE_NCCL_VERSION", 0)) fake_nccl::set_version(static_cast<int>(version));
-  if (variable("FAKE_NCCL_NO_REGISTER", 0) != 0) fake_nccl::register_says(ncclInternalError, false);
+  if (variable("FAKE_NCCL_NO_REGISTER", 0) != 0) fake_nccl::set_registration(ncclInternalError, false);
   if (variable("FAKE_NCCL_NO_MEMORY", 0) != 0) fake_nccl::memory_says(ncclUnhandledCudaError);
   fake_nccl::end_when_freed_while_registered();
   fake_nccl::break_after(variable("FAKE_NCCL_BREAKS_AFTER", INT64_MAX));

@@ -187,13 +187,13 @@ bool conflict(const Item& a, const Item& b) {
 
 /// Requirements of a plan on its graph, all computed before the graph is read.
 struct Required {
-  explicit Required(const Plan& plan_) : plan(plan_), said(order_of(plan_)), conflicts(plan_.size()) {
+  explicit Required(const Plan& plan_) : plan(plan_), declared(order_of(plan_)), conflicts(plan_.size()) {
     for (size_t later = 0; later < plan.size(); ++later)
       for (size_t earlier = 0; earlier < later; ++earlier)
         if (conflict(plan[plan.order[earlier]], plan[plan.order[later]])) conflicts[later].push_back(earlier);
   }
   const Plan& plan;
-  Before said;
+  Before declared;
   std::vector<std::vector<size_t>> conflicts;  // by place: earlier ones that use the same bytes, in any declared order
 };
 
@@ -220,7 +220,7 @@ std::string unordered(const Required& required, const std::vector<GraphNode>& no
         for (size_t b : commands) expect(a, b, what);
     };
     for (size_t earlier = 0; earlier < later; ++earlier)
-      if (required.said(earlier, later)) expect_item(earlier, "");
+      if (required.declared(earlier, later)) expect_item(earlier, "");
     for (size_t earlier : required.conflicts[later]) expect_item(earlier, ", which touches the same bytes");
   }
   return count == 0 ? "" : fmt::format("{} ({} pairs of commands)", first, count);

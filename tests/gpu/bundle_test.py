@@ -37,21 +37,21 @@ with tempfile.TemporaryDirectory() as name:
         return ran.returncode, ran.stdout + ran.stderr
 
     build.mkdir()
-    code, said = bundle()
-    check(code == 3 and f"bundle: {build}/slipstream does not exist. Build first: ninja -C {build}" in said, code, said)
+    code, printed = bundle()
+    check(code == 3 and f"bundle: {build}/slipstream does not exist. Build first: ninja -C {build}" in printed, code, printed)
     (build / "tests/gpu").mkdir(parents=True)
     shutil.copy("/bin/true", build / "slipstream")
-    code, said = bundle()
-    check(code == 3 and "has no GPU tests" in said and not out.exists(), code, said)
+    code, printed = bundle()
+    check(code == 3 and "has no GPU tests" in printed and not out.exists(), code, printed)
     for path in ("tests/gpu/gpu_a_test", "tests/gpu/gpu_nccl_b_test", "tests/gpu/gpu_kernels_bench", "tests/cpu_test"):
         shutil.copy("/bin/true", build / path)
     (build / "build.ninja").write_text("-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=sm_80\n")
-    code, said = bundle("--results", folder)
-    check(code == 2 and f"{folder} has no found.txt" in said, code, said)
+    code, printed = bundle("--results", folder)
+    check(code == 2 and f"{folder} has no found.txt" in printed, code, printed)
     # Scripts among the executables have no libraries: they stop nothing.
-    code, said = bundle()
-    check(code == 0 and "MB of at most 60, 3 tests and benchmarks for a GPU, CUDA none" in said, code, said)
-    check("this build does not use CUDA" in said, said)
+    code, printed = bundle()
+    check(code == 0 and "MB of at most 60, 3 tests and benchmarks for a GPU, CUDA none" in printed, code, printed)
+    check("this build does not use CUDA" in printed, printed)
     with tarfile.open(out) as archive:
         inside = {member.name.removeprefix("slipstream-gpu/") for member in archive.getmembers()}
         manifest = archive.extractfile("slipstream-gpu/MANIFEST").read().decode()
@@ -66,6 +66,6 @@ with tempfile.TemporaryDirectory() as name:
     # One byte too much.
     (machine / "xz").write_text("#!/bin/sh\ncat >/dev/null\nhead -c 60000001 /dev/zero\n")
     (machine / "xz").chmod(0o755)
-    code, said = bundle()
-    check(code == 7 and not out.exists() and "bundle: the bundle has 60000001 bytes, but the limit is 60000000." in said, code, said)
+    code, printed = bundle()
+    check(code == 7 and not out.exists() and "bundle: the bundle has 60000001 bytes, but the limit is 60000000." in printed, code, printed)
 all_hold("bundle.sh")

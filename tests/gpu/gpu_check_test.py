@@ -74,50 +74,50 @@ with tempfile.TemporaryDirectory() as folder:
 
     # No driver: a sentence, code 7, nothing runs.
     script(machine / "nvidia-smi", "#!/bin/sh\nexit 9\n")
-    code, said, called = run("--stage", "kernels")
-    check(code == 7 and "missing: an NVIDIA driver with a GPU" in said and not called, said)
+    code, printed, called = run("--stage", "kernels")
+    check(code == 7 and "missing: an NVIDIA driver with a GPU" in printed and not called, printed)
     script(machine / "nvidia-smi", "#!/bin/sh\necho 'A GPU, 580.0, 80000 MiB'\n")
 
     # A bundle of a newer machine: its programs would not start.
     manifest = (bundle / "MANIFEST").read_text()
     (bundle / "MANIFEST").write_text(manifest + "glibc=99.1\n")
-    code, said, called = run("--stage", "kernels")
-    check(code == 7 and "missing: glibc 99.1" in said and not called, said)
+    code, printed, called = run("--stage", "kernels")
+    check(code == 7 and "missing: glibc 99.1" in printed and not called, printed)
 
     # Code for another architecture, and a missing library: one sentence each. Code with "a" runs on one version only.
     script(machine / "nvidia-smi", "#!/bin/sh\ncase $* in *compute_cap*) echo $CAPABILITY ;; *) echo 'A GPU, 580.0, 80000 MiB' ;; esac\n")
     for archs, capability, runs, asked in (("90a", "8.0", False, "80"), ("90a 100a", "10.3", False, "103"), ("80", "9.0", False, "90a"), ("89", "8.0", False, "80"),
                                            ("90a 100", "10.3", True, ""), ("100f", "10.3", True, ""), ("90a", "9.0", True, ""), ("80 90a", "8.6", True, "")):
         (bundle / "MANIFEST").write_text(manifest + f"archs={archs}\n")
-        code, said, called = run("--stage", "kernels", "--again", CAPABILITY=capability)
+        code, printed, called = run("--stage", "kernels", "--again", CAPABILITY=capability)
         sentence = f"missing: code for compute capability {capability}; this build has {archs.replace(' ', ', ')}. Build with -Dgpu_archs={asked}.\n"
-        check((code == 0 and called and "missing" not in said) if runs else (code == 7 and said.endswith(sentence) and said.count("missing") == 1 and not called), archs, said)
+        check((code == 0 and called and "missing" not in printed) if runs else (code == 7 and printed.endswith(sentence) and printed.count("missing") == 1 and not called), archs, printed)
     script(machine / "nvidia-smi", "#!/bin/sh\necho 'A GPU, 580.0, 80000 MiB'\n")
     shutil.rmtree(out)
     (bundle / "MANIFEST").write_text(manifest.replace("cuda_major=13", "cuda_major=99"))
     script(machine / "ldd", "#!/bin/sh\necho '	libcudart.so.99 => not found'\n")
-    code, said, called = run("--stage", "kernels")
-    check(code == 7 and said.count("missing") == 1 and not called, said)
-    check("missing: libcudart.so.99 for CUDA 99. Install the CUDA 99 toolkit or PyTorch's wheels for it, or set CUDA_HOME." in said, said)
+    code, printed, called = run("--stage", "kernels")
+    check(code == 7 and printed.count("missing") == 1 and not called, printed)
+    check("missing: libcudart.so.99 for CUDA 99. Install the CUDA 99 toolkit or PyTorch's wheels for it, or set CUDA_HOME." in printed, printed)
     (machine / "ldd").unlink()
     (bundle / "MANIFEST").write_text(manifest + "glibc=2.0\n")
 
     # A failure is one line and the code; the next call runs only what was not ok.
     (bundle / "tests/gpu_b_test.code").write_text("1")
-    code, said, called = run("--stage", "kernels")
-    check(code == 1 and called == ["gpu_a_test  on 1", "gpu_b_test  on 1", "gpu_golden_test  on 1"], said, called)
+    code, printed, called = run("--stage", "kernels")
+    check(code == 1 and called == ["gpu_a_test  on 1", "gpu_b_test  on 1", "gpu_golden_test  on 1"], printed, called)
     check([line.split()[0] for line in lines("kernels")] == ["ok", "failed", "ok"], lines("kernels"))
     (bundle / "tests/gpu_b_test.code").unlink()
-    code, said, called = run("--stage", "kernels")
-    check(code == 0 and called == ["gpu_b_test  on 1"], said, called)
+    code, printed, called = run("--stage", "kernels")
+    check(code == 0 and called == ["gpu_b_test  on 1"], printed, called)
     check(sorted(line.split()[0] for line in lines("kernels")) == ["ok"] * 3, lines("kernels"))
 
     # A stage without time left starts no test and prints it; the next call continues.
-    code, said, called = run("--stage", "nccl", SLIPSTREAM_STAGE_SECONDS="0")
-    check(code == 3 and "not finished" in said and not any("nccl" in call for call in called), said, called)
-    code, said, called = run("--stage", "nccl")
+    code, printed, called = run("--stage", "nccl", SLIPSTREAM_STAGE_SECONDS="0")
+    check(code == 3 and "not finished" in printed and not any("nccl" in call for call in called), printed, called)
+    code, printed, called = run("--stage", "nccl")
     tests = [call for call in called if call.startswith("gpu_")]
-    check(code == 0, said)
+    check(code == 0, printed)
     check(tests == [f"gpu_nccl_contract_test {group} on {ranks}" for ranks in (1, 2, 4) for group in ("first", "second")] +
           [f"gpu_nccl_order_test {group} on 3" for group in ("first", "second")], tests)
     check([call.count("train.micro_batch_size=") for call in called if call.startswith("program train")] == [1, 1, 1], called)
@@ -125,17 +125,17 @@ with tempfile.TemporaryDirectory() as folder:
 
     # A machine without the tool, and one whose tool refuses.
     if not shutil.which("compute-sanitizer") and not list(pathlib.Path("/usr/local").glob("cuda*/bin/compute-sanitizer")):
-        code, said, called = run("--stage", "sanitize")
-        check(code == 0 and "this machine has no compute-sanitizer" in said and not called, said)
+        code, printed, called = run("--stage", "sanitize")
+        check(code == 0 and "this machine has no compute-sanitizer" in printed and not called, printed)
     script(machine / "compute-sanitizer", "#!/bin/sh\necho 'Error: Device not supported'; exit 1\n")
-    code, said, called = run("--stage", "sanitize", "--again")
+    code, printed, called = run("--stage", "sanitize", "--again")
     check(code == 0 and len([line for line in lines("sanitize") if line.startswith("refused")]) == 8, lines("sanitize"))
     check(not any("golden" in line for line in lines("sanitize")), lines("sanitize"))
 
     # The benchmarks: kernels, the step with and without a table, links in three forms, overlap; PyTorch is refused where there is none.
     script(machine / "python3", "#!/bin/sh\nexit 1\n")
-    code, said, called = run("--stage", "bench")
-    check(code == 0 and "GPT-2 124M without a table: 436907 tokens/s" in said and "python3 has no PyTorch" in said, said)
+    code, printed, called = run("--stage", "bench")
+    check(code == 0 and "GPT-2 124M without a table: 436907 tokens/s" in printed and "python3 has no PyTorch" in printed, printed)
     check(sum("bench overlap" in call for call in called) == 5 and f"gpu_kernels_bench {out}/kernels.csv on 1" in called, called)
     for model, sequences in (("gpt2_124m", 64), ("llama_1b", 8)):
         check(any("bench products" in call and model in call and f"micro_batch_size={sequences}" in call and f'device.algorithms="{out}/products.json"' in call

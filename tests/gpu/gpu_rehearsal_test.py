@@ -136,10 +136,10 @@ def one_of_each(r):
     r.do("hangs", "tests/gpu_a_test")
     r.do("crashes", "tests/gpu_b_test")
     r.do("fills", "tests/gpu_c_test")
-    code, seconds, said = r.call("--call", "1", scale=scale)
-    check(code == 1, said)
+    code, seconds, printed = r.call("--call", "1", scale=scale)
+    check(code == 1, printed)
     check(sorted(r.results("kernels")) == [("failed", "gpu_b_test"), ("failed", "gpu_c_test"), ("ok", "gpu_d_test"), ("timeout", "gpu_a_test")],
-          r.results("kernels"), said)
+          r.results("kernels"), printed)
     check([name for _, name in r.results("bench")] == CALL_1, r.results("bench"))
     refused = [name for name in CALL_1 if name.startswith(("PyTorch", "ncu", "nsys"))]
     check(all((result == "refused") == (name in refused) for result, name in r.results("bench")), r.results("bench"))
@@ -147,7 +147,7 @@ def one_of_each(r):
     check(seconds >= 45 * scale, seconds)
     ends_in_time(seconds, scale)
     check(len(list(r.out.iterdir())) <= 8, list(r.out.iterdir()))
-    check("# GPU check: A GPU" in said and "has no forecast" in said and "- timeout: gpu_a_test" in said, said)
+    check("# GPU check: A GPU" in printed and "has no forecast" in printed and "- timeout: gpu_a_test" in printed, printed)
     # Numbers stand above a test's output, and the step comes before everything that may take long.
     text = (r.out / "bench.txt").read_text().splitlines()
     check(text[1] == "    | GPT-2 124M without a table: 436907 tokens/s", text[:4])
@@ -155,9 +155,9 @@ def one_of_each(r):
     # The next call: what never ran first, then what was not ok; what passed is left alone.
     r.do("", "tests/gpu_a_test")
     r.do("floods", "tests/gpu_c_test")
-    code, seconds, said = r.call("--call", "1")
+    code, seconds, printed = r.call("--call", "1")
     programs = [line.split()[0] for line in r.started()]
-    check(code == 1 and programs == ["gpu_a_test", "gpu_b_test", "gpu_c_test"], programs, said)
+    check(code == 1 and programs == ["gpu_a_test", "gpu_b_test", "gpu_c_test"], programs, printed)
     check(("ok", "gpu_a_test") in r.results("kernels") and ("failed", "gpu_c_test") in r.results("kernels"), r.results("kernels"))
     check((r.out / "kernels.txt").stat().st_size < 1 << 20, "a test that floods its output fills the results")
     r.do("", "tests/gpu_b_test", "tests/gpu_c_test")
@@ -170,12 +170,12 @@ def every_part(what, number):
     def rehearse(r):
         scale = HANGING if what == "hangs" else 1
         r.do(what, *PROGRAMS)
-        code, seconds, said = r.call("--call", str(number), scale=scale)
-        check(code == 1, number, what, said)
+        code, seconds, printed = r.call("--call", str(number), scale=scale)
+        check(code == 1, number, what, printed)
         ends_in_time(seconds, scale)
         for stage, names in (("nccl", (CALL_1[:0], CALL_2[:3])[number - 1]), ("bench", (CALL_1, CALL_2[3:])[number - 1])):
             every_line([name for _, name in r.results(stage)], names, scale)
-        check(all(result in ("cut", "refused", "timeout" if what == "hangs" else "failed") for result, _ in r.results("kernels", "nccl", "bench")), number, what, said)
+        check(all(result in ("cut", "refused", "timeout" if what == "hangs" else "failed") for result, _ in r.results("kernels", "nccl", "bench")), number, what, printed)
         if number == 1:
             kernels = [result for result, _ in r.results("kernels")]
             check(kernels[:2] in (["timeout", "cut"], ["timeout", "timeout"]) if what == "hangs" else kernels == ["failed"] * 4, what, kernels)
@@ -186,39 +186,39 @@ def table_goes_on(r):
     """A table of products that is cut off stays, and the next call continues it, from results that were carried along."""
     scale = 1 if EVERYTHING else 0.06
     r.products("slow")
-    code, seconds, said = r.call("--call", "1", scale=scale)
+    code, seconds, printed = r.call("--call", "1", scale=scale)
     table = (r.out / "products.json").read_text().splitlines()
-    check(code == 1 and 1 <= len(table) < 30 and ("timeout", "products") in r.results("bench"), code, len(table), said)
+    check(code == 1 and 1 <= len(table) < 30 and ("timeout", "products") in r.results("bench"), code, len(table), printed)
     check(("ok", "GPT-2 124M") in r.results("bench"), r.results("bench"))  # with the table as far as it goes
     ends_in_time(seconds, scale)
     check(not list(r.out.glob("*.tmp*")), "the file that a killed program was writing stays")
     shutil.move(r.out, r.bundle / "results")
     r.products("quick")
-    code, seconds, said = r.call("--call", "1")
-    check(code == 0 and (r.out / "products.json").read_text().splitlines()[: len(table)] == table, said)
+    code, seconds, printed = r.call("--call", "1")
+    check(code == 0 and (r.out / "products.json").read_text().splitlines()[: len(table)] == table, printed)
     check(all(result in ("ok", "refused") for result, _ in r.results("kernels", "bench")), r.results("kernels", "bench"))
     check([line for line in r.started() if line.startswith("gpu_")] == [], r.started())
 
     # Another bundle: only its table is used from what was carried, and a folder of results is not mixed with it.
     (r.bundle / "MANIFEST").write_text("commit=two\ncuda_major=13\n")
-    code, seconds, said = r.call("--call", "1")
-    check(code == 2 and "of another bundle or GPU" in said and r.started() == [], said)
+    code, seconds, printed = r.call("--call", "1")
+    check(code == 2 and "of another bundle or GPU" in printed and r.started() == [], printed)
     check((r.out / "found.txt").read_text().startswith("bundle of commit one"), (r.out / "found.txt").read_text())
     shutil.rmtree(r.out)
-    code, seconds, said = r.call("--stage", "kernels")
-    check(code == 0 and "only the table of products is used" in said and len(r.started()) == 4, said)
+    code, seconds, printed = r.call("--stage", "kernels")
+    check(code == 0 and "only the table of products is used" in printed and len(r.started()) == 4, printed)
     check((r.out / "products.json").exists(), list(r.out.iterdir()))
 
 
 def again(r):
     """--again forgets the tests of the parts asked for, and no others. Every part of the second call has its line."""
-    code, seconds, said = r.call("--stage", "kernels")
-    check(code == 0, said)
+    code, seconds, printed = r.call("--stage", "kernels")
+    check(code == 0, printed)
     check(r.call("--call", "2")[0] == 0, r.results("nccl", "bench"))
     names = [name for _, name in r.results("nccl", "bench")]
     check(names == CALL_2, names)
     before = r.results("kernels")
-    code, seconds, said = r.call("--call", "2", "--again")
+    code, seconds, printed = r.call("--call", "2", "--again")
     check(r.results("kernels") == before and any("nccl" in line for line in r.started()), r.started())
     check(r.call("--call", "4")[0] == 2, "call 4")
 
@@ -228,8 +228,8 @@ def sanitizers(r):
     for name in KERNELS[1:]:
         (r.bundle / "tests" / name).unlink()
     script(r.machine / "compute-sanitizer", "#!/bin/sh\nsleep 1000\n")
-    code, seconds, said = r.call("--call", "3", scale=HANGING)
-    check(code == 1, said)
+    code, seconds, printed = r.call("--call", "3", scale=HANGING)
+    check(code == 1, printed)
     ends_in_time(seconds, HANGING)
     every_line([name for _, name in r.results("sanitize")], [f"gpu_a_test {tool}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")], HANGING)
     check(all(result in ("timeout", "cut") for result, _ in r.results("sanitize")) and r.results("sanitize")[0][0] == "timeout", r.results("sanitize"))
@@ -243,9 +243,9 @@ def full_disk(r):
     r.out.mkdir()
     tmpfs = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=64k none "{r.out}" && "$@"; exit $?', "sh"]
     script(r.bundle / "tests/gpu_a_test", "#!/bin/bash\nhead -c 1M /dev/zero >\"$OUT_FOLDER/all\"; exit 1\n")
-    code, seconds, said = r.call("--stage", "kernels", before=tmpfs, OUT_FOLDER=str(r.out))
-    check(code == 1 and said.count("no room to write") >= 1, code, said)
-    check(all(f"s  {name}" in said for name in KERNELS), said)
+    code, seconds, printed = r.call("--stage", "kernels", before=tmpfs, OUT_FOLDER=str(r.out))
+    check(code == 1 and printed.count("no room to write") >= 1, code, printed)
+    check(all(f"s  {name}" in printed for name in KERNELS), printed)
 
 
 # The parts of a call have as much time as a call.

@@ -65,8 +65,8 @@ with tempfile.TemporaryDirectory() as name:
         for numbers, sentence in {(39, 12, 7, 4, 2): "40 registers, budget 39", (40, 11, 7, 4, 2): "12 spilled bytes, budget 11", (40, 12, 6, 4, 2): "7 instructions, budget 6",
                                   (40, 12, 7, 3, 1): "4 instructions in the main loop, budget 3",
                                   (40, 12, 7, 4, 3): "tensor instructions or 16-byte accesses are 2 of 4 in the main loop (50.0%), budget 3 of 4 (75.0%)"}.items():
-            code, said = run([row(arch, *numbers)])
-            check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in said, code, said)
+            code, printed = run([row(arch, *numbers)])
+            check(code == 1 and f"thing<64> of {SOURCE} on sm_{arch} is worse than its budget: {sentence}." in printed, code, printed)
         # 40 registers leave room for 48 warps, 32 lanes each, which load 4 bytes in the loop.
         check(run([row(arch, 40, 12, 7, 4, 1, in_flight=48 * 32 * 4)], MEMORY="1")[0] == 0, run(None, MEMORY="1"))
         # A loop without loads: those of the kernel count.
@@ -74,8 +74,8 @@ with tempfile.TemporaryDirectory() as name:
         # The inner loop has 2 HMMA in 4 instructions, the outer one 3 in 12. With 20 additions: 2 in 23 and 3 in 31.
         check(run([row(arch, 40, 12, 14, 4, 2)], NESTED="1")[0] == 0, run(None, NESTED="1"))
         check(run([row(arch, 40, 12, 33, 31, 3)], NESTED="1", SPARE="20")[0] == 0, run(None, NESTED="1", SPARE="20"))
-        code, said = run([row(arch, 40, 12, 7, 4, 2)], MEMORY="1")
-        check(code == 1 and "tensor instructions or 16-byte accesses are 1 of 4 in the main loop (25.0%), budget 2 of 4 (50.0%)" in said, said)
+        code, printed = run([row(arch, 40, 12, 7, 4, 2)], MEMORY="1")
+        check(code == 1 and "tensor instructions or 16-byte accesses are 1 of 4 in the main loop (25.0%), budget 2 of 4 (50.0%)" in printed, printed)
         # Instructions of a loop, and the bytes of a lane in flight: two loads of 16 bytes, of which the second outlives the wait that the third follows;
         # copies of 16 bytes in groups, one and none of which is left by the wait; 32 KiB of TMA, announced by a register and not by none.
         load, copy, group, wait, kept = "7981:{:x}", "7fae:1c00", "79af:0", "{:x}:0", 1 << 38 | 0x791a
@@ -85,29 +85,29 @@ with tempfile.TemporaryDirectory() as name:
                                  (["800000037424:0", "3000379a7:0", "ff000379a7:0"], 0x8000), (["800000037802:0", "3000379a7:0"], 0x8000)):
             numbers = (40, 12, 7 + len(inner), 4 + len(inner), 2)
             check(run([row(arch, *numbers, in_flight=in_flight)], LOOP=" ".join(inner)) == (0, "1 kernels compiled, 0 worse or without a match, 0 better than their budget\n"), inner, run(None, LOOP=" ".join(inner)))
-            code, said = run([row(arch, *numbers, in_flight=in_flight + 1)], LOOP=" ".join(inner))
-            check(code == 1 and f"is worse than its budget: {in_flight} bytes in flight, budget {in_flight + 1}." in said, said)
+            code, printed = run([row(arch, *numbers, in_flight=in_flight + 1)], LOOP=" ".join(inner))
+            check(code == 1 and f"is worse than its budget: {in_flight} bytes in flight, budget {in_flight + 1}." in printed, printed)
         check("an ARRIVE announces bytes that no MOV gives its register" in run([row(arch, 40, 12, 8, 5, 2)], LOOP="3000379a7:0")[1])
     budget = [row("90a", 40, 12, 7, 4, 2)]
-    code, said = run(budget, SPARE="5", REGISTERS="41")
-    check(code == 1 and "41 registers, budget 40; 11 instructions, budget 7; 8 instructions in the main loop, budget 4" in said, said)
-    code, said = run(budget + [row("90a", 1, 0, 1, 0, 0, kernel="gone")])
-    check(code == 1 and f"gone of {SOURCE} on sm_90a has a budget and no longer exists" in said, said)
-    code, said = run(budget + [row("90a", 1, 0, 1, 0, 0, source="kernels/gone.cu")])
-    check(code == 1 and "thing<64> of kernels/gone.cu on sm_90a has a budget and no longer exists" in said, said)
-    code, said = run([row("90a", 40, 12, 7, 4, 2, kernel="other")])
-    check(code == 1 and "thing<64> of " + SOURCE + " on sm_90a has no budget" in said, said)
+    code, printed = run(budget, SPARE="5", REGISTERS="41")
+    check(code == 1 and "41 registers, budget 40; 11 instructions, budget 7; 8 instructions in the main loop, budget 4" in printed, printed)
+    code, printed = run(budget + [row("90a", 1, 0, 1, 0, 0, kernel="gone")])
+    check(code == 1 and f"gone of {SOURCE} on sm_90a has a budget and no longer exists" in printed, printed)
+    code, printed = run(budget + [row("90a", 1, 0, 1, 0, 0, source="kernels/gone.cu")])
+    check(code == 1 and "thing<64> of kernels/gone.cu on sm_90a has a budget and no longer exists" in printed, printed)
+    code, printed = run([row("90a", 40, 12, 7, 4, 2, kernel="other")])
+    check(code == 1 and "thing<64> of " + SOURCE + " on sm_90a has no budget" in printed, printed)
 
     (folder / "kernels/new.cu").touch()
-    code, said = run(budget)
-    check(code == 1 and "thing<64> of kernels/new.cu on sm_90a has no budget: add it with scripts/sass_budget.py --update." in said, said)
+    code, printed = run(budget)
+    check(code == 1 and "thing<64> of kernels/new.cu on sm_90a has no budget: add it with scripts/sass_budget.py --update." in printed, printed)
     (folder / "kernels/new.cu").unlink()
 
     check(run([row("90a", 44, 12, 9, 6, 2)])[1].count("1 better than their budget") == 1)
     check(table.read_text() == HEAD + row("90a", 44, 12, 9, 6, 2) + "\n", "a comparison wrote the table")
     check(run(None, "--update")[0] == 0 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", table.read_text())
-    code, said = run(None, "--update", SPARE="2")
-    check(code == 1 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", "--update raised a budget", said)
+    code, printed = run(None, "--update", SPARE="2")
+    check(code == 1 and table.read_text() == HEAD + row("90a", 40, 12, 7, 4, 2) + "\n", "--update raised a budget", printed)
 
     check(run(budget, RELEASE="12.9") == (77, f"SKIPPED: the budgets count the code of CUDA 13.0; {nvcc} is CUDA 12.9\n"))
     check(run(budget, "86") == (77, "SKIPPED: sass_budget.csv has no budget for 86; it has 90a\n"))

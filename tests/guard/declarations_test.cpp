@@ -86,8 +86,8 @@ TEST_CASE("the guard names work, buffer and bytes of an undeclared access", "[gu
   const auto arena = device->allocate(2 * 4096, "arena");
   const Memory memory({{arena->data(), 64}, {arena->data() + 64, 64}, {arena->data() + 4096, 4096}});
   const auto stream = device->make_stream({.name = "compute"});
-  const auto said = [&](std::vector<Slice> reads, std::vector<Slice> writes,
-                        std::function<void(LaunchContext&)> fn) -> std::string {
+  const auto finding = [&](std::vector<Slice> reads, std::vector<Slice> writes,
+                           std::function<void(LaunchContext&)> fn) -> std::string {
     const Work work{.name = "work", .reads = std::move(reads), .writes = std::move(writes), .fn = std::move(fn)};
     try {
       stream->launch(work, {.memory = &memory});
@@ -103,14 +103,16 @@ TEST_CASE("the guard names work, buffer and bytes of an undeclared access", "[gu
     };
   };
   const auto add = [=](LaunchContext& c) { *c.as<float>(all_y) += *c.as<float>(all_x) + 1; };
-  CHECK(said({all_x}, {all_y}, copy(all_x, all_y)) == "");
-  CHECK(said({all_far}, {all_y}, copy(all_far, all_y)) == "");
-  CHECK(said({all_x, all_y}, {all_y}, add) == "");
-  CHECK(said({all_x}, {}, copy(all_x, all_far)) == "[guard] work writes far bytes 0..4096, which it does not declare.");
-  CHECK(said({}, {all_y}, copy(all_far, all_y)) == "[guard] work reads far bytes 0..4096, which it does not declare.");
-  CHECK(said({all_far}, {{y, 0, 12}}, copy(all_far, all_y)) ==
+  CHECK(finding({all_x}, {all_y}, copy(all_x, all_y)) == "");
+  CHECK(finding({all_far}, {all_y}, copy(all_far, all_y)) == "");
+  CHECK(finding({all_x, all_y}, {all_y}, add) == "");
+  CHECK(finding({all_x}, {}, copy(all_x, all_far)) ==
+        "[guard] work writes far bytes 0..4096, which it does not declare.");
+  CHECK(finding({}, {all_y}, copy(all_far, all_y)) ==
+        "[guard] work reads far bytes 0..4096, which it does not declare.");
+  CHECK(finding({all_far}, {{y, 0, 12}}, copy(all_far, all_y)) ==
         "[guard] work writes y bytes 12..16, which it does not declare.");
-  CHECK(said({all_far, all_x}, {}, copy(all_far, all_x)).starts_with("[guard] work writes x bytes 0.."));
-  CHECK(said({{x, 4, 60}}, {all_y}, copy(all_x, all_y)).starts_with("[guard] work gives y bytes 0.."));
-  CHECK(said({all_x}, {all_y}, add).starts_with("[guard] work gives y bytes 0.."));
+  CHECK(finding({all_far, all_x}, {}, copy(all_far, all_x)).starts_with("[guard] work writes x bytes 0.."));
+  CHECK(finding({{x, 4, 60}}, {all_y}, copy(all_x, all_y)).starts_with("[guard] work gives y bytes 0.."));
+  CHECK(finding({all_x}, {all_y}, add).starts_with("[guard] work gives y bytes 0.."));
 }

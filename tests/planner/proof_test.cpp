@@ -77,7 +77,7 @@ TEST_CASE("a training or evaluation plan that fails its proof is not run", "[pro
 
 TEST_CASE("an implicit order is found in the plans of evaluation and saving, and with two copies of the weights",
           "[proof]") {
-  const auto unsaid = [](Plan Job::*plan, const std::vector<std::string>& more) {
+  const auto implicit_order = [](Plan Job::*plan, const std::vector<std::string>& more) {
     return build_proved_job(request(
                                 [plan](Job& job) {
                                   // Two tasks of one channel write the same bytes: only their channel orders them,
@@ -94,7 +94,7 @@ TEST_CASE("an implicit order is found in the plans of evaluation and saving, and
   for (const auto& [plan, more] : {std::pair<Plan Job::*, std::vector<std::string>>{&Job::evaluate, {}},
                                    {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}},
                                    {&Job::save, kSaving}}) {
-    const comm::Proof proof = unsaid(plan, more);
+    const comm::Proof proof = implicit_order(plan, more);
     CHECK(!proof.holds());
     REQUIRE(!proof.hazards.empty());
     INFO(proof.hazards[0].sentence());

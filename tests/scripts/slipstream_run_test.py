@@ -46,11 +46,11 @@ class Scripted(slipstream_run.Relauncher):
 
     def __init__(self, arguments, starts, legal=None):
         super().__init__(slipstream_run.parse(arguments))
-        self.starts, self.commands, self.pauses, self.told = list(starts), [], [], []
+        self.starts, self.commands, self.pauses, self.printed = list(starts), [], [], []
         self.legal = legal or {}
 
     def tell(self, line):
-        self.told.append(line)
+        self.printed.append(line)
 
     def launch(self, command):
         self.commands.append(command)
@@ -190,7 +190,7 @@ class Policy(Folder):
         sentences = [
             (6, silent + f"rank 2 on host other {named} does not answer; its last message came", "n2.cluster"),
             (6, f"slipstream: on rank 1: [watchdog] rank 0 on host n1 {named} does not answer; its", "n1.cluster"),
-            (6, silent + f"ranks 2, 3: rank 2 on host n2 {named} has ended without a farewell", "n2.cluster"),
+            (6, silent + f"ranks 2, 3: rank 2 on host n2 {named} has ended without notice", "n2.cluster"),
             (6, silent + "rank 3 does not answer. Look for", "n2.cluster"),
             (6, silent + f"rank 1 on host n1 {named} has not begun reduce.3 (all_reduce", "n1.cluster"),
             (6, silent + f"rank 1 on host n1 {named} has not left the exchange of votes", "n1.cluster"),
@@ -301,7 +301,7 @@ class Policy(Folder):
     def test_events_that_cannot_be_written_stop_no_run(self):
         run = self.scripted([(6, [], 0), (0, [], 0)], "--events /dev/full")
         self.assertEqual(run.until_it_ends(), 0)
-        self.assertEqual(len([line for line in run.told if "/dev/full cannot be written" in line]), 1)
+        self.assertEqual(len([line for line in run.printed if "/dev/full cannot be written" in line]), 1)
 
 
 class Command(Folder):

@@ -41,7 +41,7 @@ struct Bench {
 };
 
 template <typename Body>
-std::string said(Body&& body) {
+std::string error_of(Body&& body) {
   try {
     body();
   } catch (const PlanError& error) {
@@ -63,7 +63,7 @@ TEST_CASE("two reads need no order; a write after a read, a read after a write a
         bench.a->record(*bench.event);
         if (waits) bench.b->wait(*bench.event, {});
         const std::string text =
-            said([&] { second_writes ? bench.writes(*bench.b, bench.x) : bench.reads(*bench.b, bench.x); });
+            error_of([&] { second_writes ? bench.writes(*bench.b, bench.x) : bench.reads(*bench.b, bench.x); });
         CHECK(text.empty() == (waits || (!first_writes && !second_writes)));
       }
 }
@@ -79,12 +79,12 @@ TEST_CASE("the host copies only when it has waited for every stream that was giv
         to_host ? bench.device->copy_to_host(host.data(), memory->data(), 64)
                 : bench.device->copy_from_host(memory->data(), host.data(), 64);
       };
-      CHECK(said(copy).empty());
+      CHECK(error_of(copy).empty());
       bench.writes(*bench.a, bench.x);
       bench.reads(*bench.b, bench.y);
       if (waited > 0) bench.a->synchronize();
       if (waited > 1) bench.b->synchronize();
-      const std::string text = said(copy);
+      const std::string text = error_of(copy);
       CHECK(text.empty() == (waited == 2));
       if (waited < 2) CHECK(text.find(waited == 0 ? "writer (channel a" : "reader (channel b") != std::string::npos);
     }
@@ -98,15 +98,15 @@ TEST_CASE("an event recorded too early does not order later work, and the error 
   bench.launch(*bench.a, "later", {}, {}, 7);
   bench.a->record(*bench.other);
   bench.b->wait(*bench.event, {});
-  CHECK(said([&] { bench.reads(*bench.b, bench.y); }) == "");
-  CHECK(said([&] {
+  CHECK(error_of([&] { bench.reads(*bench.b, bench.y); }) == "");
+  CHECK(error_of([&] {
           bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8);
         }) ==
         "[hazard] user (channel b, step 8) reads x bytes 16..32 while late (channel a, step 7) may still be writing "
         "them: add a wait of "
         "user for late. The nearest event is that of later; of channel a it waits for nothing after early.");
   bench.b->wait(*bench.other, {});
-  CHECK(said([&] { bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8); }) == "");
+  CHECK(error_of([&] { bench.launch(*bench.b, "user", {{bench.x, 16, 32}}, {}, 8); }) == "");
 }
 
 TEST_CASE("a chain of ten events orders its ends, and no order is left without one of its waits", "[hazards]") {
@@ -122,7 +122,7 @@ TEST_CASE("a chain of ten events orders its ends, and no order is left without o
       if (i == 0) bench.writes(*streams.back(), bench.x);
       streams.back()->record(*events.back());
     }
-    CHECK(said([&] { bench.reads(*streams.back(), bench.x); }).empty() == (missing < 0));
+    CHECK(error_of([&] { bench.reads(*streams.back(), bench.x); }).empty() == (missing < 0));
   }
 }
 
@@ -133,18 +133,18 @@ TEST_CASE("a wait is for the record that is most recent when it is enqueued", "[
   bench.writes(*bench.a, bench.x);
   bench.a->record(*bench.event);  // recorded again after the write: too late for b, in time for c
   bench.c->wait(*bench.event, {});
-  CHECK(said([&] { bench.reads(*bench.c, bench.x); }) == "");
-  CHECK(said([&] { bench.reads(*bench.b, bench.x); }) != "");
+  CHECK(error_of([&] { bench.reads(*bench.c, bench.x); }) == "");
+  CHECK(error_of([&] { bench.reads(*bench.b, bench.x); }) != "");
   Bench moved;  // recorded again on another stream: the first record no longer counts
   moved.writes(*moved.a, moved.x);
   moved.a->record(*moved.event);
   moved.c->record(*moved.event);
   moved.b->wait(*moved.event, {});
-  CHECK(said([&] { moved.reads(*moved.b, moved.x); }) != "");
+  CHECK(error_of([&] { moved.reads(*moved.b, moved.x); }) != "");
   Bench never;
   never.writes(*never.a, never.x);
   never.b->wait(*never.event, {});
-  CHECK(said([&] { never.reads(*never.b, never.x); }).find("No event is recorded after it") != std::string::npos);
+  CHECK(error_of([&] { never.reads(*never.b, never.x); }).find("No event is recorded after it") != std::string::npos);
 }
 
 TEST_CASE("waits for two streams join: one of them is not enough", "[hazards]") {
@@ -157,7 +157,7 @@ TEST_CASE("waits for two streams join: one of them is not enough", "[hazards]") 
     bench.b->record(*bench.other);
     if (waits & 1) bench.c->wait(*bench.event, {});
     if (waits & 2) bench.c->wait(*bench.other, {});
-    CHECK(said([&] {
+    CHECK(error_of([&] {
             bench.launch(*bench.c, "both", {bench.whole(bench.x), bench.whole(bench.y)}, {});
           }).empty() == (waits == 3));
   }
@@ -174,7 +174,7 @@ TEST_CASE("work that the host has waited for is complete for all later launches"
     if (how == 3)
       while (!bench.event->query()) {
       }
-    CHECK(said([&] { bench.reads(*bench.b, bench.x); }).empty() == (how > 0));
+    CHECK(error_of([&] { bench.reads(*bench.b, bench.x); }).empty() == (how > 0));
   }
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("memory that was released must not be used: the next tenant's write co
   bench.a->record(*bench.event);  // the release
   bench.launch(*bench.a, "use after release", {bench.whole(bench.x)}, {});
   bench.b->wait(*bench.event, {});
-  CHECK(said([&] {
+  CHECK(error_of([&] {
           bench.launch(*bench.b, "next tenant", {}, {bench.whole(bench.x)});
         }).find("while use after release (channel a, step 0) may still be reading them") != std::string::npos);
 }
@@ -200,7 +200,7 @@ TEST_CASE("instances and rebinds are different bytes, views are the same", "[haz
   const auto launch = [&](Stream& stream, Slice slice, Frame frame) {
     bench.works.push_back({.name = "w", .writes = {slice}, .fn = [](LaunchContext&) {}});
     frame.memory = &bench.memory;
-    return said([&] { stream.launch(bench.works.back(), frame); });
+    return error_of([&] { stream.launch(bench.works.back(), frame); });
   };
   CHECK(launch(*bench.a, {act, 0, 64}, {.micro_batch = 0}) == "");
   CHECK(launch(*bench.b, {act, 0, 64}, {.micro_batch = 1}) == "");

@@ -226,16 +226,16 @@ TEST_CASE("the checker agrees with the transitive closure over all pairs, with a
 
 TEST_CASE("an undeclared order is an error, whichever order the rehearsal computes", "[hazards]") {
   // Reduced shards of two layers pass through one buffer before they are added: docs/notes/0006.
-  for (const char* said : {"", "add A"})
+  for (const char* declared : {"", "add A"})
     for (int64_t first_ns : {1, 500}) {
-      CAPTURE(said, first_ns);
+      CAPTURE(declared, first_ns);
       ToyJob job;
       ToyPlan plan(job);
       plan.compute("A", first_ns, {}, {"grad A"}).compute("B", 100, {}, {"grad B"});
       for (const char* layer : {"A", "B"}) {
         const std::string name(layer);
         Names after{name};
-        if (name == "B" && *said) after.push_back(said);
+        if (name == "B" && *declared) after.push_back(declared);
         plan.task({.name = "reduce " + name,
                    .channel = "reduce",
                    .axis = Axis::data,
@@ -254,7 +254,7 @@ TEST_CASE("an undeclared order is an error, whichever order the rehearsal comput
       Plan& built = plan.build();
       const Proof proof = finish(job, built);
       CHECK(proof.deadlock.empty());
-      CHECK(proof.holds() == (*said != '\0'));
+      CHECK(proof.holds() == (*declared != '\0'));
       if (proof.hazards.empty()) continue;
       CHECK(proof.hazards[0].by_chance);
       CHECK(proof.hazards[0].sentence() ==

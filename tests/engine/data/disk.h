@@ -70,12 +70,12 @@ inline bool has(const std::string& text, const std::string& part) { return text.
 }  // namespace slipstream::tests
 
 /// `act` throws a `Type` whose message contains all of the parts.
-#define CHECK_REFUSED(Type, act, ...)                                                     \
-  do {                                                                                    \
-    const std::string said = ::slipstream::tests::sentence<Type>([&] { act; });           \
-    INFO(said);                                                                           \
-    for (const std::string& must_say : std::initializer_list<std::string>{__VA_ARGS__}) { \
-      INFO("must say: " << must_say);                                                     \
-      CHECK(::slipstream::tests::has(said, must_say));                                    \
-    }                                                                                     \
+#define CHECK_REFUSED(Type, act, ...)                                                         \
+  do {                                                                                        \
+    const std::string message = ::slipstream::tests::sentence<Type>([&] { act; });            \
+    INFO(message);                                                                            \
+    for (const std::string& must_contain : std::initializer_list<std::string>{__VA_ARGS__}) { \
+      INFO("must contain: " << must_contain);                                                 \
+      CHECK(::slipstream::tests::has(message, must_contain));                                 \
+    }                                                                                         \
   } while (false)

@@ -84,12 +84,12 @@ TEST_CASE("text: invalid text files are refused", "[data]") {
   const bool root = ::geteuid() == 0;
   if (root) REQUIRE(::seteuid(65534) == 0);
   ::chmod(folder.path().c_str(), 0755);
-  const std::string said = sentence<DataError>([&] { TextFile(folder / "ok.txt"); });
+  const std::string message = sentence<DataError>([&] { TextFile(folder / "ok.txt"); });
   if (root) REQUIRE(::seteuid(0) == 0);
-  INFO(said);
+  INFO(message);
   // The folder belongs to the first user, so the second one is stopped at the folder or at the file: both are
   // permissions.
-  CHECK(has(said, "cannot be read: Permission denied"));
+  CHECK(has(message, "cannot be read: Permission denied"));
 }
 
 TEST_CASE("text: pieces are consecutive, end between characters, and errors count from the start of the file",
