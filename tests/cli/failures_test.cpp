@@ -166,7 +166,7 @@ TEST_CASE("a text may be larger than memory", "[cli]") {
   CHECK(result.code == 0);
 }
 
-TEST_CASE("threads that the system refuses are one error", "[cli]") {
+TEST_CASE("threads that the system refuses give one error", "[cli]") {
   Folder folder;
   // The stacks of 1000 threads need about 8 GB.
   check_refused(shell("ulimit -v 3000000; " + exe() + " train " + run_file(folder) + " --set device.threads=1000"), 7,

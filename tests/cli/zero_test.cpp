@@ -224,7 +224,7 @@ TEST_CASE("a step as a graph is rehearsed with a barrier after it, and auto take
   CHECK(!contains(call("plan " + run_file(folder) + " --ranks 2").text, "graph:"));
 }
 
-TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and every knob of the overlap alone",
+TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and every overlap setting alone",
           "[cli][zero]") {
   if (!has_mpirun()) return;
   Folder folder;

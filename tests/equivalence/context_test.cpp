@@ -222,7 +222,7 @@ TEST_CASE("a ring in bfloat16 follows one rank in bfloat16", "[context]") {
   }
 }
 
-TEST_CASE("the controls: a ring without its hops, or with positions of another rank, trains another model",
+TEST_CASE("the controls: a ring without its transfers, or with positions of another rank, trains another model",
           "[context]") {
   const Layout whole = layout_of(true), ring = with(whole, [](Layout&l) { l.context = 3; });
   const Trained expected = train(whole, 1);
@@ -310,7 +310,7 @@ TEST_CASE("send and receive of a ring as two tasks: a deadlock in the rehearsal,
                       Catch::Contains("every rank would send first, then receive. Use exchange"));
 }
 
-TEST_CASE("without any one wait for a hop random delays can change the model, and the live checker names it",
+TEST_CASE("without any one wait for a transfer, random delays can change the model, and the live checker names it",
           "[context][mutation]") {
   const Layout ring = with(layout_of(true), [](Layout& l) { l.context = 3, l.micro_batch = 2; });
   const std::string expected = train(ring, kSteps).hash;

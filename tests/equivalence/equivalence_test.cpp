@@ -177,7 +177,7 @@ TEST_CASE("random delays in all streams do not change bits", "[equivalence]") {
     }
 }
 
-TEST_CASE("any mixture of knobs gives the same bits", "[equivalence]") {
+TEST_CASE("any mixture of settings gives the same bits", "[equivalence]") {
   const uint64_t seed = 20261;
   std::printf("  seed %llu\n", static_cast<unsigned long long>(seed));
   const Philox random(seed, "mixtures");

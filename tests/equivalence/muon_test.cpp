@@ -152,7 +152,7 @@ TEST_CASE("muon: the tolerance of a run sees every wrong number", "[equivalence]
     CHECK(update_error(layout, mistake) > 100 * kUpdateTolerance);
 }
 
-TEST_CASE("muon: all ways of data parallelism train the model of one rank, with the same bits", "[equivalence]") {
+TEST_CASE("muon: all reduce modes train the model of one rank, with the same bits", "[equivalence]") {
   for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()})
     for (DType dtype : {DType::f32, DType::bf16})
       for (int ranks : {2, 3})
@@ -433,7 +433,7 @@ TEST_CASE("muon: each group has its own learning rate among the scalars of a ste
   CHECK(scalars[static_cast<size_t>(job->groups[1].first_scalar)] == 0.1875f);
 }
 
-TEST_CASE("muon: what cannot be trained is refused", "[equivalence]") {
+TEST_CASE("muon: unsupported combinations are refused", "[equivalence]") {
   Layout layout = muon_layout(tiny_llama(), 2);
   layout.tensor = 2;
   CHECK_THROWS_WITH(make_job(layout, 0), Catch::Contains("ranks hold parts of it"));

@@ -132,7 +132,7 @@ TEST_CASE("random schedules give the bits of one stage, in every ZeRO stage", "[
   }
 }
 
-TEST_CASE("where the layers are cut does not change bits", "[pipeline]") {
+TEST_CASE("the cut of the layers does not change bits", "[pipeline]") {
   for (bool llama : {false, true}) {
     const Layout whole = layout_of(llama, 4, 3);
     const Trained expected = train(whole, kSteps);
@@ -168,8 +168,8 @@ TEST_CASE("settings that change only the timing of a pipeline do not change bits
 }
 
 TEST_CASE(
-    "when gradients travel does not change bits: bucketed, a chunk at once, all stages together; and every wait of it "
-    "is needed",
+    "the time at which gradients travel does not change bits: bucketed, a chunk at once, all stages together; and "
+    "every wait is needed",
     "[pipeline]") {
   for (bool llama : {false, true})
     for (ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b}) {
@@ -414,7 +414,8 @@ TEST_CASE("receives are posted early, and no task of a pipeline has an unneeded 
 }
 
 TEST_CASE(
-    "both ends of a hop use one connection, no connection serves two streams of a rank, and members share a number",
+    "both ends of a pipeline transfer use one connection, no connection serves two streams of a rank, and members "
+    "share a number",
     "[pipeline]") {
   for (const auto& [stages, virtual_stages, ranks] :
        {std::tuple{2, 1, 1}, {2, 2, 1}, {3, 1, 2}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}, {5, 2, 1}}) {

@@ -51,7 +51,7 @@ int64_t step_ns(const JobRequest& asked) { return step_period_ns(asked, build_fi
 
 }  // namespace
 
-TEST_CASE("engines: the table has rows for the card of every machine file with GPUs, wide enough for its links",
+TEST_CASE("engines: the table has rows for the GPU model of every machine file with GPUs, wide enough for its links",
           "[nccl]") {
   int cards = 0;
   for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/configs/machines")) {
@@ -189,7 +189,8 @@ TEST_CASE("engines: transfers without blocks leave the rehearsed step as it is",
   CHECK(step_ns(cpu) == plain_ns);
 }
 
-TEST_CASE("engines: products beside transfers are planned for the rest of the card, others for all of it", "[cuda]") {
+TEST_CASE("engines: products beside transfers are planned for the other multiprocessors, others for all of them",
+          "[cuda]") {
   JobRequest asked = request({"zero.stage=0"});
   asked.machine.intra_bytes_per_second = 50'000'000'000;
   const FinishedJob finished = build_finished_job(asked);

@@ -123,7 +123,7 @@ TEST_CASE("columns: every spike stays, and means of columns add up to the sum of
   }
 }
 
-TEST_CASE("columns: values that are not finite are no values", "[report]") {
+TEST_CASE("columns: values that are not finite are left out", "[report]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   CHECK(columns_of({1, nan, HUGE_VAL, 2}).at("mean").dump() == "[1.0, null, null, 2.0]");
   CHECK(columns_of({}).at("mean").as_array().empty());
@@ -197,7 +197,7 @@ TEST_CASE("report: the page of a real run has its figures, and the folder stays 
   CHECK(program::read(folder.path("run/report.html")).ends_with("</html>\n"));
 }
 
-TEST_CASE("report: refuses what is no run folder, and reports what an incomplete one lacks", "[report]") {
+TEST_CASE("report: refuses other folders, and lists the missing parts of an incomplete run", "[report]") {
   const Folder folder;
   const auto run = [&](const std::string& argument) {
     return program::shell(slipstream_program() + " report " + folder.path(argument));
@@ -239,7 +239,7 @@ TEST_CASE("report: faults, relaunches and stragglers become marks", "[report]") 
   CHECK(run.marks[3].kind == Mark::Kind::other);
 }
 
-TEST_CASE("report: damaged files cost their part of the page and never the page", "[report]") {
+TEST_CASE("report: a damaged file removes its part of the page only", "[report]") {
   const Trained folder;
   std::vector<std::string> names;
   for (const auto& entry : fs::recursive_directory_iterator(folder.path("run")))

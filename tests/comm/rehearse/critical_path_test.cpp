@@ -168,7 +168,7 @@ TEST_CASE("the bubble of a measured pipeline is the idle time that the plan has 
   CHECK(all.joined > 50);
 }
 
-TEST_CASE("what data-parallel ranks wait for is exposed, less what remains without communication", "[overlap]") {
+TEST_CASE("waits of data-parallel ranks are exposed, less the waits that remain without communication", "[overlap]") {
   const std::pair<const char*, std::function<Plan&(ToyJob&)>> strategies[] = {
       {"ddp",
        [](ToyJob& job) -> Plan& {

@@ -61,7 +61,7 @@ TEST_CASE("a part is found again with its shape, snapshots and marks", "[kept]")
   CHECK(found->boxes()[0].first.elems() == 16);
 }
 
-TEST_CASE("one changed bit of a part takes the head, a snapshot or a mark with it", "[kept]") {
+TEST_CASE("one changed bit of a part invalidates the head, a snapshot or a mark", "[kept]") {
   Memory memory;
   memory.write(0, 7, 1);
   memory.write(1, 8, 2);

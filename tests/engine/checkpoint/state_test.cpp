@@ -386,7 +386,7 @@ class WithoutOverride {
   std::array<__user_cap_data_struct, 2> before_ = {};
 };
 
-TEST_CASE("store: a folder that cannot be removed is a sentence", "[checkpoint]") {
+TEST_CASE("store: a folder that cannot be removed gives one error", "[checkpoint]") {
   const TempFolder folder;
   const LogicalTensor tensor{.name = "w", .shape = {4, 4}, .arrays = {kWeight}};
   for (const int64_t step : {1, 2, 3}) save(folder.path(), step, tensor, 1, 1);

@@ -103,7 +103,7 @@ TEST_CASE("loader: ranks that share sequences load their chunks, and together ev
   }
 }
 
-TEST_CASE("loader: evaluation covers the split once and marks the rows that only fill up", "[data]") {
+TEST_CASE("loader: evaluation covers the split once and marks padding rows", "[data]") {
   const auto source = counting(100);
   const EvalSampler sampler(100, {.sequence_length = 9, .micro_batch_size = 4, .global_batch_size = 8},
                             0);  // 11 windows

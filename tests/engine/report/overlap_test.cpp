@@ -226,7 +226,7 @@ TEST_CASE("communication outside compute is not hidden, whatever compute was idl
   check_parts_sum(t);
 }
 
-TEST_CASE("what two stages wait for: hops are exposed, what the other stage computes is a bubble", "[overlap]") {
+TEST_CASE("waits of two stages: pipeline transfers are exposed, compute of the other stage is a bubble", "[overlap]") {
   // The first stage sends at 14 and at 30, and each hop travels for 4. The second wants them at 10 and at 20. Both sum
   // from 42 to 45. Without communication the second would wait from 10 to 14, from 16 to 30 and from 36 to 42.
   OverlapMeter first = meter(), second = meter();
