@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The layouts whose plans are mutated, guarded and raced: every strategy, with every knob that changes its tasks.
+// The layouts whose plans are mutated, guarded and raced: every strategy, with every setting that changes its tasks.
 
 #include <string>
 #include <vector>
