@@ -114,7 +114,7 @@ class Monitor {
   std::mutex state_mutex_;
   std::function<FlightState()> state_;  // under state_mutex_
 
-  // Of the monitor's thread.
+  // Used by the monitor's thread only.
   std::unique_ptr<SideChannel> channel_;
   int rank_, size_;
   std::string run_, host_;

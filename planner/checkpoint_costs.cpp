@@ -26,7 +26,7 @@ int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node, Owne
   return *std::max_element(hosts.begin(), hosts.end());
 }
 
-/// Of the largest rank.
+/// Bytes of the snapshot of the rank with the largest one.
 int64_t snapshot_bytes(const FinishedJob& finished) {
   int64_t most_bytes = 0;
   for (const auto& stage : finished.stages) most_bytes = std::max(most_bytes, stage->buffers.bytes(Owner::snapshot));

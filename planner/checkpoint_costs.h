@@ -15,7 +15,7 @@ namespace slipstream::planner {
 
 struct CheckpointCosts {
   int64_t disk_bytes = 0;  // of the tensors
-  // Of the snapshot; 0 without one (PlanOptions::snapshots).
+  // The snapshot; 0 without one (PlanOptions::snapshots).
   int64_t rank_bytes = 0;           // of the largest rank
   int64_t host_bytes = 0;           // of all ranks of the host with the most
   std::optional<int64_t> added_ns;  // to the step beside which it is copied; none without a snapshot or a rehearsal. On

@@ -25,7 +25,7 @@ struct ChannelEngine {
   std::string why;        // the origin of the choice, such as "H100, NVLink"
 };
 
-/// Of a job on GPUs; empty on CPUs, where transfers take nothing that the rehearsal prices.
+/// Engines of a job on GPUs. Empty on CPUs, where the rehearsal has no price for what transfers occupy.
 struct Engines {
   std::vector<ChannelEngine> channels;  // those with several ranks
   comm::NcclTable nccl;                 // of each of these channels: comm.nccl, completed from the table of the card

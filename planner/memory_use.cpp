@@ -30,7 +30,7 @@ void add_piece(const std::vector<const Access*>& accesses, int64_t size_bytes, s
     if (stops.empty() || stops.back().first != access->position) stops.emplace_back(access->position, false);
     stops.back().second = stops.back().second || access->reads;
   }
-  // Of the stretch that ends at stop i, the first position is counted with the stretch before, unless that held none.
+  // The first position of the stretch that ends at stop i belongs to the stretch before, unless that one is empty.
   for (size_t i = 0; i < stops.size(); ++i) {
     const auto [position, reads] = stops[i];
     const bool held_before = reads;

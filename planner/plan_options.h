@@ -38,7 +38,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
 /// The partition of a model's layers among stages, by the costs of its pieces at the machine's rates.
 struct LayerPartition {
   std::vector<int> layers;       // of each part: from the run file, else balanced
-  bool hides_transfers = false;  // hops are long enough to justify one more live micro-batch per stage
+  bool hides_transfers = false;  // transfers are long enough to justify one more live micro-batch per stage
   int64_t transfer_ns = 0;
 };
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh);

@@ -44,7 +44,8 @@ const Job& largest_stage(const FinishedJob& finished);
 /// Memory that its ranks need. Pure.
 int64_t most_bytes(const FinishedJob& finished);
 
-/// The schedule in virtual time with the modelled durations of every stage's pieces and of hops between stages. Pure.
+/// The schedule in virtual time with the modelled durations of every stage's pieces and of transfers between stages.
+/// Pure.
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns);
 

@@ -45,7 +45,7 @@ struct StageSchedule {
   int stage = 0;
   std::vector<Pass> predicted, measured;  // of one step, from its first pass on any stage
 };
-/// Of pipelines. `measured` is the first whole step of the trace. Pure.
+/// Schedules of pipelines. `measured` is the first whole step of the trace. Pure.
 std::vector<StageSchedule> schedules(const Planned& planned, const Trace& trace);
 
 }  // namespace slipstream::report

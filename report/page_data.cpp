@@ -207,7 +207,7 @@ Json memory_of(const Planned& planned) {
     Json row = Json::object();
     row["bytes"] = Json::object();
     for (const auto& [owner, bytes] : stage.memory_bytes) row["bytes"][owner] = bytes;
-    // Of several rows that share a place, the one with the most bytes stays.
+    // If several rows share a place, the row with the most bytes stays.
     const size_t rows = stage.memory_in_use.size(), most = std::max<size_t>(8, kMostUses / planned.stages.size());
     row["in_use"] = Json::array();
     for (size_t group = 0; group < std::min(rows, most); ++group) {

@@ -22,7 +22,7 @@
 
 namespace slipstream::runtime {
 
-/// What a manifest tells of a run besides its state.
+/// Fields of a manifest besides the state.
 struct RunIdentity {
   std::string data_hash;
   int64_t vocab = 0;

@@ -25,7 +25,7 @@ bool outlives_steps(Owner owner) {
 }  // namespace
 
 void Rank::initialise(uint64_t seed) {
-  // Of a billion parameters one thread would draw for more than a minute.
+  // One thread would need more than a minute to draw a billion parameters.
   ThreadPool pool(threads_);
   for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job_->model.parameters[p];

@@ -91,9 +91,9 @@ class Trainer {
   bool save_beside(int64_t step);
   /// Commits the save in flight, for which all ranks have written their files, or will.
   void finish_save();
-  /// `commit` gets what hinders rank 0, and returns the reason of a failure.
+  /// `commit` gets the problem of rank 0, and returns the reason of a failure.
   void end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit);
-  /// What the host knows of an ended step, before its times are known; none if the run will not go on behind it.
+  /// Loss and norm of an ended step, before its times are known; none if the run will not go on behind it.
   /// `seen`: the last judged step.
   std::optional<checkpoint::KeptMark> mark_of(int64_t step, int64_t seen) const;
   /// Writes the line of the step that this run continues from memory, if that was not written: without times.

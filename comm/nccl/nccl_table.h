@@ -45,7 +45,7 @@ enum class NcclPolicy : int8_t {
   zero,        // no blocks: copy engines, for gathers of registered windows inside a node
 };
 
-/// Of a policy that is set.
+/// The word of the table. `policy` must be set.
 std::string name_of(NcclPolicy policy);
 
 struct NcclChannel {
@@ -82,7 +82,7 @@ struct NcclUse {
   NcclProtocol protocol = NcclProtocol::simple;
   bool from_table = false;
 };
-/// Of all communicators so far, in order of channel, verb and size. Empty if NCCL did not load our tuner.
+/// Choices of all communicators so far, in order of channel, verb and size. Empty if NCCL did not load our tuner.
 std::vector<NcclUse> nccl_uses();
 
 }  // namespace slipstream::comm

@@ -6,7 +6,7 @@
 
 namespace slipstream {
 
-/// Of the thread that calls it. A look costs two system calls, about 1 to 3 us.
+/// CPU usage of the calling thread. A reading costs two system calls, about 1 to 3 us.
 class ThreadUsage {
  public:
   ThreadUsage();

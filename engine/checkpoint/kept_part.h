@@ -4,7 +4,7 @@
 //
 // Bytes: head | marks | slots | text. The text is a manifest line, which has no step and no files and is equal on all
 // ranks of a run, then a line "OFFSET BOX" for each box. A slot is a header and the boxes' bytes; its header comes last
-// and has their hash. A mark has what the host alone knows of a step; a step without one cannot be continued.
+// and has their hash. A mark has the data of a step that only the host has; a step without one cannot be continued.
 
 #include <array>
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace slipstream::checkpoint {
 
-/// What a host knows of a step and its snapshot lacks.
+/// Data of a step that only the host has, so that a snapshot of device memory lacks them.
 struct KeptMark {
   NumericsHistory history;          // after the step
   std::array<double, 4> results{};  // of the step, in the caller's order

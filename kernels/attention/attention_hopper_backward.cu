@@ -282,7 +282,7 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
       __syncwarp();
       if (lane == 0) barrier_arrive(memory.slopes_full(place));
     };
-    // Of a step whose products are complete.
+    // Ends a step whose products are complete.
     const auto finish = [&](const Step& done, int stage) {
       if (lane == 0) barrier_arrive(memory.free(stage));
       barrier_wait(memory.may_add(), addition.parity);

@@ -78,7 +78,7 @@ struct Memory {
     return {bytes + kRingAt + (2 * stage + 1) * Queries::kBytes};
   }
   __device__ __forceinline__ Slopes slopes(int turn) const { return {bytes + kSlopesAt + turn * Slopes::kBytes}; }
-  /// Of the queries of every stage: lse in powers of two, and dout . out.
+  /// Statistics of the queries of every stage: lse in powers of two, and dout . out.
   __device__ __forceinline__ Shared<float> lses() const { return {bytes + kStatisticsAt, kStages * kQueries}; }
   __device__ __forceinline__ Shared<float> deltas() const {
     return {bytes + kStatisticsAt + 4 * kStages * kQueries, kStages * kQueries};

@@ -79,7 +79,7 @@ struct HeadTile {
     return static_cast<uint64_t>(16 * step * 128 / 16);
   }
 
-  /// Of word `lane % 4` of chunk `chunk` of row `row`, in words from the beginning of the tile.
+  /// Position of word `lane % 4` of chunk `chunk` of row `row`, in words from the beginning of the tile.
   __device__ __forceinline__ static int word(int row, int chunk) {
     return chunk / 8 * (kSlabBytes / 4) + row * 32 + (chunk % 8 ^ row % 8) * 4 + lane_of() % 4;
   }

@@ -103,7 +103,8 @@ __device__ __forceinline__ void multiply_weights(float (&sums)[kTiles][kHead / 8
   }
 }
 
-/// Of lane c of every four, words[i] becomes word c of lane i: afterwards a lane has 16 neighbouring bytes of a row.
+/// In every group of four lanes, words[i] of lane c becomes word c of lane i: afterwards a lane has 16 neighbouring
+/// bytes of a row.
 __device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
   const int c = lane_of() % 4;
   ptx::Words whole = {};

@@ -26,7 +26,7 @@ size_t shared_memory_bytes();
 /// The compute capability of this GPU times 10: 90 on H100 and H200. Queried once.
 int compute_capability();
 
-/// Of this GPU. Queried once.
+/// Multiprocessors of this GPU. Queried once.
 int multiprocessors();
 
 /// Enqueues. Runs `kernel` on `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory: at most 99

@@ -86,10 +86,10 @@ struct Layout {
   std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
   std::function<void(ModelSpec&)> change_model;               // before it is planned
   std::function<void(runtime::Rank&)> inspect;                // of every rank, after the last step; ranks are threads
-  /// Of every rank, with a step of 0 before the first: while step + 1 runs and the snapshot of the state after `step`
+  /// Called on every rank, with step 0 before the first: while step + 1 runs and the snapshot of the state after `step`
   /// is done, or after every step when nothing runs.
   std::function<void(runtime::Rank&, int step)> saved, at_rest;
-  /// Of every rank, when nothing runs any more: a slot that holds the state after `step`.
+  /// Called on every rank when nothing runs any more: a slot that holds the state after `step`.
   std::function<void(runtime::Rank&, int step, int slot)> kept;
   std::function<void(const comm::Proof&)> proved;  // of every plan that is made
   std::function<void(Job&)> mutate;                // a mutation test's change to the finished plans of every rank
@@ -119,7 +119,7 @@ struct Trained {
   std::vector<int> skipped;               // by step: was its update skipped?
   std::vector<int64_t> first_not_finite;  // by step: number of the first gradient part that is not finite, or 0
   std::string hash;                       // of all weights
-  // Of every replica: `hash` if its masters are equal, and every weight that its ranks computed with is as in the
+  // Hash of every replica: `hash` if its masters are equal, and every weight that its ranks computed with is as in the
   // replicas before, in every step and in an evaluation after the last one. The masters of ZeRO are made of shards and
   // do not show differences between replicas.
   std::vector<std::string> rank_hashes;

@@ -68,7 +68,7 @@ struct GraphNode {
   std::string work;  // empty: none, such as the record of an event
   std::set<size_t> behind;
 };
-/// Of the most recently captured graph.
+/// Nodes of the most recently captured graph.
 std::vector<GraphNode> captured_nodes();
 
 /// Settings as declared above, counts of calls zero, no pending failure. Nothing may be alive.
