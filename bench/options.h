@@ -17,7 +17,7 @@ struct BenchOptions : RunSource {
 
 /// slipstream bench kernels.
 struct KernelsOptions {
-  int rounds = 30;                 // counted turns
+  int rounds = 30;                 // measured rounds
   std::string csv;                 // path; empty: none
   std::string only;                // rows of "op dtype size" that contain this text; empty: all
   std::vector<int> threads = {1};  // one table each
@@ -27,10 +27,10 @@ struct KernelsOptions {
 struct OverlapOptions : BenchOptions {
   std::string compute = "real";        // real | paced
   std::vector<double> ratios;          // communication / compute; empty: the link of the run file
-  std::string ratio_of = "compute";    // compute | backward: what `ratios` compare communication with
+  std::string ratio_of = "compute";    // compute or backward: the denominator of `ratios`
   std::vector<int> zero;               // ZeRO stages to measure instead; a ratio is then a layer's gather / its forward
                                        // pass
-  std::vector<int> prefetch = {1, 2};  // depths of stage 3
+  std::vector<int> prefetch = {1, 2};  // values of zero.prefetch_depth, for stage 3
   bool ablate = false;                 // one changed setting at a time instead, paced as with `zero`
   double layer_ms = 8;                 // forward pass of a paced layer, with `zero` and `ablate`
   int ranks = 0;                       // imitated by one process; 0: the ranks of the launcher

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream report: writes a run, or several beside each other, as one HTML page.
+// Runs slipstream report: writes one HTML page about a run, or a comparison of several runs.
 
 #include <memory>
 

@@ -45,7 +45,7 @@ void append_all(int file, std::string_view bytes, const std::string& path) {
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
       const int error = errno;
-      if (before >= 0 && ::ftruncate(file, before) != 0) log_info("{} ends in half a line", path);
+      if (before >= 0 && ::ftruncate(file, before) != 0) log_info("{} ends with an incomplete line", path);
       refuse_at(path, error);
     }
     bytes.remove_prefix(static_cast<size_t>(written));

@@ -105,7 +105,7 @@ TEST_CASE(
   });
   CHECK(unequal.job->schedule.shape.lags == std::vector<int>{0, 0});
   CHECK(unequal.proof.holds());
-  CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, by what passes take") !=
+  CHECK(line(unequal).find("weight gradients lag by 0, 0 micro-batches on the stages, chosen by the times of passes") !=
         std::string::npos);
 }
 

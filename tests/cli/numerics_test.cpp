@@ -136,7 +136,7 @@ TEST_CASE("train.on_nan = rollback goes back to a checkpoint and leaves out the 
   const auto signalled = [&](const Result& stopped) {
     INFO(stopped.text);
     CHECK(stopped.code == 75);
-    const auto step = static_cast<int64_t>(number_after(stopped.text, "a signal ended the run behind step "));
+    const auto step = static_cast<int64_t>(number_after(stopped.text, "a signal ended the run after step "));
     CHECK(step > back);
     CHECK(step <= back + 2);  // all ranks know of it a step later
     CHECK(fs::exists(run + fmt::format("/checkpoints/step-{:08}/{}", step, checkpoint::kManifestFile)));
@@ -163,7 +163,7 @@ TEST_CASE("train.on_nan = rollback ends after too many returns, or without a che
     CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
     const auto back = static_cast<size_t>(number_after(returned.text, "The run went back to step "));
     CHECK(metrics(folder.path("run")).size() >= back);
-    check_refused(start(train + " --set checkpoint.interval=1000"), 5, {"No checkpoint to go back to precedes it."});
+    check_refused(start(train + " --set checkpoint.interval=1000"), 5, {"No earlier checkpoint exists."});
   }
 }
 

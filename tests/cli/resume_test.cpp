@@ -336,7 +336,7 @@ TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits",
     const Result stopped = stop(name, "", signal);
     INFO(stopped.text);
     CHECK(stopped.code == 75);
-    CHECK(contains(stopped.text, "a signal ended the run behind step"));
+    CHECK(contains(stopped.text, "a signal ended the run after step"));
     const Result second = call(train(folder, name, steps + " --resume"));
     INFO(second.text);
     REQUIRE(second.code == 0);

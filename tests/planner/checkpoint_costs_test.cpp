@@ -232,8 +232,8 @@ TEST_CASE("the line of plan about snapshots in memory", "[keeping]") {
         "0.2 ms to such a step");
   costs = {.interval = 5, .holder_is_elsewhere = false, .rank_bytes = 6 * kMiB, .host_bytes = 6 * kMiB};
   CHECK(text_of(costs) ==
-        "every 5 steps; 6.0 MiB of host memory per rank (6.0 MiB per host); some ranks share a host with their holder: "
-        "its loss loses them");
+        "every 5 steps; 6.0 MiB of host memory per rank (6.0 MiB per host); both copies of some ranks are on one "
+        "host, whose loss loses them");
 }
 
 TEST_CASE("GPUs refuse snapshots in memory", "[keeping]") {

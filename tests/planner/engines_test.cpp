@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines of channels: the table of cards, settings that override it, and the price of multiprocessors that transfers
-// occupy.
+// Engines of channels: the table of GPU models, settings that override it, and the price of multiprocessors that
+// transfers occupy.
 
 #include "planner/engines.h"
 

@@ -211,7 +211,7 @@ TEST_CASE("report: refuses other folders, and lists the missing parts of an inco
   folder.write("partial/metrics.jsonl", metrics_lines(3, 0) + "{\"step\": 4, \"los");
   const program::Result partial = run("partial");
   CHECK(partial.code == 0);
-  CHECK_THAT(partial.text, Catch::Contains("metrics.jsonl ends in half a line"));
+  CHECK_THAT(partial.text, Catch::Contains("metrics.jsonl ends with an incomplete line"));
   CHECK_THAT(partial.text, Catch::Contains("run.json is missing"));
   CHECK_THAT(partial.text, Catch::Contains("trace/ has no file"));
   folder.write("partial/plan.json", "{\"format\": 2}");
