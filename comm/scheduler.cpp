@@ -15,7 +15,7 @@ namespace slipstream::comm {
 Scheduler::Scheduler(const Job& job, Device& device, std::vector<Stream*> streams)
     : job_(job), device_(device), streams_(std::move(streams)) {
   SLIP_ASSERT(streams_.size() == job.channels.size());
-  meetings_before_.assign(job.channels.size(), 0);
+  communications_before_.assign(job.channels.size(), 0);
 }
 
 void Scheduler::bind(const Plan& plan, const BoundWorks& works) {
@@ -25,9 +25,9 @@ void Scheduler::bind(const Plan& plan, const BoundWorks& works) {
   bound.works = &works;
   // Events exist for items that another stream waits for: all tasks, awaited spine items, and the end of the spine. A
   // seam wait on any other spine item waits for the next recorded one, which completes no earlier.
-  bound.meetings.assign(job_.channels.size(), 0);
+  bound.communications.assign(job_.channels.size(), 0);
   for (const Task& task : plan.tasks)
-    if (is_communication(task.op)) ++bound.meetings[task.channel];
+    if (is_communication(task.op)) ++bound.communications[task.channel];
   bound.recorded.assign(plan.size(), 0);
   for (ItemId i = 0; i < plan.size(); ++i) {
     if (!plan.is_spine(i)) bound.recorded[i] = 1;
@@ -104,7 +104,8 @@ void Scheduler::enter(Bound& bound, uint32_t step, bool is_replayed) {
   cursor_.store(0, std::memory_order_release);
   flown_.push_back({current_, bound.runs++, step});
   if (flown_.size() <= kFlown) return;
-  for (size_t c = 0; c < meetings_before_.size(); ++c) meetings_before_[c] += flown_[0].run.bound->meetings[c];
+  for (size_t c = 0; c < communications_before_.size(); ++c)
+    communications_before_[c] += flown_[0].run.bound->communications[c];
   flown_.pop_front();
 }
 
@@ -181,7 +182,7 @@ class Scheduler::Look {
 
   FlightChannel channel(ChannelId c) const {
     FlightChannel seen{.name = s_.job_.channels[c].name};
-    seen.ended = s_.meetings_before_[c];
+    seen.ended = s_.communications_before_[c];
     const Front& front = fronts_[c];
     const Root held = root(c);
     const int64_t now_ns = monotonic_ns();
@@ -325,7 +326,8 @@ FlightState Scheduler::flight(bool times_events) const {
   look.compute(state.held_by, state.held_group);
   for (ChannelId c = 0; c < job_.channels.size(); ++c) {
     if (job_.channels[c].axis == Axis::self || job_.mesh.group_size(job_.channels[c].axis) == 1) continue;
-    if (std::all_of(bound_.begin(), bound_.end(), [&](const auto& b) { return b.second.meetings[c] == 0; })) continue;
+    if (std::all_of(bound_.begin(), bound_.end(), [&](const auto& b) { return b.second.communications[c] == 0; }))
+      continue;
     state.channels.push_back(look.channel(c));
     state.channels.back().group = group_of(job_, c);
   }

@@ -57,7 +57,7 @@ class Scheduler final : public PointListener {
     std::vector<std::unique_ptr<Event>> events[2];
     std::vector<ItemId> next_recorded;  // per item: itself or the next one on its channel that is recorded
     uint64_t runs = 0;
-    std::vector<int64_t> meetings;  // by channel: communication tasks of a run
+    std::vector<int64_t> communications;  // by channel: communication tasks of a run
   };
   struct Seam {
     std::multimap<ItemId, std::pair<uint32_t, ItemId>> waits;  // to -> (run of the history, from)
@@ -98,7 +98,7 @@ class Scheduler final : public PointListener {
 
   mutable std::mutex mutex_;  // held where a run begins or ends, and by flight()
   std::deque<Flown> flown_;
-  std::vector<int64_t> meetings_before_;  // by channel: communication tasks of the runs before flown_
+  std::vector<int64_t> communications_before_;  // by channel: communication tasks of the runs before flown_
 };
 
 }  // namespace slipstream::comm

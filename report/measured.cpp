@@ -87,9 +87,9 @@ std::map<std::pair<int, std::string>, double> measured_totals(const Planned& pla
   struct Item {
     double sum_ns = 0;
     int ranks = 0;
-    std::string meeting;  // equal on all members of a communication; empty: none
+    std::string rendezvous;  // equal on all members of a communication; empty: none
   };
-  const auto meeting_of = [&](int stage, const SpanName& name, const std::string& channel) -> std::string {
+  const auto rendezvous_of = [&](int stage, const SpanName& name, const std::string& channel) -> std::string {
     if (name.op.empty()) return "";
     if (name.op == "send" || name.op == "recv") return message_of(name.item);
     for (const PlannedChannel& planned_channel : planned.stages[static_cast<size_t>(stage)].channels)
@@ -98,7 +98,7 @@ std::map<std::pair<int, std::string>, double> measured_totals(const Planned& pla
     return fmt::format("{} on stage {}", name.item, stage);
   };
   std::map<std::tuple<int, int64_t, std::string>, Item> items;  // by stage, step and item
-  std::map<std::pair<int64_t, std::string>, double> least_ns;   // by step and meeting
+  std::map<std::pair<int64_t, std::string>, double> least_ns;   // by step and rendezvous
   for (const RankTrace& rank : trace.ranks) {
     const int stage = planned.stage_of(rank.rank);
     if (stage < 0) continue;
@@ -108,22 +108,22 @@ std::map<std::pair<int, std::string>, double> measured_totals(const Planned& pla
       if (name.kind == SpanName::Kind::wait || name.item.empty()) continue;
       Item& item = of_rank[{span.step, name.item}];
       item.sum_ns += static_cast<double>(span.duration_ns);
-      item.meeting = meeting_of(stage, name, rank.channels[static_cast<size_t>(span.channel)]);
+      item.rendezvous = rendezvous_of(stage, name, rank.channels[static_cast<size_t>(span.channel)]);
     }
     for (const auto& [key, item] : of_rank) {
       Item& of_stage = items[{stage, key.first, key.second}];
       of_stage.sum_ns += item.sum_ns;
-      of_stage.meeting = item.meeting;
+      of_stage.rendezvous = item.rendezvous;
       ++of_stage.ranks;
-      if (item.meeting.empty()) continue;
-      const auto [least, is_first] = least_ns.try_emplace({key.first, item.meeting}, item.sum_ns);
+      if (item.rendezvous.empty()) continue;
+      const auto [least, is_first] = least_ns.try_emplace({key.first, item.rendezvous}, item.sum_ns);
       if (!is_first) least->second = std::min(least->second, item.sum_ns);
     }
   }
   std::map<std::pair<int, std::string>, double> totals;
   for (const auto& [key, item] : items)
     totals[{std::get<0>(key), task_of(std::get<2>(key))}] +=
-        item.meeting.empty() ? item.sum_ns / item.ranks : least_ns.at({std::get<1>(key), item.meeting});
+        item.rendezvous.empty() ? item.sum_ns / item.ranks : least_ns.at({std::get<1>(key), item.rendezvous});
   return totals;
 }
 

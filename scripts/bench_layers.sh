@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Measures hidden communication inside sleeping layers: tensor parallelism by token chunks, and the ring of context
+# Measures hidden communication inside layers whose compute sleeps: tensor parallelism by token chunks, and the ring of context
 # parallelism.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -8,7 +8,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 usage() {
   echo "usage: scripts/bench_layers.sh [--steps 10] [--tensor 2,4] [--context 4] [--out runs/bench_layers] [-- FLAGS]"
   echo "  Writes a text and a CSV per number of ranks to --out. Goals: with communication at 0.3 of compute, at least 80 % hidden with the best number of"
-  echo "  chunks; at least 90 % of a ring whose hops take less than a block. FLAGS go to slipstream bench layers. SLIPSTREAM selects another"
+  echo "  chunks; at least 90 % in a ring whose transfers take less than a block. FLAGS go to slipstream bench layers. SLIPSTREAM selects another"
   echo "  program than build/slipstream."
 }
 steps=10 tensor=2,4 context=4 out=runs/bench_layers

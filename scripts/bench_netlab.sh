@@ -63,7 +63,7 @@ theirs() { # ddp | flat; prints "loss ms"
   local i pids=()
   for i in 0 1; do
     OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=wire ip netns exec "$(netlab_host $i)" timeout 900 taskset -c $i "${pytorch[@]}" scripts/bench_vs_pytorch.py "$work/start" \
-      --threads 1 --steps "$steps" --way "$1" --rank $i --world 2 --meet "tcp://$netlab_net.1:29500" >"$work/out$i" 2>"$work/err$i" </dev/null &
+      --threads 1 --steps "$steps" --method "$1" --rank $i --world 2 --address "tcp://$netlab_net.1:29500" >"$work/out$i" 2>"$work/err$i" </dev/null &
     pids+=($!)
   done
   wait "${pids[0]}" && wait "${pids[1]}" || { cat "$work/err0" "$work/err1" >&2; return 1; }
@@ -85,17 +85,17 @@ for ((r = 0; r < rounds; ++r)); do
     echo "$step" >>"$work/alone"
   done
   # Our run comes first and writes the weights and batches for PyTorch.
-  for way in ours bf16 ddp flat; do
-    wants "$way" || continue
-    case "$way" in
+  for method in ours bf16 ddp flat; do
+    wants "$method" || continue
+    case "$method" in
       ours) result=$(ours float32) ;;
       bf16) result=$(ours bfloat16) ;;
-      *) result=$(theirs "$way") ;;
+      *) result=$(theirs "$method") ;;
     esac
     read -r l ms <<<"$result"
-    loss[$way]=$l
-    echo "$ms" >>"$work/ms.$way"
-    echo "round $((r + 1))/$rounds: $way $ms ms, loss $l" >&2
+    loss[$method]=$l
+    echo "$ms" >>"$work/ms.$method"
+    echo "round $((r + 1))/$rounds: $method $ms ms, loss $l" >&2
   done
 done
 
@@ -105,11 +105,11 @@ printf '%-34s%12s%12s%12s%12s\n' implementation "step ms" "bound ms" "/ bound" "
 [[ -z $csv ]] || echo "implementation,model,rate,step_ms,bound_ms,step_over_bound,ddp_over_step,loss" >"$csv"
 ddp=0
 [[ ! -e $work/ms.ddp ]] || ddp=$(median <"$work/ms.ddp")
-for way in ours bf16 ddp flat; do
-  [[ -e $work/ms.$way ]] || continue
-  ms=$(median <"$work/ms.$way")
-  bound=$(median <"$work/bound.$([[ $way == bf16 ]] && echo bfloat16 || echo float32)")
-  case "$way" in
+for method in ours bf16 ddp flat; do
+  [[ -e $work/ms.$method ]] || continue
+  ms=$(median <"$work/ms.$method")
+  bound=$(median <"$work/bound.$([[ $method == bf16 ]] && echo bfloat16 || echo float32)")
+  case "$method" in
     ours) name="slipstream, float32 on the wire" ;;
     bf16) name="slipstream, bfloat16 on the wire" ;;
     ddp) name="PyTorch DDP (gloo)" ;;
@@ -117,10 +117,10 @@ for way in ours bf16 ddp flat; do
   esac
   read -r over times < <(awk -v m="$ms" -v b="$bound" -v d="$ddp" 'BEGIN {printf "%.3f %.2f\n", m / b, d / m}')
   printf '%-34s%12.1f%12.1f%12s%12s\n' "$name" "$ms" "$bound" "$over" "$times"
-  [[ -z $csv ]] || echo "$name,$model,$rate,$ms,$bound,$over,$times,${loss[$way]}" >>"$csv"
+  [[ -z $csv ]] || echo "$name,$model,$rate,$ms,$bound,$over,$times,${loss[$method]}" >>"$csv"
 done
-for way in bf16 ddp flat; do
-  [[ -n ${loss[$way]:-} && -n ${loss[ours]:-} ]] || continue
-  awk -v a="${loss[ours]}" -v b="${loss[$way]}" 'BEGIN {d = a - b; exit !(d < 1e-4 && d > -1e-4)}' ||
-    { echo "bench_netlab: the losses of step 1 are ${loss[ours]} (ours) and ${loss[$way]} ($way), more than 1e-4 apart. The runs did not do the same work." >&2; exit 1; }
+for method in bf16 ddp flat; do
+  [[ -n ${loss[$method]:-} && -n ${loss[ours]:-} ]] || continue
+  awk -v a="${loss[ours]}" -v b="${loss[$method]}" 'BEGIN {d = a - b; exit !(d < 1e-4 && d > -1e-4)}' ||
+    { echo "bench_netlab: the losses of step 1 are ${loss[ours]} (ours) and ${loss[$method]} ($method), more than 1e-4 apart. The runs did not do the same work." >&2; exit 1; }
 done

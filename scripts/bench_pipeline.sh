@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Measures the bubble of every schedule on stages that sleep for equal times, and the cost of hops of 0.1 to 0.5 of a
+# Measures the bubble of every schedule on stages that sleep for equal times, and the cost of transfers of 0.1 to 0.5 of a
 # forward pass.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

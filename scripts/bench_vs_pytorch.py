@@ -19,10 +19,10 @@ arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("folder", help="output folder of bench step --export")
 arguments.add_argument("--steps", type=int, default=10)
 arguments.add_argument("--threads", type=int, default=1)
-arguments.add_argument("--way", choices=["ddp", "flat"], default="ddp", help="method of reducing gradients")
+arguments.add_argument("--method", choices=["ddp", "flat"], default="ddp", help="method of reducing gradients")
 arguments.add_argument("--rank", type=int, default=0)
 arguments.add_argument("--world", type=int, default=1)
-arguments.add_argument("--meet", default="tcp://127.0.0.1:29500", help="address at which the processes meet")
+arguments.add_argument("--address", default="tcp://127.0.0.1:29500", help="address of the first process")
 arguments.add_argument("--about", action="store_true", help="print versions, BLAS and threads without measuring")
 options = arguments.parse_args()
 torch.set_num_threads(options.threads)
@@ -106,8 +106,8 @@ def main():
     optimizer = torch.optim.AdamW(groups, lr=1e-5, betas=(0.9, 0.95), eps=1e-8)
     step_model, flat = model, None
     if options.world > 1:
-        dist.init_process_group("gloo", init_method=options.meet, rank=options.rank, world_size=options.world)
-        if options.way == "ddp":
+        dist.init_process_group("gloo", init_method=options.address, rank=options.rank, world_size=options.world)
+        if options.method == "ddp":
             step_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         else:  # gradients are views of one buffer, so that flat copies nothing
             flat = torch.zeros(sum(p.numel() for p in model.parameters()))

@@ -141,7 +141,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build" / "slipstream")
     parser.add_argument("--delays", type=int, default=10, help="runs with a delay")
-    parser.add_argument("--clean", type=int, default=10, help="runs without one")
+    parser.add_argument("--clean", type=int, default=10, help="runs without a delay")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=pathlib.Path)
     options = parser.parse_args()

@@ -32,7 +32,7 @@ def read(path):
         raise Refusal(f"{path} cannot be read: {error}.") from error
 
 
-def meeting_of(event):
+def rendezvous_of(event):
     """Equal on all members of one communication: (step, name). Both ends of a message differ by verb and part only."""
     args = event["args"]
     item = args.get("item", event["name"])
@@ -43,7 +43,7 @@ def meeting_of(event):
 
 def offsets_of(traces):
     """{rank: ns that its clock is ahead of the first rank's}. The members of a communication end it together."""
-    ends = {rank: {meeting_of(event): event["ts"] + event["dur"] for event in events
+    ends = {rank: {rendezvous_of(event): event["ts"] + event["dur"] for event in events
                    if event["ph"] == "X" and "Collective name" in event["args"]} for rank, events in traces.items()}
     first, *others = sorted(ends)
     ahead, reached = {first: 0.0}, [first]
@@ -52,7 +52,7 @@ def offsets_of(traces):
         for rank in others:
             shared = ends[rank].keys() & ends[known].keys()
             if rank not in ahead and shared:
-                apart = [ends[rank][meeting] - ends[known][meeting] for meeting in shared]
+                apart = [ends[rank][rendezvous] - ends[known][rendezvous] for rendezvous in shared]
                 ahead[rank] = ahead[known] + statistics.median(apart)
                 reached.append(rank)
     return {rank: ahead.get(rank, 0.0) for rank in ends}
@@ -102,7 +102,7 @@ def for_hta(trace, events, entered):
             if event["cat"] == "wait":
                 continue
             if "Collective name" in event["args"]:
-                begin = min(max(event["ts"], entered[meeting_of(event)]), event["ts"] + event["dur"])
+                begin = min(max(event["ts"], entered[rendezvous_of(event)]), event["ts"] + event["dur"])
                 event = {**event, "name": f"ncclKernel_{event['args']['Collective name']} {event['name']}",
                          "ts": round(begin, 3), "dur": round(event["ts"] + event["dur"] - begin, 3)}
             elif event["tid"] != COMPUTE:
@@ -129,8 +129,8 @@ def export(run, out):
                          for event in trace["traceEvents"]]
         for event in aligned[rank]:
             if event["ph"] == "X" and "Collective name" in event["args"]:
-                meeting = meeting_of(event)
-                entered[meeting] = max(entered.get(meeting, event["ts"]), event["ts"])
+                rendezvous = rendezvous_of(event)
+                entered[rendezvous] = max(entered.get(rendezvous, event["ts"]), event["ts"])
     for rank, trace in sorted(traces.items()):
         events = aligned[rank]
         flows = flows_of(plan, rank, events, arrows)

@@ -295,7 +295,7 @@ def torch_seconds(v):
 
 
 def backward_share(v):
-    """Of the compute of a rank with 8 sequences."""
+    """Share of the backward pass in the compute of a rank with 8 sequences."""
     _, _, pieces = step_of(v, "gpt2", batch=8)
     return sum(seconds for piece, seconds in pieces if "gradient" in piece) / sum(seconds for _, seconds in pieces)
 
@@ -353,7 +353,7 @@ def attention_table(v):
 
 
 def rows_of(v):
-    """{(name, unit): (value, basis)} of everything that a card will be asked."""
+    """{(name, unit): (value, basis)} of all forecast goals."""
     rows = {}
 
     def row(name, unit, value, basis):

@@ -64,7 +64,7 @@ def common(a, b):
     return sum(max(0, min(x[1], y[1]) - max(x[0], y[0])) for x in merged(a) for y in merged(b))
 
 
-def meeting(rank, name):
+def rendezvous(rank, name):
     """Equal on the members of a communication."""
     operation, what = name.split(".", 1)
     if operation in ("send", "recv"):
@@ -119,7 +119,7 @@ def replay(ranks):
     for r, rank in enumerate(ranks):
         for key in rank.works:
             if rank.is_task[key]:
-                entries[(key[0], meeting(r, key[1]))].append((r, key))
+                entries[(key[0], rendezvous(r, key[1]))].append((r, key))
     before = collections.defaultdict(set)
     for r, rank in enumerate(ranks):
         for channel in rank.order.values():
@@ -153,7 +153,7 @@ def replay(ranks):
             if not rank.is_task[key]:
                 ends[(r, key)] = begin + rank.works[key][1] - rank.works[key][0]
                 continue
-            members = entries[(key[0], meeting(r, key[1]))]
+            members = entries[(key[0], rendezvous(r, key[1]))]
             if all(member in begins for member in members):
                 for member in members:
                     ends[member] = max(begins[m] for m in members)
@@ -182,10 +182,10 @@ class TraceAgrees(unittest.TestCase):
             for r, rank in enumerate(ranks):
                 for key, (begin, _) in rank.works.items():
                     if rank.is_task[key] and key[0] == step:
-                        members[meeting(r, key[1])].append(begin)
+                        members[rendezvous(r, key[1])].append(begin)
             for r, rank in enumerate(ranks):
                 begin, end = rank.begin(step), rank.begin(step + 1)
-                tasks = [(max(members[meeting(r, key[1])]), times[1]) for key, times in rank.works.items()
+                tasks = [(max(members[rendezvous(r, key[1])]), times[1]) for key, times in rank.works.items()
                          if rank.is_task[key] and key[0] == step]
                 sums["step_ms"] += (end - begin) / 2
                 sums["compute_ms"] += length(rank.spans[step]) / 2

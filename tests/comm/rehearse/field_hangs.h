@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reported hangs of other systems as programs of their ranks, each with the order that its repair gives; and the
-// definition of a hang: calls in order, meetings that end when all members have arrived.
+// definition of a hang: calls in order, a rendezvous that ends when all members have arrived.
 //
 // Expert parallelism does not exist here: its communicators are channels over all ranks of a mesh.
 
@@ -42,34 +42,34 @@ inline std::string wire(const std::string& channel) { return is_pipe(channel) ? 
 
 /// Identifies the calls that meet: wire, sender, receiver, and how many the rank issued there before. Collectives: -1,
 /// -1.
-struct Meeting {
+struct Rendezvous {
   std::string wire;
   int from = -1, to = -1, number = 0;
-  auto operator<=>(const Meeting&) const = default;
+  auto operator<=>(const Rendezvous&) const = default;
 };
 
-/// The meeting of every call of every rank.
-inline std::vector<std::vector<Meeting>> meetings_of(const std::vector<Program>& programs) {
+/// The rendezvous of every call of every rank.
+inline std::vector<std::vector<Rendezvous>> rendezvous_of(const std::vector<Program>& programs) {
   const auto n = static_cast<int>(programs.size());
-  std::vector<std::vector<Meeting>> meetings;
+  std::vector<std::vector<Rendezvous>> all_rendezvous;
   for (int rank = 0; rank < n; ++rank) {
-    std::map<Meeting, int> count;
-    meetings.emplace_back();
+    std::map<Rendezvous, int> count;
+    all_rendezvous.emplace_back();
     for (const Call& call : programs[static_cast<size_t>(rank)]) {
-      Meeting meeting{.wire = wire(call.channel)};
+      Rendezvous rendezvous{.wire = wire(call.channel)};
       const int other = ((rank + call.peer) % n + n) % n;
       if (is_pair(call.op)) {
-        meeting.from = call.op == Op::send ? rank : other;
-        meeting.to = call.op == Op::send ? other : rank;
+        rendezvous.from = call.op == Op::send ? rank : other;
+        rendezvous.to = call.op == Op::send ? other : rank;
       }
-      meeting.number = count[meeting]++;
-      meetings.back().push_back(meeting);
+      rendezvous.number = count[rendezvous]++;
+      all_rendezvous.back().push_back(rendezvous);
     }
   }
-  return meetings;
+  return all_rendezvous;
 }
 
-/// What the members of a meeting must have in common. `name` of a transfer is that behind its verb.
+/// What the members of a rendezvous must have in common. `name` of a transfer is that behind its verb.
 inline std::string content(const Call& call) {
   if (is_pair(call.op)) return call.name.substr(5) + " " + std::to_string(call.elems);
   return call.name + " " + name_of(call.op) + " " + std::to_string(call.elems) + " " + std::to_string(call.peer);
@@ -81,16 +81,16 @@ struct Reached {
   int arrived = 0;  // calls that begin, of all ranks
 };
 
-/// Plays the programs by definition: as long as any call may begin or any meeting may end, it does.
+/// Plays the programs by definition: as long as any call may begin or any rendezvous may end, it does.
 inline Reached play(const std::vector<Program>& programs) {
-  const std::vector<std::vector<Meeting>> meetings = meetings_of(programs);
+  const std::vector<std::vector<Rendezvous>> all_rendezvous = rendezvous_of(programs);
   enum class State { waits, arrived, ended };
   std::vector<std::vector<State>> states;
   for (const Program& program : programs) states.emplace_back(program.size(), State::waits);
   Reached reached;
   for (bool moved = true; moved;) {
     moved = false;
-    std::map<Meeting, std::vector<std::array<size_t, 2>>> present;  // rank and call
+    std::map<Rendezvous, std::vector<std::array<size_t, 2>>> present;  // rank and call
     for (size_t r = 0; r < programs.size(); ++r)
       for (size_t i = 0; i < programs[r].size(); ++i) {
         bool begins = states[r][i] == State::waits;
@@ -98,10 +98,10 @@ inline Reached play(const std::vector<Program>& programs) {
           if (programs[r][j].stream == programs[r][i].stream || programs[r][j].channel == programs[r][i].channel)
             begins &= states[r][j] == State::ended;
         if (begins) states[r][i] = State::arrived, ++reached.arrived, moved = true;
-        if (states[r][i] == State::arrived) present[meetings[r][i]].push_back({r, i});
+        if (states[r][i] == State::arrived) present[all_rendezvous[r][i]].push_back({r, i});
       }
-    for (const auto& [meeting, members] : present) {
-      const size_t all = meeting.from >= 0 ? 2 : programs.size();
+    for (const auto& [rendezvous, members] : present) {
+      const size_t all = rendezvous.from >= 0 ? 2 : programs.size();
       bool same = members.size() == all;
       for (const auto& [r, i] : members)
         same &= content(programs[r][i]) == content(programs[members[0][0]][members[0][1]]);

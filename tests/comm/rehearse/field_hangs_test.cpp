@@ -116,14 +116,14 @@ class Wire {
  public:
   explicit Wire(size_t ranks) : ranks_(ranks) {}
 
-  void meet(const Meeting& meeting, const std::string& content) {
+  void meet(const Rendezvous& rendezvous, const std::string& content) {
     std::unique_lock lock(mutex_);
-    std::vector<std::string>& present = present_[meeting];
+    std::vector<std::string>& present = present_[rendezvous];
     present.push_back(content);
     ++arrived_;
     changed_.notify_all();
     changed_.wait(lock, [&] {
-      return aborted_ || (present.size() == (meeting.from >= 0 ? 2 : ranks_) &&
+      return aborted_ || (present.size() == (rendezvous.from >= 0 ? 2 : ranks_) &&
                           std::set<std::string>(present.begin(), present.end()).size() == 1);
     });
   }
@@ -141,7 +141,7 @@ class Wire {
   const size_t ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<Meeting, std::vector<std::string>> present_;
+  std::map<Rendezvous, std::vector<std::string>> present_;
   int arrived_ = 0;
   bool aborted_ = false;
 };
@@ -150,7 +150,7 @@ class Wire {
 class Ranks {
  public:
   explicit Ranks(const std::vector<Program>& programs) : wire_(programs.size()) {
-    const std::vector<std::vector<Meeting>> meetings = meetings_of(programs);
+    const std::vector<std::vector<Rendezvous>> all_rendezvous = rendezvous_of(programs);
     ToyJob toy;
     const std::vector<Plan*> plans = plans_of(toy, programs);
     for (size_t r = 0; r < programs.size(); ++r) {
@@ -167,8 +167,8 @@ class Ranks {
                              {},
                              {},
                              {},
-                             [this, meeting = meetings[r][i], what = content(programs[r][i])](LaunchContext&) {
-                               wire_.meet(meeting, what);
+                             [this, rendezvous = all_rendezvous[r][i], what = content(programs[r][i])](LaunchContext&) {
+                               wire_.meet(rendezvous, what);
                              }};
       std::vector<Stream*> streams;
       for (const Channel& channel : rank.job.channels)
@@ -266,7 +266,7 @@ TEST_CASE("reported hangs that run anyway are named by the watchdog; repaired or
 
 namespace {
 
-/// Programs that end: a hidden sequence of meetings, each written into the programs of its members.
+/// Programs that end: a hidden sequence of rendezvous, each written into the programs of its members.
 std::vector<Program> random_programs(std::mt19937_64& random, bool one_stream) {
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); };
   const int ranks = 2 + below(4), calls = 3 + below(12);
