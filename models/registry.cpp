@@ -24,8 +24,10 @@ ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {
   if (options.width % options.heads != 0)
     throw ConfigError("[model] heads {} must divide width {}.", options.heads, options.width);
   if (options.tokens > options.context)
-    throw ConfigError("[model] train.sequence_length {} exceeds model.context {}. Lower the one or raise the other.",
-                      options.tokens, options.context);
+    throw ConfigError(
+        "[model] train.sequence_length {} exceeds model.context {}. Lower train.sequence_length, or raise "
+        "model.context.",
+        options.tokens, options.context);
   // The rules of the run file (engine/config/validate.h).
   SLIP_ASSERT(options.heads % options.tensor == 0 && options.kv_heads % options.tensor == 0 &&
               options.ffn_width % options.tensor == 0);

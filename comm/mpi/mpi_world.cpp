@@ -226,7 +226,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::
           "layout.",
           rank, world.size() - 1);
   if (std::count(ranks.begin(), ranks.end(), world.rank()) != 1)
-    throw CommError("[mpi] rank {} makes a communicator of {} ranks in which it is not exactly one.", world.rank(),
+    throw CommError("[mpi] rank {} must appear exactly once among the {} ranks of its communicator.", world.rank(),
                     ranks.size());
   if (ranks.size() == 1) return std::make_unique<HostCommunicator>(make_self_transport(), options);
   MPI_Group all, members;

@@ -117,8 +117,10 @@ void form_groups(Job& job) {
       return !each.holds || each.holds(job.model, parameter);
     });
     if (rule == job.options.groups.end())
-      throw PlanError("[plan] no group holds {}: nothing would update it. Let the last group hold all that is left.",
-                      parameter.name());
+      throw PlanError(
+          "[plan] no parameter group contains {}, so it would not be updated. Let the last group contain the remaining "
+          "parameters.",
+          parameter.name());
     job.groups[static_cast<size_t>(rule - job.options.groups.begin())].parameters.push_back(p);
   }
 }
