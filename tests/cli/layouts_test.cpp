@@ -44,14 +44,14 @@ TEST_CASE("a schedule that was written to a file is read back, and trains the we
     const Result made = call(plan + "=" + kind);
     INFO(kind << "\n" << made.text);
     REQUIRE(made.code == 0);
-    CHECK(contains(made.text, "with more micro-batches alive") == (kind == "1f1b" || kind == "zb_h1"));
+    CHECK(contains(made.text, "with more micro-batches in flight") == (kind == "1f1b" || kind == "zb_h1"));
     const std::string written = read(csv);
     const Result again = call(plan + file);
     INFO(again.text);
     REQUIRE(again.code == 0);
     CHECK(read(csv) == written);
     CHECK(contains(again.text, "pipeline: " + csv + " over 2 stages" + (parts > 1 ? " x 2" : "") + " of "));
-    CHECK(!contains(again.text, "with more micro-batches alive"));  // the file fixes the number
+    CHECK(!contains(again.text, "with more micro-batches in flight"));  // the file fixes the number
     const Result trained = on_ranks(2, "train " + piped + " --set pipeline.schedule" + file);
     INFO(trained.text);
     REQUIRE(trained.code == 0);

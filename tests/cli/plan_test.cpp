@@ -237,7 +237,7 @@ TEST_CASE("an imported schedule for other chunks, or one that waits in a circle,
 TEST_CASE("plan uses the device of the machine file unless the run file sets one", "[cli]") {
   Folder folder;
   const std::string plan = "plan " + run_file(folder) + " --ranks 2 --machine " + source_dir() + "/configs/machines/";
-  const std::string on_gpus = "NCCL buffers", on_cpus = "on a CPU an update takes the cores that compute";
+  const std::string on_gpus = "NCCL buffers", on_cpus = "on a CPU an update takes cores from compute";
   for (const auto& [machine, sets, gpus] : std::initializer_list<std::tuple<std::string, std::string, bool>>{
            {"h100x8.toml", "", true},
            {"h100x8.toml", " --set comm.backend=mpi", false},

@@ -161,7 +161,7 @@ TEST_CASE("parameter groups: unsupported combinations are refused") {
   Layout layout{.name = "groups", .model = tiny_gpt2(), .ranks = 2, .micro_batch = 6};
   const auto matrix = [](const ModelSpec&, const ParameterSpec& parameter) { return parameter.decay; };
   layout.groups = {{"matrices", &optimizers().front(), matrix}};
-  CHECK_THROWS_WITH(make_job(layout, 0), Catch::Contains("no group holds"));
+  CHECK_THROWS_WITH(make_job(layout, 0), Catch::Contains("no parameter group contains"));
   layout.groups.push_back({"vectors", &optimizers().front()});
   layout.model.split_tied_embedding = false;
   layout.zero_stage = 2;
