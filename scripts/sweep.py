@@ -59,7 +59,8 @@ SLURM_KEYS = {"options": list, "at_once": int}
 OWN_KEYS = ("output.dir", "checkpoint.dir")
 MOST_TRIALS = 100_000
 WARM_STEPS = 2  # left out of means, as in slipstream report
-MEANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "skew_ms", "bound_ms", "mfu")
+MEANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "input_ms", "other_ms",
+         "skew_ms", "bound_ms", "mfu")
 LASTS = ("tokens", "loss", "val_loss")
 # 97.5 % quantiles of Student's t distribution for 1 to 30 degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -450,7 +451,7 @@ class Runner:
         keys = [key for key in (*MEANS, *LASTS, "forecast_ms", "memory_bytes") if any(key in row["figures"] for row in rows)]
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
-        settings = list(dict.fromkeys(key for row in rows for key in row["settings"]))
+        settings = [key for key in self.sweep.varied if key != "ranks"]
         writer.writerow(["ranks", *settings, "runs", "failed", "why", *(f"{key}{part}" for key in keys for part in ("", "_low", "_high"))])
         for row in rows:
             shown = [number for key in keys for number in row["figures"].get(key, dict.fromkeys(("mean", "low", "high"))).values()]

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of real runs in headless Chromium: their numbers are those of the run's files, and no text of a run is code.
 
-Arguments: the program and mpirun. With SLIPSTREAM_SCREENSHOTS=FOLDER, also pictures in light, dark and phone width.
+Arguments: the program, mpirun and scripts/sweep.py. With SLIPSTREAM_SCREENSHOTS=FOLDER, also pictures in light, dark and phone width.
 """
 
+import csv
 import html.parser
 import json
 import os
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM, MPIRUN = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+PROGRAM, MPIRUN, SWEEP = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathlib.Path(sys.argv[3]).resolve()
 EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
 PICTURES = os.environ.get("SLIPSTREAM_SCREENSHOTS")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -219,6 +220,63 @@ class Pages(unittest.TestCase):
         self.assertEqual(set(keys), {"optimizer.learning_rate", "output.dir", "checkpoint.dir"})
         self.assertTrue(any(HOSTILE_TEXT in row[2] for row in dom.tables["Events in the order of their steps"]))
         self.pictures("comparison", self.folder / "both.html")
+
+    def test_numbers_of_a_sweep_are_those_of_its_table(self):
+        (self.folder / "scaling.toml").write_text(
+            'run = "run.toml"\nrepeats = 2\n[set]\n"train.steps" = 12\n[grid]\nranks = [1, 2]\n"zero.stage" = [0, 1]\n')
+        shell(SWEEP, "scaling.toml", "--dir", "scaling", "--program", PROGRAM, "--launcher",
+              f"{MPIRUN} --oversubscribe --bind-to none", folder=self.folder)
+        shell(PROGRAM, "report", "scaling", folder=self.folder)
+        dom = self.dom(self.folder / "scaling/report.html")
+        self.assertNotIn("missing", dom.ids)
+        for section in ("scaling", "stages", "steps", "timelines", "points"):
+            self.assertIn(section, dom.ids)
+        with open(self.folder / "scaling/sweep.csv", newline="") as file:
+            table = list(csv.DictReader(file))
+        points = {row[0]: row for row in dom.tables["All points"]}
+        self.assertEqual(len(points), 4)
+        speed = {row[0]: row[1:] for row in dom.tables["Strong scaling"]}
+        for row in table:
+            shown = points[f"ranks {row['ranks']}, stage {row['zero.stage']}"]
+            self.assertEqual(shown[1], 2)
+            for column, key in ((3, "step_ms"), (4, "forecast_ms"), (5, "tokens_per_s")):
+                self.assertAlmostEqual(shown[column], float(row[key]), delta=1e-7 * shown[column])
+            # Lines of a group: measured, ideal, forecast.
+            measured, ideal, forecast = speed[row["ranks"]][3 * int(row["zero.stage"]):][:3]
+            self.assertAlmostEqual(measured, float(row["tokens_per_s"]), delta=1e-7 * measured)
+            base = next(one for one in table if (one["ranks"], one["zero.stage"]) == ("1", row["zero.stage"]))
+            self.assertAlmostEqual(ideal, float(base["tokens_per_s"]) * int(row["ranks"]), delta=1e-7 * ideal)
+            self.assertAlmostEqual(forecast, float(row["tokens"]) / float(row["forecast_ms"]) * 1e3, delta=1e-7 * forecast)
+        for row in dom.tables["Memory of a rank"]:
+            ranks, stage = row[0].split(", ")
+            run = next(one for one in table if f"ranks {one['ranks']}" == ranks and f"stage {one['zero.stage']}" == stage)
+            self.assertEqual(row[-1], float(run["memory_bytes"]))
+            self.assertAlmostEqual(sum(cell for cell in row[1:-1] if cell == cell), row[-1])
+        self.pictures("sweep", self.folder / "scaling/report.html")
+
+    def test_a_sweep_that_is_hostile_or_unfinished(self):
+        folder = self.folder / "hostile"
+        folder.mkdir()
+        figures = {"step_ms": {"mean": 10.0, "low": 9.0, "high": 11.0}, "exposed_ms": {"mean": 2.5, "low": None, "high": None},
+                   "hidden": {"mean": 0.5, "low": 0.4, "high": 0.6}, HOSTILE_TEXT: {"mean": 1}, "loss": "none"}
+        points = [{"ranks": 2, "settings": {"comm.emulate.bandwidth": rate, "overlap.grad_reduce": HOSTILE_TEXT}, "runs": 1,
+                   "failed": failed, "why": HOSTILE_TEXT, "trials": ["../../etc"], "figures": figures}
+                  for rate, failed in (("1Gbit/s", 1), ("500Mbit/s", 0), (HOSTILE_TEXT, 0))]
+        record = {"format": 1, "name": HOSTILE_NAME, "run": HOSTILE_TEXT, "repeats": 2,
+                  "varied": ["comm.emulate.bandwidth", "overlap.grad_reduce"], "points": points}
+        (folder / "sweep.json").write_text(json.dumps(record))
+        shell(PROGRAM, "report", folder, folder=self.folder)
+        dom = self.dom(folder / "report.html")
+        self.assertNotIn("owned", [dom.title, *dom.ids])
+        self.assertNotIn("img", dom.tags)
+        self.assertIn("2 of 6 runs have not run yet", self.text)
+        shares = {row[0]: row[1] for row in dom.tables["Hidden communication"]}
+        self.assertEqual(shares, {"1Gbit/s": 50.0, "500Mbit/s": 50.0})
+        self.assertEqual(len(dom.tables["Failed runs"]), 1)
+        for text in ("{", "[]", '{"format": 2, "points": []}'):
+            (folder / "sweep.json").write_text(text)
+            shell(PROGRAM, "report", folder, folder=self.folder, code=3)
+        shell(PROGRAM, "report", folder, folder, folder=self.folder, code=2)
 
 
 if __name__ == "__main__":
