@@ -52,12 +52,15 @@ class CommBench : WorldBench {
         options_(options),
         min_bytes_(parse_bytes(options.smallest)),
         max_bytes_(parse_bytes(options.largest)),
+        line_rate_(options.line_rate.empty() ? 0 : static_cast<double>(parse_bytes_per_second(options.line_rate))),
         on_gpus_(assignment_.kind == DeviceKind::cuda),
         ranks_(world_.size()),
         device_(assignment_.make_device()),
         communicator_(world_.communicator(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
                                           assignment_.kind, assignment_.wire(config_, *device_))),
+        library_(on_gpus_ || config_.comm.emulate.bandwidth_bytes_per_second > 0 ? nullptr
+                                                                                 : world_.library_communicator()),
         stream_(device_->make_stream({.name = "comm", .high_priority = true})),
         from_(device_->allocate(max_bytes_, "sent")),
         to_(device_->allocate(max_bytes_, "received")),
@@ -74,12 +77,8 @@ class CommBench : WorldBench {
     print_header();
     for (const VerbRow& verb : kVerbs) {
       if (!chosen(options_.verbs, verb.name)) continue;
-      for (const char* algorithm : {"direct", "ring", "nccl"}) {
-        const bool exists = on_gpus_ ? std::string_view(algorithm) == "nccl"
-                                     : std::string_view(algorithm) == "direct" ||
-                                           (std::string_view(algorithm) == "ring" && verb.has_ring);
-        if (exists && (on_gpus_ || chosen(options_.algorithms, algorithm))) measure(verb, algorithm);
-      }
+      for (const char* algorithm : {"direct", "ring", "library", "nccl"})
+        if (exists(verb, algorithm) && (on_gpus_ || chosen(options_.algorithms, algorithm))) measure(verb, algorithm);
     }
     if (world_.rank() == 0 && !options_.machine.empty()) write_machine();
     return wrong_ == 0;
@@ -89,6 +88,11 @@ class CommBench : WorldBench {
   static bool chosen(const std::vector<std::string>& names, std::string_view name) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
   }
+  bool exists(const VerbRow& verb, std::string_view algorithm) const {
+    if (on_gpus_) return algorithm == "nccl";
+    if (algorithm == "library") return library_ != nullptr;
+    return algorithm == "direct" || (algorithm == "ring" && verb.has_ring);
+  }
   bool has_parts(const VerbRow& verb) const { return verb.operands != Operands::whole; }
   /// Elements of Transfer for an operation of `bytes`.
   int64_t elems_of(const VerbRow& verb, int64_t bytes) const { return bytes / 4 / (has_parts(verb) ? ranks_ : 1); }
@@ -96,7 +100,7 @@ class CommBench : WorldBench {
   /// send: even ranks send to the next one. The last of an odd number has no partner.
   bool is_idle(const VerbRow& verb) const { return verb.op == Op::send && (world_.rank() ^ 1) >= ranks_; }
 
-  Work bind(const VerbRow& verb, int64_t elems, Algorithm algorithm) {
+  Work bind(comm::Communicator& by, const VerbRow& verb, int64_t elems, Algorithm algorithm) {
     const int64_t whole = elems * 4, parts = whole * ranks_;
     const bool from_parts = verb.operands == Operands::from_parts || verb.operands == Operands::both_parts;
     const bool to_parts = verb.operands == Operands::to_parts || verb.operands == Operands::both_parts;
@@ -107,20 +111,19 @@ class CommBench : WorldBench {
                                   .algorithm = algorithm};
     switch (verb.op) {
       case Op::all_reduce:
-        return communicator_->all_reduce(transfer);
+        return by.all_reduce(transfer);
       case Op::reduce_scatter:
-        return communicator_->reduce_scatter(transfer);
+        return by.reduce_scatter(transfer);
       case Op::all_gather:
-        return communicator_->all_gather(transfer);
+        return by.all_gather(transfer);
       case Op::broadcast:
-        return communicator_->broadcast(transfer, 0);
+        return by.broadcast(transfer, 0);
       case Op::all_to_all:
-        return communicator_->all_to_all(transfer);
+        return by.all_to_all(transfer);
       case Op::exchange:
-        return communicator_->exchange(transfer, peer(1), peer(-1));
+        return by.exchange(transfer, peer(1), peer(-1));
       default:
-        return world_.rank() % 2 == 0 ? communicator_->send(transfer, world_.rank() ^ 1)
-                                      : communicator_->recv(transfer, world_.rank() ^ 1);
+        return world_.rank() % 2 == 0 ? by.send(transfer, world_.rank() ^ 1) : by.recv(transfer, world_.rank() ^ 1);
     }
   }
 
@@ -211,7 +214,8 @@ class CommBench : WorldBench {
       const int64_t elems = elems_of(verb, bytes);
       if (elems == 0) continue;
       const int64_t size = elems * 4 * (has_parts(verb) ? ranks_ : 1);
-      const Work work = is_idle(verb) ? Work{} : bind(verb, elems, algorithm);
+      const Work work =
+          is_idle(verb) ? Work{} : bind(name == "library" ? *library_ : *communicator_, verb, elems, algorithm);
       const int64_t wrong = check(verb, work, elems);
       wrong_ += wrong;
       const double seconds = time(verb, work), algorithm_rate = static_cast<double>(size) / seconds,
@@ -221,10 +225,12 @@ class CommBench : WorldBench {
                          seconds});
       bus_sum += bus_rate;
       if (world_.rank() != 0) continue;
-      print_result("{:<16}{:<8}{:>11}{:>11}{:>12.1f}{:>10.3f}{:>10.3f}{:>8}\n", verb.name, name, size, elems,
-                   seconds * 1e6, algorithm_rate * 1e-9, bus_rate * 1e-9, wrong);
-      csv_.row("{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{}\n", verb.name, name, ranks_, hosts_, size, elems,
-               seconds * 1e6, algorithm_rate * 1e-9, bus_rate * 1e-9, wrong);
+      const double share = line_rate_ > 0 ? bus_rate / line_rate_ : 0;
+      print_result("{:<16}{:<8}{:>11}{:>11}{:>12.1f}{:>10.3f}{:>10.3f}{}{:>8}\n", verb.name, name, size, elems,
+                   seconds * 1e6, algorithm_rate * 1e-9, bus_rate * 1e-9,
+                   line_rate_ > 0 ? fmt::format("{:>9.1f} %", 100 * share) : "", wrong);
+      csv_.row("{},{},{},{},{},{},{:.17g},{:.17g},{:.17g},{:.17g},{}\n", verb.name, name, ranks_, hosts_, size, elems,
+               seconds * 1e6, algorithm_rate * 1e-9, bus_rate * 1e-9, share, wrong);
       flush_printed();
     }
     if (samples.empty() || world_.rank() != 0) return;
@@ -233,7 +239,8 @@ class CommBench : WorldBench {
                  bus_sum * 1e-9 / static_cast<double>(samples.size()), fit.latency_s * 1e6,
                  fit.bytes_per_second > 0 ? fmt::format("{:.3f} GB/s", fit.bytes_per_second * 1e-9) : "no bandwidth",
                  100 * fit.error_max);
-    if (verb.op == Op::all_reduce && (best_name_.empty() || fit.bytes_per_second > best_.bytes_per_second)) {
+    if (verb.op == Op::all_reduce && name != "library" &&
+        (best_name_.empty() || fit.bytes_per_second > best_.bytes_per_second)) {
       best_ = fit;
       best_name_ = name;
     }
@@ -242,7 +249,8 @@ class CommBench : WorldBench {
   void print_header() {
     if (world_.rank() != 0) return;
     csv_.open(options_.csv,
-              "verb,algorithm,world_size,hosts,operation_bytes,operation_elems,time_us,algbw_GBps,busbw_GBps,wrong\n");
+              "verb,algorithm,world_size,hosts,operation_bytes,operation_elems,time_us,algbw_GBps,busbw_GBps,share_of_"
+              "line,wrong\n");
     const Emulate& link = config_.comm.emulate;
     print_result("{} ranks on {}, {}{}; float32; medians; bandwidths as in nccl-tests\n", ranks_,
                  counted(hosts_, "host"), on_gpus_ ? "NCCL" : "MPI",
@@ -250,8 +258,8 @@ class CommBench : WorldBench {
                      ? ""
                      : fmt::format(", emulated link of {:.3f} GB/s",
                                    static_cast<double>(link.bandwidth_bytes_per_second) * 1e-9));
-    print_result("{:<16}{:<8}{:>11}{:>11}{:>12}{:>10}{:>10}{:>8}\n", "verb", "", "bytes", "elems", "time us",
-                 "alg GB/s", "bus GB/s", "wrong");
+    print_result("{:<16}{:<8}{:>11}{:>11}{:>12}{:>10}{:>10}{}{:>8}\n", "verb", "", "bytes", "elems", "time us",
+                 "alg GB/s", "bus GB/s", line_rate_ > 0 ? "     / line" : "", "wrong");
   }
 
   /// Writes the machine file.
@@ -273,10 +281,12 @@ class CommBench : WorldBench {
 
   const CommBenchOptions& options_;
   const int64_t min_bytes_, max_bytes_;
+  const double line_rate_;  // bytes per second; 0: not compared
   bool on_gpus_;
   int ranks_, hosts_ = 1;
   std::unique_ptr<Device> device_;
   std::unique_ptr<comm::Communicator> communicator_;
+  std::unique_ptr<comm::Communicator> library_;  // none on GPUs and over an emulated link, which it would not pass
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Allocation> from_, to_;
   Memory memory_;
@@ -296,6 +306,7 @@ int bench_comm(const CommBenchOptions& options) {
     setting.world.together([&] {
       if (setting.world.size() < 2)
         throw ConfigError("[bench] comm needs at least 2 ranks, got 1. Start it with mpirun -np 2.");
+      if (!options.line_rate.empty()) parse_bytes_per_second(options.line_rate);
       const int64_t least = parse_bytes(options.smallest), most = parse_bytes(options.largest);
       if (least < 4 || most < least)
         throw ConfigError("[bench] --min {} and --max {} must be at least 4 bytes, and --max at least --min.",

@@ -14,6 +14,7 @@ struct CommBenchOptions : BenchOptions {
   std::string smallest = "1KiB", largest = "256MiB";  // operations
   std::vector<std::string> verbs, algorithms;         // empty: all
   double seconds = 1;                                 // most time of a row
+  std::string line_rate;                              // of the link, for instance 1Gbit/s; empty: not compared
   std::string machine;                                // path of the machine file to write; empty: none
 };
 

@@ -185,11 +185,13 @@ void add_comm(CLI::App& bench, Run& chosen) {
       ->check(
           CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange", "send"}))
       ->type_name("VERB,...");
-  add_list(command, "--algorithms", options->algorithms, "on CPUs: direct,ring; default: both")
-      ->check(CLI::IsMember({"direct", "ring"}))
+  add_list(command, "--algorithms", options->algorithms,
+           "on CPUs: direct,ring,library; default: all; library: the verbs of the MPI library")
+      ->check(CLI::IsMember({"direct", "ring", "library"}))
       ->type_name("ALGORITHM,...");
   command->add_option("--seconds", options->seconds, "time of a row, but at least three measurements")
       ->check(positive());
+  command->add_option("--line-rate", options->line_rate, "compare bus bandwidth with this rate, for instance 1Gbit/s");
   command->add_option("--machine", options->machine, "write a machine file with the fitted link of all_reduce");
   command->add_option("--csv", options->csv, "write the table to this file");
   command->callback([&chosen, options] { chosen = [options] { return bench::bench_comm(*options); }; });

@@ -157,6 +157,8 @@ std::unique_ptr<comm::Communicator> World::communicator(double bytes_per_second,
                        std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns}), wire.traffic);
 }
 
+std::unique_ptr<comm::Communicator> World::library_communicator() { return comm::make_library_communicator(*mpi_); }
+
 std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
                                                                       int64_t latency_ns, int64_t timeout_seconds,
                                                                       DeviceKind kind, const WireOptions& wire) {

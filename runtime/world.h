@@ -99,6 +99,8 @@ class World {
   /// Blocks. Collective. One communicator of all ranks on the same wire.
   std::unique_ptr<comm::Communicator> communicator(double bytes_per_second, int64_t latency_ns, int64_t timeout_seconds,
                                                    DeviceKind kind, const WireOptions& wire);
+  /// Blocks. Collective. The same with the MPI library's own verbs, for comparisons; see comm::MpiWorld.
+  std::unique_ptr<comm::Communicator> library_communicator();
 
  private:
   /// Collective among all ranks. Connects rank `mine` of `group`; `index` counts the connections. Null for one GPU.

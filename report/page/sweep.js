@@ -29,6 +29,14 @@ function groupsBy(sweep, key) {
   return [...groups].map(([name, points]) => ({name, points: points.sort((a, b) => a.x - b.x)}));
 }
 
+/// Round places of a logarithmic axis.
+function logTicks(low, high) {
+  const places = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); ++power) for (const digit of [1, 2, 5]) places.push(digit * 10 ** power);
+  const inside = places.filter(place => place >= low && place <= high);
+  return inside.length > 6 ? inside.filter(place => String(place.toPrecision(1)).startsWith('1')) : inside.length > 1 ? inside : ticks(low, high, 3);
+}
+
 /// Lines through points with their intervals. A line: {name, color, dashed, points: [{x, text, y, low, high}]}.
 /// options: {title, unit, format, lines, xName, logX, logY}
 function pointChart({title, unit, format, lines, xName, logX, logY}) {
@@ -66,7 +74,7 @@ function pointChart({title, unit, format, lines, xName, logX, logY}) {
         const where = event.clientX - picture.getBoundingClientRect().left;
         select(xs.reduce((best, x, i) => Math.abs(place(x) - where) < Math.abs(place(xs[best]) - where) ? i : best, 0));
       }}});
-    const levels = withLogY ? ticks(Math.log10(low), Math.log10(high), 4).map(power => 10 ** power) : ticks(low, high, 4);
+    const levels = withLogY ? logTicks(low, high) : ticks(low, high, 4);
     for (const value of levels) picture.append(s('line', {class: 'gridline', x1: left, x2: width - right, y1: y(value), y2: y(value)}),
       s('text', {x: left - 7, y: y(value) + 4, 'text-anchor': 'end'}, format(Number(value.toPrecision(3)))));
     let free = -Infinity;

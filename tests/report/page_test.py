@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 PROGRAM, MPIRUN, SWEEP = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathlib.Path(sys.argv[3]).resolve()
 EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
@@ -253,6 +254,17 @@ class Pages(unittest.TestCase):
             self.assertEqual(row[-1], float(run["memory_bytes"]))
             self.assertAlmostEqual(sum(cell for cell in row[1:-1] if cell == cell), row[-1])
         self.pictures("sweep", self.folder / "scaling/report.html")
+        # Charts as files: a circle for each measured point.
+        pictures = self.folder / "pictures"
+        pictures.mkdir()
+        shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, folder=self.folder)
+        self.assertEqual(sorted(path.name for path in pictures.iterdir()),
+                         [f"scaling-{name}.svg" for name in ("efficiency", "memory-of-a-rank", "parts-of-the-mean-step",
+                                                             "strong-scaling", "timelines")])
+        for name, circles in (("efficiency", 4), ("strong-scaling", 4), ("timelines", 0)):
+            tree = xml.etree.ElementTree.parse(pictures / f"scaling-{name}.svg")
+            self.assertEqual(len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))), circles, name)
+        shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, "--only", "absent", folder=self.folder, code=2)
 
     def test_a_sweep_that_is_hostile_or_unfinished(self):
         folder = self.folder / "hostile"
