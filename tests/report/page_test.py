@@ -106,7 +106,7 @@ class Dom(html.parser.HTMLParser):
 def shell(*command, folder, code=0):
     environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     done = subprocess.run([str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=120)
+                          timeout=240)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -224,7 +224,7 @@ class Pages(unittest.TestCase):
 
     def test_numbers_of_a_sweep_are_those_of_its_table(self):
         (self.folder / "scaling.toml").write_text(
-            'run = "run.toml"\nrepeats = 2\n[set]\n"train.steps" = 12\n[grid]\nranks = [1, 2]\n"zero.stage" = [0, 1]\n')
+            'run = "run.toml"\nrepeats = 1\n[set]\n"train.steps" = 12\n[grid]\nranks = [1, 2]\n"zero.stage" = [0, 1]\n')
         shell(SWEEP, "scaling.toml", "--dir", "scaling", "--program", PROGRAM, "--launcher",
               f"{MPIRUN} --oversubscribe --bind-to none", folder=self.folder)
         shell(PROGRAM, "report", "scaling", folder=self.folder)
@@ -239,7 +239,7 @@ class Pages(unittest.TestCase):
         speed = {row[0]: row[1:] for row in dom.tables["Strong scaling"]}
         for row in table:
             shown = points[f"ranks {row['ranks']}, stage {row['zero.stage']}"]
-            self.assertEqual(shown[1], 2)
+            self.assertEqual(shown[1], 1)
             for column, key in ((3, "step_ms"), (4, "forecast_ms"), (5, "tokens_per_s")):
                 self.assertAlmostEqual(shown[column], float(row[key]), delta=1e-7 * shown[column])
             # Lines of a group: measured, ideal, forecast.
