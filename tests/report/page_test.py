@@ -266,6 +266,40 @@ class Pages(unittest.TestCase):
             self.assertEqual(len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))), circles, name)
         shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, "--only", "absent", folder=self.folder, code=2)
 
+    def test_charts_against_closed_forms(self):
+        """A step of 100 ms of compute and 20 ms of waiting on each rank beyond the first; smaller buckets take longer."""
+        folder = self.folder / "closed"
+        folder.mkdir()
+        points = []
+        for ranks in (1, 2, 4):
+            for size in (1, 4, 16):
+                ms = 100 + 20 * (ranks - 1) + 16 / size
+                figures = {"step_ms": ms, "forecast_ms": ms - 4, "tokens": 512 * ranks, "tokens_per_s": 512e3 * ranks / ms,
+                           "hidden": 0.75, "exposed_ms": 20 * (ranks - 1), "memory_bytes": 3 << 20, "memory.params": 3 << 20}
+                points.append({"ranks": ranks, "settings": {"overlap.bucket_size": f"{size}MiB"}, "runs": 3, "failed": 0, "why": "",
+                               "trials": [], "figures": {key: {"mean": float(value), "low": value * 0.9, "high": value * 1.1}
+                                                         for key, value in figures.items()}})
+        (folder / "sweep.json").write_text(json.dumps({"format": 1, "name": "closed", "run": "run.toml", "repeats": 3,
+                                                       "varied": ["ranks", "overlap.bucket_size"], "points": points}))
+        shell(PROGRAM, "report", folder, folder=self.folder)
+        dom = self.dom(folder / "report.html")
+        self.assertNotIn("missing", dom.ids)
+        weak = {int(row[0]): row[1:] for row in dom.tables["Weak scaling"]}
+        share = {int(row[0]): row[1:] for row in dom.tables["Efficiency"]}
+        for ranks in (1, 2, 4):
+            for group, size in enumerate((1, 4, 16)):
+                ms, first = 100 + 20 * (ranks - 1) + 16 / size, 100 + 16 / size
+                for shown, true in zip(weak[ranks][3 * group:3 * group + 3],
+                                       (512e3 * ranks / ms, 512e3 * ranks / first, 512e3 * ranks / (ms - 4))):
+                    self.assertAlmostEqual(shown, true, delta=1e-9 * true)
+                self.assertAlmostEqual(share[ranks][group], 100 * first / ms, places=9)
+        buckets = {row[0]: row[1:] for row in dom.tables["Step time by bucket size"]}
+        self.assertEqual(list(buckets), ["1MiB", "4MiB", "16MiB"])
+        for size in (1, 4, 16):
+            for group, ranks in enumerate((1, 2, 4)):
+                ms = 100 + 20 * (ranks - 1) + 16 / size
+                self.assertEqual(buckets[f"{size}MiB"][2 * group:2 * group + 2], [ms, ms - 4])
+
     def test_a_sweep_that_is_hostile_or_unfinished(self):
         folder = self.folder / "hostile"
         folder.mkdir()
