@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "bench/comm.h"
 #include "bench/kernels.h"
 #include "bench/layers.h"
 #include "bench/overlap.h"
@@ -175,15 +176,37 @@ void add_step(CLI::App& bench, Run& chosen) {
   });
 }
 
+void add_comm(CLI::App& bench, Run& chosen) {
+  const auto options = std::make_shared<bench::CommBenchOptions>();
+  CLI::App* command =
+      bench.add_subcommand("comm", "measure every verb and algorithm by size, and fit latency and bandwidth");
+  add_run_source(command, *options);
+  command->get_option("run")->required(false);
+  command->add_option("--min", options->smallest, "smallest operation; each size is four times the one before");
+  command->add_option("--max", options->largest, "largest operation; a rank allocates about five times as much");
+  add_list(command, "--verbs", options->verbs, "for instance all_reduce,all_gather; default: all")
+      ->check(
+          CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "exchange", "send"}))
+      ->type_name("VERB,...");
+  add_list(command, "--algorithms", options->algorithms,
+           "on CPUs: direct,ring,library; default: all; library: the verbs of the MPI library")
+      ->check(CLI::IsMember({"direct", "ring", "library"}))
+      ->type_name("ALGORITHM,...");
+  command->add_option("--seconds", options->seconds, "time of a row, but at least three measurements")
+      ->check(positive());
+  command->add_option("--line-rate", options->line_rate, "compare bus bandwidth with this rate, for instance 1Gbit/s");
+  command->add_option("--machine", options->machine, "write a machine file with the fitted link of all_reduce");
+  command->add_option("--csv", options->csv, "write the table to this file");
+  command->callback([&chosen, options] { chosen = [options] { return bench::bench_comm(*options); }; });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Run& chosen) {
-  CLI::App* bench = app.add_subcommand("bench", "measure: overlap, pipeline, layers, kernels, products, step");
+  CLI::App* bench = app.add_subcommand("bench", "measure: overlap, pipeline, layers, kernels, products, step, comm");
   bench->require_subcommand(1);
-  for (const auto add : {add_overlap, add_pipeline, add_layers, add_kernels, add_products, add_step})
+  for (const auto add : {add_overlap, add_pipeline, add_layers, add_kernels, add_products, add_step, add_comm})
     add(*bench, chosen);
-  add_missing(*bench, chosen, "comm", "collectives and their bounds",
-              "scripts/bench_collectives.sh measures sums over links of a given rate.");
 }
 
 }  // namespace slipstream::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream report: writes one HTML page about a run, or a comparison of several runs.
+// Runs slipstream report: writes one HTML page about a run or a sweep, or a comparison of several runs.
 
 #include <memory>
 
@@ -30,8 +30,9 @@ int report(const ReportOptions& options) {
 
 void add_report(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<ReportOptions>();
-  CLI::App* command = app.add_subcommand("report", "write one HTML page about a run, or a comparison of several runs");
-  command->add_option("runs", options->folders, "folders of runs (output.dir)")->required();
+  CLI::App* command =
+      app.add_subcommand("report", "write one HTML page about a run or a sweep, or a comparison of several runs");
+  command->add_option("runs", options->folders, "folders of runs (output.dir), or of one sweep")->required();
   command->add_option("--output", options->output, "path of the page; default: report.html in the first folder");
   command->callback(
       [&chosen, options] { chosen = [options] { return alone("report", [&] { return report(*options); }); }; });

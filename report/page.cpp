@@ -6,6 +6,7 @@
 #include "engine/base/check.h"
 #include "report/page_data.h"
 #include "report/page_files.h"
+#include "report/sweep.h"
 
 namespace slipstream::report {
 namespace {
@@ -44,21 +45,11 @@ std::string script_safe(const std::string& json) {
   return safe;
 }
 
-Page make_page(const std::vector<std::string>& folders) {
-  if (folders.size() > kMostRuns)
-    throw ConfigError("[report] {} runs are too many for one page. Give at most {}.", folders.size(), kMostRuns);
+namespace {
+
+Page page_of(const std::string& title, const Json& data, Missing missing) {
   Page page;
-  Json runs = Json::array();
-  std::string title;
-  for (const std::string& folder : folders) {
-    RunFolder run = read_run(folder, kMostSpans / folders.size());
-    runs.push_back(page_data(run));
-    title += (title.empty() ? "" : ", ") + run.name;
-    for (const std::string& sentence : run.missing)
-      page.missing.push_back(folders.size() > 1 ? fmt::format("{}: {}", run.name, sentence) : sentence);
-  }
-  Json data = Json::object();
-  data["runs"] = std::move(runs);
+  page.missing = std::move(missing);
   page.html = fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
@@ -69,6 +60,44 @@ Page make_page(const std::vector<std::string>& folders) {
       "<script type=\"application/json\" id=\"data\">{}</script>\n<script>\n{}</script>\n</html>\n",
       html_safe(title), kPageStyle, kPageBody, script_safe(data.dump()), kPageScript);
   return page;
+}
+
+Page page_of_sweep(const std::string& folder) {
+  Missing missing;
+  Json sweep = sweep_data(folder, missing);
+  sweep["missing"] = Json::array();
+  for (const std::string& sentence : missing) sweep["missing"].push_back(sentence);
+  const std::string title = sweep.at("name").as_string();
+  Json data = Json::object();
+  data["runs"] = Json::array();
+  data["sweep"] = std::move(sweep);
+  return page_of(title, data, std::move(missing));
+}
+
+}  // namespace
+
+Page make_page(const std::vector<std::string>& folders) {
+  for (const std::string& folder : folders)
+    if (is_sweep(folder)) {
+      if (folders.size() > 1)
+        throw ConfigError("[report] {} is the folder of a sweep, which has a page of its own. Give it alone.", folder);
+      return page_of_sweep(folder);
+    }
+  if (folders.size() > kMostRuns)
+    throw ConfigError("[report] {} runs are too many for one page. Give at most {}.", folders.size(), kMostRuns);
+  Missing missing;
+  Json runs = Json::array();
+  std::string title;
+  for (const std::string& folder : folders) {
+    RunFolder run = read_run(folder, kMostSpans / folders.size());
+    runs.push_back(page_data(run));
+    title += (title.empty() ? "" : ", ") + run.name;
+    for (const std::string& sentence : run.missing)
+      missing.push_back(folders.size() > 1 ? fmt::format("{}: {}", run.name, sentence) : sentence);
+  }
+  Json data = Json::object();
+  data["runs"] = std::move(runs);
+  return page_of(title, data, std::move(missing));
 }
 
 }  // namespace slipstream::report

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Writes the page of one run, or of several beside each other.
+// Writes the page of one run, of several beside each other, or of a sweep.
 
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ struct Page {
 /// Runs that one page compares.
 constexpr size_t kMostRuns = 16;
 
-/// Blocks. One self-contained HTML page of the run folders.
+/// Blocks. One self-contained HTML page of the run folders, or of the folder of one sweep.
 /// Throws: DataError if a path is no run folder; ConfigError for too many.
 Page make_page(const std::vector<std::string>& folders);
 

@@ -123,39 +123,6 @@ Json settings_of(const RunFolder& run) {
   return settings;
 }
 
-/// [name, kind, item, awaited, channel of the awaited, op, type, operations, bytes, group] by name, and for every rank
-/// and span the name, channel, begin and duration in ns, one after the other.
-Json timeline_of(const Trace& trace, const Planned& planned) {
-  int64_t origin_ns = INT64_MAX;
-  for (const RankTrace& rank : trace.ranks)
-    for (const TraceSpan& span : rank.spans) origin_ns = std::min(origin_ns, span.begin_ns);
-  Json timeline = Json::object();
-  timeline["traced_steps"] = trace.traced_steps;
-  timeline["steps"] = Json::array();
-  for (int64_t step : trace.steps) timeline["steps"].push_back(step);
-  timeline["names"] = Json::array();
-  for (const SpanName& name : trace.names)
-    timeline["names"].push_back(
-        row_of({name.name, static_cast<int>(name.kind), name.item, name.awaited, name.awaited_channel, name.op,
-                name.dtype, name.flops, name.bytes, name.group_size}));
-  timeline["ranks"] = Json::array();
-  for (const RankTrace& rank : trace.ranks) {
-    Json row = Json::object();
-    row["rank"] = rank.rank;
-    row["stage"] = planned.stage_of(rank.rank);
-    row["channels"] = Json::array();
-    for (const std::string& channel : rank.channels) row["channels"].push_back(channel);
-    Json spans = Json::array();
-    for (const TraceSpan& span : rank.spans)
-      for (int64_t value :
-           {int64_t{span.name}, int64_t{span.channel}, span.step, span.begin_ns - origin_ns, span.duration_ns})
-        spans.push_back(value);
-    row["spans"] = std::move(spans);
-    timeline["ranks"].push_back(std::move(row));
-  }
-  return timeline;
-}
-
 Json tasks_of(const std::vector<TaskTime>& tasks) {
   Json rows = Json::array();
   for (const TaskTime& task : tasks) {
@@ -251,6 +218,37 @@ Json mesh_of(const Planned& planned) {
 
 }  // namespace
 
+Json timeline_data(const Trace& trace, const Planned& planned) {
+  int64_t origin_ns = INT64_MAX;
+  for (const RankTrace& rank : trace.ranks)
+    for (const TraceSpan& span : rank.spans) origin_ns = std::min(origin_ns, span.begin_ns);
+  Json timeline = Json::object();
+  timeline["traced_steps"] = trace.traced_steps;
+  timeline["steps"] = Json::array();
+  for (int64_t step : trace.steps) timeline["steps"].push_back(step);
+  timeline["names"] = Json::array();
+  for (const SpanName& name : trace.names)
+    timeline["names"].push_back(
+        row_of({name.name, static_cast<int>(name.kind), name.item, name.awaited, name.awaited_channel, name.op,
+                name.dtype, name.flops, name.bytes, name.group_size}));
+  timeline["ranks"] = Json::array();
+  for (const RankTrace& rank : trace.ranks) {
+    Json row = Json::object();
+    row["rank"] = rank.rank;
+    row["stage"] = planned.stage_of(rank.rank);
+    row["channels"] = Json::array();
+    for (const std::string& channel : rank.channels) row["channels"].push_back(channel);
+    Json spans = Json::array();
+    for (const TraceSpan& span : rank.spans)
+      for (int64_t value :
+           {int64_t{span.name}, int64_t{span.channel}, span.step, span.begin_ns - origin_ns, span.duration_ns})
+        spans.push_back(value);
+    row["spans"] = std::move(spans);
+    timeline["ranks"].push_back(std::move(row));
+  }
+  return timeline;
+}
+
 Json page_data(RunFolder& run) {
   const Planned planned = planned_of(run, run.missing);
   Json data = Json::object();
@@ -262,7 +260,7 @@ Json page_data(RunFolder& run) {
   if (!run.metrics.steps.empty()) data["curves"] = curves_of(run.metrics);
   data["marks"] = marks_of(run);
   data["settings"] = settings_of(run);
-  if (!run.trace.ranks.empty()) data["timeline"] = timeline_of(run.trace, planned);
+  if (!run.trace.ranks.empty()) data["timeline"] = timeline_data(run.trace, planned);
   data["tasks"] = tasks_of(task_times(planned, run.trace));
   data["kernels"] = kernels_of(kernel_times(planned, run.trace));
   data["schedule"] = schedule_of(schedules(planned, run.trace));

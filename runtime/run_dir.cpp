@@ -138,8 +138,8 @@ void move_run(const std::string& dir) {
   std::error_code error;
   const std::string old = free_name(fs::is_symlink(dir, error) ? fs::canonical(dir).string() : dir);
   require_folder(old, "output.dir");
-  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "stragglers.jsonl", "flight", "trace",
-                           "checkpoints", "report.html", "plan.json", "run.json"})
+  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "metrics.csv", "tensorboard", "stragglers.jsonl",
+                           "flight", "trace", "checkpoints", "report.html", "plan.json", "run.json"})
     if (const std::string from = dir + "/" + name; fs::exists(fs::symlink_status(from, error)))
       move(from, old + "/" + name);
   log_info("{} held a run; it is now {}", dir, old);

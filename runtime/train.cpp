@@ -255,6 +255,7 @@ int train(const TrainOptions& options) {
       return 0;
     }
     std::unique_ptr<RunDir> run_dir;
+    std::unique_ptr<MetricSinks> sinks;  // of rank 0
     RunFolders folders{
         .output = config.output.dir,
         .checkpoints = config.checkpoint.dir,
@@ -275,6 +276,7 @@ int train(const TrainOptions& options) {
       if (resume) record["resumed_step"] = resume->manifest.step;
       run_dir->write("run.json", record.dump(2) + "\n");
       run_dir->write("plan.json", planner::plan_record(config, agreed, finished));
+      sinks = std::make_unique<MetricSinks>(config.output, folders.resumed_step.value_or(0));
     });
     world.record_in(config.output.dir + "/flight");
     if (options.delay_seed)
@@ -285,7 +287,7 @@ int train(const TrainOptions& options) {
       Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, run_id,
                       options.delay_seed, options.check_hazards);
       if (resume) resume->memory.reset();  // it has been read
-      const ExitCode ended = trainer.run(*run_dir, signals, [&] {
+      const ExitCode ended = trainer.run(*run_dir, sinks.get(), signals, [&] {
         if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)
           run_dir->write("run.json", with_choices(record, assignment, trainer.rank()).dump(2) + "\n");
       });
@@ -310,6 +312,7 @@ int train(const TrainOptions& options) {
           throw NumericsError("{} The run went back to step {} {} times, the limit of train.max_skips.",
                               diverged.what(), before, config.train.max_skips);
         run_dir->keep_metrics(resume->manifest.step);
+        if (sinks) sinks->keep(resume->manifest.step);
         if (fails_at("rollback.signal")) std::raise(SIGUSR1);
       }
     }

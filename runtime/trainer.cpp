@@ -242,8 +242,9 @@ void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
   });
 }
 
-ExitCode Trainer::run(RunDir& run_dir, StopSignals& signals, const std::function<void()>& chosen) {
+ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals, const std::function<void()>& chosen) {
   run_dir_ = &run_dir;
+  sinks_ = sinks;
   const Train& train = config_.train;
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
@@ -451,6 +452,7 @@ void Trainer::write_line(int64_t step, const Pending& p, const StepMeans& t, boo
   if (peak_flops_per_second_ > 0 && m.step_ms > 0)
     m.mfu = utilization(model_flops_, m.step_ms, world_.size(), peak_flops_per_second_);
   run_dir_->append_metrics(metrics_json(m));
+  if (sinks_) sinks_->add(m);
   if (step - resumed_ > kWarmSteps) {
     totals_.step_ms += m.step_ms;
     totals_.compute_ms += m.compute_ms;

@@ -19,6 +19,7 @@
 #include "planner/planner.h"
 #include "runtime/checkpoints.h"
 #include "runtime/device_assignment.h"
+#include "runtime/metric_sinks.h"
 #include "runtime/numerics.h"
 #include "runtime/peer_memory.h"
 #include "runtime/rank.h"
@@ -49,11 +50,12 @@ class Trainer {
   ~Trainer();
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
-  /// `run_dir`. Collective. Returns ok, or preempted if a signal ended the run behind a checkpoint.
+  /// `run_dir`, and metrics into `sinks`, null on ranks other than 0. Collective. Returns ok, or preempted if a signal
+  /// ended the run behind a checkpoint.
   /// Saves and ends behind a step if `signals` ask for it, also before the call.
   /// Throws: Diverged. Then the lines of earlier steps are written, and with rollback, saves of earlier steps complete.
   /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
-  ExitCode run(RunDir& run_dir, StopSignals& signals, const std::function<void()>& chosen);
+  ExitCode run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals, const std::function<void()>& chosen);
 
   /// Blocks. Collective. Instead of run(): runs the steps up to `step`, that one twice from the same state, and prints
   /// that both executions left the same bits. Writes no file. Throws: NumericsError on all ranks with the first rank
@@ -143,6 +145,7 @@ class Trainer {
   checkpoint::NumericsHistory history_in_flight_;  // after the step that is being saved
   int64_t started_ns_ = 0;
   RunDir* run_dir_ = nullptr;
+  MetricSinks* sinks_ = nullptr;  // null on ranks other than 0
   struct Totals {
     double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, hidden_ms = 0, bubble_ms = 0;
     std::map<std::string, double> exposed_by;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <numeric>
 #include <sstream>
 
 #include "comm/imitated_communicator.h"
@@ -127,6 +128,37 @@ void World::together(const std::function<void()>& stage) {
   throw AgreedFailure(static_cast<ExitCode>(code), "");
 }
 
+std::unique_ptr<comm::Communicator> World::connect(const std::vector<int>& group, int mine, int index,
+                                                   const std::string& name, double timeout_seconds, DeviceKind kind,
+                                                   const WireOptions& wire) {
+  if (kind == DeviceKind::cuda) {
+    if (group.size() == 1) return nullptr;  // its plan has no task here and needs no NCCL
+    // All ranks create all connections in the same order, so they share them immediately.
+    const auto share = [&](const std::string& bytes) {
+      return all_gather(bytes, "the identifiers of NCCL's connections")[static_cast<size_t>(group[0])];
+    };
+    return comm::make_nccl_communicator(
+        mine, static_cast<int>(group.size()), share,
+        {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout_seconds});
+  }
+  comm::CommOptions options{.timeout_seconds = timeout_seconds};
+  if (monitor_) options.late = [monitor = monitor_.get()](const std::string& late) { monitor->alarm(late); };
+  return comm::make_mpi_communicator(*mpi_, group, index, options);
+}
+
+std::unique_ptr<comm::Communicator> World::communicator(double bytes_per_second, int64_t latency_ns,
+                                                        int64_t timeout_seconds, DeviceKind kind,
+                                                        const WireOptions& wire) {
+  std::vector<int> all(static_cast<size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  auto connection = connect(all, rank(), 0, "reduce", static_cast<double>(timeout_seconds), kind, wire);
+  if (bytes_per_second <= 0) return connection;
+  return comm::emulate(std::move(connection),
+                       std::make_shared<comm::LinkPort>(comm::Link{bytes_per_second, latency_ns}), wire.traffic);
+}
+
+std::unique_ptr<comm::Communicator> World::library_communicator() { return comm::make_library_communicator(*mpi_); }
+
 std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job& job, double bytes_per_second,
                                                                       int64_t latency_ns, int64_t timeout_seconds,
                                                                       DeviceKind kind, const WireOptions& wire) {
@@ -142,20 +174,10 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
     const auto mine = static_cast<int>(std::find(group.begin(), group.end(), self) - group.begin());
     if (wire.imitated) {
       connections[i] = comm::make_imitated_communicator(mine, static_cast<int>(group.size()), kernels::copy_on_device);
-    } else if (kind == DeviceKind::cuda) {
-      if (group.size() == 1) continue;  // its plan has no task here and needs no NCCL
-      const std::string name = comm::name_of_connection(job, wiring, i);
-      // All ranks create all connections in the same order, so they share them immediately.
-      const auto share = [&](const std::string& bytes) {
-        return all_gather(bytes, "the identifiers of NCCL's connections")[static_cast<size_t>(group[0])];
-      };
-      connections[i] =
-          comm::make_nccl_communicator(mine, static_cast<int>(group.size()), share,
-                                       {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout});
     } else {
-      comm::CommOptions options{.timeout_seconds = timeout};
-      if (monitor_) options.late = [monitor = monitor_.get()](const std::string& late) { monitor->alarm(late); };
-      connections[i] = comm::make_mpi_communicator(*mpi_, group, static_cast<int>(i), options);
+      connections[i] =
+          connect(group, mine, static_cast<int>(i), comm::name_of_connection(job, wiring, i), timeout, kind, wire);
+      if (!connections[i]) continue;
     }
     if (port) connections[i] = comm::emulate(std::move(connections[i]), port, wire.traffic);
   }

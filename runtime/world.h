@@ -96,8 +96,17 @@ class World {
                                                                  int64_t latency_ns, int64_t timeout_seconds,
                                                                  DeviceKind kind = DeviceKind::cpu,
                                                                  const WireOptions& wire = {});
+  /// Blocks. Collective. One communicator of all ranks on the same wire.
+  std::unique_ptr<comm::Communicator> communicator(double bytes_per_second, int64_t latency_ns, int64_t timeout_seconds,
+                                                   DeviceKind kind, const WireOptions& wire);
+  /// Blocks. Collective. The same with the MPI library's own verbs, for comparisons; see comm::MpiWorld.
+  std::unique_ptr<comm::Communicator> library_communicator();
 
  private:
+  /// Collective among all ranks. Connects rank `mine` of `group`; `index` counts the connections. Null for one GPU.
+  std::unique_ptr<comm::Communicator> connect(const std::vector<int>& group, int mine, int index,
+                                              const std::string& name, double timeout_seconds, DeviceKind kind,
+                                              const WireOptions& wire);
   /// Runs a collective of hosts under the monitor.
   template <typename Body>
   void exchange(const std::string& exchanged, const Body& body) {

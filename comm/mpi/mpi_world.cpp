@@ -15,6 +15,7 @@
 #include "comm/host/host_communicator.h"
 #include "comm/host/self_transport.h"
 #include "comm/mpi/launcher.h"
+#include "comm/mpi/library_communicator.h"
 #include "comm/mpi/mpi_check.h"
 #include "comm/mpi/mpi_transport.h"
 #include "engine/base/check.h"
@@ -238,6 +239,13 @@ std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::
   MPI_Group_free(&all);
   check_mpi(outcome, fmt::format("connect the {} ranks of channel {}", ranks.size(), channel));
   return std::make_unique<HostCommunicator>(make_mpi_transport(connection, options.share_memory), options);
+}
+
+std::unique_ptr<Communicator> make_library_communicator(MpiWorld& world) {
+  if (world.size() == 1) throw CommError("[mpi] one rank has no library's verbs. Start several ranks.");
+  MPI_Comm connection = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(world.state_->control, &connection), "make a communicator of the library");
+  return make_library_communicator(connection);
 }
 
 }  // namespace slipstream::comm

@@ -51,6 +51,7 @@ class MpiWorld {
  private:
   friend std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector<int>&, int,
                                                              const CommOptions&);
+  friend std::unique_ptr<Communicator> make_library_communicator(MpiWorld&);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -64,5 +65,10 @@ std::string mpi_version();
 /// Throws: CommError.
 std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::vector<int>& ranks, int channel,
                                                     const CommOptions& options = {});
+
+/// Blocks. Collective. A communicator of all ranks whose verbs are the MPI library's, for comparisons: float32 and
+/// float64, additions in the library's order.
+/// Throws: CommError in a build without MPI.
+std::unique_ptr<Communicator> make_library_communicator(MpiWorld& world);
 
 }  // namespace slipstream::comm

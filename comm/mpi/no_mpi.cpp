@@ -50,4 +50,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld&, const std::vector
   return std::make_unique<HostCommunicator>(make_self_transport(), options);
 }
 
+std::unique_ptr<Communicator> make_library_communicator(MpiWorld&) {
+  throw CommError("[mpi] this build has no MPI. Configure with -Dmpi=enabled.");
+}
+
 }  // namespace slipstream::comm

@@ -158,6 +158,9 @@ struct Trace {
 
 struct Output {
   std::string dir = "runs/default";
+  bool csv = false;
+  bool tensorboard = false;
+  int64_t prometheus_port = 0;
 };
 
 struct RunConfig {

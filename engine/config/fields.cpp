@@ -295,6 +295,13 @@ std::vector<Field<R>> make_fields() {
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),
 
       F::text("output.dir", at(&R::output, &Output::dir), "Folder of the run's files."),
+      F::boolean("output.csv", at(&R::output, &Output::csv),
+                 "Write metrics.csv beside metrics.jsonl: one column per field."),
+      F::boolean("output.tensorboard", at(&R::output, &Output::tensorboard),
+                 "Write TensorBoard event files into output.dir/tensorboard."),
+      F::integer("output.prometheus_port", at(&R::output, &Output::prometheus_port), {0, 65535},
+                 "TCP port on 127.0.0.1 of rank 0's host with the latest metrics in the text format of Prometheus. 0: "
+                 "none."),
   };
 }
 

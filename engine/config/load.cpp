@@ -42,7 +42,8 @@ void apply_set(RunConfig& config, const std::string& set) {
 
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets) {
   RunConfig config;
-  set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
+  if (!path.empty())
+    set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
   for (const std::string& set : sets) apply_set(config, set);
   config = resolve_defaults(std::move(config));
   validate(config);

@@ -102,6 +102,19 @@ Machine load_machine(const std::string& path) {
   return machine;
 }
 
+std::string machine_toml(const Machine& machine) {
+  std::string text, table;
+  for (const Field<Machine>& field : machine_fields()) {
+    const size_t dot = field.key.find('.');
+    if (dot != std::string::npos && field.key.substr(0, dot) != table) {
+      table = field.key.substr(0, dot);
+      text += fmt::format("\n[{}]\n", table);
+    }
+    text += fmt::format("{} = {}\n", field.key.substr(dot + 1), to_toml(field.get(machine)));
+  }
+  return text;
+}
+
 Machine this_host(int threads, int ranks) {
   cpu_set_t mask;
   CPU_ZERO(&mask);

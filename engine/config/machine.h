@@ -43,6 +43,9 @@ struct Machine {
 /// Throws: ConfigError with the place, or with the first missing key.
 Machine load_machine(const std::string& path);
 
+/// The text of a machine file from which load_machine() reads an equal machine. Pure.
+std::string machine_toml(const Machine& machine);
+
 /// This host, shared by `ranks` ranks of `threads` threads (>= 1). 0 ranks: as many as its cores hold. Cores of the
 /// affinity mask, their instruction sets and the memory are detected. Rates are built in and conservative (machine.cpp
 /// gives each reason), so predictions err on the slow side.

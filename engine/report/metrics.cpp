@@ -5,6 +5,8 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "engine/base/json.h"
 #include "engine/base/units.h"
 #include "engine/report/overlap.h"
@@ -44,6 +46,32 @@ std::string metrics_json(const StepMetrics& m) {
   if (m.bound_ms) line["bound_ms"] = *m.bound_ms;
   if (!m.params_hash.empty()) line["params_hash"] = m.params_hash;
   return line.dump();
+}
+
+std::vector<std::pair<std::string_view, std::optional<double>>> metric_values(const StepMetrics& m) {
+  std::vector<std::pair<std::string_view, std::optional<double>>> values = {
+      {"loss", m.loss},
+      {"val_loss", m.val_loss},
+      {"lr", m.learning_rate},
+      {"grad_norm", m.grad_norm},
+      {"skipped", m.skipped ? std::optional(1.0) : std::nullopt},
+      {"tokens", static_cast<double>(m.tokens)},
+      {"step_ms", m.step_ms},
+      {"tokens_per_s", m.tokens_per_s()},
+      {"compute_ms", m.compute_ms},
+      {"comm_ms", m.comm_ms},
+      {"exposed_ms", m.exposed_ms},
+      {"bubble_ms", m.bubble_ms},
+      {"hidden", m.hidden()},
+      {"mfu", m.mfu},
+      {"exposed_ms_max", m.exposed_ms_max},
+      {"input_ms", m.input_ms},
+      {"other_ms", m.other_ms},
+      {"skew_ms", m.skew_ms},
+      {"bound_ms", m.bound_ms}};
+  for (auto& [name, value] : values)
+    if (value && !std::isfinite(*value)) value.reset();
+  return values;
 }
 
 std::string format_eta(double seconds) {

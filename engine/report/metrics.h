@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,9 @@ struct StepMetrics {
 
 /// Pure. True if the bubble exceeds 1 % of the step: the step line shows it then.
 bool shows_bubble(double bubble_ms, double step_ms);
+
+/// The numbers of a step in a fixed order, by their names in metrics.jsonl; none: unknown or not finite. Pure.
+std::vector<std::pair<std::string_view, std::optional<double>>> metric_values(const StepMetrics& metrics);
 
 /// One JSON object without a newline; reading a real number back gives the same value.
 std::string metrics_json(const StepMetrics& metrics);

@@ -2,7 +2,7 @@
 // The sections of the page, from the data that slipstream report wrote into it.
 'use strict';
 
-const RUNS = JSON.parse(document.getElementById('data').textContent).runs;
+const {runs: RUNS, sweep: SWEEP} = JSON.parse(document.getElementById('data').textContent);
 const several = RUNS.length > 1;
 // Runs of one name differ by the rest of their paths.
 const label = run => RUNS.filter(other => other.name === run.name).length > 1 ? run.path : run.name;
@@ -33,7 +33,7 @@ function section(id, title, draw) {
 }
 
 function missing() {
-  const all = RUNS.flatMap(run => run.missing.map(sentence => several ? `${label(run)}: ${sentence}` : sentence));
+  const all = SWEEP ? SWEEP.missing : RUNS.flatMap(run => run.missing.map(sentence => several ? `${label(run)}: ${sentence}` : sentence));
   return all.length ? h('aside', {class: 'notice', id: 'missing', 'aria-labelledby': 'missing-title'},
     h('h2', {id: 'missing-title'}, all.length === 1 ? 'One thing is missing' : `${all.length} things are missing`), h('ul', {}, all.map(sentence => h('li', {}, sentence)))) : null;
 }
@@ -115,7 +115,7 @@ const stepsOf = ({steps, traced_steps: traced}) => `${steps.length > 1 ? `Steps 
   traced > steps.length ? ` of ${traced} traced steps` : ''}. Every host has its own clock.`;
 
 /// The sections of one run.
-function partsOf(run) {
+function partsOf(run, fixed) {
   shownSections.replaceChildren(...fixed);
   return [
     section('time', 'Step time', () => time(run)),
@@ -131,20 +131,33 @@ function partsOf(run) {
   ].filter(part => part);
 }
 
-const main = document.getElementById('main'), top0 = RUNS[0];
+const main = document.getElementById('main');
 const fact = (run, name) => (run.facts.find(one => one[0] === name) || [])[1];
-document.getElementById('title').textContent = RUNS.map(label).join(' · ');
-document.getElementById('subtitle').textContent = several ? `Comparison of ${RUNS.length} runs`
-  : [fact(top0, 'Model'), fact(top0, 'Ranks') && `${fact(top0, 'Ranks')} rank${fact(top0, 'Ranks') === '1' ? '' : 's'} on ${fact(top0, 'GPU') || fact(top0, 'Device')}`, fact(top0, 'Version') && `version ${fact(top0, 'Version')}`].filter(text => text).join(' · ');
-
-const notice = missing();
-const head = [notice, several ? null : tiles(top0), several ? section('compare', 'Comparison', compare) : null, section('training', 'Training', training)];
-const fixed = [...shownSections.children];
-const parts = h('div', {id: 'parts'});
-let picker = null;
-if (several) {
-  const choose = h('select', {id: 'run-picker', on: {change: () => parts.replaceChildren(...partsOf(RUNS[Number(choose.value)]))}}, RUNS.map((run, i) => h('option', {value: i}, label(run))));
-  picker = h('p', {class: 'tools'}, h('label', {for: 'run-picker'}, 'The sections below show '), choose);
+function title(text, subtitle) {
+  document.getElementById('title').textContent = text;
+  document.getElementById('subtitle').textContent = subtitle;
 }
-parts.append(...partsOf(top0));
-main.append(...[...head, picker, parts, h('footer', {}, RUNS.map(run => run.path).join(' · '))].filter(part => part));
+
+function drawRuns() {
+  const run = RUNS[0], ranks = fact(run, 'Ranks');
+  title(RUNS.map(label).join(' · '), several ? `Comparison of ${RUNS.length} runs`
+    : [fact(run, 'Model'), ranks && `${ranks} rank${ranks === '1' ? '' : 's'} on ${fact(run, 'GPU') || fact(run, 'Device')}`, fact(run, 'Version') && `version ${fact(run, 'Version')}`].filter(text => text).join(' · '));
+  const head = [missing(), several ? null : tiles(run), several ? section('compare', 'Comparison', compare) : null, section('training', 'Training', training)];
+  const fixed = [...shownSections.children];
+  const parts = h('div', {id: 'parts'});
+  let picker = null;
+  if (several) {
+    const choose = h('select', {id: 'run-picker', on: {change: () => parts.replaceChildren(...partsOf(RUNS[Number(choose.value)], fixed))}}, RUNS.map((one, i) => h('option', {value: i}, label(one))));
+    picker = h('p', {class: 'tools'}, h('label', {for: 'run-picker'}, 'The sections below show '), choose);
+  }
+  parts.append(...partsOf(run, fixed));
+  main.append(...[...head, picker, parts, h('footer', {}, RUNS.map(one => one.path).join(' · '))].filter(part => part));
+}
+
+function drawSweep() {
+  title(SWEEP.name, `Sweep of ${SWEEP.run}: ${SWEEP.points.length} points, ${SWEEP.repeats} round${SWEEP.repeats === 1 ? '' : 's'}`);
+  main.append(...[missing(), ...partsOfSweep(SWEEP), h('footer', {}, SWEEP.path)].filter(part => part));
+}
+
+if (SWEEP) drawSweep();
+else drawRuns();

@@ -320,3 +320,75 @@ TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]
     CHECK(contains(result.text, "on all ranks: [bench]"));
   }
 }
+
+TEST_CASE("bench comm: right results on every verb, and no bandwidth above that of the emulated link", "[cli]") {
+  if (!has_mpirun()) return;
+  const Folder folder;
+  const std::string csv = folder.path("comm.csv"), machine = folder.path("link.toml");
+  constexpr double kRate = 25e6, kLatencyUs = 200;  // 200 Mbit/s
+  for (const int ranks : {2, 3}) {
+    const Result result = on_ranks(ranks,
+                                   "bench comm --min 1KiB --max 256KiB --seconds 0.05 --set device.kind=cpu --set "
+                                   "comm.emulate.bandwidth=200Mbit/s --set comm.emulate.latency=200us --csv " +
+                                       csv + " --machine " + machine);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+    const auto rows = table_of(csv);
+    // Seven verbs, four of them with two algorithms, at 1, 4, 16, 64 and 256 KiB. The emulated link does not slow the
+    // library's verbs, so they are left out.
+    REQUIRE(rows.size() == 11 * 5);
+    for (const auto& row : rows) {
+      const auto number = [&](const char* column) { return std::stod(row.at(column)); };
+      INFO(row.at("verb") << " " << row.at("algorithm") << " " << row.at("operation_bytes"));
+      CHECK(number("wrong") == 0);
+      CHECK(number("world_size") == ranks);
+      CHECK(number("hosts") == 1);
+      const double bytes = number("operation_bytes");
+      CHECK(bytes <= 262144);
+      CHECK(bytes > 0.9 * 1024 - 4 * ranks);
+      CHECK(number("algbw_GBps") == Approx(bytes / number("time_us") * 1e-3).epsilon(1e-6));
+      const double n = ranks;
+      const std::string& verb = row.at("verb");
+      const double factor = verb == "all_reduce"                                                       ? 2 * (n - 1) / n
+                            : verb == "reduce_scatter" || verb == "all_gather" || verb == "all_to_all" ? (n - 1) / n
+                                                                                                       : 1;
+      CHECK(number("busbw_GBps") == Approx(number("algbw_GBps") * factor).epsilon(1e-6));
+      CHECK(number("busbw_GBps") * 1e9 < 1.01 * kRate);
+      CHECK(number("time_us") > kLatencyUs);
+    }
+    const Result plan = call("plan " + run_file(folder) + " --ranks 2 --machine " + machine);
+    INFO(plan.text << read(machine));
+    CHECK(plan.code == 0);
+    CHECK(contains(read(machine), "# slipstream bench comm: [intra] from all_reduce, "));
+  }
+}
+
+TEST_CASE("bench comm: the MPI library's verbs are right, too, beside a given line rate", "[cli]") {
+  if (!has_mpirun()) return;
+  const Folder folder;
+  const std::string csv = folder.path("comm.csv");
+  const Result result = on_ranks(3,
+                                 "bench comm --min 64KiB --max 64KiB --seconds 0.01 --algorithms library --line-rate "
+                                 "1Gbit/s --set device.kind=cpu --csv " +
+                                     csv);
+  INFO(result.text);
+  REQUIRE(result.code == 0);
+  const auto rows = table_of(csv);
+  REQUIRE(rows.size() == 7);
+  for (const auto& row : rows) {
+    CHECK(row.at("algorithm") == "library");
+    CHECK(row.at("wrong") == "0");
+    CHECK(std::stod(row.at("share_of_line")) == Approx(std::stod(row.at("busbw_GBps")) / 0.125).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("bench comm refuses one rank, wrong sizes and unknown verbs with one sentence", "[cli]") {
+  check_refused(call("bench comm"), 2, {"[bench] comm needs at least 2 ranks, got 1. Start it with mpirun -np 2."});
+  check_refused(call("bench comm --verbs all_reduse"), 2, {"--verbs"});
+  if (!has_mpirun()) return;
+  for (const std::string sizes : {"--max 512B", "--min 2B", "--max many"}) {
+    const Result result = on_ranks(2, "bench comm " + sizes);
+    check_refused(result, 2, {"on all ranks: "});
+    CHECK(count(result.text, "slipstream: ") == 1);
+  }
+}

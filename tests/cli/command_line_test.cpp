@@ -66,7 +66,7 @@ TEST_CASE("subcommands and flags may be added but not removed", "[cli]") {
 }
 
 TEST_CASE("commands and flags of a later version are refused by name, and --help does not advertise them", "[cli]") {
-  for (const std::string name : {"convert", "bench comm"}) {
+  for (const std::string name : {"convert"}) {
     for (const std::string arguments : {"", " runs/quickstart --to out"}) {
       check_refused(call(name + arguments), 2, {"[" + name + "] is not in this version", "slipstream: "});
     }
@@ -76,7 +76,7 @@ TEST_CASE("commands and flags of a later version are refused by name, and --help
   }
   for (const std::string command : {"", "bench", "train", "plan"}) {
     const std::set<std::string> names = names_in(call(command + " --help").text);
-    for (const std::string word : {"convert", "comm", "--search"}) CHECK(names.count(word) == 0);
+    for (const std::string word : {"convert", "--search"}) CHECK(names.count(word) == 0);
   }
 }
 

@@ -65,7 +65,7 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
   CHECK(products.code == 2);
   CHECK(contains(products.text, "slipstream: [bench] products needs a GPU"));
   for (const std::string& line : {std::string("trian"), "train " + run + " --fast",
-                                  "train " + run + " --inject-delays x", std::string("bench comm")})
+                                  "train " + run + " --inject-delays x", std::string("convert")})
     once(on_ranks(2, line), 2, {"on all ranks: "});
   once(on_ranks(2, "train " + folder.path("none.toml")), 2, {"on all ranks: ", "none.toml"});
   once(on_ranks(2, "train " + run + " --set data.train=" + folder.path("none.txt")), 3, {"on all ranks: ", "none.txt"});

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of real runs in headless Chromium: their numbers are those of the run's files, and no text of a run is code.
 
-Arguments: the program and mpirun. With SLIPSTREAM_SCREENSHOTS=FOLDER, also pictures in light, dark and phone width.
+Arguments: the program, mpirun and scripts/sweep.py. With SLIPSTREAM_SCREENSHOTS=FOLDER, also pictures in light, dark and phone width.
 """
 
+import csv
 import html.parser
 import json
 import os
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
-PROGRAM, MPIRUN = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+PROGRAM, MPIRUN, SWEEP = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathlib.Path(sys.argv[3]).resolve()
 EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
 PICTURES = os.environ.get("SLIPSTREAM_SCREENSHOTS")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -104,7 +106,7 @@ class Dom(html.parser.HTMLParser):
 def shell(*command, folder, code=0):
     environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     done = subprocess.run([str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=120)
+                          timeout=240)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -219,6 +221,108 @@ class Pages(unittest.TestCase):
         self.assertEqual(set(keys), {"optimizer.learning_rate", "output.dir", "checkpoint.dir"})
         self.assertTrue(any(HOSTILE_TEXT in row[2] for row in dom.tables["Events in the order of their steps"]))
         self.pictures("comparison", self.folder / "both.html")
+
+    def test_numbers_of_a_sweep_are_those_of_its_table(self):
+        (self.folder / "scaling.toml").write_text(
+            'run = "run.toml"\nrepeats = 1\n[set]\n"train.steps" = 12\n[grid]\nranks = [1, 2]\n"zero.stage" = [0, 1]\n')
+        shell(SWEEP, "scaling.toml", "--dir", "scaling", "--program", PROGRAM, "--launcher",
+              f"{MPIRUN} --oversubscribe --bind-to none", folder=self.folder)
+        shell(PROGRAM, "report", "scaling", folder=self.folder)
+        dom = self.dom(self.folder / "scaling/report.html")
+        self.assertNotIn("missing", dom.ids)
+        for section in ("scaling", "stages", "steps", "timelines", "points"):
+            self.assertIn(section, dom.ids)
+        with open(self.folder / "scaling/sweep.csv", newline="") as file:
+            table = list(csv.DictReader(file))
+        points = {row[0]: row for row in dom.tables["All points"]}
+        self.assertEqual(len(points), 4)
+        speed = {row[0]: row[1:] for row in dom.tables["Strong scaling"]}
+        for row in table:
+            shown = points[f"ranks {row['ranks']}, stage {row['zero.stage']}"]
+            self.assertEqual(shown[1], 1)
+            for column, key in ((3, "step_ms"), (4, "forecast_ms"), (5, "tokens_per_s")):
+                self.assertAlmostEqual(shown[column], float(row[key]), delta=1e-7 * shown[column])
+            # Lines of a group: measured, ideal, forecast.
+            measured, ideal, forecast = speed[row["ranks"]][3 * int(row["zero.stage"]):][:3]
+            self.assertAlmostEqual(measured, float(row["tokens_per_s"]), delta=1e-7 * measured)
+            base = next(one for one in table if (one["ranks"], one["zero.stage"]) == ("1", row["zero.stage"]))
+            self.assertAlmostEqual(ideal, float(base["tokens_per_s"]) * int(row["ranks"]), delta=1e-7 * ideal)
+            self.assertAlmostEqual(forecast, float(row["tokens"]) / float(row["forecast_ms"]) * 1e3, delta=1e-7 * forecast)
+        for row in dom.tables["Memory of a rank"]:
+            ranks, stage = row[0].split(", ")
+            run = next(one for one in table if f"ranks {one['ranks']}" == ranks and f"stage {one['zero.stage']}" == stage)
+            self.assertEqual(row[-1], float(run["memory_bytes"]))
+            self.assertAlmostEqual(sum(cell for cell in row[1:-1] if cell == cell), row[-1])
+        self.pictures("sweep", self.folder / "scaling/report.html")
+        # Charts as files: a circle for each measured point.
+        pictures = self.folder / "pictures"
+        pictures.mkdir()
+        shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, folder=self.folder)
+        self.assertEqual(sorted(path.name for path in pictures.iterdir()),
+                         [f"scaling-{name}.svg" for name in ("efficiency", "memory-of-a-rank", "parts-of-the-mean-step",
+                                                             "strong-scaling", "timelines")])
+        for name, circles in (("efficiency", 4), ("strong-scaling", 4), ("timelines", 0)):
+            tree = xml.etree.ElementTree.parse(pictures / f"scaling-{name}.svg")
+            self.assertEqual(len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))), circles, name)
+        shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, "--only", "absent", folder=self.folder, code=2)
+
+    def test_charts_against_closed_forms(self):
+        """A step of 100 ms of compute and 20 ms of waiting on each rank beyond the first; smaller buckets take longer."""
+        folder = self.folder / "closed"
+        folder.mkdir()
+        points = []
+        for ranks in (1, 2, 4):
+            for size in (1, 4, 16):
+                ms = 100 + 20 * (ranks - 1) + 16 / size
+                figures = {"step_ms": ms, "forecast_ms": ms - 4, "tokens": 512 * ranks, "tokens_per_s": 512e3 * ranks / ms,
+                           "hidden": 0.75, "exposed_ms": 20 * (ranks - 1), "memory_bytes": 3 << 20, "memory.params": 3 << 20}
+                points.append({"ranks": ranks, "settings": {"overlap.bucket_size": f"{size}MiB"}, "runs": 3, "failed": 0, "why": "",
+                               "trials": [], "figures": {key: {"mean": float(value), "low": value * 0.9, "high": value * 1.1}
+                                                         for key, value in figures.items()}})
+        (folder / "sweep.json").write_text(json.dumps({"format": 1, "name": "closed", "run": "run.toml", "repeats": 3,
+                                                       "varied": ["ranks", "overlap.bucket_size"], "points": points}))
+        shell(PROGRAM, "report", folder, folder=self.folder)
+        dom = self.dom(folder / "report.html")
+        self.assertNotIn("missing", dom.ids)
+        weak = {int(row[0]): row[1:] for row in dom.tables["Weak scaling"]}
+        share = {int(row[0]): row[1:] for row in dom.tables["Efficiency"]}
+        for ranks in (1, 2, 4):
+            for group, size in enumerate((1, 4, 16)):
+                ms, first = 100 + 20 * (ranks - 1) + 16 / size, 100 + 16 / size
+                for shown, true in zip(weak[ranks][3 * group:3 * group + 3],
+                                       (512e3 * ranks / ms, 512e3 * ranks / first, 512e3 * ranks / (ms - 4))):
+                    self.assertAlmostEqual(shown, true, delta=1e-9 * true)
+                self.assertAlmostEqual(share[ranks][group], 100 * first / ms, places=9)
+        buckets = {row[0]: row[1:] for row in dom.tables["Step time by bucket size"]}
+        self.assertEqual(list(buckets), ["1MiB", "4MiB", "16MiB"])
+        for size in (1, 4, 16):
+            for group, ranks in enumerate((1, 2, 4)):
+                ms = 100 + 20 * (ranks - 1) + 16 / size
+                self.assertEqual(buckets[f"{size}MiB"][2 * group:2 * group + 2], [ms, ms - 4])
+
+    def test_a_sweep_that_is_hostile_or_unfinished(self):
+        folder = self.folder / "hostile"
+        folder.mkdir()
+        figures = {"step_ms": {"mean": 10.0, "low": 9.0, "high": 11.0}, "exposed_ms": {"mean": 2.5, "low": None, "high": None},
+                   "hidden": {"mean": 0.5, "low": 0.4, "high": 0.6}, HOSTILE_TEXT: {"mean": 1}, "loss": "none"}
+        points = [{"ranks": 2, "settings": {"comm.emulate.bandwidth": rate, "overlap.grad_reduce": HOSTILE_TEXT}, "runs": 1,
+                   "failed": failed, "why": HOSTILE_TEXT, "trials": ["../../etc"], "figures": figures}
+                  for rate, failed in (("1Gbit/s", 1), ("500Mbit/s", 0), (HOSTILE_TEXT, 0))]
+        record = {"format": 1, "name": HOSTILE_NAME, "run": HOSTILE_TEXT, "repeats": 2,
+                  "varied": ["comm.emulate.bandwidth", "overlap.grad_reduce"], "points": points}
+        (folder / "sweep.json").write_text(json.dumps(record))
+        shell(PROGRAM, "report", folder, folder=self.folder)
+        dom = self.dom(folder / "report.html")
+        self.assertNotIn("owned", [dom.title, *dom.ids])
+        self.assertNotIn("img", dom.tags)
+        self.assertIn("2 of 6 runs have not run yet", self.text)
+        shares = {row[0]: row[1] for row in dom.tables["Hidden communication"]}
+        self.assertEqual(shares, {"1Gbit/s": 50.0, "500Mbit/s": 50.0})
+        self.assertEqual(len(dom.tables["Failed runs"]), 1)
+        for text in ("{", "[]", '{"format": 2, "points": []}'):
+            (folder / "sweep.json").write_text(text)
+            shell(PROGRAM, "report", folder, folder=self.folder, code=3)
+        shell(PROGRAM, "report", folder, folder, folder=self.folder, code=2)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <limits>
 
 #include "engine/base/json.h"
 #include "tests/paths.h"
@@ -82,6 +83,29 @@ TEST_CASE("a line of metrics.jsonl has the documented keys and reads back exactl
   CHECK(json.at("hidden").as_double() == 1.0 - 0.8 / 12.3);
   CHECK(json.at("tokens_per_s").as_double() == 1e3 * 768 / 45.2);
   CHECK(json.at("params_hash").as_string() == m.params_hash);
+}
+
+TEST_CASE("values for other sinks are the numbers of the line", "[metrics]") {
+  StepMetrics m = example();
+  m.val_loss = m.mfu = m.bubble_ms = 1;
+  m.skipped = true;
+  m.exposed_by = {{"reduce.3", 0.7}};
+  m.params_hash = "0123456789abcdef0123456789abcdef";
+  const Json json = Json::parse(metrics_json(m));
+  size_t numbers = 0;
+  for (const auto& [key, value] : json.as_object()) numbers += key != "step" && (value.is_number() || value.is_bool());
+  const auto values = metric_values(m);
+  CHECK(values.size() == numbers);
+  for (const auto& [name, value] : values) {
+    INFO(name);
+    REQUIRE(value.has_value());
+    const Json& there = json.at(name);
+    CHECK(*value == (there.is_bool() ? 1 : there.as_double()));
+  }
+  m.loss = std::numeric_limits<double>::quiet_NaN();
+  m.val_loss.reset();
+  CHECK(!metric_values(m)[0].second.has_value());
+  CHECK(!metric_values(m)[1].second.has_value());
 }
 
 TEST_CASE("docs/reference/metrics.md names every field of a line", "[metrics]") {

@@ -1,0 +1,593 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one run file at many settings and collects the measured steps in one table with confidence intervals.
+
+  scripts/sweep.py sweeps/strong_scaling.toml              measures what is missing, in runs/sweeps/strong_scaling
+  build/slipstream report runs/sweeps/strong_scaling       draws it
+
+A sweep file is TOML:
+
+  run = "configs/runs/quickstart.toml"       # from the current folder, as all paths
+  repeats = 5                                # default: 3
+  timeout_seconds = 600                      # of one run; default: 3600
+  [set]                                      # --set of every run, and ranks (default: 1)
+  "train.steps" = 40
+  [grid]                                     # lists; the sweep runs all combinations
+  ranks = [1, 2, 4]
+  "overlap.bucket_size" = ["1MiB", "4MiB"]
+  [[points]]                                 # combined with the grid; for settings that change together
+  "zero.stage" = 1
+  [slurm]                                    # for --slurm
+  options = ["--partition=gpu"]              # of sbatch
+  at_once = 4                                # runs of an array; default: no limit
+
+Every round visits all points, every second one backwards, so that a drift of the machine meets all of them. An
+interrupted sweep continues where it stopped. A run that fails is recorded with its reason, and the sweep goes on; it then
+ends with the exit code of the first such run. Checkpoints of the runs are deleted. Exit codes: those of slipstream.
+"""
+import argparse
+import csv
+import ctypes
+import datetime
+import difflib
+import fcntl
+import hashlib
+import io
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+if sys.version_info < (3, 11):
+    sys.exit("sweep: needs Python 3.11 or newer, for its module tomllib.")
+import tomllib
+
+USAGE, DATA, RESOURCES, PREEMPTED = 2, 3, 7, 75
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KEYS = {"run": str, "repeats": int, "timeout_seconds": (int, float), "set": dict, "grid": dict, "points": list, "slurm": dict}
+KINDS = {str: "a text", int: "an integer", float: "a number", dict: "a table", list: "a list"}
+SLURM_KEYS = {"options": list, "at_once": int}
+OWN_KEYS = ("output.dir", "checkpoint.dir")
+MOST_TRIALS = 100_000
+WARM_STEPS = 2  # left out of means, as in slipstream report
+MEANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "input_ms", "other_ms",
+         "skew_ms", "bound_ms", "mfu")
+LASTS = ("tokens", "loss", "val_loss")
+# 97.5 % quantiles of Student's t distribution for 1 to 30 degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+           2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+
+
+class Refusal(Exception):
+    """The command line, the sweep file or the folder is wrong."""
+
+    def __init__(self, sentence, code=USAGE):
+        super().__init__(sentence)
+        self.code = code
+
+
+def interval(values):
+    """(mean, low, high): the mean with its 95 % confidence interval; low and high are None for one value."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None, None
+    degrees = len(values) - 1
+    # Beyond the table: the first terms of its expansion around the normal distribution.
+    quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.95996 + 2.37227 / degrees + 2.82250 / degrees**2
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+# ---- the sweep file --------------------------------------------------------------------------------------------------
+
+
+def toml_text(key, value):
+    """The value as --set reads it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_text(key, each) for each in value) + "]"
+    raise Refusal(f"{key} has a value of the type {type(value).__name__}. Use a text, a number, true, false or a list.")
+
+
+def plain(value):
+    return value if isinstance(value, str) else toml_text("", value)
+
+
+def near(word, words):
+    found = difflib.get_close_matches(word, words, 1)
+    return f"; did you mean '{found[0]}'?" if found else f". Known: {', '.join(words)}."
+
+
+def checked(path, table, keys, where=""):
+    for key, value in table.items():
+        if key not in keys:
+            raise Refusal(f"{path}: unknown key '{where}{key}'{near(key, list(keys))}")
+        if not isinstance(value, keys[key]) or isinstance(value, bool):
+            kind = keys[key] if isinstance(keys[key], type) else keys[key][-1]
+            raise Refusal(f"{path}: {where}{key} must be {KINDS[kind]}.")
+
+
+def flatten(table):
+    """[grid.train] steps = .. is "train.steps"."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", each) for name, each in flatten(value))
+        else:
+            yield key, value
+
+
+def flat(path, table, where):
+    """Settings by key."""
+    settings = dict(flatten(table))
+    for key in settings:
+        if key in OWN_KEYS:
+            raise Refusal(f"{path}: {where} sets {key}, which the sweep gives to each run. Leave it out.")
+        if key != "ranks" and not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", key):
+            raise Refusal(f"{path}: {where} has '{key}', which is neither ranks nor a key TABLE.KEY of a run file.")
+    return settings
+
+
+class Point:
+    def __init__(self, settings):
+        self.ranks = settings.pop("ranks", 1)
+        self.settings = settings
+        known = json.dumps([self.ranks, sorted(settings.items())], ensure_ascii=False, default=str)
+        self.id = hashlib.sha256(known.encode()).hexdigest()[:10]
+
+    def sets(self):
+        return [word for key, value in self.settings.items() for word in ("--set", f"{key}={toml_text(key, value)}")]
+
+
+class Sweep:
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        try:
+            table = tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Refusal(f"{path} cannot be read: {error}.") from error
+        checked(path, table, KEYS)
+        if "run" not in table:
+            raise Refusal(f'{path} names no run file. Add for instance run = "configs/runs/quickstart.toml".')
+        self.run = pathlib.Path(table["run"])
+        try:
+            self.run_text = self.run.read_bytes()
+        except OSError as error:
+            raise Refusal(f"the run file {self.run} of {path} cannot be read: {error.strerror}.") from error
+        self.repeats = table.get("repeats", 3)
+        self.timeout_s = table.get("timeout_seconds", 3600)
+        if not 1 <= self.repeats <= 1000:
+            raise Refusal(f"{path}: repeats = {self.repeats} must be from 1 to 1000.")
+        if not 0 < self.timeout_s <= 1e9:
+            raise Refusal(f"{path}: timeout_seconds = {self.timeout_s} must be above 0.")
+        slurm = table.get("slurm", {})
+        checked(path, slurm, SLURM_KEYS, "slurm.")
+        self.options, self.at_once = slurm.get("options", []), slurm.get("at_once", 0)
+        if not all(isinstance(option, str) and "\n" not in option for option in self.options):
+            raise Refusal(f"{path}: slurm.options must be a list of texts of one line.")
+        if self.at_once < 0:
+            raise Refusal(f"{path}: slurm.at_once = {self.at_once} must be at least 0.")
+        self.points = self.combine(path, table)
+
+    def combine(self, path, table):
+        grid, base = flat(path, table.get("grid", {}), "[grid]"), flat(path, table.get("set", {}), "[set]")
+        for key, values in grid.items():
+            if not isinstance(values, list):
+                raise Refusal(f"{path}: grid.{key} must be a list, for instance [{plain(values)}].")
+            if not values:
+                raise Refusal(f"{path}: grid.{key} is empty, so the sweep has no point. Give it a value, or leave it out.")
+        listed = table.get("points", [{}])
+        if not all(isinstance(point, dict) for point in listed):
+            raise Refusal(f"{path}: points must be tables, [[points]].")
+        if not grid and (not listed or listed == [{}]):
+            raise Refusal(f"{path} has neither a [grid] nor [[points]], so there is nothing to vary.")
+        listed = [flat(path, point, "[[points]]") for point in listed]
+        if math.prod(map(len, grid.values())) * len(listed) * self.repeats > MOST_TRIALS:
+            raise Refusal(f"{path} has more than {MOST_TRIALS} runs. Shorten the lists of [grid].")
+        points, seen = [], {}
+        for given in listed:
+            if both := sorted(set(given) & set(grid)):
+                raise Refusal(f"{path}: {both[0]} is in [grid] and in [[points]]. Leave it out of one of them.")
+            for values in itertools.product(*grid.values()):
+                point = Point({**base, **given, **dict(zip(grid, values))})
+                if not isinstance(point.ranks, int) or isinstance(point.ranks, bool) or point.ranks < 1:
+                    raise Refusal(f"{path}: ranks = {point.ranks} must be a whole number from 1.")
+                point.sets()  # refuses values that --set cannot have
+                if point.id in seen:
+                    raise Refusal(f"{path}: points {seen[point.id]} and {len(points) + 1} are equal. Leave one of them out.")
+                points.append(point)
+                seen[point.id] = len(points)
+        if not points:
+            raise Refusal(f"{path}: points is empty, so the sweep has no point.")
+        keys = ["ranks", *dict.fromkeys(key for point in points for key in point.settings)]
+        value = lambda point, key: point.ranks if key == "ranks" else point.settings.get(key)
+        self.varied = [key for key in keys if any(value(point, key) != value(points[0], key) for point in points)]
+        for point in points:
+            point.label = ", ".join(f"{key} {'default' if value(point, key) is None else plain(value(point, key))}"
+                                    for key in self.varied) or f"ranks {point.ranks}"
+        return points
+
+    def trials(self):
+        """(point, round) in the order of measurement."""
+        for number in range(1, self.repeats + 1):
+            for point in self.points if number % 2 else reversed(self.points):
+                yield point, number
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def end_with(parent):
+    """For a child: SIGTERM when this process dies, even by SIGKILL. mpirun then ends its ranks."""
+    libc, pr_set_pdeathsig = ctypes.CDLL(None), 1
+
+    def prepare():
+        libc.prctl(pr_set_pdeathsig, int(signal.SIGTERM))
+        if os.getppid() != parent:
+            os._exit(1)
+    return prepare
+
+
+def write_whole(path, text):
+    """The file has its old or its new text, wherever this process is killed."""
+    other = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(other, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(other, path)
+
+
+def read_object(path):
+    """The JSON object in a file; None if it has none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def figures_of(folder):
+    """The figures of a finished run. Means leave out the first steps."""
+    lines = {}
+    for text in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        lines[line["step"]] = line
+    steps = [lines[step] for step in sorted(lines)]
+    figures = {}
+    for key in MEANS:
+        values = [line[key] for line in steps[WARM_STEPS if len(steps) > WARM_STEPS else 0:] if is_number(line.get(key))]
+        if values:
+            figures[key] = statistics.fmean(values)
+    for key in LASTS:
+        values = [line[key] for line in steps if is_number(line.get(key))]
+        if values:
+            figures[key] = values[-1]
+    plan = read_object(folder / "plan.json") or {}
+    if is_number(plan.get("step_ns")) and plan["step_ns"] > 0:
+        figures["forecast_ms"] = plan["step_ns"] / 1e6
+    # Of the pipeline stage with the most memory.
+    stages = [stage["memory_bytes"] for stage in plan.get("stages", []) if isinstance(stage.get("memory_bytes"), dict)]
+    if stages:
+        largest = max(stages, key=lambda stage: sum(stage.values()))
+        figures["memory_bytes"] = sum(largest.values())
+        figures.update({f"memory.{owner}": size for owner, size in largest.items()})
+    if "step_ms" not in figures:
+        raise ValueError("metrics.jsonl has no step with its time")
+    return figures
+
+
+def reason(log):
+    """The sentence of a failed run: that of slipstream, else the last line."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("slipstream:")]
+    return (said or lines or ["no output"])[0 if said else -1][:500]
+
+
+class Runner:
+    def __init__(self, sweep, options):
+        self.sweep, self.options = sweep, options
+        self.folder = pathlib.Path(options.dir or pathlib.Path("runs/sweeps", sweep.path.stem))
+        self.program, self.launcher = options.program, options.launcher
+        if not shutil.which(self.program):
+            raise Refusal(f"{self.program} is no program. Build it (ninja -C build), or give its path with --program.")
+        if not options.slurm and not (self.launcher and shutil.which(self.launcher[0])):
+            raise Refusal(f"--launcher '{shlex.join(self.launcher)}' is no program. Install Open MPI, or give its path.")
+        version = subprocess.run([self.program, "--version"], capture_output=True, text=True).stdout.strip()
+        self.identity = hashlib.sha256(version.encode() + b"\0" + sweep.run_text).hexdigest()[:16]
+        self.process, self.stops = None, False
+
+    def name(self, point, number):
+        return f"{point.id}-r{number}"
+
+    def record(self, point, number):
+        """The finished trial; None if it has not run to its end."""
+        found = read_object(self.folder / "trials" / self.name(point, number) / "trial.json")
+        return found if found and isinstance(found.get("code"), int) and isinstance(found.get("figures"), dict) else None
+
+    def lock(self, path):
+        """Held until this process ends."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.held = open(path, "w")
+        except OSError as error:
+            raise Refusal(f"{path} cannot be written: {error.strerror}. Give --dir a folder that can.", RESOURCES) from error
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refusal(f"{path} is locked: another sweep runs in this folder. Wait for its end, or use --dir.", RESOURCES) from None
+
+    def refuse_other_trials(self):
+        for point, number in self.sweep.trials():
+            record = self.record(point, number)
+            if record and record.get("identity") != self.identity:
+                if self.options.again:
+                    shutil.rmtree(self.folder / "trials" / self.name(point, number))
+                else:
+                    raise Refusal(f"{self.folder} has runs of another program or of another {self.sweep.run}. Use --dir for a "
+                                  "new folder, or --again to measure them again.")
+            if record and self.options.retry and record["code"] != 0:
+                shutil.rmtree(self.folder / "trials" / self.name(point, number))
+
+    def planned(self, point):
+        """(code, sentence) of a point that the planner refuses; None if it is legal. An unknown key ends the sweep."""
+        command = [self.program, "plan", str(self.sweep.run), "--ranks", str(point.ranks), "--json", *point.sets()]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        if done.returncode == 0:
+            return None
+        said = [line for line in done.stderr.splitlines() if line.startswith("slipstream:")] or done.stderr.splitlines() or ["no reason"]
+        if done.returncode == USAGE and re.search(r"[Uu]nknown key", said[0]):
+            raise Refusal(f"{self.sweep.path}: {said[0].removeprefix('slipstream: ')}")
+        return done.returncode, said[0]
+
+    def measure(self, point, number):
+        """Blocks. Runs one trial and writes its record. None if a signal ended it."""
+        folder = self.folder / "trials" / self.name(point, number)
+        for _ in range(50):  # ranks of a killed sweep may still be writing
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(0.1)
+        folder.mkdir(parents=True)
+        command = [*self.launcher, "-n", str(point.ranks), self.program, "train", str(self.sweep.run), *point.sets(),
+                   "--set", f"output.dir={toml_text('', str(folder / 'run'))}"]
+        began, now = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
+        refused = self.refused.get(point.id)
+        code, why, figures = (*refused, {}) if refused else (0, "", {})
+        if not refused:
+            with open(folder / "log.txt", "wb") as log:
+                self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                                start_new_session=True, preexec_fn=end_with(os.getpid()))
+                code = self.wait()
+            if self.stops or code == PREEMPTED:
+                self.stops = True
+                return None
+            if code is None:
+                code, why = 128 + signal.SIGKILL, f"ended after timeout_seconds = {self.sweep.timeout_s:g}"
+            elif code != 0:
+                why = reason(folder / "log.txt")
+            else:
+                try:
+                    figures = figures_of(folder / "run")
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    code, why = DATA, f"the run ended without an error, but its metrics cannot be read: {error}"
+            shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+        record = {"ranks": point.ranks, "settings": point.settings, "round": number, "code": code, "why": why,
+                  "time": now.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 3),
+                  "identity": self.identity, "command": shlex.join(command), "figures": figures}
+        write_whole(folder / "trial.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        return record
+
+    def wait(self):
+        """Blocks. The exit code; 128 + N after signal N; None after the time limit."""
+        process, late = self.process, False
+        try:
+            code = process.wait(self.sweep.timeout_s)
+        except subprocess.TimeoutExpired:
+            late = True
+            self.end()
+            code = process.wait()
+        try:  # what a launcher left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process = None
+        return None if late else code if code >= 0 else 128 - code
+
+    def end(self):
+        """Ends the run. mpirun ends its ranks on SIGTERM."""
+        if self.process:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+    def on_signal(self, *_):
+        self.stops = True
+        if self.process:
+            self.process.terminate()
+
+    # ---- results -----------------------------------------------------------------------------------------------------
+
+    def collect(self):
+        """Writes sweep.csv and sweep.json from the records. Returns (finished trials, exit code of the first failed one)."""
+        rows, finished, failed_code = [], 0, 0
+        for point in self.sweep.points:
+            records = [each for number in range(1, self.sweep.repeats + 1) if (each := self.record(point, number))]
+            failed = [each for each in records if each["code"] != 0]
+            finished += len(records)
+            figures = {}
+            for key in dict.fromkeys(key for each in records for key in each["figures"]):
+                values = [each["figures"][key] for each in records if is_number(each["figures"].get(key))]
+                if values:
+                    figures[key] = interval(values)
+            rows.append({"ranks": point.ranks, "settings": {key: plain(value) for key, value in point.settings.items()},
+                         "runs": len(records) - len(failed), "failed": len(failed), "why": failed[0]["why"] if failed else "",
+                         "trials": [self.name(point, each["round"]) for each in records if each["code"] == 0],
+                         "figures": {key: {"mean": mean, "low": low, "high": high} for key, (mean, low, high) in figures.items()}})
+            failed_code = failed_code or (failed[0]["code"] if failed else 0)
+        name = self.sweep.path.stem
+        write_whole(self.folder / "sweep.json", json.dumps(
+            {"format": 1, "name": name, "run": str(self.sweep.run), "repeats": self.sweep.repeats, "varied": self.sweep.varied,
+             "points": rows}, indent=1, ensure_ascii=False) + "\n")
+        keys = [key for key in (*MEANS, *LASTS, "forecast_ms", "memory_bytes") if any(key in row["figures"] for row in rows)]
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        settings = [key for key in self.sweep.varied if key != "ranks"]
+        writer.writerow(["ranks", *settings, "runs", "failed", "why", *(f"{key}{part}" for key in keys for part in ("", "_low", "_high"))])
+        for row in rows:
+            shown = [number for key in keys for number in row["figures"].get(key, dict.fromkeys(("mean", "low", "high"))).values()]
+            writer.writerow([row["ranks"], *(row["settings"].get(key, "") for key in settings), row["runs"], row["failed"], row["why"],
+                             *("" if number is None else f"{number:.9g}" for number in shown)])
+        write_whole(self.folder / "sweep.csv", table.getvalue())
+        return finished, failed_code
+
+    def missing(self):
+        return [(point, number) for point, number in self.sweep.trials() if not self.record(point, number)]
+
+    def check_points(self, points):
+        """Asks the planner about every point before the first run, because a refusal should not need its turn."""
+        self.refused = {}
+        for point in points:
+            if refusal := self.planned(point):
+                self.refused[point.id] = refusal
+        if points and len(self.refused) == len(points) == len(self.sweep.points):
+            code, sentence = self.refused[self.sweep.points[0].id]
+            raise Refusal(f"{self.sweep.path}: every point is refused, the first with: {sentence.removeprefix('slipstream: ')}", code)
+
+    def run_all(self):
+        self.lock(self.folder / "lock")
+        self.refuse_other_trials()
+        trials = self.missing()
+        total = len(self.sweep.points) * self.sweep.repeats
+        self.check_points(list({point.id: point for point, _ in trials}.values()))
+        self.collect()
+        took = []
+        for point, number in trials:
+            if self.stops or (record := self.measure(point, number)) is None:
+                break
+            finished, _ = self.collect()
+            took.append(record["seconds"])
+            left = statistics.fmean(took) * (total - finished)
+            result = f"{record['figures']['step_ms']:.2f} ms" if record["code"] == 0 else f"failed with code {record['code']}: {record['why']}"
+            print(f"[{finished}/{total}] {point.label}, round {number}: {result}" + (f" | eta {left:.0f}s" if left else ""), flush=True)
+        return self.verdict(total)
+
+    def verdict(self, total):
+        finished, failed_code = self.collect()
+        print(f"{self.folder}/sweep.csv: {finished} of {total} runs. Draw it: {self.program} report {self.folder}")
+        if finished < total:
+            print("sweep: stopped early. The same command continues.", file=sys.stderr)
+            return PREEMPTED
+        return failed_code
+
+    def run_one(self, name):
+        """A task of an array."""
+        found = [(point, number) for point, number in self.sweep.trials() if self.name(point, number) == name]
+        if not found:
+            raise Refusal(f"--trial {name} is no run of {self.sweep.path}. Submit the sweep again.")
+        point, number = found[0]
+        self.lock(self.folder / "trials" / f"{name}.lock")
+        if self.record(point, number):
+            return 0
+        self.refused = {}
+        if (record := self.measure(point, number)) is None:
+            return PREEMPTED
+        self.collect()
+        return record["code"]
+
+    def submit(self):
+        """One array for each number of ranks, because all tasks of an array have the same size."""
+        self.lock(self.folder / "lock")
+        self.refuse_other_trials()
+        trials = self.missing()
+        self.check_points(list({point.id: point for point, _ in trials}.values()))
+        for point, number in trials:
+            if point.id in self.refused:
+                self.measure(point, number)
+        self.collect()
+        by_ranks = {}
+        for point, number in trials:
+            if point.id not in self.refused:
+                by_ranks.setdefault(point.ranks, []).append(self.name(point, number))
+        for ranks, names in by_ranks.items():
+            script = self.folder / f"ranks-{ranks}.sbatch"
+            command = [sys.executable, str(pathlib.Path(__file__).resolve()), str(self.sweep.path), "--dir", str(self.folder),
+                       "--program", self.program, "--launcher", shlex.join(self.launcher), "--trial"]
+            limit = f"%{self.sweep.at_once}" if self.sweep.at_once else ""
+            lines = ["#!/usr/bin/env bash", f"#SBATCH --ntasks={ranks} --array=0-{len(names) - 1}{limit}",
+                     f"#SBATCH --output={self.folder}/array-%A-%a.log", *(f"#SBATCH {option}" for option in self.sweep.options),
+                     f"trials=({' '.join(names)})", f'exec {shlex.join(command)} "${{trials[$SLURM_ARRAY_TASK_ID]}}"']
+            write_whole(script, "\n".join(lines) + "\n")
+            done = subprocess.run(["sbatch", str(script)], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise Refusal(f"sbatch refuses {script}: {done.stderr.strip()}", RESOURCES)
+            print(f"{len(names)} runs on {ranks} ranks: {done.stdout.strip()}", flush=True)
+        print(f"When the arrays have ended: {shlex.join([sys.argv[0], str(self.sweep.path), '--dir', str(self.folder), '--collect'])}")
+        return 0
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(USAGE, f"sweep: {message}. See --help.\n")
+
+
+def parse(arguments):
+    parser = Parser(prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("sweep", metavar="SWEEP.toml")
+    parser.add_argument("--dir", metavar="FOLDER", help="folder of the results; default: runs/sweeps/NAME")
+    parser.add_argument("--program", default=str(ROOT / "build/slipstream"), metavar="PATH", help="default: build/slipstream")
+    parser.add_argument("--launcher", type=shlex.split, metavar="COMMAND",
+                        help="launcher that takes -n; default: 'mpirun --bind-to none', with --slurm 'srun --mpi=pmix'")
+    parser.add_argument("--slurm", action="store_true", help="submit the missing runs as job arrays")
+    parser.add_argument("--retry", action="store_true", help="run failed runs again")
+    parser.add_argument("--again", action="store_true", help="measure runs of another program or run file again")
+    parser.add_argument("--collect", action="store_true", help="only write the tables of the finished runs")
+    parser.add_argument("--trial", help=argparse.SUPPRESS)  # of an array
+    options = parser.parse_args(arguments)
+    if options.launcher is None:
+        options.launcher = ["srun", "--mpi=pmix"] if options.slurm else ["mpirun", "--bind-to", "none"]
+    return options
+
+
+def main():
+    options = parse(sys.argv[1:])
+    try:
+        if options.slurm and not shutil.which("sbatch"):
+            raise Refusal("--slurm needs sbatch, which is not installed. Leave --slurm out to use mpirun.")
+        runner = Runner(Sweep(options.sweep), options)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, runner.on_signal)
+        if options.collect:
+            runner.lock(runner.folder / "lock")
+            sys.exit(runner.verdict(len(runner.sweep.points) * runner.sweep.repeats))
+        sys.exit(runner.run_one(options.trial) if options.trial else runner.submit() if options.slurm else runner.run_all())
+    except Refusal as refusal:
+        print(f"sweep: {refusal}", file=sys.stderr)
+        sys.exit(refusal.code)
+    except OSError as error:
+        print(f"sweep: {error.filename or 'a file'} cannot be used: {error.strerror}.", file=sys.stderr)
+        sys.exit(RESOURCES)
+
+
+if __name__ == "__main__":
+    main()

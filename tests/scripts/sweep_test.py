@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/sweep.py with a program of known times: killed and resumed at every point, failures, refusals, job arrays."""
+import csv
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "sweep.py"
+EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
+
+sys.dont_write_bytecode = True
+spec = importlib.util.spec_from_file_location("sweep", SCRIPT)
+sweep = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sweep)
+
+# The step time is 1000 / ranks + layers, in the second of two counted steps 2 ms more. Each start adds a line to "starts".
+PROGRAM = """#!/bin/sh
+[ "$1" = --version ] && { echo "program $VERSION"; exit 0; }
+command=$1
+dir= layers=0 ranks=${RANKS:-1}
+for word; do
+  case $word in
+    output.dir=*) dir=${word#output.dir=}; dir=${dir#?}; dir=${dir%?} ;;
+    model.layers=*) layers=${word#model.layers=} ;;
+    model.leyers=*) echo "slipstream: [config] --set unknown key 'model.leyers', did you mean 'model.layers'?" >&2; exit 2 ;;
+  esac
+done
+[ "$command" = plan ] && { [ "$layers" = 66 ] && { echo "slipstream: [config] too deep." >&2; exit 2; }; echo '{}'; exit 0; }
+echo "$ranks $layers" >> starts
+[ "$layers" = 99 ] && { echo first; echo "slipstream: [nan] step 3 has no finite loss." >&2; echo "mpirun: ended" >&2; exit 5; }
+[ "$layers" = 98 ] && exec sleep 100
+[ "$layers" = 97 ] && kill -KILL $$
+mkdir -p "$dir/checkpoints"
+ms=$((1000 / ranks + layers))
+for step in 1 2; do echo '{"step": '$step', "loss": 5.0, "step_ms": 77777}'; done > "$dir/metrics.jsonl"
+echo '{"step": 3, "loss": 4.0, "hidden": null, "step_ms": '$((ms - 1))'}' >> "$dir/metrics.jsonl"
+echo '{"step": 4, "loss": 3.5, "val_loss": 3.25, "hidden": null, "step_ms": '$((ms + 1))'}' >> "$dir/metrics.jsonl"
+echo '{"format": 1, "step_ns": 5000000, "stages": [{"memory_bytes": {"params": 10, "grads": 5}},
+      {"memory_bytes": {"params": 20, "grads": 5}}]}' > "$dir/plan.json"
+[ "$layers" = 96 ] && echo damaged > "$dir/metrics.jsonl"
+exit 0
+"""
+LAUNCHER = '#!/bin/sh\n[ "$1" = -n ] || exit 9\nexport RANKS=$2\nshift 2\nexec "$@"\n'
+# Kills the interpreter before its N-th change of a file below FOLDER, and before its N-th start of a program.
+KILLER = """
+import os, runpy, signal, sys
+left, folder = int(sys.argv[1]), sys.argv[2]
+def watch(event, args):
+    global left
+    writes = event == "open" and isinstance(args[0], str) and folder in args[0] and args[2] & (os.O_WRONLY | os.O_RDWR)
+    if writes or event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "subprocess.Popen"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(watch)
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="slipstream_sweep_")
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        for name, text in (("program", PROGRAM), ("launch", LAUNCHER), ("killer.py", KILLER), ("run.toml", "")):
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+
+    def command(self, text, *flags, out="out"):
+        (self.folder / "sweep.toml").write_text('run = "run.toml"\n' + text)
+        return [str(SCRIPT), "sweep.toml", "--dir", out, "--program", "./program", "--launcher", "./launch", *flags]
+
+    def sweep(self, text, *flags, code=0, out="out", prefix=(), environment=()):
+        done = subprocess.run([sys.executable, *prefix, *self.command(text, *flags, out=out)], cwd=self.folder, text=True,
+                              capture_output=True, timeout=100, env=dict(os.environ, **dict(environment)))
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def starts(self):
+        path = self.folder / "starts"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def rows(self, out="out"):
+        with open(self.folder / out / "sweep.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+
+GRID = 'repeats = 2\n[grid]\nranks = [1, 2]\n"model.layers" = [3]\n'
+
+
+class Runs(Folder):
+    def test_rows_have_the_figures_of_all_runs_in_interleaved_order(self):
+        done = self.sweep('repeats = 3\n[set]\n"model.width" = 8\n[grid]\nranks = [1, 4]\n"model.layers" = [10, 20]\n')
+        rows = self.rows()
+        self.assertEqual([(row["ranks"], row["model.layers"]) for row in rows], [("1", "10"), ("1", "20"), ("4", "10"), ("4", "20")])
+        for row in rows:
+            ms = 1000 // int(row["ranks"]) + int(row["model.layers"])
+            self.assertEqual([float(row[key]) for key in ("step_ms", "step_ms_low", "step_ms_high")], [ms] * 3)
+            self.assertEqual((row["loss"], row["val_loss"], row["forecast_ms"], row["memory_bytes"]), ("3.5", "3.25", "5", "25"))
+            self.assertEqual((row["runs"], row["failed"], row["why"]), ("3", "0", ""))
+        there = ["1 10", "1 20", "4 10", "4 20"]
+        self.assertEqual(self.starts(), there + there[::-1] + there)
+        self.assertIn("12 of 12 runs", done.stdout)
+        record = json.loads((self.folder / "out/sweep.json").read_text())
+        self.assertEqual(record["varied"], ["ranks", "model.layers"])
+        self.assertEqual(record["points"][3]["figures"]["memory.params"]["mean"], 20)
+        self.assertEqual(list(self.folder.glob("out/trials/*/run/checkpoints")), [])
+
+    def test_points_are_combined_with_the_grid(self):
+        self.sweep('repeats = 1\n[grid]\nranks = [1, 2]\n[[points]]\nmodel.layers = 1\n[[points]]\n"model.layers" = 5\n"zero.stage" = 1\n')
+        self.assertEqual([(row["ranks"], row["model.layers"], row["zero.stage"]) for row in self.rows()],
+                         [("1", "1", ""), ("2", "1", ""), ("1", "5", "1"), ("2", "5", "1")])
+        self.assertEqual(self.rows()[0]["step_ms_low"], "")  # one run has no interval
+
+    def test_a_sweep_killed_at_every_point_ends_with_the_same_table(self):
+        text = 'repeats = 2\n[grid]\nranks = [2]\n"model.layers" = [3]\n'
+        self.sweep(text)
+        expected, trials = (self.folder / "out/sweep.csv").read_bytes(), 2
+        kills = 0
+        for number in range(0, 200, 1 if EVERYTHING else 4):
+            (self.folder / "starts").unlink()
+            out = f"out{number}"
+            prefix = [self.folder / "killer.py", str(number), out]
+            done = subprocess.run([sys.executable, *map(str, prefix), *self.command(text, out=out)], cwd=self.folder, text=True,
+                                  capture_output=True, timeout=100)
+            if done.returncode == 0:
+                break
+            self.assertEqual(done.returncode, -signal.SIGKILL, done.stderr)
+            kills += 1
+            finished = len(list(self.folder.glob(f"{out}/trials/*/trial.json")))
+            before = len(self.starts())
+            self.sweep(text, out=out)
+            self.assertEqual((self.folder / out / "sweep.csv").read_bytes(), expected)
+            self.assertEqual(len(self.starts()) - before, trials - finished, f"killed before event {number}")
+        self.assertGreater(kills, 30 if EVERYTHING else 7)
+        print(f"COUNTED {kills} points at which a sweep was killed and resumed")
+
+    def test_a_stopped_sweep_ends_its_run_and_continues(self):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            out = f"out{int(number)}"
+            text = 'repeats = 1\n[grid]\n"model.layers" = [98, 4]\n'
+            process = subprocess.Popen([sys.executable, *self.command(text, out=out)], cwd=self.folder, text=True,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            deadline = time.monotonic() + 30
+            while not self.sleepers() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertTrue(self.sleepers())
+            busy = subprocess.run(self.command(text, out=out), cwd=self.folder, text=True, capture_output=True)
+            self.assertEqual(busy.returncode, 7)
+            self.assertIn("another sweep runs in this folder", busy.stderr)
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=30)
+            self.assertEqual(process.returncode, 75 if number == signal.SIGTERM else -9)
+            if number == signal.SIGTERM:
+                self.assertIn("The same command continues", errors)
+            deadline = time.monotonic() + 30
+            while self.sleepers() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertEqual(self.sleepers(), [])
+            self.sweep(text.replace("repeats", "timeout_seconds = 0.3\nrepeats"), out=out, code=137)
+            self.assertEqual([row["runs"] for row in self.rows(out)], ["0", "1"])
+            self.assertEqual(self.rows(out)[0]["why"], "ended after timeout_seconds = 0.3")
+
+    def sleepers(self):
+        """Processes of the run that sleeps, in this test's folder."""
+        found = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if (entry / "cmdline").read_bytes() == b"sleep\x00100\x00" and os.readlink(entry / "cwd") == str(self.folder):
+                    found.append(entry.name)
+            except OSError:
+                pass
+        return found
+
+    def test_failed_runs_are_recorded_and_the_sweep_goes_on(self):
+        text = 'repeats = 2\n[grid]\n"model.layers" = [99, 97, 96, 66, 5]\n'
+        done = self.sweep(text, code=5)
+        rows = self.rows()
+        self.assertEqual([(row["runs"], row["failed"]) for row in rows], [("0", "2")] * 4 + [("2", "0")])
+        self.assertEqual(rows[0]["why"], "slipstream: [nan] step 3 has no finite loss.")
+        self.assertIn("failed with code 137", done.stdout)
+        self.assertIn("its metrics cannot be read", rows[2]["why"])
+        self.assertEqual(rows[3]["why"], "slipstream: [config] too deep.")
+        self.assertNotIn("1 66", self.starts())  # the planner refused it
+        self.assertEqual((rows[0]["step_ms"], rows[4]["step_ms"]), ("", "1005"))
+        count = len(self.starts())
+        self.sweep(text, code=5)
+        self.assertEqual(len(self.starts()), count)
+        self.sweep(text, "--retry", code=5)
+        self.assertEqual(len(self.starts()), count + 6)
+
+    def test_more_points_and_rounds_keep_finished_runs(self):
+        self.sweep(GRID)
+        self.sweep(GRID.replace("[3]", "[3, 4]").replace("repeats = 2", "repeats = 3"))
+        self.assertEqual(sorted(self.starts()), sorted(["1 3", "2 3", "1 4", "2 4"] * 3))
+
+    def test_runs_of_another_program_are_not_mixed(self):
+        self.sweep(GRID)
+        done = self.sweep(GRID, code=2, environment={"VERSION": "2"})
+        self.assertIn("out has runs of another program or of another run.toml", done.stderr)
+        (self.folder / "run.toml").write_text("# changed")
+        self.sweep(GRID, code=2)
+        self.sweep(GRID, "--again")
+        self.assertEqual(len(self.starts()), 8)
+
+    def test_job_arrays(self):
+        (self.folder / "sbatch").write_text(
+            '#!/bin/sh\ngrep "#SBATCH" "$1" >> asked\nlast=$(sed -n "s/.*--array=0-\\([0-9]*\\).*/\\1/p" "$1")\n'
+            'for task in $(seq 0 $last); do SLURM_ARRAY_TASK_ID=$task bash "$1" || echo "failed $task"; done >> tasks\n')
+        (self.folder / "sbatch").chmod(0o755)
+        path = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
+        text = GRID.replace("[3]", "[3, 99, 66]") + '[slurm]\noptions = ["--partition=fast"]\nat_once = 1\n'
+        self.sweep(text, "--slurm", environment=path)
+        asked = (self.folder / "asked").read_text()
+        for line in ("#SBATCH --ntasks=1 --array=0-3%1", "#SBATCH --ntasks=2 --array=0-3%1", "#SBATCH --partition=fast"):
+            self.assertIn(line + "\n", asked)
+        self.sweep(text, "--collect", code=5)
+        self.assertEqual([(row["runs"], row["failed"]) for row in self.rows()], [("2", "0"), ("0", "2"), ("0", "2")] * 2)
+        self.assertEqual(sorted(self.starts()), sorted(["1 3", "2 3", "1 99", "2 99"] * 2))
+
+
+class Refusals(Folder):
+    def refused(self, text, sentence, *flags, code=2):
+        done = self.sweep(text, *flags, code=code)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(sentence, done.stderr)
+        self.assertEqual(self.starts(), [])
+
+    def test_each_is_one_sentence_before_the_first_run(self):
+        for text, sentence in [
+            ("", "has neither a [grid] nor [[points]]"),
+            ("[grid]\nranks = []\n", "grid.ranks is empty, so the sweep has no point"),
+            ("[grid]\nranks = 3\n", "grid.ranks must be a list, for instance [3]."),
+            ("[grid]\nranks = [0]\n", "ranks = 0 must be a whole number from 1."),
+            ("[grid]\nranks = [1, 1]\n", "points 1 and 2 are equal"),
+            ("repeat = 3\n[grid]\nranks = [1]\n", "unknown key 'repeat'; did you mean 'repeats'?"),
+            ("repeats = true\n[grid]\nranks = [1]\n", "repeats must be an integer."),
+            ("repeats = 0\n[grid]\nranks = [1]\n", "repeats = 0 must be from 1 to 1000."),
+            ("[grid]\nrank = [1]\n", "'rank', which is neither ranks nor a key TABLE.KEY"),
+            ('[grid]\n"output.dir" = ["a"]\n', "sets output.dir, which the sweep gives"),
+            ('[grid]\n"model.leyers" = [1]\n', "unknown key 'model.leyers', did you mean 'model.layers'?"),
+            ('[grid]\n"model.layers" = [66]\n', "every point is refused, the first with: [config] too deep."),
+            ('[grid]\n"model.layers" = [2026-01-01]\n', "has a value of the type date"),
+            ("[grid]\nranks = [1]\n[[points]]\nranks = 2\n", "ranks is in [grid] and in [[points]]"),
+            ("points = []\n[grid]\nranks = [1]\n", "points is empty"),
+            ("[slurm]\nat_one = 1\n[grid]\nranks = [1]\n", "unknown key 'slurm.at_one'; did you mean 'at_once'?"),
+            ("[grid\n", "cannot be read"),
+            ("[grid]\nranks = [" + ", ".join(map(str, range(1, 40002))) + "]\n", "more than 100000 runs"),
+        ]:
+            with self.subTest(text=text[:80]):
+                self.refused(text, sentence)
+
+    def test_missing_programs_and_files(self):
+        text = "[grid]\nranks = [1]\n"
+        self.refused(text, "./absent is no program", "--program", "./absent")
+        self.refused(text, "--launcher './absent -x' is no program", "--launcher", "./absent -x")
+        self.refused(text, "--trial abc is no run of sweep.toml", "--trial", "abc")
+        self.refused(text, "unrecognized arguments: --nonsense", "--nonsense")
+        (self.folder / "run.toml").unlink()
+        self.refused(text, "the run file run.toml of sweep.toml cannot be read: No such file or directory.")
+        (self.folder / "run.toml").write_text("")
+        (self.folder / "out").write_text("a file")
+        self.refused(text, "cannot be written", code=7)
+
+
+class Intervals(unittest.TestCase):
+    def test_quantiles_hold_97_5_percent_of_students_density(self):
+        def share(t, degrees, steps=4000):
+            """Of the density below t, by Simpson's rule."""
+            density = lambda x: (1 + x * x / degrees) ** (-(degrees + 1) / 2)
+            factor = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
+            width = t / steps
+            inner = sum((4 if i % 2 else 2) * density(i * width) for i in range(1, steps))
+            return 0.5 + factor * width / 3 * (density(0) + inner + density(t))
+        for degrees in [*range(1, 31), 31, 40, 60, 100, 999]:
+            values = [0.0] * degrees + [1.0]
+            mean, low, high = sweep.interval(values)
+            deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / degrees) / math.sqrt(degrees + 1)
+            self.assertAlmostEqual((high + low) / 2, mean)
+            self.assertAlmostEqual(share((high - mean) / deviation, degrees), 0.975, delta=1e-4, msg=degrees)
+        self.assertEqual(sweep.interval([2.0]), (2.0, None, None))
+
+
+class Committed(unittest.TestCase):
+    def test_every_sweep_of_the_repository_is_read(self):
+        root = SCRIPT.parents[1]
+        os.chdir(root)
+        files = sorted(root.glob("sweeps/*.toml"))
+        self.assertGreaterEqual(len(files), 4)
+        for file in files:
+            with self.subTest(file=file.name):
+                self.assertGreater(len(sweep.Sweep(file).points), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
