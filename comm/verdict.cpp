@@ -264,7 +264,7 @@ std::vector<FlightRecord> in_time(const std::vector<FlightRecord>& records) {
   std::vector<FlightRecord> kept;
   for (const FlightRecord& record : records)
     if (std::none_of(records.begin(), records.end(), [&](const FlightRecord& other) {
-          if (record.rank == 0 && !other.alarm.empty() && other.written_ms + kVerdictMs < record.written_ms)
+          if (record.rank == 0 && !other.alarm.empty() && other.written_ms + 1.0 * kVerdictMs < 1.0 * record.written_ms)
             return true;
           return other.written_ms < record.written_ms &&
                  std::any_of(other.last_heard.begin(), other.last_heard.end(),
