@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <sstream>
 
@@ -35,6 +34,14 @@ constexpr int64_t kWaitingBytesMax = 64 << 20;  // lines of 100,000 steps
                         std::strerror(error));
   throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a writable folder.", path,
                       std::strerror(error));
+}
+
+/// The bytes of a file of the run; none if it does not exist. A file that cannot be read is not an empty one.
+/// Throws: CheckpointError.
+std::optional<std::string> bytes_of(const std::string& path) {
+  std::error_code error;
+  if (fs::status(path, error).type() == fs::file_type::not_found) return {};
+  return files::read_file(path, files::Owner::checkpoint, std::numeric_limits<int64_t>::max());
 }
 
 /// Appends all bytes or none.
@@ -188,13 +195,14 @@ void RunDir::keep_metrics(int64_t step) {
 }
 
 void RunDir::rewrite_lines(int64_t step) {
-  if (std::ifstream reports(path("stragglers.jsonl")); reports)
-    files::write_file(path("stragglers.jsonl"), reports_until(reports, step));
+  if (const std::optional<std::string> reports = bytes_of(path("stragglers.jsonl"))) {
+    std::istringstream lines(*reports);
+    files::write_file(path("stragglers.jsonl"), reports_until(lines, step));
+  }
   const std::string file = path("metrics.jsonl");
-  std::ifstream in(file);
-  if (!in) return;
-  std::stringstream lines;
-  lines << in.rdbuf() << waiting_;
+  const std::optional<std::string> written = bytes_of(file);
+  if (!written) return;
+  std::istringstream lines(*written + waiting_);
   files::write_file(file, lines_until(file, lines, step));
   waiting_.clear();
 }
@@ -234,14 +242,14 @@ std::string RunDir::sync_metrics() {
     if (sync_failed_) keep_metrics(kAllSteps);
     sync_failed_ = ::fdatasync(metrics_) != 0;
     if (sync_failed_) refuse_at(path("metrics.jsonl"), errno);
-  } catch (const ResourceError& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   return {};
 }
 
 int64_t RunDir::last_metrics_step() const {
-  std::ifstream in(path("metrics.jsonl"));
+  std::istringstream in(bytes_of(path("metrics.jsonl")).value_or(""));
   int64_t last = 0;
   for (std::string line; std::getline(in, line) && !in.eof();) last = step_of(line).value_or(last);
   return last;

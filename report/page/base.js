@@ -113,6 +113,13 @@ function showTip(event, ...content) {
 }
 const hideTip = () => { tip.hidden = true; };
 
+// Replaces the picture of a plot. The keyboard's focus stays in it.
+function showPicture(plot, picture) {
+  const focused = plot.contains(document.activeElement);
+  plot.replaceChildren(picture);
+  if (focused) picture.focus();
+}
+
 /// Calls draw(width) now and whenever the width of `host` changes.
 function whenSized(host, draw) {
   let last = 0;

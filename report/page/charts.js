@@ -130,9 +130,7 @@ function chart(options) {
     }
     cursor = s('line', {class: 'cursor', y1: top, y2: top + tall, visibility: 'hidden'});
     picture.append(cursor);
-    const focused = plot.contains(document.activeElement);
-    plot.replaceChildren(picture);
-    if (focused) picture.focus();
+    showPicture(plot, picture);
     if (at >= 0) select(at);
   };
   whenSized(plot, draw);

@@ -94,9 +94,7 @@ function pointChart({title, unit, format, lines, xName, logX, logY}) {
     }
     cursor = s('line', {class: 'cursor', y1: top, y2: top + tall, visibility: 'hidden'});
     picture.append(cursor);
-    const focused = plot.contains(document.activeElement);
-    plot.replaceChildren(picture);
-    if (focused) picture.focus();
+    showPicture(plot, picture);
     if (at >= 0) select(at);
   });
   const rows = xs.map(x => [places.get(x), ...shown.map(line => { const one = valueAt(line, x); return one ? data(one.y, cellOf(one)) : ''; })]);

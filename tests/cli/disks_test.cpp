@@ -96,6 +96,19 @@ TEST_CASE("lines of metrics wait in memory while the disk fails", "[cli]") {
   CHECK(read(runs.run + "/checkpoints/final/model.safetensors") == runs.whole.weights);
 }
 
+TEST_CASE("a file of metrics that cannot be read ends a resumed run, and no line is lost", "[cli]") {
+  const Runs runs;
+  REQUIRE(shell(killed_at("save.committed#1") + runs.train).code == 137);
+  const std::string before = read(runs.run + "/metrics.jsonl");
+  for (const std::string rule : {"open:EIO:1", "read:EIO:1"}) {
+    const Result result = shell(faulty(rule, "metrics.jsonl") + runs.train + " --resume");
+    check_refused(result, 4, {"metrics.jsonl\" cannot be read", "Input/output error"});
+    CHECK(read(runs.run + "/metrics.jsonl") == before);
+  }
+  REQUIRE(shell(runs.train + " --resume").code == 0);
+  CHECK(bits_of(runs.run) == runs.whole);
+}
+
 TEST_CASE("no checkpoint is committed while the lines before it are not on disk", "[cli]") {
   const Runs runs;
   const Result result = shell(faulty("sync:EIO:1", "metrics.jsonl") + runs.train);

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/sweep.py with a program of known times: killed and resumed at every point, failures, refusals, job arrays."""
 import csv
-import importlib.util
 import json
 import math
 import os
@@ -18,9 +17,8 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "sweep.py"
 EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
 
 sys.dont_write_bytecode = True
-spec = importlib.util.spec_from_file_location("sweep", SCRIPT)
-sweep = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sweep)
+sys.path.insert(0, str(SCRIPT.parent))
+import sweep
 
 # The step time is 1000 / ranks + layers, in the second of two counted steps 2 ms more. Each start adds a line to "starts".
 PROGRAM = """#!/bin/sh
@@ -63,6 +61,7 @@ def watch(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(watch)
 sys.argv = sys.argv[3:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
