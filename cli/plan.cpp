@@ -2,11 +2,16 @@
 // Runs slipstream plan: prints the plan and its rehearsed times without running it.
 
 #include <memory>
+#include <sstream>
+#include <string>
 
 #include "cli/command_line.h"
 #include "cli/plan_flags.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/json.h"
+#include "engine/base/print.h"
+#include "planner/forecast.h"
 #include "planner/planned.h"
 
 namespace slipstream::cli {
@@ -14,10 +19,49 @@ namespace {
 
 struct PlanOptions : PlanFlags {
   bool search = false;
+  std::string batch;         // path of a list of plans; empty: one plan
   std::string schedule_csv;  // output path of the pipeline's schedule; empty: none
 };
 
+/// One line of a batch: the arguments of one plan, separated by spaces. Prints one line of JSON, with the error of a
+/// refused row instead of its times.
+void forecast_line(const std::string& line, const planner::PlanRequest& defaults) {
+  planner::PlanRequest request = defaults;
+  request.sets.clear();
+  CLI::App parser("one line of --batch");
+  add_run_source(&parser, request);
+  parser.add_option("--ranks", request.ranks)->check(CLI::Range(1, 1 << 24));
+  parser.add_option("--machine", request.machine);
+  parser.add_option("--as", request.as);
+  Json row = Json::object();
+  try {
+    parser.parse(line);
+    const planner::Forecast made = planner::forecast(request);
+    row["step_ms"] = made.step_ms;
+    row["exposed_ms"] = made.exposed_ms;
+    row["bubble_ms"] = made.bubble_ms;
+    row["tokens_per_s_per_rank"] = static_cast<double>(made.tokens) / made.step_ms * 1e3 / request.ranks;
+    row["micro_batches"] = made.micro_batches;
+    row["rehearsed_micro_batches"] = made.rehearsed;
+    row["memory_bytes"] = made.memory_bytes;
+  } catch (const CLI::Error& error) {
+    row["error"] = std::string(error.what());
+  } catch (const Error& error) {
+    row["error"] = std::string(error.what());
+  }
+  print_result("{}\n", row.dump());
+}
+
+int batch(const PlanOptions& options) {
+  constexpr int64_t kLimitBytes = 64 << 20;
+  std::istringstream lines(files::read_file(options.batch, files::Owner::data, kLimitBytes));
+  for (std::string line; std::getline(lines, line);)
+    if (!line.empty()) forecast_line(line, options);
+  return 0;
+}
+
 int plan(const PlanOptions& options) {
+  if (!options.batch.empty()) return batch(options);
   if (options.search)
     throw ConfigError("[plan] --search is not in this version. Compare layouts with --set parallel.data=N.");
   const planner::Planned planned = planner::make_plan(options);
@@ -36,11 +80,17 @@ void add_plan(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
   add_plan_flags(command, *options);
+  command->get_option("run")->required(false);  // --batch names several
   command->add_flag("--search", options->search, "search for a faster layout (not in this version)")->group("");
+  command->add_option("--batch", options->batch,
+                      "forecast the step of every line of this file, each with the arguments of one plan; prints one "
+                      "line of JSON for each");
   command->add_option("--schedule-csv", options->schedule_csv,
                       "write the pipeline's schedule to this file, in the format of pipeline.schedule_file");
   command->callback(
-      [&chosen, options] { chosen = [options] { return alone("plan", [&] { return plan(*options); }); }; });
+      [&chosen, options] {
+        if (options->run_file.empty() && options->batch.empty()) throw CLI::RequiredError("run");
+        chosen = [options] { return alone("plan", [&] { return plan(*options); }); }; });
 }
 
 }  // namespace slipstream::cli

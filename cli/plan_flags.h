@@ -18,6 +18,8 @@ inline void add_plan_flags(CLI::App* command, PlanFlags& flags) {
   command->add_option("--ranks", flags.ranks, "number of ranks")->check(CLI::Range(1, 1 << 24));
   command->add_option("--machine", flags.machine,
                       "path of a machine file; default: device.machine of the run file, else this host");
+  command->add_option("--as", flags.as,
+                      "software whose run is predicted: slipstream, megatron, fsdp, llmq or the path of a profile");
   command->add_flag("--json", flags.json, "print JSON");
 }
 

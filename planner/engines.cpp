@@ -55,6 +55,15 @@ ChannelEngine through_nccl(const comm::NcclChannel& written, const comm::NcclCha
                                             : "NCCL's choice: the table of GPU models has no row for " + row};
 }
 
+/// NCCL's kernels in other software: its own number of blocks, and few for messages between stages.
+ChannelEngine of_software(const Software& software, Axis axis) {
+  constexpr int kMessageBlocks = 4;
+  const int blocks = static_cast<int>(software.comm_multiprocessors);
+  return {.engine = blocks > 0 ? Engine::sm : Engine::nic,
+          .blocks = axis == Axis::pipeline ? std::min(blocks, kMessageBlocks) : blocks,
+          .why = "--as " + software.name};
+}
+
 /// Adds the time that spans, one after the other, share with each of `transfers`, which also follow each other.
 void add_shared(const std::vector<comm::Span>& spans, const std::vector<comm::Span>& transfers,
                 std::vector<int64_t>& shared_ns) {
@@ -86,6 +95,7 @@ Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::v
     ChannelEngine chosen = emulate.bandwidth_bytes_per_second > 0 ? emulated(emulate)
                                                                   : through_nccl(written, channel, request.machine.card,
                                                                                  link, gathers, request.nccl_version);
+    if (request.machine.software.comm_multiprocessors >= 0) chosen = of_software(request.machine.software, axis);
     chosen.channel = c;
     chosen.name = name;
     engines.channels.push_back(std::move(chosen));

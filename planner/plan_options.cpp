@@ -206,6 +206,35 @@ models::ModelOptions model_options(const JobRequest& request) {
           .head_chunk_bytes = config.overlap.bucket_size_bytes};
 }
 
+namespace {
+
+/// Prices by shape, where the machine file has them for a GPU.
+std::optional<comm::KernelRates> kernel_rates(const RunConfig& config, const Machine& machine) {
+  if (machine.attention_efficiency <= 0) return {};
+  const bool narrow = config.train.dtype == DType::bf16;
+  const Software& software = machine.software;
+  return comm::KernelRates{
+      .flops_per_second = narrow ? machine.flops_per_second_bf16 : machine.flops_per_second_f32,
+      .fp8_flops_per_second = narrow && software.fp8 ? machine.flops_per_second_fp8 : 0,
+      .bytes_per_second = static_cast<double>(machine.bytes_per_second),
+      .multiprocessors = machine.multiprocessors,
+      .product_efficiency = machine.matmul_efficiency,
+      .fp8_efficiency = machine.fp8_efficiency > 0 ? machine.fp8_efficiency : machine.matmul_efficiency,
+      .depth_overhead = machine.depth_overhead,
+      .attention_efficiency = std::min(1.0, machine.attention_efficiency * software.attention_factor),
+      .fused_attention = !software.stores_scores,
+      .moved_bytes_factor = software.moved_bytes_factor};
+}
+
+/// The ranks of a group of `axis` that share a node.
+comm::GroupSpan span_of(const Mesh& mesh, Axis axis, int64_t ranks_per_node) {
+  const std::vector<int> group = mesh.group(axis, 0);
+  const auto here = std::count_if(group.begin(), group.end(), [&](int rank) { return rank < ranks_per_node; });
+  return {.ranks = static_cast<int>(group.size()), .per_node = std::max(1, static_cast<int>(here))};
+}
+
+}  // namespace
+
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
   const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
   // Snapshots, read and written bytes together. A GPU copies to pinned memory at 20 GB/s through PCIe 4 of 16 lanes. On
@@ -219,7 +248,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
       .multiprocessors = machine.multiprocessors,
       .snapshot_bytes_per_second = machine.multiprocessors > 0 || machine.device == MachineDevice::cuda
                                        ? kGpuSnapshots
-                                       : std::min(memory_rate, kThreadSnapshots)};
+                                       : std::min(memory_rate, kThreadSnapshots),
+      .kernels = kernel_rates(config, machine),
+      .host_ns = machine.software.host_ns};
   const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
   const comm::Link intra =
       emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),
@@ -227,9 +258,17 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
                : comm::Link{static_cast<double>(machine.intra_bytes_per_second), machine.intra_latency_ns};
   comm::RooflinePrice price(rates, intra);
   const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
+  const comm::Fabric fabric{
+      .node = intra,
+      .network = inter,
+      .reduce_bytes_per_second = static_cast<double>(machine.reduce_bytes_per_second)};
   for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner,
-                    Axis::data_outer, Axis::world})
-    if (!emulated && mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
+                    Axis::data_outer, Axis::world}) {
+    if (emulated) continue;
+    if (mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
+    if (rates.kernels && computes_on_gpus(config, machine))
+      price.set_group(axis, span_of(mesh, axis, machine.ranks_per_node), fabric);
+  }
   return price;
 }
 

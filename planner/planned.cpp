@@ -16,6 +16,7 @@
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
+#include "planner/software.h"
 
 namespace slipstream::planner {
 namespace {
@@ -33,8 +34,11 @@ JobRequest request_of(const Planned& planned) {
   return {.config = planned.config, .machine = planned.machine, .nccl = planned.nccl};
 }
 
-Planned make_plan(const PlanRequest& request) {
-  const RunConfig written = load_run_config(request.run_file, request.sets);
+Drawn draw(const PlanRequest& request) {
+  const SoftwareProfile profile = software_profile(request.as);
+  std::vector<std::string> sets = profile.sets;
+  sets.insert(sets.end(), request.sets.begin(), request.sets.end());
+  const RunConfig written = load_run_config(request.run_file, sets);
   require_supported(written);
   const int ranks = request.ranks;
   require_layout(written, ranks);
@@ -42,20 +46,31 @@ Planned make_plan(const PlanRequest& request) {
   // This host serves as one node of the cluster, with as many ranks as its cores hold.
   Machine machine = machine_of(written, request.machine, threads,
                                std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
+  machine.software = profile.software;
   const RunFacts facts{.world = ranks, .on_gpus = computes_on_gpus(written, machine), .vocab = vocab_of(written)};
-  Planned planned{.request = request,
-                  .config = resolve(written, facts),
-                  .machine = std::move(machine),
-                  .finished = {},
-                  .machine_source = !request.machine.empty()          ? "--machine"
-                                    : !written.device.machine.empty() ? "device.machine"
-                                                                      : "this host",
-                  .nccl = {},
-                  .nccl_table = {}};
+  Drawn drawn{.config = resolve(written, facts),
+              .machine = std::move(machine),
+              .machine_source = !request.machine.empty()          ? "--machine"
+                                : !written.device.machine.empty() ? "device.machine"
+                                                                  : "this host",
+              .nccl = {},
+              .nccl_table = {}};
   if (facts.on_gpus) {
-    planned.nccl_table = nccl_table_name(written.comm.nccl);
-    planned.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
+    drawn.nccl_table = nccl_table_name(written.comm.nccl);
+    drawn.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
   }
+  return drawn;
+}
+
+Planned make_plan(const PlanRequest& request) {
+  Drawn drawn = draw(request);
+  Planned planned{.request = request,
+                  .config = std::move(drawn.config),
+                  .machine = std::move(drawn.machine),
+                  .finished = {},
+                  .machine_source = std::move(drawn.machine_source),
+                  .nccl = std::move(drawn.nccl),
+                  .nccl_table = std::move(drawn.nccl_table)};
   JobRequest asked = request_of(planned);
   asked.proves = request.proves;
   asked.extra_bytes = [&](const Job& job) {

@@ -20,7 +20,19 @@ struct PlanRequest : RunSource {
   int ranks = 1;        // world size
   std::string machine;  // path; empty: device.machine of the run file, else this host
   bool proves = true;   // false: a plan that is only compared
+  std::string as;       // software profile (planner/software.h); empty: this program
 };
+
+/// The inputs of a plan, before anything is built.
+struct Drawn {
+  ResolvedConfig config;
+  Machine machine;  // with the software that request.as names
+  std::string machine_source;
+  comm::NcclTable nccl;
+  std::string nccl_table;
+};
+/// Reads files. Throws: ConfigError, DataError.
+Drawn draw(const PlanRequest& request);
 
 struct Planned {
   PlanRequest request;

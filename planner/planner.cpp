@@ -95,7 +95,7 @@ void bucket_the_critical_path_only(const JobRequest& request, PlanOptions option
       for (const PlacedPart& placed : job.layout.parts)
         if (begin <= placed.ready_position && placed.ready_position < end) elems += placed.part.elems;
       const comm::WireCost wire =
-          comm::wire_cost(Op::all_reduce, options.algorithm, ranks, elems, DType::f32, price.link(Axis::replica));
+          price.wire(Op::all_reduce, options.algorithm, Axis::replica, ranks, elems, DType::f32);
       return wire.latency_ns + wire.wire_ns +
              static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // and its sum of squares
     });

@@ -18,7 +18,29 @@ void RooflinePrice::set_link(Axis axis, const Link& link, uint32_t port) {
   ports_[static_cast<size_t>(axis)] = port;
 }
 
+void RooflinePrice::set_group(Axis axis, const GroupSpan& span, const Fabric& fabric) {
+  spans_[static_cast<size_t>(axis)] = span;
+  fabric_ = fabric;
+}
+
+WireCost RooflinePrice::wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const {
+  const GroupSpan& span = spans_[static_cast<size_t>(axis)];
+  return span.ranks == ranks ? nccl_cost(op, span, elems, dtype, fabric_)
+                             : wire_cost(op, algorithm, ranks, elems, dtype, link(axis));
+}
+
+WireCost RooflinePrice::wire(const Plan& plan, ItemId item, Axis axis, int ranks) const {
+  const Task& task = plan.task(item);
+  return wire(task.op, task.algorithm, axis, ranks, task.elems, task.dtype);
+}
+
 double RooflinePrice::seconds(const Cost& cost) const {
+  if (rates_.kernels) {
+    if (cost.kernels.empty()) return kernel_seconds({.flops = cost.flops, .bytes = cost.bytes}, *rates_.kernels);
+    double sum = 0;
+    for (const KernelCost& kernel : cost.kernels) sum += kernel_seconds(kernel, *rates_.kernels);
+    return sum;
+  }
   double seconds = 0;
   if (rates_.flops_per_second > 0) seconds = static_cast<double>(cost.flops) / rates_.flops_per_second;
   if (rates_.bytes_per_second > 0)
@@ -31,7 +53,9 @@ int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
   const double time_s = (work.op == Op::snapshot || work.op == Op::seal) && rates_.snapshot_bytes_per_second > 0
                             ? static_cast<double>(work.cost.bytes) / rates_.snapshot_bytes_per_second
                             : seconds(work.cost);
-  return static_cast<int64_t>(std::ceil(time_s * 1e9)) + rates_.launch_ns;
+  const int64_t kernels = rates_.kernels ? std::max<int64_t>(1, std::ssize(work.cost.kernels)) : 1;
+  return std::max(static_cast<int64_t>(std::ceil(time_s * 1e9)) + kernels * rates_.launch_ns,
+                  kernels * rates_.host_ns);
 }
 
 int64_t MeasuredPrice::measured_ns(const Plan& plan, ItemId item) const {

@@ -5,9 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "comm/link.h"
+#include "comm/rehearse/kernel_price.h"
+#include "comm/rehearse/nccl_price.h"
 #include "engine/plan/plan.h"
 
 namespace slipstream::comm {
@@ -39,26 +42,35 @@ struct Rates {
   int64_t launch_ns = 0;                 // added to every local item
   int64_t multiprocessors = 0;           // as Price::multiprocessors()
   double snapshot_bytes_per_second = 0;  // of snapshots and seals, read and written bytes together; 0: bytes_per_second
+  std::optional<KernelRates> kernels = {};  // prices every kernel by its shape, and a launch for each
+  int64_t host_ns = 0;  // of the host for one kernel, where it launches them one by one: an item takes at least that
 };
 
-/// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009). Copies to host memory have a rate
-/// of their own.
+/// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009); with Rates::kernels the sum over
+/// kernels by shape. Copies to host memory have a rate of their own.
 class RooflinePrice : public Price {
  public:
   RooflinePrice(const Rates& rates, const Link& link) : rates_(rates) { links_.fill(link); }
   void set_link(Axis axis, const Link& link, uint32_t port);
+  /// Groups of `axis` communicate by NCCL.
+  void set_group(Axis axis, const GroupSpan& span, const Fabric& fabric);
   /// Pure. Time without the launch.
   double seconds(const Cost& cost) const;
   int64_t local_ns(const Plan& plan, ItemId item) const override;
   Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
   uint32_t port(Axis axis) const override { return ports_[static_cast<size_t>(axis)]; }
   int64_t multiprocessors() const override { return rates_.multiprocessors; }
+  WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override;
+  /// Pure. Of one task without a plan.
+  WireCost wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const;
 
  private:
   static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
   Rates rates_;
   std::array<Link, kAxes> links_;
   std::array<uint32_t, kAxes> ports_{};
+  std::array<GroupSpan, kAxes> spans_{};  // one rank: not NCCL's
+  Fabric fabric_;
 };
 
 /// Measured durations where they exist, another price elsewhere. Measured local work has met the transfers of its run,

@@ -32,6 +32,14 @@ const std::vector<Field<Machine>>& machine_fields() {
       F::real("flops_per_second_bf16", at(&Machine::flops_per_second_bf16), {0, 1e18, true}, "bf16 peak of a rank."),
       F::real("matmul_efficiency", at(&Machine::matmul_efficiency), {0, 1, true},
               "Fraction of the peak that large matrix products reach."),
+      F::real("flops_per_second_fp8", at(&Machine::flops_per_second_fp8), {0, 1e18}, "fp8 peak of a rank."),
+      F::real("fp8_efficiency", at(&Machine::fp8_efficiency), {0, 1}, "As matmul_efficiency, of fp8 products."),
+      F::real(
+          "attention_efficiency", at(&Machine::attention_efficiency), {0, 1},
+          "Fraction of the peak that attention reaches: forward, head dimension 128, long sequences. 0: no prices by "
+          "shape."),
+      F::real("depth_overhead", at(&Machine::depth_overhead), {0, 65536},
+              "Start and end of a product's tile, as elements of depth."),
       F::quantity("memory_bandwidth", at(&Machine::bytes_per_second), detail::rate_quantity(), rate,
                   "Rate of a large copy."),
       F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50},
@@ -44,6 +52,8 @@ const std::vector<Field<Machine>>& machine_fields() {
                   "Rate within a node."),
       F::quantity("intra.latency", at(&Machine::intra_latency_ns), detail::duration_quantity(), time,
                   "Latency of a message within a node."),
+      F::quantity("intra.reduce_bandwidth", at(&Machine::reduce_bytes_per_second), detail::rate_quantity(), rate,
+                  "Rate of an all-reduce within a node whose switch adds."),
       F::quantity("inter.bandwidth", at(&Machine::inter_bytes_per_second), detail::rate_quantity(), rate,
                   "Rate between nodes."),
       F::quantity("inter.latency", at(&Machine::inter_latency_ns), detail::duration_quantity(), time,
@@ -95,7 +105,11 @@ Machine load_machine(const std::string& path) {
     throw ConfigError("{} is a run file: it has a table [model]. Give the path of {}.", path, wanted);
   set_fields(machine_fields(), machine, entries);
   for (const Field<Machine>& field : machine_fields()) {
-    const bool optional = field.key == "device" || field.key == "card" || field.key == "multiprocessors";
+    static const std::set<std::string> optionals = {"device",          "card",
+                                                    "multiprocessors", "flops_per_second_fp8",
+                                                    "fp8_efficiency",  "attention_efficiency",
+                                                    "depth_overhead",  "intra.reduce_bandwidth"};
+    const bool optional = optionals.contains(field.key);
     if (!present.contains(field.key) && !optional)
       throw ConfigError("{} lacks the key '{}', which needs {}. Add it, with its source.", path, field.key, field.need);
   }

@@ -18,6 +18,21 @@ const char* name_of(Card card);
 /// Pure. The model of a GPU by the name that its driver gives, such as "NVIDIA H100 80GB HBM3".
 Card card_of(const std::string& gpu_name);
 
+enum class SoftwareBase : uint8_t { slipstream, megatron, fsdp, llmq };
+
+/// Properties of the training software on a machine, other than its plan. The defaults are this program's.
+struct Software {
+  std::string name = "slipstream";
+  SoftwareBase base = SoftwareBase::slipstream;
+  double moved_bytes_factor = 1;  // bytes of memory-bound kernels, relative to this program's
+  double attention_factor = 1;    // speed of attention, relative to Machine::attention_efficiency
+  int64_t host_ns = 0;            // of the host to launch one kernel; 0: hidden
+  int64_t comm_multiprocessors = -1;  // that a transfer takes from compute; -1: as planned
+  bool stores_scores = false;     // attention as products with stored scores
+  bool fp8 = false;               // products of layers
+  bool overlaps = true;           // gradients and messages between stages travel beside compute
+};
+
 /// Rates are per rank (a GPU, or the threads of one process on a CPU). They are rates that real programs reach, not
 /// datasheet peaks. Exception: the peak of the matrix units, which `matmul_efficiency` scales.
 struct Machine {
@@ -26,6 +41,11 @@ struct Machine {
   double flops_per_second_f32 = 0;   // peak of fp32 matrix products as trained (no TF32)
   double flops_per_second_bf16 = 0;  // peak of bf16 products with fp32 sums
   double matmul_efficiency = 1;      // share of the peak that large matrix products reach, 0 to 1
+  double flops_per_second_fp8 = 0;   // peak of fp8 products; 0: unknown
+  // Prices by shape (comm/rehearse/kernel_price.h). 0: unknown, and every product has matmul_efficiency
+  double attention_efficiency = 0;
+  double fp8_efficiency = 0;
+  double depth_overhead = 0;
   int64_t bytes_per_second = 0;      // memory bandwidth that a copy reaches, read and written bytes together
   int64_t memory_bytes = 0;
   Card card = Card::other;      // cuda
@@ -36,10 +56,12 @@ struct Machine {
   int64_t intra_latency_ns = 0;        // one hop
   int64_t inter_bytes_per_second = 0;  // per rank and direction, between nodes
   int64_t inter_latency_ns = 0;
+  int64_t reduce_bytes_per_second = 0;  // of an all-reduce within a node, where its switch adds; 0: as the others
+  Software software;                    // chosen by `plan --as`, not by a machine file
 };
 
-/// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu), `card` and
-/// `multiprocessors` is required.
+/// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu), `card`,
+/// `multiprocessors` and the prices by shape is required.
 /// Throws: ConfigError with the place, or with the first missing key.
 Machine load_machine(const std::string& path);
 

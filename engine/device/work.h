@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/base/parallel.h"
+#include "engine/device/cost.h"
 
 namespace slipstream {
 
@@ -30,18 +31,6 @@ struct Slice {
     return buffer == other.buffer && begin_bytes < other.end_bytes() && other.begin_bytes < end_bytes();
   }
   bool operator==(const Slice&) const = default;
-};
-
-/// Minimum effort of a work: floating-point operations, and bytes moved to or from memory.
-struct Cost {
-  int64_t flops = 0;
-  int64_t bytes = 0;
-
-  Cost& operator+=(const Cost& other) {
-    flops += other.flops;
-    bytes += other.bytes;
-    return *this;
-  }
 };
 
 /// Selects the copy of a buffer that an item of the plan uses.

@@ -34,12 +34,27 @@ void check(std::string_view op, const Args& args) {
   require_at_least(op, "out_stride", args.out_stride, args.heads * args.head_dim);
 }
 
+/// `products` over `pairs` of queries and keys per head: 2 forward, 5 backward.
+template <typename Args>
+Cost scores(const Args& args, int64_t queries, int64_t keys, int64_t products, int64_t pairs, int64_t bytes) {
+  const int64_t flops = 2 * products * args.batch * args.heads * args.head_dim * pairs;
+  return {flops, bytes,
+          {{.kind = KernelKind::scores,
+            .backward = products > 2,
+            .flops = flops,
+            .bytes = bytes,
+            .rows = queries,
+            .cols = keys,
+            .depth = args.head_dim,
+            .count = args.batch * args.heads}}};
+}
+
 template <typename Args>
 Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
   const int64_t pairs = args.tokens * (args.tokens + 1) / 2;
   const int64_t rows = rows_per_head * (args.heads + args.kv_heads) * args.batch * args.tokens;
-  return {2 * products * args.batch * args.heads * args.head_dim * pairs,
-          bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens};
+  return scores(args, args.tokens, args.tokens, products, pairs,
+                bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens);
 }
 
 /// Rows of a block are moved once in the type, carried ones (in and out) in float.
@@ -47,9 +62,10 @@ template <typename Args>
 Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t key_rows, int64_t carried_rows) {
   const auto& all = args.all;
   const int64_t queries = all.heads * args.block.queries, keys = all.kv_heads * args.block.keys;
-  return {2 * products * all.batch * all.heads * all.head_dim * args.block.pairs(),
-          all.batch * all.head_dim * (bytes_of(query_rows * queries + key_rows * keys, all.dtype) + 4 * carried_rows) +
-              4 * all.batch * queries};
+  return scores(
+      all, args.block.queries, args.block.keys, products, args.block.pairs(),
+      all.batch * all.head_dim * (bytes_of(query_rows * queries + key_rows * keys, all.dtype) + 4 * carried_rows) +
+          4 * all.batch * queries);
 }
 
 void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {

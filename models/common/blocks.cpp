@@ -157,6 +157,8 @@ uint32_t SpecBuilder::begin(const std::string& name, int layer) {
 
 void SpecBuilder::work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
                        std::function<void(LaunchContext&)> fn) {
+  const int layer = spec_.pieces.empty() ? -1 : spec_.pieces.back().layer;
+  for (KernelCost& kernel : cost.kernels) kernel.in_layer = layer >= 0 && layer < options_.layers;
   (replaying_ ? spec_.replays : spec_.pieces.back().works)
       .push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
 }

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two short plans and a line through their steps.
+
+#include "planner/forecast.h"
+
+#include <algorithm>
+
+#include "comm/rehearse/rehearse.h"
+#include "engine/base/check.h"
+#include "planner/planner.h"
+
+namespace slipstream::planner {
+namespace {
+
+struct Sample {
+  double step_ms = 0, exposed_ms = 0, bubble_ms = 0;
+  int64_t memory_bytes = 0;
+};
+
+Sample rehearse_short(const JobRequest& request) {
+  const FinishedJob finished = build_job_with_update(request, {});
+  const Job& job = *finished.job;
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, job.mesh);
+  constexpr int kSteps = 3;
+  const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, runs_of(finished.stages, kSteps), price,
+                                                {.gate = comm::Gate::launch_order});
+  if (!played.finished) throw PlanError("[plan] the forecast's plan ends in a deadlock: {}", played.deadlock);
+  const comm::RankTimes& times = played.ranks.front();
+  return {.step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6,
+          .exposed_ms = static_cast<double>(times.exposed_ns) / (1e6 * kSteps),
+          .bubble_ms = static_cast<double>(times.bubble_ns) / (1e6 * kSteps),
+          .memory_bytes = most_bytes(finished)};
+}
+
+}  // namespace
+
+Forecast forecast(const PlanRequest& request) {
+  const Drawn drawn = draw(request);
+  const auto job_request = [&](int64_t micro_batches) {
+    PlanRequest shorter = request;
+    if (micro_batches > 0)
+      shorter.sets.push_back(fmt::format("train.global_batch_size={}",
+                                         drawn.config->train.micro_batch_size * drawn.config.layout().data *
+                                             micro_batches));
+    Drawn own = draw(shorter);
+    own.machine.memory_bytes = 0;
+    return JobRequest{.config = own.config, .machine = own.machine, .nccl = own.nccl, .proves = false};
+  };
+  const int64_t stages = drawn.config->parallel.pipeline, micro_batches = drawn.config.batch().micro_batches;
+  const int64_t first = stages == 1 ? 2 : stages, second = stages == 1 ? 3 : 2 * stages;
+  Forecast result{.tokens = drawn.config->train.global_batch_size * drawn.config->train.sequence_length,
+                  .micro_batches = micro_batches,
+                  .rehearsed = std::min(micro_batches, second)};
+  const Sample last = rehearse_short(job_request(micro_batches <= second ? 0 : second));
+  result.memory_bytes = last.memory_bytes;
+  result.step_ms = last.step_ms;
+  result.exposed_ms = last.exposed_ms;
+  result.bubble_ms = last.bubble_ms;
+  if (micro_batches <= second) return result;
+  const Sample before = rehearse_short(job_request(first));
+  const double more = static_cast<double>(micro_batches - second) / static_cast<double>(second - first);
+  result.step_ms += more * (last.step_ms - before.step_ms);
+  result.exposed_ms += more * (last.exposed_ms - before.exposed_ms);
+  result.bubble_ms += more * (last.bubble_ms - before.bubble_ms);
+  return result;
+}
+
+}  // namespace slipstream::planner

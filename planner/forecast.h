@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The step time of a run by a short rehearsal: few micro-batches are planned, the steady state gives the others.
+
+#include <cstdint>
+
+#include "planner/planned.h"
+
+namespace slipstream::planner {
+
+struct Forecast {
+  double step_ms = 0;
+  double exposed_ms = 0;      // waits that faster communication removes, on the first stage
+  double bubble_ms = 0;       // on the first stage
+  int64_t tokens = 0;         // of a step
+  int64_t micro_batches = 0;  // of the run
+  int64_t rehearsed = 0;      // most micro-batches that a plan of the forecast has
+  int64_t memory_bytes = 0;   // of the largest stage, with all micro-batches in flight that it has
+};
+
+/// Reads files, blocks. Skips the proof, the fit of memory and the choice of the update's place. Throws: as make_plan().
+///
+/// A step of m micro-batches on p stages takes T(m1) + (m - m1) (T(m2) - T(m1)) / (m2 - m1) with m1 = p and m2 = 2 p (2
+/// and 3 on one stage):
+/// from p on every further round of micro-batches adds the same time.
+Forecast forecast(const PlanRequest& request);
+
+}  // namespace slipstream::planner

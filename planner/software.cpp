@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of software profiles, and files with other constants.
+
+#include "planner/software.h"
+
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/config/toml.h"
+
+namespace slipstream::planner {
+namespace {
+
+const std::vector<Field<Software>>& software_fields() {
+  using F = FieldKinds<Software>;
+  const auto& at = [](auto member) { return F::at(member); };
+  static const std::vector<Field<Software>> fields = {
+      F::word("base", at(&Software::base), {"slipstream", "megatron", "fsdp", "llmq"}, "Profile that this changes."),
+      F::real("moved_bytes_factor", at(&Software::moved_bytes_factor), {0, 100, true},
+              "Bytes of memory-bound kernels, relative to this program."),
+      F::real("attention_factor", at(&Software::attention_factor), {0, 10, true},
+              "Speed of attention, relative to the machine's."),
+      F::quantity("host", at(&Software::host_ns), detail::duration_quantity(), {0, kSecond},
+                  "Time of the host to launch one kernel."),
+      F::integer("comm_multiprocessors", at(&Software::comm_multiprocessors), {0, 1024},
+                 "Multiprocessors that a transfer takes from compute."),
+      F::boolean("overlaps", at(&Software::overlaps), "Gradients and messages between stages travel beside compute."),
+      F::boolean("stores_scores", at(&Software::stores_scores), "Attention as products with stored scores."),
+  };
+  return fields;
+}
+
+/// Gradients travel as float32, one update follows the last reduction, and no step is one graph.
+std::vector<std::string> overlap_of(std::vector<std::string> own) {
+  std::vector<std::string> sets = {"comm.grad_dtype=float32", "optimizer.double_buffer=false",
+                                   "overlap.optimizer_per_bucket=false", "overlap.split_tied_embedding=false",
+                                   "device.graph=false"};
+  sets.insert(sets.end(), own.begin(), own.end());
+  return sets;
+}
+
+SoftwareProfile built_in(SoftwareBase base) {
+  switch (base) {
+    case SoftwareBase::slipstream:
+      return {};
+    case SoftwareBase::megatron:
+      return {{.name = "megatron",
+               .base = base,
+               .moved_bytes_factor = 1.5,
+               .attention_factor = 1,
+               .host_ns = 0,
+               .comm_multiprocessors = 16},
+              overlap_of({"overlap.tensor_chunks=1", "overlap.bucket_size=160MiB"})};
+    case SoftwareBase::fsdp:
+      return {{.name = "fsdp",
+               .base = base,
+               .moved_bytes_factor = 2,
+               .attention_factor = 0.55,
+               .host_ns = 0,
+               .comm_multiprocessors = 24},
+              overlap_of({"overlap.tensor_chunks=1"})};
+    case SoftwareBase::llmq:
+      return {{.name = "llmq",
+               .base = base,
+               .moved_bytes_factor = 1,
+               .attention_factor = 1,
+               .host_ns = 0,
+               .comm_multiprocessors = 24},
+              overlap_of({"comm.grad_dtype=bfloat16"})};
+  }
+  return {};
+}
+
+}  // namespace
+
+SoftwareProfile software_profile(const std::string& name) {
+  constexpr std::string_view kFp8 = "+fp8";
+  if (name.ends_with(kFp8)) {
+    SoftwareProfile profile = software_profile(name.substr(0, name.size() - kFp8.size()));
+    profile.software.fp8 = true;
+    return profile;
+  }
+  const std::vector<std::string> names = {"slipstream", "megatron", "fsdp", "llmq"};
+  if (name.empty()) return {};
+  if (const auto found = std::find(names.begin(), names.end(), name); found != names.end())
+    return built_in(static_cast<SoftwareBase>(found - names.begin()));
+  if (!name.ends_with(".toml"))
+    throw ConfigError("[plan] unknown software '{}'. Use {}, or the path of a profile that ends in .toml.", name,
+                      fmt::join(names, ", "));
+  const std::vector<TomlEntry> entries = read_toml(name, "a software profile with the key 'base'");
+  Software chosen;
+  set_fields(software_fields(), chosen, entries);
+  SoftwareProfile profile = built_in(chosen.base);
+  set_fields(software_fields(), profile.software, entries);
+  profile.software.name = name;
+  if (!profile.software.overlaps)
+    profile.sets.insert(profile.sets.end(), {"overlap.grad_reduce=flat", "overlap.p2p=false"});
+  return profile;
+}
+
+}  // namespace slipstream::planner

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Training programs that a plan can imitate, to predict runs of others: `plan --as`.
+
+#include <string>
+#include <vector>
+
+#include "engine/config/machine.h"
+
+namespace slipstream::planner {
+
+struct SoftwareProfile {
+  Software software;
+  std::vector<std::string> sets;  // of the run file, before those of the command: the overlap of that program
+};
+
+/// Reads a file if `name` is the path of one. Names: slipstream (also for ""), megatron, fsdp, llmq.
+/// Behind either, "+fp8" gives the products of layers fp8 operands.
+/// Throws: ConfigError with the names, or with the place in the file.
+SoftwareProfile software_profile(const std::string& name);
+
+}  // namespace slipstream::planner

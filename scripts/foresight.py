@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compares forecasts of published training runs with their measurements.
+
+    scripts/foresight.py RUNS_CSV [--program build/slipstream] [--csv OUT] [--markdown OUT]
+
+Every row of RUNS_CSV becomes a run file, `slipstream plan --batch` forecasts all of them, and the script prints the
+errors by source, GPU and layout beside those of one constant per GPU and precision. docs/FORESIGHT.md has the result.
+"""
+import argparse
+import collections
+import csv
+import json
+import math
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MACHINES = {
+    "A100-SXM (8 per node)": "a100x8",
+    "A100-SXM-80GB": "a100x8",
+    "H100-SXM-80GB": "h100x8",
+    "H100-96GB-HBM2e-500W": "h100_500w_x8",
+    "H200-SXM-141GB": "h200x8",
+    "RTX 4090": "rtx4090x4",
+}
+PEAK = {"A100": 312e12, "H100": 989.4e12, "H200": 989.4e12, "RTX": 165.2e12}  # bf16, dense
+
+
+def number(row, key, default=0):
+    return float(row[key]) if row[key] else default
+
+
+def whole(row, key, default=1):
+    return int(float(row[key])) if row[key] else default
+
+
+def software_of(row):
+    """The profile for --as: the program that made the run, its variants from configs/software."""
+    source, notes = row["source"], row["notes"]
+    if "llmq" in source or "llm.c" in source:
+        name = "llmq"
+    elif "maxtext" in source or "paxml" in source:
+        name = "configs/software/jax.toml"
+    elif "torchtitan" in source:
+        name = "configs/software/fsdp_eager.toml" if "eager" in notes else "fsdp"
+    elif "vTrain" in source or "sc21" in source or "2205.05198" in source or "2201.11990" in source:
+        name = "configs/software/megatron_2021.toml"  # before fused attention
+    else:
+        name = "megatron"
+    return name + ("+fp8" if row["precision"].startswith("fp8") else "")
+
+
+def overlaps_tensor(row):
+    """Recipes of NeMo and asynchronous tensor parallelism send chunks under the next product."""
+    return "dgxc" in row["source"] or bool(re.search("async ?tp", row["notes"], re.I))
+
+
+def recomputation(row):
+    said = row["recompute"]
+    if said in ("full", "block"):
+        return "full"
+    if "layer" in said or "ffn" in said or "norm" in said or "swiglu" in said:
+        return "selective"
+    return "none"
+
+
+def layers_of_parts(layers, parts):
+    """As equal as possible; the first and the last part have less, beside the embedding and the head."""
+    each, more = divmod(layers, parts)
+    counts = [each] * parts
+    for i in range(more):
+        counts[(parts - more) // 2 + i] += 1
+    return counts
+
+
+def run_file(row):
+    """The run file of a row, or None if the row lacks a number that the plan needs."""
+    seq, gpus = whole(row, "seq", 0), whole(row, "gpus", 0)
+    if not seq or not gpus or not row["layers"] or not number(row, "tok_s_gpu"):
+        return None
+    tp, pp, cp, vpp, dp = (whole(row, key) for key in ("tp", "pp", "cp", "vpp", "dp"))
+    gpt = row["model"].startswith(("GPT", "MT-NLG"))
+    micro = whole(row, "micro_batch")
+    batch = whole(row, "global_batch", dp * micro)
+    layers, heads, width = (whole(row, key) for key in ("layers", "heads", "hidden"))
+    ffn = whole(row, "ffn")
+    if row["model"].startswith("Nemotron"):  # two matrices of the given width, not three
+        ffn = ffn * 2 // 3
+    if not row["vpp"]:
+        vpp = 2
+    zero = whole(row, "zero", 3 if dp > 1 and tp * pp == 1 else 1) if dp * cp > 1 else 0
+    text = ["[model]", f'family = "{"gpt2" if gpt else "llama"}"', f"layers = {layers}", f"heads = {heads}"]
+    if not gpt:
+        text.append(f"kv_heads = {whole(row, 'kv_heads', heads)}")
+    text += [f"width = {width}", f"ffn_width = {ffn}", f"context = {seq}", f"vocab_size = {whole(row, 'vocab')}"]
+    text += ["[data]", 'train = "tokens.bin"', "[train]", "steps = 10", f"sequence_length = {seq}"]
+    text += [f"micro_batch_size = {micro}", f"global_batch_size = {batch}", 'dtype = "bfloat16"']
+    text += [f'recompute = "{recomputation(row)}"']
+    text += ["[parallel]", f"data = {dp}", f"tensor = {tp}", f"pipeline = {pp}", f"context = {cp}"]
+    selene = "2205.05198" in row["source"] and "SP" in row["recompute"]
+    if tp > 1 and (selene or row["precision"] != "fp16"):
+        text.append("sequence_parallel = true")
+    text += ["[zero]", f"stage = {zero}"]
+    if zero == 3 and pp > 1:
+        text.append("reshard_after_forward = false")
+    if zero == 3 and "maxtext" in row["source"] and dp > 256:
+        text.append("shard_size = 256" if gpus != 512 else "shard_size = 128")
+    text += ["[overlap]", f"tensor_chunks = {4 if overlaps_tensor(row) else 1}"]
+    if pp > 1:
+        text.append("[pipeline]")
+        if vpp > 1:
+            text += ['schedule = "interleaved_1f1b"', f"virtual_stages = {vpp}"]
+        if layers % (pp * vpp):
+            text.append(f"layers = {layers_of_parts(layers, pp * vpp)}")
+    return "\n".join(text) + "\n"
+
+
+def model_flops(row):
+    """Of one token, forward and backward; scores of all pairs."""
+    return 6e9 * number(row, "params_b") + 12 * whole(row, "layers") * whole(row, "hidden") * whole(row, "seq")
+
+
+def forecasts(rows, program, machine_dir, replace=None):
+    """One dict per row: the line of `plan --batch`."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines, wanted = [], []
+        for i, row in enumerate(rows):
+            text = run_file(row)
+            if text is None:
+                continue
+            path = pathlib.Path(folder) / f"run{i}.toml"
+            path.write_text(text)
+            machine = machine_dir / (MACHINES[row["gpu"]] + ".toml")
+            name = (replace or {}).get(software_of(row), software_of(row))
+            if name.startswith("configs/"):
+                name = str(ROOT / name)
+            sets = [f"overlap.tensor_chunks={4 if overlaps_tensor(row) else 1}"]
+            extra = "".join(f" --set {key}" for key in sets)
+            lines.append(f"{path} --ranks {whole(row, 'gpus')} --machine {machine} --as {name}{extra}")
+            wanted.append(i)
+        batch = pathlib.Path(folder) / "batch.txt"
+        batch.write_text("\n".join(lines) + "\n")
+        done = subprocess.run([str(program), "plan", "--batch", str(batch)], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"foresight: {program} plan --batch ended with {done.returncode}: {done.stderr.strip()}")
+        made = [{"error": "the row lacks a number"} for _ in rows]
+        for i, line in zip(wanted, done.stdout.splitlines()):
+            made[i] = json.loads(line)
+        return made
+
+
+def precision_of(row):
+    return "fp8" if row["precision"].startswith("fp8") else "16 bits"
+
+
+def baseline(rows):
+    """Tokens/s per GPU from one constant per GPU and precision, fitted without the row's own source."""
+    def utilisation(row):
+        peak = next(v for k, v in PEAK.items() if row["gpu"].startswith(k))
+        return number(row, "tok_s_gpu") * model_flops(row) / peak
+
+    groups = collections.defaultdict(lambda: collections.defaultdict(list))
+    for row in rows:
+        if number(row, "tok_s_gpu") and row["seq"]:
+            groups[row["gpu"].split("-")[0], precision_of(row)][row["source"]].append(utilisation(row))
+    out = []
+    for row in rows:
+        others = groups[row["gpu"].split("-")[0], precision_of(row)]
+        # The median over sources of their medians: a source with many rows has one vote.
+        votes = [statistics.median(v) for s, v in others.items() if s != row["source"]]
+        peak = next(v for k, v in PEAK.items() if row["gpu"].startswith(k))
+        out.append(statistics.median(votes) * peak / model_flops(row) if votes and row["seq"] else None)
+    return out
+
+
+def quantile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
+
+
+def summary(errors):
+    return (f"{len(errors):5d} {100 * statistics.median(errors):7.1f} {100 * quantile(errors, 0.9):7.1f}"
+            if errors else "    0       -       -")
+
+
+def kendall(pairs):
+    """Tau-a of (measured, predicted)."""
+    agree = total = 0
+    for i, (a, b) in enumerate(pairs):
+        for c, d in pairs[i + 1:]:
+            if a == c:
+                continue
+            total += 1
+            agree += 1 if (a - c) * (b - d) > 0 else -1
+    return agree / total if total else None
+
+
+def evaluate(rows, made):
+    """Rows with both numbers: (row, predicted / measured throughput, the constant's)."""
+    constant = baseline(rows)
+    return [(row, m["tokens_per_s_per_rank"] / number(row, "tok_s_gpu"),
+             c / number(row, "tok_s_gpu") if c else None)
+            for row, m, c in zip(rows, made, constant) if "error" not in m]
+
+
+def table(done, key, title):
+    groups = collections.defaultdict(list)
+    for row, ratio, constant in done:
+        groups[key(row)].append((ratio, constant))
+    print(f"\n{title:58} {'rows':>5} {'median':>7} {'p90':>7}   {'bias':>6} | constant: median, p90")
+    for name, both in sorted(groups.items()):
+        errors = [abs(r - 1) for r, _ in both]
+        flat = [abs(c - 1) for _, c in both if c]
+        bias = statistics.median(r for r, _ in both)
+        print(f"{name[:58]:58} {summary(errors)}   {bias:6.2f} | {summary(flat)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs")
+    parser.add_argument("--program", default=str(ROOT / "build/slipstream"))
+    parser.add_argument("--machines", default=str(ROOT / "configs/machines"), help="folder of the machine files")
+    parser.add_argument("--source", default="", help="only rows whose source has this text")
+    parser.add_argument("--every", type=int, default=1, help="every n-th row of sources with more than 100 rows")
+    parser.add_argument("--csv", help="write one line per row")
+    args = parser.parse_args()
+    with open(args.runs, newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if args.source in row["source"]]
+    count = collections.Counter(row["source"] for row in rows)
+    rows = [row for i, row in enumerate(rows) if count[row["source"]] <= 100 or i % args.every == 0]
+    made = forecasts(rows, args.program, pathlib.Path(args.machines))
+    for row, m in zip(rows, made):
+        if "error" in m:
+            print(f"{row['source'][:40]} {row['model']} on {row['gpus']}: {m['error'][:200]}")
+    done = evaluate(rows, made)
+    table(done, lambda row: "all", "all")
+    table(done, lambda row: row["source"].split(" @")[0][:52] + " " + precision_of(row), "source")
+    table(done, lambda row: row["gpu"] + ", " + precision_of(row), "GPU")
+    table(done, lambda row: " ".join(k for k, v in (("tensor", row["tp"]), ("pipeline", row["pp"]), ("context", row["cp"]))
+                                     if v not in ("1", "")) or "data only", "layout")
+    groups = collections.defaultdict(list)
+    for row, ratio, _ in done:
+        tok = number(row, "tok_s_gpu")
+        groups[row["source"], row["model"], row["gpus"], row["seq"], precision_of(row)].append(
+            (tok, tok * ratio, tuple(row[k] for k in ("tp", "pp", "dp", "cp", "vpp"))))
+    taus = [kendall([(a, b) for a, b, _ in g]) for g in groups.values() if len({x[2] for x in g}) >= 3]
+    taus = [t for t in taus if t is not None]
+    if taus:
+        print(f"\nKendall tau over {len(taus)} groups of one model and GPU count: mean {statistics.mean(taus):.2f}")
+    if args.csv:
+        with open(args.csv, "w", newline="", encoding="utf-8") as file:
+            out = csv.writer(file, lineterminator="\n")
+            out.writerow(["source", "model", "gpu", "gpus", "tp", "pp", "vpp", "cp", "dp", "micro_batch", "precision",
+                          "as", "measured_tok_s_gpu", "predicted_tok_s_gpu", "constant_tok_s_gpu"])
+            for row, ratio, constant in done:
+                tok = number(row, "tok_s_gpu")
+                out.writerow([row[k] for k in ("source", "model", "gpu", "gpus", "tp", "pp", "vpp", "cp", "dp",
+                                               "micro_batch", "precision")] +
+                             [software_of(row), f"{tok:.5g}", f"{tok * ratio:.5g}",
+                              f"{tok * constant:.5g}" if constant else ""])
+
+
+if __name__ == "__main__":
+    main()
