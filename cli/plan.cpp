@@ -38,6 +38,8 @@ void forecast_line(const std::string& line, const planner::PlanRequest& defaults
     parser.parse(line);
     const planner::Forecast made = planner::forecast(request);
     row["step_ms"] = made.step_ms;
+    row["step_ms_low"] = made.low_ms;
+    row["step_ms_high"] = made.high_ms;
     row["exposed_ms"] = made.exposed_ms;
     row["bubble_ms"] = made.bubble_ms;
     row["tokens_per_s_per_rank"] = static_cast<double>(made.tokens) / made.step_ms * 1e3 / request.ranks;

@@ -5,6 +5,7 @@
 #include "engine/base/json.h"
 #include "engine/base/print.h"
 #include "engine/plan/memory.h"
+#include "planner/forecast.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/planned.h"
@@ -26,6 +27,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   Json json = Json::object();
   json["machine"] = planned.machine.name;
   json["machine_source"] = planned.machine_source;
+  json["as"] = planned.machine.software.name;
   json["model"] = job.model.description;
   json["parameters"] = job.parameter_elems;
   json["ranks"] = job.mesh.world();
@@ -110,6 +112,11 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   if (rehearsal.finished) {
     const comm::RankTimes& times = rehearsal.ranks.front();
     json["rehearsed"]["step_ms"] = static_cast<double>(times.step_period_ns(1)) / 1e6;
+    if (planned.machine.attention_efficiency > 0) {
+      const double factor = interval_factor(planned.machine.software);
+      json["rehearsed"]["step_ms_low"] = static_cast<double>(times.step_period_ns(1)) / 1e6 / factor;
+      json["rehearsed"]["step_ms_high"] = static_cast<double>(times.step_period_ns(1)) / 1e6 * factor;
+    }
     json["rehearsed"]["comm_ms"] = ms_of_a_step(times.communication_ns);
     json["rehearsed"]["exposed_ms"] = ms_of_a_step(times.exposed_ns);
     json["rehearsed"]["bubble_ms"] = ms_of_a_step(times.bubble_ns);

@@ -23,8 +23,11 @@ namespace {
 
 /// "h100x8 (--machine)": the machine's name with its source; this host's name contains no source.
 std::string machine_text(const Planned& planned) {
-  return planned.machine_source == "this host" ? planned.machine.name
-                                               : fmt::format("{} ({})", planned.machine.name, planned.machine_source);
+  const std::string& software = planned.machine.software.name;
+  return (planned.machine_source == "this host"
+              ? planned.machine.name
+              : fmt::format("{} ({})", planned.machine.name, planned.machine_source)) +
+         (software == Software{}.name ? "" : ", as " + software + " runs");
 }
 
 /// The saving of sending the two shares of a tied table's gradient separately.

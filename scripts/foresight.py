@@ -62,8 +62,8 @@ def overlaps_tensor(row):
 
 def recomputation(row):
     said = row["recompute"]
-    if said in ("full", "block"):
-        return "full"
+    if said in ("full", "block") or "maxtext" in row["source"] or "paxml" in row["source"]:
+        return "full"  # the recipes of MaxText and Paxml recompute whole layers
     if "layer" in said or "ffn" in said or "norm" in said or "swiglu" in said:
         return "selective"
     return "none"
@@ -167,10 +167,10 @@ def baseline(rows):
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
         if number(row, "tok_s_gpu") and row["seq"]:
-            groups[row["gpu"].split("-")[0], precision_of(row)][row["source"]].append(utilisation(row))
+            groups[MACHINES[row["gpu"]], precision_of(row)][row["source"]].append(utilisation(row))
     out = []
     for row in rows:
-        others = groups[row["gpu"].split("-")[0], precision_of(row)]
+        others = groups[MACHINES[row["gpu"]], precision_of(row)]
         # The median over sources of their medians: a source with many rows has one vote.
         votes = [statistics.median(v) for s, v in others.items() if s != row["source"]]
         peak = next(v for k, v in PEAK.items() if row["gpu"].startswith(k))
@@ -206,6 +206,72 @@ def evaluate(rows, made):
     return [(row, m["tokens_per_s_per_rank"] / number(row, "tok_s_gpu"),
              c / number(row, "tok_s_gpu") if c else None)
             for row, m, c in zip(rows, made, constant) if "error" not in m]
+
+
+def base_of(row):
+    """Software with an interval of its own (planner/forecast.cpp)."""
+    name = software_of(row)
+    return next((base for base in ("megatron", "llmq") if base in name), "fsdp")
+
+
+def intervals(done):
+    """By software: the factor that covers 80 % of its rows, every source with one vote; and the coverage of rows by the
+    factor of the other sources."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(list))
+    for row, ratio, _ in done:
+        groups[base_of(row)][row["source"].split(" @")[0]].append(abs(math.log(ratio)))
+
+    def factor(sources):
+        votes = sorted((error, 1 / len(errors)) for errors in sources for error in errors)
+        seen, total = 0.0, sum(weight for _, weight in votes)
+        for error, weight in votes:
+            seen += weight
+            if seen >= 0.8 * total:
+                return error
+        return votes[-1][0]
+
+    print("\n80 % intervals: software, factor, rows that the factor of the other sources covers")
+    for base, sources in sorted(groups.items()):
+        covered, rows = 0.0, 0
+        for source, errors in sources.items():
+            others = [e for s, e in sources.items() if s != source]
+            if not others:
+                continue
+            limit = factor(others)
+            covered += sum(error <= limit for error in errors) / len(errors)
+            rows += 1
+        print(f"{base:10} {math.exp(factor(list(sources.values()))):5.2f} {100 * covered / max(rows, 1):6.1f} %")
+
+
+def gain(done, one, other):
+    """Predicted and measured gain of the row that `other` picks over the row that `one` picks, in percent."""
+    def find(want):
+        return next(((number(r, "tok_s_gpu"), number(r, "tok_s_gpu") * x) for r, x, _ in done if want(r)), None)
+    a, b = find(one), find(other)
+    return None if a is None or b is None else (100 * (b[0] / a[0] - 1), 100 * (b[1] / a[1] - 1))
+
+
+def deltas(done):
+    def tp(model, word):
+        return lambda r: (r["source"].find("asyncTP") > 0 and r["model"] == model and r["precision"] == "bf16"
+                          and word in r["notes"])
+
+    def pipeline(word):
+        return lambda r: r["model"] == "LLAMA3.1-405B" and r["gpus"] == "512" and r["seq"] == "8192" and word in r["notes"]
+
+    def fsdp(gpus):
+        return lambda r: (r["model"] == "LLAMA3-8B" and r["gpus"] == gpus and r["precision"] == "bf16"
+                          and "torch.compile" in r["notes"])
+
+    print("\nknown gains in percent: measured, predicted")
+    for name, one, other in (
+            ("asynchronous tensor parallelism, 70B", tp("LLAMA3-70B", "vanilla"), tp("LLAMA3-70B", "async")),
+            ("asynchronous tensor parallelism, 8B", tp("LLAMA3-8B", "vanilla"), tp("LLAMA3-8B", "async")),
+            ("interleaved instead of 1F1B, 405B", pipeline("; 1F1B"), pipeline("Interleaved")),
+            ("8 to 128 GPUs, 8B", fsdp("8"), fsdp("128"))):
+        both = gain(done, one, other)
+        if both:
+            print(f"{name:40} {both[0]:7.1f} {both[1]:7.1f}")
 
 
 def table(done, key, title):
@@ -252,6 +318,8 @@ def main():
     taus = [t for t in taus if t is not None]
     if taus:
         print(f"\nKendall tau over {len(taus)} groups of one model and GPU count: mean {statistics.mean(taus):.2f}")
+    intervals(done)
+    deltas(done)
     if args.csv:
         with open(args.csv, "w", newline="", encoding="utf-8") as file:
             out = csv.writer(file, lineterminator="\n")

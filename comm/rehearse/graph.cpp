@@ -115,8 +115,14 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
   const RankRuns& rank = ranks_[rank_index];
   const Plan& plan = *rank.runs[run];
   const std::vector<uint32_t>& nodes = nodes_[rank_index][run];
+  uint32_t loss = state.last_compute;  // of the run before
   for (ItemId id : order) {
     const Item& item = plan[id];
+    if (item.channel == kComputeChannel) {
+      add_host(rank_index, run, id, loss, state);
+      loss = kNoNode;
+      state.last_compute = nodes[id];
+    }
     // Updates on a separate stream begin in append order: if all began at once, the smallest would end first and be
     // gathered first, whatever the next forward pass needs.
     if (options_.in_order_channels || channels_[item.channel].axis == Axis::self) {
@@ -146,6 +152,21 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
     if (tail != kNoNode) time_.edge(tail, barrier, After::end);
     tail = barrier;
   }
+}
+
+void Graph::add_host(size_t rank_index, uint32_t run, ItemId id, uint32_t loss, RankState& state) {
+  const Plan& plan = *ranks_[rank_index].runs[run];
+  const int64_t host_ns = price_.host_ns(plan, id);
+  if (host_ns <= 0) return;
+  const std::vector<uint32_t>& nodes = nodes_[rank_index][run];
+  const uint32_t launched = time_.add_local(host_ns);
+  origin_.push_back({static_cast<uint32_t>(rank_index), run, id});
+  for (const uint32_t awaited : {state.host, loss})
+    if (awaited != kNoNode) time_.edge(awaited, launched, After::end);
+  for (const Point& point : plan[id].after)
+    if (plan[point.item].op == Op::recv) time_.edge(nodes[point.item], launched, After::end);
+  time_.edge(launched, nodes[id], After::end);
+  state.host = launched;
 }
 
 uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {

@@ -48,6 +48,8 @@ class Graph {
         counts;                             // rendezvous so far of one group or pair on one channel or wire
     std::vector<std::vector<int>> groups;   // of each channel
     uint32_t last_communication = kNoNode;  // in host order
+    uint32_t last_compute = kNoNode;        // in order on the compute stream
+    uint32_t host = kNoNode;                // last launch
   };
   struct Origin {
     uint32_t rank_index, run;
@@ -59,6 +61,8 @@ class Graph {
   /// The card that computes `item`; kNoNode if a copy engine does.
   uint32_t card_of(size_t rank_index, const Item& item) const;
   void add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state);
+  /// The launch of a compute item, where the host takes time for it. `loss`: the node that the host reads first.
+  void add_host(size_t rank_index, uint32_t run, ItemId id, uint32_t loss, RankState& state);
   uint32_t add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state);
   uint32_t rendezvous_for(size_t rank_index, const Task& task, RankState& state);
   void require_same(uint32_t rendezvous, const Task& task, int rank);

@@ -100,10 +100,11 @@ double kernel_seconds(const KernelCost& kernel, const KernelRates& rates) {
       const bool fp8 = rates.fp8_flops_per_second > 0 && kernel.in_layer;
       const double rate = fp8 ? rates.fp8_flops_per_second * rates.fp8_efficiency
                               : rates.flops_per_second * rates.product_efficiency;
-      const double computed = seconds_of({kernel.rows, kernel.cols, kernel.depth, kernel.count}, rate, rates);
-      // Both operands are read as bf16 and written as fp8.
-      const double cast =
-          fp8 ? memory_seconds(3.0 * static_cast<double>((kernel.rows + kernel.cols) * kernel.depth), rates) : 0;
+      KernelRates own = rates;
+      if (fp8) own.depth_overhead *= 2;  // the same time
+      const double computed = seconds_of({kernel.rows, kernel.cols, kernel.depth, kernel.count}, rate, own);
+      // Activations and their gradients are read as bf16 and written as fp8; weights are cast once in a step.
+      const double cast = fp8 ? memory_seconds(3.0 * static_cast<double>(kernel.rows * kernel.depth), rates) : 0;
       return std::max(computed, moved) + cast;
     }
     case KernelKind::scores:

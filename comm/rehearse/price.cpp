@@ -53,9 +53,15 @@ int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
   const double time_s = (work.op == Op::snapshot || work.op == Op::seal) && rates_.snapshot_bytes_per_second > 0
                             ? static_cast<double>(work.cost.bytes) / rates_.snapshot_bytes_per_second
                             : seconds(work.cost);
-  const int64_t kernels = rates_.kernels ? std::max<int64_t>(1, std::ssize(work.cost.kernels)) : 1;
-  return std::max(static_cast<int64_t>(std::ceil(time_s * 1e9)) + kernels * rates_.launch_ns,
-                  kernels * rates_.host_ns);
+  return static_cast<int64_t>(std::ceil(time_s * 1e9)) + launches(work.cost) * rates_.launch_ns;
+}
+
+int64_t RooflinePrice::host_ns(const Plan& plan, ItemId item) const {
+  return launches(plan[item].cost) * rates_.host_ns;
+}
+
+int64_t RooflinePrice::launches(const Cost& cost) const {
+  return rates_.kernels ? std::max<int64_t>(1, std::ssize(cost.kernels)) : 1;
 }
 
 int64_t MeasuredPrice::measured_ns(const Plan& plan, ItemId item) const {

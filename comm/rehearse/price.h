@@ -21,6 +21,9 @@ class Price {
   virtual ~Price() = default;
   /// Time of a compute item or local task.
   virtual int64_t local_ns(const Plan& plan, ItemId item) const = 0;
+  /// Time of the host to launch an item's kernels one by one, ahead of the card; 0: hidden. The host reads each message
+  /// between stages and the loss of a step before it goes on.
+  virtual int64_t host_ns(const Plan& /*plan*/, ItemId /*item*/) const { return 0; }
   virtual Link link(Axis axis) const = 0;
   /// Channels whose axes have the same port share its bandwidth: 0 for all, or one number per level of links.
   virtual uint32_t port(Axis /*axis*/) const { return 0; }
@@ -43,7 +46,7 @@ struct Rates {
   int64_t multiprocessors = 0;           // as Price::multiprocessors()
   double snapshot_bytes_per_second = 0;  // of snapshots and seals, read and written bytes together; 0: bytes_per_second
   std::optional<KernelRates> kernels = {};  // prices every kernel by its shape, and a launch for each
-  int64_t host_ns = 0;  // of the host for one kernel, where it launches them one by one: an item takes at least that
+  int64_t host_ns = 0;  // of the host for one kernel of an item on the compute stream
 };
 
 /// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009); with Rates::kernels the sum over
@@ -57,6 +60,7 @@ class RooflinePrice : public Price {
   /// Pure. Time without the launch.
   double seconds(const Cost& cost) const;
   int64_t local_ns(const Plan& plan, ItemId item) const override;
+  int64_t host_ns(const Plan& plan, ItemId item) const override;
   Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
   uint32_t port(Axis axis) const override { return ports_[static_cast<size_t>(axis)]; }
   int64_t multiprocessors() const override { return rates_.multiprocessors; }
@@ -65,6 +69,8 @@ class RooflinePrice : public Price {
   WireCost wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const;
 
  private:
+  int64_t launches(const Cost& cost) const;
+
   static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
   Rates rates_;
   std::array<Link, kAxes> links_;

@@ -58,8 +58,8 @@ TEST_CASE("engines: the table has rows for the GPU model of every machine file w
     const Machine machine = load_machine(entry.path().string());
     CAPTURE(machine.name);
     CHECK((machine.multiprocessors > 0) == (machine.device == MachineDevice::cuda));
-    CHECK((machine.card != Card::other) == (machine.device == MachineDevice::cuda));
-    if (machine.device != MachineDevice::cuda) continue;
+    if (machine.device != MachineDevice::cuda) CHECK(machine.card == Card::other);
+    if (machine.card == Card::other) continue;  // NCCL chooses by itself
     ++cards;
     // The LL128 rate of a block, from NCCL's source.
     const double block_rate = machine.card == Card::a100 ? 20e9 : 36.7e9;
@@ -76,7 +76,7 @@ TEST_CASE("engines: the table has rows for the GPU model of every machine file w
     REQUIRE(comm::card_share(machine.card, CardLink::both));
     CHECK(comm::card_share(machine.card, CardLink::both)->max_ctas == 2 * machine.ranks_per_node);
   }
-  CHECK(cards == 3);
+  CHECK(cards >= 4);
   CHECK(comm::card_share(Card::other, CardLink::node) == nullptr);
   CHECK(card_of("NVIDIA H100 80GB HBM3") == Card::h100);
   CHECK(card_of("NVIDIA H200") == Card::h200);
@@ -149,6 +149,7 @@ TEST_CASE("engines: transfers by blocks make a step slower, the more blocks the 
     CAPTURE(sets);
     JobRequest asked = request(sets, 8, R"({"max_ctas": 4, "policy": "default"})");
     asked.machine.intra_bytes_per_second = 20'000'000'000;  // transfers accompany much of the step
+    asked.machine.attention_efficiency = 0;  // prices by shape would depend on the number of multiprocessors
     // With the update at one place, whatever the price.
     const auto rehearsed = [](const JobRequest& one, const FinishedJob& job) {
       return step_period_ns(one, job, false);
@@ -176,6 +177,7 @@ TEST_CASE("engines: transfers by blocks make a step slower, the more blocks the 
 TEST_CASE("engines: transfers without blocks leave the rehearsed step as it is", "[nccl]") {
   for (const char* form : {"gate", "copies"}) {
     JobRequest asked = request({"comm.emulate.bandwidth=100Gbit/s", std::string("comm.emulate.form=") + form});
+    asked.machine.attention_efficiency = 0;  // prices by shape would depend on the number of multiprocessors
     const int64_t priced_ns = step_ns(asked);
     CHECK(build_finished_job(asked).engines.products == 0);
     asked.machine.multiprocessors = 0;

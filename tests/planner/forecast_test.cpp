@@ -42,7 +42,7 @@ TEST_CASE("forecast: a line through two short plans equals the rehearsal of the 
   std::vector<Row> rows = {
       {2, {"zero.stage=1", "train.global_batch_size=32"}},
       {8, {"parallel.pipeline=4", "train.global_batch_size=64"}},
-      {4, {"parallel.pipeline=2", "parallel.tensor=2", "train.global_batch_size=24"}},
+      {4, {"parallel.pipeline=2", "parallel.tensor=2", "model.heads=20", "train.global_batch_size=24"}},
       {4,
        {"parallel.pipeline=2", "pipeline.schedule=interleaved_1f1b", "pipeline.virtual_stages=2",
         "train.global_batch_size=32"}},
