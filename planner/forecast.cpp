@@ -45,9 +45,9 @@ Forecast middle(const PlanRequest& request) {
     return JobRequest{.config = own.config, .machine = own.machine, .nccl = own.nccl, .proves = false};
   };
   const int64_t stages = drawn.config->parallel.pipeline, micro_batches = drawn.config.batch().micro_batches;
-  // The first rounds of interleaved schedules differ; on many stages they weigh little and planning them takes long.
-  constexpr int64_t kManyStages = 8;
-  const int64_t first = stages == 1 || stages > kManyStages ? std::max<int64_t>(2, stages) : 2 * stages;
+  // The first rounds of interleaved schedules differ. On many stages they weigh little, and planning them takes long.
+  const int64_t rounds = stages == 1 ? 2 : stages <= 4 ? 3 : stages <= 8 ? 2 : 1;
+  const int64_t first = rounds * stages;
   const int64_t second = first + stages;
   Forecast result{.tokens = drawn.config->train.global_batch_size * drawn.config->train.sequence_length,
                   .micro_batches = micro_batches,

@@ -25,8 +25,8 @@ struct Forecast {
 
 /// Reads files, blocks. Skips the proof, the fit of memory and the choice of the update's place. Throws: as make_plan().
 ///
-/// A step of m micro-batches on p stages takes T(m1) + (m - m1) (T(m2) - T(m1)) / (m2 - m1) with m1 = 2 p and m2 = 3 p (p
-/// and 2 p on more than 8 stages): every further round of micro-batches adds the same time.
+/// A step of m micro-batches on p stages takes T(m1) + (m - m1) (T(m1 + p) - T(m1)) / p, with m1 = p to 3 p: every further
+/// round of micro-batches adds the same time.
 Forecast forecast(const PlanRequest& request);
 
 }  // namespace slipstream::planner

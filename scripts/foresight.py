@@ -125,8 +125,8 @@ def model_flops(row):
     return 6e9 * number(row, "params_b") + 12 * whole(row, "layers") * whole(row, "hidden") * whole(row, "seq")
 
 
-def forecasts(rows, program, machine_dir, replace=None):
-    """One dict per row: the line of `plan --batch`."""
+def forecasts(rows, program, machine_dir, replace=None, jobs=1):
+    """One dict per row: the line of `plan --batch`. `replace` maps names of software; `jobs` processes share the rows."""
     with tempfile.TemporaryDirectory() as folder:
         lines, wanted = [], []
         for i, row in enumerate(rows):
@@ -143,14 +143,19 @@ def forecasts(rows, program, machine_dir, replace=None):
             extra = "".join(f" --set {key}" for key in sets)
             lines.append(f"{path} --ranks {whole(row, 'gpus')} --machine {machine} --as {name}{extra}")
             wanted.append(i)
-        batch = pathlib.Path(folder) / "batch.txt"
-        batch.write_text("\n".join(lines) + "\n")
-        done = subprocess.run([str(program), "plan", "--batch", str(batch)], capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"foresight: {program} plan --batch ended with {done.returncode}: {done.stderr.strip()}")
+        started = []
+        for job in range(jobs):
+            batch = pathlib.Path(folder) / f"batch{job}.txt"
+            batch.write_text("".join(line + "\n" for line in lines[job::jobs]))
+            started.append(subprocess.Popen([str(program), "plan", "--batch", str(batch)], text=True,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         made = [{"error": "the row lacks a number"} for _ in rows]
-        for i, line in zip(wanted, done.stdout.splitlines()):
-            made[i] = json.loads(line)
+        for job, process in enumerate(started):
+            out, err = process.communicate()
+            if process.returncode != 0:
+                sys.exit(f"foresight: {program} plan --batch ended with {process.returncode}: {err.strip()}")
+            for i, line in zip(wanted[job::jobs], out.splitlines()):
+                made[i] = json.loads(line)
         return made
 
 
@@ -293,13 +298,14 @@ def main():
     parser.add_argument("--machines", default=str(ROOT / "configs/machines"), help="folder of the machine files")
     parser.add_argument("--source", default="", help="only rows whose source has this text")
     parser.add_argument("--every", type=int, default=1, help="every n-th row of sources with more than 100 rows")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--csv", help="write one line per row")
     args = parser.parse_args()
     with open(args.runs, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if args.source in row["source"]]
     count = collections.Counter(row["source"] for row in rows)
     rows = [row for i, row in enumerate(rows) if count[row["source"]] <= 100 or i % args.every == 0]
-    made = forecasts(rows, args.program, pathlib.Path(args.machines))
+    made = forecasts(rows, args.program, pathlib.Path(args.machines), jobs=args.jobs)
     for row, m in zip(rows, made):
         if "error" in m:
             print(f"{row['source'][:40]} {row['model']} on {row['gpus']}: {m['error'][:200]}")
