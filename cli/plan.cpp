@@ -89,10 +89,10 @@ void add_plan(CLI::App& app, Run& chosen) {
                       "line of JSON for each");
   command->add_option("--schedule-csv", options->schedule_csv,
                       "write the pipeline's schedule to this file, in the format of pipeline.schedule_file");
-  command->callback(
-      [&chosen, options] {
-        if (options->run_file.empty() && options->batch.empty()) throw CLI::RequiredError("run");
-        chosen = [options] { return alone("plan", [&] { return plan(*options); }); }; });
+  command->callback([&chosen, options] {
+    if (options->run_file.empty() && options->batch.empty()) throw CLI::RequiredError("run");
+    chosen = [options] { return alone("plan", [&] { return plan(*options); }); };
+  });
 }
 
 }  // namespace slipstream::cli

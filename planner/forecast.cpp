@@ -37,9 +37,8 @@ Forecast middle(const PlanRequest& request) {
   const auto job_request = [&](int64_t micro_batches) {
     PlanRequest shorter = request;
     if (micro_batches > 0)
-      shorter.sets.push_back(fmt::format("train.global_batch_size={}",
-                                         drawn.config->train.micro_batch_size * drawn.config.layout().data *
-                                             micro_batches));
+      shorter.sets.push_back(fmt::format("train.global_batch_size={}", drawn.config->train.micro_batch_size *
+                                                                           drawn.config.layout().data * micro_batches));
     Drawn own = draw(shorter);
     own.machine.memory_bytes = 0;
     return JobRequest{.config = own.config, .machine = own.machine, .nccl = own.nccl, .proves = false};

@@ -15,18 +15,19 @@ double interval_factor(const Software& software);
 struct Forecast {
   double step_ms = 0;
   double low_ms = 0, high_ms = 0;  // 80 % interval
-  double exposed_ms = 0;      // waits that faster communication removes, on the first stage
-  double bubble_ms = 0;       // on the first stage
-  int64_t tokens = 0;         // of a step
-  int64_t micro_batches = 0;  // of the run
-  int64_t rehearsed = 0;      // most micro-batches that a plan of the forecast has
-  int64_t memory_bytes = 0;   // of the largest stage, with all micro-batches in flight that it has
+  double exposed_ms = 0;           // waits that faster communication removes, on the first stage
+  double bubble_ms = 0;            // on the first stage
+  int64_t tokens = 0;              // of a step
+  int64_t micro_batches = 0;       // of the run
+  int64_t rehearsed = 0;           // most micro-batches that a plan of the forecast has
+  int64_t memory_bytes = 0;        // of the largest stage, with all micro-batches in flight that it has
 };
 
-/// Reads files, blocks. Skips the proof, the fit of memory and the choice of the update's place. Throws: as make_plan().
+/// Reads files, blocks. Skips the proof, the fit of memory and the choice of the update's place. Throws: as
+/// make_plan().
 ///
-/// A step of m micro-batches on p stages takes T(m1) + (m - m1) (T(m1 + p) - T(m1)) / p, with m1 = p to 3 p: every further
-/// round of micro-batches adds the same time.
+/// A step of m micro-batches on p stages takes T(m1) + (m - m1) (T(m1 + p) - T(m1)) / p, with m1 = p to 3 p: every
+/// further round of micro-batches adds the same time.
 Forecast forecast(const PlanRequest& request);
 
 }  // namespace slipstream::planner

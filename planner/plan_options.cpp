@@ -259,9 +259,7 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   comm::RooflinePrice price(rates, intra);
   const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
   const comm::Fabric fabric{
-      .node = intra,
-      .network = inter,
-      .reduce_bytes_per_second = static_cast<double>(machine.reduce_bytes_per_second)};
+      .node = intra, .network = inter, .reduce_bytes_per_second = static_cast<double>(machine.reduce_bytes_per_second)};
   for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner,
                     Axis::data_outer, Axis::world}) {
     if (emulated) continue;

@@ -23,8 +23,7 @@ constexpr int64_t kLeastDepth = 512;         // of one part
 /// 128 reaches 0.92 of a large one, 64 x 64 0.69.
 double relative_speed(const Tile& tile) {
   constexpr double kOperands = 32, kLargest = 1 + kOperands * (1.0 / 256 + 1.0 / 128);
-  return kLargest /
-         (1 + kOperands * (1.0 / static_cast<double>(tile.rows) + 1.0 / static_cast<double>(tile.cols)));
+  return kLargest / (1 + kOperands * (1.0 / static_cast<double>(tile.rows) + 1.0 / static_cast<double>(tile.cols)));
 }
 
 struct Product {
@@ -35,8 +34,7 @@ double seconds_of(const Product& product, double flops_per_second, const KernelR
   if (flops_per_second <= 0) return 0;
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   if (rates.multiprocessors == 0)
-    return 2.0 * real(product.rows) * real(product.cols) * real(product.depth) * real(product.count) /
-           flops_per_second;
+    return 2.0 * real(product.rows) * real(product.cols) * real(product.depth) * real(product.count) / flops_per_second;
   double best = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles)
     for (const int64_t split : kSplits) {
@@ -48,10 +46,10 @@ double seconds_of(const Product& product, double flops_per_second, const KernelR
                                (real(product.depth) / real(split) + rates.depth_overhead) /
                                (flops_per_second / real(rates.multiprocessors) * relative_speed(tile));
       // Parts of a split depth are written and added as float32.
-      const double added = split == 1 || rates.bytes_per_second <= 0
-                               ? 0
-                               : 8.0 * real(split) * real(product.count * product.rows * product.cols) /
-                                     rates.bytes_per_second;
+      const double added =
+          split == 1 || rates.bytes_per_second <= 0
+              ? 0
+              : 8.0 * real(split) * real(product.count * product.rows * product.cols) / rates.bytes_per_second;
       best = std::min(best, waves * per_block + added);
     }
   return best;
@@ -68,11 +66,10 @@ double fused_seconds(const KernelCost& kernel, const KernelRates& rates) {
   const auto rows = static_cast<double>(kernel.rows), head = static_cast<double>(kernel.depth);
   const double efficiency = rates.attention_efficiency * rows / (rows + kRamp) * (head / (head + kHead)) *
                             ((128 + kHead) / 128) * (kernel.backward ? kBackward : 1);
-  const double filled =
-      rates.multiprocessors > 0
-          ? std::min(1.0, static_cast<double>(kernel.count * ceil_div(kernel.rows, int64_t{128})) /
-                              static_cast<double>(rates.multiprocessors))
-          : 1;
+  const double filled = rates.multiprocessors > 0
+                            ? std::min(1.0, static_cast<double>(kernel.count * ceil_div(kernel.rows, int64_t{128})) /
+                                                static_cast<double>(rates.multiprocessors))
+                            : 1;
   return static_cast<double>(kernel.flops) / (rates.flops_per_second * efficiency * filled);
 }
 
@@ -98,8 +95,8 @@ double kernel_seconds(const KernelCost& kernel, const KernelRates& rates) {
       return moved * rates.moved_bytes_factor;
     case KernelKind::product: {
       const bool fp8 = rates.fp8_flops_per_second > 0 && kernel.in_layer;
-      const double rate = fp8 ? rates.fp8_flops_per_second * rates.fp8_efficiency
-                              : rates.flops_per_second * rates.product_efficiency;
+      const double rate =
+          fp8 ? rates.fp8_flops_per_second * rates.fp8_efficiency : rates.flops_per_second * rates.product_efficiency;
       KernelRates own = rates;
       if (fp8) own.depth_overhead *= 2;  // the same time
       const double computed = seconds_of({kernel.rows, kernel.cols, kernel.depth, kernel.count}, rate, own);

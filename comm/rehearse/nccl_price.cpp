@@ -30,9 +30,9 @@ WireCost nccl_cost(Op op, const GroupSpan& span, int64_t elems, DType dtype, con
   WireCost cost;
   cost.bytes = wire_bytes(op, Algorithm::ring, span.ranks, elems, dtype);
   const auto bytes = static_cast<double>(cost.bytes);
-  const double ring_rate = crosses ? slower(fabric.node.bytes_per_second,
-                                            fabric.network.bytes_per_second * span.per_node)
-                                   : fabric.node.bytes_per_second;
+  const double ring_rate = crosses
+                               ? slower(fabric.node.bytes_per_second, fabric.network.bytes_per_second * span.per_node)
+                               : fabric.node.bytes_per_second;
   const int64_t sweep_ns =
       (span.ranks - nodes) * fabric.node.latency_ns + (crosses ? (nodes - 1) * fabric.network.latency_ns : 0);
   cost.latency_ns = (op == Op::all_reduce ? 2 : 1) * sweep_ns;

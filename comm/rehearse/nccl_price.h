@@ -24,8 +24,8 @@ struct GroupSpan {
 
 /// Pure. `elems` as Task::elems. WireCost::wire_ns is bytes over the slowest link on the path.
 ///
-/// Rings enter a node through all adapters of its members, so their rate is min(node, per_node x network). An all-reduce
-/// is the fastest of a ring, a tree over nodes (latency grows with log2, 0.92 of the rate; NCCL 2.27,
+/// Rings enter a node through all adapters of its members, so their rate is min(node, per_node x network). An
+/// all-reduce is the fastest of a ring, a tree over nodes (latency grows with log2, 0.92 of the rate; NCCL 2.27,
 /// src/graph/tuning.cc) and the switch of a node.
 WireCost nccl_cost(Op op, const GroupSpan& span, int64_t elems, DType dtype, const Fabric& fabric);
 

@@ -46,7 +46,7 @@ struct Rates {
   int64_t multiprocessors = 0;           // as Price::multiprocessors()
   double snapshot_bytes_per_second = 0;  // of snapshots and seals, read and written bytes together; 0: bytes_per_second
   std::optional<KernelRates> kernels = {};  // prices every kernel by its shape, and a launch for each
-  int64_t host_ns = 0;  // of the host for one kernel of an item on the compute stream
+  int64_t host_ns = 0;                      // of the host for one kernel of an item on the compute stream
 };
 
 /// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009); with Rates::kernels the sum over

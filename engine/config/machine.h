@@ -24,13 +24,13 @@ enum class SoftwareBase : uint8_t { slipstream, megatron, fsdp, llmq };
 struct Software {
   std::string name = "slipstream";
   SoftwareBase base = SoftwareBase::slipstream;
-  double moved_bytes_factor = 1;  // bytes of memory-bound kernels, relative to this program's
-  double attention_factor = 1;    // speed of attention, relative to Machine::attention_efficiency
-  int64_t host_ns = 0;            // of the host to launch one kernel; 0: hidden
+  double moved_bytes_factor = 1;      // bytes of memory-bound kernels, relative to this program's
+  double attention_factor = 1;        // speed of attention, relative to Machine::attention_efficiency
+  int64_t host_ns = 0;                // of the host to launch one kernel; 0: hidden
   int64_t comm_multiprocessors = -1;  // that a transfer takes from compute; -1: as planned
-  bool stores_scores = false;     // attention as products with stored scores
-  bool fp8 = false;               // products of layers
-  bool overlaps = true;           // gradients and messages between stages travel beside compute
+  bool stores_scores = false;         // attention as products with stored scores
+  bool fp8 = false;                   // products of layers
+  bool overlaps = true;               // gradients and messages between stages travel beside compute
 };
 
 /// Rates are per rank (a GPU, or the threads of one process on a CPU). They are rates that real programs reach, not
@@ -46,7 +46,7 @@ struct Machine {
   double attention_efficiency = 0;
   double fp8_efficiency = 0;
   double depth_overhead = 0;
-  int64_t bytes_per_second = 0;      // memory bandwidth that a copy reaches, read and written bytes together
+  int64_t bytes_per_second = 0;  // memory bandwidth that a copy reaches, read and written bytes together
   int64_t memory_bytes = 0;
   Card card = Card::other;      // cuda
   int64_t multiprocessors = 0;  // of a card; 0: unknown, or no card. Transfers by kernels then slow no compute

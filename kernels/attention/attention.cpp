@@ -38,7 +38,8 @@ void check(std::string_view op, const Args& args) {
 template <typename Args>
 Cost scores(const Args& args, int64_t queries, int64_t keys, int64_t products, int64_t pairs, int64_t bytes) {
   const int64_t flops = 2 * products * args.batch * args.heads * args.head_dim * pairs;
-  return {flops, bytes,
+  return {flops,
+          bytes,
           {{.kind = KernelKind::scores,
             .backward = products > 2,
             .flops = flops,

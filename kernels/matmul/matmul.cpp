@@ -139,7 +139,8 @@ void matmul_backward_weight(LaunchContext& context, const MatmulBackwardWeight& 
 namespace {
 /// A product with results [rows, cols] and sums over `depth`.
 Cost product(int64_t rows, int64_t cols, int64_t depth, int64_t flops, int64_t bytes) {
-  return {flops, bytes,
+  return {flops,
+          bytes,
           {{.kind = KernelKind::product, .flops = flops, .bytes = bytes, .rows = rows, .cols = cols, .depth = depth}}};
 }
 }  // namespace
@@ -159,17 +160,16 @@ Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
   // The gradient of GELU: the 32 operations of its card, and one read of its input.
   return product(args.rows, args.in, out,
                  2 * results * out + (args.pre_activation ? 32 * results : 0) + (args.dbias ? results : 0),
-                 bytes_of(args.rows * out + out * args.in +
-                              results * (args.accumulate || args.pre_activation ? 2 : 1),
+                 bytes_of(args.rows * out + out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),
                           args.dtype) +
                      (args.dbias ? bytes_of(args.in * (args.accumulate_bias ? 2 : 1), DType::f32) : 0));
 }
 
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args) {
   const int64_t out = args.out - args.padding, results = out * args.in + (args.dbias ? out : 0);
-  return product(out, args.in, args.rows, 2 * args.rows * out * args.in + (args.dbias ? args.rows * out : 0),
-                 bytes_of(args.rows * (args.in + out), args.dtype) +
-                     bytes_of(results * (args.accumulate ? 2 : 1), DType::f32));
+  return product(
+      out, args.in, args.rows, 2 * args.rows * out * args.in + (args.dbias ? args.rows * out : 0),
+      bytes_of(args.rows * (args.in + out), args.dtype) + bytes_of(results * (args.accumulate ? 2 : 1), DType::f32));
 }
 
 }  // namespace slipstream::kernels

@@ -44,9 +44,7 @@ KernelCost attention(int64_t tokens, int64_t head_dim) {
           .count = count};
 }
 
-Fabric h200_nodes() {
-  return {.node = {365e9, 3000}, .network = {46e9, 10000}, .reduce_bytes_per_second = 480e9};
-}
+Fabric h200_nodes() { return {.node = {365e9, 3000}, .network = {46e9, 10000}, .reduce_bytes_per_second = 480e9}; }
 
 /// NCCL's bus bandwidth in GB/s of a buffer of `bytes`.
 double bus(Op op, const GroupSpan& span, int64_t bytes) {
@@ -63,7 +61,8 @@ TEST_CASE("kernel prices: products on H100 take the published times", "[rehearse
   CHECK(teraflops(product(4096, 4096, 4096)) == Approx(716).epsilon(0.1));
 }
 
-TEST_CASE("kernel prices: a product is never faster than its operations, its bytes, or a smaller product", "[rehearse]") {
+TEST_CASE("kernel prices: a product is never faster than its operations, its bytes, or a smaller product",
+          "[rehearse]") {
   const KernelRates rates = h100();
   for (const int64_t rows : {1, 100, 128, 1024, 5000, 16384})
     for (const int64_t cols : {64, 768, 1000, 4096})
@@ -90,7 +89,8 @@ TEST_CASE("kernel prices: causal attention on H100 takes the published times", "
     int64_t tokens;
     double head_64, head_128;  // the faster one of cuDNN and FlashAttention 3
   };
-  for (const Row& row : {Row{1024, 288, 423}, {2048, 371, 521}, {4096, 420, 579}, {8192, 460, 602}, {16384, 473, 616}}) {
+  for (const Row& row :
+       {Row{1024, 288, 423}, {2048, 371, 521}, {4096, 420, 579}, {8192, 460, 602}, {16384, 473, 616}}) {
     CHECK(teraflops(attention(row.tokens, 64)) == Approx(row.head_64).epsilon(0.2));
     CHECK(teraflops(attention(row.tokens, 128)) == Approx(row.head_128).epsilon(0.12));
   }
