@@ -70,15 +70,15 @@ Forecast middle(const PlanRequest& request) {
 double interval_factor(const Software& software) {
   switch (software.base) {
     case SoftwareBase::megatron:
-      return 1.15;
+      return 1.13;
     case SoftwareBase::fsdp:
-      return 1.25;
+      return 1.28;
     case SoftwareBase::llmq:
-      return 1.12;
+      return 1.10;
     case SoftwareBase::slipstream:  // no published runs: as the widest
-      return 1.25;
+      return 1.28;
   }
-  return 1.25;
+  return 1.28;
 }
 
 Forecast forecast(const PlanRequest& request) {

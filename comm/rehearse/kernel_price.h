@@ -26,7 +26,7 @@ struct KernelRates {
 ///
 /// product  tiles of 64 to 256 rows and columns, in waves over the multiprocessors; the depth may be split. The fastest
 ///          tile counts. A smaller tile reads more operands per result, so its inner loop is slower.
-/// scores   grows with the rows to the attention efficiency; half of it at 480 rows (H100, figures of FlashAttention 3).
+/// scores   grows with the rows to the attention efficiency; half of it at 480 rows (figures of FlashAttention 3)
 /// moved    bytes at the rate of memory
 double kernel_seconds(const KernelCost& kernel, const KernelRates& rates);
 

@@ -62,6 +62,15 @@ const std::vector<Field<Machine>>& machine_fields() {
   return fields;
 }
 
+/// GPUs have these, and prices by shape need some of them.
+bool is_optional(const Field<Machine>& field) {
+  static const std::set<std::string> keys = {"device",          "card",
+                                             "multiprocessors", "flops_per_second_fp8",
+                                             "fp8_efficiency",  "attention_efficiency",
+                                             "depth_overhead",  "intra.reduce_bandwidth"};
+  return keys.contains(field.key);
+}
+
 /// Fused multiply-add operations per core and cycle.
 struct FlopsPerCycle {
   double f32, bf16;
@@ -104,21 +113,16 @@ Machine load_machine(const std::string& path) {
   if (present.contains("model"))
     throw ConfigError("{} is a run file: it has a table [model]. Give the path of {}.", path, wanted);
   set_fields(machine_fields(), machine, entries);
-  for (const Field<Machine>& field : machine_fields()) {
-    static const std::set<std::string> optionals = {"device",          "card",
-                                                    "multiprocessors", "flops_per_second_fp8",
-                                                    "fp8_efficiency",  "attention_efficiency",
-                                                    "depth_overhead",  "intra.reduce_bandwidth"};
-    const bool optional = optionals.contains(field.key);
-    if (!present.contains(field.key) && !optional)
+  for (const Field<Machine>& field : machine_fields())
+    if (!present.contains(field.key) && !is_optional(field))
       throw ConfigError("{} lacks the key '{}', which needs {}. Add it, with its source.", path, field.key, field.need);
-  }
   return machine;
 }
 
 std::string machine_toml(const Machine& machine) {
   std::string text, table;
   for (const Field<Machine>& field : machine_fields()) {
+    if (is_optional(field) && field.get(machine) == field.get(Machine{})) continue;
     const size_t dot = field.key.find('.');
     if (dot != std::string::npos && field.key.substr(0, dot) != table) {
       table = field.key.substr(0, dot);
