@@ -124,7 +124,11 @@ TEST_CASE("plan prints the memory table of the ZeRO paper, the effect of small b
 
 TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one copy in a tie", "[cli][zero]") {
   Folder folder;
-  const std::string run = run_file(folder), machine = " --machine " + source_dir() + "/configs/machines/h100x8.toml";
+  // Without prices by shape, whose launches hide the end of the readers in models of this size.
+  std::string plain = read(source_dir() + "/configs/machines/h100x8.toml");
+  const size_t shapes = plain.find("attention_efficiency");
+  plain.erase(shapes, plain.find('\n', shapes) + 1 - shapes);
+  const std::string run = run_file(folder), machine = " --machine " + folder.write("plain.toml", plain);
   // The head is most of the model and its update most of the step; with two copies it begins before its last readers
   // have ended.
   const std::string late_readers =
@@ -166,7 +170,7 @@ TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one co
   CHECK(taken > 0);
   CHECK(left > 0);
   // Two copies that do not fit are not used, and no message asks for more memory.
-  std::string small = read(source_dir() + "/configs/machines/h100x8.toml");
+  std::string small = plain;
   const std::string wanted = late_readers + " --set zero.stage=1";
   const auto total = [&](const std::string& choice) {
     return Json::parse(call("plan " + run + wanted + machine +
