@@ -1,44 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream tokenize: converts text to token shards.
 
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
 #include <memory>
 
 #include "cli/command_line.h"
 #include "engine/base/check.h"
 #include "engine/base/print.h"
 #include "engine/data/tokenize.h"
+#include "planner/plan_options.h"
 
 namespace slipstream::cli {
 namespace {
 
-struct TokenizeOptions {
-  std::string text;
-  std::string out;
-  std::string tokenizer = "bytes";
-};
+using Clock = std::chrono::steady_clock;
 
-int tokenize(const TokenizeOptions& options) {
+/// A line on a terminal, once per second.
+std::function<void(int64_t, int64_t)> progress_line() {
+  if (::isatty(STDERR_FILENO) == 0) return {};
+  return [begin = Clock::now(), printed = Clock::now(), first = int64_t{-1}](int64_t done, int64_t size) mutable {
+    const Clock::time_point now = Clock::now();
+    if (first < 0) first = done;
+    const bool end = done == size;
+    if (!end && now - printed < std::chrono::seconds(1)) return;
+    printed = now;
+    const double seconds = std::chrono::duration<double>(now - begin).count() + 1e-9;
+    const double rate = static_cast<double>(done - first) / seconds;
+    std::fputs(fmt::format("\r{:5.1f} %  {:.1f} MB/s  {:.0f} s left  {}",
+                           100.0 * static_cast<double>(done) / static_cast<double>(size), rate / 1e6,
+                           rate > 0 ? static_cast<double>(size - done) / rate : 0.0, end ? "\n" : "")
+                   .c_str(),
+               stderr);
+  };
+}
+
+int tokenize_text(data::TokenizeOptions options) {
   if (options.out.empty())
     throw ConfigError("[tokenize] the path of the shards is empty. Give one, such as data/text.");
-  const data::TokenizeSummary summary =
-      data::tokenize({.text = options.text, .out = options.out, .tokenizer = options.tokenizer});
+  if (options.resume && options.shard_tokens == 0)
+    throw ConfigError("[tokenize] --resume continues behind complete shards. Give --shard-tokens, too.");
+  if (!options.separator.empty() && options.text.ends_with(".jsonl"))
+    throw ConfigError("[tokenize] --separator does not apply to JSON lines: each line is a document. Remove it.");
+  if (options.threads == 0) options.threads = planner::threads_of(RunConfig{}, 1);
+  options.progress = progress_line();
+  const Clock::time_point begin = Clock::now();
+  const data::TokenizeSummary summary = data::tokenize(options);
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   print_result("{} tokens of {} bytes of text, tokenizer {} with {} ids\n", summary.count, summary.text_bytes,
                summary.tokenizer, summary.vocab_size);
+  if (summary.documents > 0) print_result("{} documents\n", summary.documents);
   for (const auto& shard : summary.shards)
     print_result("{}  {} tokens  {} bytes  xxh3 {}\n", shard.path, shard.count, shard.size_bytes, shard.hash);
+  print_result("{:.2f} s, {:.1f} MB/s with {} thread{}\n", seconds,
+               static_cast<double>(summary.text_bytes) / 1e6 / seconds, options.threads,
+               options.threads == 1 ? "" : "s");
   return 0;
 }
 
 }  // namespace
 
 void add_tokenize(CLI::App& app, Run& chosen) {
-  const auto options = std::make_shared<TokenizeOptions>();
+  const auto options = std::make_shared<data::TokenizeOptions>();
+  const auto no_end = std::make_shared<bool>(false);
   CLI::App* command = app.add_subcommand("tokenize", "convert text to token shards");
-  command->add_option("text", options->text, "text file")->required();
+  command->add_option("text", options->text, "text file, or JSON lines with \"text\": NAME.jsonl")->required();
   command->add_option("out", options->out, "path of the shards, without .bin")->required();
-  command->add_option("--tokenizer", options->tokenizer, "bytes or chars");
-  command->callback(
-      [&chosen, options] { chosen = [options] { return alone("tokenize", [&] { return tokenize(*options); }); }; });
+  command->add_option("--tokenizer", options->tokenizer, "bytes, chars, a tokenizer.json or NAME.tiktoken");
+  command->add_option("--shard-tokens", options->shard_tokens, "tokens per shard; 0: one shard")
+      ->check(whole_numbers(INT64_MAX / 8));
+  command->add_option("--separator", options->separator, "text that ends a document, such as <|endoftext|>");
+  command->add_flag("--no-end-of-text", *no_end, "no end-of-text token behind each document");
+  command->add_option("--threads", options->threads, "threads; 0: every core that the process may use")
+      ->check(whole_numbers(4096));
+  command->add_flag("--resume", options->resume, "continue an interrupted command behind its last complete shard");
+  options->threads = 0;
+  command->callback([&chosen, options, no_end] {
+    options->end_of_text = !*no_end;
+    chosen = [options] { return alone("tokenize", [&] { return tokenize_text(*options); }); };
+  });
 }
 
 }  // namespace slipstream::cli

@@ -13,6 +13,7 @@
 #include "engine/base/files.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
+#include "engine/data/make_tokenizer.h"
 
 namespace slipstream::planner {
 namespace {
@@ -165,6 +166,8 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
 int64_t vocab_of(const RunConfig& config) {
   if (config.model.vocab_size > 0) return config.model.vocab_size;
   if (config.data.tokenizer == "bytes" && !data::names_shards(config.data.train)) return 256;
+  if (data::names_tokenizer_file(config.data.tokenizer))
+    return data::load_tokenizer_file(config.data.tokenizer)->vocab_size();
   return data::open_dataset({.train = config.data.train,
                              .validation = config.data.validation,
                              .validation_fraction = config.data.validation_fraction,

@@ -12,7 +12,7 @@
 #include "engine/base/philox.h"
 #include "engine/base/print.h"
 #include "engine/checkpoint/weights.h"
-#include "engine/data/tokenizer.h"
+#include "engine/data/make_tokenizer.h"
 #include "engine/device/device.h"
 #include "engine/plan/build_job.h"
 #include "planner/plan_options.h"
@@ -175,7 +175,7 @@ int generate(const GenerateOptions& options) {
   if (options.top_k < 0) throw ConfigError("--top-k {} must be at least 0 (0: all tokens).", options.top_k);
   const std::string folder = weights_folder(options.checkpoint);
   const checkpoint::FinalWeights weights = checkpoint::read_final(folder);
-  const auto tokenizer = data::load_tokenizer(folder + "/" + data::kTokenizerFile);
+  const auto tokenizer = data::load_tokenizer(folder);
   const models::ModelOptions model_options = options_of(weights.config, folder);
   if (tokenizer->vocab_size() > model_options.vocab)
     throw CheckpointError(

@@ -7,6 +7,7 @@
 #include "engine/base/finite.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/data/hash.h"
+#include "engine/data/make_tokenizer.h"
 #include "planner/plan_options.h"
 #include "runtime/shared_weights.h"
 #include "runtime/trainer.h"
@@ -78,7 +79,7 @@ void Trainer::save_final() {
       options.dtype = DType::f32;
       checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
                               models::hugging_face_config(options),
-                              {{data::kTokenizerFile, data::write_tokenizer(*dataset_.tokenizer)}});
+                              data::write_tokenizer(*dataset_.tokenizer));
     });
   });
 }

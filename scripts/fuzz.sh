@@ -4,7 +4,7 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-targets=(safetensors manifest flight toml shards)
+targets=(safetensors manifest flight toml shards tokenizer ranks)
 usage() {
   echo "usage: scripts/fuzz.sh [--seconds N] [--keep] [TARGET...]"
   echo "  Runs each target (${targets[*]}; default: all) for N seconds (default 60) from tests/fuzz/corpus/TARGET and"
@@ -42,7 +42,8 @@ fi
 config=(defaults field fields learning_rate load machine nearest reference resolve supported toml validate)
 sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
   engine/checkpoint/{manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
-  engine/data/{hash,shards,sidecar,text,tokenizer}.cpp tests/fuzz/trial.cpp)
+  engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,hash,make_tokenizer,normalizer,pattern,shards,sidecar,text,tiktoken}.cpp
+  engine/data/{tokenizer,tokenizer_json,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
 sources=("${sources[@]%.cpp}")
 # The sanitizers observe the parsers of JSON and TOML, too, which are compiled from their headers. Packages of toml++ have
 # no assertions: one of version 3.3 fails for the table header "[+", which the parser then refuses.
@@ -61,7 +62,7 @@ makefile="$build/Makefile"
   done
   printf '%s/readers.a: %s\n\trm -f $@\n\tar rcs $@ $^\n' "$build" "${objects[*]}"
   for target in "${targets[@]}"; do
-    printf '%s/fuzz_%s: %s/tests_fuzz_%s.o %s\n\t%s -fsanitize=fuzzer,address,undefined $^ -lfmt -lxxhash -lpthread -o $@\n' \
+    printf '%s/fuzz_%s: %s/tests_fuzz_%s.o %s\n\t%s -fsanitize=fuzzer,address,undefined $^ -lfmt -lxxhash -lpcre2-8 -lutf8proc -lpthread -o $@\n' \
       "$build" "$target" "$build" "$target" "$build/readers.a" "$cxx"
   done
 } >"$makefile"

@@ -48,8 +48,8 @@ std::vector<Field<R>> make_fields() {
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
               "Fraction of the training data held out for validation when data.validation is empty."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
-              "Tokenizer of a text file: bytes (256 tokens) or chars (its sorted characters). Token shards bring their "
-              "own."),
+              "Tokenizer of a text file: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
+              "Face tokenizer.json or of a tiktoken file NAME.tiktoken. Token shards bring their own."),
 
       F::integer("train.steps", at(&R::train, &Train::steps), {1, kMaxSteps},
                  "Number of optimizer steps. The first is step 1."),

@@ -15,8 +15,13 @@ using R = const RunConfig&;
 const std::vector<SupportedRow>& supported_rows() {
   static const std::vector<SupportedRow> rows = {
       {"model.init", [](R c) { return c.model.init.empty(); }, "leave it out: initial weights are random"},
-      {"data.tokenizer", [](R c) { return c.data.tokenizer == "bytes" || c.data.tokenizer == "chars"; },
-       "use \"bytes\" or \"chars\"; with any other tokenizer, train on token shards (docs/how-to/token-shards.md)"},
+      {"data.tokenizer",
+       [](R c) {
+         const std::string& name = c.data.tokenizer;
+         return name == "bytes" || name == "chars" || name.ends_with(".json") || name.ends_with(".tiktoken");
+       },
+       "use \"bytes\", \"chars\" or the path of a tokenizer.json or NAME.tiktoken; with any other tokenizer, train on "
+       "token shards (docs/how-to/token-shards.md)"},
       {"overlap.max_inflight_buckets",
        [](R c) { return c.overlap.max_inflight_buckets != 1 || c.zero.shard_size == 0; },
        "use 0 or at least 2: with zero.shard_size, one bucket is summed inside groups while another is summed across "

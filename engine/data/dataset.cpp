@@ -2,6 +2,7 @@
 // Opens the paths of a run's data as splits.
 
 #include "engine/data/dataset.h"
+#include "engine/data/make_tokenizer.h"
 
 #include <cmath>
 #include <vector>
@@ -25,8 +26,19 @@ void check_length(const TokenSource& split, const char* name, const std::string&
       cut ? ", another data.validation_fraction or" : " or");
 }
 
-void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted) {
-  if (wanted.empty() || wanted == shards.name() || !shards.knows_text()) return;
+/// `file` is the tokenizer of `wanted` if that is a file.
+void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted, const Tokenizer* file) {
+  if (file != nullptr) {
+    const bool same =
+        shards.name() == file->name() || (!shards.knows_text() && !shards.name().starts_with(kFileTokenizer));
+    if (same && shards.vocab_size() == file->vocab_size()) return;
+    throw DataError(
+        "[data] the shard {} was made with the tokenizer \"{}\" of {} ids, but data.tokenizer = {} is \"{}\" with {}. "
+        "Write the shard again with slipstream tokenize, or leave data.tokenizer out.",
+        files::shown(path), shards.name(), shards.vocab_size(), files::shown(wanted), file->name(), file->vocab_size());
+  }
+  const bool default_word = wanted == "bytes" && shards.name().starts_with(kFileTokenizer);
+  if (wanted.empty() || wanted == shards.name() || !shards.knows_text() || default_word) return;
   throw DataError(
       "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = \"{}\", "
       "or write the shard again with slipstream tokenize.",
@@ -52,10 +64,10 @@ struct Input {
   }
 };
 
-Input open_input(const std::string& path, const DatasetOptions& options) {
+Input open_input(const std::string& path, const DatasetOptions& options, const Tokenizer* file) {
   if (!names_shards(path)) return {.shards = {}, .text = std::make_shared<TextFile>(path)};
   Input input{.shards = open_shards(path, options.check), .text = nullptr};
-  check_same(*input.shards.tokenizer, path, options.tokenizer);
+  check_same(*input.shards.tokenizer, path, options.tokenizer, file);
   return input;
 }
 
@@ -76,8 +88,10 @@ Dataset open_dataset(const DatasetOptions& options) {
   if (options.train.empty())
     throw DataError("[data] data.train is empty. Give the path of a text file or of token shards.");
   const bool one_file = options.validation.empty();
-  const Input train = open_input(options.train, options);
-  const Input validation = one_file ? Input{} : open_input(options.validation, options);
+  const std::shared_ptr<const Tokenizer> file =
+      names_tokenizer_file(options.tokenizer) ? load_tokenizer_file(options.tokenizer) : nullptr;
+  const Input train = open_input(options.train, options, file.get());
+  const Input validation = one_file ? Input{} : open_input(options.validation, options, file.get());
   const std::shared_ptr<const Tokenizer>&of_train = train.shards.tokenizer,
                               &of_validation = validation.shards.tokenizer;
   if (of_train && of_validation &&
@@ -89,7 +103,7 @@ Dataset open_dataset(const DatasetOptions& options) {
         files::shown(options.train), files::shown(options.validation), of_train->vocab_size(),
         of_validation->vocab_size());
   Dataset dataset;
-  dataset.tokenizer = of_train ? of_train : of_validation;
+  dataset.tokenizer = file ? file : of_train ? of_train : of_validation;
   if (!dataset.tokenizer) {
     std::vector<ForPieces> texts;
     for (const Input* input : {&train, &validation})
@@ -104,6 +118,7 @@ Dataset open_dataset(const DatasetOptions& options) {
   else
     dataset.validation = validation.tokens(dataset.tokenizer, validation_hash, resident_bytes);
   dataset.hash = train_hash + "+" + validation_hash;
+  if (dataset.tokenizer->name().starts_with(kFileTokenizer)) dataset.hash += "+" + dataset.tokenizer->name();
   dataset.resident_bytes = resident_bytes;
   const bool cut = one_file && dataset.validation;
   check_length(*dataset.train, "training", options.train, options.sequence_length, cut);

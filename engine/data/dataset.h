@@ -15,8 +15,8 @@ struct DatasetOptions {
   std::string train;                 // a text, NAME.bin, or a pattern of shards
   std::string validation;            // the same; empty: the last part of train is held out
   double validation_fraction = 0.1;  // of train, in [0, 1); 0 without `validation` means no validation split
-  std::string tokenizer;  // "bytes", "chars", or empty: the shards' tokenizer, "bytes" for a text; shards of an
-                          // external tokenizer accept any value
+  std::string tokenizer;  // "bytes", "chars", a file, or empty: the shards' tokenizer, "bytes" for a text; shards of an
+                          // external tokenizer accept any word, and a file with as many ids
   int64_t sequence_length = 1;
   ShardCheck check = ShardCheck::whole;
 };

@@ -2,6 +2,7 @@
 // Slices of token sequences, and reading and writing of shards.
 
 #include "engine/data/shards.h"
+#include "engine/data/make_tokenizer.h"
 
 #include <glob.h>
 
@@ -172,6 +173,20 @@ TokenShardInfo read_info(const std::string& path) {
   return parse_token_shard_info({.text = text, .where = files::shown(sidecar), .owner = files::Owner::data});
 }
 
+/// The tokenizer file beside the shard if it is there; without it the tokenizer is known by name.
+std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShardInfo& info, const std::string& path) {
+  const std::string file = files::folder_of(path) + "/" + info.tokenizer_file;
+  if (std::error_code error; info.tokenizer_file.empty() || !std::filesystem::exists(file, error))
+    return restore_tokenizer(info.tokenizer, info.vocabulary, info.vocab_size, "the sidecar of " + files::shown(path));
+  std::shared_ptr<const Tokenizer> tokenizer = load_tokenizer_file(file);
+  if (tokenizer->name() != info.tokenizer || tokenizer->vocab_size() != info.vocab_size)
+    throw DataError(
+        "[data] {} is {} with {} ids, but the shard {} was made with {} of {} ids. Restore the file or remove it.",
+        files::shown(file), tokenizer->name(), tokenizer->vocab_size(), files::shown(path),
+        files::printable(info.tokenizer, 80), info.vocab_size);
+  return tokenizer;
+}
+
 }  // namespace
 
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count) {
@@ -198,8 +213,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
     if (!shards.tokenizer) {
       first = info;
       first_path = one;
-      shards.tokenizer =
-          restore_tokenizer(info.tokenizer, info.vocabulary, info.vocab_size, "the sidecar of " + files::shown(one));
+      shards.tokenizer = tokenizer_of(info, one);
     } else if (info.tokenizer != first.tokenizer || info.vocabulary != first.vocabulary ||
                info.vocab_size != first.vocab_size) {
       throw DataError(
@@ -218,19 +232,25 @@ Shards open_shards(const std::string& path, ShardCheck check) {
 }
 
 struct ShardWriter::State {
-  State(const std::string& shard_name, std::shared_ptr<const Tokenizer> maker)
-      : name(shard_name), tokenizer(std::move(maker)), file(shard_name + ".bin") {}
+  State(const std::string& shard_name, std::shared_ptr<const Tokenizer> maker, std::string maker_file)
+      : name(shard_name),
+        tokenizer(std::move(maker)),
+        tokenizer_file(std::move(maker_file)),
+        file(shard_name + ".bin") {}
 
   std::string name;
   std::shared_ptr<const Tokenizer> tokenizer;
+  std::string tokenizer_file;
+  std::vector<uint64_t> documents;
   files::OutputFile file;
   Xxh3 hash;
   int64_t count = 0;
   std::vector<uint16_t> narrow;
 };
 
-ShardWriter::ShardWriter(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer)
-    : state_(std::make_unique<State>(name, std::move(tokenizer))) {}
+ShardWriter::ShardWriter(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer,
+                         std::string tokenizer_file)
+    : state_(std::make_unique<State>(name, std::move(tokenizer), std::move(tokenizer_file))) {}
 
 ShardWriter::~ShardWriter() = default;
 
@@ -255,6 +275,8 @@ void ShardWriter::append(std::span<const int32_t> ids) {
   state_->count += static_cast<int64_t>(ids.size());
 }
 
+void ShardWriter::begin_document() { state_->documents.push_back(static_cast<uint64_t>(state_->count)); }
+
 std::string ShardWriter::finish() {
   if (state_->count == 0)
     throw DataError("[data] the shard {} would be empty, need at least 1 token. Use a text that is not empty.",
@@ -264,8 +286,13 @@ std::string ShardWriter::finish() {
                             .count = static_cast<uint64_t>(state_->count),
                             .hash = state_->hash.hex(),
                             .tokenizer = state_->tokenizer->name(),
-                            .vocabulary = state_->tokenizer->vocabulary()};
+                            .vocabulary = state_->tokenizer->vocabulary(),
+                            .tokenizer_file = state_->tokenizer_file,
+                            .documents = state_->documents.size()};
   state_->file.commit();
+  if (!state_->documents.empty())
+    files::write_file(state_->name + ".documents",
+                      {reinterpret_cast<const char*>(state_->documents.data()), 8 * state_->documents.size()});
   files::write_file(state_->name + ".json", write_token_shard_info(info));
   return info.hash;
 }

@@ -3,7 +3,8 @@
 // Sequences of token ids, in memory or in shards on disk.
 //
 // A shard is NAME.bin, raw little-endian ids (uint16 if the vocabulary has at most 65536, else uint32), with NAME.json
-// beside it: dtype, vocab_size, count, hash, tokenizer, and for chars the vocabulary (engine/data/sidecar.h).
+// beside it: dtype, vocab_size, count, hash, tokenizer, and for chars the vocabulary (engine/data/sidecar.h). A shard
+// of documents has NAME.documents, too: the index of the first token of every document that begins in it, as uint64.
 // docs/how-to/token-shards.md shows how to write one with another program.
 
 #include <cstdint>
@@ -54,14 +55,17 @@ Shards open_shards(const std::string& path, ShardCheck check = ShardCheck::whole
 /// Writes one shard. finish() makes it visible, the .bin before its .json.
 class ShardWriter {
  public:
-  /// `name` is the path without ".bin". Throws: ResourceError if the folder cannot be written.
-  ShardWriter(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer);
+  /// `name` is the path without ".bin", `tokenizer_file` as in TokenShardInfo. Throws: ResourceError if the folder
+  /// cannot be written.
+  ShardWriter(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer, std::string tokenizer_file = "");
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   /// Blocks. Every id must be in the vocabulary.
   void append(std::span<const int32_t> ids);
+  /// The next token begins a document. Pure.
+  void begin_document();
   /// Blocks. Returns the hash of the bytes. Throws: DataError if no id was appended; ResourceError.
   std::string finish();
   int64_t count() const;

@@ -32,13 +32,15 @@ std::string write_token_shard_info(const TokenShardInfo& info) {
   object["hash"] = Json(info.hash);
   object["tokenizer"] = Json(info.tokenizer);
   add_vocabulary(object, info.vocabulary);
+  if (!info.tokenizer_file.empty()) object["tokenizer_file"] = Json(info.tokenizer_file);
+  if (info.documents > 0) object["documents"] = Json(info.documents);
   return object.dump(2) + "\n";
 }
 
 TokenShardInfo parse_token_shard_info(const Document& document) {
   const Json root = parse_object(document);
   const Fields fields(document, root, "the outermost object");
-  fields.allow_only({"dtype", "vocab_size", "count", "hash", "tokenizer", "vocabulary"});
+  fields.allow_only({"dtype", "vocab_size", "count", "hash", "tokenizer", "vocabulary", "tokenizer_file", "documents"});
   TokenShardInfo info{.dtype = fields.string("dtype"),
                       .vocab_size = vocab_size_of(fields),
                       .count = fields.natural("count"),
@@ -46,6 +48,11 @@ TokenShardInfo parse_token_shard_info(const Document& document) {
                       .tokenizer = fields.string("tokenizer"),
                       .vocabulary = {}};
   if (fields.has("vocabulary")) info.vocabulary = fields.strings("vocabulary");
+  if (fields.has("tokenizer_file")) info.tokenizer_file = fields.string("tokenizer_file");
+  if (fields.has("documents")) info.documents = fields.natural("documents");
+  if (info.tokenizer_file.starts_with('/') || info.tokenizer_file.find("..") != std::string::npos)
+    fields.fail(
+        fmt::format("has tokenizer_file = {}, need a path inside its folder", files::shown(info.tokenizer_file)));
   if (info.dtype != "uint16" && info.dtype != "uint32")
     fields.fail(fmt::format("has dtype = {}, need \"uint16\" or \"uint32\"", files::shown(info.dtype)));
   if (info.hash.size() != 32 || info.hash.find_first_not_of("0123456789abcdef") != std::string::npos)

@@ -19,6 +19,8 @@ struct TokenShardInfo {
   std::string hash;                     // XXH3-128 of the bytes of NAME.bin, 32 hexadecimal digits
   std::string tokenizer;                // "bytes", "chars", or the name of an external tokenizer
   std::vector<std::string> vocabulary;  // the text of every id, for chars; else empty
+  std::string tokenizer_file = {};      // its tokenizer.json, relative to the shard's folder; empty: none
+  uint64_t documents = 0;               // that begin in the shard; 0: NAME.documents is absent
 
   bool operator==(const TokenShardInfo&) const = default;
 };

@@ -14,7 +14,6 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kPieceBytes = kMiB;
-constexpr int64_t kMarkIds = 1024;
 
 /// Bytes at the end of a piece that may begin a character of the next piece. Pure.
 size_t unfinished(std::string_view piece) {
@@ -56,41 +55,81 @@ void TextFile::for_pieces(const TakePiece& take) const {
   }
 }
 
+void TextFile::encode(const Tokenizer& tokenizer, const TakeIds& take) const {
+  std::string bytes;
+  int64_t window_bytes = kPieceBytes;
+  for (int64_t begin = 0; begin < size_bytes();) {
+    const int64_t size = std::min(window_bytes, size_bytes() - begin);
+    bytes.resize(static_cast<size_t>(size));
+    file_.read(begin, bytes.data(), size);
+    int64_t done = 0;
+    try {
+      done = tokenizer.encode_window(
+          {.text = bytes, .first = begin == 0, .last = begin + size == size_bytes(), .begin = begin}, take);
+    } catch (const DataError& error) {
+      throw DataError("{} (in {})", error.what(), files::shown(path()));
+    }
+    window_bytes = done > 0 ? kPieceBytes : 2 * size;
+    begin += done;
+  }
+}
+
 TextTokens::TextTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> text,
                        int64_t marks_max)
-    : tokenizer_(std::move(tokenizer)), text_(std::move(text)), mark_ids_(kMarkIds) {
+    : tokenizer_(std::move(tokenizer)), text_(std::move(text)), mark_ids_(static_cast<int64_t>(Tokenizer::kPieceIds)) {
   Xxh3 hash;
-  text_->for_pieces([&](std::string_view piece, int64_t begin) {
-    hash.update(piece.data(), std::ssize(piece));
-    if (!tokenizer_->ids_are_bytes()) mark(piece, begin, marks_max);
-  });
+  text_->for_pieces([&](std::string_view piece, int64_t) { hash.update(piece.data(), std::ssize(piece)); });
   hash_ = hash.hex();
-  if (tokenizer_->ids_are_bytes())
+  if (tokenizer_->ids_are_bytes()) {
     count_ = text_->size_bytes();
-  else
-    marks_.push_back(text_->size_bytes());
+    return;
+  }
+  marks_.push_back({});
+  int64_t byte = 0;
+  text_->encode(*tokenizer_, [&](std::span<const int32_t> ids, int64_t size_bytes) {
+    count_ += std::ssize(ids);
+    byte += size_bytes;
+    if (size_bytes > 0 && byte < text_->size_bytes()) mark({count_, byte}, marks_max);
+  });
+  SLIP_ASSERT(byte == text_->size_bytes());
+  marks_.push_back({count_, byte});
   marks_.shrink_to_fit();
 }
 
-void TextTokens::mark(std::string_view piece, int64_t begin, int64_t marks_max) {
-  int64_t byte = begin;
-  const auto take = [&](std::span<const int32_t> rest) {
-    while (!rest.empty()) {
-      if (count_ % mark_ids_ == 0 && std::ssize(marks_) == marks_max) {
-        for (size_t i = 0; 2 * i < marks_.size(); ++i) marks_[i] = marks_[2 * i];
-        marks_.resize((marks_.size() + 1) / 2);
-        mark_ids_ *= 2;
-      }
-      const auto until_mark = static_cast<size_t>(mark_ids_ - count_ % mark_ids_);
-      const std::span<const int32_t> ids = rest.first(std::min(rest.size(), until_mark));
-      if (count_ % mark_ids_ == 0) marks_.push_back(byte);
-      byte += std::ssize(tokenizer_->decode(ids));
-      count_ += std::ssize(ids);
-      rest = rest.subspan(ids.size());
-    }
+void TextTokens::mark(Mark end, int64_t marks_max) {
+  if (end.id - marks_.back().id < mark_ids_) return;
+  if (std::ssize(marks_) == marks_max) {
+    for (size_t i = 0; 2 * i < marks_.size(); ++i) marks_[i] = marks_[2 * i];
+    marks_.resize((marks_.size() + 1) / 2);
+    mark_ids_ *= 2;
+    if (end.id - marks_.back().id < mark_ids_) return;
+  }
+  marks_.push_back(end);
+}
+
+bool TextTokens::read_between(const Mark& begin, const Mark& end, int64_t end_byte, std::vector<int32_t>& ids) const {
+  ids.clear();
+  const std::string text = text_->read(begin.byte, end_byte);
+  int64_t byte = begin.byte, count = -1;
+  const auto take = [&](std::span<const int32_t> piece, int64_t size_bytes) {
+    byte += size_bytes;
+    ids.insert(ids.end(), piece.begin(), piece.end());
+    if (byte == end.byte && size_bytes > 0) count = std::ssize(ids);
   };
-  tokenizer_->encode_pieces(piece, take, begin);
-  SLIP_ASSERT(byte == begin + std::ssize(piece));
+  tokenizer_->encode_window({.text = text,
+                             .first = begin.byte == 0,
+                             .last = end_byte == text_->size_bytes(),
+                             .begin = begin.byte,
+                             .stop = end.byte - begin.byte},
+                            take);
+  if (count < 0 && byte < end.byte && end_byte < text_->size_bytes()) return false;
+  if (count != end.id - begin.id)
+    throw DataError(
+        "[data] {} has {} tokens from byte {} to byte {}, but had {} when it was opened. It was changed while in "
+        "use. Restore it and start again.",
+        files::shown(text_->path()), ids.size(), begin.byte, end.byte, end.id - begin.id);
+  ids.resize(static_cast<size_t>(count));
+  return true;
 }
 
 void TextTokens::read(int64_t begin, std::span<int32_t> out) const {
@@ -104,16 +143,14 @@ void TextTokens::read(int64_t begin, std::span<int32_t> out) const {
     for (size_t i = 0; i < out.size(); ++i) out[i] = bytes[i];
     return;
   }
-  const int64_t mark = begin / mark_ids_, end = (begin + size + mark_ids_ - 1) / mark_ids_;
-  const std::string text = text_->read(marks_[static_cast<size_t>(mark)], marks_[static_cast<size_t>(end)]);
-  const std::vector<int32_t> ids = tokenizer_->encode(text);
-  if (std::ssize(ids) != std::min(count_, end * mark_ids_) - mark * mark_ids_)
-    throw DataError(
-        "[data] {} has {} characters from byte {} to byte {}, but had {} when it was opened. It was changed while in "
-        "use. Restore it and start again.",
-        files::shown(text_->path()), ids.size(), marks_[static_cast<size_t>(mark)], marks_[static_cast<size_t>(end)],
-        std::min(count_, end * mark_ids_) - mark * mark_ids_);
-  std::copy_n(ids.begin() + begin % mark_ids_, size, out.begin());
+  const auto by_id = [](int64_t id, const Mark& mark) { return id < mark.id; };
+  const Mark first = *(std::upper_bound(marks_.begin(), marks_.end(), begin, by_id) - 1);
+  const Mark last = *std::lower_bound(marks_.begin(), marks_.end(), begin + size,
+                                      [](const Mark& mark, int64_t id) { return mark.id < id; });
+  std::vector<int32_t> ids;
+  for (int64_t context_bytes = tokenizer_->context_bytes();; context_bytes = 2 * context_bytes + 1)
+    if (read_between(first, last, std::min(last.byte + context_bytes, text_->size_bytes()), ids)) break;
+  std::copy_n(ids.begin() + (begin - first.id), size, out.begin());
 }
 
 }  // namespace slipstream::data

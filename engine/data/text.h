@@ -30,6 +30,8 @@ class TextFile {
   /// Blocks. The whole text in consecutive pieces. A piece ends between two UTF-8 characters if the text is UTF-8.
   /// Throws: as read(); errors of `take` with the path added, if they are a DataError.
   void for_pieces(const TakePiece& take) const;
+  /// Blocks. Encodes the whole text in windows of 1 MiB, larger only where a word is. Throws: as for_pieces().
+  void encode(const Tokenizer& tokenizer, const TakeIds& take) const;
 
  private:
   files::InputFile file_;
@@ -38,9 +40,9 @@ class TextFile {
 /// The ids of a text, encoded when they are read, for the next step on the loader's thread.
 class TextTokens final : public TokenSource {
  public:
-  static constexpr int64_t kMarksMax = 8 << 20;  // even
+  static constexpr int64_t kMarksMax = 4 << 20;  // even
 
-  /// Blocks: one pass over `text` checks it, counts its ids and hashes it. Throws: DataError as Tokenizer::encode.
+  /// Blocks: reads `text` twice, to hash it and to count its ids. Throws: DataError as Tokenizer::encode.
   TextTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> text,
              int64_t marks_max = kMarksMax);
 
@@ -50,19 +52,25 @@ class TextTokens final : public TokenSource {
   /// XXH3-128 of the text. Pure.
   const std::string& hash() const { return hash_; }
   /// Memory for the positions of ids in the text: at most 64 MiB; none if every id is a byte. Pure.
-  int64_t resident_bytes() const { return std::ssize(marks_) * static_cast<int64_t>(sizeof(int64_t)); }
+  int64_t resident_bytes() const { return std::ssize(marks_) * static_cast<int64_t>(sizeof(Mark)); }
 
  private:
-  /// Encodes a piece that begins at byte `begin` of the text, and marks positions. At `marks_max` every second mark is
-  /// dropped.
-  void mark(std::string_view piece, int64_t begin, int64_t marks_max);
+  /// A place where the text can be cut.
+  struct Mark {
+    int64_t id = 0;    // ids before it
+    int64_t byte = 0;  // bytes before it
+  };
+  /// Notes the end of a piece. At `marks_max` every second mark is dropped.
+  void mark(Mark end, int64_t marks_max);
+  /// The ids between two marks; false if the text up to `end_byte` does not contain the second.
+  bool read_between(const Mark& begin, const Mark& end, int64_t end_byte, std::vector<int32_t>& ids) const;
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const TextFile> text_;
   std::string hash_;
   int64_t count_ = 0;
-  int64_t mark_ids_;            // between two marks: the most ids that a read encodes before its first id
-  std::vector<int64_t> marks_;  // byte offset of every mark_ids_-th id, and of the end
+  int64_t mark_ids_ = 0;     // least ids between two marks
+  std::vector<Mark> marks_;  // from the begin to the end of the text
 };
 
 }  // namespace slipstream::data

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text to token ids and back: bytes (256 ids) and chars (the sorted distinct code points of a text). Any other
-// tokenizer is external: a name and a number of ids. Its shards can be trained on; it cannot encode text here.
+// Text to token ids and back: bytes (256 ids), chars (the sorted distinct code points of a text), and the byte-pair
+// encodings of tokenizer.json and tiktoken files. An external tokenizer is a name and a number of ids: its shards can
+// be trained on, but it cannot encode text here.
 
 #include <cstdint>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace slipstream::data {
@@ -17,14 +19,35 @@ namespace slipstream::data {
 using TakePiece = std::function<void(std::string_view piece, int64_t begin)>;
 /// Passes a whole text on in consecutive pieces that no character crosses.
 using ForPieces = std::function<void(const TakePiece& take)>;
+/// Receives consecutive ids, and the bytes of text that end with them. 0 bytes: text must not be cut behind these ids.
+using TakeIds = std::function<void(std::span<const int32_t> ids, int64_t size_bytes)>;
+
+/// A part of a text.
+struct TextWindow {
+  std::string_view text;
+  bool first = true;  // it begins the text
+  bool last = true;   // it ends the text
+  int64_t begin = 0;  // bytes before it, for errors
+  int64_t stop = -1;  // the first cut at or behind this byte ends the encoding; -1: none
+};
+
+/// -1: the tokenizer has none.
+struct SpecialIds {
+  int32_t begin_of_text = -1;
+  int32_t end_of_text = -1;
+  bool prompt_begins = false;  // a prompt begins with begin_of_text
+};
+
+/// Names and bytes of files in the Hugging Face format.
+using HuggingFaceFiles = std::vector<std::pair<std::string, std::string>>;
 
 /// Immutable, safe to share between threads.
 class Tokenizer {
  public:
-  static constexpr size_t kPieceIds = size_t{1} << 16;
+  static constexpr size_t kPieceIds = 1024;
 
   virtual ~Tokenizer() = default;
-  /// "bytes" or "chars" as in `data.tokenizer`, else the name in a sidecar. Pure.
+  /// "bytes" or "chars" as in `data.tokenizer`, the kind and hash of a file, else the name in a sidecar. Pure.
   virtual std::string name() const = 0;
   /// Ids are 0 .. vocab_size() - 1. Pure.
   virtual int32_t vocab_size() const = 0;
@@ -32,42 +55,27 @@ class Tokenizer {
   virtual bool knows_text() const { return true; }
   /// True if every byte of a text is its own id. Pure.
   virtual bool ids_are_bytes() const { return false; }
-  /// decode(encode(text)) == text, and text cut between two ids keeps its ids, so a window can be encoded alone. Pure.
-  /// Throws: DataError with the byte offset if `text` has a character outside the vocabulary or is not UTF-8 (chars),
-  /// or without knows_text().
+  /// Bytes behind a part of a text that its ids usually depend on. Pure.
+  virtual int64_t context_bytes() const { return 0; }
+  virtual SpecialIds special() const { return {}; }
+  /// Pure. tokenizer.json and tokenizer_config.json for other libraries; empty for an external tokenizer.
+  virtual HuggingFaceFiles hugging_face_files() const { return {}; }
+
+  /// The ids of a whole text. Pure. Throws: DataError with the byte offset if `text` has a character outside the
+  /// vocabulary or is not UTF-8 (all but bytes), or without knows_text().
   std::vector<int32_t> encode(std::string_view text) const;
-  /// The same, passed to `take` in pieces of at most kPieceIds, so that memory never holds all ids. `begin`: the bytes
-  /// before `text`, for errors.
-  virtual void encode_pieces(std::string_view text, const std::function<void(std::span<const int32_t>)>& take,
-                             int64_t begin = 0) const = 0;
+  /// The same for a part of a text, passed to `take` in pieces of at most kPieceIds. Returns the bytes of text done:
+  /// with `last` all, else those up to the last cut. A cut follows at least kPieceIds ids, `stop`, or the end of the
+  /// text. The ids before it do not depend on the text behind it. The text behind it, encoded as a window that is not
+  /// `first`, has the same ids and, without `stop`, the same cuts.
+  virtual int64_t encode_window(const TextWindow& window, const TakeIds& take) const = 0;
   /// Pure. Throws: DataError naming the id and its index if it is not in the vocabulary, or without knows_text().
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  /// The text of every id, for a sidecar; empty for bytes, where the id is the byte. Pure.
+  /// The text of every id, for the sidecar of chars; else empty. Pure.
   virtual std::vector<std::string> vocabulary() const = 0;
 };
 
-/// The file beside saved weights that restores the tokenizer.
-inline constexpr const char* kTokenizerFile = "slipstream_tokenizer.json";
-
-/// Makes the tokenizer that the run file names; "chars" takes its vocabulary from `texts`, so that every character of
-/// any text has an id. Blocks as `texts` do.
-/// Throws: ConfigError if `name` is unknown or a tokenizer.json (not yet supported); DataError if a text is not UTF-8.
-std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const ForPieces> texts);
-
-/// The same for one text in memory. Pure.
-std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::string_view text);
-
-/// Restores a tokenizer from its name, vocabulary() and vocab_size() (0: unknown). `where` names their source in
-/// errors. A name that is neither bytes nor chars gives one without knows_text(). Pure.
-/// Throws: DataError for an inconsistent description: missing, repeated or unsorted characters, a wrong number of ids,
-/// or a name alone.
-std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::span<const std::string> vocabulary,
-                                                   int64_t vocab_size, std::string_view where);
-
-/// The JSON document of kTokenizerFile. Pure.
-std::string write_tokenizer(const Tokenizer& tokenizer);
-
-/// Blocks. Reads the output of write_tokenizer(). Throws: DataError.
-std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& path);
+/// Begins the name of a tokenizer from a file; the hash of its tokenizer.json follows.
+inline constexpr std::string_view kFileTokenizer = "tokenizer.json:";
 
 }  // namespace slipstream::data

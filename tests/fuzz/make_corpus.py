@@ -3,6 +3,7 @@
 """Writes the attacks and small valid inputs of tests/fuzz/corpus. Files written by the program (valid_written_*) and inputs
 found by a fuzzer (found_*) stay as they are."""
 
+import base64
 import ctypes
 import json
 import pathlib
@@ -308,7 +309,111 @@ def shards():
     yield "vocabulary_shorter_than_vocab_size", shard({**chars, "vocabulary": ["a"]}, narrow)
 
 
-for write in (safetensors, manifest, flight, toml, shards):
+def characters_of_bytes():
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def tokenizer():
+    pattern = r"\p{L}+|\s+(?!\S)|\s+|[^\s\p{L}]+"
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    special = {"id": 258, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+               "special": True}
+    vocab = {character: byte for byte, character in enumerate(characters_of_bytes())}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+             "vocab": {**vocab, "aa": 256, "aaaa": 257}, "merges": [["a", "a"], ["aa", "aa"]]}
+    base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [special], "normalizer": {"type": "NFC"},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}, "post_processor": None,
+            "decoder": level, "model": model}
+    pieces = {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "\u2581": 4, "\u2581a": 5, "aa": 6, "x": 7}
+    bytes_ = {f"<0x{byte:02X}>": 8 + byte for byte in range(256)}
+    characters = {**model, "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": {**pieces, **bytes_},
+                  "merges": ["\u2581 a", "a a"]}
+    mark = {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}
+    decoders = {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    sentence = {**base, "normalizer": mark, "pre_tokenizer": None, "decoder": decoders, "model": characters,
+                "added_tokens": [{**special, "id": 1}]}
+    space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+
+    def changed(**members):
+        return dump({**base, **members}).encode()
+
+    def model_of(**members):
+        return changed(model={**model, **members})
+
+    yield "valid_bytes", dump(base).encode()
+    yield "valid_characters", dump(sentence).encode()
+    yield "valid_metaspace", dump({**sentence, "normalizer": None, "pre_tokenizer": space}).encode()
+    yield "empty", b""
+    yield "array", b"[]"
+    yield "truncated", dump(base).encode()[:-9]
+    yield "nested_deeply", b'{"model":' + b"[" * 3000
+    yield "not_utf8", dump(base).encode().replace(b"NFC", b"\xff")
+    yield "lone_surrogate", dump(base).replace('"<s>"', '"\\ud800"').encode()
+    yield "model_missing", changed(model=None)
+    yield "model_unigram", model_of(type="Unigram")
+    yield "key_unknown", changed(extra=1)
+    yield "duplicate_token", dump(base).replace('"aa": 256', '"aa": 256, "aa": 256').encode()
+    yield "duplicate_id", model_of(vocab={**vocab, "aa": 256, "aaaa": 256})
+    yield "id_beyond_holes", model_of(vocab={**model["vocab"], "z": 16_000_000})
+    yield "id_2_31", model_of(vocab={**model["vocab"], "zz": 2**31})
+    yield "id_2_64", model_of(vocab={**model["vocab"], "zz": 2**64})
+    yield "id_negative", model_of(vocab={**model["vocab"], "zz": -1})
+    yield "id_fraction", model_of(vocab={**model["vocab"], "zz": 1.5})
+    yield "vocab_array", model_of(vocab=["a"])
+    yield "merge_cycle", model_of(vocab={**model["vocab"], "": 300}, merges=[["", "a"]])
+    yield "merge_of_unknown_token", model_of(merges=[["a", "q0"]])
+    yield "merge_to_unknown_token", model_of(merges=[["a", "b"]])
+    yield "merge_of_three", model_of(merges=[["a", "a", "a"]])
+    yield "merge_text_without_space", model_of(merges=["aa"])
+    yield "merges_missing", model_of(merges=None)
+    yield "added_token_without_content", changed(added_tokens=[{**special, "content": ""}])
+    yield "added_token_of_other_id", changed(added_tokens=[{**special, "id": 5}])
+    yield "added_token_twice", changed(added_tokens=[special, {**special, "id": 259}])
+    yield "pattern_of_2_16_groups", changed(pre_tokenizer={**split, "pattern": {"Regex": "(" * 9000 + "a" + ")" * 9000}})
+    yield "pattern_nested_deeply", changed(pre_tokenizer={**split, "pattern": {"Regex": "(" * 900 + "a" + ")" * 900}})
+    yield "pattern_recursive", changed(pre_tokenizer={**split, "pattern": {"Regex": "a(?R)?"}})
+    yield "pattern_of_nothing", changed(pre_tokenizer={**split, "pattern": {"Regex": ""}})
+    yield "pattern_with_callout", changed(pre_tokenizer={**split, "pattern": {"Regex": "a(?C1)"}})
+    yield "normalizer_precompiled", changed(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+
+
+def ranks():
+    def line(token, rank):
+        return base64.b64encode(token) + b" " + str(rank).encode() + b"\n"
+
+    about = {"pattern": r"\p{L}+|\s+(?!\S)|\s+|[^\s\p{L}]+", "special_tokens": {"<s>": 258}}
+    good = b"".join(line(bytes([byte]), byte) for byte in range(256)) + line(b"aa", 256) + line(b"aaaa", 257)
+
+    def of(lines, beside=about):
+        return dump(beside).encode() + b"\0" + lines
+
+    yield "valid_ranks", of(good)
+    yield "empty", b""
+    yield "pattern_missing", of(good, {"special_tokens": {}})
+    yield "pattern_anchored", of(good, {"pattern": "^a"})
+    yield "pattern_possessive_interval", of(good, {"pattern": "a{1,3}+"})
+    yield "special_id_twice", of(good, {**about, "special_tokens": {"<s>": 7}})
+    yield "special_id_beyond_holes", of(good, {**about, "special_tokens": {"<s>": 9_000_000}})
+    yield "base64_invalid", of(good + b"YQ= 300\n")
+    yield "base64_of_nothing", of(good + b" 300\n")
+    yield "rank_missing", of(good + b"YWI=\n")
+    yield "rank_2_64", of(good + b"YWI= 18446744073709551616\n")
+    yield "rank_negative", of(good + b"YWI= -1\n")
+    yield "rank_twice", of(good + line(b"bb", 256))
+    yield "token_twice", of(good + line(b"aa", 300))
+    yield "token_of_2000_bytes", of(good + line(b"a" * 2000, 300))
+    yield "byte_missing", of(good[good.index(b"\n") + 1:])
+
+
+for write in (safetensors, manifest, flight, toml, shards, tokenizer, ranks):
     folder = CORPUS / write.__name__
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():

@@ -17,12 +17,17 @@ Outcome flight(std::string_view input);
 Outcome toml(std::string_view input);
 /// A token shard: its sidecar, a NUL byte, its ids. The ids of an accepted one must be in its vocabulary.
 Outcome shards(std::string_view input);
+/// A tokenizer.json. An accepted one must encode a text to ids of its vocabulary, and decode these.
+Outcome tokenizer(std::string_view input);
+/// A tiktoken file: the JSON beside it, a NUL byte, the ranks. The same.
+Outcome ranks(std::string_view input);
 
 struct Target {
   const char* name;  // of its folder in tests/fuzz/corpus
   Outcome (*run)(std::string_view input);
 };
 inline constexpr Target kTargets[] = {
-    {"safetensors", safetensors}, {"manifest", manifest}, {"flight", flight}, {"toml", toml}, {"shards", shards}};
+    {"safetensors", safetensors}, {"manifest", manifest},   {"flight", flight}, {"toml", toml},
+    {"shards", shards},           {"tokenizer", tokenizer}, {"ranks", ranks}};
 
 }  // namespace slipstream::fuzz

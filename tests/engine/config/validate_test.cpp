@@ -434,7 +434,7 @@ TEST_CASE("supported: the defaults pass, and each row refuses its key by name an
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
-                                                          {"data.tokenizer", "tokenizer.json"},
+                                                          {"data.tokenizer", "words"},
                                                           {"overlap.max_inflight_buckets", "1"},
                                                           {"comm.backend", "thread"},
                                                           {"checkpoint.async", "true"}};
