@@ -22,6 +22,7 @@
 #include "engine/device/clock.h"
 #include "engine/report/bounds.h"
 #include "kernels/matmul/product.h"
+#include "models/hugging_face.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/weights.h"

@@ -97,17 +97,4 @@ int alone(const std::string& command, const Run& run) {
   return code != 0 ? code : run();
 }
 
-void add_missing(CLI::App& parent, Run& chosen, const std::string& name, const std::string& what,
-                 const std::string& instead) {
-  CLI::App* command = parent.add_subcommand(name, "not in this version: " + what);
-  command->allow_extras();
-  command->group("");  // --help does not advertise it
-  const std::string full = parent.get_parent() == nullptr ? name : parent.get_name() + " " + name;
-  command->callback([&chosen, full, instead] {
-    chosen = [full, instead] {
-      return in_agreement([&](int) { throw ConfigError("[{}] is not in this version. {}", full, instead); });
-    };
-  });
-}
-
 }  // namespace slipstream::cli

@@ -28,7 +28,7 @@ void add_keeper(CLI::App& app, Run& chosen);
 void add_tokenize(CLI::App& app, Run& chosen);
 void add_why(CLI::App& app, Run& chosen);
 void add_report(CLI::App& app, Run& chosen);
-void add_later(CLI::App& app, Run& chosen);
+void add_convert(CLI::App& app, Run& chosen);
 
 /// Prints the type and the default of an option, without suggesting several values per flag.
 std::shared_ptr<CLI::FormatterBase> help_format();
@@ -47,8 +47,5 @@ CLI::Validator whole_numbers(int64_t most);
 int in_agreement(const std::function<void(int ranks)>& stage);
 /// Runs a command of one process. Refuses several ranks, which would write the same files.
 int alone(const std::string& command, const Run& run);
-/// Adds a command that this version lacks. It refuses any arguments with the text `instead`.
-void add_missing(CLI::App& parent, Run& chosen, const std::string& name, const std::string& what,
-                 const std::string& instead);
 
 }  // namespace slipstream::cli

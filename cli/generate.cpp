@@ -21,9 +21,16 @@ void add_generate(CLI::App& app, Run& chosen) {
       ->type_name("ID,...")
       ->excludes("--prompt");
   command->add_option("--tokens", options->tokens, "number of tokens to generate")->check(CLI::Range(1, 1000000));
-  command->add_option("--temperature", options->temperature, "sampling temperature; 0: always the most likely token")
+  runtime::SamplingOptions& sampling = options->sampling;
+  command->add_option("--temperature", sampling.temperature, "sampling temperature; 0: always the most likely token")
       ->check(CLI::Range(0.0, 10.0));
-  command->add_option("--top-k", options->top_k, "sample among the K most likely tokens; 0: all tokens");
+  command->add_option("--top-k", sampling.top_k, "sample among the K most likely tokens; 0: all tokens");
+  command->add_option("--top-p", sampling.top_p, "among the fewest tokens with this probability together; 1: all");
+  command->add_option("--min-p", sampling.min_p, "among tokens at least this times as likely as the likeliest; 0: all");
+  command->add_option("--repetition-penalty", sampling.repetition_penalty, "factor against earlier tokens; 1: none");
+  command->add_option("--stop", options->stops, "text before which the output ends; may be given several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--seed", options->seed, "seed of the sampling")->check(whole_numbers(INT64_MAX));
   command->add_option("--device", options->device, "device: auto, cpu or cuda; auto: a GPU if available")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));

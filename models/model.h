@@ -60,7 +60,4 @@ int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel);
 /// Throws: ConfigError with the two numbers when sizes do not fit.
 ModelSpec build_model(const ModelOptions& options, Buffers& buffers);
 
-/// config.json of the model, for Hugging Face's libraries.
-std::string hugging_face_config(const ModelOptions& options);
-
 }  // namespace slipstream::models

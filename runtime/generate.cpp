@@ -3,103 +3,29 @@
 
 #include "runtime/generate.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <cmath>
-#include <filesystem>
+#include <optional>
 
 #include "engine/base/check.h"
 #include "engine/base/finite.h"
+#include "engine/base/log.h"
 #include "engine/base/philox.h"
 #include "engine/base/print.h"
-#include "engine/checkpoint/weights.h"
 #include "engine/data/make_tokenizer.h"
+#include "engine/device/clock.h"
 #include "engine/device/device.h"
 #include "engine/plan/build_job.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "runtime/device_assignment.h"
+#include "runtime/model_folder.h"
 #include "runtime/rank.h"
+#include "runtime/sampling.h"
 
 namespace slipstream::runtime {
 namespace {
-
-/// The folder itself, or the final weights of a run folder.
-std::string weights_folder(const std::string& path) {
-  for (const char* inside : {"", "/checkpoints/final", "/final"})
-    if (std::filesystem::exists(path + inside + "/" + checkpoint::kWeightsFile)) return path + inside;
-  throw CheckpointError(
-      "[generate] {} has no {}, and neither has its checkpoints/final. Give the folder of a run or of its weights.",
-      path, checkpoint::kWeightsFile);
-}
-
-/// Larger sizes indicate a damaged file.
-constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
-
-template <typename T>
-T entry(const Json& config, const std::string& key, const std::string& folder) {
-  const Json* value = config.find(key);
-  if (value == nullptr)
-    throw CheckpointError("[generate] {}/config.json lacks {}. Give the folder of a run or of its weights.", folder,
-                          key);
-  const bool right = std::is_same_v<T, bool>      ? value->is_bool()
-                     : std::is_same_v<T, int64_t> ? value->is_int()
-                     : std::is_same_v<T, double>  ? value->is_number()
-                                                  : value->is_string();
-  if (!right)
-    throw CheckpointError(
-        "[generate] {}/config.json: {} has the wrong type. Give the folder of a run or of its weights.", folder, key);
-  if constexpr (std::is_same_v<T, bool>)
-    return value->as_bool();
-  else if constexpr (std::is_same_v<T, int64_t>)
-    return value->as_int();
-  else if constexpr (std::is_same_v<T, double>)
-    return value->as_double();
-  else
-    return value->as_string();
-}
-
-models::ModelOptions options_of(const Json& config, const std::string& folder) {
-  const auto whole = [&](const std::string& key) {
-    const auto value = entry<int64_t>(config, key, folder);
-    const int64_t most = key == "n_layer" || key == "num_hidden_layers" ? kMaxLayers : kMaxSize;
-    if (value < 1 || value > most)
-      throw CheckpointError(
-          "[generate] {}/config.json: {} is {}, need 1 to {}. Give the folder of a run or of its weights.", folder, key,
-          value, most);
-    return value;
-  };
-  const auto family = entry<std::string>(config, "model_type", folder);
-  models::ModelOptions options;
-  if (family == "gpt2")
-    options = {.family = Family::gpt2,
-               .layers = whole("n_layer"),
-               .heads = whole("n_head"),
-               .kv_heads = whole("n_head"),
-               .width = whole("n_embd"),
-               .ffn_width = whole("n_inner"),
-               .context = whole("n_positions"),
-               .vocab = whole("vocab_size"),
-               .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
-               .norm_eps = static_cast<float>(entry<double>(config, "layer_norm_epsilon", folder))};
-  else if (family == "llama")
-    options = {.family = Family::llama,
-               .layers = whole("num_hidden_layers"),
-               .heads = whole("num_attention_heads"),
-               .kv_heads = whole("num_key_value_heads"),
-               .width = whole("hidden_size"),
-               .ffn_width = whole("intermediate_size"),
-               .context = whole("max_position_embeddings"),
-               .vocab = whole("vocab_size"),
-               .tie_embeddings = entry<bool>(config, "tie_word_embeddings", folder),
-               .rope_theta = static_cast<float>(entry<double>(config, "rope_theta", folder)),
-               .norm_eps = static_cast<float>(entry<double>(config, "rms_norm_eps", folder))};
-  else
-    throw CheckpointError("[generate] {}/config.json: model_type is \"{}\", need gpt2 or llama.", folder, family);
-  options.batch = 1;
-  options.tokens = options.context;
-  options.global_tokens = options.context;
-  return options;
-}
 
 ModelSpec model_of(const models::ModelOptions& options, Buffers& buffers, const std::string& folder) {
   try {
@@ -118,65 +44,80 @@ int32_t first_token(const data::Tokenizer& tokenizer) {
   }
 }
 
-void load_weights(Rank& rank, const checkpoint::SafetensorsFile& file) {
-  const auto& parameters = rank.job().model.parameters;
-  for (size_t p = 0; p < parameters.size(); ++p)
-    for (size_t t = 0; t < parameters[p].tensors.size(); ++t) {
-      const NamedTensor& named = parameters[p].tensors[t];
-      const checkpoint::TensorInfo& info = file.get(named.name);
-      std::vector<int64_t> shape = named.whole_shape();
-      if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
-      if (info.shape != shape)
-        throw CheckpointError("[generate] {} in {} has {} elements, but the model of config.json needs {}.", named.name,
-                              file.path(), info.elems(), named.whole_elems());
-      std::vector<float> values(static_cast<size_t>(named.whole_elems()));
-      file.read_floats(info, values);
-      if (!all_finite(values))
-        throw CheckpointError("[generate] {} in {} has weights that are not finite. Give weights of another run.",
-                              named.name, file.path());
-      if (named.transposed_on_disk) {
-        const auto rows = static_cast<size_t>(named.shape[0]), columns = static_cast<size_t>(named.shape[1]);
-        std::vector<float> turned(values.size());
-        for (size_t r = 0; r < rows; ++r)
-          for (size_t c = 0; c < columns; ++c) turned[r * columns + c] = values[c * rows + r];
-        values.swap(turned);
-      }
-      rank.set_tensor(p, t, values);
-    }
-}
+/// Prints the text of ids as they come: whole characters, and nothing from a stop text on.
+class Printer {
+ public:
+  Printer(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt, std::vector<std::string> stops)
+      : tokenizer_(tokenizer),
+        ids_(std::move(prompt)),
+        stops_(std::move(stops)),
+        begin_(tokenizer.decode(ids_).size()) {}
 
-/// Samples from softmax(logits / temperature) among the top_k most likely tokens (0: all).
-int32_t sample(std::vector<float> logits, double temperature, int top_k, double uniform) {
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
-  float floor = -INFINITY;
-  if (top_k > 0 && static_cast<size_t>(top_k) < logits.size()) {
-    std::vector<float> sorted = logits;
-    std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<>());
-    floor = sorted[static_cast<size_t>(top_k) - 1];
+  /// True if the text contains a stop text now.
+  bool add(int32_t id) {
+    ids_.push_back(id);
+    const std::string text = tokenizer_.decode(ids_).substr(begin_);
+    size_t end = text.size();
+    bool stopped = false;
+    for (const std::string& stop : stops_)
+      if (const size_t at = text.find(stop); at != std::string::npos) {
+        end = std::min(end, at);
+        stopped = true;
+      }
+    // The end of the text may begin a stop text or be a part of a character.
+    if (!stopped) {
+      for (const std::string& stop : stops_)
+        for (size_t size = std::min(stop.size(), text.size()); size > 0; --size)
+          if (text.ends_with(stop.substr(0, size))) {
+            end = std::min(end, text.size() - size);
+            break;
+          }
+      end = std::min(end, text.size() - open_character(text));
+    }
+    if (end > printed_) {
+      print_result("{}", text.substr(printed_, end - printed_));
+      flush_printed();
+      printed_ = end;
+    }
+    return stopped;
   }
-  const double top = *best;
-  double total = 0;
-  std::vector<double> weights(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i)
-    total += weights[i] = logits[i] < floor ? 0.0 : std::exp((logits[i] - top) / temperature);
-  double target = uniform * total;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    target -= weights[i];
-    if (target < 0) return static_cast<int32_t>(i);
+  /// The rest, once no more ids come.
+  void finish() { print_result("{}", tokenizer_.decode(ids_).substr(begin_ + printed_)); }
+
+ private:
+  static size_t open_character(const std::string& text) {
+    for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+      const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+      if ((byte & 0xc0) == 0x80) continue;
+      return byte >= 0xc2 && byte < 0xf5 && back < (byte < 0xe0 ? 2u : byte < 0xf0 ? 3u : 4u) ? back : 0;
+    }
+    return 0;
   }
-  return static_cast<int32_t>(best - logits.begin());
+
+  const data::Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  std::vector<std::string> stops_;
+  size_t begin_, printed_ = 0;
+};
+
+/// The ids of the prompt as the model is used to them.
+std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::string& prompt) {
+  std::vector<int32_t> ids = tokenizer.encode(prompt);
+  const data::SpecialIds special = tokenizer.special();
+  if (special.prompt_begins || (ids.empty() && special.begin_of_text >= 0))
+    ids.insert(ids.begin(), special.begin_of_text);
+  if (ids.empty()) ids.push_back(first_token(tokenizer));
+  return ids;
 }
 
 }  // namespace
 
 int generate(const GenerateOptions& options) {
-  if (!(options.temperature >= 0)) throw ConfigError("--temperature {} must be at least 0.", options.temperature);
-  if (options.top_k < 0) throw ConfigError("--top-k {} must be at least 0 (0: all tokens).", options.top_k);
-  const std::string folder = weights_folder(options.checkpoint);
-  const checkpoint::FinalWeights weights = checkpoint::read_final(folder);
+  check_sampling(options.sampling);
+  const ModelFolder weights(options.checkpoint);
+  const std::string& folder = weights.dir();
   const auto tokenizer = data::load_tokenizer(folder);
-  const models::ModelOptions model_options = options_of(weights.config, folder);
+  models::ModelOptions model_options = weights.model().options;
   if (tokenizer->vocab_size() > model_options.vocab)
     throw CheckpointError(
         "[generate] the tokenizer of {} has {} ids, but its model has {}. Give the folder of a run or of its weights.",
@@ -192,6 +133,12 @@ int generate(const GenerateOptions& options) {
       throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder,
                         tokenizer->vocab_size(), tokenizer->vocab_size() - 1);
 
+  const bool as_ids = !options.prompt_ids.empty();
+  std::vector<int32_t> text = as_ids ? options.prompt_ids : ids_of_prompt(*tokenizer, options.prompt);
+  // Every token costs a pass over the whole sequence, so the sequence is no longer than needed.
+  model_options.tokens = std::min(model_options.context, std::ssize(text) + options.tokens);
+  model_options.global_tokens = model_options.tokens;
+
   const DeviceAssignment assignment = assign_device_alone(options.device == "cuda"  ? DeviceChoice::cuda
                                                           : options.device == "cpu" ? DeviceChoice::cpu
                                                                                     : DeviceChoice::automatic);
@@ -201,22 +148,24 @@ int generate(const GenerateOptions& options) {
   planner::require_holds(planner::finish_plans({job}, comm::RooflinePrice(comm::Rates{}, comm::Link{})));
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
   Rank rank(job, assignment.make_device(), std::move(none), {.threads = planner::threads_of(RunConfig{}, 1)}, {});
-  load_weights(rank, weights.weights);
+  weights.require(tensors_of_model(rank.job().model), false);
+  load_weights(rank, weights);
 
-  const bool as_ids = !options.prompt_ids.empty();
-  std::vector<int32_t> text = as_ids ? options.prompt_ids : tokenizer->encode(options.prompt);
-  if (text.empty()) text.push_back(first_token(*tokenizer));
-  const auto shown = [&](int32_t id) {
-    return as_ids ? fmt::format("{},", id) : tokenizer->decode(std::vector<int32_t>{id});
-  };
   std::string begin = options.prompt;
-  for (const int32_t id : options.prompt_ids) begin += shown(id);
+  for (const int32_t id : options.prompt_ids) begin += fmt::format("{},", id);
   print_result("{}", begin);
+  flush_printed();
+  std::optional<Printer> printer;
+  if (!as_ids) printer.emplace(*tokenizer, text, options.stops);
   const Philox random(options.seed, "generate");
-  const auto context = static_cast<size_t>(model_options.context);
+  const auto context = static_cast<size_t>(model_options.tokens);
   std::vector<int32_t> window(context, 0);
   const std::vector<int32_t> targets(context, 0);
-  for (int n = 0; n < options.tokens; ++n) {
+  const int32_t end_of_text = tokenizer->special().end_of_text;
+  const int64_t begin_ns = monotonic_ns();
+  int made = 0;
+  bool stopped = false;
+  while (made < options.tokens && !stopped) {
     const size_t used = std::min(text.size(), context);
     std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), window.begin());
     rank.evaluate(window, targets);
@@ -225,14 +174,24 @@ int generate(const GenerateOptions& options) {
     logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // ids of the padding have no meaning
     if (!all_finite(logits))
       throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
-                          n + 1, folder);
-    const int32_t next =
-        sample(std::move(logits), options.temperature, options.top_k, random.uniform(static_cast<uint64_t>(n)));
+                          made + 1, folder);
+    const int32_t next = sample(std::move(logits), options.sampling, text, random.uniform(static_cast<uint64_t>(made)));
+    ++made;
     text.push_back(next);
-    print_result("{}", shown(next));
-    flush_printed();
+    if (as_ids) {
+      print_result("{},", next);
+      flush_printed();
+    } else if (next == end_of_text) {
+      break;
+    } else {
+      stopped = printer->add(next);
+    }
   }
+  if (printer && !stopped) printer->finish();
   print_result("\n");
+  flush_printed();
+  if (::isatty(STDERR_FILENO) != 0)
+    log_info("{} tokens, {:.1f} tokens/s", made, made / (static_cast<double>(monotonic_ns() - begin_ns + 1) / 1e9));
   return 0;
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/sampling.h"
+
 namespace slipstream::runtime {
 
 struct GenerateOptions {
@@ -13,8 +15,8 @@ struct GenerateOptions {
   std::string prompt;
   std::vector<int32_t> prompt_ids;  // instead of a prompt; the continuation is printed as ids, too
   int tokens = 200;                 // tokens to generate
-  double temperature = 0.8;         // 0: always the most likely token
-  int top_k = 0;                    // 0: all
+  SamplingOptions sampling;
+  std::vector<std::string> stops;  // the text ends before the first of these
   uint64_t seed = 1;
   std::string device = "auto";  // auto | cpu | cuda
 };

@@ -61,6 +61,8 @@ class Rank {
   void initialise(uint64_t seed);
   /// Blocks. Sets elements [begin, begin + values.size()) of a named tensor: masters and this rank's rounded weights.
   void write(size_t parameter, size_t tensor, int64_t begin, std::span<const float> values);
+  /// Pure. The elements of a named tensor, as held, that write() stores on this rank: ranges [begin, end), ascending.
+  std::vector<std::pair<int64_t, int64_t>> stored(size_t parameter, size_t tensor) const;
   /// Blocks. Sets this rank's part from the values of the whole tensor.
   void set_tensor(size_t parameter, size_t tensor, std::span<const float> values);
   /// Blocks until all issued work has ended, as every read here does. This rank's shards of elements [begin, end) of

@@ -54,6 +54,23 @@ void Rank::initialise(uint64_t seed) {
   }
 }
 
+std::vector<std::pair<int64_t, int64_t>> Rank::stored(size_t parameter, size_t tensor) const {
+  const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
+  const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems;
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (size_t b = 0; b < job_->storage.size(); ++b) {
+    const BucketStorage& storage = job_->storage[b];
+    const Bucket& bucket = job_->layout.buckets[b];
+    const bool whole = !job_->gathers_encoded() && storage.values.size_bytes > 0;
+    const int64_t begin = whole ? bucket.offset_elems : storage.shard_offset_elems,
+                  elems = whole ? bucket.elems : storage.shard_elems;
+    const int64_t first = std::max(begin - offset, int64_t{0}), last = std::min(begin + elems - offset, named.elems());
+    if (first < last) ranges.emplace_back(first, last);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  return ranges;
+}
+
 void Rank::set_tensor(size_t parameter, size_t tensor, std::span<const float> values) {
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
   SLIP_ASSERT(static_cast<int64_t>(values.size()) == named.whole_elems());

@@ -42,6 +42,7 @@
 #include "runtime/build_id.h"
 #include "runtime/library_tables.h"
 #include "runtime/memory_check.h"
+#include "runtime/model_folder.h"
 #include "runtime/peer_memory.h"
 #include "runtime/resume.h"
 #include "runtime/resume_memory.h"
@@ -247,6 +248,11 @@ int train(const TrainOptions& options) {
       }
       if (!resume) log_info("--resume: {} has no checkpoint; the run begins at step 1", config.checkpoint.dir);
     }
+    if (!config.model.init.empty() && !resume)
+      world.together([&] {
+        require_initial(ModelFolder(config.model.init),
+                        planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
+      });
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     if (options.replayed_step) {
       Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, "", options.delay_seed,

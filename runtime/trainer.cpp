@@ -22,6 +22,7 @@
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
+#include "runtime/model_folder.h"
 #include "runtime/replicas.h"
 #include "runtime/resume_memory.h"
 #include "runtime/saved_state.h"
@@ -120,6 +121,8 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   if (resume) guard_.resume(resumed_, resume->manifest.numerics);
   if (resume)
     restore(*resume);
+  else if (!config_.model.init.empty())
+    world_.together([&] { load_initial(); });
   else
     rank_->initialise(static_cast<uint64_t>(train.seed));
   if (peers_) peers_->begin(resumed_);
@@ -141,6 +144,13 @@ void Trainer::restore(const ResumePoint& point) {
                point.path, point.manifest.layout, same_layout ? "this run" : "another layout");
   });
   log_info("resumed from {} (step {}, {})", point.path, point.manifest.step, point.manifest.layout);
+}
+
+void Trainer::load_initial() {
+  const ModelFolder folder(config_.model.init);
+  require_initial(folder, planner::model_options({.config = resolved_, .machine = machine_}), stages_);
+  load_weights(*rank_, folder);
+  log_info("weights:  from {}", folder.dir());
 }
 
 bool Trainer::due(int64_t interval, int64_t step) const {

@@ -74,6 +74,8 @@ class Trainer {
     std::string params_hash;
   };
 
+  /// Blocks. Sets the weights from model.init.
+  void load_initial();
   /// Sets weights and optimizer states from a verified checkpoint. Collective.
   void restore(const ResumePoint& point);
   void look_back(uint32_t step, bool next_begins);

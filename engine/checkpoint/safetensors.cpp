@@ -4,6 +4,7 @@
 #include "engine/checkpoint/safetensors.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -175,6 +176,18 @@ const char* file_type(DType dtype) {
   return dtype == DType::f32 ? "F32" : "BF16";
 }
 
+/// IEEE 754 binary16.
+float float_of_half(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f,
+                 fraction = bits & 0x3ff;
+  if (exponent == 0) {  // zero, or a number below the normal ones
+    const float size = static_cast<float>(fraction) * 0x1p-24f;
+    return sign == 0 ? size : -size;
+  }
+  const uint32_t raised = exponent == 31 ? 255 : exponent + 112;
+  return std::bit_cast<float>(sign | raised << 23 | fraction << 13);
+}
+
 int64_t elems_of(const std::vector<int64_t>& shape) {
   int64_t elems = 1;
   for (const int64_t dim : shape) elems *= dim;
@@ -221,16 +234,21 @@ void SafetensorsFile::read(const TensorInfo& tensor, int64_t offset_bytes, void*
 
 void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out) const {
   SLIP_ASSERT(static_cast<int64_t>(out.size()) == tensor.elems());
-  if (tensor.dtype == "F32") return read(tensor, 0, out.data(), tensor.size_bytes);
-  if (tensor.dtype != "BF16")
-    throw CheckpointError("[checkpoint] tensor {} of {} has the type {}, need F32 or BF16. Convert it first.",
+  read_floats(tensor, 0, out);
+}
+
+void SafetensorsFile::read_floats(const TensorInfo& tensor, int64_t first, std::span<float> out) const {
+  if (tensor.dtype == "F32") return read(tensor, 4 * first, out.data(), 4 * std::ssize(out));
+  const bool half = tensor.dtype == "F16";
+  if (!half && tensor.dtype != "BF16")
+    throw CheckpointError("[checkpoint] tensor {} of {} has the type {}, need F32, BF16 or F16. Convert it first.",
                           files::shown(tensor.name), files::shown(path()), tensor.dtype);
-  std::vector<bfloat16> chunk(static_cast<size_t>(std::min(kChunkBytes, tensor.size_bytes) / 2));
+  std::vector<uint16_t> chunk(std::min<size_t>(kChunkBytes / 2, out.size()));
   for (size_t done = 0; done < out.size();) {
     const size_t take = std::min(chunk.size(), out.size() - done);
-    read(tensor, static_cast<int64_t>(2 * done), chunk.data(), static_cast<int64_t>(2 * take));
-    std::transform(chunk.begin(), chunk.begin() + static_cast<int64_t>(take), out.begin() + static_cast<int64_t>(done),
-                   [](bfloat16 value) { return static_cast<float>(value); });
+    read(tensor, 2 * (first + static_cast<int64_t>(done)), chunk.data(), static_cast<int64_t>(2 * take));
+    for (size_t i = 0; i < take; ++i)
+      out[done + i] = half ? float_of_half(chunk[i]) : std::bit_cast<float>(static_cast<uint32_t>(chunk[i]) << 16);
     done += take;
   }
 }

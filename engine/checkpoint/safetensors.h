@@ -67,9 +67,11 @@ class SafetensorsFile {
 
   /// Blocks. Raw bytes of the tensor from `offset_bytes` of the tensor on.
   void read(const TensorInfo& tensor, int64_t offset_bytes, void* out, int64_t size_bytes) const;
-  /// Blocks. All elements as float, from F32 or BF16; out.size() must be tensor.elems().
+  /// Blocks. All elements as float, from F32, BF16 or F16; out.size() must be tensor.elems().
   /// Throws: CheckpointError if the type is another one.
   void read_floats(const TensorInfo& tensor, std::span<float> out) const;
+  /// The same for elements [first, first + out.size()).
+  void read_floats(const TensorInfo& tensor, int64_t first, std::span<float> out) const;
   const std::string& path() const { return file_.path(); }
 
  private:

@@ -69,14 +69,14 @@ void put_in_place(const TemporaryFolder& fresh, const std::string& dir) {
 
 }  // namespace
 
-void write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
-                 const std::vector<ExtraFile>& extra_files) {
+SavedFolder write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
+                        const std::vector<ExtraFile>& extra_files, int64_t file_bytes) {
   std::string target = dir;
   while (target.size() > 1 && target.ends_with('/')) target.pop_back();
   std::error_code error;
   if (fs::exists(target, error) && !fs::is_directory(target, error)) disk_failed(target, "a file has this name");
   const TemporaryFolder fresh(fmt::format("{}.tmp-{}", target, ::getpid()));
-  write_safetensors(fresh.path() + "/" + kWeightsFile, std::move(tensors));
+  const SavedFolder saved = write_weights(fresh.path(), std::move(tensors), file_bytes);
   files::write_file(fresh.path() + "/" + kConfigFile, config_json);
   for (const auto& [name, bytes] : extra_files) {
     SLIP_ASSERT(!name.empty() && name.find('/') == std::string::npos && name != kWeightsFile && name != kConfigFile);
@@ -84,6 +84,7 @@ void write_final(const std::string& dir, std::vector<TensorToSave> tensors, cons
   }
   put_in_place(fresh, target);
   files::sync_folder(files::folder_of(target));
+  return saved;
 }
 
 FinalWeights read_final(const std::string& dir) {

@@ -8,11 +8,9 @@
 
 #include "engine/base/json.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/weights_folder.h"
 
 namespace slipstream::checkpoint {
-
-inline constexpr const char* kWeightsFile = "model.safetensors";
-inline constexpr const char* kConfigFile = "config.json";
 
 /// A file of the folder by its name and its bytes, for instance the tokenizer (data::kTokenizerFile).
 using ExtraFile = std::pair<std::string, std::string>;
@@ -23,8 +21,10 @@ using ExtraFile = std::pair<std::string, std::string>;
 /// names. Creates the parent folders of `dir`. One writer at a time.
 /// Throws: ResourceError (disk), errors of a tensor's callback. Then `dir` is unchanged and the temporary folder is
 /// removed.
-void write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
-                 const std::vector<ExtraFile>& extra_files);
+///
+/// `file_bytes`: as write_weights().
+SavedFolder write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
+                        const std::vector<ExtraFile>& extra_files, int64_t file_bytes = 0);
 
 struct FinalWeights {
   SafetensorsFile weights;

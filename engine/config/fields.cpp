@@ -39,8 +39,11 @@ std::vector<Field<R>> make_fields() {
               "Base of the rotary frequencies. llama only."),
       F::real("model.norm_eps", at(&R::model, &Model::norm_eps), in_float32({0, 1, true}),
               "Constant added to the variance in every norm."),
-      F::text("model.init", at(&R::model, &Model::init),
-              "Hugging Face folder with the initial weights. Empty: random weights from train.seed."),
+      F::text(
+          "model.init", at(&R::model, &Model::init),
+          "Hugging Face folder or run folder with the initial weights. The other keys of this table must describe its "
+          "model. Rows that its vocabulary lacks become the mean of its rows. Empty: random weights from "
+          "train.seed."),
 
       F::text("data.train", at(&R::data, &Data::train), "Path of the training data: a text file or token shards."),
       F::text("data.validation", at(&R::data, &Data::validation),

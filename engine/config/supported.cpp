@@ -14,7 +14,6 @@ using R = const RunConfig&;
 
 const std::vector<SupportedRow>& supported_rows() {
   static const std::vector<SupportedRow> rows = {
-      {"model.init", [](R c) { return c.model.init.empty(); }, "leave it out: initial weights are random"},
       {"data.tokenizer",
        [](R c) {
          const std::string& name = c.data.tokenizer;

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -77,6 +78,31 @@ TEST_CASE("safetensors: the writer's bytes, by hand", "[checkpoint]") {
   CHECK_REFUSED(CheckpointError, file.get("c"), "4 tensors", "\"c\"");
 }
 
+TEST_CASE("safetensors: every F16 value is widened as its bits say", "[checkpoint]") {
+  const TempFolder folder;
+  std::string bytes;
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    bytes += static_cast<char>(bits & 0xff);
+    bytes += static_cast<char>(bits >> 8);
+  }
+  put(folder / "m", file_of(R"({"h":{"dtype":"F16","shape":[65536],"data_offsets":[0,131072]}})", 0) + bytes);
+  const SafetensorsFile file(folder / "m");
+  std::vector<float> values(65536);
+  file.read_floats(file.get("h"), values);
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const int exponent = static_cast<int>(bits >> 10 & 31), fraction = static_cast<int>(bits & 1023);
+    const float value = values[bits];
+    bool right = std::signbit(value) == (bits >> 15 != 0);
+    if (exponent == 31)
+      right = fraction == 0 ? right && std::isinf(value) : std::isnan(value);
+    else
+      right =
+          right && std::fabs(value) == (exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                                      : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25));
+    if (!right) FAIL("bits " << bits << ": " << value);
+  }
+}
+
 TEST_CASE("safetensors: floats come back from F32 bit for bit and from BF16 widened", "[checkpoint]") {
   const TempFolder folder;
   const uint64_t seed = 41;
@@ -103,6 +129,13 @@ TEST_CASE("safetensors: floats come back from F32 bit for bit and from BF16 wide
     bool same = true;
     for (size_t i = 0; i < back.size(); ++i) same = same && back[i] == static_cast<float>(halves[i]);
     CHECK(same);
+    const auto first = static_cast<size_t>(elems / 3);
+    std::vector<float> part(back.size() - first);
+    for (const char* name : {"w", "h"}) {
+      file.read_floats(file.get(name), back);
+      file.read_floats(file.get(name), static_cast<int64_t>(first), part);
+      CHECK(std::equal(part.begin(), part.end(), back.begin() + static_cast<std::ptrdiff_t>(first)));
+    }
   }
   put(folder / "i", file_of(R"({"test":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}})", 16));
   const SafetensorsFile file(folder / "i");

@@ -433,8 +433,7 @@ TEST_CASE("supported: the defaults pass, and each row refuses its key by name an
   require_supported(with({}));
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));
-  const std::map<std::string, std::string> unsupported = {{"model.init", "weights/gpt2"},
-                                                          {"data.tokenizer", "words"},
+  const std::map<std::string, std::string> unsupported = {{"data.tokenizer", "words"},
                                                           {"overlap.max_inflight_buckets", "1"},
                                                           {"comm.backend", "thread"},
                                                           {"checkpoint.async", "true"}};

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens and writes the files of weights of a Hugging Face folder.
+
+#include "engine/checkpoint/weights_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "engine/base/check.h"
+#include "engine/base/document.h"
+
+namespace slipstream::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kJsonBytesMax = 64 << 20;
+
+bool exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+Json read_object(const std::string& path) {
+  const std::string text = files::read_file(path, files::Owner::checkpoint, kJsonBytesMax);
+  return parse_object({.text = text, .where = files::shown(path), .owner = files::Owner::checkpoint});
+}
+
+/// The file of every tensor by the index.
+std::vector<std::pair<std::string, std::string>> weight_map(const std::string& path) {
+  const Json index = read_object(path);
+  const Json* map = index.find("weight_map");
+  if (map == nullptr || !map->is_object())
+    throw CheckpointError("[checkpoint] {} has no object \"weight_map\". Restore the file.", files::shown(path));
+  std::vector<std::pair<std::string, std::string>> files;
+  for (const auto& [tensor, file] : map->as_object()) {
+    const bool plain = file.is_string() && !file.as_string().empty() && file.as_string().find('/') == std::string::npos;
+    if (!plain)
+      throw CheckpointError("[checkpoint] {} maps {} to {}, need the name of a file beside it. Restore the file.",
+                            files::shown(path), files::shown(tensor), files::printable(file.dump(), 100));
+    files.emplace_back(tensor, file.as_string());
+  }
+  return files;
+}
+
+}  // namespace
+
+bool has_weights(const std::string& dir) { return exists(dir + "/" + kWeightsFile) || exists(dir + "/" + kIndexFile); }
+
+WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
+  if (!has_weights(dir_))
+    throw CheckpointError("[checkpoint] {} has neither {} nor {}. Give a folder of weights in the Hugging Face format.",
+                          files::shown(dir_), kWeightsFile, kIndexFile);
+  config_ = read_object(config_path());
+  if (exists(dir_ + "/" + kWeightsFile)) {
+    files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + kWeightsFile));
+    for (const TensorInfo& info : files_[0]->tensors()) tensors_[info.name] = {files_[0].get(), &info};
+    return;
+  }
+  const std::string index = dir_ + "/" + kIndexFile;
+  const auto map = weight_map(index);
+  std::vector<std::string> names;
+  for (const auto& [tensor, file] : map) names.push_back(file);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  std::string missing;
+  for (const std::string& name : names)
+    if (!exists(dir_ + "/" + name)) missing += (missing.empty() ? "" : ", ") + files::printable(name, 80);
+  if (!missing.empty())
+    throw CheckpointError("[checkpoint] {} lacks files that its index names: {}. Copy them into the folder.",
+                          files::shown(dir_), files::printable(missing, 1000));
+  std::unordered_map<std::string, const SafetensorsFile*> by_name;
+  for (const std::string& name : names) {
+    files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + name));
+    by_name[name] = files_.back().get();
+  }
+  for (const auto& [tensor, file] : map) {
+    const TensorInfo* info = by_name[file]->find(tensor);
+    if (info == nullptr)
+      throw CheckpointError("[checkpoint] {} maps {} to {}, which does not contain it. Restore both files.",
+                            files::shown(index), files::shown(tensor), files::shown(file));
+    tensors_[tensor] = {by_name[file], info};
+  }
+}
+
+std::string WeightsFolder::config_path() const { return dir_ + "/" + kConfigFile; }
+
+WeightsFolder::Tensor WeightsFolder::find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? Tensor{} : found->second;
+}
+
+std::vector<WeightsFolder::Tensor> WeightsFolder::tensors() const {
+  std::vector<Tensor> all;
+  for (const auto& file : files_)
+    for (const TensorInfo& info : file->tensors())
+      if (const Tensor known = find(info.name); known.file == file.get()) all.push_back(known);
+  return all;
+}
+
+SavedFolder write_weights(const std::string& dir, std::vector<TensorToSave> tensors, int64_t file_bytes) {
+  const auto size = [](const TensorToSave& tensor) {
+    int64_t elems = 1;
+    for (const int64_t dim : tensor.shape) elems *= dim;
+    return bytes_of(elems, tensor.dtype);
+  };
+  int64_t total_bytes = 0;
+  std::vector<std::vector<TensorToSave>> files(1);
+  int64_t filled_bytes = 0;
+  for (TensorToSave& tensor : tensors) {
+    const int64_t bytes = size(tensor);
+    if (file_bytes > 0 && filled_bytes > 0 && filled_bytes + bytes > file_bytes) {
+      files.emplace_back();
+      filled_bytes = 0;
+    }
+    filled_bytes += bytes;
+    total_bytes += bytes;
+    files.back().push_back(std::move(tensor));
+  }
+  SavedFolder saved{.files = std::ssize(files), .size_bytes = 0};
+  if (files.size() == 1) {
+    saved.size_bytes = write_safetensors(dir + "/" + kWeightsFile, std::move(files[0])).size_bytes;
+    return saved;
+  }
+  Json::Object map;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    for (const TensorToSave& tensor : files[i]) map.emplace_back(tensor.name, Json(name));
+    saved.size_bytes += write_safetensors(dir + "/" + name, std::move(files[i])).size_bytes;
+  }
+  Json index = Json::object();
+  index["metadata"]["total_size"] = Json(total_bytes);
+  index["weight_map"] = Json(std::move(map));
+  files::write_file(dir + "/" + kIndexFile, index.dump(2) + "\n");
+  return saved;
+}
+
+}  // namespace slipstream::checkpoint

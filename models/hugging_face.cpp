@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads and writes config.json. Keys that would change the arithmetic are checked, and others are ignored.
+
+#include "models/hugging_face.h"
+
+#include <optional>
+
+#include "engine/base/check.h"
+#include "engine/base/files.h"
+
+namespace slipstream::models {
+namespace {
+
+/// Larger sizes indicate a damaged file.
+constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
+
+class Config {
+ public:
+  Config(const Json& json, const std::string& where) : json_(json), where_(where) {}
+
+  [[noreturn]] void fail(std::string_view key, const std::string& problem) const {
+    throw CheckpointError("[model] {}: {} {}. Give the folder of a supported model.", where_, key, problem);
+  }
+  /// Null if the key is absent or null.
+  const Json* find(std::string_view key) const {
+    const Json* value = json_.find(key);
+    return value == nullptr || value->is_null() ? nullptr : value;
+  }
+  int64_t whole(std::string_view key, std::optional<int64_t> absent = {}, int64_t most = kMaxSize) const {
+    const Json* value = find(key);
+    if (value == nullptr && absent) return *absent;
+    if (value == nullptr) fail(key, "is missing");
+    if (!value->is_int()) fail(key, fmt::format("is {}, need an integer", value->type_name()));
+    if (value->as_int() < 1 || value->as_int() > most)
+      fail(key, fmt::format("= {}, need 1 to {}", value->as_int(), most));
+    return value->as_int();
+  }
+  double real(std::string_view key, double absent) const {
+    const Json* value = find(key);
+    if (value == nullptr) return absent;
+    if (!value->is_number()) fail(key, fmt::format("is {}, need a number", value->type_name()));
+    return value->as_double();
+  }
+  bool boolean(std::string_view key, bool absent) const {
+    const Json* value = find(key);
+    if (value == nullptr) return absent;
+    if (!value->is_bool()) fail(key, fmt::format("is {}, need true or false", value->type_name()));
+    return value->as_bool();
+  }
+  std::string text(std::string_view key, std::string_view absent) const {
+    const Json* value = find(key);
+    if (value == nullptr) return std::string(absent);
+    if (!value->is_string()) fail(key, fmt::format("is {}, need a string", value->type_name()));
+    return value->as_string();
+  }
+  void need(std::string_view key, bool is_right, std::string_view right) const {
+    if (is_right) return;
+    const Json* value = find(key);
+    fail(key, fmt::format("= {} is not supported, need {}",
+                          value == nullptr ? "(absent)" : files::printable(value->dump(), 80), right));
+  }
+  /// The first of several ids.
+  int32_t id(std::string_view key, int32_t absent) const {
+    const Json* value = json_.find(key);
+    if (value == nullptr) return absent;
+    if (value->is_array() && !value->as_array().empty()) value = value->as_array().data();
+    if (!value->is_int()) return -1;
+    return value->as_int() >= 0 && value->as_int() < kMaxSize ? static_cast<int32_t>(value->as_int()) : -1;
+  }
+
+ private:
+  const Json& json_;
+  const std::string& where_;
+};
+
+HuggingFaceModel read_gpt2(const Config& config) {
+  const int64_t width = config.whole("n_embd", 768);
+  const std::string activation = config.text("activation_function", "gelu_new");
+  config.need("activation_function", activation == "gelu_new" || activation == "gelu_pytorch_tanh", "\"gelu_new\"");
+  config.need("scale_attn_weights", config.boolean("scale_attn_weights", true), "true");
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"})
+    config.need(key, !config.boolean(key, false), "false");
+  const int64_t heads = config.whole("n_head", 12);
+  return {.options = {.family = Family::gpt2,
+                      .layers = config.whole("n_layer", 12, kMaxLayers),
+                      .heads = heads,
+                      .kv_heads = heads,
+                      .width = width,
+                      .ffn_width = config.whole("n_inner", 4 * width),
+                      .context = config.whole("n_positions", 1024),
+                      .vocab = config.whole("vocab_size", 50257),
+                      .tie_embeddings = config.boolean("tie_word_embeddings", true),
+                      .norm_eps = static_cast<float>(config.real("layer_norm_epsilon", 1e-5))},
+          .ids = {config.id("bos_token_id", 50256), config.id("eos_token_id", 50256)},
+          .prefix = "transformer."};
+}
+
+HuggingFaceModel read_llama(const Config& config, bool mistral) {
+  const int64_t width = config.whole("hidden_size", 4096), heads = config.whole("num_attention_heads", 32);
+  const std::string activation = config.text("hidden_act", "silu");
+  config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
+  for (const char* key : {"attention_bias", "mlp_bias"}) config.need(key, !config.boolean(key, false), "false");
+  config.need("head_dim", config.whole("head_dim", width / heads) == width / heads,
+              fmt::format("hidden_size / num_attention_heads = {}", width / heads));
+  const int64_t context = config.whole("max_position_embeddings", mistral ? 4096 * 32 : 2048);
+  if (mistral) {
+    const Json* window = config.find("sliding_window");
+    config.need("sliding_window", window == nullptr || (window->is_int() && window->as_int() >= context),
+                fmt::format("null or at least max_position_embeddings = {}", context));
+  }
+  // Before version 5 of the library rope_theta and rope_scaling, since then both in rope_parameters.
+  double theta = config.real("rope_theta", 10000);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const Json* rope = config.find(key);
+    if (rope == nullptr) continue;
+    config.need(key, rope->is_object(), "an object");
+    const Json* kind = rope->find("rope_type") != nullptr ? rope->find("rope_type") : rope->find("type");
+    config.need(key, kind == nullptr || (kind->is_string() && kind->as_string() == "default"), "rope_type \"default\"");
+    if (const Json* value = rope->find("rope_theta"); value != nullptr && value->is_number())
+      theta = value->as_double();
+  }
+  return {.options = {.family = Family::llama,
+                      .layers = config.whole("num_hidden_layers", 32, kMaxLayers),
+                      .heads = heads,
+                      .kv_heads = config.whole("num_key_value_heads", mistral ? 8 : heads),
+                      .width = width,
+                      .ffn_width = config.whole("intermediate_size", mistral ? 14336 : 11008),
+                      .context = context,
+                      .vocab = config.whole("vocab_size", 32000),
+                      .tie_embeddings = config.boolean("tie_word_embeddings", false),
+                      .rope_theta = static_cast<float>(theta),
+                      .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
+          .ids = {config.id("bos_token_id", 1), config.id("eos_token_id", 2)},
+          .prefix = "model."};
+}
+
+std::string id_or_null(int32_t id) { return id < 0 ? "null" : fmt::format("{}", id); }
+
+}  // namespace
+
+HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& where) {
+  const Config config(json, where);
+  const std::string type = config.text("model_type", "");
+  if (type != "gpt2" && type != "llama" && type != "mistral")
+    config.fail("model_type",
+                fmt::format("= {} is not supported, need \"gpt2\", \"llama\" or \"mistral\"", files::shown(type)));
+  HuggingFaceModel model = type == "gpt2" ? read_gpt2(config) : read_llama(config, type == "mistral");
+  ModelOptions& options = model.options;
+  config.need("heads", options.width % options.heads == 0, "a divisor of the width");
+  for (int32_t* id : {&model.ids.begin_of_text, &model.ids.end_of_text})
+    if (*id >= options.vocab) *id = -1;  // the library's defaults in the config of another vocabulary
+  options.batch = 1;
+  options.tokens = options.context;
+  options.global_tokens = options.context;
+  return model;
+}
+
+std::string hugging_face_generation_config(TextIds ids) {
+  std::string out = "{\n";
+  if (ids.begin_of_text >= 0) out += fmt::format("  \"bos_token_id\": {},\n", ids.begin_of_text);
+  if (ids.end_of_text >= 0) out += fmt::format("  \"eos_token_id\": {},\n", ids.end_of_text);
+  if (out.ends_with(",\n")) out.erase(out.size() - 2, 1);
+  return out + "}\n";
+}
+
+std::string hugging_face_config(const ModelOptions& o, TextIds ids) {
+  const char* dtype = o.dtype == DType::bf16 ? "bfloat16" : "float32";
+  const std::string begin = id_or_null(ids.begin_of_text), end = id_or_null(ids.end_of_text);
+  if (o.family == Family::gpt2)
+    return fmt::format(
+        "{{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"vocab_size\": {},\n"
+        "  \"n_positions\": {},\n  \"n_embd\": {},\n  \"n_layer\": {},\n  \"n_head\": {},\n  \"n_inner\": {},\n"
+        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": {},\n  \"resid_pdrop\": 0.0,\n"
+        "  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
+        "  \"tie_word_embeddings\": {},\n  \"torch_dtype\": \"{}\"\n}}\n",
+        o.vocab, o.context, o.width, o.layers, o.heads, o.ffn_width, o.norm_eps, begin, end, o.tie_embeddings, dtype);
+  return fmt::format(
+      "{{\n  \"model_type\": \"llama\",\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"vocab_size\": {},\n"
+      "  \"max_position_embeddings\": {},\n  \"hidden_size\": {},\n  \"intermediate_size\": {},\n"
+      "  \"num_hidden_layers\": {},\n  \"num_attention_heads\": {},\n  \"num_key_value_heads\": {},\n  \"head_dim\": "
+      "{},\n"
+      "  \"hidden_act\": \"silu\",\n  \"rms_norm_eps\": {},\n  \"rope_theta\": {},\n"
+      "  \"rope_parameters\": {{\"rope_type\": \"default\", \"rope_theta\": {}}},\n  \"attention_bias\": false,\n"
+      "  \"mlp_bias\": false,\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n  \"tie_word_embeddings\": {},\n"
+      "  \"torch_dtype\": \"{}\"\n}}\n",
+      o.vocab, o.context, o.width, o.ffn_width, o.layers, o.heads, o.kv_heads, o.width / o.heads, o.norm_eps,
+      o.rope_theta, o.rope_theta, begin, end, o.tie_embeddings, dtype);
+}
+
+}  // namespace slipstream::models

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// config.json of Hugging Face's library transformers, in and out.
+
+#include <cstdint>
+#include <string>
+
+#include "engine/base/json.h"
+#include "models/model.h"
+
+namespace slipstream::models {
+
+/// Ids around a text; -1: none.
+struct TextIds {
+  int32_t begin_of_text = -1;
+  int32_t end_of_text = -1;
+};
+
+/// config.json of the model. Without an id it says null, because the library's defaults are those of other models.
+/// Pure.
+std::string hugging_face_config(const ModelOptions& options, TextIds ids = {});
+
+/// generation_config.json. Pure.
+std::string hugging_face_generation_config(TextIds ids);
+
+struct HuggingFaceModel {
+  ModelOptions options;  // sizes, norm_eps, rope_theta; one sequence of the whole context
+  TextIds ids;
+  std::string prefix;  // "transformer." where the tensors of a family may lack it
+};
+
+/// Reads the config.json at `where`: model_type gpt2, or llama and mistral where they compute the same. Pure.
+/// Throws: CheckpointError naming a key that is missing, wrong, or asks for arithmetic that the families lack.
+HuggingFaceModel read_hugging_face_config(const Json& config, const std::string& where);
+
+}  // namespace slipstream::models

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares the tensors of a folder with those of a model, and reads parts of them.
+
+#include "runtime/model_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include <fmt/ranges.h>
+
+#include "engine/base/check.h"
+#include "engine/base/files.h"
+#include "engine/base/finite.h"
+#include "engine/plan/tensor_boxes.h"
+#include "runtime/rank.h"
+
+namespace slipstream::runtime {
+namespace {
+
+constexpr size_t kListed = 12;  // tensors in one sentence
+constexpr int64_t kPieceElems = 1 << 18;
+
+/// The folder itself, or the final weights of a run folder.
+std::string weights_dir(const std::string& path) {
+  for (const char* inside : {"", "/checkpoints/final", "/final"})
+    if (checkpoint::has_weights(path + inside)) return path + inside;
+  throw CheckpointError(
+      "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
+      "weights.",
+      files::shown(path), checkpoint::kWeightsFile, checkpoint::kIndexFile);
+}
+
+std::vector<int64_t> shape_on_disk(const NamedTensor& tensor) {
+  std::vector<int64_t> shape = tensor.whole_shape();
+  if (tensor.transposed_on_disk) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
+std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+bool is_table(const std::string& name) {
+  return name.ends_with("wte.weight") || name.ends_with("embed_tokens.weight") || name == "lm_head.weight";
+}
+
+/// Constants that older versions of the library saved.
+bool is_constant(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
+}
+
+}  // namespace
+
+ModelFolder::ModelFolder(const std::string& path)
+    : weights_(weights_dir(path)),
+      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {}
+
+checkpoint::WeightsFolder::Tensor ModelFolder::find(const std::string& name) const {
+  checkpoint::WeightsFolder::Tensor found = weights_.find(name);
+  if (found.file == nullptr && name.starts_with(model_.prefix))
+    found = weights_.find(name.substr(model_.prefix.size()));
+  return found;
+}
+
+void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grows) const {
+  std::vector<std::string> problems;
+  std::set<const checkpoint::TensorInfo*> used;
+  for (const NamedTensor* tensor : tensors) {
+    const auto found = find(tensor->name);
+    const std::vector<int64_t> shape = shape_on_disk(*tensor);
+    if (found.file == nullptr) {
+      problems.push_back(fmt::format("{} {} is missing", tensor->name, text_of(shape)));
+      continue;
+    }
+    used.insert(found.info);
+    std::vector<int64_t> theirs = found.info->shape;
+    if (grows && is_table(tensor->name) && theirs.size() == 2 && theirs[0] > 0 && theirs[0] < shape[0])
+      theirs[0] = shape[0];
+    if (theirs != shape)
+      problems.push_back(
+          fmt::format("{} is {}, but the model needs {}", tensor->name, text_of(found.info->shape), text_of(shape)));
+  }
+  for (const auto& tensor : weights_.tensors()) {
+    const bool tied_head = tensor.info->name == "lm_head.weight" && model_.options.tie_embeddings;
+    if (used.contains(tensor.info) || is_constant(tensor.info->name) || tied_head) continue;
+    problems.push_back(fmt::format("{} {} belongs to no parameter of the model",
+                                   files::printable(tensor.info->name, 120), text_of(tensor.info->shape)));
+  }
+  if (problems.empty()) return;
+  std::string list;
+  for (size_t i = 0; i < std::min(problems.size(), kListed); ++i) list += (i > 0 ? "; " : "") + problems[i];
+  if (problems.size() > kListed) list += fmt::format("; and {} more", problems.size() - kListed);
+  throw CheckpointError("[checkpoint] {} does not fit the model: {}. Set the sizes of [model] as in its config.json.",
+                        files::shown(dir()), list);
+}
+
+void ModelFolder::read(const NamedTensor& tensor, int64_t begin, std::span<float> out) const {
+  const auto found = find(tensor.name);
+  SLIP_ASSERT(found.file != nullptr);
+  std::fill(out.begin(), out.end(), 0.0f);
+  const std::vector<int64_t> whole = tensor.whole_shape();
+  const int64_t whole_columns = whole.size() > 1 ? whole[1] : 1, whole_rows = whole[0];
+  const auto at = [&](int64_t held) { return out.data() + (held - begin); };
+  const auto read_run = [&](int64_t first, int64_t held, int64_t count) {
+    found.file->read_floats(*found.info, first, std::span(at(held), static_cast<size_t>(count)));
+  };
+  std::vector<float> column;
+  for (const TensorBox& box : boxes_of(tensor, begin, std::ssize(out))) {
+    if (tensor.transposed_on_disk) {
+      column.resize(static_cast<size_t>(box.rows));
+      for (int64_t c = 0; c < box.columns; ++c) {
+        found.file->read_floats(*found.info, (box.column + c) * whole_rows + box.row, column);
+        for (int64_t r = 0; r < box.rows; ++r) *at(box.held + r * box.columns + c) = column[static_cast<size_t>(r)];
+      }
+      continue;
+    }
+    const int64_t rows = std::clamp<int64_t>(found.info->shape[0] - box.row, 0, box.rows);
+    if (box.columns == whole_columns) {
+      read_run(box.row * whole_columns, box.held, rows * box.columns);
+    } else {
+      for (int64_t r = 0; r < rows; ++r)
+        read_run((box.row + r) * whole_columns + box.column, box.held + r * box.columns, box.columns);
+    }
+    for (int64_t r = rows; r < box.rows; ++r)
+      std::copy_n(mean_row(tensor.name).begin() + box.column, box.columns, at(box.held + r * box.columns));
+  }
+  if (!all_finite(out))
+    throw CheckpointError("[checkpoint] {} in {} has weights that are not finite. Give other weights.", tensor.name,
+                          files::shown(found.file->path()));
+}
+
+const std::vector<float>& ModelFolder::mean_row(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<float>& mean = mean_rows_[name];
+  if (!mean.empty()) return mean;
+  const auto found = find(name);
+  const int64_t rows = found.info->shape[0], columns = found.info->shape[1];
+  std::vector<double> sum(static_cast<size_t>(columns));
+  std::vector<float> row(sum.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    found.file->read_floats(*found.info, r * columns, row);
+    for (size_t c = 0; c < row.size(); ++c) sum[c] += row[c];
+  }
+  mean.resize(sum.size());
+  std::transform(sum.begin(), sum.end(), mean.begin(),
+                 [&](double value) { return static_cast<float>(value / static_cast<double>(rows)); });
+  return mean;
+}
+
+void load_weights(Rank& rank, const ModelFolder& folder) {
+  const auto& parameters = rank.job().model.parameters;
+  std::vector<float> piece;
+  for (size_t p = 0; p < parameters.size(); ++p)
+    for (size_t t = 0; t < parameters[p].tensors.size(); ++t)
+      for (const auto& [begin, end] : rank.stored(p, t))
+        for (int64_t at = begin; at < end; at += kPieceElems) {
+          piece.resize(static_cast<size_t>(std::min(kPieceElems, end - at)));
+          folder.read(parameters[p].tensors[t], at, piece);
+          rank.write(p, t, at, piece);
+        }
+}
+
+void require_initial(const ModelFolder& folder, const models::ModelOptions& options,
+                     const std::vector<std::shared_ptr<const Job>>& stages) {
+  const models::ModelOptions& theirs = folder.model().options;
+  std::string list;
+  const auto compare = [&](std::string_view name, auto ours, auto other) {
+    if (ours != other)
+      list += fmt::format("{}model.{} is {}, but the folder has {}", list.empty() ? "" : "; ", name, ours, other);
+  };
+  compare("family", std::string_view(name_of(options.family)), std::string_view(name_of(theirs.family)));
+  compare("layers", options.layers, theirs.layers);
+  compare("heads", options.heads, theirs.heads);
+  if (options.family == theirs.family) {
+    compare("kv_heads", options.kv_heads, theirs.kv_heads);
+    compare("tie_embeddings", options.tie_embeddings, theirs.tie_embeddings);
+    compare("norm_eps", options.norm_eps, theirs.norm_eps);
+    if (options.family == Family::llama) compare("rope_theta", options.rope_theta, theirs.rope_theta);
+  }
+  if (!list.empty())
+    throw CheckpointError("[checkpoint] model.init = {} is another model: {}. Set [model] as in its config.json.",
+                          files::shown(folder.dir()), list);
+  std::vector<const NamedTensor*> tensors;
+  for (const auto& [name, at] : tensors_of(stages))
+    tensors.push_back(&stages[at.stage]->model.parameters[at.parameter].tensors[at.tensor]);
+  folder.require(tensors, true);
+}
+
+std::vector<const NamedTensor*> tensors_of_model(const ModelSpec& model) {
+  std::vector<const NamedTensor*> tensors;
+  for (const ParameterSpec& parameter : model.parameters)
+    for (const NamedTensor& tensor : parameter.tensors) tensors.push_back(&tensor);
+  return tensors;
+}
+
+}  // namespace slipstream::runtime

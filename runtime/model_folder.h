@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The weights of a Hugging Face folder as the tensors of a model.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/weights_folder.h"
+#include "engine/plan/job.h"
+#include "models/hugging_face.h"
+
+namespace slipstream::runtime {
+
+/// Safe to read from several threads.
+class ModelFolder {
+ public:
+  /// Blocks. `path` is a folder of weights, or a run folder with final weights.
+  /// Throws: CheckpointError, as WeightsFolder and read_hugging_face_config().
+  explicit ModelFolder(const std::string& path);
+
+  const models::HuggingFaceModel& model() const { return model_; }
+  const std::string& dir() const { return weights_.dir(); }
+  /// A null file if the folder lacks the tensor. A family's prefix may be absent in the folder. Pure.
+  checkpoint::WeightsFolder::Tensor find(const std::string& name) const;
+
+  /// Pure. With `grows`, tables of the vocabulary may have fewer rows than the model.
+  /// Throws: CheckpointError that lists every tensor that is missing, has another shape, or belongs to no parameter.
+  void require(std::span<const NamedTensor* const> tensors, bool grows) const;
+  /// Blocks. Elements [begin, begin + out.size()) of the part of `tensor` that a rank holds; reads no others. Rows that
+  /// a table lacks are the mean of its rows. Padding is zero. Throws: CheckpointError if a value is not finite.
+  void read(const NamedTensor& tensor, int64_t begin, std::span<float> out) const;
+
+ private:
+  /// The mean of all rows of a table, read once.
+  const std::vector<float>& mean_row(const std::string& name) const;
+
+  checkpoint::WeightsFolder weights_;
+  models::HuggingFaceModel model_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, std::vector<float>> mean_rows_;
+};
+
+class Rank;
+
+/// Blocks. Sets the weights that a rank stores, reading their bytes alone. The folder must have passed require().
+/// Throws: CheckpointError, as ModelFolder::read().
+void load_weights(Rank& rank, const ModelFolder& folder);
+
+/// Pure. Throws: CheckpointError that lists the sizes and constants in which the folder's model differs from `options`,
+/// or the tensors that do not fit those of all stages.
+void require_initial(const ModelFolder& folder, const models::ModelOptions& options,
+                     const std::vector<std::shared_ptr<const Job>>& stages);
+
+/// The tensors of a whole model, in the order of its parameters. Pure.
+std::vector<const NamedTensor*> tensors_of_model(const ModelSpec& model);
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compares models with Hugging Face transformers: folders in and out, logits, losses and weights of AdamW steps.
+
+usage: scripts/check_hugging_face.py build/slipstream [--configs 2] [--ranks 1]
+Needs: pip install torch transformers safetensors. Every model is random and small; nothing is downloaded.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+import torch  # noqa: E402
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,  # noqa: E402
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+torch.set_num_threads(1)
+STEPS = 20
+ADAM = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+RUN = """
+[model]
+family = "{family}"
+layers = {layers}
+heads = {heads}
+kv_heads = {kv_heads}
+width = {width}
+ffn_width = {ffn}
+context = {context}
+vocab_size = {vocab}
+tie_embeddings = {tied}
+rope_theta = {theta}
+norm_eps = {eps}
+init = "{init}"
+[data]
+train = "{text}"
+validation = "{text}"
+[train]
+steps = {steps}
+sequence_length = {context}
+micro_batch_size = 1
+[optimizer]
+learning_rate = 1e-3
+min_learning_rate = 1e-3
+weight_decay = 0.1
+grad_clip = 0.0
+beta1 = 0.9
+beta2 = 0.95
+eps = 1e-8
+[device]
+kind = "cpu"
+[checkpoint]
+dir = "{run}/checkpoints"
+[output]
+dir = "{run}"
+"""
+
+
+def random_model(family, rng):
+    heads = rng.choice([1, 2, 4, 6])
+    sizes = dict(
+        layers=rng.choice([1, 2, 3]),
+        heads=heads,
+        kv_heads=heads,
+        width=heads * rng.choice([8, 16, 32]),
+        ffn=8 * rng.randrange(4, 40),
+        context=rng.choice([16, 24, 40]),
+        vocab=rng.choice([256, 300, 389]),
+        tied=rng.random() < 0.5,
+        theta=rng.choice([10000.0, 500000.0]),
+        eps=rng.choice([1e-5, 1e-6]),
+    )
+    torch.manual_seed(rng.randrange(1 << 30))
+    ids = dict(bos_token_id=0, eos_token_id=1)
+    if family == "gpt2":
+        config = GPT2Config(
+            vocab_size=sizes["vocab"],
+            n_positions=sizes["context"],
+            n_embd=sizes["width"],
+            n_head=heads,
+            n_layer=sizes["layers"],
+            n_inner=sizes["ffn"],
+            layer_norm_epsilon=sizes["eps"],
+            tie_word_embeddings=sizes["tied"],
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            **ids,
+        )
+        model = GPT2LMHeadModel(config)
+    else:
+        sizes["kv_heads"] = rng.choice([k for k in (1, 2, 3, 4, 6) if heads % k == 0 and k <= heads])
+        kind, make = (LlamaConfig, LlamaForCausalLM) if family == "llama" else (MistralConfig, MistralForCausalLM)
+        more = {} if family == "llama" else dict(sliding_window=None)
+        config = kind(
+            vocab_size=sizes["vocab"],
+            hidden_size=sizes["width"],
+            intermediate_size=sizes["ffn"],
+            num_hidden_layers=sizes["layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=sizes["kv_heads"],
+            max_position_embeddings=sizes["context"],
+            rms_norm_eps=sizes["eps"],
+            rope_theta=sizes["theta"],
+            rope_parameters={"rope_type": "default", "rope_theta": sizes["theta"]},
+            tie_word_embeddings=sizes["tied"],
+            **ids,
+            **more,
+        )
+        model = make(config)
+    with torch.no_grad():  # norms and biases would be ones and zeros
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return sizes, model.float().eval()
+
+
+def weights_of(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same_bits(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def run(*command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def train_torch(model, ids):
+    model.train()
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], **ADAM)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        logits = model(ids[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def check(program, launcher, family, rng, folder):
+    sizes, model = random_model(family, rng)
+    theirs, ours, back = folder / "theirs", folder / "ours", folder / "back"
+    model.save_pretrained(theirs, max_shard_size="40KB")
+    before = weights_of(model)
+    run(program, "convert", theirs, ours, "--file-size", "64KiB")
+    opened = AutoModelForCausalLM.from_pretrained(ours, dtype="auto")
+    run(program, "convert", ours, back)
+    text = bytes(rng.randrange(256) for _ in range(sizes["context"] + 1))
+    (folder / "text.txt").write_bytes(text)
+    ids = torch.tensor([list(text)])
+    with torch.no_grad():
+        logits = (
+            (model(ids).logits - opened(ids).logits).abs().max().item()
+            if sizes["context"] > len(text)
+            else (model(ids[:, :-1]).logits - opened(ids[:, :-1]).logits).abs().max().item()
+        )
+    folders = logits == 0 and same_bits(
+        weights_of(AutoModelForCausalLM.from_pretrained(back, dtype="auto")),
+        weights_of(AutoModelForCausalLM.from_pretrained(ours, dtype="auto")),
+    )
+    folders = folders and all(torch.equal(before[name], weights_of(opened)[name]) for name in before)
+    (folder / "run.toml").write_text(
+        RUN.format(
+            **{**sizes, "family": "gpt2" if family == "gpt2" else "llama", "tied": str(sizes["tied"]).lower()},
+            init=theirs,
+            steps=STEPS,
+            text=folder / "text.txt",
+            run=folder / "run",
+        )
+    )
+    run(*launcher, program, "train", folder / "run.toml")
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    our_losses = [line["loss"] for line in lines if "loss" in line][:STEPS]
+    their_losses = train_torch(model, ids)
+    loss = max(abs(a - b) for a, b in zip(our_losses, their_losses, strict=True))
+    final = AutoModelForCausalLM.from_pretrained(folder / "run" / "checkpoints" / "final", dtype="auto").eval()
+    after, trained = weights_of(final), weights_of(model)
+    weights = max((after[name] - trained[name]).abs().max().item() for name in trained)
+    with torch.no_grad():
+        final_logits = (final(ids[:, :-1]).logits - model.eval()(ids[:, :-1]).logits).abs().max().item()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run" / "checkpoints" / "final")
+    tokens = tokenizer.encode("Grüße\n") == list("Grüße\n".encode()) and tokenizer.decode([72, 105]) == "Hi"
+    good = folders and tokens and loss < 1e-4 and final_logits < 1e-3 and weights < 5e-4
+    print(
+        f"{family},{sizes['layers']},{sizes['heads']},{sizes['kv_heads']},{sizes['width']},{sizes['ffn']},"
+        f"{sizes['vocab']},"
+        f"{sizes['tied']},{'same' if folders else 'DIFFERENT'},{loss:.1e},{weights:.1e},{final_logits:.1e},"
+        f"{'same' if tokens else 'DIFFERENT'},{'ok' if good else 'FAILED'}",
+        flush=True,
+    )
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("--configs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1)
+    options = parser.parse_args()
+    launcher = ["mpirun", "-np", options.ranks] if options.ranks > 1 else []
+    print("family,layers,heads,kv_heads,width,ffn,vocab,tied,folders,loss,weights,logits,tokenizer,verdict")
+    failed = 0
+    for family in ("gpt2", "llama", "mistral"):
+        for i in range(options.configs):
+            with tempfile.TemporaryDirectory() as folder:
+                rng = random.Random(f"{options.seed} {family} {i}")
+                failed += not check(options.program.resolve(), launcher, family, rng, pathlib.Path(folder))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

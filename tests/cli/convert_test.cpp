@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models between folders: convert, model.init, tokenizer files.
+
+#include "tests/cli/program.h"
+
+using namespace slipstream;
+using namespace slipstream::program;
+
+namespace {
+
+/// The same JSON with one member replaced.
+std::string with(const std::string& path, const std::string& key, Json value) {
+  Json config = Json::parse(read(path));
+  config[key] = std::move(value);
+  return config.dump(2);
+}
+
+}  // namespace
+
+TEST_CASE("convert: another type and several files, and back to the same bytes", "[cli][convert]") {
+  const Folder folder;
+  for (const std::string family : {"gpt2", "llama"}) {
+    INFO(family);
+    const std::string run = folder.path("run"), final = run + "/checkpoints/final";
+    const Result trained = call("train " + run_file(folder) + " --set model.family=" + family);
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
+    const std::string weights = read(final + "/model.safetensors");
+    const Result split = call("convert " + run + " " + folder.path("split") + " --file-size 4KiB");
+    INFO(split.text);
+    REQUIRE(split.code == 0);
+    CHECK(!fs::exists(folder.path("split") + "/model.safetensors"));
+    const Json index = Json::parse(read(folder.path("split") + "/model.safetensors.index.json"));
+    CHECK(index.at("weight_map").as_object().size() > 10);
+    REQUIRE(call("convert " + folder.path("split") + " " + folder.path("joined")).code == 0);
+    CHECK(read(folder.path("joined") + "/model.safetensors") == weights);
+    for (const char* file : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                             "slipstream_tokenizer.json"})
+      CHECK(read(folder.path("joined") + "/" + file) == read(final + "/" + file));
+    const std::string generate = " --prompt the --tokens 20 --seed 3";
+    CHECK(call("generate " + folder.path("split") + generate).text == call("generate " + run + generate).text);
+
+    // bfloat16 keeps bfloat16, also through float32.
+    const std::string to_half = " --dtype bfloat16", to_float = " --dtype float32";
+    REQUIRE(call("convert " + run + " " + folder.path("half") + to_half).code == 0);
+    CHECK(contains(read(folder.path("half") + "/config.json"), "bfloat16"));
+    REQUIRE(call("convert " + folder.path("half") + " " + folder.path("float") + to_float).code == 0);
+    REQUIRE(call("convert " + folder.path("float") + " " + folder.path("again") + to_half).code == 0);
+    REQUIRE(call("convert " + folder.path("half") + " " + folder.path("kept")).code == 0);
+    const std::string half = read(folder.path("half") + "/model.safetensors");
+    CHECK(half.size() < weights.size() * 6 / 10);
+    CHECK(read(folder.path("again") + "/model.safetensors") == half);
+    CHECK(read(folder.path("kept") + "/model.safetensors") == half);
+    fs::remove_all(run);
+  }
+}
+
+TEST_CASE("convert: folders that are no model are refused with what is wrong", "[cli][convert]") {
+  const Folder folder;
+  REQUIRE(call("train " + run_file(folder)).code == 0);
+  const std::string final = folder.path("run") + "/checkpoints/final", out = folder.path("out"),
+                    broken = folder.path("broken");
+  const auto refused = [&](const std::vector<std::string>& parts) {
+    check_refused(call("convert " + broken + " " + out), 4, parts);
+    CHECK(!fs::exists(out));
+  };
+  const auto copy = [&] {
+    fs::remove_all(broken);
+    fs::copy(final, broken);
+  };
+  check_refused(call("convert " + folder.path("none") + " " + out), 4, {"none", "model.safetensors.index.json"});
+  check_refused(call("convert " + final + " " + final), 2, {"folder of the weights themselves"});
+  check_refused(call("convert " + final + " " + out + " --file-size x"), 2, {"x"});
+  const std::string config = final + "/config.json";
+  const struct {
+    const char* key;
+    Json value;
+    std::vector<std::string> parts;
+  } rows[] = {
+      {"model_type", "bert", {"model_type", "bert", "llama", "mistral"}},
+      {"model_type", Json(), {"model_type", "llama"}},
+      {"n_layer", 0, {"n_layer = 0", "need 1 to 65536"}},
+      {"n_layer", "two", {"n_layer is a string"}},
+      {"n_layer",
+       3,
+       {"transformer.h.2.ln_1.weight [16] is missing", "transformer.h.2.mlp.c_proj.bias [16] is missing"}},
+      {"n_layer", 1, {"transformer.h.1.", "belongs to no parameter"}},
+      {"n_embd", 32, {"transformer.wte.weight is [256, 16], but the model needs [256, 32]", "more"}},
+      {"n_head", 3, {"a divisor of the width"}},
+      {"vocab_size", 300, {"transformer.wte.weight is [256, 16], but the model needs [300, 16]"}},
+      {"activation_function", "relu", {"activation_function", "relu", "gelu_new"}},
+      {"scale_attn_by_inverse_layer_idx", true, {"scale_attn_by_inverse_layer_idx", "false"}},
+  };
+  for (const auto& row : rows) {
+    INFO(row.key);
+    copy();
+    folder.write("broken/config.json", with(config, row.key, row.value));
+    refused(row.parts);
+  }
+  const struct {
+    const char* key;
+    const char* value;
+    std::vector<std::string> parts;
+  } llama[] = {
+      {"rope_scaling", R"({"rope_type": "llama3", "factor": 8.0})", {"rope_scaling", "llama3"}},
+      {"attention_bias", "true", {"attention_bias", "false"}},
+      {"head_dim", "7", {"head_dim", "= 8"}},
+      {"hidden_act", "\"gelu\"", {"hidden_act", "silu"}},
+      {"sliding_window", "4", {"sliding_window", "16"}},
+  };
+  for (const auto& row : llama) {
+    INFO(row.key);
+    copy();
+    Json sizes = Json::parse(R"({"model_type": "mistral", "hidden_size": 16, "num_attention_heads": 2,
+      "num_hidden_layers": 1, "max_position_embeddings": 16, "vocab_size": 256})");
+    sizes[row.key] = Json::parse(row.value);
+    folder.write("broken/config.json", sizes.dump());
+    refused(row.parts);
+  }
+  REQUIRE(call("convert " + final + " " + folder.path("split") + " --file-size 4KiB").code == 0);
+  fs::remove_all(broken);
+  fs::copy(folder.path("split"), broken);
+  for (const auto& entry : fs::directory_iterator(broken))
+    if (entry.path().filename().string().starts_with("model-00002")) fs::remove(entry.path());
+  refused({"lacks files", "model-00002-of-"});
+  const std::string index = "broken/model.safetensors.index.json";
+  folder.write(index, R"({"weight_map": {"a": "../model.safetensors"}})");
+  refused({"a", "need the name of a file beside it"});
+  folder.write(index, R"({"weight_map": 7})");
+  refused({"no object \"weight_map\""});
+  folder.write(index, R"({"weight_map": {"a": "model-00001-of-00002.safetensors"}})");
+  fs::copy(final + "/model.safetensors", broken + "/model-00001-of-00002.safetensors");
+  refused({"\"a\"", "does not contain it"});
+}
+
+TEST_CASE("model.init: every layout continues with the same weights", "[cli][convert]") {
+  const Folder folder;
+  for (const std::string family : {"gpt2", "llama"}) {
+    INFO(family);
+    const std::string run = run_file(folder) + " --set model.family=" + family + " --set model.heads=4";
+    REQUIRE(call("train " + run).code == 0);
+    const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string(),
+                      source = folder.path("source");
+    fs::remove_all(source);
+    REQUIRE(call("convert " + folder.path("run") + " " + source + " --file-size 4KiB").code == 0);
+    // Steps without a learning rate keep the weights.
+    const std::string still =
+        run + " --set model.init=" + source +
+        " --set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 --set train.steps=2";
+    const auto same = [&](const Result& result) {
+      INFO(result.text);
+      REQUIRE(result.code == 0);
+      CHECK(contains(result.text, "weights:"));
+      CHECK(metrics(folder.path("run")).back().at("params_hash").as_string() == hash);
+    };
+    same(call("train " + still));
+    if (!has_mpirun()) continue;
+    const std::vector<std::string> sample = {"zero.stage=3", "parallel.tensor=2"};
+    const std::vector<std::string> all = {"zero.stage=0",      "zero.stage=1",      "zero.stage=2",
+                                          "zero.stage=3",      "parallel.tensor=2", "parallel.pipeline=2",
+                                          "parallel.context=2"};
+    for (const std::string& layout : test_everything() ? all : sample) {
+      INFO(layout);
+      same(on_ranks(2, "train " + still + " --set train.micro_batch_size=1 --set " + layout));
+    }
+  }
+}
+
+TEST_CASE("model.init: another model is refused tensor by tensor, and a vocabulary may grow", "[cli][convert]") {
+  const Folder folder;
+  const std::string run = run_file(folder);
+  REQUIRE(call("train " + run).code == 0);
+  const std::string source = folder.path("source");
+  fs::copy(folder.path("run") + "/checkpoints/final", source);
+  const std::string init = "train " + run + " --set model.init=" + source;
+  check_refused(call(init + " --set model.ffn_width=32"), 4,
+                {"transformer.h.0.mlp.c_fc.weight is [16, 64], but the model needs [16, 32]",
+                 "transformer.h.1.mlp.c_proj.weight is [64, 16], but the model needs [32, 16]"});
+  check_refused(call(init + " --set model.heads=4"), 4, {"model.heads is 4, but the folder has 2"});
+  check_refused(call(init + " --set model.norm_eps=1e-6"), 4, {"model.norm_eps is 1e-06, but the folder has 1e-05"});
+  check_refused(call(init + " --set model.family=llama"), 4, {"model.family is llama, but the folder has gpt2"});
+  check_refused(call("train " + run + " --set model.init=" + folder.path("none")), 4, {"none"});
+  const Result grown = call(init + " --set model.vocab_size=300 --set train.steps=1");
+  INFO(grown.text);
+  CHECK(grown.code == 0);
+}
+
+TEST_CASE("tokenizer files: train on a text, tokenize, and generate text", "[cli][convert]") {
+  const Folder folder;
+  const std::string tokenizer = source_dir() + "/tests/golden/tokenizers/qwen2.tokenizer.json";
+  const std::string run = run_file(folder) + " --set train.steps=2 --set data.tokenizer=";
+  const Result from_text = call("train " + run + tokenizer);
+  INFO(from_text.text);
+  REQUIRE(from_text.code == 0);
+  const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string(),
+                    final = folder.path("run") + "/checkpoints/final";
+  CHECK(read(final + "/tokenizer.json") == read(tokenizer));
+  const Json config = Json::parse(read(final + "/config.json"));
+  CHECK(config.at("eos_token_id").as_int() == config.at("bos_token_id").as_int());
+  CHECK(config.at("eos_token_id").as_int() < config.at("vocab_size").as_int());
+  const Result text = call("generate " + folder.path("run") + " --prompt Größe --tokens 5");
+  INFO(text.text);
+  CHECK(text.code == 0);
+  CHECK(contains(text.text, "Größe"));
+
+  // Shards of the same text train the same weights, with the tokenizer beside them.
+  const Result made =
+      call("tokenize " + folder.path("text.txt") + " " + folder.path("text") + " --tokenizer " + tokenizer);
+  INFO(made.text);
+  REQUIRE(made.code == 0);
+  const std::string shards = " --set data.train=" + folder.path("text.bin");
+  REQUIRE(call("train " + run + tokenizer + shards).code == 0);
+  CHECK(metrics(folder.path("run")).back().at("params_hash").as_string() == hash);
+  REQUIRE(call("train " + run + "bytes" + shards).code == 0);
+  CHECK(metrics(folder.path("run")).back().at("params_hash").as_string() == hash);
+  CHECK(read(final + "/tokenizer.json") == read(tokenizer));
+  const std::string other = source_dir() + "/tests/golden/tokenizers/gpt2.tokenizer.json";
+  check_refused(call("train " + run + other + shards), 3, {"was made with the tokenizer", "text.bin"});
+  folder.write("broken.json", "{\"model\": {\"type\": \"Unigram\"}}");
+  check_refused(call("train " + run + folder.path("broken.json")), 3, {"broken.json", "model.type", "Unigram"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("x") + " --resume"), 2,
+                {"--shard-tokens"});
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of tokens, by probabilities that a hand can compute.
+
+#include "runtime/sampling.h"
+
+#include <cmath>
+#include <map>
+
+#include "engine/base/check.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::runtime;
+
+namespace {
+
+/// Logits of tokens with probabilities 4/10, 3/10, 2/10 and 1/10, in another order.
+const std::vector<float> kLogits = {std::log(2.0f), std::log(4.0f), std::log(1.0f), std::log(3.0f)};
+
+/// The share of each token among evenly spaced random numbers.
+std::map<int32_t, double> shares(const SamplingOptions& options, const std::vector<int32_t>& before = {}) {
+  constexpr int kDraws = 10000;
+  std::map<int32_t, double> counts;
+  for (int i = 0; i < kDraws; ++i) counts[sample(kLogits, options, before, (i + 0.5) / kDraws)] += 1.0 / kDraws;
+  return counts;
+}
+
+void check_shares(const SamplingOptions& options, const std::map<int32_t, double>& expected,
+                  const std::vector<int32_t>& before = {}) {
+  const std::map<int32_t, double> seen = shares(options, before);
+  REQUIRE(seen.size() == expected.size());
+  for (const auto& [id, share] : expected) {
+    INFO("token " << id);
+    REQUIRE(seen.count(id) == 1);
+    CHECK(seen.at(id) == Approx(share).margin(2e-4));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("sampling: tokens come with their probabilities, among those that the options leave", "[generate]") {
+  check_shares({.temperature = 1}, {{0, 0.2}, {1, 0.4}, {2, 0.1}, {3, 0.3}});
+  check_shares({.temperature = 0}, {{1, 1}});
+  // Half the temperature squares the weights 2, 4, 1, 3.
+  check_shares({.temperature = 0.5}, {{0, 4 / 30.0}, {1, 16 / 30.0}, {2, 1 / 30.0}, {3, 9 / 30.0}});
+  check_shares({.temperature = 1, .top_k = 2}, {{1, 4 / 7.0}, {3, 3 / 7.0}});
+  check_shares({.temperature = 1, .top_k = 9}, {{0, 0.2}, {1, 0.4}, {2, 0.1}, {3, 0.3}});
+  check_shares({.temperature = 1, .top_p = 0.69}, {{1, 4 / 7.0}, {3, 3 / 7.0}});
+  check_shares({.temperature = 1, .top_p = 0.71}, {{0, 2 / 9.0}, {1, 4 / 9.0}, {3, 3 / 9.0}});
+  check_shares({.temperature = 1, .top_p = 0.1}, {{1, 1}});
+  // 7 of 10 become 1, so that 0.5 is reached by the first.
+  check_shares({.temperature = 1, .top_k = 2, .top_p = 0.5}, {{1, 1}});
+  check_shares({.temperature = 1, .min_p = 0.6}, {{1, 4 / 7.0}, {3, 3 / 7.0}});
+  check_shares({.temperature = 1, .min_p = 0.2}, {{0, 0.2}, {1, 0.4}, {2, 0.1}, {3, 0.3}});
+}
+
+TEST_CASE("sampling: the penalty divides positive logits once and multiplies negative ones", "[generate]") {
+  const std::vector<float> logits = {2, 3, -1, -1.5};
+  const SamplingOptions greedy{.temperature = 0, .repetition_penalty = 2};
+  CHECK(sample(logits, greedy, {}, 0) == 1);
+  CHECK(sample(logits, greedy, std::vector<int32_t>{1, 1, 1}, 0) == 0);  // 2, 1.5, -1, -1.5
+  const std::vector<float> low = {-1, -1.5f};
+  CHECK(sample(low, greedy, std::vector<int32_t>{0}, 0) == 1);  // -2, -1.5
+  check_shares({.temperature = 1, .repetition_penalty = 2}, {{0, 2 / 8.0}, {1, 2 / 8.0}, {2, 1 / 8.0}, {3, 3 / 8.0}},
+               {1});
+}
+
+TEST_CASE("sampling: options out of range are refused by name", "[generate]") {
+  const auto refused = [](const SamplingOptions& options, const std::string& name) {
+    try {
+      check_sampling(options);
+      FAIL(name << " was accepted");
+    } catch (const ConfigError& error) {
+      CHECK(std::string(error.what()).find(name) != std::string::npos);
+    }
+  };
+  check_sampling({});
+  refused({.temperature = -1}, "--temperature");
+  refused({.temperature = NAN}, "--temperature");
+  refused({.top_k = -1}, "--top-k");
+  refused({.top_p = 0}, "--top-p");
+  refused({.top_p = 1.1}, "--top-p");
+  refused({.min_p = -0.1}, "--min-p");
+  refused({.repetition_penalty = 0}, "--repetition-penalty");
+}
