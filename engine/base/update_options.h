@@ -13,6 +13,11 @@ enum class OptimizerName : uint8_t { adamw, muon };
 template <>
 inline constexpr std::array<const char*, 2> kWords<OptimizerName>{"adamw", "muon"};
 
+/// optimizer.schedule: the learning rate behind the warm-up.
+enum class RateSchedule : uint8_t { cosine, linear, warmup_stable_decay, constant };
+template <>
+inline constexpr std::array<const char*, 4> kWords<RateSchedule>{"cosine", "linear", "warmup_stable_decay", "constant"};
+
 /// Does the optimizer update whole matrices, so that no rank may hold a part of one? Pure.
 constexpr bool updates_matrices(OptimizerName name) { return name == OptimizerName::muon; }
 

@@ -99,7 +99,7 @@ std::vector<Field<R>> make_fields() {
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), in_float32({0, 1e3}),
               "Learning rate at the end of the warm-up."),
       F::real("optimizer.min_learning_rate", at(&R::optimizer, &Optimizer::min_learning_rate), in_float32({0, 1e3}),
-              "Learning rate from the end of the cosine decay on. At most learning_rate."),
+              "Learning rate from the end of the decay on. At most learning_rate."),
       F::real(
           "optimizer.adamw_learning_rate", at(&R::optimizer, &Optimizer::adamw_learning_rate), in_float32({0, 1e3}),
           "Learning rate of the parameters that muon leaves to AdamW: embedding, head, norms and biases. It follows "
@@ -107,7 +107,13 @@ std::vector<Field<R>> make_fields() {
       F::integer("optimizer.warmup_steps", at(&R::optimizer, &Optimizer::warmup_steps), {0, kMaxSteps},
                  "Steps of linear warm-up from 0."),
       F::integer("optimizer.decay_steps", at(&R::optimizer, &Optimizer::decay_steps), {0, kMaxSteps},
-                 "Step at which the cosine decay ends. 0: train.steps."),
+                 "Step at which the decay ends. 0: train.steps."),
+      F::mode(
+          "optimizer.schedule", at(&R::optimizer, &Optimizer::schedule),
+          "Learning rate behind the warm-up: cosine or linear (from learning_rate to min_learning_rate at "
+          "decay_steps), warmup_stable_decay (learning_rate, then linear over the last cooldown_steps) or constant."),
+      F::integer("optimizer.cooldown_steps", at(&R::optimizer, &Optimizer::cooldown_steps), {0, kMaxSteps},
+                 "Steps of the decay of warmup_stable_decay, up to decay_steps. 0: a tenth of decay_steps."),
       F::real("optimizer.beta1", at(&R::optimizer, &Optimizer::beta1), in_float32({0, 1, false, true}),
               "Decay of the first moment."),
       F::real("optimizer.beta2", at(&R::optimizer, &Optimizer::beta2), in_float32({0, 1, false, true}),

@@ -19,8 +19,7 @@ std::string_view table_sentence(std::string_view table) {
       {"data", "Training and validation data."},
       {"train", "Length of the run, batch sizes, precision and logging."},
       {"optimizer",
-       "Update of the weights. The learning rate rises linearly from 0 over warmup_steps and falls along a cosine to "
-       "min_learning_rate at decay_steps."},
+       "Update of the weights. The learning rate rises linearly from 0 over warmup_steps and then follows schedule."},
       {"parallel", "Division of the work among ranks. The launcher sets the number of ranks."},
       {"zero", "ZeRO: data ranks divide state among them instead of keeping copies."},
       {"overlap", "Communication that runs while compute runs."},

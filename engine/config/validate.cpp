@@ -97,6 +97,19 @@ void validate_train(const RunConfig& config) {
   if (optimizer.decay_steps < optimizer.warmup_steps && optimizer.decay_steps != train.steps)
     throw ConfigError("optimizer.decay_steps = {} is smaller than optimizer.warmup_steps = {}. Use at least {}.",
                       optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
+  const bool cools = optimizer.schedule == RateSchedule::warmup_stable_decay;
+  if (optimizer.cooldown_steps > 0 && !cools)
+    throw ConfigError(
+        "optimizer.cooldown_steps = {} has no effect with optimizer.schedule = \"{}\". Remove it, or use "
+        "\"warmup_stable_decay\".",
+        optimizer.cooldown_steps, name_of(optimizer.schedule));
+  if (cools && optimizer.cooldown_steps > optimizer.decay_steps - optimizer.warmup_steps &&
+      optimizer.decay_steps != train.steps)
+    throw ConfigError(
+        "optimizer.cooldown_steps = {} and warmup_steps = {} exceed decay_steps = {}. Use at most {} for the "
+        "cool-down.",
+        optimizer.cooldown_steps, optimizer.warmup_steps, optimizer.decay_steps,
+        optimizer.decay_steps - optimizer.warmup_steps);
 }
 
 /// Rules of optimizers that update whole matrices.

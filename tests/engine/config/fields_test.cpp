@@ -56,6 +56,7 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute train.on_nan "
       "train.max_skips train.spike_zscore "
       "optimizer.name optimizer.learning_rate optimizer.min_learning_rate optimizer.warmup_steps optimizer.decay_steps "
+      "optimizer.schedule optimizer.cooldown_steps "
       "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay optimizer.grad_clip "
       "optimizer.adamw_learning_rate optimizer.momentum optimizer.muon_scaling optimizer.double_buffer "
       "parallel.data parallel.tensor parallel.sequence_parallel parallel.pipeline parallel.context parallel.order "
@@ -213,6 +214,7 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        std::string("copies"),
                                                                        std::string("muon"),
                                                                        std::string("original"),
+                                                                       std::string("linear"),
                                                                        std::vector<int64_t>{3, 4}}) {
       try {
         field.set(config, value);

@@ -43,3 +43,21 @@ TEST_CASE("learning rate: without warm-up, without decay, and with the same leas
   constant.min_learning_rate = 1.0;
   for (int64_t step : {1, 50, 100, 200}) CHECK(learning_rate(constant, step) == 1.0);
 }
+
+TEST_CASE("learning rate: straight lines down, and a full rate before the cool-down", "[config]") {
+  Optimizer o = schedule(10, 110);
+  o.schedule = RateSchedule::linear;
+  for (const auto& [step, rate] : {std::pair(5, 0.5), {10, 1.0}, {35, 0.775}, {60, 0.55}, {110, 0.1}, {200, 0.1}})
+    CHECK(learning_rate(o, step) == Approx(rate));
+  o.schedule = RateSchedule::constant;
+  for (const auto& [step, rate] : {std::pair(5, 0.5), {10, 1.0}, {110, 1.0}, {200, 1.0}})
+    CHECK(learning_rate(o, step) == Approx(rate));
+  o.schedule = RateSchedule::warmup_stable_decay;
+  o.cooldown_steps = 20;
+  for (const auto& [step, rate] :
+       {std::pair(5, 0.5), {10, 1.0}, {89, 1.0}, {90, 1.0}, {95, 0.775}, {100, 0.55}, {110, 0.1}, {120, 0.1}})
+    CHECK(learning_rate(o, step) == Approx(rate));
+  o.cooldown_steps = 0;  // a tenth of 110
+  for (const auto& [step, rate] : {std::pair(99, 1.0), {110, 0.1}}) CHECK(learning_rate(o, step) == Approx(rate));
+  CHECK(learning_rate(o, 100) == Approx(0.1 + 0.9 * 10 / 11));
+}
