@@ -146,7 +146,8 @@ HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& w
                 fmt::format("= {} is not supported, need \"gpt2\", \"llama\" or \"mistral\"", files::shown(type)));
   HuggingFaceModel model = type == "gpt2" ? read_gpt2(config) : read_llama(config, type == "mistral");
   ModelOptions& options = model.options;
-  config.need("heads", options.width % options.heads == 0, "a divisor of the width");
+  config.need(type == "gpt2" ? "n_head" : "num_attention_heads", options.width % options.heads == 0,
+              fmt::format("a divisor of the width, {}", options.width));
   for (int32_t* id : {&model.ids.begin_of_text, &model.ids.end_of_text})
     if (*id >= options.vocab) *id = -1;  // the library's defaults in the config of another vocabulary
   options.batch = 1;

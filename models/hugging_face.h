@@ -16,7 +16,7 @@ struct TextIds {
   int32_t end_of_text = -1;
 };
 
-/// config.json of the model. Without an id it says null, because the library's defaults are those of other models.
+/// config.json of the model. Without an id the value is null, because the library's defaults are those of other models.
 /// Pure.
 std::string hugging_face_config(const ModelOptions& options, TextIds ids = {});
 

@@ -61,10 +61,10 @@ def overlaps_tensor(row):
 
 
 def recomputation(row):
-    said = row["recompute"]
-    if said in ("full", "block") or "maxtext" in row["source"] or "paxml" in row["source"]:
+    recomputed = row["recompute"]
+    if recomputed in ("full", "block") or "maxtext" in row["source"] or "paxml" in row["source"]:
         return "full"  # the recipes of MaxText and Paxml recompute whole layers
-    if "layer" in said or "ffn" in said or "norm" in said or "swiglu" in said:
+    if "layer" in recomputed or "ffn" in recomputed or "norm" in recomputed or "swiglu" in recomputed:
         return "selective"
     return "none"
 

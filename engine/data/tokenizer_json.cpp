@@ -13,78 +13,12 @@
 #include "engine/data/bpe_tokenizer.h"
 #include "engine/data/byte_alphabet.h"
 #include "engine/data/hash.h"
+#include "engine/data/tokenizer_node.h"
 
 namespace slipstream::data {
 namespace {
 
-constexpr int64_t kIdsMax = 1 << 24;
 constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
-
-/// A value of the document with its path.
-class Node {
- public:
-  Node(const Json& json, std::string path, const std::string& where)
-      : json_(&json), path_(std::move(path)), where_(where) {}
-
-  [[noreturn]] void fail(const std::string& problem) const {
-    throw DataError(
-        "[data] {}: {} {}. Use another tokenizer, or token shards of this one (docs/how-to/token-shards.md).", where_,
-        path_, problem);
-  }
-  [[noreturn]] void unsupported(std::string_view supported) const {
-    const std::string value = json_->dump();
-    fail(fmt::format("= {} is not supported, need {}", files::printable(value, 80), supported));
-  }
-  const Json& json() const { return *json_; }
-  const std::string& path() const { return path_; }
-  const std::string& where() const { return where_; }
-  bool is_null() const { return json_->is_null(); }
-
-  /// The member, or null.
-  Node operator[](std::string_view key) const {
-    static const Json null;
-    const Json* member = need(json_->is_object(), "an object").find(key);
-    return {member != nullptr ? *member : null, path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key),
-            where_};
-  }
-  std::vector<Node> items() const {
-    std::vector<Node> nodes;
-    for (const Json& item : need(json_->is_array(), "an array").as_array())
-      nodes.emplace_back(item, fmt::format("{}[{}]", path_, nodes.size()), where_);
-    return nodes;
-  }
-  const std::string& string() const { return need(json_->is_string(), "a string").as_string(); }
-  bool boolean(bool absent) const { return is_null() ? absent : need(json_->is_bool(), "true or false").as_bool(); }
-  int64_t id() const {
-    const int64_t value = need(json_->is_int(), "an integer").as_int();
-    if (value < 0 || value >= kIdsMax) fail(fmt::format("= {} is not an id, need 0 to {}", value, kIdsMax - 1));
-    return value;
-  }
-  /// Refuses members that have no meaning here.
-  void allow(std::initializer_list<std::string_view> known) const {
-    for (const auto& [key, value] : need(json_->is_object(), "an object").as_object())
-      if (std::find(known.begin(), known.end(), key) == known.end())
-        Node(value, path_.empty() ? files::printable(key, 80) : fmt::format("{}.{}", path_, files::printable(key, 80)),
-             where_)
-            .fail("is an unknown key");
-  }
-  /// Refuses every value but null and, if given, one other.
-  void require_null(std::string_view also = "") const {
-    if (is_null() || (json_->is_string() && json_->as_string() == also)) return;
-    unsupported("null");
-  }
-  std::string type() const { return (*this)["type"].string(); }
-
- private:
-  const Json& need(bool right, std::string_view what) const {
-    if (!right) fail(fmt::format("is {}, need {}", is_null() ? "missing" : json_->type_name(), what));
-    return *json_;
-  }
-
-  const Json* json_;
-  std::string path_;
-  const std::string& where_;
-};
 
 bool is_one_character(std::string_view text) {
   return !text.empty() && static_cast<size_t>(next_code_point(text, 0).size_bytes) == text.size();
@@ -103,12 +37,12 @@ std::string quoted_pattern(std::string_view text) {
 
 class Reader {
  public:
-  explicit Reader(const Node& root) : root_(root) {}
+  explicit Reader(const TokenizerNode& root) : root_(root) {}
 
   BpeParts read() {
     root_.allow({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
                  "decoder", "model"});
-    if (const Node version = root_["version"]; !version.is_null() && version.string() != "1.0")
+    if (const TokenizerNode version = root_["version"]; !version.is_null() && version.string() != "1.0")
       version.unsupported("\"1.0\"");
     normalizer(root_["normalizer"]);
     pre_tokenizer(root_["pre_tokenizer"]);
@@ -122,13 +56,13 @@ class Reader {
   }
 
  private:
-  void normalizer(const Node& node) {
+  void normalizer(const TokenizerNode& node) {
     if (node.is_null()) return;
     const std::string type = node.type();
     Normalizer& into = parts_.normalizer;
     if (type == "Sequence") {
       node.allow({"type", "normalizers"});
-      for (const Node& item : node["normalizers"].items()) normalizer(item);
+      for (const TokenizerNode& item : node["normalizers"].items()) normalizer(item);
       return;
     }
     static constexpr std::pair<std::string_view, NormalForm> kForms[] = {
@@ -147,7 +81,7 @@ class Reader {
       into.prefix = node["prepend"].string();
     } else if (type == "Replace") {
       node.allow({"type", "pattern", "content"});
-      const Node pattern = node["pattern"];
+      const TokenizerNode pattern = node["pattern"];
       pattern.allow({"String"});
       const std::string from = pattern["String"].string();
       if (!is_one_character(from)) pattern["String"].unsupported("one character");
@@ -178,14 +112,14 @@ class Reader {
     if (!known) into.replacements.emplace_back(from, to);
   }
 
-  void pre_tokenizer(const Node& node) {
+  void pre_tokenizer(const TokenizerNode& node) {
     if (node.is_null()) return;
     const std::string type = node.type();
     WordRules& into = parts_.words;
     if (byte_level_ || metaspace_) node.fail("follows ByteLevel or Metaspace, need these to be the last");
     if (type == "Sequence") {
       node.allow({"type", "pretokenizers"});
-      for (const Node& item : node["pretokenizers"].items()) pre_tokenizer(item);
+      for (const TokenizerNode& item : node["pretokenizers"].items()) pre_tokenizer(item);
     } else if (type == "Split") {
       split(node);
     } else if (type == "Digits") {
@@ -206,12 +140,12 @@ class Reader {
     }
   }
 
-  void split(const Node& node) {
+  void split(const TokenizerNode& node) {
     node.allow({"type", "pattern", "behavior", "invert"});
-    const Node pattern = node["pattern"];
+    const TokenizerNode pattern = node["pattern"];
     pattern.allow({"Regex", "String"});
     const bool regex = !pattern["Regex"].is_null();
-    const Node text = pattern[regex ? "Regex" : "String"];
+    const TokenizerNode text = pattern[regex ? "Regex" : "String"];
     if (text.string().empty()) text.fail("is empty, need a pattern");
     if (regex && has_possessive_interval(text.string())) text.unsupported("a pattern without {..}+");
     const std::string source = fmt::format("{}: {}", node.where(), text.path());
@@ -225,14 +159,14 @@ class Reader {
     parts_.words.rules.push_back(std::move(rule));
   }
 
-  void metaspace(const Node& node) {
+  void metaspace(const TokenizerNode& node) {
     node.allow({"type", "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"});
     if (node["replacement"].string() != kMark) node["replacement"].unsupported("\"\xe2\x96\x81\"");
     if (!parts_.words.rules.empty()) node.fail("follows another pre-tokenizer, need it to be the only one");
     metaspace_ = true;
     metaspace_split_ = node["split"].boolean(true);
     parts_.mark_spaces = true;
-    const Node scheme = node["prepend_scheme"];
+    const TokenizerNode scheme = node["prepend_scheme"];
     const std::string word = !scheme.is_null()                        ? scheme.string()
                              : node["add_prefix_space"].boolean(true) ? "always"
                                                                       : "never";
@@ -242,27 +176,27 @@ class Reader {
     parts_.word_prefix_at_begin_only = word == "first";
   }
 
-  void vocabulary(const Node& node) {
-    if (const Node type = node["type"]; !type.is_null() && type.string() != "BPE") type.unsupported("\"BPE\"");
+  void vocabulary(const TokenizerNode& node) {
+    if (const TokenizerNode type = node["type"]; !type.is_null() && type.string() != "BPE") type.unsupported("\"BPE\"");
     node.allow({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                 "byte_fallback", "ignore_merges", "vocab", "merges"});
-    if (const Node dropout = node["dropout"];
+    if (const TokenizerNode dropout = node["dropout"];
         !dropout.is_null() && !(dropout.json().is_number() && dropout.json().as_double() == 0))
       dropout.unsupported("null");
     node["continuing_subword_prefix"].require_null();
     node["end_of_word_suffix"].require_null();
-    const Node vocab = node["vocab"];
+    const TokenizerNode vocab = node["vocab"];
     if (!vocab.json().is_object()) vocab.fail("is not an object, need tokens and their ids");
     int64_t most = -1;
     for (const auto& [token, id] : vocab.json().as_object()) {
-      const int64_t value = Node(id, token_path(token), node.where()).id();
+      const int64_t value = TokenizerNode(id, token_path(token), node.where()).id();
       most = std::max(most, value);
       ids_.emplace(token, static_cast<int32_t>(value));
     }
     limit_ids(vocab, most);
     for (const auto& [token, id] : vocab.json().as_object()) {
       std::string& place = tokens_[static_cast<size_t>(id.as_int())];
-      const Node entry(id, token_path(token), node.where());
+      const TokenizerNode entry(id, token_path(token), node.where());
       if (token.empty()) entry.fail("is the empty token, need at least one character");
       if (!place.empty()) entry.fail(fmt::format("= {} is the id of another token, too", id.as_int()));
       place = token;
@@ -272,7 +206,7 @@ class Reader {
   std::string token_path(const std::string& token) const { return fmt::format("model.vocab[{}]", files::shown(token)); }
 
   /// Holes among the ids take memory, but may not take more than the tokens.
-  void limit_ids(const Node& node, int64_t most) {
+  void limit_ids(const TokenizerNode& node, int64_t most) {
     const auto tokens = static_cast<int64_t>(ids_.size());
     if (most > 2 * tokens + 1024)
       node.fail(
@@ -280,9 +214,9 @@ class Reader {
     if (most + 1 > std::ssize(tokens_)) tokens_.resize(static_cast<size_t>(most + 1));
   }
 
-  void added_tokens(const Node& node) {
+  void added_tokens(const TokenizerNode& node) {
     if (node.is_null()) return;
-    for (const Node& item : node.items()) {
+    for (const TokenizerNode& item : node.items()) {
       item.allow({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const int64_t id = item["id"].id();
       const std::string content = item["content"].string();
@@ -305,26 +239,27 @@ class Reader {
     }
   }
 
-  int32_t id_of(const Node& node, std::string_view token) const {
+  int32_t id_of(const TokenizerNode& node, std::string_view token) const {
     const auto found = ids_.find(std::string(token));
     if (found == ids_.end()) node.fail(fmt::format("names the token {}, which model.vocab lacks", files::shown(token)));
     return found->second;
   }
 
-  void merges(const Node& node) {
+  void merges(const TokenizerNode& node) {
     BpeModel& model = parts_.model;
     model.byte_level = byte_level_;
     model.byte_fallback = node["byte_fallback"].boolean(false);
     model.fuse_unknown = node["fuse_unk"].boolean(false);
     model.whole_words = node["ignore_merges"].boolean(false);
-    if (const Node unknown = node["unk_token"]; !unknown.is_null()) model.unknown = id_of(unknown, unknown.string());
+    if (const TokenizerNode unknown = node["unk_token"]; !unknown.is_null())
+      model.unknown = id_of(unknown, unknown.string());
     std::unordered_map<uint64_t, size_t> seen;
-    const Node list = node["merges"];
+    const TokenizerNode list = node["merges"];
     if (!list.json().is_array()) list.fail("is not an array, need pairs of tokens");
     const Json::Array& items = list.json().as_array();
     model.merges.reserve(items.size());
     for (size_t i = 0; i < items.size(); ++i) {
-      const Node item(items[i], fmt::format("model.merges[{}]", i), node.where());
+      const TokenizerNode item(items[i], fmt::format("model.merges[{}]", i), node.where());
       std::string left, right;
       if (item.json().is_string()) {
         const std::string& both = item.json().as_string();
@@ -334,7 +269,7 @@ class Reader {
         left = both.substr(0, space);
         right = both.substr(space + 1);
       } else {
-        const std::vector<Node> parts = item.items();
+        const std::vector<TokenizerNode> parts = item.items();
         if (parts.size() != 2) item.fail(fmt::format("has {} parts, need 2", parts.size()));
         left = parts[0].string();
         right = parts[1].string();
@@ -381,7 +316,7 @@ class Reader {
         model.byte_ids[static_cast<size_t>(byte)] = found->second;
   }
 
-  void decoder(const Node& node) {
+  void decoder(const TokenizerNode& node) {
     if (node.is_null()) {
       if (!byte_level_) node.fail("is null, need a decoder");
       return;
@@ -390,7 +325,7 @@ class Reader {
     TokenDecoder& into = parts_.decoder;
     if (type == "Sequence") {
       node.allow({"type", "decoders"});
-      for (const Node& item : node["decoders"].items()) decoder(item);
+      for (const TokenizerNode& item : node["decoders"].items()) decoder(item);
     } else if (type == "ByteLevel") {
       if (!byte_level_) node.fail("is ByteLevel, but pre_tokenizer is not");
     } else if (byte_level_) {
@@ -417,17 +352,17 @@ class Reader {
   }
 
   /// Only the tokens around a text; a text is encoded without them.
-  void post_processor(const Node& node) {
+  void post_processor(const TokenizerNode& node) {
     if (node.is_null()) return;
     const std::string type = node.type();
     if (type == "Sequence") {
-      for (const Node& item : node["processors"].items()) post_processor(item);
+      for (const TokenizerNode& item : node["processors"].items()) post_processor(item);
     } else if (type == "TemplateProcessing") {
       bool text_seen = false;
-      for (const Node& item : node["single"].items()) {
+      for (const TokenizerNode& item : node["single"].items()) {
         text_seen |= !item["Sequence"].is_null();
         if (item["SpecialToken"].is_null()) continue;
-        const Node token = item["SpecialToken"]["id"];
+        const TokenizerNode token = item["SpecialToken"]["id"];
         const int32_t id = id_of(token, token.string());
         if (text_seen) continue;
         parts_.special.begin_of_text = id;
@@ -467,7 +402,7 @@ class Reader {
     words.at_pairs = true;
   }
 
-  const Node& root_;
+  const TokenizerNode& root_;
   BpeParts parts_;
   bool byte_level_ = false, metaspace_ = false, metaspace_split_ = false;
   std::unordered_map<std::string, int32_t> ids_;
@@ -475,8 +410,8 @@ class Reader {
 };
 
 /// A special token of tokenizer_config.json: a text or an object with one.
-int32_t special_of(const Node& config, std::string_view key, const std::vector<AddedToken>& added) {
-  const Node node = config[key];
+int32_t special_of(const TokenizerNode& config, std::string_view key, const std::vector<AddedToken>& added) {
+  const TokenizerNode node = config[key];
   if (node.is_null()) return -1;
   const std::string& content = node.json().is_object() ? node["content"].string() : node.string();
   const auto found =
@@ -502,7 +437,7 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(const TokenizerJson& file)
     }
   };
   const Json document = parsed(file.text, file.where);
-  const Node root(document, "", file.where);
+  const TokenizerNode root(document, "", file.where);
   if (!document.is_object()) root.fail("the file is not a JSON object");
   BpeParts parts = Reader(root).read();
   parts.name = std::string(kFileTokenizer) + xxh3_128_hex(file.text.data(), std::ssize(file.text));
@@ -510,7 +445,7 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(const TokenizerJson& file)
   if (!file.config_text.empty()) {
     const std::string where = "tokenizer_config.json beside " + file.where;
     const Json config = parsed(file.config_text, where);
-    const Node node(config, "", where);
+    const TokenizerNode node(config, "", where);
     if (const int32_t id = special_of(node, "bos_token", parts.added); id >= 0) parts.special.begin_of_text = id;
     parts.special.end_of_text = special_of(node, "eos_token", parts.added);
     parts.files.emplace_back("tokenizer_config.json", file.config_text);

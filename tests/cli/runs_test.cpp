@@ -160,7 +160,7 @@ TEST_CASE("missing or damaged weights exit with code 4", "[cli]") {
   std::string broken = weights;
   const float nan = std::nanf(""), large = 1e38f;
   std::memcpy(broken.data() + broken.size() - sizeof nan, &nan, sizeof nan);
-  check_refused(with("model.safetensors", broken), 4, {"model.safetensors has weights that are not finite"});
+  check_refused(with("model.safetensors", broken), 4, {"model.safetensors\" has weights that are not finite"});
   const size_t header = 8 + *reinterpret_cast<const uint64_t*>(weights.data());
   for (size_t at = header; at < broken.size(); at += sizeof large)
     std::memcpy(broken.data() + at, &large, sizeof large);

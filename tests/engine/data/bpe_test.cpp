@@ -345,9 +345,9 @@ TEST_CASE("tiktoken files: damaged ones are refused with the line", "[data]") {
     put(folder / "x.tiktoken", text);
     put(folder / "x.json", beside);
     if (beside.empty()) std::filesystem::remove(folder / "x.json");
-    const std::string said = sentence<DataError>([&] { load_tokenizer_file(folder / "x.tiktoken"); });
-    INFO(said);
-    for (const std::string& part : parts) CHECK(has(said, part));
+    const std::string message = sentence<DataError>([&] { load_tokenizer_file(folder / "x.tiktoken"); });
+    INFO(message);
+    for (const std::string& part : parts) CHECK(has(message, part));
   };
   put(folder / "x.tiktoken", good);
   put(folder / "x.json", about);
