@@ -97,7 +97,8 @@ class Bench:
             seconds = self.fio("write", self.folder / "fio.bin", size)
             (self.folder / "fio.bin").unlink()
             yield {"part": "write", "round": number, "bytes": size, "seconds": ended - began, "fio_seconds": seconds,
-                   "share_of_disk": seconds / (ended - began)}
+                   # Times of files are those of the last timer tick, so small files may take none.
+                   "share_of_disk": seconds / (ended - began) if ended > began else None}
 
     def resume(self):
         self.train("resume", 1)
