@@ -120,7 +120,8 @@ function showPicture(plot, picture) {
   if (focused) picture.focus();
 }
 
-/// Calls draw(width) now and whenever the width of `host` changes.
+/// Calls draw(width) when the current script has attached `host`, and whenever its width changes. Neither waits for a frame, which a
+/// hidden tab or a headless browser may never draw.
 function whenSized(host, draw) {
   let last = 0;
   const again = () => {
@@ -128,5 +129,5 @@ function whenSized(host, draw) {
     if (width > 0 && width !== last) draw(last = width);
   };
   new ResizeObserver(again).observe(host);
-  requestAnimationFrame(again);
+  queueMicrotask(again);
 }
