@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats step metrics as JSON and as text.
+// The fields of a step, and their texts as JSON and for users.
 
 #include "engine/report/metrics.h"
 
@@ -7,7 +7,6 @@
 
 #include <cmath>
 
-#include "engine/base/json.h"
 #include "engine/base/units.h"
 #include "engine/report/overlap.h"
 
@@ -20,57 +19,86 @@ std::optional<double> StepMetrics::hidden() const {
   return share_of(hidden_ms, comm_ms);
 }
 
+std::span<const MetricField> metric_fields() {
+  using Value = std::optional<Json>;
+  static constexpr auto maybe = [](const std::optional<double>& value) { return value ? Value(*value) : std::nullopt; };
+  static constexpr auto or_null = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
+  static constexpr auto tasks = [](const std::vector<std::pair<std::string, double>>& parts) -> Value {
+    if (parts.empty()) return std::nullopt;
+    Json object;
+    for (const auto& [task, ms] : parts) object[task] = ms;
+    return object;
+  };
+  static const MetricField kFields[] = {
+      {"step", false, [](const StepMetrics& m) -> Value { return m.step; }, "step number, from 1"},
+      {"loss", true, [](const StepMetrics& m) -> Value { return m.loss; },
+       "mean loss of the global batch in nats per token, before this step's update; `null` if not finite"},
+      {"val_loss", true, [](const StepMetrics& m) -> Value { return maybe(m.val_loss); },
+       "the same over `train.eval_batches` validation batches; at validations and the last step"},
+      {"lr", true, [](const StepMetrics& m) -> Value { return m.learning_rate; }, "learning rate of this step"},
+      {"grad_norm", true, [](const StepMetrics& m) -> Value { return or_null(m.grad_norm); },
+       "norm of all gradients before clipping; `null` if not finite or not needed"},
+      {"skipped", true, [](const StepMetrics& m) -> Value { return m.skipped ? Value(true) : std::nullopt; },
+       "`true` if `train.on_nan` skipped the update; else absent"},
+      {"tokens", true, [](const StepMetrics& m) -> Value { return m.tokens; }, "tokens of this step, all ranks"},
+      {"step_ms", true, [](const StepMetrics& m) -> Value { return m.step_ms; },
+       "time from the first work of this step to the first work of the next. Lines that a resume from memory writes "
+       "again have `null` here and in all times below"},
+      {"tokens_per_s", true, [](const StepMetrics& m) -> Value { return m.tokens_per_s(); }, "`tokens` / `step_ms`"},
+      {"compute_ms", true, [](const StepMetrics& m) -> Value { return m.compute_ms; },
+       "union of the works on the compute stream"},
+      {"comm_ms", true, [](const StepMetrics& m) -> Value { return m.comm_ms; },
+       "union of communication tasks; a task begins when the last member of its group enters"},
+      {"exposed_ms", true, [](const StepMetrics& m) -> Value { return m.exposed_ms; },
+       "time by which an infinitely fast network would shorten the step, found by replaying the works and tasks of all "
+       "ranks"},
+      {"bubble_ms", true,
+       [](const StepMetrics& m) -> Value { return m.bubble_ms > 0 ? Value(m.bubble_ms) : std::nullopt; },
+       "rest of the time in which compute waited for communication, because another rank computed or its host was "
+       "late; absent when 0"},
+      {"hidden", true, [](const StepMetrics& m) -> Value { return or_null(m.hidden()); },
+       "share (0 to 1) of `comm_ms` during which compute ran; `null` without communication. Communication in a gap of "
+       "the host is neither hidden nor exposed"},
+      {"exposed_by", false, [](const StepMetrics& m) -> Value { return tasks(m.exposed_by); },
+       "`exposed_ms` divided by awaited task, the largest part first; absent when empty"},
+      {"mfu", true, [](const StepMetrics& m) -> Value { return maybe(m.mfu); },
+       "model FLOPs utilization, 0 to 1: operations of forward and backward without recomputation / (`step_ms` x ranks "
+       "x the machine file's peak rate for `train.dtype`). Absent without `device.machine`"},
+      {"exposed_ms_max", true, [](const StepMetrics& m) -> Value { return m.exposed_ms_max; },
+       "`exposed_ms` of the rank that waited longest"},
+      {"input_ms", true, [](const StepMetrics& m) -> Value { return m.input_ms; }, "compute waited for the batch"},
+      {"other_ms", true, [](const StepMetrics& m) -> Value { return m.other_ms; },
+       "gaps of the host: step - compute - exposed - bubble - input"},
+      {"skew_ms", true, [](const StepMetrics& m) -> Value { return m.skew_ms; },
+       "time that members of a collective waited for the last member to enter"},
+      {"bound_ms", true, [](const StepMetrics& m) -> Value { return maybe(m.bound_ms); },
+       "rehearsed step time with this run's fastest op times, at most the fastest step so far; from step 8 on, if the "
+       "rate of the link is known"},
+      {"params_hash", false,
+       [](const StepMetrics& m) -> Value { return m.params_hash.empty() ? std::nullopt : Value(m.params_hash); },
+       "XXH3-128 over all weights in name order, the same on every layout; at validations, at the last step and every "
+       "`train.hash_interval` steps"},
+  };
+  return kFields;
+}
+
 std::string metrics_json(const StepMetrics& m) {
-  const auto maybe = [](const std::optional<double>& value) { return value ? Json(*value) : Json(); };
   Json line = Json::object();
-  line["step"] = m.step;
-  line["loss"] = m.loss;
-  if (m.val_loss) line["val_loss"] = *m.val_loss;
-  line["lr"] = m.learning_rate;
-  line["grad_norm"] = maybe(m.grad_norm);
-  if (m.skipped) line["skipped"] = true;
-  line["tokens"] = m.tokens;
-  line["step_ms"] = m.step_ms;
-  line["tokens_per_s"] = m.tokens_per_s();
-  line["compute_ms"] = m.compute_ms;
-  line["comm_ms"] = m.comm_ms;
-  line["exposed_ms"] = m.exposed_ms;
-  if (m.bubble_ms > 0) line["bubble_ms"] = m.bubble_ms;
-  line["hidden"] = maybe(m.hidden());
-  for (const auto& [task, ms] : m.exposed_by) line["exposed_by"][task] = ms;
-  if (m.mfu) line["mfu"] = *m.mfu;
-  line["exposed_ms_max"] = m.exposed_ms_max;
-  line["input_ms"] = m.input_ms;
-  line["other_ms"] = m.other_ms;
-  line["skew_ms"] = m.skew_ms;
-  if (m.bound_ms) line["bound_ms"] = *m.bound_ms;
-  if (!m.params_hash.empty()) line["params_hash"] = m.params_hash;
+  for (const MetricField& field : metric_fields())
+    if (std::optional<Json> value = field.value(m)) line[field.name] = std::move(*value);
   return line.dump();
 }
 
 std::vector<std::pair<std::string_view, std::optional<double>>> metric_values(const StepMetrics& m) {
-  std::vector<std::pair<std::string_view, std::optional<double>>> values = {
-      {"loss", m.loss},
-      {"val_loss", m.val_loss},
-      {"lr", m.learning_rate},
-      {"grad_norm", m.grad_norm},
-      {"skipped", m.skipped ? std::optional(1.0) : std::nullopt},
-      {"tokens", static_cast<double>(m.tokens)},
-      {"step_ms", m.step_ms},
-      {"tokens_per_s", m.tokens_per_s()},
-      {"compute_ms", m.compute_ms},
-      {"comm_ms", m.comm_ms},
-      {"exposed_ms", m.exposed_ms},
-      {"bubble_ms", m.bubble_ms},
-      {"hidden", m.hidden()},
-      {"mfu", m.mfu},
-      {"exposed_ms_max", m.exposed_ms_max},
-      {"input_ms", m.input_ms},
-      {"other_ms", m.other_ms},
-      {"skew_ms", m.skew_ms},
-      {"bound_ms", m.bound_ms}};
-  for (auto& [name, value] : values)
-    if (value && !std::isfinite(*value)) value.reset();
+  std::vector<std::pair<std::string_view, std::optional<double>>> values;
+  for (const MetricField& field : metric_fields()) {
+    if (!field.is_number) continue;
+    const std::optional<Json> value = field.value(m);
+    auto& [name, number] = values.emplace_back(field.name, std::nullopt);
+    if (!value || value->is_null()) continue;
+    number = value->is_bool() ? value->as_bool() : value->as_double();
+    if (!std::isfinite(*number)) number.reset();
+  }
   return values;
 }
 

@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "engine/base/json.h"
 
 namespace slipstream {
 
@@ -44,7 +47,18 @@ struct StepMetrics {
 /// Pure. True if the bubble exceeds 1 % of the step: the step line shows it then.
 bool shows_bubble(double bubble_ms, double step_ms);
 
-/// The numbers of a step in a fixed order, by their names in metrics.jsonl; none: unknown or not finite. Pure.
+/// A field of metrics.jsonl.
+struct MetricField {
+  std::string_view name;
+  bool is_number;                                    // is a value of all sinks, with true as 1
+  std::optional<Json> (*value)(const StepMetrics&);  // none: the line has no such field
+  std::string_view meaning;                          // Markdown, for docs/reference/metrics.md
+};
+
+/// All fields in the order of the line. Pure.
+std::span<const MetricField> metric_fields();
+
+/// The numbers of a step in the order of metric_fields(), by name; none: unknown or not finite. Pure.
 std::vector<std::pair<std::string_view, std::optional<double>>> metric_values(const StepMetrics& metrics);
 
 /// One JSON object without a newline; reading a real number back gives the same value.
