@@ -2,6 +2,8 @@
 // The frozen command line, the shipped run files, and bad input: every case ends in one error and a documented code.
 
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -27,7 +29,36 @@ std::set<std::string> names_in(const std::string& help) {
   return names;
 }
 
+/// Appends the help texts of a command and its subcommands as sections of Markdown.
+void append_help(const std::string& command, std::string& page) {
+  const std::string help = call(command + " --help").text;
+  if (!command.empty())
+    page += "\n## " + command + "\n\n```\n" + help.substr(0, help.find_last_not_of('\n') + 1) + "\n```\n";
+  std::istringstream lines(help);
+  bool in_list = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (in_list && line.empty()) break;
+    if (in_list && line[2] != ' ') {
+      std::string name;
+      std::istringstream(line) >> name;
+      append_help(command.empty() ? name : command + " " + name, page);
+    }
+    in_list = in_list || line == "Subcommands:";
+  }
+}
+
 }  // namespace
+
+TEST_CASE("docs/reference/commands.md is current", "[cli]") {
+  std::string page =
+      "<!-- SPDX-License-Identifier: Apache-2.0 -->\n# Commands\n\n"
+      "Generated from `slipstream COMMAND --help`; a test compares this page with the program.\n";
+  append_help("", page);
+  const std::string path = source_dir() + "/docs/reference/commands.md";
+  if (std::getenv("SLIPSTREAM_UPDATE_DOCS")) std::ofstream(path, std::ios::binary) << page;
+  INFO("run this test with SLIPSTREAM_UPDATE_DOCS=1 to write the page");
+  CHECK(read(path) == page);
+}
 
 TEST_CASE("subcommands and flags may be added but not removed", "[cli]") {
   const struct {
