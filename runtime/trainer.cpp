@@ -375,13 +375,11 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
 }
 
 void Trainer::look_back(uint32_t step, bool next_begins) {
-  const std::vector<std::vector<Span>> spans = rank_->drain();
+  std::vector<std::vector<Span>> spans = rank_->drain();
   for (ChannelId c = 0; c < spans.size(); ++c) {
-    std::vector<Span> of_steps;
-    for (const Span& span : spans[c])
-      if (span.step > 0) of_steps.push_back(span);  // evaluations and the first staging are tagged 0
-    meter_->add(c, of_steps);
-    if (trace_) trace_->add(c, of_steps);
+    std::erase_if(spans[c], [](const Span& span) { return span.step == 0; });  // evaluations and the first staging
+    meter_->add(c, spans[c]);
+    if (trace_) trace_->add(c, spans[c]);
   }
   const Rank::Report report = rank_->report(step);
   if (const std::string reason = guard_.judge(step, report); !reason.empty()) diverged(step, reason);

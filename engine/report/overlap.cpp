@@ -74,8 +74,9 @@ void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
     }
     if (is_work) {
       const int64_t away_ns = span.ready_ns + (kind == ChannelKind::compute ? span.asleep_ns : 0);
-      step.own_ns[span.item] += span.end_ns - span.begin_ns - away_ns;
-      step.work_ns[span.item] += span.end_ns - span.begin_ns;
+      if (step.items.empty() || step.items.back().item != span.item) step.items.push_back({.item = span.item});
+      step.items.back().work_ns += span.end_ns - span.begin_ns;
+      step.items.back().away_ns += away_ns;
       step.works.push_back({kind, channel, span.item, span.item, span.begin_ns, span.end_ns});
     } else if (kind == ChannelKind::compute || kind == ChannelKind::local) {
       (kind == ChannelKind::compute ? step.waits : step.local_waits[channel])
@@ -157,8 +158,16 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   times.exposed_ns = union_ns(exposed);
   times.input_ns = union_ns(input);
   times.other_ns = times.step_ns - times.compute_ns - times.exposed_ns - times.input_ns;
-  times.work_ns.assign(spans.work_ns.begin(), spans.work_ns.end());
-  times.own_ns.assign(spans.own_ns.begin(), spans.own_ns.end());
+  std::stable_sort(spans.items.begin(), spans.items.end(),
+                   [](const ItemTime& a, const ItemTime& b) { return a.item < b.item; });
+  for (const ItemTime& part : spans.items) {
+    if (times.work_ns.empty() || times.work_ns.back().first != part.item) {
+      times.work_ns.emplace_back(part.item, 0);
+      times.own_ns.emplace_back(part.item, 0);
+    }
+    times.work_ns.back().second += part.work_ns;
+    times.own_ns.back().second += part.work_ns - part.away_ns;
+  }
   std::vector<int64_t> own;
   for (const TaskTime& task : times.tasks) own.push_back(task.begin_ns);
   apply_last_entries(times, own);

@@ -125,12 +125,18 @@ class OverlapMeter {
   StepTimes take(uint32_t step, bool next_begins);
 
  private:
+  /// Adjacent works of one item.
+  struct ItemTime {
+    uint32_t item = 0;
+    int64_t work_ns = 0;
+    int64_t away_ns = 0;  // the thread did not run
+  };
   struct Spans {
+    std::vector<ItemTime> items;                            // in the order of add()
     std::vector<WorkTime> works;                            // by channel that does not communicate, in time order
     std::vector<Exposure> waits;                            // compute
     std::vector<TaskTime> tasks;                            // communication channels
     std::map<uint32_t, std::vector<Exposure>> local_waits;  // by local channel
-    std::map<uint32_t, int64_t> work_ns, own_ns;
     int64_t asleep_ns = 0, ready_ns = 0, ready_between_ns = 0;
   };
   static int64_t unawaited_ns(const Spans& spans, const std::vector<Interval>& busy, int64_t from_ns);

@@ -103,7 +103,7 @@ OwnSample sample_of(int64_t step, double step_ms, const std::vector<OwnTimes>& o
     for (size_t i = 0; i < of_rank.kinds.size(); ++i) {
       const double ms = static_cast<double>(own[r].kind_ns[i]) / kNsInMs;
       rank.own[at(kinds.causes[of_rank.kinds[i]])] += ms;
-      by_kind[of_rank.kinds[i]].push_back({r, ms, static_cast<double>(of_rank.counts[i])});
+      if (own.size() > 1) by_kind[of_rank.kinds[i]].push_back({r, ms, static_cast<double>(of_rank.counts[i])});
     }
     rank.own[at(Cause::host)] = static_cast<double>(std::max(own[r].host_ns, own[r].stopped_ns)) / kNsInMs;
     rank.stopped = static_cast<double>(own[r].stopped_ns) / kNsInMs;
