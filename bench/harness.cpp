@@ -7,8 +7,8 @@
 
 #include "comm/mpi/launcher.h"
 #include "engine/base/check.h"
-#include "engine/config/load.h"
 #include "engine/config/validate.h"
+#include "planner/initial_model.h"
 #include "planner/plan_options.h"
 
 namespace slipstream::bench {
@@ -19,7 +19,7 @@ int on_world(const BenchOptions& options, const std::function<void(const Setting
     RunConfig config;
     world.together([&] {
       comm::require_no_foreign_launcher("bench");
-      config = load_run_config(options.run_file, options.sets);
+      config = planner::load_run(options.run_file, options.sets);
       require_supported(config);
       if (options.steps < 1) throw ConfigError("[bench] --steps {} must be at least 1.", options.steps);
     });

@@ -16,6 +16,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
+#include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/residual/residual.h"
@@ -203,7 +204,40 @@ class KernelBench : KernelTimer {
                              .width = width,
                              .dtype = dtype_};
     compare("rms_norm_backward", shape, rms_norm_backward_cost(rb), [&] { rms_norm_backward(context_, rb); });
+    head_norms();
     memory_.clear();
+  }
+
+  void head_norms() {
+    const int64_t rows = size_->rows(), heads = size_->heads, head = size_->width / heads, packed = 3 * size_->width;
+    const std::string shape = fmt::format("{} x {} x {}", rows, 2 * heads, head);
+    void *x = values(rows * packed), *y = values(rows * packed), *weight = values(head);
+    float *inv = floats(rows * 2 * heads), *dq = floats(head), *dk = floats(head);
+    const HeadNormForward f{.x = x,
+                            .q_weight = weight,
+                            .k_weight = weight,
+                            .y = y,
+                            .inv_rms = inv,
+                            .rows = rows,
+                            .heads = heads,
+                            .kv_heads = heads,
+                            .head_dim = head,
+                            .dtype = dtype_};
+    compare("head_norm_forward", shape, head_norm_forward_cost(f), [&] { head_norm_forward(context_, f); });
+    const HeadNormBackward b{.d = y,
+                             .x = x,
+                             .q_weight = weight,
+                             .k_weight = weight,
+                             .inv_rms = inv,
+                             .dq_weight = dq,
+                             .dk_weight = dk,
+                             .workspace = floats(head_norm_backward_workspace_elems(rows, head)),
+                             .rows = rows,
+                             .heads = heads,
+                             .kv_heads = heads,
+                             .head_dim = head,
+                             .dtype = dtype_};
+    compare("head_norm_backward", shape, head_norm_backward_cost(b), [&] { head_norm_backward(context_, b); });
   }
 
   void attention() {

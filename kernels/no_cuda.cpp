@@ -11,6 +11,7 @@
 #include "kernels/cuda/workspace.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gelu/gelu_cuda.h"
+#include "kernels/head_norm/head_norm_cuda.h"
 #include "kernels/hold/hold_cuda.h"
 #include "kernels/layer_norm/layer_norm_cuda.h"
 #include "kernels/matmul/matmul_cuda.h"
@@ -78,6 +79,8 @@ void muon_normalize_cuda(LaunchContext&, const MuonNormalize&) { refuse("muon");
 void muon_polynomial_cuda(LaunchContext&, const MuonPolynomial&) { refuse("muon"); }
 void muon_step_cuda(LaunchContext&, const MuonStep&) { refuse("muon"); }
 void residual_cuda(LaunchContext&, const Residual&) { refuse("residual"); }
+void head_norm_forward_cuda(LaunchContext&, const HeadNormForward&) { refuse("head_norm_forward"); }
+void head_norm_backward_cuda(LaunchContext&, const HeadNormBackward&) { refuse("head_norm_backward"); }
 void rms_norm_forward_cuda(LaunchContext&, const RmsNormForward&) { refuse("rms_norm_forward"); }
 void rms_norm_backward_cuda(LaunchContext&, const RmsNormBackward&) { refuse("rms_norm_backward"); }
 void rope_cuda(LaunchContext&, const Rope&) { refuse("rope"); }

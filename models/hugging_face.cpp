@@ -3,6 +3,8 @@
 
 #include "models/hugging_face.h"
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "engine/base/check.h"
@@ -95,43 +97,96 @@ HuggingFaceModel read_gpt2(const Config& config) {
           .prefix = "transformer."};
 }
 
-HuggingFaceModel read_llama(const Config& config, bool mistral) {
-  const int64_t width = config.whole("hidden_size", 4096), heads = config.whole("num_attention_heads", 32);
-  const std::string activation = config.text("hidden_act", "silu");
-  config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
-  for (const char* key : {"attention_bias", "mlp_bias"}) config.need(key, !config.boolean(key, false), "false");
-  config.need("head_dim", config.whole("head_dim", width / heads) == width / heads,
-              fmt::format("hidden_size / num_attention_heads = {}", width / heads));
-  const int64_t context = config.whole("max_position_embeddings", mistral ? 4096 * 32 : 2048);
-  if (mistral) {
-    const Json* window = config.find("sliding_window");
-    config.need("sliding_window", window == nullptr || (window->is_int() && window->as_int() >= context),
-                fmt::format("null or at least max_position_embeddings = {}", context));
-  }
-  // Before version 5 of the library rope_theta and rope_scaling, since then both in rope_parameters.
+/// A family whose config.json has Llama's keys, and the library's defaults of those that may be absent.
+struct LlamaDialect {
+  Family family;
+  const char* model_type;
+  const char* architecture;
+  int64_t kv_heads;  // 0: as heads
+  int64_t ffn_width, context, vocab;
+  int32_t begin_of_text, end_of_text;
+};
+constexpr std::array<LlamaDialect, 4> kLlamaDialects{{
+    {Family::llama, "llama", "LlamaForCausalLM", 0, 11008, 2048, 32000, 1, 2},
+    {Family::mistral, "mistral", "MistralForCausalLM", 8, 14336, 4096 * 32, 32000, 1, 2},
+    {Family::qwen2, "qwen2", "Qwen2ForCausalLM", 0, 22016, 32768, 151936, -1, -1},
+    {Family::qwen3, "qwen3", "Qwen3ForCausalLM", 0, 22016, 32768, 151936, -1, -1},
+}};
+
+/// Theta and scaling. Before version 5 of the library they are rope_theta and rope_scaling, since then both are in
+/// rope_parameters.
+void read_rope(const Config& config, ModelOptions& options) {
   double theta = config.real("rope_theta", 10000);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* rope = config.find(key);
     if (rope == nullptr) continue;
     config.need(key, rope->is_object(), "an object");
     const Json* kind = rope->find("rope_type") != nullptr ? rope->find("rope_type") : rope->find("type");
-    config.need(key, kind == nullptr || (kind->is_string() && kind->as_string() == "default"), "rope_type \"default\"");
+    const std::string name = kind == nullptr ? "default" : kind->is_string() ? kind->as_string() : kind->dump();
+    config.need(key, name == "default" || name == "llama3", "rope_type \"default\" or \"llama3\"");
     if (const Json* value = rope->find("rope_theta"); value != nullptr && value->is_number())
       theta = value->as_double();
+    if (name == "default") continue;
+    const auto number = [&](const char* part) {
+      const Json* value = rope->find(part);
+      const double found = value != nullptr && value->is_number() ? value->as_double() : 0;
+      config.need(key, found > 0 && found < kMaxSize, fmt::format("{} above 0 in it", part));
+      return static_cast<float>(found);
+    };
+    options.rope_scaling = {.factor = number("factor"),
+                            .low_freq_factor = number("low_freq_factor"),
+                            .high_freq_factor = number("high_freq_factor"),
+                            .original_context = static_cast<int64_t>(number("original_max_position_embeddings"))};
+    config.need(key, options.rope_scaling.low_freq_factor < options.rope_scaling.high_freq_factor,
+                "low_freq_factor below high_freq_factor in it");
   }
-  return {.options = {.family = Family::llama,
-                      .layers = config.whole("num_hidden_layers", 32, kMaxLayers),
-                      .heads = heads,
-                      .kv_heads = config.whole("num_key_value_heads", mistral ? 8 : heads),
-                      .width = width,
-                      .ffn_width = config.whole("intermediate_size", mistral ? 14336 : 11008),
-                      .context = context,
-                      .vocab = config.whole("vocab_size", 32000),
-                      .tie_embeddings = config.boolean("tie_word_embeddings", false),
-                      .rope_theta = static_cast<float>(theta),
-                      .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
-          .ids = {config.id("bos_token_id", 1), config.id("eos_token_id", 2)},
-          .prefix = "model."};
+  options.rope_theta = static_cast<float>(theta);
+}
+
+HuggingFaceModel read_llama(const Config& config, const LlamaDialect& dialect) {
+  const int64_t width = config.whole("hidden_size", 4096), heads = config.whole("num_attention_heads", 32);
+  const std::string activation = config.text("hidden_act", "silu");
+  config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
+  for (const char* key : {"attention_bias", "mlp_bias"}) config.need(key, !config.boolean(key, false), "false");
+  const int64_t context = config.whole("max_position_embeddings", dialect.context);
+  int64_t window = 0;
+  if (const Json* value = config.find("sliding_window"); dialect.family == Family::mistral && value != nullptr)
+    window = config.whole("sliding_window");
+  const bool qwen3 = dialect.family == Family::qwen3;
+  if (dialect.family == Family::qwen2 || qwen3)
+    config.need("use_sliding_window", !config.boolean("use_sliding_window", false), "false");
+  std::optional<int64_t> head_dim;
+  if (width % heads == 0) head_dim = width / heads;
+  if (qwen3) head_dim = 128;
+  HuggingFaceModel model{
+      .options = {.family = dialect.family,
+                  .layers = config.whole("num_hidden_layers", 32, kMaxLayers),
+                  .heads = heads,
+                  .kv_heads = config.whole("num_key_value_heads", dialect.kv_heads > 0 ? dialect.kv_heads : heads),
+                  .head_dim = config.whole("head_dim", head_dim),
+                  .width = width,
+                  .ffn_width = config.whole("intermediate_size", dialect.ffn_width),
+                  .context = context,
+                  .vocab = config.whole("vocab_size", dialect.vocab),
+                  .tie_embeddings = config.boolean("tie_word_embeddings", false),
+                  .window = window < context ? window : 0,
+                  .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
+      .ids = {config.id("bos_token_id", dialect.begin_of_text), config.id("eos_token_id", dialect.end_of_text)},
+      .prefix = "model."};
+  read_rope(config, model.options);
+  return model;
+}
+
+const LlamaDialect* dialect_of(Family family) {
+  const auto* found = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(),
+                                   [&](const LlamaDialect& dialect) { return dialect.family == family; });
+  return found == kLlamaDialects.end() ? nullptr : found;
+}
+
+/// 8 as 8.0: the library warns about factors that are no real numbers.
+std::string with_point(float value) {
+  const std::string text = fmt::format("{}", value);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 std::string id_or_null(int32_t id) { return id < 0 ? "null" : fmt::format("{}", id); }
@@ -141,12 +196,18 @@ std::string id_or_null(int32_t id) { return id < 0 ? "null" : fmt::format("{}", 
 HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& where) {
   const Config config(json, where);
   const std::string type = config.text("model_type", "");
-  if (type != "gpt2" && type != "llama" && type != "mistral")
-    config.fail("model_type",
-                fmt::format("= {} is not supported, need \"gpt2\", \"llama\" or \"mistral\"", files::shown(type)));
-  HuggingFaceModel model = type == "gpt2" ? read_gpt2(config) : read_llama(config, type == "mistral");
+  const auto* dialect = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(),
+                                     [&](const LlamaDialect& row) { return type == row.model_type; });
+  if (type != "gpt2" && dialect == kLlamaDialects.end()) {
+    std::string supported = "\"gpt2\"";
+    for (const LlamaDialect& row : kLlamaDialects)
+      supported += fmt::format("{}\"{}\"", &row == &kLlamaDialects.back() ? " or " : ", ", row.model_type);
+    config.fail("model_type", fmt::format("= {} is not supported, need {}", files::shown(type), supported));
+  }
+  HuggingFaceModel model = type == "gpt2" ? read_gpt2(config) : read_llama(config, *dialect);
   ModelOptions& options = model.options;
-  config.need(type == "gpt2" ? "n_head" : "num_attention_heads", options.width % options.heads == 0,
+  config.need(type == "gpt2" ? "n_head" : "num_attention_heads",
+              options.head_dim > 0 || options.width % options.heads == 0,
               fmt::format("a divisor of the width, {}", options.width));
   for (int32_t* id : {&model.ids.begin_of_text, &model.ids.end_of_text})
     if (*id >= options.vocab) *id = -1;  // the library's defaults in the config of another vocabulary
@@ -175,17 +236,32 @@ std::string hugging_face_config(const ModelOptions& o, TextIds ids) {
         "  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
         "  \"tie_word_embeddings\": {},\n  \"torch_dtype\": \"{}\"\n}}\n",
         o.vocab, o.context, o.width, o.layers, o.heads, o.ffn_width, o.norm_eps, begin, end, o.tie_embeddings, dtype);
+  const LlamaDialect* dialect = dialect_of(o.family);
+  SLIP_ASSERT(dialect != nullptr);
+  const kernels::RopeScaling& r = o.rope_scaling;
+  const std::string scaling = r.factor == 0 ? "\"rope_type\": \"default\""
+                                            : fmt::format(
+                                                  "\"rope_type\": \"llama3\", \"factor\": {}, \"low_freq_factor\": {}, "
+                                                  "\"high_freq_factor\": {}, \"original_max_position_embeddings\": {}",
+                                                  with_point(r.factor), with_point(r.low_freq_factor),
+                                                  with_point(r.high_freq_factor), r.original_context);
+  std::string more;
+  if (r.factor != 0) more += fmt::format("  \"rope_scaling\": {{{}}},\n", scaling);
+  if (o.family == Family::mistral)
+    more += fmt::format("  \"sliding_window\": {},\n", o.window > 0 ? fmt::format("{}", o.window) : "null");
+  if (o.family == Family::qwen2 || o.family == Family::qwen3) more += "  \"use_sliding_window\": false,\n";
+  if (o.family == Family::llama || o.family == Family::qwen3) more += "  \"attention_bias\": false,\n";
+  if (o.family == Family::llama) more += "  \"mlp_bias\": false,\n";
   return fmt::format(
-      "{{\n  \"model_type\": \"llama\",\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"vocab_size\": {},\n"
+      "{{\n  \"model_type\": \"{}\",\n  \"architectures\": [\"{}\"],\n  \"vocab_size\": {},\n"
       "  \"max_position_embeddings\": {},\n  \"hidden_size\": {},\n  \"intermediate_size\": {},\n"
-      "  \"num_hidden_layers\": {},\n  \"num_attention_heads\": {},\n  \"num_key_value_heads\": {},\n  \"head_dim\": "
-      "{},\n"
-      "  \"hidden_act\": \"silu\",\n  \"rms_norm_eps\": {},\n  \"rope_theta\": {},\n"
-      "  \"rope_parameters\": {{\"rope_type\": \"default\", \"rope_theta\": {}}},\n  \"attention_bias\": false,\n"
-      "  \"mlp_bias\": false,\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n  \"tie_word_embeddings\": {},\n"
-      "  \"torch_dtype\": \"{}\"\n}}\n",
-      o.vocab, o.context, o.width, o.ffn_width, o.layers, o.heads, o.kv_heads, o.width / o.heads, o.norm_eps,
-      o.rope_theta, o.rope_theta, begin, end, o.tie_embeddings, dtype);
+      "  \"num_hidden_layers\": {},\n  \"num_attention_heads\": {},\n  \"num_key_value_heads\": {},\n"
+      "  \"head_dim\": {},\n  \"hidden_act\": \"silu\",\n  \"rms_norm_eps\": {},\n  \"rope_theta\": {},\n"
+      "  \"rope_parameters\": {{{}, \"rope_theta\": {}}},\n{}  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
+      "  \"tie_word_embeddings\": {},\n  \"torch_dtype\": \"{}\"\n}}\n",
+      dialect->model_type, dialect->architecture, o.vocab, o.context, o.width, o.ffn_width, o.layers, o.heads,
+      o.kv_heads, o.size_of_head(), o.norm_eps, o.rope_theta, scaling, o.rope_theta, more, begin, end, o.tie_embeddings,
+      dtype);
 }
 
 }  // namespace slipstream::models

@@ -10,6 +10,7 @@
 #include "engine/base/modes.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
+#include "kernels/rope/rope.h"
 
 namespace slipstream::models {
 
@@ -18,12 +19,15 @@ struct ModelOptions {
   int64_t layers = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
+  int64_t head_dim = 0;  // 0: width / heads
   int64_t width = 0;
   int64_t ffn_width = 0;
   int64_t context = 0;  // longest sequence; learned positions and rotary tables have this many rows
   int64_t vocab = 0;
   bool tie_embeddings = true;
   float rope_theta = 10000;
+  kernels::RopeScaling rope_scaling = {};
+  int64_t window = 0;  // tokens that a token attends to, itself included; 0: all before it
   float norm_eps = 1e-5f;
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
 
@@ -47,6 +51,7 @@ struct ModelOptions {
                               // stages 2 and 3)
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: smaller chunks can be sent earlier
 
+  int64_t size_of_head() const { return head_dim > 0 ? head_dim : width / heads; }
   ContextChunks chunks() const {
     return {.tokens = tokens * context_ranks, .ranks = context_ranks, .rank = context_rank};
   }
@@ -55,6 +60,9 @@ struct ModelOptions {
 /// Pure. Number of chunks of a micro-batch's tokens: the largest up to `asked` into which they divide equally, with
 /// sequence parallelism also among the ranks.
 int token_chunks(int64_t rows, int asked, int ranks, bool sequence_parallel);
+
+/// The page docs/reference/models.md. Pure.
+std::string supported_models_markdown();
 
 /// Pure, except that it adds the model's buffers to `buffers`. Returns the model's spec.
 /// Throws: ConfigError with the two numbers when sizes do not fit.

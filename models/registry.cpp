@@ -4,24 +4,34 @@
 #include <array>
 
 #include "engine/base/check.h"
+#include "models/common/decoder.h"
 #include "models/gpt2/gpt2.h"
+#include "models/hugging_face.h"
 #include "models/llama/llama.h"
+#include "models/mistral/mistral.h"
 #include "models/model.h"
+#include "models/qwen/qwen.h"
 
 namespace slipstream::models {
 namespace {
 
 struct Row {
   Family family;
-  ModelSpec (*build)(const ModelOptions&, Buffers&);
+  Architecture (*describe)(const ModelOptions&);
+  const char* models;  // published ones
+  const char* adds;    // arithmetic beside the norms, positions and activations
 };
 
-constexpr std::array<Row, 2> kFamilies{{{Family::gpt2, build_gpt2}, {Family::llama, build_llama}}};
+constexpr std::array<Row, 5> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
+                                        {Family::llama, llama, "Llama 2, 3, 3.1, 3.2", "RoPE scaling `llama3`"},
+                                        {Family::mistral, mistral, "Mistral 7B, Mistral Nemo", "sliding window"},
+                                        {Family::qwen2, qwen2, "Qwen2, Qwen2.5", "biases of queries, keys and values"},
+                                        {Family::qwen3, qwen3, "Qwen3 (dense)", "norms of query and key heads"}}};
 
 }  // namespace
 
-ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {
-  if (options.width % options.heads != 0)
+Architecture architecture_of(const ModelOptions& options) {
+  if (options.head_dim == 0 && options.width % options.heads != 0)
     throw ConfigError("[model] heads {} must divide width {}.", options.heads, options.width);
   if (options.tokens > options.context)
     throw ConfigError(
@@ -33,8 +43,44 @@ ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {
               options.ffn_width % options.tensor == 0);
   SLIP_ASSERT(!options.sequence_parallel || options.batch * options.tokens % options.tensor == 0);
   for (const Row& row : kFamilies)
-    if (row.family == options.family) return row.build(options, buffers);
+    if (row.family == options.family) return row.describe(options);
   throw InternalError("[model] the model family has no row in models/registry.cpp.");
+}
+
+std::string supported_models_markdown() {
+  std::string page =
+      "<!-- SPDX-License-Identifier: Apache-2.0 -->\n# Supported models\n\n"
+      "Generated from `models/registry.cpp`; a test compares this page with the program. `model_type` is that of "
+      "`config.json`.\n\n"
+      "| `model.family` | `model_type` | Models | Positions | Norm | MLP | Grouped keys | Also |\n"
+      "|---|---|---|---|---|---|---|---|\n";
+  for (const Row& row : kFamilies) {
+    const bool rotary = is_rotary(row.family);
+    const ModelOptions tiny{.family = row.family,
+                            .layers = 1,
+                            .heads = 2,
+                            .kv_heads = rotary ? 1 : 2,
+                            .width = 8,
+                            .ffn_width = 8,
+                            .context = 8,
+                            .vocab = 8,
+                            .tokens = 8};
+    const Architecture architecture = row.describe(tiny);
+    const Json config = Json::parse(hugging_face_config(tiny));
+    page += fmt::format("| `{}` | `{}` | {} | {} | {} | {} | {} | {} |\n", name_of(row.family),
+                        config.at("model_type").as_string(), row.models, architecture.rotary ? "rotary" : "learned",
+                        rotary ? "RMSNorm" : "LayerNorm", architecture.gated ? "SwiGLU" : "GELU (tanh)",
+                        rotary ? "yes" : "no", row.adds);
+  }
+  return page +
+         "\nAll families have tied and untied heads, float32 and bfloat16, CPU and CUDA kernels, tensor, sequence, "
+         "pipeline and context\nparallelism, ZeRO 1 to 3, recomputation, and folders in and out. Two exceptions: a "
+         "sliding window excludes context\nparallelism and, on GPUs, tensor cores of attention. Refused: RoPE scaling "
+         "other than `llama3`, `use_sliding_window` of Qwen,\nmixtures of experts.\n";
+}
+
+ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {
+  return build_decoder(architecture_of(options), options, buffers);
 }
 
 }  // namespace slipstream::models

@@ -177,6 +177,14 @@ int64_t vocab_of(const RunConfig& config) {
       .tokenizer->vocab_size();
 }
 
+static kernels::RopeScaling rope_scaling_of(const Model& model) {
+  if (model.rope_scaling == RopeScalingKind::none) return {};
+  return {.factor = static_cast<float>(model.rope_scaling_factor),
+          .low_freq_factor = static_cast<float>(model.rope_low_freq_factor),
+          .high_freq_factor = static_cast<float>(model.rope_high_freq_factor),
+          .original_context = model.rope_original_context};
+}
+
 models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = *request.config;
   const Layout& layout = request.config.layout();
@@ -184,12 +192,15 @@ models::ModelOptions model_options(const JobRequest& request) {
           .layers = config.model.layers,
           .heads = config.model.heads,
           .kv_heads = config.model.kv_heads,
+          .head_dim = config.model.head_dim,
           .width = config.model.width,
           .ffn_width = config.model.ffn_width,
           .context = config.model.context,
           .vocab = config.model.vocab_size,
           .tie_embeddings = config.model.tie_embeddings == Choice::yes,
           .rope_theta = static_cast<float>(config.model.rope_theta),
+          .rope_scaling = rope_scaling_of(config.model),
+          .window = config.model.sliding_window,
           .norm_eps = static_cast<float>(config.model.norm_eps),
           .dtype = config.train.dtype,
           .batch = config.train.micro_batch_size,

@@ -9,10 +9,10 @@
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
 #include "engine/base/units.h"
-#include "engine/config/load.h"
 #include "engine/config/validate.h"
 #include "engine/plan/memory.h"
 #include "planner/extra_memory.h"
+#include "planner/initial_model.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
@@ -38,7 +38,7 @@ Drawn draw(const PlanRequest& request) {
   const SoftwareProfile profile = software_profile(request.as);
   std::vector<std::string> sets = profile.sets;
   sets.insert(sets.end(), request.sets.begin(), request.sets.end());
-  const RunConfig written = load_run_config(request.run_file, sets);
+  const RunConfig written = load_run(request.run_file, sets);
   require_supported(written);
   const int ranks = request.ranks;
   require_layout(written, ranks);

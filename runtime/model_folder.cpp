@@ -21,16 +21,6 @@ namespace {
 constexpr size_t kListed = 12;  // tensors in one sentence
 constexpr int64_t kPieceElems = 1 << 18;
 
-/// The folder itself, or the final weights of a run folder.
-std::string weights_dir(const std::string& path) {
-  for (const char* inside : {"", "/checkpoints/final", "/final"})
-    if (checkpoint::has_weights(path + inside)) return path + inside;
-  throw CheckpointError(
-      "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
-      "weights.",
-      files::shown(path), checkpoint::kWeightsFile, checkpoint::kIndexFile);
-}
-
 std::vector<int64_t> shape_on_disk(const NamedTensor& tensor) {
   std::vector<int64_t> shape = tensor.whole_shape();
   if (tensor.transposed_on_disk) std::swap(shape[0], shape[1]);
@@ -51,7 +41,7 @@ bool is_constant(const std::string& name) {
 }  // namespace
 
 ModelFolder::ModelFolder(const std::string& path)
-    : weights_(weights_dir(path)),
+    : weights_(checkpoint::find_weights(path)),
       model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {}
 
 checkpoint::WeightsFolder::Tensor ModelFolder::find(const std::string& name) const {
@@ -159,6 +149,19 @@ void load_weights(Rank& rank, const ModelFolder& folder) {
         }
 }
 
+namespace {
+
+std::string described(const kernels::RopeScaling& scaling) {
+  if (scaling.factor == 0) return "none";
+  return fmt::format("llama3 (factor {}, low {}, high {}, context {})", scaling.factor, scaling.low_freq_factor,
+                     scaling.high_freq_factor, scaling.original_context);
+}
+
+/// A window that reaches to the beginning of every sequence is none.
+int64_t seen(const models::ModelOptions& options) { return options.window < options.context ? options.window : 0; }
+
+}  // namespace
+
 void require_initial(const ModelFolder& folder, const models::ModelOptions& options,
                      const std::vector<std::shared_ptr<const Job>>& stages) {
   const models::ModelOptions& theirs = folder.model().options;
@@ -174,7 +177,10 @@ void require_initial(const ModelFolder& folder, const models::ModelOptions& opti
     compare("kv_heads", options.kv_heads, theirs.kv_heads);
     compare("tie_embeddings", options.tie_embeddings, theirs.tie_embeddings);
     compare("norm_eps", options.norm_eps, theirs.norm_eps);
-    if (options.family == Family::llama) compare("rope_theta", options.rope_theta, theirs.rope_theta);
+    compare("head_dim", options.size_of_head(), theirs.size_of_head());
+    if (is_rotary(options.family)) compare("rope_theta", options.rope_theta, theirs.rope_theta);
+    compare("rope_scaling", described(options.rope_scaling), described(theirs.rope_scaling));
+    compare("sliding_window", seen(options), seen(theirs));
   }
   if (!list.empty())
     throw CheckpointError("[checkpoint] model.init = {} is another model: {}. Set [model] as in its config.json.",

@@ -28,6 +28,8 @@ class ModelFolder {
   /// A null file if the folder lacks the tensor. A family's prefix may be absent in the folder. Pure.
   checkpoint::WeightsFolder::Tensor find(const std::string& name) const;
 
+  std::vector<checkpoint::WeightsFolder::Tensor> tensors() const { return weights_.tensors(); }
+
   /// Pure. With `grows`, tables of the vocabulary may have fewer rows than the model.
   /// Throws: CheckpointError that lists every tensor that is missing, has another shape, or belongs to no parameter.
   void require(std::span<const NamedTensor* const> tensors, bool grows) const;

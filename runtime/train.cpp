@@ -24,7 +24,6 @@
 #include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
-#include "engine/config/load.h"
 #include "engine/config/resolve.h"
 #include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
@@ -33,6 +32,7 @@
 #include "kernels/common/isa.h"
 #include "planner/checkpoint_costs.h"
 #include "planner/extra_memory.h"
+#include "planner/initial_model.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
@@ -126,7 +126,7 @@ comm::WaitLimits limits_of(const RunConfig& config) {
 /// Those of the run file, for the start of MPI. The defaults if it cannot be read, which ranks report together later.
 comm::WaitLimits limits_before_mpi(const TrainOptions& options) {
   try {
-    return limits_of(load_run_config(options.run_file, options.sets));
+    return limits_of(planner::load_run(options.run_file, options.sets));
   } catch (const Error&) {
     return {};
   }
@@ -152,7 +152,7 @@ int train(const TrainOptions& options) {
     // Before all else, because other builds may exchange other values.
     require_same(world, "build", build_id(), "Install the same build on all hosts; slipstream --version prints it.");
     world.together([&] {
-      written = load_run_config(options.run_file, options.sets);
+      written = planner::load_run(options.run_file, options.sets);
       require_supported(written);
       delays_asked();  // refuses a request that cannot be read
       if (const auto step = options.replayed_step; step && (*step < 1 || *step > written.train.steps))

@@ -26,9 +26,20 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 torch.set_num_threads(1)
+FAMILIES = {
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 STEPS = 20
 ADAM = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 RUN = """
@@ -37,13 +48,14 @@ family = "{family}"
 layers = {layers}
 heads = {heads}
 kv_heads = {kv_heads}
+head_dim = {head_dim}
 width = {width}
 ffn_width = {ffn}
 context = {context}
 vocab_size = {vocab}
 tie_embeddings = {tied}
 rope_theta = {theta}
-norm_eps = {eps}
+{more}norm_eps = {eps}
 init = "{init}"
 [data]
 train = "{text}"
@@ -75,6 +87,7 @@ def random_model(family, rng):
         layers=rng.choice([1, 2, 3]),
         heads=heads,
         kv_heads=heads,
+        head_dim=0,
         width=heads * rng.choice([8, 16, 32]),
         ffn=8 * rng.randrange(4, 40),
         context=rng.choice([16, 24, 40]),
@@ -82,6 +95,7 @@ def random_model(family, rng):
         tied=rng.random() < 0.5,
         theta=rng.choice([10000.0, 500000.0]),
         eps=rng.choice([1e-5, 1e-6]),
+        more="",
     )
     torch.manual_seed(rng.randrange(1 << 30))
     ids = dict(bos_token_id=0, eos_token_id=1)
@@ -103,8 +117,28 @@ def random_model(family, rng):
         model = GPT2LMHeadModel(config)
     else:
         sizes["kv_heads"] = rng.choice([k for k in (1, 2, 3, 4, 6) if heads % k == 0 and k <= heads])
-        kind, make = (LlamaConfig, LlamaForCausalLM) if family == "llama" else (MistralConfig, MistralForCausalLM)
-        more = {} if family == "llama" else dict(sliding_window=None)
+        kind, make = FAMILIES[family]
+        more = {}
+        rope = {"rope_type": "default", "rope_theta": sizes["theta"]}
+        if family == "mistral":
+            window = rng.choice([None, 3, 8, 16])
+            more["sliding_window"] = window
+            sizes["more"] = f"sliding_window = {window or 0}\n"
+        if family == "llama" and rng.random() < 0.5:
+            low, factor, original = rng.choice([1.0, 0.5]), rng.choice([2.0, 8.0]), rng.choice([8, 16, 64])
+            rope |= dict(
+                rope_type="llama3",
+                factor=factor,
+                low_freq_factor=low,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=original,
+            )
+            sizes["more"] = (
+                f'rope_scaling = "llama3"\nrope_scaling_factor = {factor}\nrope_low_freq_factor = {low}\n'
+                f"rope_high_freq_factor = 4.0\nrope_original_context = {original}\n"
+            )
+        if family == "qwen3" or (rng.random() < 0.5 and family != "qwen2"):
+            more["head_dim"] = sizes["head_dim"] = rng.choice([6, 8, 20, 32])
         config = kind(
             vocab_size=sizes["vocab"],
             hidden_size=sizes["width"],
@@ -114,8 +148,7 @@ def random_model(family, rng):
             num_key_value_heads=sizes["kv_heads"],
             max_position_embeddings=sizes["context"],
             rms_norm_eps=sizes["eps"],
-            rope_theta=sizes["theta"],
-            rope_parameters={"rope_type": "default", "rope_theta": sizes["theta"]},
+            rope_parameters=rope,
             tie_word_embeddings=sizes["tied"],
             **ids,
             **more,
@@ -183,7 +216,7 @@ def check(program, launcher, family, rng, folder):
     folders = folders and all(torch.equal(before[name], weights_of(opened)[name]) for name in before)
     (folder / "run.toml").write_text(
         RUN.format(
-            **{**sizes, "family": "gpt2" if family == "gpt2" else "llama", "tied": str(sizes["tied"]).lower()},
+            **{**sizes, "family": family, "tied": str(sizes["tied"]).lower()},
             init=theirs,
             steps=STEPS,
             text=folder / "text.txt",
@@ -204,7 +237,8 @@ def check(program, launcher, family, rng, folder):
     tokens = tokenizer.encode("Grüße\n") == list("Grüße\n".encode()) and tokenizer.decode([72, 105]) == "Hi"
     good = folders and tokens and loss < 1e-4 and final_logits < 1e-3 and weights < 5e-4
     print(
-        f"{family},{sizes['layers']},{sizes['heads']},{sizes['kv_heads']},{sizes['width']},{sizes['ffn']},"
+        f"{family},{sizes['layers']},{sizes['heads']},{sizes['kv_heads']},{sizes['head_dim']},{sizes['width']},"
+        f"{sizes['ffn']},"
         f"{sizes['vocab']},"
         f"{sizes['tied']},{'same' if folders else 'DIFFERENT'},{loss:.1e},{weights:.1e},{final_logits:.1e},"
         f"{'same' if tokens else 'DIFFERENT'},{'ok' if good else 'FAILED'}",
@@ -219,11 +253,12 @@ def main():
     parser.add_argument("--configs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--families", default=",".join(FAMILIES))
     options = parser.parse_args()
     launcher = ["mpirun", "-np", options.ranks] if options.ranks > 1 else []
-    print("family,layers,heads,kv_heads,width,ffn,vocab,tied,folders,loss,weights,logits,tokenizer,verdict")
+    print("family,layers,heads,kv_heads,head_dim,width,ffn,vocab,tied,folders,loss,weights,logits,tokenizer,verdict")
     failed = 0
-    for family in ("gpt2", "llama", "mistral"):
+    for family in options.families.split(","):
         for i in range(options.configs):
             with tempfile.TemporaryDirectory() as folder:
                 rng = random.Random(f"{options.seed} {family} {i}")

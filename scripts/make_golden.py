@@ -102,8 +102,8 @@ class Llama:
         return F.linear(norm(x, "model.norm"), w["lm_head.weight"])
 
 
-def main(folder):
-    for model in (Gpt2(), Llama()):
+def write(folder, models, made_with, steps=STEPS):
+    for model in models:
         torch.manual_seed(7)
         start = {}
         for name, shape in model.shapes().items():
@@ -117,7 +117,7 @@ def main(folder):
             lr=LEARNING_RATE, betas=BETAS, eps=EPS)
         saved = [("weight." + n, t) for n, t in start.items()]
         losses, norms = [], []
-        for step in range(STEPS):
+        for step in range(steps):
             optimizer.zero_grad()
             logits = model.logits(weights, ids[:, :-1])
             loss = F.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
@@ -135,11 +135,11 @@ def main(folder):
             values = tensor.float().contiguous().view(-1).tolist()
             index.append({"name": name, "shape": list(tensor.shape), "begin_elems": len(data) // 4})
             data += struct.pack(f"<{len(values)}f", *values)
-        text = {"made_with": f"scripts/make_golden.py, PyTorch {torch.__version__.split('+')[0]}", "family": model.name,
+        text = {"made_with": f"{made_with}, PyTorch {torch.__version__.split('+')[0]}", "family": getattr(model, "family", model.name),
                 "layers": LAYERS, "heads": model.heads, "kv_heads": model.kv_heads, "width": WIDTH, "ffn_width": model.ffn,
-                "tokens": TOKENS, "vocab": VOCAB, "batch": BATCH, "tied": model.tied, "steps": STEPS,
+                "tokens": TOKENS, "vocab": VOCAB, "batch": BATCH, "tied": model.tied, "steps": steps,
                 "learning_rate": LEARNING_RATE, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "weight_decay": WEIGHT_DECAY,
-                "max_norm": MAX_NORM, "ids": ids.view(-1).tolist(), "losses": losses, "norms": norms}
+                "max_norm": MAX_NORM, "ids": ids.view(-1).tolist(), "losses": losses, "norms": norms} | getattr(model, "more", {})
         lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in text.items())
         rows = ",\n".join("  " + json.dumps(row) for row in index)
         (folder / f"{model.name}.json").write_text(f'{{\n{lines},\n "tensors": [\n{rows}\n ]\n}}\n')
@@ -148,4 +148,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden"))
+    write(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden"), (Gpt2(), Llama()), "scripts/make_golden.py")

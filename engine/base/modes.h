@@ -9,7 +9,16 @@
 namespace slipstream {
 
 /// model.family.
-enum class Family : uint8_t { gpt2, llama };
+enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
+
+/// Rotary positions, RMS norms and SwiGLU; otherwise learned positions, layer norms and GELU.
+constexpr bool is_rotary(Family family) { return family != Family::gpt2; }
+
+/// model.rope_scaling: how rotary frequencies change for sequences longer than those of the first training.
+enum class RopeScalingKind : uint8_t {
+  none,
+  llama3,  // long waves are stretched, short ones stay (Dubey et al. 2024, arXiv:2407.21783)
+};
 
 /// overlap.grad_reduce: how gradients become tasks. All but `bucketed` exist for comparison.
 enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
@@ -41,7 +50,9 @@ enum class OnNan : uint8_t {
 template <typename E>
 inline constexpr std::array<const char*, 0> kWords{};
 template <>
-inline constexpr std::array<const char*, 2> kWords<Family>{"gpt2", "llama"};
+inline constexpr std::array<const char*, 5> kWords<Family>{"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+template <>
+inline constexpr std::array<const char*, 2> kWords<RopeScalingKind>{"none", "llama3"};
 template <>
 inline constexpr std::array<const char*, 4> kWords<ReduceMode>{"bucketed", "per_parameter", "flat", "naive"};
 template <>

@@ -47,11 +47,22 @@ std::vector<std::pair<std::string, std::string>> weight_map(const std::string& p
 
 bool has_weights(const std::string& dir) { return exists(dir + "/" + kWeightsFile) || exists(dir + "/" + kIndexFile); }
 
+std::string find_weights(const std::string& path) {
+  for (const char* inside : {"", "/checkpoints/final", "/final"})
+    if (has_weights(path + inside)) return path + inside;
+  throw CheckpointError(
+      "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
+      "weights.",
+      files::shown(path), kWeightsFile, kIndexFile);
+}
+
+Json read_config(const std::string& dir) { return read_object(dir + "/" + kConfigFile); }
+
 WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
   if (!has_weights(dir_))
     throw CheckpointError("[checkpoint] {} has neither {} nor {}. Give a folder of weights in the Hugging Face format.",
                           files::shown(dir_), kWeightsFile, kIndexFile);
-  config_ = read_object(config_path());
+  config_ = read_config(dir_);
   if (exists(dir_ + "/" + kWeightsFile)) {
     files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + kWeightsFile));
     for (const TensorInfo& info : files_[0]->tensors()) tensors_[info.name] = {files_[0].get(), &info};

@@ -48,6 +48,12 @@ class WeightsFolder {
 /// True if `dir` has a file of weights or an index. Blocks.
 bool has_weights(const std::string& dir);
 
+/// Blocks. The folder itself, or the final weights of a run folder. Throws: CheckpointError if neither has weights.
+std::string find_weights(const std::string& path);
+
+/// Blocks. config.json of a folder. Throws: CheckpointError if it is no JSON object.
+Json read_config(const std::string& dir);
+
 struct SavedFolder {
   int64_t files = 0;
   int64_t size_bytes = 0;

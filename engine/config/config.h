@@ -30,15 +30,20 @@ struct Model {
   int64_t heads = 12;
   int64_t kv_heads = 0;  // resolved: heads
   int64_t width = 768;
-  int64_t ffn_width = 0;  // resolved: gpt2 4 x width; llama 8/3 x width, up to a multiple of 256
+  int64_t head_dim = 0;   // resolved: width / heads, if heads divide the width
+  int64_t ffn_width = 0;  // resolved: gpt2 4 x width; others 8/3 x width, up to a multiple of 256
   int64_t context = 1024;
   int64_t vocab_size = 0;                     // 0: from the tokenizer or the token shards
-  Choice tie_embeddings = Choice::automatic;  // resolved: gpt2 yes, llama no
+  Choice tie_embeddings = Choice::automatic;  // resolved: gpt2 yes, others no
   double rope_theta = 10000;
+  RopeScalingKind rope_scaling = RopeScalingKind::none;
+  double rope_scaling_factor = 8;
+  double rope_low_freq_factor = 1;
+  double rope_high_freq_factor = 4;
+  int64_t rope_original_context = 8192;
+  int64_t sliding_window = 0;  // 0: none
   double norm_eps = 1e-5;
   std::string init;  // Hugging Face folder; empty: random weights from train.seed
-
-  int64_t head_dim() const { return width / heads; }
 };
 
 struct Data {

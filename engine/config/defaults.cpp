@@ -9,10 +9,11 @@ namespace slipstream {
 
 RunConfig resolve_defaults(RunConfig config) {
   Model& model = config.model;
-  const bool llama = model.family == Family::llama;
+  const bool rotary = is_rotary(model.family);
   if (model.kv_heads == 0) model.kv_heads = model.heads;
-  if (model.ffn_width == 0) model.ffn_width = llama ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
-  if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = llama ? Choice::no : Choice::yes;
+  if (model.head_dim == 0 && model.width % model.heads == 0) model.head_dim = model.width / model.heads;
+  if (model.ffn_width == 0) model.ffn_width = rotary ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
+  if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = rotary ? Choice::no : Choice::yes;
   if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
   if (updates_matrices(config.optimizer.name) && config.optimizer.adamw_learning_rate == 0)
     config.optimizer.adamw_learning_rate = config.optimizer.learning_rate;
@@ -30,6 +31,12 @@ RunConfig resolve_defaults(RunConfig config) {
 }
 
 RunConfig in_effect(RunConfig config) {
+  if (config.model.rope_scaling == RopeScalingKind::none) {
+    config.model.rope_scaling_factor = Model{}.rope_scaling_factor;
+    config.model.rope_low_freq_factor = Model{}.rope_low_freq_factor;
+    config.model.rope_high_freq_factor = Model{}.rope_high_freq_factor;
+    config.model.rope_original_context = Model{}.rope_original_context;
+  }
   if (!updates_matrices(config.optimizer.name)) {
     config.optimizer.adamw_learning_rate = Optimizer{}.adamw_learning_rate;
     config.optimizer.momentum = Optimizer{}.momentum;

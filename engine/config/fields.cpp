@@ -17,32 +17,52 @@ std::vector<Field<R>> make_fields() {
   const auto& at = [](auto... members) { return F::at(members...); };
   const auto& size = detail::size_quantity();
   return {
-      F::mode("model.family", at(&R::model, &Model::family),
-              "Model architecture: gpt2 (learned positions, LayerNorm, GELU) or llama (RoPE, RMSNorm, SwiGLU)."),
+      F::mode(
+          "model.family", at(&R::model, &Model::family),
+          "Model architecture: gpt2 (learned positions, LayerNorm, GELU), llama (RoPE, RMSNorm, SwiGLU), or a variant "
+          "of llama: mistral (sliding window), qwen2 (biases of queries, keys and values) or qwen3 (norms of query "
+          "and key heads)."),
       F::integer("model.layers", at(&R::model, &Model::layers), {1, 65536}, "Number of transformer blocks."),
       F::integer("model.heads", at(&R::model, &Model::heads), {1, 65536},
-                 "Number of attention heads. Must divide model.width."),
+                 "Number of attention heads. Must divide model.width if model.head_dim = 0."),
       F::integer("model.kv_heads", at(&R::model, &Model::kv_heads), {0, 65536},
                  "Number of key and value heads. Must divide model.heads. 0: model.heads."),
+      F::integer("model.head_dim", at(&R::model, &Model::head_dim), {0, 256},
+                 "Elements of a head. 0: model.width / model.heads, the only value for gpt2."),
       F::integer("model.width", at(&R::model, &Model::width), {1, 1 << 20}, "Elements of a token's hidden state."),
       F::integer("model.ffn_width", at(&R::model, &Model::ffn_width), {0, 1 << 24},
                  "Elements of the feed-forward hidden layer. 0: 4 x width for gpt2; 8/3 x width rounded up to a "
-                 "multiple of 256 for llama."),
+                 "multiple of 256 for the others."),
       F::integer("model.context", at(&R::model, &Model::context), {1, 1 << 24}, "Longest sequence, in tokens."),
       F::integer("model.vocab_size", at(&R::model, &Model::vocab_size), {0, 1 << 24},
                  "Vocabulary size, in tokens: rows of the embedding and of the head. 0: the vocabulary of the "
                  "tokenizer or of the token shards. Memory holds a multiple of 128 rows. The added rows stay zero; "
                  "losses, norms, counts and files exclude them."),
       F::choice("model.tie_embeddings", at(&R::model, &Model::tie_embeddings),
-                "Use the embedding matrix as the output head. auto: true for gpt2, false for llama."),
+                "Use the embedding matrix as the output head. auto: true for gpt2, false for the others."),
       F::real("model.rope_theta", at(&R::model, &Model::rope_theta), in_float32({1, 1e12}),
-              "Base of the rotary frequencies. llama only."),
+              "Base of the rotary frequencies. Not for gpt2."),
+      F::mode("model.rope_scaling", at(&R::model, &Model::rope_scaling),
+              "Change of the rotary frequencies for long sequences: none, or llama3. With llama3, waves longer than "
+              "rope_original_context / rope_low_freq_factor are stretched by rope_scaling_factor, waves shorter than "
+              "rope_original_context / rope_high_freq_factor stay, and those between are interpolated."),
+      F::real("model.rope_scaling_factor", at(&R::model, &Model::rope_scaling_factor), in_float32({1, 1e6}),
+              "Factor on long waves of rope_scaling."),
+      F::real("model.rope_low_freq_factor", at(&R::model, &Model::rope_low_freq_factor), in_float32({0, 1e6, true}),
+              "Limit of long waves of rope_scaling, see there."),
+      F::real("model.rope_high_freq_factor", at(&R::model, &Model::rope_high_freq_factor), in_float32({0, 1e6, true}),
+              "Limit of short waves of rope_scaling. Above rope_low_freq_factor."),
+      F::integer("model.rope_original_context", at(&R::model, &Model::rope_original_context), {1, 1 << 24},
+                 "Longest sequence of the training before rope_scaling, in tokens."),
+      F::integer("model.sliding_window", at(&R::model, &Model::sliding_window), {0, 1 << 24},
+                 "Tokens that a token attends to, itself included. 0: all before it. mistral only."),
       F::real("model.norm_eps", at(&R::model, &Model::norm_eps), in_float32({0, 1, true}),
               "Constant added to the variance in every norm."),
       F::text(
           "model.init", at(&R::model, &Model::init),
-          "Hugging Face folder or run folder with the initial weights. The other keys of this table must describe its "
-          "model. Rows that its vocabulary lacks become the mean of its rows. Empty: random weights from "
+          "Hugging Face folder or run folder with the initial weights. It decides the keys of this table that the run "
+          "file lacks; written ones must describe its model. Rows that its vocabulary lacks become the mean of its "
+          "rows. Empty: random weights from "
           "train.seed."),
 
       F::text("data.train", at(&R::data, &Data::train), "Path of the training data: a text file or token shards."),

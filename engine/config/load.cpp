@@ -40,11 +40,20 @@ void apply_set(RunConfig& config, const std::string& set) {
 
 }  // namespace
 
-RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets) {
-  RunConfig config;
-  if (!path.empty())
-    set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
-  for (const std::string& set : sets) apply_set(config, set);
+RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets,
+                          const KeysOfFolder& keys_of_folder) {
+  const auto written_over = [&](RunConfig config) {
+    if (!path.empty())
+      set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
+    for (const std::string& set : sets) apply_set(config, set);
+    return config;
+  };
+  RunConfig config = written_over({});
+  if (!config.model.init.empty() && keys_of_folder) {
+    RunConfig of_folder;
+    for (const std::string& key : keys_of_folder(config.model.init)) apply_set(of_folder, key);
+    config = written_over(std::move(of_folder));
+  }
   config = resolve_defaults(std::move(config));
   validate(config);
   return config;

@@ -2,6 +2,7 @@
 #pragma once
 // Loads a configuration from a run file and `--set`.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,15 @@ struct RunSource {
   std::vector<std::string> sets;  // --set key=value
 };
 
+/// Keys "key=value" of the model in a folder, for model.init.
+using KeysOfFolder = std::function<std::vector<std::string>(const std::string& folder)>;
+
 /// Reads the run file at `path` (empty: none), then applies `sets` ("key=value", the last of equal keys wins; texts
 /// need no quotes) over it, fills in the derived values (resolve_defaults) and checks it (validate). Precedence:
-/// defaults < file < sets. It does not read the files that the configuration names (data, weights, machines). Throws:
-/// ConfigError, one sentence with file:line:column (or the `--set`), what is wrong and the nearest name or the range.
-RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {});
+/// defaults < keys of the folder model.init, if `keys_of_folder` is given < file < sets. It does not read the other
+/// files that the configuration names (data, machines). Throws: what `keys_of_folder` throws; ConfigError, one sentence
+/// with file:line:column (or the `--set`), what is wrong and the nearest name or the range.
+RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {},
+                          const KeysOfFolder& keys_of_folder = {});
 
 }  // namespace slipstream

@@ -24,9 +24,8 @@ namespace {
 /// Number of weights as a double, so that oversized products do not overflow.
 double parameter_count(const Model& model) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
-  const double kv_width = real(model.width) / real(model.heads) * real(model.kv_heads);
-  const double attention = 2 * real(model.width) * real(model.width) + 2 * real(model.width) * kv_width;
-  const double ffn = (model.family == Family::llama ? 3 : 2) * real(model.width) * real(model.ffn_width);
+  const double attention = 2 * real(model.width) * real(model.head_dim) * real(model.heads + model.kv_heads);
+  const double ffn = (is_rotary(model.family) ? 3 : 2) * real(model.width) * real(model.ffn_width);
   const double embedding = (model.tie_embeddings == Choice::yes ? 1 : 2) * real(model.vocab_size) * real(model.width);
   return real(model.layers) * (attention + ffn) + embedding;
 }
@@ -38,7 +37,7 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
 }
 
 void validate_model(const Model& model) {
-  if (model.width % model.heads != 0)
+  if (model.head_dim == 0)
     throw ConfigError("model.width = {} is not a multiple of model.heads = {}. Use heads that divide the width.",
                       model.width, model.heads);
   if (model.heads % model.kv_heads != 0)
@@ -49,11 +48,28 @@ void validate_model(const Model& model) {
         "model.kv_heads = {} differs from model.heads = {}, but family gpt2 needs one key and value head per head. "
         "Leave kv_heads out, or use family = \"llama\".",
         model.kv_heads, model.heads);
-  if (model.family == Family::llama && model.head_dim() % 2 != 0)
+  if (is_rotary(model.family) && model.head_dim % 2 != 0)
+    throw ConfigError("{} = {} is odd, but rotary positions need pairs of elements. Use an even width per head.",
+                      model.head_dim * model.heads == model.width
+                          ? fmt::format("model.width / model.heads = {} / {}", model.width, model.heads)
+                          : "model.head_dim",
+                      model.head_dim);
+  if (!is_rotary(model.family) && model.head_dim * model.heads != model.width)
     throw ConfigError(
-        "model.width / model.heads = {} / {} = {} is odd, but rotary positions need pairs of elements. Use an even "
-        "width per head.",
-        model.width, model.heads, model.head_dim());
+        "model.head_dim = {} is not model.width / model.heads = {} / {}, but family gpt2 needs that. Leave head_dim "
+        "out, or use family = \"llama\".",
+        model.head_dim, model.width, model.heads);
+  if (model.rope_scaling != RopeScalingKind::none) {
+    if (!is_rotary(model.family))
+      throw ConfigError("model.rope_scaling = \"{}\" needs rotary positions, which family {} lacks. Use \"none\".",
+                        name_of(model.rope_scaling), name_of(model.family));
+    if (model.rope_low_freq_factor >= model.rope_high_freq_factor)
+      throw ConfigError("model.rope_low_freq_factor = {} is not below model.rope_high_freq_factor = {}. Lower it.",
+                        model.rope_low_freq_factor, model.rope_high_freq_factor);
+  }
+  if (model.sliding_window > 0 && model.family != Family::mistral)
+    throw ConfigError("model.sliding_window = {} needs family = \"mistral\", and the family is \"{}\". Use 0.",
+                      model.sliding_window, name_of(model.family));
   if (const double count = parameter_count(model); count > 1e15)
     throw ConfigError(
         "[model] has about {:.1e} parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
@@ -77,6 +93,12 @@ void validate_train(const RunConfig& config) {
         train.sequence_length / chunks * chunks + chunks > config.model.context
             ? fmt::format("; at most model.context = {}", config.model.context)
             : "");
+  if (const int64_t window = config.model.sliding_window;
+      config.parallel.context > 1 && window > 0 && window < train.sequence_length)
+    throw ConfigError(
+        "model.sliding_window = {} below train.sequence_length = {} with parallel.context = {} is not supported: keys "
+        "that travel around the ring have no window. Use parallel.context = 1.",
+        window, train.sequence_length, config.parallel.context);
   if (train.global_batch_size % train.micro_batch_size != 0)
     throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
                       train.global_batch_size, train.micro_batch_size,

@@ -29,6 +29,7 @@ void check(std::string_view op, const Args& args) {
   if (args.head_dim > kAttentionHeadDimMax)
     throw ShapeError("[{}] head_dim is {}, need at most {}. Use more heads.", op, args.head_dim, kAttentionHeadDimMax);
   if (!(args.scale > 0.0f)) throw ShapeError("[{}] scale is {}, need a positive number.", op, args.scale);
+  require_at_least(op, "window", args.window, 0);
   require_at_least(op, "q_stride", args.q_stride, args.heads * args.head_dim);
   require_at_least(op, "kv_stride", args.kv_stride, args.kv_heads * args.head_dim);
   require_at_least(op, "out_stride", args.out_stride, args.heads * args.head_dim);
@@ -52,7 +53,8 @@ Cost scores(const Args& args, int64_t queries, int64_t keys, int64_t products, i
 
 template <typename Args>
 Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
-  const int64_t pairs = args.tokens * (args.tokens + 1) / 2;
+  const int64_t seen = args.window > 0 ? std::min(args.window, args.tokens) : args.tokens;  // by the last token
+  const int64_t pairs = seen * (seen + 1) / 2 + (args.tokens - seen) * seen;
   const int64_t rows = rows_per_head * (args.heads + args.kv_heads) * args.batch * args.tokens;
   return scores(args, args.tokens, args.tokens, products, pairs,
                 bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens);
@@ -69,7 +71,8 @@ Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t 
           4 * all.batch * queries);
 }
 
-void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {
+void check(std::string_view op, const AttentionBlock& block, int64_t tokens, int64_t window) {
+  if (window > 0 && !block.causal) throw ShapeError("[{}] a window of {} tokens needs a causal block.", op, window);
   for (const auto& [first, count] :
        {std::pair(block.first_query, block.queries), std::pair(block.first_key, block.keys)}) {
     require_at_least(op, "the first row of a block", first, 0);
@@ -129,7 +132,7 @@ void attention_block_forward(LaunchContext& context, const AttentionBlockForward
   constexpr std::string_view op = "attention_block_forward";
   const AttentionForward& all = args.all;
   check(op, all);
-  check(op, args.block, all.tokens);
+  check(op, args.block, all.tokens, all.window);
   if (all.batch * args.block.queries == 0) return;
   require_pointers(op, {all.q});
   if (args.block.keys > 0) require_pointers(op, {all.k, all.v});
@@ -145,7 +148,7 @@ void attention_block_backward(LaunchContext& context, const AttentionBlockBackwa
   constexpr std::string_view op = "attention_block_backward";
   const AttentionBackward& all = args.all;
   check(op, all);
-  check(op, args.block, all.tokens);
+  check(op, args.block, all.tokens, all.window);
   require_at_least(op, "dq_stride", all.dq_stride, all.heads * all.head_dim);
   if (all.batch * all.tokens == 0) return;
   require_pointers(op, {all.dout, all.q, all.k, all.v, all.out, all.lse, all.workspace, args.dkv});

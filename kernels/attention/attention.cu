@@ -77,6 +77,18 @@ __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t quer
   return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
+/// Number of keys from key_begin on that are too old for the query.
+__device__ __forceinline__ int hidden(int64_t window, int64_t query, int64_t key_begin) {
+  const int64_t keys = window > 0 ? query + 1 - window - key_begin : 0;
+  return keys < 0 ? 0 : static_cast<int>(keys);
+}
+
+/// First key of the first tile that the tile of queries at `begin` sees.
+template <int kRows>
+__device__ __forceinline__ int64_t keys_begin(int64_t window, int64_t begin) {
+  return window > 0 && begin + 1 > window ? (begin + 1 - window) / kRows * kRows : 0;
+}
+
 /// End of the keys for the tile of queries at `begin`.
 __device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) {
   return block.causal ? begin + 1 : block.keys;
@@ -119,34 +131,36 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       if (column < head_dim) out[i] = args.carried.out[carried * head_dim + column];
     }
   }
-  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kRows) {
+  for (int64_t key_begin = keys_begin<kRows>(all.window, begin); key_begin < keys_end(block, begin);
+       key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
     load_tile<kRows, kAligned>(v, values, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin), old = hidden(all.window, query, key_begin);
     float scores[kKeys], highest = largest;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int key = part + i * kParts;
-      scores[i] = key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
+      scores[i] = key >= old && key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
       highest = fmaxf(highest, scores[i]);
     }
 #pragma unroll
     for (int bits = 1; bits < kParts; bits *= 2) highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, bits));
-    const float keep = expf(largest - highest);
+    // In the first tiles of a window a query may see no key.
+    const float base = highest > -__builtin_inff() ? highest : 0.0f, keep = expf(largest - base);
     largest = highest;
     sum *= keep;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
-      const float weight = expf(scores[i] - highest);
+      const float weight = expf(scores[i] - base);
       sum += weight;
       p[row * kScorePitch + part + i * kParts] = weight;
     }
     __syncwarp();  // only its own threads read a row of p
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) out[i] *= keep;
-    for (int key = 0; key < seen; ++key) {
+    for (int key = old; key < seen; ++key) {
       const float weight = p[row * kScorePitch + key];
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
@@ -240,23 +254,24 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
       if (column < head_dim) dq[i] = args.dq_sum[carried + column];
     }
   }
-  for (int64_t key_begin = 0; key_begin < keys_end(block, begin); key_begin += kRows) {
+  for (int64_t key_begin = keys_begin<kRows>(all.window, begin); key_begin < keys_end(block, begin);
+       key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim,
                                all.kv_stride, key_begin, block.keys, head_dim);
     load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                                all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin), old = hidden(all.window, query, key_begin);
     for (int key = part; key < kRows; key += kParts) {
       float slope = 0.0f;
-      if (key < seen)
+      if (key >= old && key < seen)
         slope =
             expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
     __syncwarp();  // only its own threads read a row of ds
-    for (int key = 0; key < seen; ++key) {
+    for (int key = old; key < seen; ++key) {
       const float slope = ds[row * kScorePitch + key];
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
@@ -300,8 +315,12 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                              all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
+  // Behind the last query that sees the last key.
+  const int64_t queries_end = all.window > 0 && key_begin + kRows - 1 + all.window < block.queries
+                                  ? key_begin + kRows - 1 + all.window
+                                  : block.queries;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = block.causal ? key_begin : 0; begin < block.queries; begin += kRows) {
+    for (int64_t begin = block.causal ? key_begin : 0; begin < queries_end; begin += kRows) {
       __syncthreads();
       load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim,
                                  all.q_stride, begin, block.queries, head_dim);
@@ -309,10 +328,10 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
                                  all.out_stride, begin, block.queries, head_dim);
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
-      const int seen = visible<kRows>(block, begin + row, key_begin);
+      const int seen = visible<kRows>(block, begin + row, key_begin), old = hidden(all.window, begin + row, key_begin);
       for (int key = part; key < kRows; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
-        if (key < seen) {
+        if (key >= old && key < seen) {
           weight = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse);
           slope = weight * (dot(d, row, v, key, head_dim) - mine.delta);
         }

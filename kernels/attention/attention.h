@@ -18,8 +18,8 @@ namespace slipstream::kernels {
 /// The widest head that fits in the kernels' scratch.
 constexpr int64_t kAttentionHeadDimMax = 256;
 
-/// out[t] = sum over s <= t of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale *
-/// q[t].k[s]).
+/// out[t] = sum over s of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale * q[t].k[s]);
+/// over s <= t, with a window W over t - W < s <= t.
 ///
 /// Shapes:  row of token t of sequence b of q (of k, v, out) is at (b*T + t) * q_stride (kv_stride, out_stride)
 /// elements;
@@ -27,9 +27,10 @@ constexpr int64_t kAttentionHeadDimMax = 256;
 ///          H, T]
 /// Types:   q, k, v, out f32 or bf16; scores, softmax and sums f32; lse f32
 /// Alias:   none: out is apart from q, k, v
-/// Cost:    4·B·H·E·T(T+1)/2 flops; (2·H + 2·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
-/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, or a stride is below its
-///          row
+/// Cost:    4·B·H·E·P flops with P = T(T+1)/2, or with a window W < T, W(W+1)/2 + (T-W)W;
+///          (2·H + 2·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
+/// Errors:  ShapeError if G does not divide H, E is not in [1, 256], scale is not positive, the window is negative, or
+///          a stride is below its row
 /// Source:  Dao 2023, arXiv:2307.08691 (blocks, running maximum and sum); Ainslie et al. 2023, arXiv:2305.13245
 ///          (groups)
 struct AttentionForward {
@@ -48,6 +49,7 @@ struct AttentionForward {
   int64_t out_stride = 0;  // elements
   float scale = 1.0f;
   DType dtype = DType::f32;
+  int64_t window = 0;  // 0: none
 };
 
 /// dq, dk, dv of the above from dout; the scores are recomputed from lse.
@@ -56,7 +58,7 @@ struct AttentionForward {
 ///          workspace attention_backward_workspace_elems(args) floats
 /// Types:   as above; dq, dk, dv in dtype, summed in f32; heads of a group are summed in order of heads
 /// Alias:   none: dq, dk, dv may lie in one packed row, apart from all inputs
-/// Cost:    10·B·H·E·T(T+1)/2 flops; (4·H + 4·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
+/// Cost:    10·B·H·E·P flops; (4·H + 4·G)·B·T·E·sizeof(T) + 4·B·H·T bytes
 /// Errors:  as above
 /// Source:  as above, section 3.1.2. Parallel over B x G, so bits do not depend on the number of threads.
 struct AttentionBackward {
@@ -82,6 +84,7 @@ struct AttentionBackward {
   int64_t dkv_stride = 0;  // elements
   float scale = 1.0f;
   DType dtype = DType::f32;
+  int64_t window = 0;  // 0: none
 };
 
 /// The softmax of every query over the keys seen so far: the state with which attention continues when more keys
@@ -101,8 +104,8 @@ struct AttentionCarried {
 /// Shapes:  q, out, lse, carried: T = all.tokens rows of the queries' sequences; k, v: as many of the keys'
 /// Alias:   as AttentionForward; carried overlaps no operand, and may be null in a block that is first and last
 /// Cost:    4·B·H·E·pairs flops; as the sum of rows that the block touches
-/// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than
-///          queries
+/// Errors:  as AttentionForward; ShapeError if the block lies outside T, is causal with another number of keys than
+///          queries, or has a window without being causal
 /// Source:  as AttentionForward; Liu et al. 2023, arXiv:2310.01889 (blocks that travel in a ring)
 struct AttentionBlockForward {
   AttentionForward all;

@@ -23,7 +23,7 @@ struct alignas(64) Scratch {
   float dot[kBlock];  // dout . out of each query
 };
 
-/// The current pair of blocks; query i sees key s if s <= i + ahead.
+/// The current pair of blocks; query i sees key s if s <= i + ahead and, with a window, s > i + ahead - window.
 struct Pair {
   const float* v;
   int64_t v_stride;
@@ -32,6 +32,7 @@ struct Pair {
   int64_t queries;
   int64_t keys;
   int64_t ahead;
+  int64_t window;  // 0: hides no key of this block
   int64_t head_dim;
   float scale;
   bool first;  // first block of keys of these queries
@@ -57,6 +58,13 @@ inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_
   }
 }
 
+/// Zeroes the weights of keys that are `window` or more before the query's last one.
+inline void hide_columns(float* weights, float* dscores, int64_t keys, int64_t first_query, int64_t window) {
+  for (int lane = 0; lane < kLanes; ++lane)
+    for (int64_t s = 0; s < least(keys, first_query + lane - window + 1); ++s)
+      weights[s * kBlock + lane] = dscores[s * kBlock + lane] = 0.0f;
+}
+
 inline void make_weights(Scratch& scratch, const Pair& pair) {
   const int64_t width = padded(pair.head_dim);
   for (int64_t i = 0; i < pair.queries; i += kTileCols) {
@@ -71,6 +79,8 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
       softmax_columns(scratch.weights + j, scratch.dscores + j, seen, j + pair.ahead, pair.scale, load(scratch.lse + j),
                       load(scratch.dot + j));
+    for (int64_t j = i; j < i + kTileCols && pair.window > 0; j += kLanes)
+      hide_columns(scratch.weights + j, scratch.dscores + j, seen, j + pair.ahead, pair.window);
     // Tiles of the products below reach at most kTileRows - 1 keys beyond these columns.
     for (int64_t s = seen; s < least(pair.keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) {
@@ -141,18 +151,21 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
   const int64_t carried = ((sequence * all.heads + head) * all.tokens + first_query) * all.head_dim;
   if (!args.first) pack(args.dq_sum + carried, all.head_dim, queries, all.head_dim, scratch.dq);
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
-  for (int64_t key = 0; key < end; key += kBlock) {
+  const int64_t start = first_tile_of_window(all.window, begin);
+  for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key);
+    const int64_t ahead = block.causal ? begin - key : keys;
     Pair pair = {.v = scratch.v,
                  .v_stride = width,
                  .dk = dk + key * width,
                  .dv = dv + key * width,
                  .queries = queries,
                  .keys = keys,
-                 .ahead = block.causal ? begin - key : keys,
+                 .ahead = ahead,
+                 .window = queries + ahead > all.window ? all.window : 0,
                  .head_dim = all.head_dim,
                  .scale = all.scale,
-                 .first = args.first && key == 0};
+                 .first = args.first && key == start};
     pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
     if constexpr (std::is_same_v<T, float>) {
       pair.v = v + key * all.kv_stride;

@@ -59,17 +59,50 @@ inline void softmax_columns(float* scores, int64_t keys, int64_t first_query, fl
   store(sum, load(sum) * factor + (total[0] + total[1]));
 }
 
-/// Adds keys [0, keys) of a block to the output of `queries` queries; query i sees key s if s <= i + ahead.
+/// softmax_columns() where queries see no keys `window` or more before their last one. A query may see no key at all.
+inline void softmax_columns_of_window(float* scores, int64_t keys, int64_t first_query, int64_t window, float scale,
+                                      float* maximum, float* sum, float* rescale) {
+  Vf query;
+  for (int lane = 0; lane < kLanes; ++lane) query[lane] = static_cast<float>(first_query + lane);
+  const Vf behind = query - splat(static_cast<float>(window));  // the last key that is too old
+  Vf high = splat(-__builtin_inff());
+  for (int64_t s = 0; s < keys; ++s) {
+    const Vf at = splat(static_cast<float>(s));
+    high = ((query >= at) & (at > behind)) ? max(high, load(scores + s * kBlock)) : high;
+  }
+  const Vf before = load(maximum), now = max(before, high * scale);
+  const Vf base = now > splat(-__builtin_inff()) ? now : Vf{};
+  Vf total = {};
+  for (int64_t s = 0; s < keys; ++s) {
+    const Vf at = splat(static_cast<float>(s)), weight = exp_bounded(load(scores + s * kBlock) * scale - base);
+    const Vf seen = ((query >= at) & (at > behind)) ? weight : Vf{};
+    store(scores + s * kBlock, seen);
+    total += seen;
+  }
+  const Vf factor = exp_bounded(before - base);
+  store(maximum, now);
+  store(rescale, factor);
+  store(sum, load(sum) * factor + total);
+}
+
+/// Adds keys [0, keys) of a block to the output of `queries` queries; query i sees key s if s <= i + ahead and, with a
+/// window, s > i + ahead - window.
 inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_t queries, int64_t keys, int64_t ahead,
-                      int64_t head_dim, float scale, bool first) {
+                      int64_t window, int64_t head_dim, float scale, bool first) {
+  const bool hides = window > 0 && queries + ahead > window;
   for (int64_t i = 0; i < queries; i += kTileCols) {
     const int64_t seen = least(keys, i + kTileCols + ahead);
     for (int64_t s = 0; s < seen; s += kTileRows)
       tile<false>(least(kTileRows, seen - s), Rows{k + s * k_stride, k_stride}, scratch.q + i, kBlock,
                   scratch.scores + s * kBlock + i, kBlock, head_dim);
-    for (int64_t j = i; j < i + kTileCols; j += kLanes)
-      softmax_columns(scratch.scores + j, seen, j + ahead, scale, scratch.maximum + j, scratch.sum + j,
-                      scratch.rescale + j);
+    for (int64_t j = i; j < i + kTileCols; j += kLanes) {
+      float *const scores = scratch.scores + j, *const maximum = scratch.maximum + j, *const sum = scratch.sum + j,
+                   *const rescale = scratch.rescale + j;
+      if (hides)
+        softmax_columns_of_window(scores, seen, j + ahead, window, scale, maximum, sum, rescale);
+      else
+        softmax_columns(scores, seen, j + ahead, scale, maximum, sum, rescale);
+    }
     // A tile of rows below may reach into these columns from the next ones.
     for (int64_t s = seen; s < least(keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) store(scratch.scores + s * kBlock + j, Vf{});
@@ -118,15 +151,17 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& a
     pack(args.carried.out + row_of_head * all.head_dim, all.head_dim, queries, all.head_dim, scratch.out);
   }
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
-  for (int64_t key = 0; key < end; key += kBlock) {
+  const int64_t start = first_tile_of_window(all.window, begin);
+  for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key), ahead = block.causal ? begin - key : keys;
-    const bool first = args.first && key == 0;
+    const bool first = args.first && key == start;
     pack(v + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.v);
     if constexpr (std::is_same_v<T, float>) {
-      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, all.head_dim, all.scale, first);
+      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, all.window, all.head_dim,
+                all.scale, first);
     } else {
       pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
-      add_block(scratch, scratch.k, width, queries, keys, ahead, all.head_dim, all.scale, first);
+      add_block(scratch, scratch.k, width, queries, keys, ahead, all.window, all.head_dim, all.scale, first);
     }
   }
   if (!args.last) {

@@ -121,6 +121,11 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
       __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
+/// First key of the first tile of keys that queries from `begin` on see.
+inline int64_t first_tile_of_window(int64_t window, int64_t begin) {
+  return window > 0 && begin + 1 > window ? (begin + 1 - window) / kBlock * kBlock : 0;
+}
+
 /// Prefetches q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's
 /// queries.
 template <typename T, typename Args>

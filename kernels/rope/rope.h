@@ -10,6 +10,19 @@
 
 namespace slipstream::kernels {
 
+/// Change of the frequencies for sequences longer than `original_context`, those of the first training: waves longer
+/// than original_context / low_freq_factor are stretched by `factor`, waves shorter than original_context /
+/// high_freq_factor stay, and the frequencies between are interpolated. Factor 0: no change.
+/// Source: Dubey et al. 2024, arXiv:2407.21783; the constants are those of config.json of Llama 3.1.
+struct RopeScaling {
+  float factor = 0;
+  float low_freq_factor = 1;
+  float high_freq_factor = 4;
+  int64_t original_context = 8192;
+
+  bool operator==(const RopeScaling&) const = default;
+};
+
 /// For j < E/2, at position p = t + position_offset with angle a = p * theta^(-2j/E):
 /// (x[j], x[j + E/2]) <- (x[j] cos a - x[j + E/2] sin a, x[j + E/2] cos a + x[j] sin a); inverse turns by -a, which is
 /// the backward. B batch, T tokens, H heads, E head_dim.
@@ -41,8 +54,9 @@ void rope(LaunchContext& context, const Rope& args);
 /// Pure. Minimum flops and bytes. Pointers may be null.
 Cost rope_cost(const Rope& args);
 
-/// Blocks. Fills table [positions, head_dim] in double, rounded once. Throws: ShapeError if head_dim is odd.
-void rope_table(float* table, int64_t positions, int64_t head_dim, float theta);
+/// Blocks. Fills table [positions, head_dim] in double, rounded once. Throws: ShapeError if head_dim is odd, or if the
+/// scaling's low_freq_factor is not below its high_freq_factor.
+void rope_table(float* table, int64_t positions, int64_t head_dim, float theta, const RopeScaling& scaling = {});
 
 SLIP_DECLARE_PER_ISA(void rope_cpu(LaunchContext& context, const Rope& args);)
 

@@ -15,7 +15,6 @@
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/matmul/matmul.h"
-#include "kernels/residual/residual.h"
 #include "kernels/step_scalars/step_scalars.h"
 
 namespace slipstream::models {
@@ -139,17 +138,6 @@ bool SpecBuilder::cut_before(int64_t layer) const {
   return std::find(options_.cuts.begin(), options_.cuts.end(), layer) != options_.cuts.end();
 }
 
-void SpecBuilder::residual_sum(Slice x, Slice delta, Slice sum) {
-  const kernels::Residual shape{.elems = sum.size_bytes / size_of(options_.dtype), .dtype = options_.dtype};
-  work("residual_sum", kernels::residual_cost(shape), {x, delta}, {sum}, [=](LaunchContext& c) {
-    kernels::Residual args = shape;
-    args.a = c.at(x);
-    args.b = c.at(delta);
-    args.y = c.at(sum);
-    kernels::residual(c, args);
-  });
-}
-
 uint32_t SpecBuilder::begin(const std::string& name, int layer) {
   spec_.pieces.push_back({.name = name, .layer = layer});
   return current();
@@ -240,7 +228,8 @@ void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
                                         .kv_stride = qkv_width(),
                                         .out_stride = attention_width(),
                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
-                                        .dtype = options_.dtype};
+                                        .dtype = options_.dtype,
+                                        .window = window()};
   work("attention", kernels::attention_forward_cost(shape), {qkv}, {out, lse}, [=](LaunchContext& c) {
     kernels::AttentionForward args = shape;
     args.q = c.at(qkv);
@@ -268,7 +257,8 @@ void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse
                                          .dq_stride = qkv_width(),
                                          .dkv_stride = qkv_width(),
                                          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
-                                         .dtype = options_.dtype};
+                                         .dtype = options_.dtype,
+                                         .window = window()};
   work("attention_gradient", kernels::attention_backward_cost(shape), {dout, qkv, out, lse}, {dqkv, workspace},
        [=](LaunchContext& c) {
          kernels::AttentionBackward args = shape;

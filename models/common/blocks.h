@@ -43,6 +43,18 @@ struct Norm {
   }
 };
 
+/// RMS norms of the heads of queries and keys.
+struct HeadNorms {
+  int64_t q_weight = -1, k_weight = -1;  // -1: none
+  Slice inv_rms = {};                    // float [rows, heads + kv_heads]
+  Slice partial = {};                    // gradients of both weights, if they are this rank's share of a sum
+
+  bool exist() const { return q_weight >= 0; }
+  std::vector<uint32_t> parameters() const {
+    return {static_cast<uint32_t>(q_weight), static_cast<uint32_t>(k_weight)};
+  }
+};
+
 /// Pure. `slices` and, if there is one, `more`.
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
 
@@ -94,6 +106,8 @@ class SpecBuilder {
   /// computed here, summed over the ranks after the current piece, and added to those of the parameters by a later
   /// piece. Otherwise returns an empty slice and does nothing.
   Slice norm_partial(const std::string& name, int64_t elems);
+  /// Heads are shared wherever layers are: a share of the gradients of norms of heads, or an empty slice on one rank.
+  Slice head_norm_partial(const std::string& name);
   void sum_partial(Slice partial);
   void add_partial(Slice partial, const std::vector<uint32_t>& parameters);
 
@@ -153,6 +167,10 @@ class SpecBuilder {
   /// are ready, or their shares in flight, after the piece of the last chunk.
   void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {},
                      const Linear& before = {});
+  /// qkv = raw with normed heads of queries and keys.
+  void head_norm(Slice raw, const HeadNorms& n, Slice qkv);
+  /// d: the gradient of qkv, then of raw, in place. The weights are ready, or their shares in flight, after this piece.
+  void head_norm_gradient(Slice d, Slice raw, const HeadNorms& n);
   /// y = silu(gate) up, gate_up [.., 2 width].
   void swiglu(Slice gate_up, Slice y, int64_t width);
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
@@ -201,7 +219,9 @@ class SpecBuilder {
   /// The head's weights: the table itself, a copy of it on another stage, or separate weights under `name`.
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 
-  int64_t head_dim() const { return options_.width / options_.heads; }
+  /// 0 if it hides no token.
+  int64_t window() const { return options_.window < options_.tokens ? options_.window : 0; }
+  int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice attention_workspace() const { return attention_workspace_; }
 
@@ -235,7 +255,7 @@ class SpecBuilder {
   Slice ids_, targets_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
   Slice loss_parts_;  // of all ranks that share the vocabulary
-  Slice norm_workspace_, attention_workspace_, norm_partial_, rotary_;
+  Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_;
 };
 
 }  // namespace slipstream::models

@@ -19,7 +19,7 @@ struct ResidualGradient {
 };
 
 struct Block : BlockParameters {
-  Slice residual_in, normed_1, qkv_out, lse, attended;  // activations kept for backward
+  Slice residual_in, normed_1, raw, qkv_out, lse, attended;  // activations kept for backward; raw: before head norms
   Slice residual_mid, normed_2, up_out, active;
   ResidualGradient d_in, d_out;
   Slice d_qkv, d_mid, d_up;  // gradients of qkv_out, residual_mid and up_out
@@ -76,6 +76,12 @@ class Decoder {
     y.residual_in = l == 0 ? embedded_ : b_.own_activation(a + "residual_in", D);
     if (!b_.own_tokens()) y.normed_1 = b_.activation(a + "normed_1", D);
     y.qkv_out = b_.activation(a + "qkv", b_.qkv_width());
+    y.raw = y.qkv_out;
+    if (y.head_norms.exist()) {
+      y.raw = b_.activation(a + "qkv_raw", b_.qkv_width());
+      y.head_norms.inv_rms = b_.statistics(a + "head_norms.inv_rms", (b_.heads() + b_.kv_heads()) * R);
+      y.head_norms.partial = b_.head_norm_partial(a + "head_norms.gradient");
+    }
     y.lse = b_.statistics(a + "lse", b_.heads() * R);
     y.attended = b_.activation(a + "attended", b_.attention_width());
     y.residual_mid = b_.own_activation(a + "residual_mid", D);
@@ -98,7 +104,7 @@ class Decoder {
     d_norm_ = rows("d_norm", D);
     // With chunks in flight, d_norm still holds chunks of the last norm while the first chunks of attention are
     // computed.
-    d_attended_ = b_.shared() ? rows("d_attended", b_.attention_width()) : d_norm_;
+    d_attended_ = b_.shared() || b_.attention_width() != D ? rows("d_attended", b_.attention_width()) : d_norm_;
     if (f_.gated) d_active_ = rows("d_active", F);
     d_wide_ = rows("d_wide", std::max(blocks_.front().up.out, b_.qkv_width()));
     if (!b_.own_tokens()) return;
@@ -188,11 +194,12 @@ class Decoder {
                            : norm_stage("attention", "norm", l, y.norm_1, block(l - 1).residual_mid, delta_,
                                         y.residual_in, y.normed_1));
       stages.push_back({"attention", "qkv", l, [this, &y](TokenChunk c) {
-                          b_.linear(b_.chunk(seen(y.normed_1), c), y.qkv, b_.chunk(y.qkv_out, c));
+                          b_.linear(b_.chunk(seen(y.normed_1), c), y.qkv, b_.chunk(y.raw, c));
                         }});
       b_.in_chunks(stages, b_.chunks(), add);
       stages.clear();
       if (b_.shared()) add(b_.begin("attention", l));
+      if (y.head_norms.exist()) b_.head_norm(y.raw, y.head_norms, y.qkv_out);
       if (f_.rotary) b_.rotate(y.qkv_out, false);
       ring_.forward(l, y.qkv_out, y.attended, y.lse, add);
       const auto out = [this, &y](TokenChunk c) {
@@ -237,6 +244,12 @@ class Decoder {
     if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
   }
 
+  /// d_qkv becomes the gradient of what the product has written.
+  void before_attention_gradient(const Block& y) {
+    if (f_.rotary) b_.rotate(y.d_qkv, true);
+    if (y.head_norms.exist()) b_.head_norm_gradient(y.d_qkv, y.raw, y.head_norms);
+  }
+
   void backward() {
     std::vector<uint32_t>& order = b_.spec().backward;
     b_.head_gradient(hidden_, head_, d_norm_, order);
@@ -258,7 +271,7 @@ class Decoder {
       add_backward(b_.begin("attention_qkv_gradient", l));
       b_.linear_input_gradient(y.d_mid, y.out, d_attended_);
       ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
-      if (f_.rotary) b_.rotate(y.d_qkv, true);
+      before_attention_gradient(y);
       b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv);
       add_backward(b_.begin("norm_1_gradient", l));
       b_.linear_input_gradient(y.d_qkv, y.qkv, d_norm_);
@@ -348,7 +361,7 @@ class Decoder {
                    count, add);
       if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
       ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
-      if (f_.rotary) b_.rotate(y.d_qkv, true);
+      before_attention_gradient(y);
       b_.in_chunks({{"attention_input_gradient", "qkv", l,
                      [this, &y](TokenChunk c) {
                        b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv, b_.chunk(d_norm_, c));
@@ -359,6 +372,10 @@ class Decoder {
       b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
       add(b_.begin("attention_qkv_gradient", l));
       b_.linear_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv);
+      if (y.head_norms.exist()) {
+        add(b_.begin("head_norms_share", l));
+        b_.add_partial(y.head_norms.partial, y.head_norms.parameters());
+      }
       add_share("norm_2_share", l, y.norm_2);
       stages = {norm_gradient_stage("norm_1_gradient", l, y.norm_1, y.residual_in, y.d_mid, y.d_in)};
       if (!o_.whole_layers || l == 0) continue;

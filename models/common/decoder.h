@@ -16,7 +16,8 @@ namespace slipstream::models {
 /// The parameters of one block; this rank's part of them.
 struct BlockParameters {
   Norm norm_1;
-  Linear qkv, out;  // D -> q, k and v side by side; attention's output -> D
+  HeadNorms head_norms;  // of some families
+  Linear qkv, out;       // D -> q, k and v side by side; attention's output -> D
   Norm norm_2;
   Linear up, down;  // D -> F (gate and up side by side: 2 F) -> D
 };
@@ -31,6 +32,9 @@ struct Architecture {
   std::function<BlockParameters(SpecBuilder&, int layer)> block;  // declares them
   std::function<Norm(SpecBuilder&)> final_norm;                   // declares its parameters
 };
+
+/// The family's architecture with these sizes. Pure. Throws: ConfigError if it cannot have them.
+Architecture architecture_of(const ModelOptions& options);
 
 /// Adds the model's buffers to `buffers` and returns its spec.
 ModelSpec build_decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers);

@@ -1,11 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer norm and RMS norm, with or without the residual sum before them, and their gradients.
+// Norms of heads; layer norm and RMS norm, with or without the residual sum before them, and their gradients.
 
+#include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
+#include "kernels/residual/residual.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "models/common/blocks.h"
 
 namespace slipstream::models {
+
+void SpecBuilder::residual_sum(Slice x, Slice delta, Slice sum) {
+  const kernels::Residual shape{.elems = sum.size_bytes / size_of(options_.dtype), .dtype = options_.dtype};
+  work("residual_sum", kernels::residual_cost(shape), {x, delta}, {sum}, [=](LaunchContext& c) {
+    kernels::Residual args = shape;
+    args.a = c.at(x);
+    args.b = c.at(delta);
+    args.y = c.at(sum);
+    kernels::residual(c, args);
+  });
+}
+
+void SpecBuilder::head_norm(Slice raw, const HeadNorms& n, Slice qkv) {
+  const Slice q_weight = value(static_cast<uint32_t>(n.q_weight)), k_weight = value(static_cast<uint32_t>(n.k_weight)),
+              inv_rms = n.inv_rms;
+  const kernels::HeadNormForward shape{.rows = rows(),
+                                       .heads = heads(),
+                                       .kv_heads = kv_heads(),
+                                       .head_dim = head_dim(),
+                                       .eps = options_.norm_eps,
+                                       .dtype = options_.dtype};
+  work("head_norm", kernels::head_norm_forward_cost(shape), {raw, q_weight, k_weight}, {qkv, inv_rms},
+       [=](LaunchContext& c) {
+         kernels::HeadNormForward args = shape;
+         args.x = c.at(raw);
+         args.q_weight = c.at(q_weight);
+         args.k_weight = c.at(k_weight);
+         args.y = c.at(qkv);
+         args.inv_rms = c.as<float>(inv_rms);
+         kernels::head_norm_forward(c, args);
+       });
+}
+
+void SpecBuilder::head_norm_gradient(Slice d, Slice raw, const HeadNorms& n) {
+  const bool is_share = n.partial.size_bytes > 0;
+  const auto parameters = n.parameters();
+  if (head_norm_workspace_.size_bytes == 0)
+    head_norm_workspace_ = scratch(
+        "head_norm.workspace", bytes_of(kernels::head_norm_backward_workspace_elems(rows(), head_dim()), DType::f32));
+  const Slice q_weight = value(parameters[0]), k_weight = value(parameters[1]), inv_rms = n.inv_rms,
+              workspace = head_norm_workspace_;
+  const Slice dq_weight = is_share ? chunk(n.partial, {0, 2}) : gradient(parameters[0]),
+              dk_weight = is_share ? chunk(n.partial, {1, 2}) : gradient(parameters[1]);
+  const kernels::HeadNormBackward shape{
+      .rows = rows(), .heads = heads(), .kv_heads = kv_heads(), .head_dim = head_dim(), .dtype = options_.dtype};
+  std::vector<Slice> reads{d, raw, q_weight, k_weight, inv_rms};
+  if (!is_share) reads.insert(reads.end(), {dq_weight, dk_weight});
+  work("head_norm_gradient", kernels::head_norm_backward_cost(shape), reads, {d, dq_weight, dk_weight, workspace},
+       [=](LaunchContext& c) {
+         kernels::HeadNormBackward args = shape;
+         args.d = c.at(d);
+         args.x = c.at(raw);
+         args.q_weight = c.at(q_weight);
+         args.k_weight = c.at(k_weight);
+         args.inv_rms = c.as<float>(inv_rms);
+         args.dq_weight = c.as<float>(dq_weight);
+         args.dk_weight = c.as<float>(dk_weight);
+         args.workspace = c.as<float>(workspace);
+         args.accumulate = !is_share && c.frame->accumulate;
+         kernels::head_norm_backward(c, args);
+       });
+  if (is_share) return sum_partial(n.partial);
+  for (uint32_t parameter : parameters) ready(parameter);
+}
 
 void SpecBuilder::norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) {
   n.bias < 0 ? rms_norm(x, delta, sum, n, y) : layer_norm(x, delta, sum, n, y);

@@ -32,10 +32,11 @@ Slice SpecBuilder::rotary_table() {
                     bytes_of((options_.context_ranks > 1 ? options_.tokens : options_.context) * hd, DType::f32));
   spec_.constants.push_back({rotary_.buffer, [o = options_, hd](std::byte* host) {
                                auto* const table = reinterpret_cast<float*>(host);
-                               if (o.context_ranks == 1) return kernels::rope_table(table, o.context, hd, o.rope_theta);
+                               if (o.context_ranks == 1)
+                                 return kernels::rope_table(table, o.context, hd, o.rope_theta, o.rope_scaling);
                                // Row t of the table rotates token t, which has another position in its sequence.
                                std::vector<float> whole(static_cast<size_t>(o.context * hd));
-                               kernels::rope_table(whole.data(), o.context, hd, o.rope_theta);
+                               kernels::rope_table(whole.data(), o.context, hd, o.rope_theta, o.rope_scaling);
                                for (int64_t t = 0; t < o.tokens; ++t)
                                  std::copy_n(whole.data() + o.chunks().position(t) * hd, hd, table + t * hd);
                              }});

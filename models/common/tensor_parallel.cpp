@@ -108,6 +108,14 @@ Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
   return norm_partial_;
 }
 
+Slice SpecBuilder::head_norm_partial(const std::string& name) {
+  if (!shared()) return {};
+  if (options_.split_backward) return statistics(name, 2 * head_dim());
+  if (head_norm_partial_.size_bytes == 0)
+    head_norm_partial_ = scratch("head_norm.partial", bytes_of(2 * head_dim(), DType::f32));
+  return head_norm_partial_;
+}
+
 void SpecBuilder::sum_partial(Slice partial) {
   if (partial.size_bytes == 0) return;
   communicate({.name = "all_reduce",

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "engine/base/check.h"
-#include "models/common/decoder.h"
 
 namespace slipstream::models {
 namespace {
@@ -50,21 +49,20 @@ BlockParameters block(SpecBuilder& b, int l) {
 
 }  // namespace
 
-ModelSpec build_gpt2(const ModelOptions& o, Buffers& buffers) {
+Architecture gpt2(const ModelOptions& o) {
   if (o.kv_heads != o.heads)
     throw ConfigError(
         "[model] gpt2 needs as many key-value heads as heads: got kv_heads {} and heads {}. Remove "
         "model.kv_heads, or set family = \"llama\".",
         o.kv_heads, o.heads);
-  return build_decoder(
-      {.description = fmt::format("gpt2, {} layers, {} heads, width {}, context {}, vocabulary {}, {} head", o.layers,
-                                  o.heads, o.width, o.context, o.vocab, o.tie_embeddings ? "tied" : "untied"),
-       .table = "transformer.wte.weight",
-       .positions = "transformer.wpe.weight",
-       .head = "lm_head.weight",
-       .block = block,
-       .final_norm = [](SpecBuilder& b) { return norm(b, "transformer.ln_f", static_cast<int>(b.options().layers)); }},
-      o, buffers);
+  return {
+      .description = fmt::format("gpt2, {} layers, {} heads, width {}, context {}, vocabulary {}, {} head", o.layers,
+                                 o.heads, o.width, o.context, o.vocab, o.tie_embeddings ? "tied" : "untied"),
+      .table = "transformer.wte.weight",
+      .positions = "transformer.wpe.weight",
+      .head = "lm_head.weight",
+      .block = block,
+      .final_norm = [](SpecBuilder& b) { return norm(b, "transformer.ln_f", static_cast<int>(b.options().layers)); }};
 }
 
 }  // namespace slipstream::models

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Llama: rotary positions (half-split), RMSNorm, SwiGLU, grouped key-value heads, no biases, tied or untied head.
-// Source: Touvron et al. 2023, arXiv:2307.09288; Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).
+// Llama 2 to 3.2: no biases; RoPE scaling "llama3" for long sequences.
+// Source: Touvron et al. 2023, arXiv:2307.09288; Ainslie et al. 2023, arXiv:2305.13245 (grouped queries); Dubey et al.
+// 2024, arXiv:2407.21783.
 
-#include "models/model.h"
+#include "models/common/decoder.h"
 
 namespace slipstream::models {
 
-/// See build_model. Throws ConfigError if the head size is odd or kv_heads does not divide heads.
-ModelSpec build_llama(const ModelOptions& options, Buffers& buffers);
+/// See llama_variant().
+Architecture llama(const ModelOptions& options);
 
 }  // namespace slipstream::models

@@ -194,6 +194,8 @@ TEST_CASE("bench kernels times every op of a size beside its bound, in the docum
                          "layer_norm_backward",
                          "rms_norm_forward",
                          "rms_norm_backward",
+                         "head_norm_forward",
+                         "head_norm_backward",
                          "attention_forward",
                          "attention_backward",
                          "rope",

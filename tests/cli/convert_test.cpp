@@ -19,7 +19,9 @@ std::string with(const std::string& path, const std::string& key, Json value) {
 
 TEST_CASE("convert: another type and several files, and back to the same bytes", "[cli][convert]") {
   const Folder folder;
-  for (const std::string family : {"gpt2", "llama"}) {
+  for (const std::string family :
+       {"gpt2", "llama", "llama --set model.rope_scaling=llama3 --set model.rope_original_context=8", "mistral",
+        "qwen2", "qwen3 --set model.head_dim=6 --set model.tie_embeddings=true"}) {
     INFO(family);
     const std::string run = folder.path("run"), final = run + "/checkpoints/final";
     const Result trained = call("train " + run_file(folder) + " --set model.family=" + family);
@@ -77,7 +79,7 @@ TEST_CASE("convert: folders that are no model are refused with what is wrong", "
     Json value;
     std::vector<std::string> parts;
   } rows[] = {
-      {"model_type", "bert", {"model_type", "bert", "llama", "mistral"}},
+      {"model_type", "bert", {"model_type", "bert", "\"gpt2\", \"llama\", \"mistral\", \"qwen2\" or \"qwen3\""}},
       {"model_type", Json(), {"model_type", "llama"}},
       {"n_layer", 0, {"n_layer = 0", "need 1 to 65536"}},
       {"n_layer", "two", {"n_layer is a string"}},
@@ -102,17 +104,22 @@ TEST_CASE("convert: folders that are no model are refused with what is wrong", "
     const char* value;
     std::vector<std::string> parts;
   } llama[] = {
-      {"rope_scaling", R"({"rope_type": "llama3", "factor": 8.0})", {"rope_scaling", "llama3"}},
+      {"rope_scaling", R"({"rope_type": "yarn", "factor": 8.0})", {"rope_scaling", "yarn", "\"llama3\""}},
+      {"rope_scaling", R"({"rope_type": "llama3", "factor": 8.0})", {"rope_scaling", "low_freq_factor above 0"}},
+      {"rope_scaling",
+       R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4,
+           "original_max_position_embeddings": 8192})",
+       {"rope_scaling", "low_freq_factor below high_freq_factor"}},
       {"attention_bias", "true", {"attention_bias", "false"}},
-      {"head_dim", "7", {"head_dim", "= 8"}},
+      {"head_dim", "7", {"even head size", "7"}},
       {"hidden_act", "\"gelu\"", {"hidden_act", "silu"}},
-      {"sliding_window", "4", {"sliding_window", "16"}},
+      {"sliding_window", "0", {"sliding_window = 0", "need 1 to"}},
   };
   for (const auto& row : llama) {
     INFO(row.key);
     copy();
     Json sizes = Json::parse(R"({"model_type": "mistral", "hidden_size": 16, "num_attention_heads": 2,
-      "num_hidden_layers": 1, "max_position_embeddings": 16, "vocab_size": 256})");
+      "num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 16, "vocab_size": 256})");
     sizes[row.key] = Json::parse(row.value);
     folder.write("broken/config.json", sizes.dump());
     refused(row.parts);
@@ -164,6 +171,35 @@ TEST_CASE("model.init: every layout continues with the same weights", "[cli][con
       same(on_ranks(2, "train " + still + " --set train.micro_batch_size=1 --set " + layout));
     }
   }
+}
+
+TEST_CASE("model.init: the folder decides the keys of [model] that the run file lacks", "[cli][convert]") {
+  const Folder folder;
+  const std::string model =
+      "qwen3 --set model.heads=4 --set model.kv_heads=2 --set model.head_dim=6"
+      " --set model.rope_scaling=llama3 --set model.rope_original_context=8"
+      " --set model.rope_theta=500 --set model.norm_eps=1e-6 --set model.tie_embeddings=true";
+  REQUIRE(call("train " + run_file(folder) + " --set model.family=" + model).code == 0);
+  const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string(),
+                    source = folder.path("source"), other = folder.path("other");
+  fs::copy(folder.path("run") + "/checkpoints/final", source);
+  folder.write("short.toml", "[model]\ninit = \"" + source + "\"\n[data]\ntrain = \"" + folder.path("text.txt") +
+                                 "\"\n[train]\nsteps = 1\nmicro_batch_size = 1\n[optimizer]\nlearning_rate = 0.0\n"
+                                 "min_learning_rate = 0.0\n[output]\ndir = \"" +
+                                 other + "\"\n");
+  const Result run = call("train " + folder.path("short.toml"));
+  INFO(run.text);
+  REQUIRE(run.code == 0);
+  CHECK(metrics(other).back().at("params_hash").as_string() == hash);
+  const Json theirs = Json::parse(read(source + "/config.json")),
+             ours = Json::parse(read(other + "/checkpoints/final/config.json"));
+  CHECK(ours == theirs);
+  // Written keys must agree.
+  check_refused(call("train " + folder.path("short.toml") + " --set model.layers=1"), 4,
+                {"model.layers is 1, but the folder has 2"});
+  check_refused(call("train " + folder.path("short.toml") + " --set model.rope_scaling_factor=2"), 4,
+                {"model.rope_scaling is llama3 (factor 2,", "but the folder has llama3 (factor 8,"});
+  check_refused(call("plan " + folder.path("short.toml") + " --set model.init=" + folder.path("none")), 4, {"none"});
 }
 
 TEST_CASE("model.init: another model is refused tensor by tensor, and a vocabulary may grow", "[cli][convert]") {

@@ -11,9 +11,12 @@
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
-using Shape = reference::AttentionShape;
 
 namespace {
+
+struct Shape : reference::AttentionShape {
+  int64_t window = 0;
+};
 
 /// For each of q, k, v separately, so that a small one is not hidden by a large one.
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
@@ -32,7 +35,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f,
   const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
                 dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale, s.window);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   std::vector<uint8_t> first;
   for_orders([&](LaunchContext& context) {
@@ -40,14 +43,14 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f,
         dqkv(rows * width, dtype, "dqkv");
     OnDevice lse(rows * s.heads, DType::f32, "lse");
     attention_forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens,
-                                s.heads, s.kv_heads, s.head_dim, width, width, out_width, scale, dtype});
+                                s.heads, s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window});
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens, 2));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
     AttentionBackward args = {
         d.data(),    x.data(),        x.data(at_k),    x.data(at_v), out.data(), lse.data<float>(),
         dqkv.data(), dqkv.data(at_k), dqkv.data(at_v), nullptr,      s.batch,    s.tokens,
         s.heads,     s.kv_heads,      s.head_dim,      width,        width,      out_width,
-        width,       width,           scale,           dtype};
+        width,       width,           scale,           dtype,        s.window};
     OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
     args.workspace = workspace.data<float>();
     attention_backward(context, args);
@@ -79,6 +82,12 @@ TEST_CASE("attention, general path: lengths around a tile, batches, shared heads
   check({1, 40, 4, 1, 4}, DType::bf16);
   for (int64_t tokens : {1, 15, 16, 33}) check({2, tokens, 2, 2, 132}, DType::f32);  // tiles of 16
   check({2, 18, 4, 2, 136}, DType::bf16);
+}
+
+TEST_CASE("attention, general path: tokens see the last ones of a window") {
+  for (int64_t window : {1, 3, 31, 32, 33, 64, 99}) check({1, 100, 2, 1, 12, window}, DType::f32);
+  check({2, 66, 4, 2, 64, 20}, DType::bf16);  // would fit the tensor cores
+  check({1, 50, 2, 1, 132, 17}, DType::f32);  // tiles of 16
 }
 
 TEST_CASE("attention: scores far apart neither overflow nor lose the largest") {

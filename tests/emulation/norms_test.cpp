@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer norm and RMS norm on the emulated device against double.
+// Layer norm, RMS norm and norms of heads on the emulated device against double.
 
-#include "tests/reference/norms.h"
+#include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "tests/emulation/on_device.h"
+#include "tests/reference/head_norm.h"
 #include "tests/sample.h"
 
 using namespace slipstream;
@@ -101,7 +102,50 @@ void check_backward(int64_t rows, int64_t width, DType dtype, bool with_residual
   });
 }
 
+void check_heads(const reference::HeadNormShape& s, DType dtype, bool accumulate) {
+  CAPTURE(s.rows, s.heads, s.kv_heads, s.head_dim, name_of(dtype), accumulate);
+  const auto seed = static_cast<uint32_t>(s.rows * 1000 + s.head_dim);
+  const Doubles x = random_doubles(s.elems(), dtype, seed), dy = random_doubles(s.elems(), dtype, seed + 1),
+                q_weight = random_doubles(s.head_dim, dtype, seed + 2),
+                k_weight = random_doubles(s.head_dim, dtype, seed + 3),
+                before = random_doubles(s.head_dim, DType::f32, seed + 4);
+  auto expected = reference::head_norm(s, x, dy, q_weight, k_weight, kEps);
+  for (size_t i = 0; i < before.size() && accumulate; ++i)
+    expected.dq_weight[i] += before[i], expected.dk_weight[i] += before[i];
+  std::vector<uint8_t> first;
+  for_orders([&](LaunchContext& context) {
+    OnDevice from(x, dtype, "x"), qw(q_weight, dtype, "q_weight"), kw(k_weight, dtype, "k_weight"),
+        y(s.elems(), dtype, "y"), inv(s.rows * s.normed(), DType::f32, "inv_rms"), d(dy, dtype, "d"),
+        dq(before, DType::f32, "dq_weight"), dk(before, DType::f32, "dk_weight"),
+        workspace(head_norm_backward_workspace_elems(s.rows, s.head_dim), DType::f32, "workspace");
+    head_norm_forward(context, {from.data(), qw.data(), kw.data(), y.data(), inv.data<float>(), s.rows, s.heads,
+                                s.kv_heads, s.head_dim, kEps, dtype});
+    CHECK(error_of(y.doubles(), expected.y) < forward_tolerance(dtype, s.head_dim, 2));
+    CHECK(error_of(inv.doubles(), expected.inv_rms) < forward_tolerance(DType::f32, s.head_dim));
+    head_norm_backward(
+        context, {d.data(), from.data(), qw.data(), kw.data(), inv.data<float>(), dq.data<float>(), dk.data<float>(),
+                  workspace.data<float>(), s.rows, s.heads, s.kv_heads, s.head_dim, dtype, accumulate});
+    Doubles got = d.doubles(), wanted = expected.d;  // as in check_backward
+    got.insert(got.end(), expected.terms.begin(), expected.terms.end());
+    wanted.insert(wanted.end(), expected.terms.begin(), expected.terms.end());
+    CHECK(error_of(got, wanted) < gradient_tolerance(dtype, s.head_dim));
+    CHECK(error_of(dq.doubles(), expected.dq_weight) < gradient_tolerance(DType::f32, s.rows * s.heads));
+    CHECK(error_of(dk.doubles(), expected.dk_weight) < gradient_tolerance(DType::f32, s.rows * s.kv_heads));
+    CHECK((y.intact() && inv.intact() && d.intact() && dq.intact() && dk.intact() && workspace.intact()));
+    if (first.empty()) first = dq.bytes();
+    CHECK(dq.bytes() == first);
+  });
+}
+
 }  // namespace
+
+TEST_CASE("norms: heads equal double, bits the same in any order") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (int64_t head_dim : {1, 6, 32, 33, 64, 128, 256}) check_heads({3, 4, 2, head_dim}, dtype, head_dim % 2 == 0);
+    for (int64_t rows : {1, 31, 33, 130}) check_heads({rows, 3, 1, 10}, dtype, rows > 31);
+    check_heads({2, 11, 11, 12}, dtype, false);
+  }
+}
 
 TEST_CASE("norms: forward equals double, with and without delta") {
   for (bool centre : {true, false})

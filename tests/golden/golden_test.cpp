@@ -56,16 +56,32 @@ struct Golden {
   std::vector<int32_t> ids;  // [batch, tokens + 1]
 };
 
+Family family_of(const std::string& name) {
+  for (const Family family : {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3})
+    if (name == name_of(family)) return family;
+  FAIL("no family " << name);
+  return {};
+}
+
 std::unique_ptr<Job> job_of(const Golden& g) {
-  const models::ModelOptions options{.family = g.json.at("family").as_string() == "gpt2" ? Family::gpt2 : Family::llama,
+  const auto whole_or_0 = [&](const char* key) { return g.json.find(key) == nullptr ? 0 : g.whole(key); };
+  kernels::RopeScaling scaling;
+  if (const Json* list = g.json.find("rope_scaling")) {
+    const auto at = [&](size_t i) { return static_cast<float>(list->as_array()[i].as_int()); };
+    scaling = {at(0), at(1), at(2), list->as_array()[3].as_int()};
+  }
+  const models::ModelOptions options{.family = family_of(g.json.at("family").as_string()),
                                      .layers = g.whole("layers"),
                                      .heads = g.whole("heads"),
                                      .kv_heads = g.whole("kv_heads"),
+                                     .head_dim = whole_or_0("head_dim"),
                                      .width = g.whole("width"),
                                      .ffn_width = g.whole("ffn_width"),
                                      .context = g.whole("tokens"),
                                      .vocab = g.whole("vocab"),
                                      .tie_embeddings = g.json.at("tied").as_bool(),
+                                     .rope_scaling = scaling,
+                                     .window = whole_or_0("sliding_window"),
                                      .batch = g.whole("batch"),
                                      .tokens = g.whole("tokens"),
                                      .global_tokens = g.whole("batch") * g.whole("tokens")};
@@ -252,6 +268,11 @@ void check_model(const std::string& name) {
 
 TEST_CASE("a tied GPT-2 equals PyTorch", "[golden]") { check_model("gpt2"); }
 TEST_CASE("a Llama with grouped key-value heads equals PyTorch", "[golden]") { check_model("llama"); }
+
+TEST_CASE("every family equals transformers: logits, gradients and 20 steps", "[golden]") {
+  for (const Family family : {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3})
+    check_model(std::string("hf_") + name_of(family));
+}
 
 TEST_CASE("the tolerances detect wrong formulas", "[golden]") {
   const Golden gpt2("gpt2"), llama("llama");

@@ -146,4 +146,20 @@ TEST_CASE("gradients are the slopes of the loss", "[models]") {
   tied.model.tie_embeddings = true;
   tied.model.split_tied_embedding = false;
   check_gradients(tied);
+  equivalence::Layout scaled = small(equivalence::tiny_llama(), "llama, wide heads, scaled positions");
+  scaled.model.head_dim = 6;  // four heads: wider than the model
+  scaled.model.rope_scaling = {.factor = 4, .original_context = 8};
+  check_gradients(scaled);
+  equivalence::Layout qwen2 = small(equivalence::tiny_llama(), "qwen2, grouped heads, untied");
+  qwen2.model.family = Family::qwen2;
+  check_gradients(qwen2);
+  equivalence::Layout qwen3 = small(equivalence::tiny_llama(), "qwen3, wide heads, two micro-batches");
+  qwen3.model.family = Family::qwen3;
+  qwen3.model.head_dim = 6;
+  qwen3.micro_batches = 2;
+  check_gradients(qwen3);
+  equivalence::Layout mistral = small(equivalence::tiny_llama(), "mistral, window");
+  mistral.model.family = Family::mistral;
+  mistral.model.window = 3;
+  check_gradients(mistral);
 }

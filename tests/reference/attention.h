@@ -20,13 +20,14 @@ struct AttentionGradients {
   Matrix dq, dk, dv;
 };
 
-/// One head: q, k, v [tokens, head_dim].
-inline AttentionResult attention(const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
+/// One head: q, k, v [tokens, head_dim]. With a window token t sees the `window` last ones, itself included.
+inline AttentionResult attention(const Matrix& q, const Matrix& k, const Matrix& v, double scale, int64_t window = 0) {
   const Eigen::Index tokens = q.rows();
   AttentionResult result{Matrix::Zero(tokens, q.cols()), Eigen::VectorXd::Zero(tokens), Matrix::Zero(tokens, tokens)};
   for (Eigen::Index t = 0; t < tokens; ++t) {
     Eigen::VectorXd scores(t + 1);
-    for (Eigen::Index s = 0; s <= t; ++s) scores[s] = scale * q.row(t).dot(k.row(s));
+    for (Eigen::Index s = 0; s <= t; ++s)
+      scores[s] = window > 0 && s <= t - window ? -INFINITY : scale * q.row(t).dot(k.row(s));
     const double highest = scores.maxCoeff();
     result.lse[t] = highest + std::log((scores.array() - highest).exp().sum());
     for (Eigen::Index s = 0; s <= t; ++s) result.weights(t, s) = std::exp(scores[s] - result.lse[t]);
@@ -37,8 +38,8 @@ inline AttentionResult attention(const Matrix& q, const Matrix& k, const Matrix&
 
 /// Gradients of sum(dout * out).
 inline AttentionGradients attention_gradients(const Matrix& dout, const Matrix& q, const Matrix& k, const Matrix& v,
-                                              double scale) {
-  const Matrix weights = attention(q, k, v, scale).weights;
+                                              double scale, int64_t window = 0) {
+  const Matrix weights = attention(q, k, v, scale, window).weights;
   const Matrix dweights = dout * v.transpose();
   Matrix dscores = weights.cwiseProduct(dweights);
   const Eigen::VectorXd row_sums = dscores.rowwise().sum();

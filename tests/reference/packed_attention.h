@@ -36,8 +36,8 @@ inline void add_head(Doubles& rows, const Matrix& m, int64_t stride, int64_t fir
 }
 
 /// out and lse, and the gradients of sum(dout * out).
-inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& qkv, const Doubles& dout,
-                                        double scale) {
+inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& qkv, const Doubles& dout, double scale,
+                                        int64_t window = 0) {
   const int64_t width = s.width(), out_width = s.out_width();
   PackedAttention e{Doubles(dout.size()), Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)),
                     Doubles(qkv.size())};
@@ -48,12 +48,12 @@ inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& 
       const Matrix q = head_of(qkv, width, row, s.tokens, at_q, s.head_dim),
                    k = head_of(qkv, width, row, s.tokens, at_k, s.head_dim);
       const Matrix v = head_of(qkv, width, row, s.tokens, at_v, s.head_dim);
-      const auto forward = attention(q, k, v, scale);
+      const auto forward = attention(q, k, v, scale, window);
       add_head(e.out, forward.out, out_width, row, at_q);
       for (int64_t t = 0; t < s.tokens; ++t)
         e.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] = forward.lse[t];
       const auto gradients =
-          attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale);
+          attention_gradients(head_of(dout, out_width, row, s.tokens, at_q, s.head_dim), q, k, v, scale, window);
       add_head(e.dqkv, gradients.dq, width, row, at_q);
       add_head(e.dqkv, gradients.dk, width, row, at_k);
       add_head(e.dqkv, gradients.dv, width, row, at_v);

@@ -49,8 +49,10 @@ RunConfig load_text(const std::string& text) {
 TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
   std::set<std::string> frozen;
   std::istringstream words(
-      "model.family model.layers model.heads model.kv_heads model.width model.ffn_width model.context model.vocab_size "
-      "model.tie_embeddings model.rope_theta model.norm_eps model.init "
+      "model.family model.layers model.heads model.kv_heads model.head_dim model.width model.ffn_width model.context "
+      "model.vocab_size "
+      "model.tie_embeddings model.rope_theta model.rope_scaling model.rope_scaling_factor model.rope_low_freq_factor "
+      "model.rope_high_freq_factor model.rope_original_context model.sliding_window model.norm_eps model.init "
       "data.train data.validation data.validation_fraction data.tokenizer "
       "train.steps train.sequence_length train.micro_batch_size train.global_batch_size train.seed train.dtype "
       "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute train.on_nan "
@@ -200,6 +202,7 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        0.5,
                                                                        std::string("other"),
                                                                        std::string("llama"),
+                                                                       std::string("llama3"),
                                                                        std::string("bfloat16"),
                                                                        std::string("3MiB"),
                                                                        std::string("7kbit/s"),

@@ -71,6 +71,23 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "model.width / model.heads = 36 / 12 = 3 is odd, but rotary positions need pairs of elements. Use an even "
         "width per head.");
   CHECK(load_refusal({"model.width=36"}) == "accepted");
+  CHECK(load_refusal({"model.family=qwen2", "model.head_dim=63"}) ==
+        "model.head_dim = 63 is odd, but rotary positions need pairs of elements. Use an even width per head.");
+  CHECK(load_refusal({"model.family=qwen2", "model.heads=7", "model.head_dim=64"}) == "accepted");
+  CHECK(load_refusal({"model.head_dim=32"}) ==
+        "model.head_dim = 32 is not model.width / model.heads = 768 / 12, but family gpt2 needs that. Leave head_dim "
+        "out, or use family = \"llama\".");
+  CHECK(load_refusal({"model.rope_scaling=llama3"}) ==
+        "model.rope_scaling = \"llama3\" needs rotary positions, which family gpt2 lacks. Use \"none\".");
+  CHECK(load_refusal({"model.family=llama", "model.rope_scaling=llama3", "model.rope_low_freq_factor=4"}) ==
+        "model.rope_low_freq_factor = 4 is not below model.rope_high_freq_factor = 4. Lower it.");
+  CHECK(load_refusal({"model.family=llama", "model.sliding_window=8"}) ==
+        "model.sliding_window = 8 needs family = \"mistral\", and the family is \"llama\". Use 0.");
+  CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8"}) == "accepted");
+  CHECK(load_refusal({"model.family=mistral", "model.sliding_window=1024", "parallel.context=2"}) == "accepted");
+  CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8", "parallel.context=2"}) ==
+        "model.sliding_window = 8 below train.sequence_length = 1024 with parallel.context = 2 is not supported: keys "
+        "that travel around the ring have no window. Use parallel.context = 1.");
   CHECK(load_refusal({"model.layers=65536", "model.width=1048576", "model.heads=1"}) ==
         "[model] has about 8.6e+17 parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
         "vocab_size.");

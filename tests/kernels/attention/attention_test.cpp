@@ -11,9 +11,12 @@ using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
 using reference::add_head, reference::head_of, reference::Matrix;
-using Shape = reference::AttentionShape;
 
 namespace {
+
+struct Shape : reference::AttentionShape {
+  int64_t window = 0;
+};
 
 /// For each of q, k, v separately, so that a small one is not hidden by a large one.
 double part_error(const Doubles& got, const Doubles& expected, int64_t width, int64_t begin, int64_t end) {
@@ -32,7 +35,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
   const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
                 dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
+  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale, s.window);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   Tensor x(qkv, dtype), d(dout, dtype), first_out(0, dtype), first_dqkv(0, dtype);
   std::string first_isa;
@@ -41,7 +44,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
     INFO(label);
     Tensor out(rows * out_width, dtype), dqkv(rows * width, dtype), lse(rows * s.heads, DType::f32);
     forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads,
-                      s.kv_heads, s.head_dim, width, width, out_width, scale, dtype});
+                      s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window});
     // Detects a missing 1/sqrt(E), a mask off by one and a wrong key-value head: each is above 1e-2.
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
@@ -49,7 +52,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
         d.data(),    x.data(),        x.data(at_k),    x.data(at_v), out.data(), lse.data<float>(),
         dqkv.data(), dqkv.data(at_k), dqkv.data(at_v), nullptr,      s.batch,    s.tokens,
         s.heads,     s.kv_heads,      s.head_dim,      width,        width,      out_width,
-        width,       width,           scale,           dtype};
+        width,       width,           scale,           dtype,        s.window};
     Tensor workspace(attention_backward_workspace_elems(args), DType::f32);
     args.workspace = workspace.data<float>();
     backward(context, args);
@@ -112,6 +115,17 @@ TEST_CASE("attention: heads share key-value heads, and dk and dv sum over them",
   check({1, 5, 1, 1, 256}, DType::f32);
 }
 
+TEST_CASE("attention: tokens see the last ones of a window", "[kernels]") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    // Around the blocks of 64 and the vectors of a softmax.
+    for (int64_t window : {1, 2, 5, 16, 63, 64, 65, 130}) check({1, 200, 2, 1, 16, window}, dtype);
+    check({2, 33, 4, 2, 20, 32}, dtype);
+    check({2, 33, 4, 2, 20, 33}, dtype);  // hides nothing
+    check({1, 300, 1, 1, 128, 100}, dtype);
+  }
+  check({1, 260, 1, 1, 8, 70}, DType::f32, 6.0, 1.0f);
+}
+
 TEST_CASE("attention: scores far apart neither overflow nor lose the largest", "[kernels]") {
   check({1, 130, 1, 1, 8}, DType::f32, 6.0, 1.0f);  // scores up to several hundred
 }
@@ -161,5 +175,8 @@ TEST_CASE("attention: the cost equals the formula in its header", "[kernels]") {
   AttentionForward args;
   args.batch = 2, args.tokens = 3, args.heads = 4, args.kv_heads = 2, args.head_dim = 5;
   CHECK(attention_forward_cost(args).flops == 4 * 2 * 4 * 5 * 6);
+  args.window = 2;  // three tokens see 1, 2 and 2
+  CHECK(attention_forward_cost(args).flops == 4 * 2 * 4 * 5 * 5);
+  args.window = 0;
   CHECK(attention_forward_cost(args).bytes == (2 * 4 + 2 * 2) * 2 * 3 * 5 * 4 + 4 * 2 * 4 * 3);
 }

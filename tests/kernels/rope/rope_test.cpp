@@ -75,6 +75,39 @@ TEST_CASE("rope: equals the reference, inverse undoes it, elements between rows 
   }
 }
 
+TEST_CASE("rope: llama3 scaling is the published rule", "[kernels]") {
+  // Llama 3.1's constants and head; frequencies by the rule on wave lengths as transformers writes it.
+  constexpr int64_t kHead = 128;
+  constexpr double kBase = 500000, kFactor = 8, kLow = 1, kHigh = 4, kOld = 8192;
+  Tensor table(3 * kHead, DType::f32);
+  rope_table(table.data<float>(), 3, kHead, 500000.0f, {8, 1, 4, 8192});
+  int stretched = 0, kept = 0;
+  for (int64_t j = 0; j < kHead / 2; ++j) {
+    const double plain = std::pow(kBase, -2.0 * static_cast<double>(j) / kHead),
+                 wave = 2 * 3.14159265358979323846 / plain;
+    double frequency = plain;
+    if (wave > kOld / kLow) {
+      frequency = plain / kFactor, ++stretched;
+    } else if (wave < kOld / kHigh) {
+      ++kept;
+    } else {
+      const double smooth = (kOld / wave - kLow) / (kHigh - kLow);
+      frequency = (1 - smooth) * plain / kFactor + smooth * plain;
+    }
+    INFO(j);
+    for (int64_t p : {0, 1, 2}) {
+      const auto angle = static_cast<double>(p) * frequency;
+      CHECK(std::abs(static_cast<double>(table.data<float>()[p * kHead + j]) - std::cos(angle)) < 1e-7);
+      CHECK(std::abs(static_cast<double>(table.data<float>()[p * kHead + kHead / 2 + j]) - std::sin(angle)) < 1e-7);
+    }
+  }
+  CHECK(stretched > 20);
+  CHECK(kept > 20);
+  CHECK(stretched + kept < kHead / 2);
+  CHECK_THROWS_WITH(rope_table(table.data<float>(), 1, kHead, 1e4f, {8, 4, 4, 8192}),
+                    "[rope_table] low_freq_factor is 4, need less than high_freq_factor 4.");
+}
+
 TEST_CASE("rope: impossible operands are refused, the cost equals the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;

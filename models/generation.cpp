@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a decoder's layers over the newest tokens, with the ops of training and those of kernels/decode.
+
+#include "models/generation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+#include "engine/device/clock.h"
+#include "engine/device/device.h"
+#include "kernels/attention/attention.h"
+#include "kernels/cast/cast.h"
+#include "kernels/decode/decode.h"
+#include "kernels/gelu/gelu.h"
+#include "kernels/head_norm/head_norm.h"
+#include "kernels/layer_norm/layer_norm.h"
+#include "kernels/matmul/matmul.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/swiglu/swiglu.h"
+#include "models/common/decoder.h"
+
+namespace slipstream::models {
+namespace {
+
+constexpr int64_t kPieceElems = 1 << 18;  // of a tensor on its way into memory
+
+ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
+  options.batch = 1;
+  options.tokens = capacity;
+  options.global_tokens = capacity;
+  options.cuts.clear();
+  options.sequence_parallel = false;
+  return options;
+}
+
+}  // namespace
+
+struct Generation::State {
+  State(const ModelOptions& asked, GenerationSetup given)
+      : setup(std::move(given)),
+        o(of_one_sequence(asked, setup.capacity)),
+        family(architecture_of(o)),
+        b(o, buffers),
+        pool(setup.threads),
+        device(make_cpu_device()) {
+    context.pool = &pool;
+    table = b.vocab_parameter(family.table, -1, {});
+    if (!family.rotary) positions = b.parameter(family.positions, {o.context, o.width}, -1, {});
+    for (int l = 0; l < o.layers; ++l) blocks.push_back(family.block(b, l));
+    final_norm = family.final_norm(b);
+    head = b.head_table(table, family.head, {});
+    load();
+    if (family.rotary) {
+      rope.resize(static_cast<size_t>(setup.capacity * b.head_dim()));
+      kernels::rope_table(rope.data(), setup.capacity, b.head_dim(), o.rope_theta, o.rope_scaling);
+    }
+    lengths.resize(static_cast<size_t>(setup.sequences));
+    cache = device->allocate(o.layers * setup.sequences * setup.capacity * kv_width() * size_of(DType::f32),
+                             "keys and values");
+  }
+
+  int64_t kv_width() const { return 2 * b.kv_heads() * b.head_dim(); }
+  const ParameterSpec& parameter(uint32_t p) { return b.spec().parameters[p]; }
+  bool is_matrix(uint32_t p) { return parameter(p).tensors.front().shape.size() == 2; }
+  DType dtype_of(uint32_t p) { return is_matrix(p) ? setup.dtype : DType::f32; }
+  const std::byte* weight(int64_t p) { return memory[static_cast<size_t>(p)]->data(); }
+  const float* floats(int64_t p) { return p < 0 ? nullptr : reinterpret_cast<const float*>(weight(p)); }
+
+  void load() {
+    std::vector<float> piece;
+    for (uint32_t p = 0; p < b.spec().parameters.size(); ++p) {
+      const DType dtype = dtype_of(p);
+      memory.push_back(device->allocate(bytes_of(parameter(p).elems, dtype), parameter(p).name()));
+      for (const NamedTensor& tensor : parameter(p).tensors)
+        for (int64_t at = 0; at < tensor.elems(); at += kPieceElems) {
+          piece.resize(static_cast<size_t>(std::min(kPieceElems, tensor.elems() - at)));
+          setup.read(tensor, at, piece);
+          kernels::cast(context, {.from = piece.data(),
+                                  .to = memory.back()->data() + bytes_of(tensor.begin_elems + at, dtype),
+                                  .elems = std::ssize(piece),
+                                  .to_dtype = dtype});
+        }
+    }
+  }
+
+  float* rows_of(std::vector<float>& at, int64_t rows, int64_t width) {
+    at.resize(static_cast<size_t>(rows * width));
+    return at.data();
+  }
+
+  /// y = x w^T + bias; `adds_bias`: the first of the ranks that share a sum.
+  void product(const float* x, const Linear& w, int64_t rows, float* y, bool adds_bias = true) {
+    const float* bias = adds_bias ? floats(w.bias) : nullptr;
+    const std::byte* from = weight(w.weight);
+    if (rows <= kernels::kFewRows)
+      return kernels::few_rows_product(
+          context,
+          {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows, .in = w.in, .out = w.out, .dtype = setup.dtype});
+    if (setup.dtype != DType::f32) {
+      float* const wide = rows_of(wide_weight, w.out, w.in);
+      kernels::cast(context, {.from = from, .to = wide, .elems = w.out * w.in, .from_dtype = setup.dtype});
+      from = reinterpret_cast<const std::byte*>(wide);
+    }
+    kernels::matmul_forward(context,
+                            {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows, .in = w.in, .out = w.out});
+  }
+  /// The part of a layer whose result is a sum over ranks.
+  void partial_product(const float* x, const Linear& w, int64_t rows, float* y) {
+    product(x, w, rows, y, o.tensor_index == 0);
+    if (o.tensor > 1) setup.sum({y, static_cast<size_t>(rows * w.out)});
+  }
+
+  /// With delta: x += delta, y = norm(x).
+  void norm(float* x, const float* delta, const Norm& n, int64_t rows, float* y) {
+    float* const scale = rows_of(statistics, 2 * rows, 1);
+    float* const sum = delta != nullptr ? x : nullptr;
+    if (n.bias < 0)
+      return kernels::rms_norm_forward(context, {.x = x,
+                                                 .delta = delta,
+                                                 .sum = sum,
+                                                 .weight = weight(n.weight),
+                                                 .y = y,
+                                                 .inv_rms = scale,
+                                                 .rows = rows,
+                                                 .width = o.width,
+                                                 .eps = o.norm_eps});
+    kernels::layer_norm_forward(context, {.x = x,
+                                          .delta = delta,
+                                          .sum = sum,
+                                          .weight = weight(n.weight),
+                                          .bias = weight(n.bias),
+                                          .y = y,
+                                          .mean = scale,
+                                          .inv_std = scale + rows,
+                                          .rows = rows,
+                                          .width = o.width,
+                                          .eps = o.norm_eps});
+  }
+
+  /// x[r] = table[id] + positions[position]; rows of other ranks' vocabulary are theirs.
+  void embed(std::span<const int32_t> ids, std::span<const int64_t> at, float* x) {
+    const int64_t D = o.width, first = o.tensor_index * b.vocab_rows();
+    std::fill_n(x, std::ssize(ids) * D, 0.0f);
+    const auto add_row = [&](uint32_t p, int64_t row, float* to) {
+      std::vector<float>& values = embedded_row;
+      values.resize(static_cast<size_t>(D));
+      kernels::cast(context, {.from = weight(p) + bytes_of(row * D, setup.dtype),
+                              .to = values.data(),
+                              .elems = D,
+                              .from_dtype = setup.dtype});
+      for (int64_t i = 0; i < D; ++i) to[i] += values[static_cast<size_t>(i)];
+    };
+    for (size_t r = 0; r < ids.size(); ++r) {
+      float* const to = x + static_cast<int64_t>(r) * D;
+      if (const int64_t row = ids[r] - first; row >= 0 && row < b.vocab_rows()) add_row(table, row, to);
+      if (positions >= 0 && o.tensor_index == 0) add_row(static_cast<uint32_t>(positions), at[r], to);
+    }
+    if (o.tensor > 1) setup.sum({x, static_cast<size_t>(std::ssize(ids) * D)});
+  }
+
+  /// Rotates queries and keys of rows [row, row + rows) of one sequence, whose first token is at `position`.
+  void rotate(float* qkv, int64_t rows, int64_t position) {
+    kernels::Rope args{.x = qkv,
+                       .batch = 1,
+                       .tokens = rows,
+                       .heads = b.heads() + b.kv_heads(),  // side by side
+                       .head_dim = b.head_dim(),
+                       .row_stride = b.qkv_width(),
+                       .theta = o.rope_theta,
+                       .position_offset = position,
+                       .table = rope.data()};
+    kernels::rope(context, args);
+  }
+
+  float* cached(int64_t layer, int sequence) {
+    return reinterpret_cast<float*>(cache->data()) + (layer * setup.sequences + sequence) * setup.capacity * kv_width();
+  }
+
+  /// Keeps keys and values of the rows, and attends: all rows of a new sequence, or one row of each.
+  void attend(int64_t layer, std::span<const int> sequences, std::span<const int64_t> at, bool begins, const float* qkv,
+              float* out) {
+    const int64_t q_width = b.attention_width(), width = b.qkv_width(), rows = std::ssize(at);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
+    for (int64_t r = 0; r < rows; ++r) {
+      const int sequence = sequences[static_cast<size_t>(begins ? 0 : r)];
+      std::copy_n(qkv + r * width + q_width, kv_width(),
+                  cached(layer, sequence) + at[static_cast<size_t>(r)] * kv_width());
+    }
+    if (begins) {
+      kernels::attention_forward(context, {.q = qkv,
+                                           .k = qkv + q_width,
+                                           .v = qkv + q_width + kv_width() / 2,
+                                           .out = out,
+                                           .lse = rows_of(statistics, b.heads() * rows, 1),
+                                           .batch = 1,
+                                           .tokens = rows,
+                                           .heads = b.heads(),
+                                           .kv_heads = b.kv_heads(),
+                                           .head_dim = b.head_dim(),
+                                           .q_stride = width,
+                                           .kv_stride = width,
+                                           .out_stride = q_width,
+                                           .scale = scale,
+                                           .window = o.window < rows ? o.window : 0});
+      return;
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t seen = at[static_cast<size_t>(r)] + 1, keys = o.window > 0 ? std::min(seen, o.window) : seen;
+      const float* k = cached(layer, sequences[static_cast<size_t>(r)]) + (seen - keys) * kv_width();
+      kernels::one_token_attention(context, {.q = qkv + r * width,
+                                             .k = k,
+                                             .v = k + kv_width() / 2,
+                                             .out = out + r * q_width,
+                                             .scores = rows_of(statistics, b.heads() * keys, 1),
+                                             .keys = keys,
+                                             .heads = b.heads(),
+                                             .kv_heads = b.kv_heads(),
+                                             .head_dim = b.head_dim(),
+                                             .kv_stride = kv_width(),
+                                             .scale = scale});
+    }
+  }
+
+  void mlp(const BlockParameters& y, const float* x, int64_t rows, float* delta) {
+    float *const up = rows_of(up_out, rows, y.up.out), *const active = rows_of(activated, rows, y.down.in);
+    product(x, y.up, rows, up);
+    if (family.gated)
+      kernels::swiglu_forward(context, {.gate_up = up, .y = active, .rows = rows, .width = y.down.in});
+    else
+      kernels::gelu_forward(context, {.x = up, .y = active, .elems = rows * y.up.out});
+    partial_product(active, y.down, rows, delta);
+  }
+
+  /// Logits of the last `wanted` rows. `begins`: all rows are of sequences[0], from its first token on; otherwise row r
+  /// is of sequences[r]. at: positions.
+  std::vector<std::vector<float>> run(std::span<const int> sequences, std::span<const int32_t> ids,
+                                      std::span<const int64_t> at, bool begins) {
+    const int64_t rows = std::ssize(ids), D = o.width, wanted = begins ? 1 : rows;
+    float *const x = rows_of(residual, rows, D), *const normed = rows_of(norm_out, rows, D),
+                 *const qkv = rows_of(qkv_out, rows, b.qkv_width()),
+                 *const attended = rows_of(attention_out, rows, b.attention_width()),
+                 *const delta = rows_of(layer_out, rows, D);
+    embed(ids, at, x);
+    for (int64_t l = 0; l < o.layers; ++l) {
+      const BlockParameters& y = blocks[static_cast<size_t>(l)];
+      norm(x, l > 0 ? delta : nullptr, y.norm_1, rows, normed);
+      float* const raw = y.head_norms.exist() ? rows_of(qkv_raw, rows, b.qkv_width()) : qkv;
+      product(normed, y.qkv, rows, raw);
+      if (y.head_norms.exist())
+        kernels::head_norm_forward(context, {.x = raw,
+                                             .q_weight = weight(y.head_norms.q_weight),
+                                             .k_weight = weight(y.head_norms.k_weight),
+                                             .y = qkv,
+                                             .inv_rms = rows_of(statistics, rows, b.heads() + b.kv_heads()),
+                                             .rows = rows,
+                                             .heads = b.heads(),
+                                             .kv_heads = b.kv_heads(),
+                                             .head_dim = b.head_dim(),
+                                             .eps = o.norm_eps});
+      if (family.rotary && begins) rotate(qkv, rows, 0);
+      for (int64_t r = 0; r < rows && family.rotary && !begins; ++r)
+        rotate(qkv + r * b.qkv_width(), 1, at[static_cast<size_t>(r)]);
+      attend(l, sequences, at, begins, qkv, attended);
+      partial_product(attended, y.out, rows, delta);
+      norm(x, delta, y.norm_2, rows, normed);
+      mlp(y, normed, rows, delta);
+    }
+    norm(x, delta, final_norm, rows, normed);
+    const int64_t vocab = b.vocab_rows();
+    float* const logits = rows_of(logits_out, wanted, vocab);
+    for (int64_t r = 0; r < wanted; r += kernels::kFewRows)
+      product(normed + (rows - wanted + r) * D, {.weight = head, .in = D, .out = vocab},
+              std::min<int64_t>(kernels::kFewRows, wanted - r), logits + r * vocab);
+    std::vector<std::vector<float>> all;
+    for (int64_t r = 0; r < wanted; ++r) {
+      std::vector<float> whole(static_cast<size_t>(vocab * o.tensor));
+      if (o.tensor > 1)
+        setup.gather({logits + r * vocab, static_cast<size_t>(vocab)}, whole);
+      else
+        std::copy_n(logits + r * vocab, vocab, whole.data());
+      whole.resize(static_cast<size_t>(o.vocab));
+      all.push_back(std::move(whole));
+    }
+    return all;
+  }
+
+  /// Calls take(bytes) for the weights of a step: all but a table that only the embedding reads.
+  template <typename Take>
+  void for_weights(const Take& take) {
+    for (uint32_t p = 0; p < memory.size(); ++p)
+      if ((p != table || head == table) && static_cast<int64_t>(p) != positions)
+        take(weight(p), bytes_of(parameter(p).elems, dtype_of(p)));
+  }
+
+  GenerationSetup setup;
+  ModelOptions o;
+  Architecture family;
+  Buffers buffers;
+  SpecBuilder b;
+  ThreadPool pool;
+  LaunchContext context;
+  std::unique_ptr<Device> device;
+  uint32_t table = 0, head = 0;
+  int64_t positions = -1;
+  std::vector<BlockParameters> blocks;
+  Norm final_norm;
+  std::vector<std::unique_ptr<Allocation>> memory;  // of parameters
+  std::unique_ptr<Allocation> cache;                // [layers, sequences, capacity, keys and values]
+  std::vector<int64_t> lengths;
+  std::vector<float> rope, wide_weight, statistics, embedded_row, residual, norm_out, qkv_raw, qkv_out, attention_out,
+      layer_out, up_out, activated, logits_out;
+};
+
+Generation::Generation(const ModelOptions& options, GenerationSetup setup)
+    : state_(std::make_unique<State>(options, std::move(setup))) {}
+Generation::~Generation() = default;
+Generation::Generation(Generation&&) noexcept = default;
+
+std::vector<float> Generation::begin(int sequence, std::span<const int32_t> ids) {
+  SLIP_ASSERT(!ids.empty() && std::ssize(ids) <= state_->setup.capacity);
+  std::vector<int64_t> at(ids.size());
+  for (size_t i = 0; i < at.size(); ++i) at[i] = static_cast<int64_t>(i);
+  state_->lengths[static_cast<size_t>(sequence)] = std::ssize(ids);
+  return state_->run(std::span(&sequence, 1), ids, at, true).front();
+}
+
+std::vector<std::vector<float>> Generation::step(std::span<const int> sequences, std::span<const int32_t> ids) {
+  SLIP_ASSERT(sequences.size() == ids.size());
+  std::vector<std::vector<float>> all;
+  for (size_t first = 0; first < ids.size(); first += kernels::kFewRows) {
+    const size_t count = std::min<size_t>(kernels::kFewRows, ids.size() - first);
+    std::vector<int64_t> at;
+    for (const int sequence : sequences.subspan(first, count)) {
+      int64_t& length = state_->lengths[static_cast<size_t>(sequence)];
+      SLIP_ASSERT(length < state_->setup.capacity);
+      at.push_back(length++);
+    }
+    auto some = state_->run(sequences.subspan(first, count), ids.subspan(first, count), at, false);
+    std::move(some.begin(), some.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+int64_t Generation::tokens(int sequence) const { return state_->lengths[static_cast<size_t>(sequence)]; }
+
+int64_t Generation::weight_bytes() const {
+  int64_t sum = 0;
+  state_->for_weights([&](const std::byte*, int64_t size_bytes) { sum += size_bytes; });
+  return sum;
+}
+
+int64_t Generation::cache_bytes(int sequence) const {
+  const State& s = *state_;
+  const int64_t seen = s.o.window > 0 ? std::min(tokens(sequence), s.o.window) : tokens(sequence);
+  return s.o.layers * seen * s.kv_width() * size_of(DType::f32);
+}
+
+double Generation::read_seconds() const {
+  constexpr int kPasses = 5;
+  double best = INFINITY;
+  std::atomic<uint64_t> total{0};
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int64_t begin_ns = monotonic_ns();
+    state_->for_weights([&](const std::byte* at, int64_t size_bytes) {
+      state_->pool.parallel_for(size_bytes / 64, 1024, [&](int64_t begin, int64_t end) {
+        uint64_t sums[8] = {};
+        for (int64_t line = begin; line < end; ++line)
+          for (int i = 0; i < 8; ++i) {
+            uint64_t word = 0;
+            std::memcpy(&word, at + 64 * line + 8 * i, 8);
+            sums[i] += word;
+          }
+        for (const uint64_t sum : sums) total += sum;
+      });
+    });
+    best = std::min(best, static_cast<double>(monotonic_ns() - begin_ns) / 1e9);
+  }
+  return best;
+}
+
+}  // namespace slipstream::models

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Translates config.json of a folder of initial weights to keys of a run file.
+
+#include "planner/initial_model.h"
+
+#include <fmt/core.h>
+
+#include "engine/base/files.h"
+#include "engine/checkpoint/weights_folder.h"
+#include "engine/config/load.h"
+#include "models/hugging_face.h"
+
+namespace slipstream::planner {
+namespace {
+
+std::vector<std::string> keys_of_folder(const std::string& path) {
+  const std::string dir = checkpoint::find_weights(path);
+  const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
+  const models::ModelOptions o = models::read_hugging_face_config(checkpoint::read_config(dir), where).options;
+  std::vector<std::string> keys;
+  const auto add = [&](const char* key, const auto& value) { keys.push_back(fmt::format("model.{}={}", key, value)); };
+  add("family", name_of(o.family));
+  add("layers", o.layers);
+  add("heads", o.heads);
+  if (o.kv_heads != o.heads) add("kv_heads", o.kv_heads);
+  if (o.head_dim * o.heads != o.width) add("head_dim", o.head_dim);
+  add("width", o.width);
+  add("ffn_width", o.ffn_width);
+  add("context", o.context);
+  add("vocab_size", o.vocab);
+  add("tie_embeddings", o.tie_embeddings);
+  add("norm_eps", o.norm_eps);
+  if (!is_rotary(o.family)) return keys;
+  add("rope_theta", o.rope_theta);
+  add("sliding_window", o.window);
+  if (o.rope_scaling.factor == 0) return keys;
+  add("rope_scaling", name_of(RopeScalingKind::llama3));
+  add("rope_scaling_factor", o.rope_scaling.factor);
+  add("rope_low_freq_factor", o.rope_scaling.low_freq_factor);
+  add("rope_high_freq_factor", o.rope_scaling.high_freq_factor);
+  add("rope_original_context", o.rope_scaling.original_context);
+  return keys;
+}
+
+}  // namespace
+
+RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets) {
+  return load_run_config(run_file, sets, keys_of_folder);
+}
+
+}  // namespace slipstream::planner

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every family trains the model of one rank on every axis: up to rounding where sums are divided, with the same bits
+// over data ranks.
+
+#include "tests/equivalence/table.h"
+#include "tests/equivalence/trained.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 3;
+constexpr double kTolerance = 2e-5;  // as in tensor_test
+
+/// What the families add to Llama, which the other tests train.
+std::vector<Layout> families() {
+  std::vector<Layout> rows;
+  for (const Family family : {Family::llama, Family::mistral, Family::qwen2, Family::qwen3}) {
+    Layout layout{.name = name_of(family), .model = tiny_llama(), .micro_batch = 4};
+    models::ModelOptions& o = layout.model;
+    o.family = family;
+    o.kv_heads = family == Family::qwen2 ? 4 : 2;
+    o.context = o.tokens = 8;
+    if (family != Family::qwen2) o.head_dim = 10;  // heads wider than the model together
+    if (family == Family::llama) o.rope_scaling = {.factor = 4, .original_context = 8};
+    if (family == Family::mistral) o.window = 3;
+    rows.push_back(layout);
+  }
+  return rows;
+}
+
+void check_same_model(const Trained& a, const Trained& b) {
+  CHECK(a.names == b.names);
+  CHECK(difference(std::vector<float>(a.losses.begin(), a.losses.end()),
+                   std::vector<float>(b.losses.begin(), b.losses.end())) < kTolerance);
+  CHECK(difference(a.gradients, b.gradients) < kTolerance);
+  CHECK(difference(a.weights, b.weights) < kTolerance);
+}
+
+}  // namespace
+
+TEST_CASE("families: tensor, pipeline and context ranks, ZeRO and recomputation train the model of one rank",
+          "[families]") {
+  for (const Layout& whole : families()) {
+    const Trained expected = train(whole, kSteps);
+    const auto same = [&](const char* what, auto change) {
+      CAPTURE(whole.name, what);
+      check_same_model(train(with(whole, change), kSteps), expected);
+    };
+    for (const bool sequence : {false, true}) {
+      same("tensor", [&](Layout& l) { l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2; });
+      same("tensor in a pipeline that delays gradients of weights", [&](Layout& l) {
+        l.tensor = 2, l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2;
+        l.sequence_parallel = sequence;
+      });
+    }
+    same("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 4; });
+    if (whole.model.window == 0) same("context", [](Layout& l) { l.context = 2; });
+    for (const int stage : {1, 2, 3})
+      same("ZeRO", [&](Layout& l) {
+        l.ranks = 2, l.micro_batch = 2, l.zero_stage = stage, l.model.split_tied_embedding = false;
+      });
+    same("accumulation", [](Layout& l) { l.micro_batch = 2, l.micro_batches = 2; });
+  }
+}
+
+TEST_CASE("families: recomputation gives the same bits, and data ranks hold the same weights", "[families]") {
+  for (const Layout& whole : families()) {
+    CAPTURE(whole.name);
+    const Trained expected = train(whole, kSteps);
+    for (const Recomputation recompute : {Recomputation::selective, Recomputation::full})
+      CHECK(train(with(whole, [&](Layout& l) { l.recompute = recompute; }), kSteps).hash == expected.hash);
+    const auto two = [&](ReduceMode mode) {
+      return train(with(whole, [&](Layout& l) { l.ranks = 2, l.micro_batch = 2, l.reduce_mode = mode; }), kSteps);
+    };
+    const Trained bucketed = two(ReduceMode::bucketed);
+    CHECK(bucketed.hash == two(ReduceMode::naive).hash);
+    for (const std::string& hash : bucketed.rank_hashes) CHECK(hash == bucketed.hash);
+  }
+}
