@@ -23,6 +23,7 @@ void add_plan(CLI::App& app, Run& chosen);
 void add_check(CLI::App& app, Run& chosen);
 void add_bench(CLI::App& app, Run& chosen);
 void add_generate(CLI::App& app, Run& chosen);
+void add_eval(CLI::App& app, Run& chosen);
 void add_checkpoint(CLI::App& app, Run& chosen);
 void add_keeper(CLI::App& app, Run& chosen);
 void add_tokenize(CLI::App& app, Run& chosen);

@@ -20,6 +20,11 @@ void add_generate(CLI::App& app, Run& chosen) {
       ->check(whole_numbers(INT32_MAX))
       ->type_name("ID,...")
       ->excludes("--prompt");
+  command->add_option("--prompts", options->prompts_file, "file with one prompt per line; prints JSON lines")
+      ->excludes("--prompt")
+      ->excludes("--prompt-ids");
+  command->add_option("--batch", options->batch, "number of prompts of --prompts at a time")
+      ->check(CLI::Range(1, 4096));
   command->add_option("--tokens", options->tokens, "number of tokens to generate")->check(CLI::Range(1, 1000000));
   runtime::SamplingOptions& sampling = options->sampling;
   command->add_option("--temperature", sampling.temperature, "sampling temperature; 0: always the most likely token")
@@ -34,11 +39,16 @@ void add_generate(CLI::App& app, Run& chosen) {
   command->add_option("--seed", options->seed, "seed of the sampling")->check(whole_numbers(INT64_MAX));
   command->add_option("--device", options->device, "device: auto, cpu or cuda; auto: a GPU if available")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command
+      ->add_option("--dtype", options->dtype,
+                   "weights in memory on the CPU: float32, bfloat16 or auto, as in the folder")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
+  command->add_flag("--bound", options->bound, "also measure how fast memory is read, and print the share of it");
   command->callback([&chosen, options, prompt_ids] {
     chosen = [options, prompt_ids] {
       std::istringstream ids(*prompt_ids);
       for (std::string id; std::getline(ids, id, ',');) options->prompt_ids.push_back(std::stoi(id));
-      return alone("generate", [&] { return runtime::generate(*options); });
+      return runtime::generate(*options);
     };
   });
 }

@@ -51,8 +51,8 @@ int run(int argc, char** argv) {
                        [] { return fmt::format("slipstream {} (build {})", runtime::version(), runtime::build_id()); });
   app.require_subcommand(1);
   Run chosen;
-  for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_tokenize, add_checkpoint,
-                         add_report, add_why, add_keeper, add_convert})
+  for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_eval, add_tokenize,
+                         add_checkpoint, add_report, add_why, add_keeper, add_convert})
     add(app, chosen);
   try {
     app.parse(argc, argv);

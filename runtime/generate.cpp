@@ -6,34 +6,27 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
+#include <numeric>
+#include <sstream>
 
+#include "comm/mpi/launcher.h"
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/finite.h"
+#include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/philox.h"
 #include "engine/base/print.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/device/clock.h"
-#include "engine/device/device.h"
-#include "engine/plan/build_job.h"
-#include "planner/plan_options.h"
-#include "planner/planner.h"
 #include "runtime/device_assignment.h"
 #include "runtime/model_folder.h"
-#include "runtime/rank.h"
+#include "runtime/next_logits.h"
 #include "runtime/sampling.h"
+#include "runtime/world.h"
 
 namespace slipstream::runtime {
 namespace {
-
-ModelSpec model_of(const models::ModelOptions& options, Buffers& buffers, const std::string& folder) {
-  try {
-    return models::build_model(options, buffers);
-  } catch (const ConfigError& error) {
-    throw CheckpointError("[generate] {}/config.json is not a model: {}", folder, error.what());
-  }
-}
 
 /// First token of an empty prompt: a line break, if the tokenizer has one.
 int32_t first_token(const data::Tokenizer& tokenizer) {
@@ -47,10 +40,12 @@ int32_t first_token(const data::Tokenizer& tokenizer) {
 /// Prints the text of ids as they come: whole characters, and nothing from a stop text on.
 class Printer {
  public:
-  Printer(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt, std::vector<std::string> stops)
+  /// `prints`: otherwise only text() has it.
+  Printer(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt, std::vector<std::string> stops, bool prints)
       : tokenizer_(tokenizer),
         ids_(std::move(prompt)),
         stops_(std::move(stops)),
+        prints_(prints),
         begin_(tokenizer.decode(ids_).size()) {}
 
   /// True if the text contains a stop text now.
@@ -74,17 +69,24 @@ class Printer {
           }
       end = std::min(end, text.size() - open_character(text));
     }
-    if (end > printed_) {
-      print_result("{}", text.substr(printed_, end - printed_));
+    stopped_ = stopped;
+    if (end > printed_.size()) {
+      const std::string more = text.substr(printed_.size(), end - printed_.size());
+      if (prints_) print_result("{}", more);
       flush_printed();
-      printed_ = end;
+      printed_ += more;
     }
     return stopped;
   }
   /// The rest, once no more ids come.
-  void finish() { print_result("{}", tokenizer_.decode(ids_).substr(begin_ + printed_)); }
+  void finish() const {
+    if (prints_) print_result("{}", rest());
+  }
+  /// All text so far.
+  std::string text() const { return stopped_ ? printed_ : printed_ + rest(); }
 
  private:
+  std::string rest() const { return tokenizer_.decode(ids_).substr(begin_ + printed_.size()); }
   static size_t open_character(const std::string& text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
       const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -97,7 +99,9 @@ class Printer {
   const data::Tokenizer& tokenizer_;
   std::vector<int32_t> ids_;
   std::vector<std::string> stops_;
-  size_t begin_, printed_ = 0;
+  bool prints_, stopped_ = false;
+  size_t begin_;
+  std::string printed_;
 };
 
 /// The ids of the prompt as the model is used to them.
@@ -110,89 +114,210 @@ std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::
   return ids;
 }
 
-}  // namespace
+/// Token ids of every prompt, and what the output begins with.
+struct Prompts {
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<std::string> shown;
+};
 
-int generate(const GenerateOptions& options) {
+Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokenizer, const std::string& folder) {
+  if (options.prompt_ids.empty() && !tokenizer.knows_text())
+    throw ConfigError(
+        "[generate] {} was trained on ids of the external tokenizer \"{}\". Encode the prompt with it and give the "
+        "ids, for instance --prompt-ids 15496,995. The continuation is printed as ids.",
+        folder, tokenizer.name());
+  for (const int32_t id : options.prompt_ids)
+    if (id >= tokenizer.vocab_size())
+      throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder,
+                        tokenizer.vocab_size(), tokenizer.vocab_size() - 1);
+  Prompts prompts;
+  if (!options.prompt_ids.empty()) {
+    prompts.texts.push_back(options.prompt_ids);
+    prompts.shown.emplace_back();
+    for (const int32_t id : options.prompt_ids) prompts.shown[0] += fmt::format("{},", id);
+    return prompts;
+  }
+  std::vector<std::string> lines{options.prompt};
+  if (!options.prompts_file.empty()) {
+    constexpr int64_t kBytesMax = 256 << 20;
+    std::istringstream file(files::read_file(options.prompts_file, files::Owner::data, kBytesMax));
+    lines.clear();
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    if (lines.empty())
+      throw DataError("[generate] {} has no line. Give a file with one prompt per line.",
+                      files::shown(options.prompts_file));
+  }
+  for (const std::string& line : lines) {
+    prompts.texts.push_back(ids_of_prompt(tokenizer, line));
+    prompts.shown.push_back(line);
+  }
+  return prompts;
+}
+
+/// What a run has cost.
+struct Spent {
+  int64_t prompt_tokens = 0, made = 0, steps = 0;
+  int64_t step_bytes = 0;                  // that the steps behind the prompts have read at least
+  double prompt_seconds = 0, seconds = 0;  // until the first tokens of all groups; of the later ones
+};
+
+/// Continues some texts at once, of which the first is prompt number `first`. `made`: called with each new id; returns
+/// false if its text ends there.
+class Continuation {
+ public:
+  Continuation(NextLogits& next, const GenerateOptions& options, const data::Tokenizer& tokenizer,
+               const std::string& folder)
+      : next_(next), options_(options), tokenizer_(tokenizer), folder_(folder), random_(options.seed, "generate") {}
+
+  template <typename Made>
+  void run(std::vector<std::vector<int32_t>> texts, size_t first, Spent& spent, const Made& made) {
+    std::vector<int> open(texts.size());
+    std::iota(open.begin(), open.end(), 0);
+    for (const auto& text : texts) spent.prompt_tokens += std::ssize(text);
+    for (int count = 0; count < options_.tokens && !open.empty(); ++count) {
+      const int64_t begin_ns = monotonic_ns();
+      auto logits = next_.after(open, texts);
+      std::vector<int> still_open;
+      for (size_t i = 0; i < open.size(); ++i) {
+        std::vector<int32_t>& text = texts[static_cast<size_t>(open[i])];
+        const int32_t id = choose(std::move(logits[i]), text, first + static_cast<size_t>(open[i]), count);
+        text.push_back(id);
+        ++spent.made;
+        if (made(open[i], id)) still_open.push_back(open[i]);
+      }
+      const double seconds = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
+      (count == 0 ? spent.prompt_seconds : spent.seconds) += seconds;
+      if (count > 0) spent.steps += std::ssize(open), spent.step_bytes += next_.bytes_read(open);
+      open = std::move(still_open);
+    }
+  }
+
+ private:
+  int32_t choose(std::vector<float> logits, const std::vector<int32_t>& text, size_t prompt, int count) const {
+    logits.resize(static_cast<size_t>(tokenizer_.vocab_size()));  // ids of the padding have no meaning
+    if (!all_finite(logits))
+      throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
+                          count + 1, folder_);
+    // By the prompt's number, so that a text does not depend on the others.
+    return sample(std::move(logits), options_.sampling, text,
+                  random_.uniform(uint64_t{prompt} << 32 | static_cast<uint64_t>(count)));
+  }
+
+  NextLogits& next_;
+  const GenerateOptions& options_;
+  const data::Tokenizer& tokenizer_;
+  const std::string& folder_;
+  Philox random_;
+};
+
+/// One prompt: text or ids as they come.
+void print_one(Continuation& continuation, const GenerateOptions& options, const data::Tokenizer& tokenizer,
+               const Prompts& prompts, bool prints, Spent& spent) {
+  const bool as_ids = !options.prompt_ids.empty();
+  if (prints) {
+    print_result("{}", prompts.shown[0]);
+    flush_printed();
+  }
+  Printer printer(tokenizer, as_ids ? std::vector<int32_t>{} : prompts.texts[0], options.stops, prints);
+  bool stopped = false;
+  continuation.run(prompts.texts, 0, spent, [&](int, int32_t id) {
+    if (as_ids) {
+      if (prints) print_result("{},", id);
+      flush_printed();
+      return true;
+    }
+    if (id == tokenizer.special().end_of_text) return false;
+    stopped = printer.add(id);
+    return !stopped;
+  });
+  if (!as_ids && !stopped) printer.finish();
+  if (prints) print_result("\n");
+  flush_printed();
+}
+
+/// Several prompts: one JSON object per line, in the order of the prompts.
+void print_many(Continuation& continuation, const GenerateOptions& options, const data::Tokenizer& tokenizer,
+                const Prompts& prompts, bool prints, Spent& spent) {
+  const auto batch = static_cast<size_t>(options.batch);
+  for (size_t first = 0; first < prompts.texts.size(); first += batch) {
+    const size_t count = std::min(batch, prompts.texts.size() - first);
+    const auto begin = prompts.texts.begin() + static_cast<std::ptrdiff_t>(first);
+    std::vector<std::vector<int32_t>> texts(begin, begin + static_cast<std::ptrdiff_t>(count));
+    std::vector<Printer> printers;
+    for (const auto& text : texts) printers.emplace_back(tokenizer, text, options.stops, false);
+    continuation.run(std::move(texts), first, spent, [&](int which, int32_t id) {
+      return id != tokenizer.special().end_of_text && !printers[static_cast<size_t>(which)].add(id);
+    });
+    for (size_t i = 0; i < count && prints; ++i) {
+      Json line;
+      line["prompt"] = prompts.shown[first + i];
+      line["continuation"] = printers[i].text();
+      print_result("{}\n", line.dump());
+      flush_printed();
+    }
+  }
+}
+
+void print_speed(const Spent& spent, const NextLogits& next, bool bound) {
+  log_info("prompts: {} tokens, {:.1f} tokens/s", spent.prompt_tokens,
+           static_cast<double>(spent.prompt_tokens) / spent.prompt_seconds);
+  if (spent.steps == 0) return;
+  const double rate = static_cast<double>(spent.steps) / spent.seconds;
+  log_info("{} tokens, {:.1f} tokens/s", spent.made, rate);
+  if (!bound) return;
+  const double read_rate = next.read_rate(), moved = static_cast<double>(spent.step_bytes) / spent.seconds;
+  if (read_rate > 0)
+    log_info("bound: {:.1f} tokens/s by weights, keys and values at {:.2f} GB/s; {:.0f}% of it",
+             rate * read_rate / moved, read_rate / 1e9, 100 * moved / read_rate);
+}
+
+DType dtype_of(const ModelFolder& weights, const std::string& asked) {
+  const auto tensors = weights.tensors();
+  const bool all =
+      std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.info->dtype == "BF16"; });
+  return asked == "bfloat16" || (asked == "auto" && all) ? DType::bf16 : DType::f32;
+}
+
+void generate_on(World& world, const GenerateOptions& options) {
   check_sampling(options.sampling);
   const ModelFolder weights(options.checkpoint);
   const std::string& folder = weights.dir();
   const auto tokenizer = data::load_tokenizer(folder);
-  models::ModelOptions model_options = weights.model().options;
-  if (tokenizer->vocab_size() > model_options.vocab)
+  const models::ModelOptions& model = weights.model().options;
+  if (tokenizer->vocab_size() > model.vocab)
     throw CheckpointError(
         "[generate] the tokenizer of {} has {} ids, but its model has {}. Give the folder of a run or of its weights.",
-        folder, tokenizer->vocab_size(), model_options.vocab);
+        folder, tokenizer->vocab_size(), model.vocab);
+  const Prompts prompts = prompts_of(options, *tokenizer, folder);
+  int64_t longest = 0;
+  for (const auto& text : prompts.texts) longest = std::max(longest, std::ssize(text));
+  const int64_t capacity = std::min(model.context, longest + options.tokens);
+  const bool on_cpu =
+      world.size() > 1 || options.device == "cpu" ||
+      assign_device_alone(options.device == "cuda" ? DeviceChoice::cuda : DeviceChoice::automatic).kind ==
+          DeviceKind::cpu;
+  const int sequences = static_cast<int>(std::min<int64_t>(std::ssize(prompts.texts), options.batch));
+  const auto next = on_cpu ? cached_logits(weights, sequences, capacity, dtype_of(weights, options.dtype), world)
+                           : recomputed_logits(weights, capacity, options.device);
+  Continuation continuation(*next, options, *tokenizer, folder);
+  Spent spent;
+  (options.prompts_file.empty() ? print_one : print_many)(continuation, options, *tokenizer, prompts, world.rank() == 0,
+                                                          spent);
+  if (world.rank() == 0 && (options.bound || ::isatty(STDERR_FILENO) != 0)) print_speed(spent, *next, options.bound);
+}
 
-  if (options.prompt_ids.empty() && !tokenizer->knows_text())
-    throw ConfigError(
-        "[generate] {} was trained on ids of the external tokenizer \"{}\". Encode the prompt with it and give the "
-        "ids, for instance --prompt-ids 15496,995. The continuation is printed as ids.",
-        folder, tokenizer->name());
-  for (const int32_t id : options.prompt_ids)
-    if (id >= tokenizer->vocab_size())
-      throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder,
-                        tokenizer->vocab_size(), tokenizer->vocab_size() - 1);
+}  // namespace
 
-  const bool as_ids = !options.prompt_ids.empty();
-  std::vector<int32_t> text = as_ids ? options.prompt_ids : ids_of_prompt(*tokenizer, options.prompt);
-  // Every token costs a pass over the whole sequence, so the sequence is no longer than needed.
-  model_options.tokens = std::min(model_options.context, std::ssize(text) + options.tokens);
-  model_options.global_tokens = model_options.tokens;
-
-  const DeviceAssignment assignment = assign_device_alone(options.device == "cuda"  ? DeviceChoice::cuda
-                                                          : options.device == "cpu" ? DeviceChoice::cpu
-                                                                                    : DeviceChoice::automatic);
-  Buffers buffers;
-  ModelSpec model = model_of(model_options, buffers, folder);
-  const auto job = std::make_shared<Job>(build_job(std::move(model), std::move(buffers), {}));
-  planner::require_holds(planner::finish_plans({job}, comm::RooflinePrice(comm::Rates{}, comm::Link{})));
-  std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-  Rank rank(job, assignment.make_device(), std::move(none), {.threads = planner::threads_of(RunConfig{}, 1)}, {});
-  weights.require(tensors_of_model(rank.job().model), false);
-  load_weights(rank, weights);
-
-  std::string begin = options.prompt;
-  for (const int32_t id : options.prompt_ids) begin += fmt::format("{},", id);
-  print_result("{}", begin);
-  flush_printed();
-  std::optional<Printer> printer;
-  if (!as_ids) printer.emplace(*tokenizer, text, options.stops);
-  const Philox random(options.seed, "generate");
-  const auto context = static_cast<size_t>(model_options.tokens);
-  std::vector<int32_t> window(context, 0);
-  const std::vector<int32_t> targets(context, 0);
-  const int32_t end_of_text = tokenizer->special().end_of_text;
-  const int64_t begin_ns = monotonic_ns();
-  int made = 0;
-  bool stopped = false;
-  while (made < options.tokens && !stopped) {
-    const size_t used = std::min(text.size(), context);
-    std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), window.begin());
-    rank.evaluate(window, targets);
-    rank.drain();
-    std::vector<float> logits = rank.logits(static_cast<int64_t>(used) - 1);
-    logits.resize(static_cast<size_t>(tokenizer->vocab_size()));  // ids of the padding have no meaning
-    if (!all_finite(logits))
-      throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
-                          made + 1, folder);
-    const int32_t next = sample(std::move(logits), options.sampling, text, random.uniform(static_cast<uint64_t>(made)));
-    ++made;
-    text.push_back(next);
-    if (as_ids) {
-      print_result("{},", next);
-      flush_printed();
-    } else if (next == end_of_text) {
-      break;
-    } else {
-      stopped = printer->add(next);
-    }
+int generate(const GenerateOptions& options) {
+  World world;
+  log_setup(world.rank());
+  try {
+    world.together([] { comm::require_no_foreign_launcher("generate"); });
+    world.together([&] { generate_on(world, options); });
+    return 0;
+  } catch (const AgreedFailure& failure) {
+    return static_cast<int>(failure.code());
   }
-  if (printer && !stopped) printer->finish();
-  print_result("\n");
-  flush_printed();
-  if (::isatty(STDERR_FILENO) != 0)
-    log_info("{} tokens, {:.1f} tokens/s", made, made / (static_cast<double>(monotonic_ns() - begin_ns + 1) / 1e9));
-  return 0;
 }
 
 }  // namespace slipstream::runtime

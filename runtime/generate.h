@@ -14,15 +14,19 @@ struct GenerateOptions {
   std::string checkpoint;  // folder of weights, or a run folder
   std::string prompt;
   std::vector<int32_t> prompt_ids;  // instead of a prompt; the continuation is printed as ids, too
+  std::string prompts_file;         // instead of a prompt: one per line; prints JSON lines
+  int batch = 8;                    // prompts of the file at once
   int tokens = 200;                 // tokens to generate
   SamplingOptions sampling;
   std::vector<std::string> stops;  // the text ends before the first of these
   uint64_t seed = 1;
   std::string device = "auto";  // auto | cpu | cuda
+  std::string dtype = "auto";   // of weights in memory on the CPU: auto | float32 | bfloat16
+  bool bound = false;           // measures the speed of memory, and prints the share of it
 };
 
-/// Blocks. Prints the prompt and its continuation to stdout. Returns the exit code.
-/// Throws: ConfigError, CheckpointError, ResourceError.
+/// Blocks. Collective: the ranks that mpirun started share the model. Prints the prompt and its continuation to stdout.
+/// Returns the exit code. Throws: ConfigError, CheckpointError, ResourceError.
 int generate(const GenerateOptions& options);
 
 }  // namespace slipstream::runtime

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two ways to the logits of the next token.
+
+#include "runtime/next_logits.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "engine/base/check.h"
+#include "models/generation.h"
+#include "planner/plan_options.h"
+#include "runtime/evaluated_folder.h"
+#include "runtime/world.h"
+
+namespace slipstream::runtime {
+namespace {
+
+/// Runs a verb of a communicator on memory of this process.
+class Exchange {
+ public:
+  explicit Exchange(World& world) : world_(world) {}
+
+  void sum(std::span<float> values) {
+    run(values.data(), values.data(), std::ssize(values), std::ssize(values),
+        [](comm::Communicator& wire, const comm::Transfer& transfer) { return wire.all_reduce(transfer); });
+  }
+  void gather(std::span<const float> part, std::span<float> all) {
+    std::copy(part.begin(), part.end(), all.begin() + world_.rank() * std::ssize(part));
+    run(all.data() + world_.rank() * std::ssize(part), all.data(), std::ssize(part), std::ssize(all),
+        [](comm::Communicator& wire, const comm::Transfer& transfer) { return wire.all_gather(transfer); });
+  }
+
+ private:
+  template <typename Verb>
+  void run(float* from, float* to, int64_t elems, int64_t elems_to, const Verb& verb) {
+    constexpr int64_t kTimeoutSeconds = 600;
+    if (!wire_) wire_ = world_.communicator(0, 0, kTimeoutSeconds, DeviceKind::cpu, {});
+    const Memory memory({{reinterpret_cast<std::byte*>(from)}, {reinterpret_cast<std::byte*>(to)}});
+    const Frame frame{.memory = &memory};
+    LaunchContext context;
+    context.pool = &pool_;
+    context.frame = &frame;
+    // A work is bound to its operands, and the rows of every call differ.
+    const Work work = verb(*wire_, {.from = {0, 0, elems * 4}, .to = {1, 0, elems_to * 4}, .elems = elems});
+    work.fn(context);
+  }
+
+  World& world_;
+  ThreadPool pool_{1};
+  std::unique_ptr<comm::Communicator> wire_;
+};
+
+class Cached : public NextLogits {
+ public:
+  Cached(const ModelFolder& weights, int sequences, int64_t capacity, DType dtype, World& world)
+      : exchange_(world),
+        capacity_(capacity),
+        generation_(options(weights, world), setup(weights, sequences, dtype, world)) {}
+
+  std::vector<std::vector<float>> after(std::span<const int> which,
+                                        std::span<const std::vector<int32_t>> texts) override {
+    std::vector<std::vector<float>> all(which.size());
+    std::vector<int> one_more;
+    std::vector<int32_t> ids;
+    std::vector<size_t> at;
+    for (size_t i = 0; i < which.size(); ++i) {
+      const std::vector<int32_t>& text = texts[static_cast<size_t>(which[i])];
+      const int64_t kept = generation_.tokens(which[i]);
+      if (kept > 0 && kept + 1 == std::ssize(text) && std::ssize(text) <= capacity_) {
+        one_more.push_back(which[i]);
+        ids.push_back(text.back());
+        at.push_back(i);
+      } else {
+        // New, or full: then all positions change, and with them all keys.
+        all[i] = generation_.begin(which[i],
+                                   std::span(text).last(static_cast<size_t>(std::min(capacity_, std::ssize(text)))));
+      }
+    }
+    auto stepped = generation_.step(one_more, ids);
+    for (size_t i = 0; i < at.size(); ++i) all[at[i]] = std::move(stepped[i]);
+    return all;
+  }
+  int64_t bytes_read(std::span<const int> which) const override {
+    int64_t sum = generation_.weight_bytes();
+    for (const int sequence : which) sum += generation_.cache_bytes(sequence);
+    return sum;
+  }
+  double read_rate() const override {
+    return static_cast<double>(generation_.weight_bytes()) / generation_.read_seconds();
+  }
+
+ private:
+  static models::ModelOptions options(const ModelFolder& weights, const World& world) {
+    models::ModelOptions o = weights.model().options;
+    o.tensor = world.size();
+    o.tensor_index = world.rank();
+    if (const int64_t most = std::gcd(std::gcd(o.heads, o.kv_heads), o.ffn_width); most % o.tensor != 0)
+      throw ConfigError(
+          "[generate] {} ranks cannot share the model equally: it has {} heads, {} key-value heads and {} hidden "
+          "units. "
+          "Start a divisor of {} ranks.",
+          o.tensor, o.heads, o.kv_heads, o.ffn_width, most);
+    return o;
+  }
+  models::GenerationSetup setup(const ModelFolder& weights, int sequences, DType dtype, const World& world) {
+    return {.dtype = dtype,
+            .sequences = sequences,
+            .capacity = capacity_,
+            .threads = planner::threads_of(RunConfig{}, world.ranks_on_host()),
+            .read = [&weights](const NamedTensor& tensor, int64_t begin,
+                               std::span<float> out) { weights.read(tensor, begin, out); },
+            .sum = [this](std::span<float> values) { exchange_.sum(values); },
+            .gather = [this](std::span<const float> part, std::span<float> all) { exchange_.gather(part, all); }};
+  }
+
+  Exchange exchange_;
+  int64_t capacity_;
+  models::Generation generation_;
+};
+
+class Recomputed : public NextLogits {
+ public:
+  Recomputed(const ModelFolder& weights, int64_t capacity, const std::string& device)
+      : model_(weights, {.tokens = capacity, .device = device}), capacity_(capacity) {}
+
+  std::vector<std::vector<float>> after(std::span<const int> which,
+                                        std::span<const std::vector<int32_t>> texts) override {
+    std::vector<std::vector<float>> all;
+    const std::vector<int32_t> targets(static_cast<size_t>(capacity_), 0);
+    for (const int i : which) {
+      const std::vector<int32_t>& text = texts[static_cast<size_t>(i)];
+      const int64_t used = std::min(capacity_, std::ssize(text));
+      std::vector<int32_t> window(text.end() - used, text.end());
+      window.resize(static_cast<size_t>(capacity_));
+      model_.losses(window, targets);
+      all.push_back(model_.logits(used - 1));
+    }
+    return all;
+  }
+
+ private:
+  EvaluatedFolder model_;
+  int64_t capacity_;
+};
+
+}  // namespace
+
+std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, int sequences, int64_t capacity, DType dtype,
+                                          World& world) {
+  return std::make_unique<Cached>(weights, sequences, capacity, dtype, world);
+}
+
+std::unique_ptr<NextLogits> recomputed_logits(const ModelFolder& weights, int64_t capacity, const std::string& device) {
+  return std::make_unique<Recomputed>(weights, capacity, device);
+}
+
+}  // namespace slipstream::runtime
