@@ -4,9 +4,7 @@
 #include "models/generation.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -364,20 +362,12 @@ int64_t Generation::cache_bytes(int sequence) const {
 double Generation::read_seconds() const {
   constexpr int kPasses = 5;
   double best = INFINITY;
-  std::atomic<uint64_t> total{0};
   for (int pass = 0; pass < kPasses; ++pass) {
     const int64_t begin_ns = monotonic_ns();
     state_->for_weights([&](const std::byte* at, int64_t size_bytes) {
-      state_->pool.parallel_for(size_bytes / 64, 1024, [&](int64_t begin, int64_t end) {
-        uint64_t sums[8] = {};
-        for (int64_t line = begin; line < end; ++line)
-          for (int i = 0; i < 8; ++i) {
-            uint64_t word = 0;
-            std::memcpy(&word, at + 64 * line + 8 * i, 8);
-            sums[i] += word;
-          }
-        for (const uint64_t sum : sums) total += sum;
-      });
+      double sum = 0;
+      kernels::read_all(state_->context,
+                        {.at = reinterpret_cast<const float*>(at), .elems = size_bytes / 4, .sum = &sum});
     });
     best = std::min(best, static_cast<double>(monotonic_ns() - begin_ns) / 1e9);
   }

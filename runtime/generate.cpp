@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <sstream>
 
-#include "comm/mpi/launcher.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/finite.h"
@@ -218,7 +218,8 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
     print_result("{}", prompts.shown[0]);
     flush_printed();
   }
-  Printer printer(tokenizer, as_ids ? std::vector<int32_t>{} : prompts.texts[0], options.stops, prints);
+  std::optional<Printer> printer;  // ids may have no text
+  if (!as_ids) printer.emplace(tokenizer, prompts.texts[0], options.stops, prints);
   bool stopped = false;
   continuation.run(prompts.texts, 0, spent, [&](int, int32_t id) {
     if (as_ids) {
@@ -227,10 +228,10 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
       return true;
     }
     if (id == tokenizer.special().end_of_text) return false;
-    stopped = printer.add(id);
+    stopped = printer->add(id);
     return !stopped;
   });
-  if (!as_ids && !stopped) printer.finish();
+  if (printer && !stopped) printer->finish();
   if (prints) print_result("\n");
   flush_printed();
 }
@@ -312,7 +313,6 @@ int generate(const GenerateOptions& options) {
   World world;
   log_setup(world.rank());
   try {
-    world.together([] { comm::require_no_foreign_launcher("generate"); });
     world.together([&] { generate_on(world, options); });
     return 0;
   } catch (const AgreedFailure& failure) {

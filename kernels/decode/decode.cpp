@@ -36,6 +36,15 @@ void one_token_attention(LaunchContext& context, const OneTokenAttention& args) 
   SLIP_CALL_ISA(one_token_attention_cpu(context, args));
 }
 
+void read_all(LaunchContext& context, const ReadAll& args) {
+  constexpr std::string_view op = "read_all";
+  require_at_least(op, "elems", args.elems, 0);
+  require_pointers(op, {args.sum});
+  if (args.elems > 0) require_pointers(op, {args.at});
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(read_all_cpu(context, args));
+}
+
 Cost few_rows_product_cost(const FewRowsProduct& args) {
   return {2 * args.rows * args.in * args.out,
           bytes_of(args.out * args.in, args.dtype) + 4 * args.rows * (args.in + args.out)};

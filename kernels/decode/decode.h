@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The two ops of text generation that read much and compute little: products of few rows with a weight, and attention
-// of one new token to all earlier ones. On cpu only; a GPU generates with the ops of training.
+// of one new token to all earlier ones. And their bound: a pass that only reads. On cpu only; a GPU generates with the
+// ops of training.
 //
 // Letters: R rows, H heads, G key-value heads (G divides H), E head_dim, N keys.
 
@@ -54,15 +55,24 @@ struct OneTokenAttention {
   float scale = 1.0f;
 };
 
+/// sum = of all floats at `at`, in any order: the fastest that a CPU can read memory.
+struct ReadAll {
+  const float* at = nullptr;
+  int64_t elems = 0;
+  double* sum = nullptr;
+};
+
 /// Blocks. Throws: ShapeError, ResourceError (another device than cpu).
 void few_rows_product(LaunchContext& context, const FewRowsProduct& args);
 void one_token_attention(LaunchContext& context, const OneTokenAttention& args);
+void read_all(LaunchContext& context, const ReadAll& args);
 
 /// Pure. Minimum flops and bytes. Pointers may be null.
 Cost few_rows_product_cost(const FewRowsProduct& args);
 Cost one_token_attention_cost(const OneTokenAttention& args);
 
 SLIP_DECLARE_PER_ISA(void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args);
-                     void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args);)
+                     void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args);
+                     void read_all_cpu(LaunchContext& context, const ReadAll& args);)
 
 }  // namespace slipstream::kernels

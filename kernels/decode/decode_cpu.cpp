@@ -3,6 +3,7 @@
 // memory.
 
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/common/vectors.h"
 #include "kernels/decode/decode.h"
@@ -110,6 +111,24 @@ void attend(const OneTokenAttention& args, int64_t kv_head) {
 void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args) {
   if (args.dtype == DType::f32) return products<float>(context, args);
   products<bfloat16>(context, args);
+}
+
+void read_all_cpu(LaunchContext& context, const ReadAll& args) {
+  constexpr int64_t kVectors = 8, kStep = kVectors * kLanes;
+  std::atomic<double> total{0};
+  context.parallel_for(args.elems / kStep, 1024, [&](int64_t begin, int64_t end) {
+    Vf sums[kVectors] = {};
+    for (int64_t i = begin; i < end; ++i) {
+      __builtin_prefetch(reinterpret_cast<const char*>(args.at + i * kStep) + kAheadBytes);
+#pragma GCC unroll 8
+      for (int64_t v = 0; v < kVectors; ++v) sums[v] += load(args.at + i * kStep + v * kLanes);
+    }
+    double part = 0;
+    for (const Vf& vector : sums) part += static_cast<double>(sum(vector));
+    total += part;
+  });
+  for (int64_t i = args.elems / kStep * kStep; i < args.elems; ++i) total += static_cast<double>(args.at[i]);
+  *args.sum = total;
 }
 
 void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args) {

@@ -101,6 +101,22 @@ TEST_CASE("decode: attention of one token equals double, heads share keys", "[ke
   check_attention(40, 3, 1, 8, 8.0);  // scores far apart
 }
 
+TEST_CASE("decode: a pass that only reads sums every element once", "[kernels]") {
+  for (int64_t elems : {0, 1, 7, 128, 1000, 300000}) {
+    const Doubles values = random_doubles(elems, DType::f32, static_cast<uint32_t>(elems + 1));
+    double expected = 0, size = 1;
+    for (double value : values) expected += value, size += std::abs(value);
+    Tensor from(values, DType::f32);
+    for_isas_and_threads<ReadAll>(SLIP_EVERY_ISA(read_all_cpu),
+                                  [&](LaunchContext& context, auto function, const std::string& label) {
+                                    INFO(label);
+                                    double sum = -1;
+                                    function(context, {from.data<float>(), elems, &sum});
+                                    CHECK(std::abs(sum - expected) / size < 1e-6);
+                                  });
+  }
+}
+
 TEST_CASE("decode: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
   ThreadPool pool(1);
   LaunchContext context;
