@@ -13,6 +13,7 @@
 #include "engine/base/files.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
+#include "engine/data/foreign_tokens.h"
 #include "engine/data/make_tokenizer.h"
 
 namespace slipstream::planner {
@@ -163,18 +164,33 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .snapshots_beside = request.config.on_gpus()};
 }
 
+data::DatasetOptions dataset_options(const RunConfig& config, data::ShardCheck check, int threads) {
+  return {.train = config.data.train,
+          .sources = config.data.sources,
+          .weights = config.data.weights,
+          .validation = config.data.validation,
+          .validation_fraction = config.data.validation_fraction,
+          .tokenizer = config.data.tokenizer,
+          .format = config.data.format,
+          .vocab_size = config.model.vocab_size,
+          .sequence_length = config.train.sequence_length,
+          .threads = threads,
+          .check = check};
+}
+
 int64_t vocab_of(const RunConfig& config) {
   if (config.model.vocab_size > 0) return config.model.vocab_size;
-  if (config.data.tokenizer == "bytes" && !data::names_shards(config.data.train)) return 256;
+  const auto is_text = [&](const std::string& path) {
+    const DataFormat format = data::format_of(path, config.data.format);
+    return format == DataFormat::text || format == DataFormat::jsonl;
+  };
+  const std::vector<std::string>& sources = config.data.sources;
+  if (config.data.tokenizer == "bytes" &&
+      (sources.empty() ? is_text(config.data.train) : std::all_of(sources.begin(), sources.end(), is_text)))
+    return 256;
   if (data::names_tokenizer_file(config.data.tokenizer))
     return data::load_tokenizer_file(config.data.tokenizer)->vocab_size();
-  return data::open_dataset({.train = config.data.train,
-                             .validation = config.data.validation,
-                             .validation_fraction = config.data.validation_fraction,
-                             .tokenizer = config.data.tokenizer,
-                             .sequence_length = config.train.sequence_length,
-                             .check = data::ShardCheck::size})
-      .tokenizer->vocab_size();
+  return data::open_dataset(dataset_options(config, data::ShardCheck::size)).tokenizer->vocab_size();
 }
 
 static kernels::RopeScaling rope_scaling_of(const Model& model) {

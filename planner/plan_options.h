@@ -9,11 +9,15 @@
 #include "comm/rehearse/price.h"
 #include "engine/config/machine.h"
 #include "engine/config/resolve.h"
+#include "engine/data/dataset.h"
 #include "engine/plan/job.h"
 #include "models/model.h"
 #include "planner/job_request.h"
 
 namespace slipstream::planner {
+
+/// The data of a run. `threads`: that encode JSON lines. Pure.
+data::DatasetOptions dataset_options(const RunConfig& config, data::ShardCheck check, int threads = 1);
 
 /// Blocks. The vocabulary that a plan needs: the run file's, else the tokenizer's; only chars and token shards read the
 /// data. Throws: DataError.

@@ -21,6 +21,7 @@ constexpr std::string_view kTag = "[checkpoint] ";
 
 /// May a key differ from the checkpoint's? Layouts train the same model; outputs do not train.
 bool is_free(std::string_view key) {
+  if (key == "data.weights" || key == "data.document_mask") return false;
   for (const std::string_view prefix : {"parallel.", "zero.", "overlap.", "pipeline.", "comm.", "device.",
                                         "checkpoint.", "trace.", "output.", "data.", "optimizer.double_buffer"})
     if (key.starts_with(prefix)) return true;
@@ -157,7 +158,7 @@ void require_resumable(const ResumePoint& point, const RunIdentity& identity,
         "[train] {} sequences in a step, but {} was trained with {}. Pass --set "
         "train.global_batch_size={} to keep its samples.",
         identity.global_batch_size, point.path, point.manifest.global_batch_size, point.manifest.global_batch_size);
-  if (point.manifest.data_hash != identity.data_hash && !is_set(sets, "data.train"))
+  if (point.manifest.data_hash != identity.data_hash && !is_set(sets, "data.train") && !is_set(sets, "data.sources"))
     throw ConfigError(
         "[train] the data differ from those of {}. Restore them, or pass --set data.train=PATH to "
         "continue with others.",

@@ -174,13 +174,8 @@ int train(const TrainOptions& options) {
       if (options.dry_run) {
         vocab = planner::vocab_of(written);
       } else {
-        dataset =
-            data::open_dataset({.train = written.data.train,
-                                .validation = written.data.validation,
-                                .validation_fraction = written.data.validation_fraction,
-                                .tokenizer = written.data.tokenizer,
-                                .sequence_length = written.train.sequence_length,
-                                .check = world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size});
+        dataset = data::open_dataset(planner::dataset_options(
+            written, world.rank_on_host() == 0 ? data::ShardCheck::whole : data::ShardCheck::size, threads));
         vocab = dataset.tokenizer->vocab_size();
       }
     });

@@ -60,10 +60,11 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   const Train& train = config_.train;
   const int data_ranks = job.mesh.group_size(Axis::data);
   const int data_rank = job.mesh.index_in_group(Axis::data, world.rank());
-  const data::TrainSampler sampler(dataset.train->count(), {.sequence_length = train.sequence_length,
-                                                            .micro_batch_size = train.micro_batch_size,
-                                                            .global_batch_size = global_batch_,
-                                                            .seed = static_cast<uint64_t>(train.seed)});
+  const data::TrainSampler sampler(dataset.counts, dataset.mixture,
+                                   {.sequence_length = train.sequence_length,
+                                    .micro_batch_size = train.micro_batch_size,
+                                    .global_batch_size = global_batch_,
+                                    .seed = static_cast<uint64_t>(train.seed)});
   const data::BatchShape shape{
       .micro_batches = finished.micro_batches, .rows = train.micro_batch_size, .sequence_length = job.model.tokens};
   const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),

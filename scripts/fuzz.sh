@@ -4,7 +4,7 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-targets=(safetensors manifest flight toml shards tokenizer ranks)
+targets=(safetensors manifest flight toml shards tokenizer ranks llm_c megatron json_lines)
 usage() {
   echo "usage: scripts/fuzz.sh [--seconds N] [--keep] [TARGET...]"
   echo "  Runs each target (${targets[*]}; default: all) for N seconds (default 60) from tests/fuzz/corpus/TARGET and"
@@ -42,8 +42,9 @@ fi
 config=(defaults field fields learning_rate load machine nearest reference resolve supported toml validate)
 sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
   engine/checkpoint/{manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
-  engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,hash,make_tokenizer,normalizer,pattern,shards,sidecar,text,tiktoken}.cpp
-  engine/data/{tokenizer,tokenizer_json,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
+  engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,document_index,document_parts,documents_by_id,foreign_tokens}.cpp
+  engine/data/{hash,json_lines,json_text,make_tokenizer,megatron,normalizer,pattern,raw_tokens,shards,sidecar,text}.cpp
+  engine/data/{tiktoken,token_source,tokenizer,tokenizer_json,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
 sources=("${sources[@]%.cpp}")
 # The sanitizers observe the parsers of JSON and TOML, too, which are compiled from their headers. Packages of toml++ have
 # no assertions: one of version 3.3 fails for the table header "[+", which the parser then refuses.

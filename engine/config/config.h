@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/data_format.h"
 #include "engine/base/dtype.h"
 #include "engine/base/modes.h"
 #include "engine/base/units.h"
@@ -50,7 +51,11 @@ struct Data {
   std::string train;
   std::string validation;  // empty: the last validation_fraction of train
   double validation_fraction = 0.1;
+  DataFormat format = DataFormat::automatic;
   std::string tokenizer = "bytes";
+  std::vector<std::string> sources;  // of a mixture, instead of `train`
+  std::vector<double> weights;       // of `sources`; empty: equal
+  bool document_mask = false;
 };
 
 struct Train {
@@ -68,6 +73,7 @@ struct Train {
   OnNan on_nan = OnNan::abort;
   int64_t max_skips = 10;
   double spike_zscore = 0;  // 0: no detection
+  double dropout = 0;
 };
 
 struct Optimizer : UpdateOptions {
@@ -77,7 +83,8 @@ struct Optimizer : UpdateOptions {
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // resolved: train.steps
   RateSchedule schedule = RateSchedule::cosine;
-  int64_t cooldown_steps = 0;  // of warmup_stable_decay; 0: a tenth of decay_steps
+  std::vector<std::string> groups;  // "PATTERN learning_rate=X weight_decay=Y"
+  int64_t cooldown_steps = 0;       // of warmup_stable_decay; 0: a tenth of decay_steps
   Choice double_buffer =
       Choice::automatic;  // automatic: yes on cuda if two copies fit and the rehearsed step is shorter
 };

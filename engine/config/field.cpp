@@ -46,6 +46,10 @@ std::string shown(const ConfigValue& value) {
     return fmt::format("the text {}", files::printable(to_toml(value), 200));
   if (const auto* list = std::get_if<std::vector<int64_t>>(&value))
     return fmt::format("a list of {} integers", list->size());
+  if (const auto* list = std::get_if<std::vector<double>>(&value))
+    return fmt::format("a list of {} numbers", list->size());
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value))
+    return fmt::format("a list of {} texts", list->size());
   return to_toml(value);
 }
 
@@ -92,11 +96,15 @@ std::string to_toml(const ConfigValue& value) {
   if (const auto* integer = std::get_if<int64_t>(&value)) return fmt::format("{}", *integer);
   if (const auto* real = std::get_if<double>(&value)) return toml_real(*real);
   if (const auto* text = std::get_if<std::string>(&value)) return toml_string(*text);
-  if (const auto* list = std::get_if<std::vector<int64_t>>(&value)) {
+  const auto listed = [](const auto& list, const auto& print) {
     std::string out;
-    for (int64_t item : *list) out += fmt::format("{}{}", out.empty() ? "" : ", ", item);
+    for (const auto& item : list) out += (out.empty() ? "" : ", ") + print(item);
     return "[" + out + "]";
-  }
+  };
+  if (const auto* list = std::get_if<std::vector<int64_t>>(&value))
+    return listed(*list, [](int64_t item) { return fmt::format("{}", item); });
+  if (const auto* list = std::get_if<std::vector<double>>(&value)) return listed(*list, toml_real);
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value)) return listed(*list, toml_string);
   return std::get<OtherValue>(value).description;
 }
 
@@ -184,6 +192,28 @@ std::vector<int64_t> need_integers(const ConfigValue& value, const IntegerRange&
   if (!list) refuse("a list of integers", value);
   if (list->size() > 4096) refuse("a list of at most 4096 integers", value);
   for (int64_t item : *list) require_in(range, item, "in its list ");
+  return *list;
+}
+
+std::vector<double> need_reals(const ConfigValue& value, const RealRange& range) {
+  std::vector<double> reals;
+  if (const auto* list = std::get_if<std::vector<double>>(&value))
+    reals = *list;
+  else if (const auto* integers = std::get_if<std::vector<int64_t>>(&value))
+    reals.assign(integers->begin(), integers->end());
+  else
+    refuse("a list of numbers", value);
+  if (reals.size() > 4096) refuse("a list of at most 4096 numbers", value);
+  for (const double item : reals) need_real(item, range);
+  return reals;
+}
+
+std::vector<std::string> need_texts(const ConfigValue& value) {
+  if (const auto* none = std::get_if<std::vector<int64_t>>(&value); none && none->empty()) return {};
+  const auto* list = std::get_if<std::vector<std::string>>(&value);
+  if (!list) refuse("a list of texts in quotes", value);
+  if (list->size() > 4096) refuse("a list of at most 4096 texts", value);
+  for (const std::string& item : *list) need_text(item);
   return *list;
 }
 

@@ -26,7 +26,8 @@ struct OtherValue {
   bool operator==(const OtherValue&) const = default;
 };
 /// A value of a file.
-using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, OtherValue>;
+using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
+                                 std::vector<std::string>, OtherValue>;
 
 /// The value as TOML text; reading it back gives the same value. Pure.
 std::string to_toml(const ConfigValue& value);
@@ -71,6 +72,8 @@ bool need_boolean(const ConfigValue& value, const std::string& need = "true or f
 std::string need_text(const ConfigValue& value);
 size_t need_word(const ConfigValue& value, const Words& words);  // index of the word
 std::vector<int64_t> need_integers(const ConfigValue& value, const IntegerRange& range);
+std::vector<double> need_reals(const ConfigValue& value, const RealRange& range);
+std::vector<std::string> need_texts(const ConfigValue& value);
 struct Quantity {
   std::string need;
   int64_t (*parse)(std::string_view);
@@ -179,6 +182,24 @@ struct FieldKinds {
             false,
             [=](const Config& c) -> ConfigValue { return std::vector<int64_t>(member(c)); },
             [=](Config& c, const ConfigValue& v) { member(c) = detail::need_integers(v, range); }};
+  }
+  template <typename At>
+  static Field<Config> reals(std::string key, At member, RealRange range, std::string sentence) {
+    return {std::move(key),
+            "a list of numbers, each " + detail::describe_need(range).substr(9),
+            std::move(sentence),
+            false,
+            [=](const Config& c) -> ConfigValue { return std::vector<double>(member(c)); },
+            [=](Config& c, const ConfigValue& v) { member(c) = detail::need_reals(v, range); }};
+  }
+  template <typename At>
+  static Field<Config> texts(std::string key, At member, std::string sentence) {
+    return {std::move(key),
+            "a list of texts",
+            std::move(sentence),
+            false,
+            [=](const Config& c) -> ConfigValue { return std::vector<std::string>(member(c)); },
+            [=](Config& c, const ConfigValue& v) { member(c) = detail::need_texts(v); }};
   }
   /// A size, a rate or a time with its unit; the range is in bytes, bytes per second or nanoseconds.
   template <typename At>

@@ -65,13 +65,30 @@ std::vector<Field<R>> make_fields() {
           "rows. Empty: random weights from "
           "train.seed."),
 
-      F::text("data.train", at(&R::data, &Data::train), "Path of the training data: a text file or token shards."),
+      F::text("data.train", at(&R::data, &Data::train),
+              "Path of the training data. A pattern with * or ? names several token files, read in the order of their "
+              "names."),
+      F::texts(
+          "data.sources", at(&R::data, &Data::sources),
+          "Paths of the sources of a mixture, as in data.train, which must be empty. Every source is permuted on its "
+          "own; data.validation_fraction is held out of each."),
+      F::reals(
+          "data.weights", at(&R::data, &Data::weights), {0, 1e6},
+          "Shares of the sources in the samples, of at most 6 digits behind the point. After any number of samples "
+          "a source has less than 1 more or fewer than its share. Empty: equal shares."),
       F::text("data.validation", at(&R::data, &Data::validation),
               "Path of the validation data. Empty: the last data.validation_fraction of the training data."),
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
               "Fraction of the training data held out for validation when data.validation is empty."),
+      F::word(
+          "data.format", at(&R::data, &Data::format),
+          {"auto", "slipstream", "llm.c", "nanogpt", "megatron", "jsonl", "text"},
+          "Format of the data: token files of slipstream tokenize, llm.c, nanoGPT or Megatron-LM, JSON lines with a "
+          "document in \"text\", or UTF-8 text. auto: by the name, the files beside it and the first bytes of "
+          "every path. nanoGPT files have none of these and must be named. They and those of Megatron-LM need "
+          "model.vocab_size or a tokenizer file."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
-              "Tokenizer of a text file: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
+              "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
               "Face tokenizer.json or of a tiktoken file NAME.tiktoken. Token shards bring their own."),
 
       F::integer("train.steps", at(&R::train, &Train::steps), {1, kMaxSteps},

@@ -105,18 +105,33 @@ std::string quoted_key(std::string_view part) {
   return to_toml(ConfigValue(std::string(part)));
 }
 
+ConfigValue list_of(const toml::array& array) {
+  std::vector<int64_t> integers;
+  std::vector<double> reals;
+  std::vector<std::string> texts;
+  for (const toml::node& item : array) {
+    if (const auto* value = item.as_integer()) {
+      integers.push_back(value->get());
+      reals.push_back(static_cast<double>(value->get()));
+    } else if (const auto* real = item.as_floating_point()) {
+      reals.push_back(real->get());
+    } else if (const auto* text = item.as_string()) {
+      texts.push_back(text->get());
+    }
+  }
+  if (integers.size() == array.size()) return integers;
+  if (reals.size() == array.size()) return reals;
+  if (texts.size() == array.size()) return texts;
+  return OtherValue{"a list of different types"};
+}
+
 ConfigValue value_of(const toml::node& node) {
   if (const auto* value = node.as_boolean()) return value->get();
   if (const auto* value = node.as_integer()) return int64_t{value->get()};
   if (const auto* value = node.as_floating_point()) return value->get();
   if (const auto* value = node.as_string()) return value->get();
   if (const auto* array = node.as_array()) {
-    std::vector<int64_t> items;
-    for (const toml::node& item : *array) {
-      if (!item.is_integer()) return OtherValue{"a list that does not consist of integers"};
-      items.push_back(item.as_integer()->get());
-    }
-    return items;
+    return list_of(*array);
   }
   return OtherValue{node.is_table() ? "a table" : "a date or a time"};
 }
@@ -126,26 +141,21 @@ void flatten(const toml::table& table, const std::string& prefix, size_t level, 
   if (level > kMaxKeyParts)
     throw ConfigError("{} nests tables deeper than {} levels. docs/reference/config.md lists all keys.",
                       entries.back().where, kMaxKeyParts);
-  const size_t first = entries.size();
   struct Item {
     toml::source_position at;
+    std::string_view name;
     const toml::node* node;
-    TomlEntry entry;
   };
   std::vector<Item> items;
-  for (const auto& [name, node] : table) {
-    const toml::source_position at = name.source().begin ? name.source().begin : node.source().begin;
-    items.push_back({at,
-                     &node,
-                     {prefix + quoted_key(name.str()), value_of(node), node.is_table(),
-                      fmt::format("{}:{}:{}", path, at.line, at.column)}});
-  }
+  for (const auto& [name, node] : table)
+    items.push_back({name.source().begin ? name.source().begin : node.source().begin, name.str(), &node});
   // toml++ sorts by name, but the error must report the first mistake of the file.
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.at < b.at; });
-  entries.reserve(first + items.size());
-  for (Item& item : items) {
-    const std::string key = item.entry.key;
-    entries.push_back(std::move(item.entry));
+  entries.reserve(entries.size() + items.size());
+  for (const Item& item : items) {
+    const std::string key = prefix + quoted_key(item.name);
+    entries.push_back({key, value_of(*item.node), item.node->is_table(),
+                       fmt::format("{}:{}:{}", path, item.at.line, item.at.column)});
     if (const toml::table* inner = item.node->as_table()) flatten(*inner, key + ".", level + 1, path, entries);
   }
 }

@@ -77,6 +77,16 @@ void validate_model(const Model& model) {
         count);
 }
 
+void validate_data(const Data& data) {
+  if (!data.sources.empty() && !data.train.empty())
+    throw ConfigError("data.train and data.sources are both set. Keep data.train for one source, or data.sources.");
+  if (!data.weights.empty() && data.weights.size() != data.sources.size())
+    throw ConfigError("data.weights has {} numbers for {} data.sources. Give one weight per source.",
+                      data.weights.size(), data.sources.size());
+  if (!data.weights.empty() && std::all_of(data.weights.begin(), data.weights.end(), [](double w) { return w == 0; }))
+    throw ConfigError("data.weights: all {} are 0, need a sum above 0. Change them.", data.weights.size());
+}
+
 void validate_train(const RunConfig& config) {
   const Train& train = config.train;
   const Optimizer& optimizer = config.optimizer;
@@ -329,6 +339,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
 void validate(const RunConfig& written) {
   const RunConfig config = in_effect(written);
   validate_model(config.model);
+  validate_data(config.data);
   validate_train(config);
   validate_tensor(config);
   validate_layout(config);

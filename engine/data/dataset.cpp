@@ -9,6 +9,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/data/documents_by_id.h"
+#include "engine/data/foreign_tokens.h"
+#include "engine/data/json_lines.h"
+#include "engine/data/json_text.h"
 #include "engine/data/text.h"
 
 namespace slipstream::data {
@@ -45,86 +49,142 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
       files::shown(path), shards.name(), files::shown(wanted), shards.name());
 }
 
-/// A path of a run's data: either a text or shards.
+/// A path of a run's data: a text, JSON lines or ids.
 struct Input {
+  DataFormat format = DataFormat::slipstream;
   Shards shards;
   std::shared_ptr<const TextFile> text;
 
   /// The split and its hash, once the tokenizer is known.
-  std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, std::string& hash,
-                                            int64_t& resident_bytes) const {
-    if (!text) {
-      hash = shards.hash;
-      return shards.tokens;
+  std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, int threads,
+                                            std::string& hash, int64_t& resident_bytes) const {
+    const int32_t end_of_text = tokenizer->special().end_of_text;
+    if (format == DataFormat::jsonl) {
+      const auto tokens = std::make_shared<JsonLineTokens>(tokenizer, text, threads);
+      hash = "jsonl" + tokens->hash();
+      resident_bytes += tokens->resident_bytes();
+      return tokens;
     }
-    const auto tokens = std::make_shared<TextTokens>(tokenizer, text);
-    hash = tokens->hash();
-    resident_bytes += tokens->resident_bytes();
-    return tokens;
+    std::shared_ptr<const TokenSource> source = shards.tokens;
+    hash = shards.hash;
+    if (text) {
+      const auto tokens = std::make_shared<TextTokens>(tokenizer, text);
+      hash = tokens->hash();
+      resident_bytes += tokens->resident_bytes();
+      source = tokens;
+    }
+    resident_bytes += shards.resident_bytes;
+    return source->has_documents() || end_of_text < 0 ? source : documents_by_id(source, end_of_text, false);
+  }
+
+  void for_pieces(const TakePiece& take) const {
+    if (format == DataFormat::jsonl)
+      for_json_texts(*text, take);
+    else
+      text->for_pieces(take);
   }
 };
 
-Input open_input(const std::string& path, const DatasetOptions& options, const Tokenizer* file) {
-  if (!names_shards(path)) return {.shards = {}, .text = std::make_shared<TextFile>(path)};
-  Input input{.shards = open_shards(path, options.check), .text = nullptr};
-  check_same(*input.shards.tokenizer, path, options.tokenizer, file);
+Input open_input(const std::string& path, const DatasetOptions& options, const std::shared_ptr<const Tokenizer>& file) {
+  Input input{.format = format_of(path, options.format), .shards = {}, .text = nullptr};
+  switch (input.format) {
+    case DataFormat::text:
+    case DataFormat::jsonl:
+      input.text = std::make_shared<TextFile>(path);
+      break;
+    case DataFormat::llm_c:
+    case DataFormat::nanogpt:
+    case DataFormat::megatron:
+      input.shards = open_foreign(
+          path, {.format = input.format, .tokenizer = file, .vocab_size = options.vocab_size, .check = options.check});
+      break;
+    default:
+      input.shards = open_shards(path, options.check);
+      check_same(*input.shards.tokenizer, path, options.tokenizer, file.get());
+  }
   return input;
 }
 
-Dataset hold_out(const std::shared_ptr<const TokenSource>& all, std::shared_ptr<const Tokenizer> tokenizer,
-                 double fraction) {
+/// Tokens for training. Rounding correction: 30 x (1 - 0.9) is 3, but slightly less in floating point.
+int64_t kept_of(int64_t count, double fraction) {
   SLIP_ASSERT(fraction >= 0 && fraction < 1);
-  // Rounding correction: 30 x (1 - 0.9) is 3, but slightly less in floating point.
-  const auto kept =
-      static_cast<int64_t>(std::floor(static_cast<double>(all->count()) * (1 - fraction) * (1 + 0x1p-50)));
-  Dataset dataset{.train = slice(all, 0, kept), .validation = nullptr, .tokenizer = std::move(tokenizer)};
-  if (fraction > 0) dataset.validation = slice(all, kept, all->count() - kept);
-  return dataset;
+  return static_cast<int64_t>(std::floor(static_cast<double>(count) * (1 - fraction) * (1 + 0x1p-50)));
+}
+
+/// Ids of different tokenizers must not meet.
+void check_same_vocabulary(const Input& first, const std::string& first_path, const Input& second,
+                           const std::string& second_path) {
+  const std::shared_ptr<const Tokenizer>&ours = first.shards.tokenizer, &theirs = second.shards.tokenizer;
+  if (ours->name() == theirs->name() && ours->vocab_size() == theirs->vocab_size() &&
+      ours->vocabulary() == theirs->vocabulary())
+    return;
+  throw DataError(
+      "[data] the shards {} and {} have different vocabularies ({} and {} ids). Write the second shard with the "
+      "vocabulary of the first.",
+      files::shown(first_path), files::shown(second_path), ours->vocab_size(), theirs->vocab_size());
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of(const std::vector<Input>& inputs, const std::vector<std::string>& paths,
+                                              const DatasetOptions& options, std::shared_ptr<const Tokenizer> file) {
+  size_t known = inputs.size();
+  std::vector<ForPieces> texts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].text) texts.push_back([&input = inputs[i]](const TakePiece& take) { input.for_pieces(take); });
+    if (!inputs[i].shards.tokenizer) continue;
+    if (known == inputs.size()) known = i;
+    check_same_vocabulary(inputs[known], paths[known], inputs[i], paths[i]);
+  }
+  if (file) return file;
+  if (known < inputs.size()) return inputs[known].shards.tokenizer;
+  return make_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, texts);
 }
 
 }  // namespace
 
 Dataset open_dataset(const DatasetOptions& options) {
-  if (options.train.empty())
-    throw DataError("[data] data.train is empty. Give the path of a text file or of token shards.");
-  const bool one_file = options.validation.empty();
+  std::vector<std::string> paths = options.sources;
+  if (paths.empty()) paths = {options.train};
+  const size_t sources = paths.size();
+  const bool holds_out = options.validation.empty();
+  if (!holds_out) paths.push_back(options.validation);
+  for (const std::string& path : paths)
+    if (path.empty())
+      throw DataError("[data] data.{} is empty. Give the path of a text file or of token shards.",
+                      options.sources.empty() ? "train" : "sources has a path that");
   const std::shared_ptr<const Tokenizer> file =
       names_tokenizer_file(options.tokenizer) ? load_tokenizer_file(options.tokenizer) : nullptr;
-  const Input train = open_input(options.train, options, file.get());
-  const Input validation = one_file ? Input{} : open_input(options.validation, options, file.get());
-  const std::shared_ptr<const Tokenizer>&of_train = train.shards.tokenizer,
-                              &of_validation = validation.shards.tokenizer;
-  if (of_train && of_validation &&
-      (of_train->name() != of_validation->name() || of_train->vocab_size() != of_validation->vocab_size() ||
-       of_train->vocabulary() != of_validation->vocabulary()))
-    throw DataError(
-        "[data] the shards {} and {} have different vocabularies ({} and {} ids). Write the second shard with the "
-        "vocabulary of the first.",
-        files::shown(options.train), files::shown(options.validation), of_train->vocab_size(),
-        of_validation->vocab_size());
+  std::vector<Input> inputs;
+  for (const std::string& path : paths) inputs.push_back(open_input(path, options, file));
   Dataset dataset;
-  dataset.tokenizer = file ? file : of_train ? of_train : of_validation;
-  if (!dataset.tokenizer) {
-    std::vector<ForPieces> texts;
-    for (const Input* input : {&train, &validation})
-      if (input->text) texts.push_back([text = input->text](const TakePiece& take) { text->for_pieces(take); });
-    dataset.tokenizer = make_tokenizer(options.tokenizer.empty() ? "bytes" : options.tokenizer, texts);
+  dataset.tokenizer = tokenizer_of(inputs, paths, options, file);
+  std::vector<std::shared_ptr<const TokenSource>> train, validation;
+  const bool cut = holds_out && options.validation_fraction > 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::string hash;
+    const auto all = inputs[i].tokens(dataset.tokenizer, options.threads, hash, dataset.resident_bytes);
+    dataset.hash += (i > 0 ? "+" : "") + hash;
+    const int64_t kept = i == sources ? 0 : kept_of(all->count(), holds_out ? options.validation_fraction : 0);
+    if (i < sources) {
+      train.push_back(kept == all->count() ? all : slice(all, 0, kept));
+      dataset.counts.push_back(kept);
+      check_length(*train.back(), "training", paths[i], options.sequence_length, cut);
+    }
+    if (kept == all->count() && !(i < sources && cut)) continue;
+    validation.push_back(kept == 0 ? all : slice(all, kept, all->count() - kept));
+    if (sources == 1) check_length(*validation.back(), "validation", paths[i], options.sequence_length, cut);
   }
-  std::string train_hash, validation_hash;
-  int64_t resident_bytes = 0;
-  dataset.train = train.tokens(dataset.tokenizer, train_hash, resident_bytes);
-  if (one_file)
-    dataset = hold_out(dataset.train, dataset.tokenizer, options.validation_fraction);
-  else
-    dataset.validation = validation.tokens(dataset.tokenizer, validation_hash, resident_bytes);
-  dataset.hash = train_hash + "+" + validation_hash;
+  if (holds_out) dataset.hash += "+";
   if (dataset.tokenizer->name().starts_with(kFileTokenizer)) dataset.hash += "+" + dataset.tokenizer->name();
-  dataset.resident_bytes = resident_bytes;
-  const bool cut = one_file && dataset.validation;
-  check_length(*dataset.train, "training", options.train, options.sequence_length, cut);
-  if (dataset.validation)
-    check_length(*dataset.validation, "validation", one_file ? options.train : options.validation,
+  dataset.train = chain(std::move(train));
+  if (!validation.empty()) {
+    dataset.validation = chain(std::move(validation));
+    check_length(*dataset.validation, "validation", holds_out ? paths.front() : options.validation,
                  options.sequence_length, cut);
+  }
+  if (sources > 1) {
+    const std::vector<double> equal(sources, 1);
+    dataset.mixture = Mixture(options.weights.empty() ? equal : options.weights);
+  }
   return dataset;
 }
 

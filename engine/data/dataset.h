@@ -5,24 +5,35 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "engine/base/data_format.h"
+#include "engine/data/mixture.h"
 #include "engine/data/shards.h"
 #include "engine/data/tokenizer.h"
 
 namespace slipstream::data {
 
 struct DatasetOptions {
-  std::string train;                 // a text, NAME.bin, or a pattern of shards
-  std::string validation;            // the same; empty: the last part of train is held out
-  double validation_fraction = 0.1;  // of train, in [0, 1); 0 without `validation` means no validation split
+  std::string train;                 // a text, JSON lines, a token file, or a pattern of token files
+  std::vector<std::string> sources;  // of a mixture, instead of train
+  std::vector<double> weights;       // of the sources; empty: equal
+  std::string validation;            // as train; empty: the last part of train is held out
+  double validation_fraction =
+      0.1;                // of train or of every source, in [0, 1); 0 without `validation` means no validation split
   std::string tokenizer;  // "bytes", "chars", a file, or empty: the shards' tokenizer, "bytes" for a text; shards of an
                           // external tokenizer accept any word, and a file with as many ids
+  DataFormat format = DataFormat::automatic;
+  int64_t vocab_size = 0;  // of the model, for files that do not record it; 0: unknown
   int64_t sequence_length = 1;
+  int threads = 1;  // that encode JSON lines
   ShardCheck check = ShardCheck::whole;
 };
 
 struct Dataset {
-  std::shared_ptr<const TokenSource> train;
+  std::shared_ptr<const TokenSource> train;       // the sources one behind another
+  std::vector<int64_t> counts;                    // tokens of each source in `train`
+  Mixture mixture;                                // of the sources
   std::shared_ptr<const TokenSource> validation;  // null if there is none
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string hash;            // of the files, in the order train, validation: ranks with equal hashes read equal ids
@@ -32,7 +43,8 @@ struct Dataset {
 /// Blocks. Opens, checks and splits. A text is encoded when it is read. Without `validation` the
 /// first floor(N (1 - validation_fraction)) of N tokens are for training, the rest for validation. With chars and two
 /// texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and shards of
-/// different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown tokenizer).
+/// different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown tokenizer or
+/// vocabulary).
 Dataset open_dataset(const DatasetOptions& options);
 
 }  // namespace slipstream::data

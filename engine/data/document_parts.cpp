@@ -8,9 +8,9 @@
 #include <exception>
 
 #include "engine/base/check.h"
-#include "engine/base/json.h"
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
+#include "engine/data/json_text.h"
 
 namespace slipstream::data {
 namespace {
@@ -69,17 +69,6 @@ void add_document(const Tokenizer& tokenizer, std::string_view text, bool whole,
     text.remove_prefix(cut);
     begin += static_cast<int64_t>(cut);
     first = false;
-  }
-}
-
-/// The document of a JSON line.
-std::string text_of_line(std::string_view line, int64_t begin) {
-  const std::string where = fmt::format("the line at byte {}", begin);
-  try {
-    return Json::parse(line, "JSON").at("text").as_string("its \"text\"");
-  } catch (const DataError& error) {
-    throw DataError("[data] {} is no document: {} Need one JSON object with a string \"text\" per line.", where,
-                    error.what());
   }
 }
 
@@ -165,7 +154,7 @@ class Encoder {
         Job& job = jobs_[i];
         try {
           if (options_.json_lines) {
-            const std::string text = text_of_line(job.text, job.part.begin);
+            const std::string text = text_of_json_line(job.text, job.part.begin, text_.path());
             encode(tokenizer_, text, true, job);
             continue;
           }

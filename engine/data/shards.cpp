@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices of token sequences, and reading and writing of shards.
+// Reads and writes shards.
 
 #include "engine/data/shards.h"
 #include "engine/data/make_tokenizer.h"
@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <filesystem>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/data/hash.h"
+#include "engine/data/raw_tokens.h"
 #include "engine/data/sidecar.h"
 
 namespace slipstream::data {
@@ -24,142 +24,44 @@ static_assert(std::endian::native == std::endian::little,
               "shards and weights are little-endian and read without swaps");
 
 constexpr int64_t kSidecarBytesMax = 64 << 20;
-constexpr int64_t kChunkElems = 1 << 18;
 constexpr int32_t kNarrowVocabMax = 65536;
 
-class Slice final : public TokenSource {
- public:
-  Slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count)
-      : source_(std::move(source)), begin_(begin), count_(count) {}
-  int64_t count() const override { return count_; }
-  void read(int64_t begin, std::span<int32_t> out) const override {
-    const auto size = static_cast<int64_t>(out.size());
-    SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
-    source_->read(begin_ + begin, out);
-  }
-
- private:
-  std::shared_ptr<const TokenSource> source_;
-  int64_t begin_;
-  int64_t count_;
-};
-
 /// One NAME.bin whose sidecar has been read.
-class Shard final : public TokenSource {
- public:
-  Shard(const std::string& path, const TokenShardInfo& info)
-      : file_(path, files::Owner::data),
-        width_bytes_(info.dtype == "uint16" ? 2 : 4),
-        vocab_size_(info.vocab_size),
-        count_(file_.size_bytes() / width_bytes_) {
-    const int64_t size_bytes = file_.size_bytes();
-    if (size_bytes == 0 || info.count == 0)
-      throw DataError(
-          "[data] the shard {} is empty ({} bytes; its sidecar records {} tokens). Write it again with slipstream "
-          "tokenize.",
-          files::shown(path), size_bytes, info.count);
-    if (size_bytes % width_bytes_ != 0 || static_cast<uint64_t>(count_) != info.count)
-      throw DataError(
-          "[data] the shard {} has {} bytes, but its sidecar records {} tokens of {} bytes. It was truncated or "
-          "replaced. Write it again with slipstream tokenize.",
-          files::shown(path), size_bytes, info.count, width_bytes_);
+std::shared_ptr<const RawTokens> open_shard(const std::string& path, const TokenShardInfo& info, ShardCheck check,
+                                            int64_t& resident_bytes) {
+  files::InputFile file(path, files::Owner::data);
+  const int64_t width_bytes = info.dtype == "uint16" ? 2 : 4, size_bytes = file.size_bytes();
+  if (size_bytes == 0 || info.count == 0)
+    throw DataError(
+        "[data] the shard {} is empty ({} bytes; its sidecar records {} tokens). Write it again with slipstream "
+        "tokenize.",
+        files::shown(path), size_bytes, info.count);
+  const int64_t count = size_bytes / width_bytes;
+  if (size_bytes % width_bytes != 0 || static_cast<uint64_t>(count) != info.count)
+    throw DataError(
+        "[data] the shard {} has {} bytes, but its sidecar records {} tokens of {} bytes. It was truncated or "
+        "replaced. Write it again with slipstream tokenize.",
+        files::shown(path), size_bytes, info.count, width_bytes);
+  const bool whole = check == ShardCheck::whole;
+  std::shared_ptr<const DocumentIndex> documents;
+  if (info.documents > 0) {
+    documents = open_document_index(path.substr(0, path.size() - 4) + ".documents", info.documents, count, whole);
+    resident_bytes += documents->resident_bytes();
   }
-
-  int64_t count() const override { return count_; }
-
-  void read(int64_t begin, std::span<int32_t> out) const override {
-    const auto size = static_cast<int64_t>(out.size());
-    SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
-    if (width_bytes_ == 4) {
-      file_.read(begin * 4, out.data(), size * 4);
-      for (int64_t i = 0; i < size; ++i) check_id(static_cast<uint32_t>(out[static_cast<size_t>(i)]), begin + i);
-      return;
-    }
-    // The narrow ids land in the upper half of `out` and are widened upwards, without a second buffer: the write of
-    // element i covers bytes 4i .. 4i+3, and its read at 2 size + 2i never lies behind it.
-    char* const bytes = reinterpret_cast<char*>(out.data());
-    file_.read(begin * 2, bytes + 2 * size, 2 * size);
-    for (int64_t i = 0; i < size; ++i) {
-      uint16_t id = 0;
-      std::memcpy(&id, bytes + 2 * size + 2 * i, 2);
-      check_id(id, begin + i);
-      out[static_cast<size_t>(i)] = id;
-    }
-  }
-
-  /// Every id, and the hash of all bytes.
-  void check_whole(const std::string& hash) const {
-    Xxh3 seen;
-    std::vector<int32_t> wide(static_cast<size_t>(std::min(count_, kChunkElems)));
-    std::vector<uint16_t> narrow(width_bytes_ == 2 ? wide.size() : 0);
-    for (int64_t begin = 0; begin < count_; begin += kChunkElems) {
-      const int64_t size = std::min(kChunkElems, count_ - begin);
-      read(begin, std::span(wide).first(static_cast<size_t>(size)));
-      if (width_bytes_ == 2) {
-        std::transform(wide.begin(), wide.begin() + size, narrow.begin(),
-                       [](int32_t id) { return static_cast<uint16_t>(id); });
-        seen.update(narrow.data(), 2 * size);
-      } else {
-        seen.update(wide.data(), 4 * size);
-      }
-    }
-    if (seen.hex() != hash)
-      throw DataError(
-          "[data] the shard {} has the hash {}, but its sidecar records {}. It was changed after it was written. Write "
-          "it again with slipstream tokenize.",
-          files::shown(file_.path()), seen.hex(), hash);
-  }
-
- private:
-  void check_id(uint32_t id, int64_t index) const {
-    if (id >= static_cast<uint64_t>(vocab_size_)) [[unlikely]]
-      throw DataError(
-          "[data] the shard {} has the id {} at token {} (byte {}), need less than vocab_size = {}. It belongs to "
-          "another tokenizer or is damaged. Write it again with slipstream tokenize.",
-          files::shown(file_.path()), id, index, index * width_bytes_, vocab_size_);
-  }
-
-  files::InputFile file_;
-  int64_t width_bytes_;
-  int64_t vocab_size_;
-  int64_t count_;
-};
-
-class Chain final : public TokenSource {
- public:
-  explicit Chain(std::vector<std::shared_ptr<const TokenSource>> parts) : parts_(std::move(parts)) {
-    for (const auto& part : parts_) ends_.push_back((ends_.empty() ? 0 : ends_.back()) + part->count());
-  }
-  int64_t count() const override { return ends_.back(); }
-  void read(int64_t begin, std::span<int32_t> out) const override {
-    SLIP_ASSERT(begin >= 0 && static_cast<int64_t>(out.size()) <= count() - begin);
-    auto part = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
-    while (!out.empty()) {
-      const int64_t first = ends_[part] - parts_[part]->count();
-      const auto take = std::min(out.size(), static_cast<size_t>(ends_[part] - begin));
-      parts_[part]->read(begin - first, out.first(take));
-      out = out.subspan(take);
-      begin += static_cast<int64_t>(take);
-      ++part;
-    }
-  }
-
- private:
-  std::vector<std::shared_ptr<const TokenSource>> parts_;
-  std::vector<int64_t> ends_;
-};
-
-std::vector<std::string> matches(const std::string& pattern) {
-  if (pattern.find_first_of("*?") == std::string::npos) return {pattern};
-  glob_t found{};
-  const int result = ::glob(pattern.c_str(), 0, nullptr, &found);
-  std::vector<std::string> paths;
-  if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  ::globfree(&found);
-  if (paths.empty())
-    throw DataError("[data] no file matches {}. Check the pattern, or write shards with slipstream tokenize.",
-                    files::shown(pattern));
-  return paths;
+  auto shard = std::make_shared<RawTokens>(std::move(file),
+                                           RawTokensOptions{.noun = "shard",
+                                                            .advice = "Write it again with slipstream tokenize.",
+                                                            .type = width_bytes == 2 ? IdType::u16 : IdType::u32,
+                                                            .count = count,
+                                                            .vocab_size = info.vocab_size,
+                                                            .documents = std::move(documents)});
+  if (!whole) return shard;
+  if (const std::string hash = shard->hash(true); hash != info.hash)
+    throw DataError(
+        "[data] the shard {} has the hash {}, but its sidecar records {}. It was changed after it was written. Write "
+        "it again with slipstream tokenize.",
+        files::shown(path), hash, info.hash);
+  return shard;
 }
 
 TokenShardInfo read_info(const std::string& path) {
@@ -167,7 +69,7 @@ TokenShardInfo read_info(const std::string& path) {
   if (std::error_code error; !std::filesystem::exists(sidecar, error) && !error)
     throw DataError(
         "[data] the shard {} has no sidecar {}, which describes its ids (docs/how-to/token-shards.md). Put the sidecar "
-        "beside the shard.",
+        "beside the shard, or set data.format for a file of another program.",
         files::shown(path), files::shown(sidecar));
   const std::string text = files::read_file(sidecar, files::Owner::data, kSidecarBytesMax);
   return parse_token_shard_info({.text = text, .where = files::shown(sidecar), .owner = files::Owner::data});
@@ -189,9 +91,17 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShardInfo& info, const 
 
 }  // namespace
 
-std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count) {
-  SLIP_ASSERT(begin >= 0 && count >= 0 && count <= source->count() && begin <= source->count() - count);
-  return std::make_shared<Slice>(std::move(source), begin, count);
+std::vector<std::string> matching_files(const std::string& pattern) {
+  if (pattern.find_first_of("*?") == std::string::npos) return {pattern};
+  glob_t found{};
+  const int result = ::glob(pattern.c_str(), 0, nullptr, &found);
+  std::vector<std::string> paths;
+  if (result == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  if (paths.empty())
+    throw DataError("[data] no file matches {}. Check the pattern, or write shards with slipstream tokenize.",
+                    files::shown(pattern));
+  return paths;
 }
 
 bool names_shards(std::string_view path) { return path.ends_with(".bin"); }
@@ -202,7 +112,7 @@ Shards open_shards(const std::string& path, ShardCheck check) {
   TokenShardInfo first;
   std::string first_path;
   Xxh3 sidecars_hash;
-  for (const std::string& one : matches(path)) {
+  for (const std::string& one : matching_files(path)) {
     if (!names_shards(one))
       throw DataError("[data] {} is not a shard: its name does not end in .bin.", files::shown(one));
     const files::InputFile exists(one,
@@ -222,12 +132,10 @@ Shards open_shards(const std::string& path, ShardCheck check) {
           files::shown(first_path), files::printable(first.tokenizer, 80), first.vocab_size, files::shown(one),
           files::printable(info.tokenizer, 80), info.vocab_size);
     }
-    const auto shard = std::make_shared<Shard>(one, info);
-    if (check == ShardCheck::whole) shard->check_whole(info.hash);
-    parts.push_back(shard);
+    parts.push_back(open_shard(one, info, check, shards.resident_bytes));
   }
   shards.hash = sidecars_hash.hex();
-  shards.tokens = parts.size() == 1 ? parts.front() : std::make_shared<Chain>(std::move(parts));
+  shards.tokens = chain(std::move(parts));
   return shards;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sequences of token ids, in memory or in shards on disk.
+// Token ids in shards on disk.
 //
 // A shard is NAME.bin, raw little-endian ids (uint16 if the vocabulary has at most 65536, else uint32), with NAME.json
 // beside it: dtype, vocab_size, count, hash, tokenizer, and for chars the vocabulary (engine/data/sidecar.h). A shard
@@ -14,23 +14,10 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/data/token_source.h"
 #include "engine/data/tokenizer.h"
 
 namespace slipstream::data {
-
-/// A read-only, contiguous sequence of token ids. Safe to read from several threads.
-class TokenSource {
- public:
-  virtual ~TokenSource() = default;
-  /// Pure.
-  virtual int64_t count() const = 0;
-  /// Blocks. Reads ids begin .. begin + out.size() - 1. The range must lie in [0, count()).
-  /// Throws: DataError if the disk fails or the file changed since it was opened.
-  virtual void read(int64_t begin, std::span<int32_t> out) const = 0;
-};
-
-/// A view of `count` ids of another source, from `begin` on.
-std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count);
 
 /// How much of a shard is checked before its use. Every read checks the ids against the vocabulary.
 enum class ShardCheck : uint8_t {
@@ -41,8 +28,13 @@ enum class ShardCheck : uint8_t {
 struct Shards {
   std::shared_ptr<const TokenSource> tokens;  // one after another, in the order of the paths
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::string hash;  // of the sidecars' tokenizers, counts and hashes; different ids have different hashes
+  std::string hash;            // of the sidecars' tokenizers, counts and hashes; different ids have different hashes
+  int64_t resident_bytes = 0;  // host memory
 };
+
+/// Blocks. The files that a pattern with * or ? matches, sorted by name; a path without these is itself.
+/// Throws: DataError if there is none.
+std::vector<std::string> matching_files(const std::string& pattern);
 
 /// True if `path` names a shard or a pattern of shards ("*.bin"), not a text. Pure.
 bool names_shards(std::string_view path);

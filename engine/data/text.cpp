@@ -28,6 +28,12 @@ size_t unfinished(std::string_view piece) {
 
 }  // namespace
 
+void throw_with_path(const DataError& error, const std::string& path) {
+  const std::string sentence = error.what(), shown = files::shown(path);
+  if (sentence.find(shown) != std::string::npos) throw DataError("{}", sentence);
+  throw DataError("{} (in {})", sentence, shown);
+}
+
 TextFile::TextFile(const std::string& path) : file_(path, files::Owner::data) {
   if (size_bytes() == 0)
     throw DataError("[data] {} is empty, need text. Use a file that is not empty.", files::shown(path));
@@ -49,7 +55,7 @@ void TextFile::for_pieces(const TakePiece& take) const {
     try {
       take(piece, begin);
     } catch (const DataError& error) {
-      throw DataError("{} (in {})", error.what(), files::shown(path()));
+      throw_with_path(error, path());
     }
     begin += std::ssize(piece);
   }
@@ -67,7 +73,7 @@ void TextFile::encode(const Tokenizer& tokenizer, const TakeIds& take) const {
       done = tokenizer.encode_window(
           {.text = bytes, .first = begin == 0, .last = begin + size == size_bytes(), .begin = begin}, take);
     } catch (const DataError& error) {
-      throw DataError("{} (in {})", error.what(), files::shown(path()));
+      throw_with_path(error, path());
     }
     window_bytes = done > 0 ? kPieceBytes : 2 * size;
     begin += done;
@@ -132,7 +138,7 @@ bool TextTokens::read_between(const Mark& begin, const Mark& end, int64_t end_by
   return true;
 }
 
-void TextTokens::read(int64_t begin, std::span<int32_t> out) const {
+void TextTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>*) const {
   const auto size = static_cast<int64_t>(out.size());
   SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
   if (size == 0) return;

@@ -9,8 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/base/check.h"
 #include "engine/base/files.h"
-#include "engine/data/shards.h"
+#include "engine/data/token_source.h"
 #include "engine/data/tokenizer.h"
 
 namespace slipstream::data {
@@ -37,6 +38,9 @@ class TextFile {
   files::InputFile file_;
 };
 
+/// Throws `error` with the path of its text added, unless it has it.
+[[noreturn]] void throw_with_path(const DataError& error, const std::string& path);
+
 /// The ids of a text, encoded when they are read, for the next step on the loader's thread.
 class TextTokens final : public TokenSource {
  public:
@@ -47,7 +51,8 @@ class TextTokens final : public TokenSource {
              int64_t marks_max = kMarksMax);
 
   int64_t count() const override { return count_; }
-  void read(int64_t begin, std::span<int32_t> out) const override;
+  using TokenSource::read;
+  void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
 
   /// XXH3-128 of the text. Pure.
   const std::string& hash() const { return hash_; }

@@ -12,6 +12,7 @@
 #include "engine/base/document.h"
 #include "engine/base/files.h"
 #include "engine/data/document_parts.h"
+#include "engine/data/json_text.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/data/shards.h"
 #include "engine/data/text.h"
@@ -177,9 +178,14 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
   SLIP_ASSERT(options.shard_tokens >= 0 && options.threads >= 1);
   const TextFile text(options.text);
   check_names(options, text);
-  const ForPieces pieces = [&](const TakePiece& take) { text.for_pieces(take); };
-  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(options.tokenizer, std::span(&pieces, 1));
   const bool json_lines = options.text.ends_with(".jsonl"), many = json_lines || !options.separator.empty();
+  const ForPieces pieces = [&](const TakePiece& take) {
+    if (json_lines)
+      for_json_texts(text, take);
+    else
+      text.for_pieces(take);
+  };
+  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(options.tokenizer, std::span(&pieces, 1));
   const int32_t end_of_text = many && options.end_of_text ? tokenizer->special().end_of_text : -1;
   const std::string made_of =
       fmt::format("{} of {} bytes, {}, separator {}, {} tokens per shard, end {}", options.text, text.size_bytes(),
@@ -201,7 +207,7 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
   try {
     encode_documents(text, *tokenizer, {json_lines, options.separator, options.threads}, begin, take);
   } catch (const DataError& error) {
-    throw DataError("{} (in {})", error.what(), files::shown(options.text));
+    throw_with_path(error, options.text);
   }
   TokenizeSummary summary{.tokenizer = tokenizer->name(),
                           .vocab_size = tokenizer->vocab_size(),

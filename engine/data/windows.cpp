@@ -63,22 +63,36 @@ uint64_t Permutation::operator()(uint64_t position) const {
   return position;
 }
 
-TrainSampler::TrainSampler(int64_t token_count, const SamplerOptions& options) : options_(options) {
-  check_options(token_count, options, "training");
+TrainSampler::TrainSampler(int64_t token_count, const SamplerOptions& options)
+    : TrainSampler(std::span(&token_count, 1), {}, options) {}
+
+TrainSampler::TrainSampler(std::span<const int64_t> token_counts, Mixture mixture, const SamplerOptions& options)
+    : options_(options), mixture_(std::move(mixture)) {
   const int64_t length = options.sequence_length;
-  windows_ = std::max<int64_t>(1, token_count / length - 1);
-  offset_bound_ = std::min(length, token_count - windows_ * length);
+  const Philox seeds(options.seed, "data.source");
+  int64_t begin = 0;
+  for (const int64_t count : token_counts) {
+    check_options(count, options, "training");
+    Part part{.begin = begin, .windows = std::max<int64_t>(1, count / length - 1)};
+    part.offset_bound = std::min(length, count - part.windows * length);
+    part.seed = token_counts.size() == 1 ? options.seed : seeds.bits(parts_.size());
+    parts_.push_back(part);
+    begin += count;
+  }
 }
 
-int64_t TrainSampler::offset_of(uint64_t epoch) const {
-  return static_cast<int64_t>(Philox(options_.seed, "data.offset").below(epoch, static_cast<uint64_t>(offset_bound_)));
+int64_t TrainSampler::offset_of(uint64_t epoch, int64_t source) const {
+  const Part& part = parts_.at(static_cast<size_t>(source));
+  return static_cast<int64_t>(Philox(part.seed, "data.offset").below(epoch, static_cast<uint64_t>(part.offset_bound)));
 }
 
 int64_t TrainSampler::begin_of(uint64_t sample) const {
-  const auto windows = static_cast<uint64_t>(windows_);
-  const uint64_t epoch = sample / windows;
-  const uint64_t window = Permutation(windows, options_.seed, epoch)(sample % windows);
-  return offset_of(epoch) + static_cast<int64_t>(window) * options_.sequence_length;
+  const auto [source, index] = mixture_.place_of(sample);
+  const Part& part = parts_.at(static_cast<size_t>(source));
+  const auto windows = static_cast<uint64_t>(part.windows);
+  const uint64_t epoch = index / windows;
+  const uint64_t window = Permutation(windows, part.seed, epoch)(index % windows);
+  return part.begin + offset_of(epoch, source) + static_cast<int64_t>(window) * options_.sequence_length;
 }
 
 int64_t TrainSampler::micro_batches(int64_t data_ranks) const {

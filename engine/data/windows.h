@@ -12,10 +12,17 @@
 // the contiguous rows r G/R .. (r + 1) G/R - 1 of the R ranks, micro-batch m of it the rows from m B on. The rows of a
 // step therefore never depend on R or B.
 //
+// A mixture of sources has its samples one behind another, of N_s tokens each. Global sample g is sample i of source s
+// by engine/data/mixture.h; its window is that of sample i in a training on source s alone, with a seed of (seed, s).
+//
 // Evaluation. The V = floor((N - 1) / T) windows that begin at 0, T, 2T, ..; the last (N - 1) mod T tokens are never
 // targets. The loss of the split is the mean over the V T targets; rows that pad a batch have no weight.
 
 #include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/data/mixture.h"
 
 namespace slipstream::data {
 
@@ -55,11 +62,13 @@ class TrainSampler {
  public:
   /// `token_count` = N. Throws: DataError if N < T + 1.
   TrainSampler(int64_t token_count, const SamplerOptions& options);
+  /// `token_counts` = N_s of the mixture's sources. Throws: DataError if one of them is less than T + 1.
+  TrainSampler(std::span<const int64_t> token_counts, Mixture mixture, const SamplerOptions& options);
 
   /// The first token of the window of global sample `sample`. Pure.
   int64_t begin_of(uint64_t sample) const;
-  /// offset(epoch). Pure.
-  int64_t offset_of(uint64_t epoch) const;
+  /// offset(epoch) of a source. Pure.
+  int64_t offset_of(uint64_t epoch, int64_t source = 0) const;
   /// Micro-batches of a step on each of `data_ranks` ranks. Pure.
   /// Throws: ConfigError if data_ranks x B does not divide G.
   int64_t micro_batches(int64_t data_ranks) const;
@@ -69,9 +78,15 @@ class TrainSampler {
   const SamplerOptions& options() const { return options_; }
 
  private:
+  struct Part {
+    int64_t begin = 0;  // tokens of the sources before
+    int64_t windows = 0;
+    int64_t offset_bound = 0;
+    uint64_t seed = 0;
+  };
   SamplerOptions options_;
-  int64_t windows_;
-  int64_t offset_bound_;
+  Mixture mixture_;
+  std::vector<Part> parts_;
 };
 
 /// The rows of one evaluation micro-batch on one data rank: windows begin .. begin + valid_rows - 1; the other rows of

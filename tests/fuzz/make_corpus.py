@@ -268,7 +268,18 @@ def shards():
     def changed(**members):
         return shard({**base, **members}, narrow)
 
+    two = struct.pack("<2Q", 0, 3)  # the beginnings of two documents, as the last ids of the file
+    documents = narrow + two
+    of_documents = {**base, "vocab_size": 256, "count": 16, "hash": xxh3(documents), "documents": 2}
+    late = narrow + struct.pack("<2Q", 3, 16)
+
     yield "valid_bytes", shard(base, narrow)
+    yield "valid_documents", shard(of_documents, documents)
+    yield "documents_more_than_file", shard({**of_documents, "documents": 3}, documents)
+    yield "documents_2_63_minus_1", shard({**of_documents, "documents": 2**63 - 1}, documents)
+    yield "documents_descend", shard({**of_documents, "hash": xxh3(narrow + two[8:] + two[:8])},
+                                     narrow + two[8:] + two[:8])
+    yield "documents_beyond_tokens", shard({**of_documents, "hash": xxh3(late)}, late)
     yield "valid_chars", shard(chars, narrow)
     yield "valid_named_uint32", shard(named, wide)
     yield "empty", b""
@@ -413,7 +424,84 @@ def ranks():
     yield "byte_missing", of(good[good.index(b"\n") + 1:])
 
 
-for write in (safetensors, manifest, flight, toml, shards, tokenizer, ranks):
+def llm_c():
+    def file(magic, version, count, ids, header=256):
+        return struct.pack("<3i", magic, version, count) + bytes(4 * header - 12) + ids
+
+    narrow = struct.pack("<6H", 50256, 1, 2, 50256, 3, 4)
+    yield "valid_gpt2", file(20240520, 1, 6, narrow)
+    yield "valid_llama3", file(20240801, 7, 3, struct.pack("<3I", 128000, 7, 128255))
+    yield "empty", b""
+    yield "header_truncated", file(20240520, 1, 6, b"", 100)
+    yield "magic_unknown", file(20240521, 1, 6, narrow)
+    yield "version_unknown", file(20240520, 2, 6, narrow)
+    yield "count_0", file(20240520, 1, 0, b"")
+    yield "count_negative", file(20240520, 1, -6, narrow)
+    yield "count_2_31_minus_1", file(20240520, 1, 2**31 - 1, narrow)
+    yield "count_of_half", file(20240520, 1, 3, narrow)
+    yield "file_truncated", file(20240520, 1, 6, narrow[:-1])
+    yield "id_50257", file(20240520, 1, 6, narrow[:-2] + struct.pack("<H", 50257))
+    yield "id_2_32_minus_1", file(20240801, 7, 1, struct.pack("<I", 2**32 - 1))
+
+
+def megatron():
+    def file(lengths=(2, 1, 3), offsets=(0, 4, 6), documents=(0, 2, 3), ids=struct.pack("<6H", 1, 2, 3, 4, 5, 999),
+             magic=b"MMIDIDX\0\0", version=1, dtype=8, counts=None, modes=b""):
+        many = counts or (len(lengths), len(documents))
+        index = (magic + struct.pack("<QBQQ", version, dtype, *many) + struct.pack(f"<{len(lengths)}i", *lengths) +
+                 struct.pack(f"<{len(offsets)}q", *offsets) + struct.pack(f"<{len(documents)}q", *documents) + modes)
+        return struct.pack("<H", len(index)) + index + ids
+
+    yield "valid_uint16", file()
+    yield "valid_int64", file(offsets=(0, 16, 24), dtype=5, ids=struct.pack("<6q", 1, 2, 3, 4, 5, 999))
+    yield "valid_with_modes", file(modes=bytes(3))
+    yield "valid_empty_documents", file((2, 0, 4), (0, 4, 4), (0, 1, 1, 2, 3, 3))
+    yield "empty", b""
+    yield "index_truncated", file()[:22]
+    yield "ids_truncated", file()[:-2]
+    yield "ids_of_odd_bytes", file() + b"a"
+    yield "magic_of_legacy_format", file(magic=b"TNTIDX\0\0\0")
+    yield "version_2", file(version=2)
+    yield "type_double", file(dtype=6)
+    yield "type_0", file(dtype=0)
+    yield "sequences_0", file((), (), (0, 0), b"")
+    yield "sequences_2_62", file(counts=(2**62, 3))
+    yield "sequences_2_64_minus_1", file(counts=(2**64 - 1, 3))
+    yield "documents_2_61", file(counts=(3, 2**61))
+    yield "documents_1", file(documents=(0,))
+    yield "length_negative", file((2, -1, 5))
+    yield "length_2_31_minus_1", file((2, 2**31 - 1, 3))
+    yield "lengths_too_short", file((2, 1, 2))
+    yield "offset_negative", file(offsets=(0, -4, 6))
+    yield "offset_beyond_file", file(offsets=(0, 4, 2**62))
+    yield "offsets_overlap", file(offsets=(0, 2, 6))
+    yield "document_begins_late", file(documents=(1, 2, 3))
+    yield "documents_descend", file(documents=(0, 2, 1))
+    yield "document_negative", file(documents=(0, -1, 3))
+    yield "document_beyond_sequences", file(documents=(0, 4, 3))
+    yield "documents_end_early", file(documents=(0, 1, 2))
+    yield "id_1000", file(ids=struct.pack("<6H", 1, 2, 3, 4, 5, 1000))
+    yield "id_negative", file(offsets=(0, 8, 12), dtype=4, ids=struct.pack("<6i", 1, 2, 3, 4, -5, 6))
+    yield "id_2_40", file(offsets=(0, 16, 24), dtype=5, ids=struct.pack("<6q", 1, 2, 3, 2**40, 5, 6))
+
+
+def json_lines():
+    yield "valid_lines", b'{"text": "a b"}\n\n{"id": 3, "text": ""}\r\n{"text": "\\u00e9\\n"}'
+    yield "empty", b""
+    yield "no_text_at_all", b'{"text": ""}\n'
+    yield "line_not_json", b'{"text": "a"}\ntext\n'
+    yield "line_array", b'["text"]\n'
+    yield "line_truncated", b'{"text": "a"}\n{"text": "a'
+    yield "text_missing", b'{"txt": "a"}\n'
+    yield "text_number", b'{"text": 7}\n'
+    yield "text_twice", b'{"text": "a", "text": "b"}\n'
+    yield "text_not_utf8", b'{"text": "\xff"}\n'
+    yield "text_lone_surrogate", b'{"text": "\\ud800"}\n'
+    yield "nested_deeply", b'{"a":' + b"[" * 3000 + b"\n"
+    yield "nul_bytes", bytes(40)
+
+
+for write in (safetensors, manifest, flight, toml, shards, tokenizer, ranks, llm_c, megatron, json_lines):
     folder = CORPUS / write.__name__
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():

@@ -17,6 +17,13 @@ Outcome flight(std::string_view input);
 Outcome toml(std::string_view input);
 /// A token shard: its sidecar, a NUL byte, its ids. The ids of an accepted one must be in its vocabulary.
 Outcome shards(std::string_view input);
+/// A token file of llm.c; also as one of nanoGPT. The ids of an accepted one must be in its vocabulary.
+Outcome llm_c(std::string_view input);
+/// A token file of Megatron-LM: the bytes of its index as uint16, the index, the ids. The same, and its documents must
+/// ascend.
+Outcome megatron(std::string_view input);
+/// JSON lines, as bytes. An accepted file must be read again as it was counted.
+Outcome json_lines(std::string_view input);
 /// A tokenizer.json. An accepted one must encode a text to ids of its vocabulary, and decode these.
 Outcome tokenizer(std::string_view input);
 /// A tiktoken file: the JSON beside it, a NUL byte, the ranks. The same.
@@ -27,7 +34,8 @@ struct Target {
   Outcome (*run)(std::string_view input);
 };
 inline constexpr Target kTargets[] = {
-    {"safetensors", safetensors}, {"manifest", manifest},   {"flight", flight}, {"toml", toml},
-    {"shards", shards},           {"tokenizer", tokenizer}, {"ranks", ranks}};
+    {"safetensors", safetensors}, {"manifest", manifest},    {"flight", flight}, {"toml", toml},
+    {"shards", shards},           {"tokenizer", tokenizer},  {"ranks", ranks},   {"llm_c", llm_c},
+    {"megatron", megatron},       {"json_lines", json_lines}};
 
 }  // namespace slipstream::fuzz

@@ -126,19 +126,19 @@ TEST_CASE("fields: config.resolved.toml resolves to the configuration that it pr
         }
 }
 
-TEST_CASE("fields: resolving decides every key but those that a plan or a host decides", "[config]") {
+TEST_CASE("fields: resolving decides every key but those that a plan, a host or the data decide", "[config]") {
   const RunConfig written = default_run_config({"parallel.tensor=2", "train.micro_batch_size=3"});
   const std::string cpu = config_toml(*resolve(written, {.world = 6, .vocab = 65}));
   for (const char* line : {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
                            "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
                            "\ngrad_dtype = \"float32\"\n", "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n",
-                           "\nalgorithms = \"auto\"\n", "\nthreads = 0\n"}) {
+                           "\nalgorithms = \"auto\"\n", "\nthreads = 0\n", "\nformat = \"auto\"\n"}) {
     CAPTURE(line);
     CHECK(cpu.find(line) != std::string::npos);
   }
   size_t open = 0;
   for (size_t at = cpu.find("\"auto\""); at != std::string::npos; at = cpu.find("\"auto\"", at + 1)) ++open;
-  CHECK(open == 3);
+  CHECK(open == 4);
   const ResolvedConfig gpu = resolve(written, {.world = 6, .on_gpus = true, .vocab = 65});
   CHECK(gpu.on_gpus());
   CHECK(gpu->comm.backend == Backend::nccl);
@@ -218,6 +218,8 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        std::string("muon"),
                                                                        std::string("original"),
                                                                        std::string("linear"),
+                                                                       std::string("jsonl"),
+                                                                       std::vector<std::string>{"a"},
                                                                        std::vector<int64_t>{3, 4}}) {
       try {
         field.set(config, value);

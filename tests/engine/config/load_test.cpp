@@ -188,7 +188,7 @@ TEST_CASE("load: errors about types and ranges name the required and the given v
   CHECK(refusal_of("[comm.emulate]\nlatency = \"2min\"\n") ==
         "run.toml:2:1 comm.emulate.latency needs a time such as \"50us\" from 0ns to 60s, got the text \"2min\".");
   CHECK(refusal_of("[trace]\nsteps = [10, \"12\"]\n") ==
-        "run.toml:2:1 trace.steps needs a list of integers, got a list that does not consist of integers.");
+        "run.toml:2:1 trace.steps needs a list of integers, got a list of different types.");
   CHECK(refusal_of("[trace]\nsteps = [0, 12]\n") ==
         "run.toml:2:1 trace.steps needs in its list an integer of at least 1, got 0.");
   CHECK(refusal_of("[trace]\nsteps = [1, 9223372036854775807]\n") ==

@@ -58,6 +58,20 @@ TEST_CASE("resolve: derived values are filled in, and resolving again changes no
   CHECK(config_toml(resolve_defaults(llama)) == config_toml(llama));
 }
 
+TEST_CASE("validate: sources of data that contradict each other are refused", "[config]") {
+  CHECK(load_refusal({"data.sources=[\"a\", \"b\"]", "data.weights=[0.5, 0]"}) == "accepted");
+  CHECK(load_refusal({"data.train=a", "data.sources=[\"a\"]"}) ==
+        "data.train and data.sources are both set. Keep data.train for one source, or data.sources.");
+  CHECK(load_refusal({"data.sources=[\"a\"]", "data.weights=[1, 2]"}) ==
+        "data.weights has 2 numbers for 1 data.sources. Give one weight per source.");
+  CHECK(load_refusal({"data.sources=[\"a\", \"b\"]", "data.weights=[0, 0]"}) ==
+        "data.weights: all 2 are 0, need a sum above 0. Change them.");
+  CHECK(load_refusal({"data.sources=[\"a\", \"b\"]", "data.weights=[1, -2]"}) ==
+        "--set data.weights=[1, -2]: data.weights needs a number from 0 to 1000000, got -2.0.");
+  CHECK(load_refusal({"data.sources=[1]"}) ==
+        "--set data.sources=[1]: data.sources needs a list of texts in quotes, got a list of 1 integers.");
+}
+
 TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are refused with their numbers",
           "[config]") {
   CHECK(load_refusal({"model.heads=7"}) ==

@@ -24,7 +24,8 @@ class Counting final : public TokenSource {
  public:
   explicit Counting(int64_t count) : count_(count) {}
   int64_t count() const override { return count_; }
-  void read(int64_t begin, std::span<int32_t> out) const override {
+  using TokenSource::read;
+  void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>*) const override {
     REQUIRE(begin + std::ssize(out) <= count_);
     std::iota(out.begin(), out.end(), static_cast<int32_t>(begin));
   }

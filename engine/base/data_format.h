@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The formats of training data (data.format).
+
+#include <cstdint>
+
+namespace slipstream {
+
+enum class DataFormat : uint8_t { automatic, slipstream, llm_c, nanogpt, megatron, jsonl, text };
+
+}  // namespace slipstream

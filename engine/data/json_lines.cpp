@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts the ids of documents once, and encodes the requested ones.
+
+#include "engine/data/json_lines.h"
+
+#include <algorithm>
+
+#include "engine/base/check.h"
+#include "engine/base/files.h"
+#include "engine/data/document_parts.h"
+#include "engine/data/hash.h"
+#include "engine/data/json_text.h"
+
+namespace slipstream::data {
+namespace {
+
+constexpr int64_t kReadBytes = 1 << 16;
+
+}  // namespace
+
+JsonLineTokens::JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> lines,
+                               int threads)
+    : tokenizer_(std::move(tokenizer)), lines_(std::move(lines)), end_of_text_(tokenizer_->special().end_of_text) {
+  Xxh3 hash;
+  lines_->for_pieces([&](std::string_view piece, int64_t) { hash.update(piece.data(), std::ssize(piece)); });
+  hash_ = hash.hex();
+  int64_t ids = 0, mark_ids = static_cast<int64_t>(Tokenizer::kPieceIds);
+  const auto take = [&](const DocumentPart& part, int64_t) {
+    if (marks_.empty() || ids - marks_.back().id >= mark_ids) marks_.push_back({ids, part.begin});
+    if (std::ssize(marks_) == TextTokens::kMarksMax) {
+      for (size_t i = 0; 2 * i < marks_.size(); ++i) marks_[i] = marks_[2 * i];
+      marks_.resize(marks_.size() / 2);
+      mark_ids *= 2;
+    }
+    ids += std::ssize(part.ids) + (end_of_text_ >= 0 ? 1 : 0);
+  };
+  try {
+    encode_documents(*lines_, *tokenizer_, {.json_lines = true, .separator = "", .threads = threads}, {}, take);
+  } catch (const DataError& error) {
+    throw_with_path(error, lines_->path());
+  }
+  if (ids == 0)
+    throw DataError("[data] {} has no tokens, need at least one document with text. Use another file.",
+                    files::shown(lines_->path()));
+  marks_.push_back({ids, lines_->size_bytes()});
+  marks_.shrink_to_fit();
+}
+
+void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const {
+  const auto size = static_cast<int64_t>(out.size());
+  SLIP_ASSERT(begin >= 0 && size <= count() && begin <= count() - size);
+  if (size == 0) return;
+  const Mark first = *(
+      std::upper_bound(marks_.begin(), marks_.end(), begin, [](int64_t id, const Mark& mark) { return id < mark.id; }) -
+      1);
+  int64_t id = first.id, byte = first.byte;  // of the line that begins `rest`
+  int64_t read_bytes = byte;
+  std::string rest;
+  while (id < begin + size) {
+    const size_t end = rest.find('\n');
+    if (end == std::string::npos && read_bytes < lines_->size_bytes()) {
+      const int64_t more = std::min(std::max(kReadBytes, std::ssize(rest)), lines_->size_bytes() - read_bytes);
+      rest += lines_->read(read_bytes, read_bytes + more);
+      read_bytes += more;
+      continue;
+    }
+    if (rest.empty())
+      throw DataError(
+          "[data] {} has {} tokens, but had {} when it was opened. It was changed while in use. Restore it and start "
+          "again.",
+          files::shown(lines_->path()), id, count());
+    const std::string_view line = std::string_view(rest).substr(0, end);
+    if (!is_blank_line(line)) {
+      std::vector<int32_t> ids = tokenizer_->encode(text_of_json_line(line, byte, lines_->path()));
+      if (end_of_text_ >= 0) ids.push_back(end_of_text_);
+      if (documents != nullptr && !ids.empty() && id >= begin) documents->push_back(id - begin);
+      for (int64_t i = std::max<int64_t>(0, begin - id); i < std::ssize(ids) && id + i < begin + size; ++i)
+        out[static_cast<size_t>(id + i - begin)] = ids[static_cast<size_t>(i)];
+      id += std::ssize(ids);
+    }
+    const size_t used = std::min(rest.size(), line.size() + 1);
+    byte += static_cast<int64_t>(used);
+    rest.erase(0, used);
+  }
+}
+
+}  // namespace slipstream::data

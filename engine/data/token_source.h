@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Sequences of token ids.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace slipstream::data {
+
+/// A read-only, contiguous sequence of token ids. Safe to read from several threads.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  /// Pure.
+  virtual int64_t count() const = 0;
+  /// True if the source knows where its documents begin. Pure.
+  virtual bool has_documents() const { return false; }
+  /// Blocks. Reads ids begin .. begin + out.size() - 1, and appends to `documents`, unless it is null, the ascending
+  /// indices of `out` at which a document begins. The range must lie in [0, count()).
+  /// Throws: DataError if the disk fails or the file changed since it was opened.
+  virtual void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const = 0;
+  void read(int64_t begin, std::span<int32_t> out) const { read(begin, out, nullptr); }
+};
+
+/// A view of `count` ids of another source, from `begin` on.
+std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count);
+
+/// Several sources one behind another.
+std::shared_ptr<const TokenSource> chain(std::vector<std::shared_ptr<const TokenSource>> parts);
+
+}  // namespace slipstream::data

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data of other programs: the same ids and documents as written, and every kind of damage is named.
+
+#include "engine/data/foreign_tokens.h"
+
+#include <numeric>
+#include <random>
+
+#include "engine/data/dataset.h"
+#include "engine/data/json_lines.h"
+#include "engine/data/make_tokenizer.h"
+#include "engine/data/tokenize.h"
+#include "tests/engine/data/disk.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::data;
+using namespace slipstream::tests;
+
+namespace {
+
+template <typename T>
+std::string packed(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+template <typename T>
+std::string packed_as(const std::vector<int32_t>& values) {
+  return packed(std::vector<T>(values.begin(), values.end()));
+}
+
+std::string llm_c(int32_t magic, int32_t version, int32_t count, const std::string& ids) {
+  std::vector<int32_t> header(256);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = count;
+  return packed(header) + ids;
+}
+
+struct Megatron {
+  std::vector<int32_t> lengths;
+  std::vector<int64_t> offsets, documents;
+  char type = 8;
+  uint64_t version = 1;
+};
+
+std::string index_of(const Megatron& index) {
+  return std::string("MMIDIDX\0\0", 9) + packed(std::vector<uint64_t>{index.version}) + index.type +
+         packed(std::vector<uint64_t>{index.lengths.size(), index.documents.size()}) + packed(index.lengths) +
+         packed(index.offsets) + packed(index.documents);
+}
+
+/// All ids, and the beginnings of all documents, read in windows of `size`.
+std::pair<std::vector<int32_t>, std::vector<int64_t>> contents(const TokenSource& source, int64_t size) {
+  std::vector<int32_t> ids(static_cast<size_t>(source.count()));
+  std::vector<int64_t> begins;
+  for (int64_t begin = 0; begin < source.count(); begin += size) {
+    std::vector<int64_t> found;
+    source.read(
+        begin,
+        std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(std::min(size, source.count() - begin))),
+        &found);
+    for (const int64_t at : found) begins.push_back(begin + at);
+  }
+  return {ids, begins};
+}
+
+using Begins = std::vector<int64_t>;
+
+}  // namespace
+
+TEST_CASE("formats: llm.c files have the ids and documents of their header's type", "[data]") {
+  const TempFolder folder;
+  const std::vector<int32_t> gpt2{50256, 1, 2, 50256, 3, 4, 5, 50256, 6}, llama{128000, 70000, 2, 128000, 7};
+  put(folder / "g.bin", llm_c(20240520, 1, 9, packed_as<uint16_t>(gpt2)));
+  put(folder / "l.bin", llm_c(20240801, 7, 5, packed_as<uint32_t>(llama)));
+  CHECK(format_of(folder / "g.bin", DataFormat::automatic) == DataFormat::llm_c);
+  CHECK(format_of(folder / "l.bin", DataFormat::automatic) == DataFormat::llm_c);
+  for (const int64_t size : {1, 2, 4, 9}) {
+    const Dataset data = open_dataset({.train = folder / "g.bin", .validation_fraction = 0});
+    CHECK(data.tokenizer->name() == "gpt2");
+    CHECK(data.tokenizer->vocab_size() == 50257);
+    CHECK(contents(*data.train, size) == std::pair(gpt2, Begins{0, 3, 7}));
+    const Dataset wide = open_dataset({.train = folder / "l.bin", .validation_fraction = 0});
+    CHECK(wide.tokenizer->vocab_size() == 128256);
+    CHECK(contents(*wide.train, size) == std::pair(llama, Begins{0, 3}));
+  }
+  // Shards follow each other; a document may cross them.
+  put(folder / "s-1.bin", llm_c(20240520, 1, 3, packed_as<uint16_t>({7, 8, 50256})));
+  put(folder / "s-0.bin", llm_c(20240520, 1, 2, packed_as<uint16_t>({50256, 9})));
+  const Dataset both = open_dataset({.train = folder / "s-*.bin", .validation_fraction = 0});
+  CHECK(contents(*both.train, 5) == std::pair(std::vector<int32_t>{50256, 9, 7, 8, 50256}, Begins{0, 4}));
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "?.bin"}), "ids of gpt2", "of llama3");
+}
+
+TEST_CASE("formats: nanoGPT files are raw ids of a named format", "[data]") {
+  const TempFolder folder;
+  const std::vector<int32_t> ids{5, 64, 0, 1, 7};
+  put(folder / "t.bin", packed_as<uint16_t>(ids));
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin"}), "has no sidecar", "data.format");
+  CHECK_REFUSED(ConfigError, open_dataset({.train = folder / "t.bin", .format = DataFormat::nanogpt}),
+                "does not record its vocabulary", "model.vocab_size");
+  const Dataset data = open_dataset(
+      {.train = folder / "t.bin", .validation_fraction = 0, .format = DataFormat::nanogpt, .vocab_size = 65});
+  CHECK(contents(*data.train, 2) == std::pair(ids, Begins{}));
+  CHECK_FALSE(data.train->has_documents());
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .format = DataFormat::nanogpt, .vocab_size = 64}),
+                "has the id 64 at token 1 (byte 2)", "vocab_size = 64");
+  put(folder / "odd.bin", "abc");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "odd.bin", .format = DataFormat::nanogpt, .vocab_size = 9}),
+                "has 3 bytes, need 2 for each");
+}
+
+TEST_CASE("formats: Megatron files of every type have the ids and documents of their index", "[data]") {
+  const TempFolder folder;
+  const std::vector<int32_t> ids{1, 2, 3, 4, 5, 6, 7, 100};
+  const std::vector<int32_t> lengths{2, 1, 0, 4, 1};
+  const Begins documents{0, 2, 3, 5, 5};  // sequences; the second document has no token, nor has the last
+  const std::pair<char, std::string> types[] = {{1, packed_as<uint8_t>(ids)},
+                                                {3, packed_as<int16_t>(ids)},
+                                                {4, packed_as<int32_t>(ids)},
+                                                {5, packed_as<int64_t>(ids)},
+                                                {8, packed_as<uint16_t>(ids)}};
+  for (const auto& [type, bytes] : types) {
+    INFO("type " << static_cast<int>(type));
+    Megatron index{.lengths = lengths, .offsets = {}, .documents = documents, .type = type};
+    const auto width = static_cast<int64_t>(bytes.size() / ids.size());
+    for (const int64_t tokens : {0, 2, 3, 3, 7}) index.offsets.push_back(tokens * width);
+    put(folder / "m.bin", bytes);
+    put(folder / "m.idx", index_of(index));
+    for (const char* name : {"m", "m.bin", "m.idx"}) {
+      CHECK(format_of(folder / name, DataFormat::automatic) == DataFormat::megatron);
+      const Dataset data = open_dataset({.train = folder / name, .validation_fraction = 0, .vocab_size = 101});
+      for (const int64_t size : {1, 3, 8}) CHECK(contents(*data.train, size) == std::pair(ids, Begins{0, 3}));
+    }
+    CHECK_REFUSED(DataError, open_dataset({.train = folder / "m", .vocab_size = 100}), "has the id 100 at token 7");
+  }
+}
+
+TEST_CASE("formats: every count, length and offset of a Megatron index is checked", "[data]") {
+  const TempFolder folder;
+  put(folder / "m.bin", packed_as<uint16_t>({1, 2, 3, 4, 5, 6}));
+  const Megatron good{.lengths = {2, 4}, .offsets = {0, 4}, .documents = {0, 1, 2}};
+  const auto refusal = [&](auto change) {
+    Megatron index = good;
+    change(index);
+    put(folder / "m.idx", index_of(index));
+    return sentence<DataError>(
+        [&] { open_dataset({.train = folder / "m", .validation_fraction = 0, .vocab_size = 100}); });
+  };
+  const auto text_refusal = [&](const std::string& bytes) {
+    put(folder / "m.idx", bytes);
+    return sentence<DataError>(
+        [&] { open_dataset({.train = folder / "m", .validation_fraction = 0, .vocab_size = 100}); });
+  };
+  CHECK(refusal([](Megatron&) {}) == "nothing was thrown");
+  CHECK_THAT(refusal([](Megatron& m) { m.version = 2; }), Catch::Contains("has version 2, need 1"));
+  CHECK_THAT(refusal([](Megatron& m) { m.type = 6; }), Catch::Contains("has ids of type 6"));
+  CHECK_THAT(refusal([](Megatron& m) { m.lengths[0] = -1; }), Catch::Contains("has -1 tokens in sequence 0"));
+  CHECK_THAT(refusal([](Megatron& m) { m.lengths[1] = 5; }), Catch::Contains("has 5 tokens in sequence 1"));
+  CHECK_THAT(refusal([](Megatron& m) { m.lengths[1] = 3; }), Catch::Contains("has 5 tokens of 2 bytes"));
+  CHECK_THAT(refusal([](Megatron& m) { m.offsets[1] = 6; }), Catch::Contains("has sequence 1 at byte 6, need 4"));
+  CHECK_THAT(refusal([](Megatron& m) { m.offsets[1] = INT64_MIN; }), Catch::Contains("need 4"));
+  CHECK_THAT(refusal([](Megatron& m) { m.documents = {1, 2}; }), Catch::Contains("first document at sequence 1"));
+  CHECK_THAT(refusal([](Megatron& m) { m.documents[1] = 3; }), Catch::Contains("has document 1 at sequence 3"));
+  CHECK_THAT(refusal([](Megatron& m) { m.documents = {0, 1, 0}; }), Catch::Contains("has document 2 at sequence 0"));
+  CHECK_THAT(refusal([](Megatron& m) { m.documents = {0, 1}; }), Catch::Contains("ends its documents at sequence 1"));
+  CHECK_THAT(refusal([](Megatron& m) { m.documents = {0}; }), Catch::Contains("1 ends of documents"));
+  const std::string bytes = index_of(good);
+  CHECK_THAT(text_refusal(bytes.substr(0, 20)), Catch::Contains("has 20 bytes, need its header of 34"));
+  CHECK_THAT(text_refusal(bytes + "a"), Catch::Contains("behind its header, need 12"));
+  CHECK_THAT(text_refusal("X" + bytes.substr(1)), Catch::Contains("does not begin with MMIDIDX"));
+  std::string wraps = bytes;
+  wraps[18 + 7] = '\x40';  // 2^62 sequences more
+  CHECK_THAT(text_refusal(wraps), Catch::Contains("for each of 4611686018427387906 sequences"));
+  CHECK(text_refusal(bytes + "ab") == "nothing was thrown");  // a mode of each sequence
+}
+
+TEST_CASE("formats: JSON lines give the ids and documents that tokenize writes", "[data]") {
+  const TempFolder folder;
+  const uint64_t seed = 5;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  std::string lines, expected;
+  Begins begins;
+  for (int i = 0; i < 400; ++i) {
+    std::string text;
+    for (uint64_t size = random() % 40; size > 0; --size) text += static_cast<char>('a' + random() % 26);
+    if (i == 7) text = "\u00e9\n\"";
+    if (!text.empty()) begins.push_back(std::ssize(expected));
+    expected += text;
+    lines += i == 7 ? "{\"id\": 7, \"text\": \"\\u00e9\\n\\\"\"}\r\n" : "{\"text\": \"" + text + "\"}\n";
+    if (i % 50 == 0) lines += "  \n";
+  }
+  put(folder / "t.jsonl", lines);
+  for (const char* tokenizer : {"bytes", "chars"}) {
+    const Dataset data =
+        open_dataset({.train = folder / "t.jsonl", .validation_fraction = 0, .tokenizer = tokenizer, .threads = 2});
+    tokenize({.text = folder / "t.jsonl", .out = folder / tokenizer, .tokenizer = tokenizer});
+    const Dataset shards = open_dataset(
+        {.train = folder / (std::string(tokenizer) + ".bin"), .validation_fraction = 0, .tokenizer = tokenizer});
+    for (const int64_t size : {17, 1000, 100000}) {
+      const auto [ids, found] = contents(*data.train, size);
+      CHECK(data.tokenizer->decode(ids) == expected);
+      CHECK(contents(*shards.train, size) == std::pair(ids, found));
+      if (std::string(tokenizer) == "bytes") CHECK(found == begins);
+    }
+  }
+  put(folder / "bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.jsonl"}), "line at byte 14", "bad.jsonl");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.jsonl", .tokenizer = "chars"}), "line at byte 14");
+  put(folder / "none.jsonl", "{\"text\": \"\"}\n\n");
+  CHECK_REFUSED(DataError, open_dataset({.train = folder / "none.jsonl"}), "has no tokens");
+  // A named format is used whatever the name.
+  put(folder / "t.bin", "some text");
+  const Dataset text = open_dataset({.train = folder / "t.bin", .validation_fraction = 0, .format = DataFormat::text});
+  CHECK(text.tokenizer->decode(contents(*text.train, 9).first) == "some text");
+}
+
+TEST_CASE("formats: a damaged index of documents is refused", "[data]") {
+  const TempFolder folder;
+  std::string lines;
+  for (int i = 0; i < 1500; ++i) lines += "{\"text\": \"abc\"}\n";
+  put(folder / "t.jsonl", lines);
+  tokenize({.text = folder / "t.jsonl", .out = folder / "t"});
+  std::vector<uint64_t> begins(1500);
+  for (size_t i = 0; i < begins.size(); ++i) begins[i] = 3 * i;
+  CHECK(bytes_in(folder / "t.documents") == packed(begins));
+  const auto open = [&] { return open_dataset({.train = folder / "t.bin"}); };
+  CHECK(contents(*open().train, 100).second.size() == 1350);
+  begins[700] = 4500;
+  put(folder / "t.documents", packed(begins));
+  CHECK_REFUSED(DataError, open(), "document 700 begins at token 4500, need 2098 to 4499");
+  begins[700] = begins[699];
+  put(folder / "t.documents", packed(begins));
+  CHECK_REFUSED(DataError, open(), "document 700 begins at token 2097, need 2098");
+  begins.pop_back();
+  put(folder / "t.documents", packed(begins));
+  CHECK_REFUSED(DataError, open(), "has 11992 bytes, need 8 for each of the 1500 documents");
+  std::filesystem::remove(folder / "t.documents");
+  CHECK_REFUSED(DataError, open(), "t.documents", "does not exist");
+}
