@@ -13,6 +13,7 @@
 #include "engine/base/fail_point.h"
 #include "engine/base/log.h"
 #include "engine/device/clock.h"
+#include "engine/device/cpu/resident.h"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::runtime {
@@ -41,6 +42,12 @@ Memory assignment(const Buffers& buffers, Device& device, std::vector<Memory::En
     if (buffers[id].is_view)
       entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
   return Memory(std::move(entries));
+}
+
+/// Memory that initial weights or a checkpoint fill, or that a step late in the run would write first. Other memory is
+/// left to the first step, whose threads write it from their own NUMA node.
+bool is_set_by_host(Owner owner) {
+  return owner == Owner::parameters || owner == Owner::optimizer || owner == Owner::snapshot || owner == Owner::kept;
 }
 
 /// `memory` with the kept buffers moved on to a slot.
@@ -103,6 +110,9 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   if (keeping.slots > 0) kept[keeping.own].base = options.kept[0];
   if (keeping.to_holder != 0) kept[keeping.peer].base = options.kept[1];
   memory_ = assignment(job_->buffers, *device_, std::move(kept), arenas_, arena_owners_);
+  for (size_t a = 0; a < arenas_.size() && device_->kind() == DeviceKind::cpu; ++a)
+    if (is_set_by_host(arena_owners_[a]))
+      cpu::make_resident({arenas_[a]->data(), static_cast<size_t>(arenas_[a]->size_bytes())}, threads_);
   for (int slot = 0; slot < keeping.slots; ++slot) kept_memories_.push_back(at_slot(memory_, keeping, slot));
   for (const Constant& constant : job_->model.constants) {
     std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));

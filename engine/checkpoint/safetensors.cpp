@@ -13,6 +13,7 @@
 #include "engine/base/document.h"
 #include "engine/base/units.h"
 #include "engine/base/utf8.h"
+#include "engine/checkpoint/direct_file.h"
 #include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
@@ -253,7 +254,15 @@ void SafetensorsFile::read_floats(const TensorInfo& tensor, int64_t first, std::
   }
 }
 
-WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave> tensors) {
+namespace {
+
+/// The order of the file, and its bytes before those of the tensors.
+struct FileLayout {
+  std::string head;
+  int64_t tensor_bytes = 0;
+};
+
+FileLayout lay_out(std::vector<TensorToSave>& tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorToSave& a, const TensorToSave& b) {
     return std::pair(-size_of(a.dtype), std::string_view(a.name)) <
            std::pair(-size_of(b.dtype), std::string_view(b.name));
@@ -281,14 +290,18 @@ WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave>
   text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
   const uint64_t header_bytes = text.size();
   SLIP_ASSERT(header_bytes <= kHeaderBytesMax);
-  files::OutputFile file(path);
+  std::string head(reinterpret_cast<const char*>(&header_bytes), 8);
+  return {.head = head + text, .tensor_bytes = end_bytes};
+}
+
+template <typename File>
+WrittenFile write_to(File& file, const FileLayout& layout, const std::vector<TensorToSave>& tensors) {
   data::Xxh3 hash;
   const auto put = [&](const void* bytes, int64_t size_bytes) {
     hash.update(bytes, size_bytes);
     file.write(bytes, size_bytes);
   };
-  put(&header_bytes, 8);
-  put(text.data(), static_cast<int64_t>(text.size()));
+  put(layout.head.data(), std::ssize(layout.head));
   for (const TensorToSave& tensor : tensors) {
     int64_t left_bytes = bytes_of(elems_of(tensor.shape), tensor.dtype);
     tensor.write([&](const void* bytes, int64_t size_bytes) {
@@ -300,7 +313,21 @@ WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave>
       throw InternalError("[bug] tensor {} was written with {} bytes too few.", files::shown(tensor.name), left_bytes);
   }
   file.commit();
-  return {.size_bytes = 8 + static_cast<int64_t>(header_bytes) + end_bytes, .hash = hash.hex()};
+  return {.size_bytes = std::ssize(layout.head) + layout.tensor_bytes, .hash = hash.hex()};
+}
+
+}  // namespace
+
+WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave> tensors) {
+  const FileLayout layout = lay_out(tensors);
+  files::OutputFile file(path);
+  return write_to(file, layout, tensors);
+}
+
+WrittenFile write_safetensors_direct(const std::string& path, std::vector<TensorToSave> tensors, int threads) {
+  const FileLayout layout = lay_out(tensors);
+  DirectWriter file(path, std::ssize(layout.head) + layout.tensor_bytes, threads);
+  return write_to(file, layout, tensors);
 }
 
 }  // namespace slipstream::checkpoint

@@ -40,6 +40,8 @@ struct WrittenFile {
 /// Throws: ResourceError (disk); what a callback throws; InternalError (two equal names, a callback with too many or
 /// too few bytes). After an error, an older file at `path` is unchanged.
 WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave> tensors);
+/// The same past the page cache; `threads` as DirectWriter.
+WrittenFile write_safetensors_direct(const std::string& path, std::vector<TensorToSave> tensors, int threads);
 
 struct TensorInfo {
   std::string name;

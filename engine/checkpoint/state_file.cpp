@@ -10,12 +10,15 @@
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
 #include "engine/base/units.h"
+#include "engine/checkpoint/direct_file.h"
 #include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 namespace {
 
-constexpr int64_t kPieceElems = kMiB / static_cast<int64_t>(sizeof(float));
+// Stays in a core's cache while it is copied, tested and hashed.
+constexpr int64_t kPieceElems = 256 * kKiB / static_cast<int64_t>(sizeof(float));
+constexpr int kWriters = 3;  // of a save that training waits for
 
 /// Takes "NUMBER" and the character behind it from the front of `text`; none if it does not begin so.
 std::optional<int64_t> take_number(std::string_view& text, char then) {
@@ -75,23 +78,20 @@ StateFile write_state_file(const std::string& folder, const std::string& name, s
                          }
                          fail_point("save.in_file");
                        }});
-  const WrittenFile written = write_safetensors(folder + "/" + name, std::move(tensors));
+  // A paced writer leaves the cores to training, so it has no threads beside it.
+  const WrittenFile written =
+      write_safetensors_direct(folder + "/" + name, std::move(tensors), pace == nullptr ? kWriters : 0);
   fail_point("save.file");
   return {.name = name, .size_bytes = written.size_bytes, .hash = written.hash};
 }
 
 std::string problem_of(const std::string& folder, const StateFile& file) {
   try {
-    const files::InputFile input(folder + "/" + file.name, files::Owner::checkpoint);
-    if (input.size_bytes() != file.size_bytes)
+    const std::string path = folder + "/" + file.name;
+    if (const files::InputFile input(path, files::Owner::checkpoint); input.size_bytes() != file.size_bytes)
       return fmt::format("{} has {} bytes, need {}", file.name, input.size_bytes(), file.size_bytes);
     data::Xxh3 hash;
-    std::vector<char> piece(static_cast<size_t>(std::min<int64_t>(file.size_bytes, 8 * kMiB)));
-    for (int64_t at = 0; at < file.size_bytes; at += std::ssize(piece)) {
-      const int64_t take = std::min<int64_t>(std::ssize(piece), file.size_bytes - at);
-      input.read(at, piece.data(), take);
-      hash.update(piece.data(), take);
-    }
+    read_through(path, [&](std::span<const std::byte> bytes) { hash.update(bytes.data(), std::ssize(bytes)); });
     if (const std::string actual = hash.hex(); actual != file.hash)
       return fmt::format("{} has the hash {}, need {}", file.name, actual, file.hash);
   } catch (const CheckpointError& error) {

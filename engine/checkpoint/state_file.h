@@ -42,7 +42,8 @@ struct BoxToSave {
   std::function<void(int64_t begin, std::span<float> out)> read;
 };
 
-/// Blocks. Writes the file, at `pace` if there is one, and brings it to disk. Needs 1 MiB of memory.
+/// Blocks. Writes the file and brings it to disk: at `pace` on this thread alone if there is one, else as fast as the
+/// disk, with threads beside this one. Needs 5 or 17 MiB of memory.
 /// Throws: ResourceError (disk), errors of a callback; then there is no file.
 StateFile write_state_file(const std::string& folder, const std::string& name, std::vector<BoxToSave> boxes,
                            WriterPace* pace = nullptr);

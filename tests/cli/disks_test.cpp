@@ -52,6 +52,19 @@ TEST_CASE("short writes and reads are continued", "[cli]") {
   CHECK(call("checkpoint verify " + runs.run).code == 0);
 }
 
+TEST_CASE("a file system that refuses direct accesses gets ordinary ones", "[cli]") {
+  const Runs runs;
+  const std::string log = runs.folder.path("log"),
+                    refusing = "SLIPSTREAM_DISK_LOG=" + log + " " +
+                               faulty("direct:EINVAL:0.5 write:short:0.2", "checkpoints/");
+  REQUIRE(shell(refusing + killed_at("save.committed#1") + runs.train).code == 137);
+  CHECK(contains(read(log), "direct EINVAL"));
+  fs::remove(log);
+  REQUIRE(shell(refusing + runs.train + " --resume").code == 0);
+  CHECK(contains(read(log), "direct EINVAL"));
+  CHECK(bits_of(runs.run) == runs.whole);
+}
+
 TEST_CASE("a disk that fails in a save beside training is a warning with the numbers", "[cli]") {
   const Runs runs;
   for (const std::string rule : {"write:ENOSPC:1", "sync:EIO:1", "mkdir:ENOSPC:1", "rename:EIO:1"}) {

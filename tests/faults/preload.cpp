@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library for LD_PRELOAD whose disk and clock fail on request.
 //
-//   SLIPSTREAM_DISK="CALL:FAULT:SHARE .."  CALL is open, read, write, sync, rename or mkdir. FAULT is EIO, ENOSPC,
-//                                          EDQUOT, or short: a part of the bytes. SHARE of the calls fails, 0 to 1.
+//   SLIPSTREAM_DISK="CALL:FAULT:SHARE .."  CALL is open, read, write, sync, rename, mkdir or direct: reads and writes
+//                                          with O_DIRECT. FAULT is EIO, EINVAL, ENOSPC, EDQUOT, or short: a part of
+//                                          the bytes. SHARE of the calls fails, 0 to 1.
 //   SLIPSTREAM_DISK_PATH=TEXT              only files whose path has TEXT
 //   SLIPSTREAM_DISK_RANK=N                 only this rank of Open MPI
 //   SLIPSTREAM_DISK_LOG=FILE               gets a line for every fault
@@ -80,6 +81,7 @@ int fault_of(const char* call, const char* path) {
     return strcmp(fault, "short") == 0    ? kShort
            : strcmp(fault, "ENOSPC") == 0 ? ENOSPC
            : strcmp(fault, "EDQUOT") == 0 ? EDQUOT
+           : strcmp(fault, "EINVAL") == 0 ? EINVAL
                                           : EIO;
   }
   return 0;
@@ -101,7 +103,8 @@ int fails(int error) {
 
 template <class Move>
 ssize_t moved(const char* call, int file, size_t size_bytes, const Move& move) {
-  const int fault = fault_of(call, file);
+  int fault = fault_of(call, file);
+  if (fault == 0 && (fcntl(file, F_GETFL) & O_DIRECT) != 0) fault = fault_of("direct", file);
   if (fault > 0) return fails(fault);
   return move(fault == kShort && size_bytes > 1 ? 1 + (size_bytes - 1) / 2 : size_bytes);
 }
