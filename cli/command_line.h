@@ -22,6 +22,7 @@ void add_train(CLI::App& app, Run& chosen);
 void add_plan(CLI::App& app, Run& chosen);
 void add_check(CLI::App& app, Run& chosen);
 void add_bench(CLI::App& app, Run& chosen);
+void add_calibrate(CLI::App& app, Run& chosen);
 void add_generate(CLI::App& app, Run& chosen);
 void add_eval(CLI::App& app, Run& chosen);
 void add_checkpoint(CLI::App& app, Run& chosen);

@@ -52,7 +52,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   Run chosen;
   for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_eval, add_tokenize,
-                         add_checkpoint, add_report, add_why, add_keeper, add_convert})
+                         add_checkpoint, add_report, add_why, add_keeper, add_convert, add_calibrate})
     add(app, chosen);
   try {
     app.parse(argc, argv);

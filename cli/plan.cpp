@@ -7,12 +7,14 @@
 
 #include "cli/command_line.h"
 #include "cli/plan_flags.h"
+#include "cli/plan_from.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/json.h"
 #include "engine/base/print.h"
 #include "planner/forecast.h"
 #include "planner/planned.h"
+#include "report/reconcile.h"
 
 namespace slipstream::cli {
 namespace {
@@ -21,7 +23,21 @@ struct PlanOptions : PlanFlags {
   bool search = false;
   std::string batch;         // path of a list of plans; empty: one plan
   std::string schedule_csv;  // output path of the pipeline's schedule; empty: none
+  std::string against;       // folder of a run to compare with its plan; empty: none
+  std::string from;          // folder of a run whose computing times are replayed; empty: none
+  bool ranks_given = false;
 };
+
+/// A finished run beside its plan.
+int against(const PlanOptions& options) {
+  constexpr size_t kRows = 20;
+  const report::Reconciliation result = report::reconcile_run(options.against);
+  if (options.json)
+    print_result("{}\n", report::json_of(result).dump(2));
+  else
+    print_result("{}", report::table_of(result, kRows));
+  return 0;
+}
 
 /// One line of a batch: the arguments of one plan, separated by spaces. Prints one line of JSON, with the error of a
 /// refused row instead of its times.
@@ -63,6 +79,12 @@ int batch(const PlanOptions& options) {
 }
 
 int plan(const PlanOptions& options) {
+  if (!options.against.empty()) return against(options);
+  if (!options.from.empty()) {
+    planner::PlanRequest request = options;
+    if (!options.ranks_given) request.ranks = 0;
+    return plan_from(options.from, request, options.json);
+  }
   if (!options.batch.empty()) return batch(options);
   if (options.search)
     throw ConfigError("[plan] --search is not in this version. Compare layouts with --set parallel.data=N.");
@@ -89,8 +111,14 @@ void add_plan(CLI::App& app, Run& chosen) {
                       "line of JSON for each");
   command->add_option("--schedule-csv", options->schedule_csv,
                       "write the pipeline's schedule to this file, in the format of pipeline.schedule_file");
-  command->callback([&chosen, options] {
-    if (options->run_file.empty() && options->batch.empty()) throw CLI::RequiredError("run");
+  command->add_option("--against", options->against,
+                      "compare the traced steps of this run folder with its plan, task by task, worst first");
+  command->add_option("--from", options->from,
+                      "replay the computing times of this run folder with other --set and --ranks");
+  command->callback([&chosen, options, command] {
+    options->ranks_given = command->count("--ranks") > 0;
+    if (options->run_file.empty() && options->batch.empty() && options->against.empty() && options->from.empty())
+      throw CLI::RequiredError("run");
     chosen = [options] { return alone("plan", [&] { return plan(*options); }); };
   });
 }

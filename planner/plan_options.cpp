@@ -11,6 +11,7 @@
 #include "comm/link.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/config/host_times.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
 #include "engine/data/foreign_tokens.h"
@@ -263,6 +264,14 @@ comm::GroupSpan span_of(const Mesh& mesh, Axis axis, int64_t ranks_per_node) {
   return {.ranks = static_cast<int>(group.size()), .per_node = std::max(1, static_cast<int>(here))};
 }
 
+/// The cores of a calibrated host.
+comm::SharedCores shared_cores(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
+  if (!machine.measured || computes_on_gpus(config, machine)) return {};
+  return {.cores = machine.measured->cores,
+          .ranks = static_cast<int>(std::min<int64_t>(mesh.world(), machine.ranks_per_node)),
+          .threads = machine.threads};
+}
+
 }  // namespace
 
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
@@ -271,6 +280,7 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   // a CPU one thread copies; engine/config/machine.cpp has the source of its 10 GB/s.
   constexpr double kGpuSnapshots = 2 * 20e9, kThreadSnapshots = 10e9;
   const double memory_rate = static_cast<double>(machine.bytes_per_second);
+  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
   const comm::Rates rates{
       .flops_per_second = peak * machine.matmul_efficiency,
       .bytes_per_second = memory_rate,
@@ -280,8 +290,10 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
                                        ? kGpuSnapshots
                                        : std::min(memory_rate, kThreadSnapshots),
       .kernels = kernel_rates(config, machine),
-      .host_ns = machine.software.host_ns};
-  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
+      .host_ns = machine.software.host_ns,
+      .measured = computes_on_gpus(config, machine) ? nullptr : machine.measured,
+      .shared = shared_cores(config, machine, mesh),
+      .emulated = emulated};
   const comm::Link intra =
       emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),
                             config.comm.emulate.latency_ns}
@@ -301,9 +313,10 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 }
 
 Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host) {
-  if (!path.empty()) return load_machine(path);
-  if (!config.device.machine.empty()) return load_machine(config.device.machine);
-  return this_host(threads, ranks_on_host);
+  const std::string& file = path.empty() ? config.device.machine : path;
+  Machine machine = file.empty() ? this_host(threads, ranks_on_host) : load_machine(file);
+  machine.threads = threads;
+  return machine;
 }
 
 namespace {

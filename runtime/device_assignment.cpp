@@ -216,21 +216,21 @@ Machine agreed_machine(World& world, const Machine& machine) {
   for (const std::string& bytes : world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own))) {
     Numbers theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    machines.push_back({.name = machine.name,
-                        .device = machine.device,
-                        .flops_per_second_f32 = theirs.flops_f32,
-                        .flops_per_second_bf16 = theirs.flops_bf16,
-                        .matmul_efficiency = theirs.efficiency,
-                        .bytes_per_second = theirs.bytes_per_second,
-                        .memory_bytes = theirs.memory_bytes,
-                        .card = static_cast<Card>(theirs.card),
-                        .multiprocessors = theirs.multiprocessors,
-                        .launch_ns = theirs.launch_ns,
-                        .ranks_per_node = theirs.ranks_per_node,
-                        .intra_bytes_per_second = theirs.intra_bytes,
-                        .intra_latency_ns = theirs.intra_ns,
-                        .inter_bytes_per_second = theirs.inter_bytes,
-                        .inter_latency_ns = theirs.inter_ns});
+    // Rates are rank 0's. What a machine file has beside them takes part in the plan, whose hash ranks compare.
+    Machine& other = machines.emplace_back(machine);
+    other.flops_per_second_f32 = theirs.flops_f32;
+    other.flops_per_second_bf16 = theirs.flops_bf16;
+    other.matmul_efficiency = theirs.efficiency;
+    other.bytes_per_second = theirs.bytes_per_second;
+    other.memory_bytes = theirs.memory_bytes;
+    other.card = static_cast<Card>(theirs.card);
+    other.multiprocessors = theirs.multiprocessors;
+    other.launch_ns = theirs.launch_ns;
+    other.ranks_per_node = theirs.ranks_per_node;
+    other.intra_bytes_per_second = theirs.intra_bytes;
+    other.intra_latency_ns = theirs.intra_ns;
+    other.inter_bytes_per_second = theirs.inter_bytes;
+    other.inter_latency_ns = theirs.inter_ns;
   }
   return common_machine(machines);
 }

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint32_t kCollective = 0;
 constexpr uint32_t kPair = 1;
+constexpr int64_t kUnitsOfACore = 1000;
 
 bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
 
@@ -50,9 +51,10 @@ Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<c
       ranks_(ranks),
       price_(price),
       options_(options),
+      shared_(price.shared_cores()),
       time_({.contention = options.rehearse.contention,
              .instant = options.instant,
-             .multiprocessors = options.rehearse.slows_local_work ? price.multiprocessors() : 0}) {
+             .multiprocessors = options.rehearse.slows_local_work ? units_of_a_card() : 0}) {
   for (ChannelId c = 0; c < channels.size(); ++c) {
     const Role role = channels[c].role;
     ChannelId first = is_one_way(role) ? 0 : c;
@@ -100,7 +102,8 @@ void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
   for (ItemId id : order) {
     nodes[id] = is_communication(plan[id].op)
                     ? add_member(rank_index, plan, id, state)
-                    : time_.add_local(price_.local_ns(plan, id), card_of(rank_index, plan[id]));
+                    : time_.add_local(price_.local_ns(plan, id), card_of(rank_index, plan[id]),
+                                      shared_.cores > 0 ? shared_.threads * kUnitsOfACore : 0);
     origin_.push_back({static_cast<uint32_t>(rank_index), run, id});
   }
   add_edges(rank_index, run, order, state);
@@ -108,7 +111,22 @@ void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
 
 uint32_t Graph::card_of(size_t rank_index, const Item& item) const {
   const Role role = channels_[item.channel].role;
-  return role == Role::h2d || role == Role::save || role == Role::keep ? kNoNode : static_cast<uint32_t>(rank_index);
+  return role == Role::h2d || role == Role::save || role == Role::keep ? kNoNode : card_of(rank_index);
+}
+
+uint32_t Graph::card_of(size_t rank_index) const {
+  return static_cast<uint32_t>(shared_.cores > 0 ? ranks_[rank_index].rank / shared_.ranks
+                                                 : static_cast<int>(rank_index));
+}
+
+int64_t Graph::units_of_a_card() const {
+  if (shared_.cores == 0) return price_.multiprocessors();
+  // A representative stands for ranks that compute at the same time, each on its part of the cores.
+  std::map<int, int64_t> represented;  // by host
+  for (const RankRuns& rank : ranks_) ++represented[rank.rank / shared_.ranks];
+  int64_t most = 1;
+  for (const auto& [host, count] : represented) most = std::max(most, count);
+  return std::max<int64_t>(1, kUnitsOfACore * shared_.cores * most / shared_.ranks);
 }
 
 void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state) {
@@ -211,14 +229,20 @@ uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankS
   const Axis axis = channel.axis;
   const uint32_t rendezvous = rendezvous_for(rank_index, task, state);
   require_same(rendezvous, task, ranks_[rank_index].rank);
-  const WireCost cost = price_.wire(plan, id, axis, mesh_.group_size(axis));
+  const int size = mesh_.group_size(axis);
+  const WireCost cost = price_.wire(plan, id, axis, size);
+  int64_t blocks = channel.engine == Engine::sm ? channel.blocks : 0;
+  // A transfer's thread computes for a part of the transfer's time.
+  if (shared_.cores > 0)
+    blocks = kUnitsOfACore * std::min(price_.core_ns(plan, id, size), cost.latency_ns + cost.wire_ns) /
+             std::max<int64_t>(1, cost.latency_ns + cost.wire_ns);
   return time_.join(rendezvous, {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
                                  .latency_ns = cost.latency_ns,
                                  .wire_ns = cost.wire_ns,
                                  .sends = task.op != Op::recv,
                                  .receives = task.op != Op::send,
-                                 .card = static_cast<uint32_t>(rank_index),
-                                 .blocks = channel.engine == Engine::sm ? channel.blocks : 0});
+                                 .card = card_of(rank_index),
+                                 .blocks = static_cast<int>(blocks)});
 }
 
 void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {

@@ -58,11 +58,14 @@ class Graph {
 
   void require_valid(const Plan& plan) const;
   void add_run(size_t rank_index, uint32_t run, RankState& state);
-  /// The card that computes `item`; kNoNode if a copy engine does.
+  /// The card that computes `item`; kNoNode if a copy engine does. With shared cores, the host.
   uint32_t card_of(size_t rank_index, const Item& item) const;
   void add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>& order, RankState& state);
   /// The launch of a compute item, where the host takes time for it. `loss`: the node that the host reads first.
   void add_host(size_t rank_index, uint32_t run, ItemId id, uint32_t loss, RankState& state);
+  uint32_t card_of(size_t rank_index) const;
+  /// Units of a card: multiprocessors, or thousandths of the cores that the represented ranks of a host have.
+  int64_t units_of_a_card() const;
   uint32_t add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state);
   uint32_t rendezvous_for(size_t rank_index, const Task& task, RankState& state);
   void require_same(uint32_t rendezvous, const Task& task, int rank);
@@ -76,6 +79,7 @@ class Graph {
   std::span<const RankRuns> ranks_;
   const Price& price_;
   GraphOptions options_;
+  SharedCores shared_;
   VirtualTime time_;
   std::vector<uint32_t> wire_of_;  // of each channel
   std::map<int, size_t> index_of_rank_;

@@ -7,6 +7,22 @@
 #include <cmath>
 
 namespace slipstream::comm {
+namespace {
+
+/// Both ends of a transfer have the times of `send`.
+const VerbTimes* verb_of(const HostTimes& host, Op op, int ranks) {
+  return ranks > 1 && is_communication(op) ? host.verb(name_of(op == Op::recv ? Op::send : op), ranks) : nullptr;
+}
+
+int64_t time_at(int64_t bytes, int64_t bytes_per_second) {
+  return bytes_per_second <= 0
+             ? 0
+             : static_cast<int64_t>(std::min<double>(
+                   kLongestTransferNs,
+                   std::ceil(static_cast<double>(bytes) * 1e9 / static_cast<double>(bytes_per_second))));
+}
+
+}  // namespace
 
 WireCost Price::wire(const Plan& plan, ItemId item, Axis axis, int ranks) const {
   const Task& task = plan.task(item);
@@ -24,6 +40,14 @@ void RooflinePrice::set_group(Axis axis, const GroupSpan& span, const Fabric& fa
 }
 
 WireCost RooflinePrice::wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const {
+  if (const VerbTimes* verb = rates_.measured ? verb_of(*rates_.measured, op, ranks) : nullptr) {
+    // On an emulated link, the bytes move while the link's time runs.
+    WireCost cost = wire_cost(op, algorithm, ranks, elems, dtype, link(axis));
+    const int64_t wire_ns = time_at(cost.bytes, verb->bytes_per_second);
+    cost.wire_ns = rates_.emulated ? std::max(cost.wire_ns, wire_ns) : wire_ns;
+    cost.latency_ns = rates_.emulated ? cost.latency_ns + rates_.measured->emulated_ns : verb->latency_ns;
+    return cost;
+  }
   const GroupSpan& span = spans_[static_cast<size_t>(axis)];
   return span.ranks == ranks ? nccl_cost(op, span, elems, dtype, fabric_)
                              : wire_cost(op, algorithm, ranks, elems, dtype, link(axis));
@@ -34,7 +58,35 @@ WireCost RooflinePrice::wire(const Plan& plan, ItemId item, Axis axis, int ranks
   return wire(task.op, task.algorithm, axis, ranks, task.elems, task.dtype);
 }
 
+double RooflinePrice::measured_seconds(const Cost& cost) const {
+  const WorkTimes& times = works();
+  const auto find = [&](const Cost& part) {
+    const auto found = times.works.find(shape_of(part));
+    return found == times.works.end() ? -1.0 : static_cast<double>(found->second.time_ns) * 1e-9;
+  };
+  if (const double whole = find(cost); whole >= 0) return whole;
+  const auto at = [](int64_t amount, double rate) { return rate > 0 ? static_cast<double>(amount) / rate : 0; };
+  double sum = 0;
+  for (const KernelCost& kernel : cost.kernels) {
+    const double known = find({.flops = kernel.flops, .bytes = kernel.bytes, .kernels = {kernel}});
+    sum += known >= 0                           ? known
+           : kernel.kind == KernelKind::product ? at(kernel.flops, times.products_per_second)
+           : kernel.kind == KernelKind::scores  ? at(kernel.flops, times.scores_per_second)
+                                                : at(kernel.bytes, times.bytes_per_second);
+  }
+  return cost.kernels.empty() ? at(cost.bytes, times.bytes_per_second) : sum;
+}
+
+int64_t RooflinePrice::core_ns(const Plan& plan, ItemId item, int ranks) const {
+  const Task& task = plan.task(item);
+  const VerbTimes* verb = rates_.measured ? verb_of(*rates_.measured, task.op, ranks) : nullptr;
+  if (!verb) return 0;
+  const int64_t bytes = wire_bytes(task.op, task.algorithm, ranks, task.elems, task.dtype);
+  return verb->core_ns + static_cast<int64_t>(verb->core_ns_per_byte * static_cast<double>(bytes));
+}
+
 double RooflinePrice::seconds(const Cost& cost) const {
+  if (rates_.measured) return measured_seconds(cost);
   if (rates_.kernels) {
     if (cost.kernels.empty()) return kernel_seconds({.flops = cost.flops, .bytes = cost.bytes}, *rates_.kernels);
     double sum = 0;
@@ -50,6 +102,9 @@ double RooflinePrice::seconds(const Cost& cost) const {
 
 int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
   const Item& work = plan[item];
+  if (rates_.measured && work.op != Op::compute)
+    if (const int64_t time_ns = works().local_time_ns(name_of(work.op), work.cost.bytes); time_ns >= 0)
+      return time_ns + rates_.launch_ns;
   const double time_s = (work.op == Op::snapshot || work.op == Op::seal) && rates_.snapshot_bytes_per_second > 0
                             ? static_cast<double>(work.cost.bytes) / rates_.snapshot_bytes_per_second
                             : seconds(work.cost);

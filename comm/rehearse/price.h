@@ -5,15 +5,24 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "comm/link.h"
 #include "comm/rehearse/kernel_price.h"
 #include "comm/rehearse/nccl_price.h"
+#include "engine/config/host_times.h"
 #include "engine/plan/plan.h"
 
 namespace slipstream::comm {
+
+/// The cores of a host that its ranks share. Threads of compute and of transfers in flight divide them.
+struct SharedCores {
+  int cores = 0;    // 0: every rank has its own
+  int ranks = 1;    // of the host
+  int threads = 1;  // of a rank's compute
+};
 
 /// Pure: the same plan, item and axis always have the same cost, on every rank.
 class Price {
@@ -34,6 +43,9 @@ class Price {
   /// leaves no room for blocks of products or attention. The share assumes products that are planned for the rest of
   /// the card (SpineItem::multiprocessors), and attention whose blocks spread over it.
   virtual int64_t multiprocessors() const { return 0; }
+  virtual SharedCores shared_cores() const { return {}; }
+  /// Time of a core that a communication task takes from its rank's host.
+  virtual int64_t core_ns(const Plan& /*plan*/, ItemId /*item*/, int /*ranks*/) const { return 0; }
   /// Cost of a communication task in a group of `ranks`: wire_cost() on link(axis) unless overridden.
   virtual WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const;
 };
@@ -45,8 +57,11 @@ struct Rates {
   int64_t launch_ns = 0;                 // added to every local item
   int64_t multiprocessors = 0;           // as Price::multiprocessors()
   double snapshot_bytes_per_second = 0;  // of snapshots and seals, read and written bytes together; 0: bytes_per_second
-  std::optional<KernelRates> kernels = {};  // prices every kernel by its shape, and a launch for each
-  int64_t host_ns = 0;                      // of the host for one kernel of an item on the compute stream
+  std::optional<KernelRates> kernels = {};         // prices every kernel by its shape, and a launch for each
+  int64_t host_ns = 0;                             // of the host for one kernel of an item on the compute stream
+  std::shared_ptr<const HostTimes> measured = {};  // on a host of CPUs: they replace all rates
+  SharedCores shared = {};
+  bool emulated = false;  // transfers also pass an emulated link
 };
 
 /// Roofline: max(flops / F, bytes / B) + launch (Williams, Waterman, Patterson 2009); with Rates::kernels the sum over
@@ -64,12 +79,16 @@ class RooflinePrice : public Price {
   Link link(Axis axis) const override { return links_[static_cast<size_t>(axis)]; }
   uint32_t port(Axis axis) const override { return ports_[static_cast<size_t>(axis)]; }
   int64_t multiprocessors() const override { return rates_.multiprocessors; }
+  SharedCores shared_cores() const override { return rates_.shared; }
+  int64_t core_ns(const Plan& plan, ItemId item, int ranks) const override;
   WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override;
   /// Pure. Of one task without a plan.
   WireCost wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const;
 
  private:
   int64_t launches(const Cost& cost) const;
+  double measured_seconds(const Cost& cost) const;
+  const WorkTimes& works() const { return rates_.measured->at(rates_.shared.threads); }
 
   static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
   Rates rates_;

@@ -22,12 +22,12 @@ int64_t scaled(int64_t value, int64_t times, int64_t parts) {
 }
 }  // namespace
 
-uint32_t VirtualTime::add_local(int64_t duration_ns, uint32_t card) {
+uint32_t VirtualTime::add_local(int64_t duration_ns, uint32_t card, int64_t share) {
   const auto node = static_cast<uint32_t>(nodes_.size());
   nodes_.push_back({.duration_ns = std::max<int64_t>(1, duration_ns)});
   if (multiprocessors_ > 0 && card != kNoNode && duration_ns < kLongestSlowed_ns) {
     nodes_[node].place = static_cast<uint32_t>(works_.size());
-    works_.push_back({.node = node, .card = card});
+    works_.push_back({.node = node, .card = card, .share = share});
   }
   return node;
 }
@@ -179,36 +179,58 @@ void VirtualTime::finish_rendezvous(uint32_t id) {
 }
 
 void VirtualTime::begin_work(CardWork& work, uint32_t id) {
+  CardState& card = cards_[work.card];
+  if (work.share > 0) settle(card);
   work.left_fixed = nodes_[work.node].duration_ns << kFixedBits;
   work.updated_ns = now_ns_;
-  cards_[work.card].running.push_back(id);
-  schedule(work, id);
+  card.running.push_back(id);
+  card.wanted += work.share;
+  work.share > 0 ? schedule_all(card) : schedule(work, id);
 }
 
 void VirtualTime::end_work(uint32_t id) {
-  std::erase(cards_[works_[id].card].running, id);
-  finish(works_[id].node);
+  const CardWork& work = works_[id];
+  CardState& card = cards_[work.card];
+  if (work.share > 0) settle(card);
+  std::erase(card.running, id);
+  card.wanted -= work.share;
+  if (work.share > 0) schedule_all(card);
+  finish(work.node);
 }
 
-int64_t VirtualTime::free_on(const CardState& card) const {
-  return multiprocessors_ - std::min(card.blocks, multiprocessors_ - 1);
+VirtualTime::Speed VirtualTime::speed_of(const CardWork& work) const {
+  const CardState& card = cards_[work.card];
+  const int64_t left = multiprocessors_ - std::min(card.blocks, multiprocessors_ - 1);
+  if (work.share == 0) return {left, multiprocessors_};
+  constexpr int64_t kLeast = 20;  // a twentieth of the cores: the kernel starves no thread
+  return {std::min(card.wanted, std::max(left, multiprocessors_ / kLeast)), card.wanted};
+}
+
+void VirtualTime::settle(const CardState& card) {
+  for (uint32_t id : card.running) {
+    CardWork& work = works_[id];
+    const Speed speed = speed_of(work);
+    work.left_fixed -= scaled((now_ns_ - work.updated_ns) << kFixedBits, speed.times, speed.parts);
+    work.left_fixed = std::max<int64_t>(work.left_fixed, 0);
+    work.updated_ns = now_ns_;
+  }
+}
+
+void VirtualTime::schedule_all(const CardState& card) {
+  for (uint32_t id : card.running) schedule(works_[id], id);
 }
 
 void VirtualTime::occupy(const PortUse& use, int64_t blocks) {
   if (blocks == 0 || use.card >= cards_.size()) return;
   CardState& card = cards_[use.card];
-  for (uint32_t id : card.running) {
-    CardWork& work = works_[id];
-    work.left_fixed -= scaled((now_ns_ - work.updated_ns) << kFixedBits, free_on(card), multiprocessors_);
-    work.left_fixed = std::max<int64_t>(work.left_fixed, 0);
-    work.updated_ns = now_ns_;
-  }
+  settle(card);
   card.blocks += blocks;
-  for (uint32_t id : card.running) schedule(works_[id], id);
+  schedule_all(card);
 }
 
 void VirtualTime::schedule(CardWork& work, uint32_t id) {
-  const int64_t time_fixed = scaled(work.left_fixed, multiprocessors_, free_on(cards_[work.card]));
+  const Speed speed = speed_of(work);
+  const int64_t time_fixed = scaled(work.left_fixed, speed.parts, speed.times);
   push(now_ns_ + ((time_fixed + kHalf) >> kFixedBits), EventKind::work_end, id, ++work.stamp);
 }
 

@@ -46,6 +46,8 @@ struct VirtualTimeOptions {
   bool instant = false;    // a rendezvous ends as it starts; there is no contention
   int64_t multiprocessors = 0;  // of every card: local work there proceeds at (m - c) / m of its speed while members
                                 // occupy c of them, with at least one left; 0: at full speed always
+  // A card may be the cores of a host, in units of which local work wants a share. Works that want w together on a card
+  // of m units, c of them occupied by the threads of transfers, proceed at (m - c) / w of their speed, at most in full.
 };
 
 class VirtualTime {
@@ -55,8 +57,9 @@ class VirtualTime {
         instant_(options.instant),
         multiprocessors_(contention_ ? options.multiprocessors : 0) {}
 
-  /// `card`: members with blocks on it slow this node; kNoNode: none do.
-  uint32_t add_local(int64_t duration_ns, uint32_t card = kNoNode);
+  /// `card`: members with blocks on it slow this node; kNoNode: none do. `share`: units of the card that it wants,
+  /// which other works then lack; 0: it runs on the whole card, as the others do.
+  uint32_t add_local(int64_t duration_ns, uint32_t card = kNoNode, int64_t share = 0);
   uint32_t add_rendezvous(uint32_t member_count);  // returns the rendezvous, not a node
   uint32_t join(uint32_t rendezvous, const PortUse& use);
   void edge(uint32_t from, uint32_t to, After after);
@@ -102,11 +105,13 @@ class VirtualTime {
   struct CardWork {
     uint32_t node = 0, card = 0;
     uint32_t stamp = 0;      // an event with an older stamp is void
+    int64_t share = 0;       // units of the card that it wants
     int64_t left_fixed = 0;  // time left at full speed, in 1/65536 ns
     int64_t updated_ns = 0;
   };
   struct CardState {
     int64_t blocks = 0;             // of members in flight
+    int64_t wanted = 0;             // by running works
     std::vector<uint32_t> running;  // works
   };
   struct Edge {
@@ -135,8 +140,14 @@ class VirtualTime {
   /// From now on, members occupy `blocks` more blocks of their card.
   void occupy(const PortUse& use, int64_t blocks);
   void schedule(CardWork& work, uint32_t id);
-  /// Multiprocessors that local work of a card has now.
-  int64_t free_on(const CardState& card) const;
+  /// The works of a card have run at their speed until now; then their speed changes.
+  void settle(const CardState& card);
+  void schedule_all(const CardState& card);
+  /// Speed of a work as a fraction.
+  struct Speed {
+    int64_t times, parts;
+  };
+  Speed speed_of(const CardWork& work) const;
   void share(const Port& port);
   void rebalance(Transfer& transfer, uint32_t id);
   Blocked blocked(uint32_t node, const std::vector<std::vector<Edge>>& incoming) const;

@@ -15,6 +15,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "engine/config/host_times.h"
 #include "engine/config/toml.h"
 
 namespace slipstream {
@@ -58,6 +59,11 @@ const std::vector<Field<Machine>>& machine_fields() {
                   "Rate between nodes."),
       F::quantity("inter.latency", at(&Machine::inter_latency_ns), detail::duration_quantity(), time,
                   "Latency of a message between nodes."),
+      {"measured.times", "rows of slipstream calibrate", "Times of this host's works and transfers.", true,
+       [](const Machine& m) -> ConfigValue { return m.measured ? m.measured->text() : std::string(); },
+       [](Machine& m, const ConfigValue& v) {
+         m.measured = std::make_shared<HostTimes>(HostTimes::parse(detail::need_text(v)));
+       }},
   };
   return fields;
 }
@@ -67,7 +73,8 @@ bool is_optional(const Field<Machine>& field) {
   static const std::set<std::string> keys = {"device",          "card",
                                              "multiprocessors", "flops_per_second_fp8",
                                              "fp8_efficiency",  "attention_efficiency",
-                                             "depth_overhead",  "intra.reduce_bandwidth"};
+                                             "depth_overhead",  "intra.reduce_bandwidth",
+                                             "measured.times"};
   return keys.contains(field.key);
 }
 
@@ -128,7 +135,10 @@ std::string machine_toml(const Machine& machine) {
       table = field.key.substr(0, dot);
       text += fmt::format("\n[{}]\n", table);
     }
-    text += fmt::format("{} = {}\n", field.key.substr(dot + 1), to_toml(field.get(machine)));
+    const ConfigValue value = field.get(machine);
+    const auto* words = std::get_if<std::string>(&value);
+    const bool rows = words && words->find('\n') != std::string::npos;
+    text += fmt::format("{} = {}\n", field.key.substr(dot + 1), rows ? "\"\"\"\n" + *words + "\"\"\"" : to_toml(value));
   }
   return text;
 }

@@ -3,10 +3,13 @@
 // Machine parameters of the simulator: rates of one rank and links between ranks.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace slipstream {
+
+struct HostTimes;
 
 /// Device that computes on a machine.
 enum class MachineDevice : uint8_t { cpu, cuda };
@@ -56,8 +59,10 @@ struct Machine {
   int64_t intra_latency_ns = 0;        // one hop
   int64_t inter_bytes_per_second = 0;  // per rank and direction, between nodes
   int64_t inter_latency_ns = 0;
-  int64_t reduce_bytes_per_second = 0;  // of an all-reduce within a node, where its switch adds; 0: as the others
-  Software software;                    // chosen by `plan --as`, not by a machine file
+  int64_t reduce_bytes_per_second = 0;        // of an all-reduce within a node, where its switch adds; 0: as the others
+  Software software;                          // chosen by `plan --as`, not by a machine file
+  std::shared_ptr<const HostTimes> measured;  // by slipstream calibrate (host_times.h); null: rates alone
+  int threads = 1;                            // of a rank's compute; of the run, not of a machine file
 };
 
 /// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu), `card`,

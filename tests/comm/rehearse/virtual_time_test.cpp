@@ -328,3 +328,39 @@ TEST_CASE("every work receives its whole time at full speed, whatever transfers 
     }
   }
 }
+
+namespace {
+/// Ends of works of 1000 ns that begin together on one host, each wanting `share` units of its cores.
+int64_t shared_end_ns(int64_t units, int works, int64_t share, int blocks = 0, int64_t transfer_ns = 0) {
+  VirtualTime time({.multiprocessors = units});
+  for (int i = 0; i < works; ++i) time.add_local(1000, 0, share);
+  const uint32_t first = 0;
+  if (blocks > 0) {
+    const uint32_t rendezvous = time.add_rendezvous(1);
+    time.join(rendezvous, {.wire_ns = transfer_ns, .card = 0, .blocks = blocks});
+  }
+  REQUIRE(time.solve());
+  return time.end_ns(first);
+}
+}  // namespace
+
+TEST_CASE("virtual time: works share the cores of a host", "[rehearse]") {
+  // As many as the cores hold run at full speed; more divide them.
+  CHECK(shared_end_ns(2000, 1, 1000) == 1000);
+  CHECK(shared_end_ns(2000, 2, 1000) == 1000);
+  CHECK(shared_end_ns(2000, 4, 1000) == 2000);
+  CHECK(shared_end_ns(1000, 3, 1000) == 3000);
+  CHECK(shared_end_ns(2000, 2, 2000) == 2000);  // two ranks of two threads
+  // A transfer's thread takes half of the core that the work has.
+  CHECK(shared_end_ns(1000, 1, 1000, 500, 600) == 1300);
+  // An idle core takes the transfer.
+  CHECK(shared_end_ns(2000, 1, 1000, 500, 600) == 1000);
+}
+
+TEST_CASE("virtual time: a work that ends leaves its cores to the others", "[rehearse]") {
+  VirtualTime time({.multiprocessors = 1000});
+  const uint32_t shorter = time.add_local(400, 0, 1000), longer = time.add_local(1000, 0, 1000);
+  REQUIRE(time.solve());
+  CHECK(time.end_ns(shorter) == 800);
+  CHECK(time.end_ns(longer) == 1400);
+}

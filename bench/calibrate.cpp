@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs steps of a run in several layouts with imitated peers, and keeps the time of every work by its shape.
+
+#include "bench/calibrate.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "bench/harness.h"
+#include "engine/base/check.h"
+#include "engine/base/files.h"
+#include "engine/base/log.h"
+#include "engine/base/parallel.h"
+#include "engine/base/plural.h"
+#include "engine/base/print.h"
+#include "engine/device/clock.h"
+#include "planner/plan_options.h"
+
+namespace slipstream::bench {
+namespace {
+
+std::vector<int> cores_of_process() {
+  static const std::vector<int> cores = [] {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    std::vector<int> found;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0)
+      for (int core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &mask)) found.push_back(core);
+    if (found.empty()) found.push_back(0);
+    return found;
+  }();
+  return cores;
+}
+
+/// The mean of the middle: neither the pauses of other programs nor lucky samples.
+int64_t middle_mean(std::vector<int64_t> times) {
+  if (times.empty()) return 0;
+  std::sort(times.begin(), times.end());
+  const size_t cut = times.size() / 8;
+  const auto begin = times.begin() + static_cast<std::ptrdiff_t>(cut), end = times.end() - (begin - times.begin());
+  return std::accumulate(begin, end, int64_t{0}) / (end - begin);
+}
+
+/// Samples of one thread count.
+struct Samples {
+  struct Shape {
+    std::vector<int64_t> times_ns;
+    std::string name;
+    KernelKind kind = KernelKind::moved;
+    int64_t flops = 0, bytes = 0;
+    bool single = false;  // one kernel
+  };
+  std::map<uint64_t, Shape> works;
+  std::map<std::pair<std::string, int64_t>, std::vector<int64_t>> locals;  // op and bytes
+  std::vector<int64_t> gaps_ns;                                            // between items, per item of a step
+
+  void add(const Cost& cost, const std::string& name, int64_t time_ns) {
+    Shape& shape = works[shape_of(cost)];
+    shape.times_ns.push_back(time_ns);
+    shape.name = name;
+    shape.flops = cost.flops;
+    shape.bytes = cost.bytes;
+    shape.single = cost.kernels.size() <= 1;
+    if (cost.kernels.size() == 1) shape.kind = cost.kernels[0].kind;
+  }
+
+  WorkTimes times() const {
+    WorkTimes result;
+    std::map<KernelKind, std::pair<double, double>> amounts;  // work and seconds
+    for (const auto& [shape, samples] : works) {
+      const int64_t ns = middle_mean(samples.times_ns);
+      result.works[shape] = {ns, samples.name};
+      if (!samples.single) continue;
+      auto& [amount, seconds] = amounts[samples.kind];
+      amount += static_cast<double>(samples.kind == KernelKind::moved ? samples.bytes : samples.flops);
+      seconds += static_cast<double>(ns) * 1e-9;
+    }
+    const auto rate = [&](KernelKind kind, double otherwise) {
+      const auto& [amount, seconds] = amounts[kind];
+      return amount > 0 && seconds > 0 ? amount / seconds : otherwise;
+    };
+    result.products_per_second = rate(KernelKind::product, 1e10);
+    result.scores_per_second = rate(KernelKind::scores, result.products_per_second);
+    result.bytes_per_second = rate(KernelKind::moved, 1e9);
+    for (const auto& [key, samples] : locals) result.local_ns[key.first][key.second] = middle_mean(samples);
+    return result;
+  }
+};
+
+/// One layout that runs as several copies at the same time, each on its own cores.
+class Layout {
+ public:
+  Layout(const Setting& setting, RunConfig config, int ranks, int threads, int copies) {
+    config.device.threads = threads;
+    config.comm.emulate.bandwidth_bytes_per_second = 0;
+    Machine machine = this_host(threads, copies);
+    const bool pinned = threads == 1 && copies > 1;
+    for (int copy = 0; copy < copies; ++copy) {
+      if (pinned) pin_to_core(copy);
+      copies_.push_back(std::make_unique<Candidate>("calibrate", setting.world, setting.assignment, config,
+                                                    build_bench_job(setting.assignment, machine, config, ranks, 0), 0));
+    }
+    if (pinned) pin_to_core(-1);
+  }
+
+  /// Blocks. Steps until `seconds` have passed, at least three.
+  void measure(double seconds, Samples& samples) {
+    step(1, nullptr);
+    const int64_t end_ns = monotonic_ns() + static_cast<int64_t>(seconds * 1e9);
+    for (int round = 0; round < 1 || monotonic_ns() < end_ns; ++round) step(3, &samples);
+  }
+
+ private:
+  void step(int steps, Samples* samples) {
+    std::vector<std::thread> threads;
+    std::vector<std::exception_ptr> errors(copies_.size());
+    for (size_t i = 0; i < copies_.size(); ++i)
+      threads.push_back(start_thread("calibrate", [&, i] {
+        try {
+          copies_[i]->compute(steps);
+        } catch (...) {
+          errors[i] = std::current_exception();
+        }
+      }));
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors)
+      if (error) std::rethrow_exception(error);
+    for (const auto& copy : copies_) {
+      const std::vector<std::vector<Span>> spans = copy->rank->drain();
+      if (samples) collect(*copy, spans, *samples);
+    }
+  }
+
+  static void collect(const Candidate& copy, const std::vector<std::vector<Span>>& spans, Samples& samples) {
+    const Plan& plan = copy.job->train;
+    for (ChannelId channel = 0; channel < spans.size(); ++channel) {
+      if (copy.job->channels[channel].axis != Axis::self) continue;
+      struct Run {
+        int64_t begin_ns, end_ns;
+      };
+      std::map<std::pair<uint32_t, uint32_t>, Run> items;  // by step and item
+      for (const Span& span : spans[channel]) {
+        if (span.kind != Span::Kind::work || span.item >= plan.size() || span.step == 0) continue;
+        const auto [found, is_new] = items.try_emplace({span.step, span.item}, Run{span.begin_ns, span.end_ns});
+        if (!is_new) found->second.end_ns = span.end_ns;
+        if (plan[span.item].op == Op::compute)
+          samples.add(span.work->cost, span.work->name, span.end_ns - span.begin_ns);
+      }
+      int64_t last_end_ns = 0;
+      for (const auto& [key, run] : items) {
+        const Item& item = plan[key.second];
+        if (item.op == Op::compute)
+          samples.add(item.cost,
+                      plan.is_spine(key.second) ? copy.job->model.pieces[plan.spine[key.second].piece].name : item.name,
+                      run.end_ns - run.begin_ns);
+        else
+          samples.locals[{name_of(item.op), item.cost.bytes}].push_back(run.end_ns - run.begin_ns);
+        if (channel == kComputeChannel && last_end_ns > 0 && run.begin_ns >= last_end_ns)
+          samples.gaps_ns.push_back(run.begin_ns - last_end_ns);
+        last_end_ns = run.end_ns;
+      }
+    }
+  }
+
+  std::vector<std::unique_ptr<Candidate>> copies_;
+};
+
+/// The layouts of the run on up to `ranks` ranks that have shapes of their own.
+std::vector<std::pair<RunConfig, int>> layouts_of(const CalibrateOptions& options, int ranks) {
+  std::vector<std::pair<RunConfig, int>> layouts;
+  const auto consider = [&](std::vector<std::string> sets, int world, int divided) {
+    std::vector<std::string> all = options.sets;
+    all.insert(all.end(), {"parallel.data=-1", "parallel.tensor=1", "parallel.context=1", "parallel.pipeline=1",
+                           "pipeline.schedule=1f1b", "pipeline.layers=[]", "pipeline.schedule_file="});
+    all.insert(all.end(), sets.begin(), sets.end());
+    try {
+      RunConfig config = load_run_config(options.run_file, all);
+      config.train.global_batch_size = config.train.micro_batch_size * (world / divided);
+      planner::require_layout(config, world);
+      resolve_bench(config, world);
+      layouts.emplace_back(config, world);
+    } catch (const ConfigError&) {
+      if (world == 1) throw;  // other layouts need not be legal
+    }
+  };
+  consider({}, 1, 1);
+  if (ranks > 1) consider({"overlap.bucket_size=1MiB"}, 2, 1);
+  for (int parts = 2; parts <= ranks; parts *= 2) {
+    consider({fmt::format("parallel.tensor={}", parts)}, parts, parts);
+    consider({fmt::format("parallel.context={}", parts)}, parts, parts);
+  }
+  if (ranks > 1) consider({"zero.stage=1", "overlap.bucket_size=4MiB"}, 2, 1);
+  return layouts;
+}
+
+}  // namespace
+
+void pin_to_core(int index) {
+  const std::vector<int> cores = cores_of_process();
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (int i = 0; i < static_cast<int>(cores.size()); ++i)
+    if (index < 0 || i == index % static_cast<int>(cores.size())) CPU_SET(cores[static_cast<size_t>(i)], &mask);
+  sched_setaffinity(0, sizeof mask, &mask);
+}
+
+int calibrate(const CalibrateOptions& options) {
+  return on_world({static_cast<const RunSource&>(options), 1, ""}, [&](const Setting& setting) {
+    if (setting.world.size() > 1)
+      throw ConfigError("[calibrate] runs in one process, but {} were started. Start it without mpirun.",
+                        setting.world.size());
+    if (setting.assignment.kind != DeviceKind::cpu)
+      throw ConfigError(
+          "[calibrate] measures the cores of a host, but this run is on GPUs. Set device.kind = \"cpu\", or use a file "
+          "of configs/machines.");
+    const int cores = static_cast<int>(cores_of_process().size());
+    const int ranks = options.ranks > 0 ? options.ranks : cores;
+    HostTimes host{.cores = cores};
+    std::vector<int> threads;
+    for (int t = 1; t <= cores; ++t)
+      if (cores % t == 0 && cores / t <= ranks) threads.push_back(t);
+    if (threads.empty()) threads.push_back(1);
+    const std::vector<std::pair<RunConfig, int>> layouts = layouts_of(options, ranks);
+    std::vector<std::pair<int, size_t>> turns;  // threads and layout
+    for (const int t : threads)
+      for (size_t i = 0; i < layouts.size(); ++i)
+        if (layouts[i].second <= ranks && (t == 1 || layouts[i].second * t <= cores)) turns.emplace_back(t, i);
+    std::map<int, Samples> samples;
+    for (const auto& [t, i] : turns) {
+      const auto& [config, world] = layouts[i];
+      Layout layout(setting, config, world, t, std::clamp(cores / t, 1, ranks));
+      layout.measure(options.seconds / static_cast<double>(turns.size()), samples[t]);
+    }
+    std::vector<int64_t> gaps_ns;
+    for (const auto& [t, of_threads] : samples) {
+      host.by_threads[t] = of_threads.times();
+      gaps_ns.insert(gaps_ns.end(), of_threads.gaps_ns.begin(), of_threads.gaps_ns.end());
+    }
+    if (ranks > 1) measure_verbs(ranks, cores, 10, host);
+    const int threads_of_a_rank = std::max(1, cores / ranks);
+    Machine machine = this_host(threads_of_a_rank, ranks);
+    const WorkTimes& works = host.at(threads_of_a_rank);
+    machine.name = fmt::format("this host ({}), calibrated", counted(cores, "core"));
+    machine.matmul_efficiency = std::min(1.0, works.products_per_second / machine.flops_per_second_f32);
+    machine.bytes_per_second = static_cast<int64_t>(works.bytes_per_second);
+    machine.launch_ns = middle_mean(gaps_ns);
+    if (const VerbTimes* sum = host.verb("all_reduce", 2)) {
+      machine.intra_bytes_per_second = sum->bytes_per_second;
+      machine.intra_latency_ns = sum->latency_ns / 2;  // of its two messages
+    }
+    machine.measured = std::make_shared<HostTimes>(host);
+    files::write_file(options.out, fmt::format("# slipstream calibrate {} --ranks {}: {}.\n{}", options.run_file, ranks,
+                                               counted(cores, "core"), machine_toml(machine)));
+    size_t shapes = 0;
+    for (const auto& [t, times] : host.by_threads) shapes += times.works.size();
+    print_result("{}: {} works, {} verbs; products {:.1f} GFLOP/s and memory {:.1f} GB/s of a rank with {}\n",
+                 options.out, shapes, host.verbs.size(), works.products_per_second * 1e-9,
+                 works.bytes_per_second * 1e-9, counted(threads_of_a_rank, "thread"));
+  });
+}
+
+}  // namespace slipstream::bench

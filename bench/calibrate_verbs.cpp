@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads stand for ranks: each has a stream for compute and one for the channel, as a rank has, and the transport of
+// ranks on one host.
+
+#include <time.h>
+
+#include <algorithm>
+#include <barrier>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <thread>
+
+#include "bench/calibrate.h"
+#include "bench/candidate.h"
+#include "bench/link_fit.h"
+#include "comm/emulate/emulate.h"
+#include "comm/emulate/link_port.h"
+#include "comm/host/host_communicator.h"
+#include "comm/host/shared_transport.h"
+#include "comm/link.h"
+#include "engine/base/check.h"
+#include "engine/base/parallel.h"
+#include "engine/base/units.h"
+#include "engine/device/clock.h"
+#include "engine/device/device.h"
+
+namespace slipstream::bench {
+namespace {
+
+constexpr int64_t kSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB};
+constexpr Op kVerbs[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::exchange, Op::send};
+constexpr comm::Link kEmulated{1e9, 100'000};
+
+int64_t process_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * kSecond + now.tv_nsec;
+}
+
+/// Time of one verb of one size: from the end of a work on compute to the start of the next one behind it.
+struct Measured {
+  double seconds = 0;
+  double core_seconds = 0;  // of one rank
+};
+
+/// `ranks` threads with one communicator each.
+class Group {
+ public:
+  Group(int ranks, int cores) : ranks_(ranks), barrier_(ranks) {
+    const int64_t area = comm::shared_area_bytes(ranks);
+    memory_ =
+        std::shared_ptr<std::byte>(static_cast<std::byte*>(::operator new (
+                                       static_cast<size_t>(area) * static_cast<size_t>(ranks), std::align_val_t{4096})),
+                                   [](std::byte* memory) { ::operator delete (memory, std::align_val_t{4096}); });
+    for (int r = 0; r < ranks; ++r) {
+      areas_.push_back(memory_.get() + r * area);
+      comm::prepare_shared_area(areas_.back(), ranks);
+    }
+    pinned_ = ranks <= cores;
+  }
+
+  /// `emulated`: behind a link of kEmulated.
+  std::vector<std::vector<Measured>> run(bool emulated, double seconds) {
+    std::vector<std::vector<Measured>> of_verbs(std::size(kVerbs), std::vector<Measured>(std::size(kSizes)));
+    std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks_));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks_; ++r)
+      threads.push_back(start_thread("a rank", [&, r] {
+        try {
+          if (pinned_) pin_to_core(r);
+          run_rank(r, emulated, seconds, of_verbs);
+        } catch (...) {
+          errors[static_cast<size_t>(r)] = std::current_exception();
+        }
+      }));
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors)
+      if (error) std::rethrow_exception(error);
+    return of_verbs;
+  }
+
+ private:
+  Work bind(comm::Communicator& by, Op op, int64_t elems) const {
+    const bool from_parts = op == Op::reduce_scatter, to_parts = op == Op::all_gather;
+    const comm::Transfer transfer{.from = {0, 0, 4 * elems * (from_parts ? ranks_ : 1)},
+                                  .to = {1, 0, 4 * elems * (to_parts ? ranks_ : 1)},
+                                  .elems = elems};
+    const int rank = by.rank();
+    switch (op) {
+      case Op::all_reduce:
+        return by.all_reduce(transfer);
+      case Op::reduce_scatter:
+        return by.reduce_scatter(transfer);
+      case Op::all_gather:
+        return by.all_gather(transfer);
+      case Op::exchange:
+        return by.exchange(transfer, (rank + 1) % ranks_, (rank + ranks_ - 1) % ranks_);
+      default:
+        return rank % 2 == 0 ? by.send(transfer, rank + 1) : by.recv(transfer, rank - 1);
+    }
+  }
+
+  void run_rank(int rank, bool emulated, double seconds, std::vector<std::vector<Measured>>& of_verbs) {
+    std::vector<int> names(static_cast<size_t>(ranks_));
+    std::iota(names.begin(), names.end(), 0);
+    const std::unique_ptr<Device> device = make_cpu_device();
+    std::unique_ptr<comm::Communicator> communicator = std::make_unique<comm::HostCommunicator>(
+        comm::make_shared_transport(areas_, rank, names, memory_), comm::CommOptions{.timeout_seconds = 60});
+    if (emulated) communicator = comm::emulate(std::move(communicator), std::make_shared<comm::LinkPort>(kEmulated));
+    const std::unique_ptr<Stream> compute = device->make_stream({.name = "compute"}),
+                                  channel = device->make_stream({.name = "channel", .high_priority = true});
+    const std::unique_ptr<Event> ready = device->make_event(1), moved = device->make_event(2);
+    const int64_t most = kSizes[std::size(kSizes) - 1] * ranks_;
+    const std::unique_ptr<Allocation> from = device->allocate(most, "sent"), to = device->allocate(most, "received");
+    const Memory memory({{from->data(), 0, Instances::one}, {to->data(), 0, Instances::one}});
+    const Frame frame{.memory = &memory};
+    const Work nothing{"nothing", {}, {}, {}, [](LaunchContext&) {}};
+    std::vector<Work> works;  // bound once, as a run does
+    for (const Op op : kVerbs)
+      for (const int64_t bytes : kSizes)
+        works.push_back(op == Op::send && ranks_ % 2 == 1 ? nothing
+                                                          : bind(*communicator, op, std::max<int64_t>(1, bytes / 4)));
+    const auto repeat = [&](const Work& work, int count) {
+      for (int i = 0; i < count; ++i) {
+        compute->launch(nothing, frame);
+        compute->record(*ready);
+        channel->wait(*ready, frame);
+        channel->launch(work, frame);
+        channel->record(*moved);
+        compute->wait(*moved, frame);
+        // Events are recorded again, as in a run, only behind the wait for them.
+        compute->launch(nothing, frame);
+        compute->synchronize();
+      }
+    };
+    for (size_t v = 0; v < std::size(kVerbs); ++v)
+      for (size_t s = 0; s < std::size(kSizes); ++s) {
+        const Work& work = works[v * std::size(kSizes) + s];
+        repeat(work, 3);
+        std::vector<double> times, core;
+        const int64_t budget_ns = static_cast<int64_t>(seconds * 1e9) / static_cast<int64_t>(works.size());
+        const int64_t begin_ns = monotonic_ns();
+        for (int batch = 0; batch < 3 || goes_on_; ++batch) {
+          constexpr int kWorks = 4;
+          barrier_.arrive_and_wait();
+          const int64_t from_ns = monotonic_ns(), core_ns = process_ns();
+          repeat(work, kWorks);
+          const int64_t to_ns = monotonic_ns();
+          barrier_.arrive_and_wait();
+          times.push_back(static_cast<double>(to_ns - from_ns) * 1e-9 / kWorks);
+          core.push_back(static_cast<double>(process_ns() - core_ns) * 1e-9 / kWorks / ranks_);
+          if (rank == 0) goes_on_ = monotonic_ns() - begin_ns < budget_ns;
+          barrier_.arrive_and_wait();
+        }
+        if (rank == 0) of_verbs[v][s] = {median(times), median(core)};
+        barrier_.arrive_and_wait();
+      }
+  }
+
+  int ranks_;
+  bool pinned_ = false;
+  std::barrier<> barrier_;
+  bool goes_on_ = false;  // written by rank 0 between barriers
+  std::shared_ptr<std::byte> memory_;
+  std::vector<std::byte*> areas_;
+};
+
+}  // namespace
+
+void measure_verbs(int ranks, int cores, double seconds, HostTimes& host) {
+  std::vector<int> groups;
+  for (int n = 2; n <= ranks; n *= 2) groups.push_back(n);
+  if (groups.back() != ranks) groups.push_back(ranks);
+  for (const int n : groups) {
+    Group group(n, cores);
+    const auto of_verbs = group.run(false, seconds / static_cast<double>(groups.size() + 1));
+    for (size_t v = 0; v < std::size(kVerbs); ++v) {
+      if (kVerbs[v] == Op::send && n % 2 == 1) continue;
+      std::vector<TimedTransfer> samples, core;
+      for (size_t s = 0; s < std::size(kSizes); ++s) {
+        const auto bytes = static_cast<double>(
+            comm::wire_bytes(kVerbs[v], Algorithm::direct, n, std::max<int64_t>(1, kSizes[s] / 4), DType::f32));
+        samples.push_back({1, bytes, of_verbs[v][s].seconds});
+        core.push_back({1, bytes, of_verbs[v][s].core_seconds});
+      }
+      const LinkFit time = fit_link(samples), taken = fit_link(core);
+      host.verbs.push_back({.verb = name_of(kVerbs[v]),
+                            .ranks = n,
+                            .latency_ns = static_cast<int64_t>(time.latency_s * 1e9),
+                            .bytes_per_second = std::max<int64_t>(1, static_cast<int64_t>(time.bytes_per_second)),
+                            .core_ns = static_cast<int64_t>(taken.latency_s * 1e9),
+                            .core_ns_per_byte = taken.bytes_per_second > 0 ? 1e9 / taken.bytes_per_second : 0});
+    }
+  }
+  const auto behind_a_link = Group(2, cores).run(true, seconds / static_cast<double>(groups.size() + 1));
+  std::vector<double> more;
+  for (size_t v = 0; v < std::size(kVerbs); ++v) {
+    const comm::WireCost cost = comm::wire_cost(kVerbs[v], Algorithm::direct, 2, kSizes[0] / 4, DType::f32, kEmulated);
+    more.push_back(behind_a_link[v][0].seconds - static_cast<double>(cost.latency_ns + cost.wire_ns) * 1e-9);
+  }
+  host.emulated_ns = std::max<int64_t>(0, static_cast<int64_t>(median(more) * 1e9));
+}
+
+}  // namespace slipstream::bench
