@@ -112,11 +112,11 @@ class Layout {
     if (pinned) pin_to_core(-1);
   }
 
-  /// Blocks. Steps until `seconds` have passed, at least three.
+  /// Blocks. Steps until `seconds` have passed. The first one of a round does not count: cores and caches are cold.
   void measure(double seconds, Samples& samples) {
     step(1, nullptr);
     const int64_t end_ns = monotonic_ns() + static_cast<int64_t>(seconds * 1e9);
-    for (int round = 0; round < 1 || monotonic_ns() < end_ns; ++round) step(3, &samples);
+    for (int round = 0; round < 1 || monotonic_ns() < end_ns; ++round) step(6, &samples);
   }
 
  private:
@@ -136,11 +136,12 @@ class Layout {
       if (error) std::rethrow_exception(error);
     for (const auto& copy : copies_) {
       const std::vector<std::vector<Span>> spans = copy->rank->drain();
-      if (samples) collect(*copy, spans, *samples);
+      if (samples) collect(*copy, spans, copy->step - static_cast<uint32_t>(steps) + 1, *samples);
     }
   }
 
-  static void collect(const Candidate& copy, const std::vector<std::vector<Span>>& spans, Samples& samples) {
+  static void collect(const Candidate& copy, const std::vector<std::vector<Span>>& spans, uint32_t cold_step,
+                      Samples& samples) {
     const Plan& plan = copy.job->train;
     for (ChannelId channel = 0; channel < spans.size(); ++channel) {
       if (copy.job->channels[channel].axis != Axis::self) continue;
@@ -149,7 +150,7 @@ class Layout {
       };
       std::map<std::pair<uint32_t, uint32_t>, Run> items;  // by step and item
       for (const Span& span : spans[channel]) {
-        if (span.kind != Span::Kind::work || span.item >= plan.size() || span.step == 0) continue;
+        if (span.kind != Span::Kind::work || span.item >= plan.size() || span.step <= cold_step) continue;
         const auto [found, is_new] = items.try_emplace({span.step, span.item}, Run{span.begin_ns, span.end_ns});
         if (!is_new) found->second.end_ns = span.end_ns;
         if (plan[span.item].op == Op::compute)

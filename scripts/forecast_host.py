@@ -4,7 +4,7 @@
 
     scripts/forecast_host.py calibrate --work DIR            # DIR/machine.toml, in under a minute
     scripts/forecast_host.py forecast --work DIR             # DIR/forecast.csv; prints its SHA-256: commit that first
-    scripts/forecast_host.py measure --work DIR [--part 1/4] # adds rows to DIR/measured.csv
+    scripts/forecast_host.py measure --work DIR [--seconds 170] [--rounds 2]  # adds rows to DIR/measured.csv
     scripts/forecast_host.py compare --work DIR              # errors, from the two files
 
 No step of the settings has run when the forecasts are written: calibration times works with imitated peers, and verbs
@@ -12,6 +12,7 @@ between threads. The settings are four ways of reducing gradients, ZeRO 0 to 3, 
 parallelism and accumulation, on 1 to 4 ranks and emulated links of four speeds.
 """
 import argparse
+import collections
 import csv
 import hashlib
 import json
@@ -20,6 +21,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUN = """
@@ -144,21 +146,21 @@ def measured_ms(options, run, ranks, sets):
 
 
 def measure(options):
-    part, parts = (int(n) for n in options.part.split("/"))
     run = write_run(options, "measure", options.steps)
     path = pathlib.Path(options.work) / "measured.csv"
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        if is_new:
-            out.writerow(["setting", "ranks", "step_ms", "fastest_ms"])
-        for name, ranks, sets in settings()[part - 1::parts]:
-            if options.only and options.only not in name:
-                continue
-            subprocess.run(["rm", "-rf", str(pathlib.Path(options.work) / "run")], check=True)
-            median, fastest = measured_ms(options, run, ranks, sets)
-            out.writerow([name, ranks, f"{median:.3f}", f"{fastest:.3f}"])
-            file.flush()
+    if not path.exists():
+        path.write_text("setting,ranks,step_ms,fastest_ms\n")
+    taken = collections.Counter(row["setting"] for row in csv.DictReader(path.open()))
+    end = time.monotonic() + options.seconds
+    chosen = [s for s in settings() if options.only in s[0]]
+    while time.monotonic() < end and any(taken[name] < options.rounds for name, _, _ in chosen):
+        name, ranks, sets = min(chosen, key=lambda setting: taken[setting[0]])
+        subprocess.run(["rm", "-rf", str(pathlib.Path(options.work) / "run")], check=True)
+        median, fastest = measured_ms(options, run, ranks, sets)
+        if time.monotonic() < end:  # a step that ends later may have met other programs
+            with path.open("a") as file:
+                csv.writer(file, lineterminator="\n").writerow([name, ranks, f"{median:.3f}", f"{fastest:.3f}"])
+        taken[name] += 1
 
 
 def kendall_tau(pairs):
@@ -193,7 +195,8 @@ def main():
     parser.add_argument("--program", default=str(ROOT / "build" / "slipstream"))
     parser.add_argument("--text", default="", help="text to train on; default: a text of the repository")
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--part", default="1/1", help="every n-th setting from this one, for instance 2/4")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of measuring; the next call goes on")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of every setting")
     parser.add_argument("--only", default="", help="settings that contain this text")
     options = parser.parse_args()
     pathlib.Path(options.work).mkdir(parents=True, exist_ok=True)
