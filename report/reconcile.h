@@ -11,7 +11,8 @@
 
 namespace slipstream::report {
 
-/// Time of the compute stream in a mean step: an item that computes, or the wait for a task.
+/// Time of the compute stream in a mean step: an item that computes, or the wait for a task. The time of an item begins
+/// when nothing before it runs and no event is missing: it contains the time until its thread gets a core.
 struct Reconciled {
   std::string name;      // "mlp.3", or the awaited task
   bool is_wait = false;  // compute waited for it
@@ -22,7 +23,8 @@ struct Reconciled {
 struct Reconciliation {
   double planned_ns = 0, measured_ns = 0;  // of a step
   std::vector<Reconciled> tasks;           // the largest difference first; with `unnamed_ns` they add up to the gap
-  double unnamed_ns = 0;                   // between works, without a wait for a task
+  double unnamed_ns = 0;                   // after the last task of the step
+  double late_ns = 0;                      // within the measured times: before works began
   int64_t steps = 0, ranks = 0;            // traced steps that another one follows, and their ranks
 
   double gap_ns() const { return measured_ns - planned_ns; }

@@ -85,7 +85,7 @@ TEST_CASE("reconcile: a run as planned has no gap", "[report]") {
 }
 
 TEST_CASE("reconcile: slower works, longer waits and gaps are told apart, the largest first", "[report]") {
-  const Step plan{{0, 500, 0}, {200, 300, 0}, {0, 100, 0}}, run{{0, 500, 0}, {950, 300, 0}, {0, 160, 40}};
+  const Step plan{{0, 500, 0}, {200, 300, 0}, {0, 100, 0}}, run{{0, 500, 0}, {950, 300, 60}, {0, 100, 40}};
   const Reconciliation result = reconcile(plan_of(plan), trace_of({run, run}));
   CHECK(result.planned_ns == 1100);
   CHECK(result.measured_ns == 1950);
@@ -94,6 +94,7 @@ TEST_CASE("reconcile: slower works, longer waits and gaps are told apart, the la
   CHECK(result.tasks[0].more_ns() == 750);
   CHECK(result.tasks[1].name == "work.2");
   CHECK(result.tasks[1].more_ns() == 60);
+  CHECK(result.late_ns == 60);  // work.2 began late
   CHECK(result.unnamed_ns == 40);
   CHECK(std::abs(result.named_share() - 810.0 / 850) < 1e-12);
   const std::string table = table_of(result, 1);
