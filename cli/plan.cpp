@@ -8,6 +8,7 @@
 #include "cli/command_line.h"
 #include "cli/plan_flags.h"
 #include "cli/plan_from.h"
+#include "cli/plan_import.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/json.h"
@@ -21,10 +22,12 @@ namespace {
 
 struct PlanOptions : PlanFlags {
   bool search = false;
-  std::string batch;         // path of a list of plans; empty: one plan
-  std::string schedule_csv;  // output path of the pipeline's schedule; empty: none
-  std::string against;       // folder of a run to compare with its plan; empty: none
-  std::string from;          // folder of a run whose computing times are replayed; empty: none
+  std::string batch;                  // path of a list of plans; empty: one plan
+  std::string schedule_csv;           // output path of the pipeline's schedule; empty: none
+  std::string against;                // folder of a run to compare with its plan; empty: none
+  std::string from;                   // folder of a run whose computing times are replayed; empty: none
+  std::vector<std::string> imported;  // format and path of another program's configuration; empty: none
+  std::string write;                  // path of the imported run file
   bool ranks_given = false;
 };
 
@@ -85,6 +88,11 @@ int plan(const PlanOptions& options) {
     if (!options.ranks_given) request.ranks = 0;
     return plan_from(options.from, request, options.json);
   }
+  if (!options.imported.empty()) {
+    planner::PlanRequest request = options;
+    if (!options.ranks_given) request.ranks = 0;
+    return plan_import({options.imported[0], options.imported[1], options.write, options.json}, request);
+  }
   if (!options.batch.empty()) return batch(options);
   if (options.search)
     throw ConfigError("[plan] --search is not in this version. Compare layouts with --set parallel.data=N.");
@@ -115,9 +123,16 @@ void add_plan(CLI::App& app, Run& chosen) {
                       "compare the traced steps of this run folder with its plan, task by task, worst first");
   command->add_option("--from", options->from,
                       "replay the computing times of this run folder with other --set and --ranks");
+  command
+      ->add_option("--import", options->imported,
+                   "forecast a configuration of another program: megatron, torchtitan or nemo, and its path")
+      ->expected(2)
+      ->type_name("FORMAT PATH");
+  command->add_option("--write", options->write, "with --import: write the run file here");
   command->callback([&chosen, options, command] {
     options->ranks_given = command->count("--ranks") > 0;
-    if (options->run_file.empty() && options->batch.empty() && options->against.empty() && options->from.empty())
+    if (options->run_file.empty() && options->batch.empty() && options->against.empty() && options->from.empty() &&
+        options->imported.empty())
       throw CLI::RequiredError("run");
     chosen = [options] { return alone("plan", [&] { return plan(*options); }); };
   });
