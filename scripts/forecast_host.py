@@ -9,7 +9,8 @@
 
 No step of the settings has run when the forecasts are written: calibration times works with imitated peers, and verbs
 between threads. The settings are four ways of reducing gradients, ZeRO 0 to 3, pipelines, tensor and context
-parallelism and accumulation, on 1 to 4 ranks and emulated links of four speeds.
+parallelism and accumulation, on 1 to 4 ranks and emulated links of four speeds. Measurements beside which other
+programs used more than 3 % of the cores are repeated, whatever their result.
 """
 import argparse
 import collections
@@ -18,6 +19,7 @@ import hashlib
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -51,6 +53,7 @@ dir = "{out}"
 """
 LINKS = {"8G": "8Gbit/s", "2G": "2Gbit/s", "1G": "1Gbit/s", "500M": "500Mbit/s"}
 WARM_UP = 3
+MOST_OTHERS = 0.03  # share of the cores; a measurement beside more than that is repeated
 
 
 def settings():
@@ -112,8 +115,10 @@ def calibrate(options):
     run = write_run(options, "calibrate", 1)
     kept = [line for line in pathlib.Path(run).read_text().splitlines() if not line.startswith("machine =")]
     pathlib.Path(run).write_text("\n".join(kept) + "\n")
+    watch = Watch()
     subprocess.run([options.program, "calibrate", run, "--ranks", "4", "--out", f"{options.work}/machine.toml"],
                    check=True)
+    print(f"other programs used {100 * watch.others():.0f} % of the cores")
 
 
 def forecast(options):
@@ -129,6 +134,25 @@ def forecast(options):
                 sys.exit(f"{name}: {made.stderr}")
             out.writerow([name, ranks, " ".join(sets), f"{json.loads(made.stdout)['rehearsed']['step_ms']:.3f}"])
     print(hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def core_seconds():
+    """Of all programs since the start of the machine, and of this script's programs that have ended."""
+    ticks = sum(int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:4])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ticks / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime
+
+
+class Watch:
+    """The share of the cores that other programs use meanwhile."""
+
+    def __init__(self):
+        self.begin, self.used = time.monotonic(), core_seconds()
+
+    def others(self):
+        (all_before, own_before), (all_now, own_now) = self.used, core_seconds()
+        seconds = (time.monotonic() - self.begin) * os.cpu_count()
+        return max(0.0, (all_now - all_before) - (own_now - own_before)) / seconds
 
 
 def measured_ms(options, run, ranks, sets):
@@ -156,7 +180,11 @@ def measure(options):
     while time.monotonic() < end and any(taken[name] < options.rounds for name, _, _ in chosen):
         name, ranks, sets = min(chosen, key=lambda setting: taken[setting[0]])
         subprocess.run(["rm", "-rf", str(pathlib.Path(options.work) / "run")], check=True)
+        watch = Watch()
         median, fastest = measured_ms(options, run, ranks, sets)
+        if watch.others() > MOST_OTHERS:
+            print(f"again: {name}: other programs used {100 * watch.others():.0f} % of the cores", flush=True)
+            continue
         if time.monotonic() < end:  # a step that ends later may have met other programs
             with path.open("a") as file:
                 csv.writer(file, lineterminator="\n").writerow([name, ranks, f"{median:.3f}", f"{fastest:.3f}"])
