@@ -74,7 +74,8 @@ TEST_CASE("plan compares a run with its plan, and replays it with other settings
     check_refused(call(std::string("plan ") + flag + run), 3, {"plan.json"});
     folder.write("run/plan.json", plan);
     folder.write("run/run.json", replaced(record, PROJECT_VERSION, "0.0.7"));
-    if (std::string(flag) == "--from ") check_refused(call("plan --from " + run), 3, {"version 0.0.7", PROJECT_VERSION});
+    if (std::string(flag) == "--from ")
+      check_refused(call("plan --from " + run), 3, {"version 0.0.7", PROJECT_VERSION});
     folder.write("run/run.json", record);
   }
   fs::remove_all(run + "/trace");
@@ -83,10 +84,11 @@ TEST_CASE("plan compares a run with its plan, and replays it with other settings
 
 TEST_CASE("plan forecasts a configuration of Megatron-LM", "[cli]") {
   Folder folder;
-  const std::string script = folder.write("train.sh",
-                                          "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 "
-                                          "--num-attention-heads 4 \\\n --seq-length 128 --micro-batch-size 1 --bf16 "
-                                          "--global-batch-size 16\n");
+  const std::string script =
+      folder.write("train.sh",
+                   "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 "
+                   "--num-attention-heads 4 \\\n --seq-length 128 --micro-batch-size 1 --bf16 "
+                   "--global-batch-size 16\n");
   const std::string import = "plan --import megatron " + script;
   const Result made = call(import + " --machine " + source_dir() + "/configs/machines/h100x8.toml --json --write " +
                            folder.path("imported.toml"));

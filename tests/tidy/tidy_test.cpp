@@ -82,6 +82,9 @@ TEST_CASE("no line of a source is wider than 120 columns", "[tidy]") { CHECK(all
 TEST_CASE("no line of Markdown is wider than 120 columns", "[tidy]") {
   CHECK(all_findings(check_markdown_width) == "");
 }
+TEST_CASE("the documentation has at most 15,000 words", "[tidy]") {
+  CHECK(joined(check_documentation_words(tree(), 15'000)) == "");
+}
 TEST_CASE("scripts/format.sh changes no source", "[tidy]") {
   CHECK(std::system((slipstream::source_dir() + "/scripts/format.sh --check").c_str()) == 0);
 }
@@ -150,6 +153,18 @@ TEST_CASE("rule: width of Markdown", "[tidy]") {
   CHECK(one(word) == 0);
   CHECK(one("- " + word) == 0);
   CHECK(one("- y " + word) == 1);
+}
+
+TEST_CASE("rule: words of the documentation") {
+  const std::vector<File> files = {{"README.md", "a b"},
+                                   {"docs/a.md", "c\n d"},
+                                   {"docs/notes/b.md", "e"},
+                                   {"docs/benchmarks/c.md", "not counted"},
+                                   {"docs/reference/d.md", "not counted"},
+                                   {"changes/e.md", "not counted"}};
+  CHECK(check_documentation_words(files, 5).empty());
+  CHECK(check_documentation_words(files, 4) ==
+        Findings{"the documentation has 5 words of at most 4. Delete what no reader asks for."});
 }
 
 TEST_CASE("rule: arrows", "[tidy]") {
