@@ -26,7 +26,8 @@ void add_convert(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::ConvertOptions>();
   const auto file_size = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("convert", "weights from and to Hugging Face folders");
-  command->add_option("from", options->from, "Hugging Face folder, or a run folder")->required();
+  command->add_option("from", options->from, "Hugging Face folder, run folder, or checkpoint of llm.c (.bin)")
+      ->required();
   command->add_option("to", options->to, "folder of the result; an existing one is replaced")->required();
   command->add_option("--dtype", options->dtype, "float32, bfloat16, or auto: bfloat16 if all tensors are")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));

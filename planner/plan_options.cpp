@@ -12,6 +12,7 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/config/host_times.h"
+#include "engine/config/multipliers.h"
 #include "engine/config/validate.h"
 #include "engine/data/dataset.h"
 #include "engine/data/foreign_tokens.h"
@@ -147,6 +148,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           // NCCL would round after every addition.
           .sums_by_exchange = request.config.on_gpus() && wire_dtype_of(config.comm) == DType::bf16,
           .groups = groups_of(config.optimizer),
+          .multipliers = parse_multipliers(config.optimizer.multipliers),
           .clip = config.optimizer.grad_clip > 0 || config.train.on_nan == OnNan::skip,
           .skips = config.train.on_nan == OnNan::skip,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,

@@ -3,6 +3,8 @@
 
 #include "planner/planner.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 
 #include "comm/link.h"
@@ -10,6 +12,7 @@
 #include "comm/rehearse/seams.h"
 #include "comm/wiring.h"
 #include "engine/base/check.h"
+#include "engine/base/files.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/plan/build_job.h"
@@ -202,6 +205,37 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   return jobs;
 }
 
+/// Calls visit(group, tensor) for all tensors of the model.
+template <typename Visit>
+void for_tensors(const std::vector<std::shared_ptr<Job>>& stages, const Visit& visit) {
+  for (const auto& job : stages)
+    for (const ParameterGroup& group : job->groups)
+      for (const uint32_t p : group.parameters)
+        for (const NamedTensor& tensor : job->model.parameters[p].tensors) visit(group, tensor);
+}
+
+/// Every pattern of optimizer.multipliers must match a tensor, and none that is updated as a matrix.
+void require_matches(const std::vector<std::shared_ptr<Job>>& stages) {
+  const PlanOptions& options = stages[0]->options;
+  for (const UpdateMultipliers& row : options.multipliers) {
+    bool matches = false;
+    for_tensors(stages, [&](const ParameterGroup& group, const NamedTensor& tensor) {
+      matches |= ::fnmatch(row.pattern.c_str(), tensor.name.c_str(), 0) == 0;
+      if (group.optimizer->granularity == Granularity::matrix &&
+          ::fnmatch(row.pattern.c_str(), tensor.name.c_str(), 0) == 0)
+        throw ConfigError(
+            "optimizer.multipliers: the pattern {} matches {}, a matrix that {} updates. Restrict the pattern to the "
+            "other parameters, or use optimizer.name = \"adamw\".",
+            files::shown(row.pattern), tensor.name, name_of(group.optimizer->name));
+    });
+    if (!matches)
+      throw ConfigError(
+          "optimizer.multipliers: the pattern {} matches no tensor of the model. Use names such as {}, with * for any "
+          "characters.",
+          files::shown(row.pattern), stages[0]->model.parameters.at(0).name());
+  }
+}
+
 FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update, bool proves) {
   FinishedJob finished;
   const std::vector<std::shared_ptr<Job>> jobs = draft(request, update, finished);
@@ -213,6 +247,7 @@ FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update,
       item_ns.resize(job->train.size(), -1);
       measured_ns.set(job->train, std::move(item_ns));
     }
+  require_matches(jobs);
   finished.proof = finish_plans(jobs, measured_ns, proves);
   if (proves && price.multiprocessors() > 0 && finished.engines.occupy_multiprocessors()) {
     const comm::Rehearsal played = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, runs_of(finished.stages, 3), price,

@@ -13,6 +13,7 @@
 #include "engine/checkpoint/weights.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/plan/buffers.h"
+#include "runtime/llm_c_checkpoint.h"
 #include "runtime/model_folder.h"
 
 namespace slipstream::runtime {
@@ -38,6 +39,28 @@ void copy_tensor(const checkpoint::WeightsFolder::Tensor& from, DType dtype, con
     std::transform(values.begin(), values.end(), rounded.begin(), [](float value) { return bfloat16(value); });
     sink(rounded.data(), static_cast<int64_t>(2 * rounded.size()));
   }
+}
+
+/// Without a tokenizer: the file has none.
+ConvertSummary convert_llm_c(const ConvertOptions& options) {
+  const LlmCCheckpoint from(options.from);
+  models::HuggingFaceModel model = from.model();
+  const DType dtype = options.dtype == "auto" ? from.dtype() : options.dtype == "bfloat16" ? DType::bf16 : DType::f32;
+  Buffers buffers;
+  const ModelSpec spec = models::build_model(model.options, buffers);
+  std::vector<std::string> names;
+  for (const NamedTensor* tensor : tensors_of_model(spec))
+    if (std::find(names.begin(), names.end(), tensor->name) == names.end()) names.push_back(tensor->name);
+  model.options.dtype = dtype;
+  const checkpoint::SavedFolder saved = checkpoint::write_final(
+      options.to, from.tensors(names, dtype), models::hugging_face_config(model.options, model.ids),
+      {{"generation_config.json", models::hugging_face_generation_config(model.ids)}}, options.file_bytes);
+  return {.model = spec.description,
+          .tensors = std::ssize(names),
+          .files = saved.files,
+          .size_bytes = saved.size_bytes,
+          .dtype = std::string(name_of(dtype)),
+          .tokenizer = ""};
 }
 
 /// The files of a tokenizer that this program does not read travel as they are.
@@ -73,6 +96,8 @@ std::vector<checkpoint::ExtraFile> tokenizer_files(const std::string& dir, Conve
 }  // namespace
 
 ConvertSummary convert(const ConvertOptions& options) {
+  std::error_code no_file;
+  if (fs::is_regular_file(options.from, no_file)) return convert_llm_c(options);
   const ModelFolder from(options.from);
   std::error_code error;
   if (fs::exists(options.to, error) && fs::equivalent(from.dir(), options.to, error))

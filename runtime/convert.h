@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies a model between folders in the Hugging Face format, with other element types and files.
+// Copies a model to a folder in the Hugging Face format, with other element types and files.
 
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 namespace slipstream::runtime {
 
 struct ConvertOptions {
-  std::string from;            // a folder of weights, or a run folder
+  std::string from;            // a folder of weights, a run folder, or a checkpoint of llm.c
   std::string to;              // a folder, which is replaced
   std::string dtype = "auto";  // float32 | bfloat16 | auto: bfloat16 if all tensors are
   int64_t file_bytes = 0;      // most bytes of a file of weights with more than one tensor; 0: one file
@@ -23,7 +23,8 @@ struct ConvertSummary {
 
 /// Blocks. Checks every tensor of `from` against the model of its config.json and writes `to` complete or not at all:
 /// weights under the names of transformers, config.json, generation_config.json and the tokenizer. Memory holds 1 MiB
-/// of the weights. float32 -> bfloat16 rounds to nearest even; all other conversions are exact.
+/// of the weights, or one matrix of a checkpoint of llm.c. float32 -> bfloat16 rounds to nearest even; all other
+/// conversions are exact.
 /// Throws: CheckpointError (`from`), ConfigError (`to` is `from`), ResourceError (`to`).
 ConvertSummary convert(const ConvertOptions& options);
 

@@ -39,7 +39,8 @@ if [[ -z $cxx ]] || ! echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, u
 fi
 
 # Sources of the readers and of what they call.
-config=(defaults field fields learning_rate load machine nearest reference resolve supported toml validate)
+config=(defaults field fields learning_rate load machine multipliers nearest reference resolve supported toml validate
+  validate_data)
 sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
   engine/checkpoint/{manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
   engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,document_index,document_parts,documents_by_id,foreign_tokens}.cpp

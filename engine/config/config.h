@@ -83,8 +83,8 @@ struct Optimizer : UpdateOptions {
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // resolved: train.steps
   RateSchedule schedule = RateSchedule::cosine;
-  std::vector<std::string> groups;  // "PATTERN learning_rate=X weight_decay=Y"
-  int64_t cooldown_steps = 0;       // of warmup_stable_decay; 0: a tenth of decay_steps
+  std::vector<std::string> multipliers;  // "PATTERN learning_rate=X weight_decay=Y"
+  int64_t cooldown_steps = 0;            // of warmup_stable_decay; 0: a tenth of decay_steps
   Choice double_buffer =
       Choice::automatic;  // automatic: yes on cuda if two copies fit and the rehearsed step is shorter
 };

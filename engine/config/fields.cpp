@@ -141,6 +141,12 @@ std::vector<Field<R>> make_fields() {
           "optimizer.adamw_learning_rate", at(&R::optimizer, &Optimizer::adamw_learning_rate), in_float32({0, 1e3}),
           "Learning rate of the parameters that muon leaves to AdamW: embedding, head, norms and biases. It follows "
           "the schedule of learning_rate. 0: learning_rate."),
+      F::texts(
+          "optimizer.multipliers", at(&R::optimizer, &Optimizer::multipliers),
+          "Multipliers of learning_rate and weight_decay for tensors by their Hugging Face names, such as "
+          "[\"*.bias learning_rate=2\", \"*embed* learning_rate=0.1 weight_decay=0\"]. * matches any characters, ? "
+          "one. The first row whose pattern matches a tensor holds. Without weight_decay=, matrices decay and "
+          "norms and biases do not. Matrices that muon updates take no multipliers."),
       F::integer("optimizer.warmup_steps", at(&R::optimizer, &Optimizer::warmup_steps), {0, kMaxSteps},
                  "Steps of linear warm-up from 0."),
       F::integer("optimizer.decay_steps", at(&R::optimizer, &Optimizer::decay_steps), {0, kMaxSteps},

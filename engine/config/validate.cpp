@@ -17,6 +17,8 @@
 #include "engine/base/units.h"
 #include "engine/config/defaults.h"
 #include "engine/config/fields.h"
+#include "engine/config/multipliers.h"
+#include "engine/config/validate_data.h"
 
 namespace slipstream {
 namespace {
@@ -75,16 +77,6 @@ void validate_model(const Model& model) {
         "[model] has about {:.1e} parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
         "vocab_size.",
         count);
-}
-
-void validate_data(const Data& data) {
-  if (!data.sources.empty() && !data.train.empty())
-    throw ConfigError("data.train and data.sources are both set. Keep data.train for one source, or data.sources.");
-  if (!data.weights.empty() && data.weights.size() != data.sources.size())
-    throw ConfigError("data.weights has {} numbers for {} data.sources. Give one weight per source.",
-                      data.weights.size(), data.sources.size());
-  if (!data.weights.empty() && std::all_of(data.weights.begin(), data.weights.end(), [](double w) { return w == 0; }))
-    throw ConfigError("data.weights: all {} are 0, need a sum above 0. Change them.", data.weights.size());
 }
 
 void validate_train(const RunConfig& config) {
@@ -340,6 +332,7 @@ void validate(const RunConfig& written) {
   const RunConfig config = in_effect(written);
   validate_model(config.model);
   validate_data(config.data);
+  parse_multipliers(config.optimizer.multipliers);
   validate_train(config);
   validate_tensor(config);
   validate_layout(config);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/update_multipliers.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
@@ -51,6 +52,7 @@ struct PlanOptions {
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are computed from exchanged parts, in float
                                   // and rank order; otherwise by the collective
   std::vector<GroupRule> groups = {{"all", &optimizers().front()}};
+  std::vector<UpdateMultipliers> multipliers;
   bool clip = true;    // the update waits for the norm of the whole gradient
   bool skips = false;  // needs clip: a norm or a loss that is not finite or exceeds its limit in the staged scalars
                        // makes the update keep weights and states

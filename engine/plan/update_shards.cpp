@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends and beginnings of weight decay, merging of neighbouring shards, and the matrices of a shard.
+// Multipliers of elements, merging of neighbouring shards, and the matrices of a shard.
 
 #include "engine/plan/update_shards.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
+
+#include "engine/base/check.h"
 
 namespace slipstream {
 namespace {
@@ -35,6 +39,7 @@ void add_matrices(const Job& job, size_t bucket, std::vector<UpdateShard>& shard
   for_tensors(job, job.layout.buckets[bucket], storage.shard_offset_elems, storage.shard_elems,
               [&](const NamedTensor& tensor, int64_t offset_elems) {
                 const UpdateShape shape = matrix_shape(job.options, tensor, rounds_updates(job));
+                SLIP_ASSERT(multipliers_of(job.options, tensor.name) == nullptr);
                 const auto matrix = [&](const Slice& shard) {
                   return range_of(shard, storage.shard_elems, offset_elems - storage.shard_offset_elems, shape.elems);
                 };
@@ -46,10 +51,33 @@ void add_matrices(const Job& job, size_t bucket, std::vector<UpdateShard>& shard
                                   .elems = shape.elems,
                                   .rows = shape.rows,
                                   .cols = shape.cols,
-                                  .decay_edges = {}};
+                                  .spans = {}};
                 for (const Slice& state : storage.states) shard.states.push_back(matrix(state));
                 shards.push_back(std::move(shard));
               });
+}
+
+void add_span(std::vector<UpdateSpan>& spans, UpdateSpan span) {
+  if (!spans.empty() && spans.back().begin == span.begin) spans.pop_back();
+  UpdateSpan current = spans.empty() ? UpdateSpan{} : spans.back();
+  current.begin = span.begin;
+  if (current != span) spans.push_back(span);
+}
+
+/// Adds the multipliers of a part's tensors; `first` is the flat element at which the shard begins.
+void add_spans(const Job& job, const PlacedPart& placed, int64_t first, std::vector<UpdateSpan>& spans) {
+  const ParameterSpec& parameter = job.model.parameters[placed.part.parameter];
+  for (const NamedTensor& tensor : parameter.tensors) {
+    const int64_t begin = tensor.begin_elems - placed.part.begin_elems, end = begin + tensor.elems();
+    if (end <= 0 || begin >= placed.part.elems) continue;
+    UpdateSpan span{.begin = std::max<int64_t>(0, placed.offset_elems + std::max<int64_t>(0, begin) - first),
+                    .weight_decay = parameter.decay ? 1.0f : 0.0f};
+    if (const UpdateMultipliers* row = multipliers_of(job.options, tensor.name); row != nullptr) {
+      span.learning_rate = static_cast<float>(row->learning_rate);
+      if (row->weight_decay) span.weight_decay = static_cast<float>(*row->weight_decay);
+    }
+    add_span(spans, span);
+  }
 }
 
 UpdateShard update_shard(const Job& job, size_t bucket) {
@@ -60,21 +88,17 @@ UpdateShard update_shard(const Job& job, size_t bucket) {
                     .working = moved_to(job, storage.working),
                     .updated = moved_to(job, storage.master),
                     .elems = storage.shard_elems,
-                    .decay_edges = {}};
+                    .spans = {}};
   // Padding after a part is included: its gradient is zero, so it stays zero.
   const Bucket& b = job.layout.buckets[bucket];
-  bool decays = true;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job.layout.parts[p];
     const int64_t next =
         p + 1 < b.first_part + b.part_count ? job.layout.parts[p + 1].offset_elems : b.offset_elems + b.elems;
-    const int64_t begin = std::max<int64_t>(0, placed.offset_elems - storage.shard_offset_elems);
-    if (next <= storage.shard_offset_elems || begin >= shard.elems ||
-        job.model.parameters[placed.part.parameter].decay == decays)
-      continue;
-    decays = !decays;
-    shard.decay_edges.push_back(begin);
+    if (next <= storage.shard_offset_elems || placed.offset_elems >= storage.shard_offset_elems + shard.elems) continue;
+    add_spans(job, placed, storage.shard_offset_elems, shard.spans);
   }
+  std::erase_if(shard.spans, [&](const UpdateSpan& span) { return span.begin >= shard.elems; });
   return shard;
 }
 
@@ -87,14 +111,11 @@ bool join(UpdateShard& shard, const UpdateShard& next, bool rounds) {
   for (Slice UpdateShard::*which : {&UpdateShard::master, &UpdateShard::gradient, &UpdateShard::updated})
     if (!follows(shard.*which, next.*which)) return false;
   if (!std::equal(shard.states.begin(), shard.states.end(), next.states.begin(), follows)) return false;
-  const auto turn = [&edges = shard.decay_edges](int64_t at) {  // two changes at one element cancel
-    if (!edges.empty() && edges.back() == at)
-      edges.pop_back();
-    else
-      edges.push_back(at);
-  };
-  if (shard.decay_edges.size() % 2 == 1) turn(shard.elems);  // a shard begins with decay
-  for (int64_t edge : next.decay_edges) turn(shard.elems + edge);
+  add_span(shard.spans, {.begin = shard.elems});
+  for (UpdateSpan span : next.spans) {
+    span.begin += shard.elems;
+    add_span(shard.spans, span);
+  }
   for (Slice UpdateShard::*which :
        {&UpdateShard::master, &UpdateShard::working, &UpdateShard::gradient, &UpdateShard::updated})
     (shard.*which).size_bytes += (next.*which).size_bytes;
@@ -116,6 +137,12 @@ Slice clip_factor_of(const Job& job, const ParameterGroup& group) {
 }
 
 Slice limits_of(const Job& job) { return flat_slice(job.ids.scalars, job.scalars(), kLimits, DType::f32); }
+
+const UpdateMultipliers* multipliers_of(const PlanOptions& options, const std::string& tensor) {
+  for (const UpdateMultipliers& row : options.multipliers)
+    if (::fnmatch(row.pattern.c_str(), tensor.c_str(), 0) == 0) return &row;
+  return nullptr;
+}
 
 bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
 

@@ -16,8 +16,8 @@ struct UpdateShard {
   Slice working;              // in the type that travels; written if rounds_updates(job)
   Slice updated;              // destination of the master; == master without double_buffer
   int64_t elems = 0;
-  int64_t rows = 0, cols = 0;        // of a matrix, all of which decays
-  std::vector<int64_t> decay_edges;  // elements where weight decay ends, begins again and so on; it is on at the start
+  int64_t rows = 0, cols = 0;     // of a matrix, all of which decays with a multiplier of 1
+  std::vector<UpdateSpan> spans;  // ascending; elements before the first have multipliers of 1
 };
 
 /// The scalars of a group, and where the clip factor is among them. Pure.
@@ -32,8 +32,12 @@ bool rounds_updates(const Job& job);
 
 /// Pure. The shards that `update` moves, of its bucket or of all buckets of its group, in flat order; shards that are
 /// neighbours in every buffer are merged. Padding is included: its gradient is zero, so it stays zero. An optimizer of
-/// whole matrices gets each tensor of a parameter as a matrix instead, without padding.
+/// whole matrices gets each tensor of a parameter as a matrix instead, without padding. It must have
+/// no multipliers.
 std::vector<UpdateShard> update_shards(const Job& job, const Item& update);
+
+/// The row of options.multipliers that holds for a tensor; null: none. Pure.
+const UpdateMultipliers* multipliers_of(const PlanOptions& options, const std::string& tensor);
 
 /// Pure. Cost of the update of a bucket on the rank whose shard costs most, so that all ranks plan the same order.
 Cost update_cost(const Job& job, size_t bucket);

@@ -15,12 +15,11 @@ void adamw(LaunchContext& context, const Adamw& args) {
   require_at_least("adamw", "elems", args.elems, 0);
   if (args.elems == 0) return;
   require_pointers("adamw", {args.parameters, args.m, args.v, args.gradient, args.scalars});
-  if (args.decay_edge_count > 0) require_pointers("adamw", {args.decay_edges});
-  for (int64_t i = 0, least = 0; i < args.decay_edge_count; least = args.decay_edges[i++])
-    if (args.decay_edges[i] < least || args.decay_edges[i] > args.elems)
-      throw ShapeError(
-          "[adamw] edge {} of the weight decay is at element {}: need {} to {}. Pass edges in ascending order.", i,
-          args.decay_edges[i], least, args.elems);
+  if (args.span_count > 0) require_pointers("adamw", {args.spans});
+  for (int64_t i = 0, least = 0; i < args.span_count; least = args.spans[i++].begin)
+    if (args.spans[i].begin < least || args.spans[i].begin > args.elems)
+      throw ShapeError("[adamw] span {} begins at element {}: need {} to {}. Pass spans in ascending order.", i,
+                       args.spans[i].begin, least, args.elems);
   if (context.kind == DeviceKind::cuda) return adamw_cuda(context, args);
   SLIP_CALL_ISA(adamw_cpu(context, args))
 }

@@ -11,17 +11,15 @@ constexpr int kThreads = 256;
 // Elements of a pack of the bf16 copy.
 constexpr int kElems = 8;
 
-/// Elements at which weight decay ends and begins again. They are launch parameters, so that a recorded step needs no
-/// memory for them.
-struct Edges {
-  static constexpr int kMost = 256;  // 2 KiB of a launch's 4; even, so that each further launch begins with decay
+/// Spans of a range. They are launch parameters, so that a recorded step needs no memory for them.
+struct Spans {
+  static constexpr int kMost = 128;  // 2 KiB of a launch's 4
   int count = 0;
-  int64_t at[kMost] = {};
+  UpdateSpan at[kMost];
 };
-static_assert(Edges::kMost % 2 == 0);
 
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges) {
+__global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Spans spans) {
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = args.elems - first;
   if (count <= 0) return;
   const AdamwScalars scalars = *args.scalars;
@@ -30,10 +28,10 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges
   load_floats<kAligned>(args.parameters + first, count, p);
   load_floats<kAligned>(args.m + first, count, m);
   load_floats<kAligned>(args.v + first, count, v);
-  int passed = 0;  // edges at or before an element: after an odd number of them decay is off
-  for (int beyond = edges.count; passed < beyond;) {
+  int passed = 0;  // spans that begin at or before an element
+  for (int beyond = spans.count; passed < beyond;) {
     const int middle = (passed + beyond) / 2;
-    if (edges.at[middle] <= first)
+    if (spans.at[middle].begin <= first)
       passed = middle + 1;
     else
       beyond = middle;
@@ -41,12 +39,14 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Edges edges
   if (scalars.clip >= 0.0f) {  // else the step is skipped and stores what it loaded
 #pragma unroll
     for (int i = 0; i < kElems; ++i) {
-      while (passed < edges.count && edges.at[passed] <= first + i) ++passed;
+      while (passed < spans.count && spans.at[passed].begin <= first + i) ++passed;
+      const float rate = scalars.learning_rate * (passed > 0 ? spans.at[passed - 1].learning_rate : 1.0f);
+      const float decay = args.weight_decay * (passed > 0 ? spans.at[passed - 1].weight_decay : 1.0f);
       const float gradient = scalars.clip * g[i];
-      p[i] -= scalars.learning_rate * (passed % 2 == 0 ? args.weight_decay : 0.0f) * p[i];
+      p[i] -= rate * decay * p[i];
       m[i] = args.beta1 * m[i] + (1.0f - args.beta1) * gradient;
       v[i] = args.beta2 * v[i] + (1.0f - args.beta2) * gradient * gradient;
-      p[i] -= scalars.learning_rate * (m[i] * scalars.inv_bias1) / (sqrtf(v[i] * scalars.inv_bias2) + args.eps);
+      p[i] -= rate * (m[i] * scalars.inv_bias1) / (sqrtf(v[i] * scalars.inv_bias2) + args.eps);
     }
   }
   store_floats<kAligned>((args.updated ? args.updated : args.parameters) + first, count, p);
@@ -70,20 +70,24 @@ Adamw part_of(Adamw args, int64_t begin, int64_t end) {
 }  // namespace
 
 void adamw_cuda(LaunchContext& context, const Adamw& args) {
-  int64_t edge = 0;
+  int64_t next = 0;  // span
   for (int64_t begin = 0; begin < args.elems;) {
-    Edges edges;
-    while (edges.count < Edges::kMost && edge < args.decay_edge_count)
-      edges.at[edges.count++] = args.decay_edges[edge++] - begin;
-    // More edges than one launch can carry: the next launch begins at the last of them.
-    const Adamw part = part_of(args, begin, edge < args.decay_edge_count ? args.decay_edges[edge - 1] : args.elems);
+    Spans spans;
+    const auto add = [&](UpdateSpan span) {
+      span.begin -= begin;
+      spans.at[spans.count++] = span;
+    };
+    // More spans than one launch can carry: the next launch begins at the first that is left, with the last before it.
+    if (next > 0) add({begin, args.spans[next - 1].learning_rate, args.spans[next - 1].weight_decay});
+    while (spans.count < Spans::kMost && next < args.span_count) add(args.spans[next++]);
+    const Adamw part = part_of(args, begin, next < args.span_count ? args.spans[next].begin : args.elems);
     begin += part.elems;
     if (part.elems == 0) continue;
     for_flag(all_aligned(part.parameters, part.updated, part.m, part.v, part.gradient, part.working),
              [&](auto aligned) {
                launch(stream_of(context), adamw_kernel<aligned.value>,
                       dim3(static_cast<unsigned>(blocks_for(part.elems, kThreads * kElems))), dim3(kThreads), 0, part,
-                      edges);
+                      spans);
              });
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One AdamW step on a contiguous range of parameters, some of which decay.
+// One AdamW step on a contiguous range of parameters, with multipliers of learning rate and weight decay.
 //
 //   g = clip · gradient;  p -= lr · weight_decay · p
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g²
@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "engine/base/dtype.h"
+#include "engine/base/update_multipliers.h"
 #include "engine/device/work.h"
 
 namespace slipstream::kernels {
@@ -38,13 +39,13 @@ struct Adamw {
   float eps = 1e-8f;
   float weight_decay = 0.0f;
   float* updated = nullptr;  // optional: receives the parameters; then `params` stays unchanged
-  /// Host memory, read before adamw returns: elements at which weight decay ends, begins again and so on, ascending
-  /// within [0, elems]. Decay is on at the start, so without edges every element decays.
-  const int64_t* decay_edges = nullptr;
-  int64_t decay_edge_count = 0;
+  /// Host memory, read before adamw returns: multipliers of lr and weight_decay, ascending within [0, elems]. Elements
+  /// before the first span have multipliers of 1.
+  const UpdateSpan* spans = nullptr;
+  int64_t span_count = 0;
 };
 
-/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand, edges out of order), ResourceError
+/// Enqueues on cuda, blocks on cpu. Throws: ShapeError (negative size, null operand, spans out of order), ResourceError
 /// (device).
 void adamw(LaunchContext& context, const Adamw& args);
 

@@ -31,7 +31,7 @@ inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
   return p * f.decay - f.learning_rate * ((m * f.inv_bias1) / denominator);
 }
 
-/// Elements [begin, end), with decay for all or for none.
+/// Elements [begin, end), with the same factors for all.
 void update_range(const Adamw& args, const Factors& f, int64_t begin, int64_t end) {
   float* updated = args.updated != nullptr ? args.updated : args.parameters;
   int64_t i = begin;
@@ -72,18 +72,19 @@ void keep(LaunchContext& context, const Adamw& args) {
 void adamw_cpu(LaunchContext& context, const Adamw& args) {
   const AdamwScalars s = *args.scalars;
   if (s.clip < 0.0f) return keep(context, args);
-  const Factors on = {
-      s.clip,      args.beta1,  1.0f - args.beta1, args.beta2,      1.0f - args.beta2,
-      s.inv_bias1, s.inv_bias2, args.eps,          s.learning_rate, 1.0f - s.learning_rate * args.weight_decay};
-  Factors off = on;
-  off.decay = 1.0f;
+  const auto factors_of = [&](const UpdateSpan& span) {
+    const float rate = s.learning_rate * span.learning_rate;
+    return Factors{
+        s.clip,      args.beta1,  1.0f - args.beta1, args.beta2, 1.0f - args.beta2,
+        s.inv_bias1, s.inv_bias2, args.eps,          rate,       1.0f - rate * (args.weight_decay * span.weight_decay)};
+  };
   context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
     const int64_t end = last * kUnit < args.elems ? last * kUnit : args.elems;
-    int64_t edge = 0;
+    int64_t passed = 0;  // spans
     for (int64_t i = first * kUnit; i < end;) {
-      while (edge < args.decay_edge_count && args.decay_edges[edge] <= i) ++edge;
-      const int64_t next = edge < args.decay_edge_count && args.decay_edges[edge] < end ? args.decay_edges[edge] : end;
-      update_range(args, edge % 2 == 0 ? on : off, i, next);
+      while (passed < args.span_count && args.spans[passed].begin <= i) ++passed;
+      const int64_t next = passed < args.span_count && args.spans[passed].begin < end ? args.spans[passed].begin : end;
+      update_range(args, factors_of(passed > 0 ? args.spans[passed - 1] : UpdateSpan{}), i, next);
       i = next;
     }
   });

@@ -21,8 +21,8 @@ std::function<void(LaunchContext&)> adamw_update(const Job& job, const Item& ite
                  .beta2 = static_cast<float>(update.beta2),
                  .eps = static_cast<float>(update.eps),
                  .weight_decay = static_cast<float>(update.weight_decay),
-                 .decay_edges = shard.decay_edges.data(),
-                 .decay_edge_count = static_cast<int64_t>(shard.decay_edges.size())};
+                 .spans = shard.spans.data(),
+                 .span_count = std::ssize(shard.spans)};
       if (!(shard.updated == shard.master)) args.updated = c.as<float>(shard.updated);
       if (rounds) args.working = c.as<bfloat16>(shard.working);
       adamw(c, args);

@@ -249,30 +249,35 @@ TEST_CASE("adamw: a skipped step keeps parameters and moments, and copies the pa
     }
 }
 
-TEST_CASE("adamw: edges of the weight decay give the bits of ranges of their own, however many there are") {
-  for (const int64_t count : {1, 2, 5, 255, 256, 257, 600}) {
+TEST_CASE("adamw: multipliers of spans give the bits of ranges of their own, however many there are") {
+  for (const int64_t count : {1, 2, 5, 127, 128, 129, 255, 256, 600}) {
     CAPTURE(count);
-    std::vector<int64_t> edges{3};
-    while (static_cast<int64_t>(edges.size()) < count)
-      edges.push_back(edges.back() + static_cast<int64_t>(edges.size()) * 7 % 11);
-    const int64_t elems = edges.back() + 9;
+    std::vector<UpdateSpan> spans{{3, 0.5f, 0}};
+    while (std::ssize(spans) < count)
+      spans.push_back({spans.back().begin + std::ssize(spans) * 7 % 11,
+                       static_cast<float>(std::ssize(spans) % 3) * 0.5f, static_cast<float>(std::ssize(spans) % 4)});
+    const int64_t elems = spans.back().begin + 9;
     const Doubles start = random_doubles(elems, DType::f32, 1), g = random_doubles(elems, DType::f32, 2);
-    OnDevice scalars(Doubles{1e-2, 1.5, 1.2, 0.5}, DType::f32, "scalars"), gradient(g, DType::f32, "gradient");
+    OnDevice gradient(g, DType::f32, "gradient");
     std::vector<uint8_t> bytes[2];
     for (bool apart : {false, true}) {
       OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "m"),
           v(Doubles(start.size()), DType::f32, "v"), working(elems, DType::bf16, "working");
       LaunchContext context = cuda_context();
-      const auto update = [&](int64_t begin, int64_t end, float decay, int64_t edge_count) {
+      const auto update = [&](int64_t begin, int64_t end, float rate, float decay, int64_t span_count) {
+        OnDevice scalars(Doubles{static_cast<double>(1e-2f * rate), 1.5, 1.2, 0.5}, DType::f32, "scalars");
         adamw(context, {p.data<float>(begin), m.data<float>(begin), v.data<float>(begin), gradient.data<float>(begin),
                         working.data<bfloat16>(begin), end - begin, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f,
-                        decay, nullptr, edges.data(), edge_count});
+                        0.1f * decay, nullptr, spans.data(), span_count});
       };
       const int64_t before = emulation::launches();
-      if (!apart) update(0, elems, 0.1f, count);
-      if (!apart && !on_card) CHECK(emulation::launches() - before == 1 + (count - 1) / 256);
-      for (size_t i = 0; apart && i <= edges.size(); ++i)
-        update(i == 0 ? 0 : edges[i - 1], i < edges.size() ? edges[i] : elems, i % 2 == 0 ? 0.1f : 0.0f, 0);
+      if (!apart) update(0, elems, 1, 1, count);
+      if (!apart && !on_card)
+        CHECK(emulation::launches() - before == (count <= 128 ? 1 : 1 + (count - 128 + 126) / 127));
+      if (apart) update(0, spans[0].begin, 1, 1, 0);
+      for (size_t i = 0; apart && i < spans.size(); ++i)
+        update(spans[i].begin, i + 1 < spans.size() ? spans[i + 1].begin : elems, spans[i].learning_rate,
+               spans[i].weight_decay, 0);
       bytes[apart] = p.bytes();
       const auto more = working.bytes();
       bytes[apart].insert(bytes[apart].end(), more.begin(), more.end());

@@ -135,6 +135,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
          .algorithm = layout.algorithm,
          .sums_by_exchange = layout.sums_by_exchange,
          .groups = layout.groups,
+         .multipliers = layout.multipliers,
          .clip = layout.max_norm > 0 || layout.skips,
          .skips = layout.skips,
          .optimizer_per_bucket = layout.optimizer_per_bucket,

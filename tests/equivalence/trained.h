@@ -53,6 +53,7 @@ struct Layout {
   bool skips = false;     // updates of steps that are not finite or exceed their limits
   std::function<std::array<float, kLimits>(int64_t step)> limits;  // with skips: of the norm and the loss; empty: none
   std::vector<GroupRule> groups = PlanOptions{}.groups;
+  std::vector<UpdateMultipliers> multipliers;
   MuonScaling muon_scaling = MuonScaling::match_rms_adamw;
   bool optimizer_per_bucket = true;
   bool update_on_spine = true;

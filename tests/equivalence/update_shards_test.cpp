@@ -19,30 +19,32 @@ namespace {
 /// Position of an element's moment in an update, and the values that must follow from it.
 struct Element {
   int64_t master = 0, gradient = 0, variance = 0, updated = 0, working = 0;  // bytes in their buffers
-  bool decays = true;
+  float learning_rate = 1, weight_decay = 1;
   bool operator==(const Element&) const = default;
 };
 using Elements = std::map<std::pair<BufferId, int64_t>, Element>;  // by {buffer, byte} of the first moment
 
 int64_t at(const Slice& slice, int64_t elem, int64_t elem_bytes = 4) { return slice.begin_bytes + elem * elem_bytes; }
 
-/// From the shards, with decay as adamw() reads its edges.
+/// From the shards, with multipliers as adamw() reads their spans.
 Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
   Elements elements;
   bool once = true;
   for (const UpdateShard& shard : shards) {
     size_t passed = 0;
     for (int64_t e = 0; e < shard.elems; ++e) {
-      while (passed < shard.decay_edges.size() && shard.decay_edges[passed] <= e) ++passed;
+      while (passed < shard.spans.size() && shard.spans[passed].begin <= e) ++passed;
+      const UpdateSpan span = passed > 0 ? shard.spans[passed - 1] : UpdateSpan{};
       const Element element{at(shard.master, e),
                             at(shard.gradient, e),
                             at(shard.states[1], e),
                             at(shard.updated, e),
                             working_bytes ? at(shard.working, e, working_bytes) : 0,
-                            passed % 2 == 0};
+                            span.learning_rate,
+                            span.weight_decay};
       once &= elements.emplace(std::pair{shard.states[0].buffer, at(shard.states[0], e)}, element).second;
     }
-    CHECK(std::is_sorted(shard.decay_edges.begin(), shard.decay_edges.end()));
+    for (size_t i = 1; i < shard.spans.size(); ++i) CHECK(shard.spans[i - 1].begin < shard.spans[i].begin);
   }
   CHECK(once);
   return elements;
@@ -65,7 +67,8 @@ Elements placed(const Job& job, int64_t working_bytes) {
           at(storage.states[1], e),
           at(storage.master, e),  // the second buffer has the places of the first
           working_bytes ? at(storage.working, e, working_bytes) : 0,
-          job.model.parameters[job.layout.parts[part].part.parameter].decay};
+          1,
+          job.model.parameters[job.layout.parts[part].part.parameter].decay ? 1.0f : 0.0f};
     }
   }
   return elements;
@@ -110,17 +113,17 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
                 one_by_one.push_back(of_bucket[0]);
               }
               CHECK(of(one_by_one, working_bytes) == expected);
-              // The edges of one launch: as many as a merge by hand leaves, not one per bucket.
+              // The spans of one launch: as many as a merge by hand leaves, not one per bucket.
               if (stage == 0) {
-                std::vector<int64_t> edges;
+                std::vector<UpdateSpan> spans;
                 int64_t elem = 0;
-                bool decays = true;
+                float decay = 1;
                 for (const auto& [assignment, element] : expected) {
-                  if (element.decays != decays) edges.push_back(elem);
-                  decays = element.decays;
+                  if (element.weight_decay != decay) spans.push_back({elem, 1, element.weight_decay});
+                  decay = element.weight_decay;
                   ++elem;
                 }
-                CHECK(all[0].decay_edges == edges);
+                CHECK(all[0].spans == spans);
               }
               for (const UpdateShard& shard : all) {
                 CHECK(shard.updated.buffer == (two_copies && shard.master.buffer == job->ids.values

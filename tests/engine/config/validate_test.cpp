@@ -72,6 +72,27 @@ TEST_CASE("validate: sources of data that contradict each other are refused", "[
         "--set data.sources=[1]: data.sources needs a list of texts in quotes, got a list of 1 integers.");
 }
 
+TEST_CASE("validate: rows of optimizer.multipliers that cannot be read are refused", "[config]") {
+  const auto refusal_of_row = [](const std::string& row) {
+    return load_refusal({"optimizer.multipliers=[\"" + row + "\"]"});
+  };
+  const std::string remedy = ". Write \"PATTERN learning_rate=X weight_decay=Y\".";
+  CHECK(refusal_of_row("*.bias learning_rate=0.5 weight_decay=0") == "accepted");
+  CHECK(refusal_of_row("") == "optimizer.multipliers: the row \"\" has no pattern of a tensor's name" + remedy);
+  CHECK(refusal_of_row("learning_rate=1") ==
+        "optimizer.multipliers: the row \"learning_rate=1\" has no pattern of a tensor's name" + remedy);
+  CHECK(refusal_of_row("*") == "optimizer.multipliers: the row \"*\" has no multiplier" + remedy);
+  CHECK(refusal_of_row("* lr=1") ==
+        "optimizer.multipliers: the row \"* lr=1\" has \"lr=1\", need learning_rate or weight_decay, each once" +
+            remedy);
+  CHECK(
+      refusal_of_row("* weight_decay=-1") ==
+      "optimizer.multipliers: the row \"* weight_decay=-1\" has \"weight_decay=-1\", need a number from 0 to 1000000" +
+          remedy);
+  CHECK_THAT(refusal_of_row("* learning_rate=nan"), Catch::Contains("need a number from 0"));
+  CHECK_THAT(refusal_of_row("* weight_decay=1 weight_decay=1"), Catch::Contains("each once"));
+}
+
 TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are refused with their numbers",
           "[config]") {
   CHECK(load_refusal({"model.heads=7"}) ==

@@ -167,10 +167,10 @@ TEST_CASE("any threads and any cut of the range give the same bits") {
   }
 }
 
-TEST_CASE("edges of the weight decay in one range give the bits of ranges of their own") {
+TEST_CASE("multipliers in one range give the bits of ranges of their own") {
   const int64_t elems = 20011;
-  const std::vector<int64_t> edges = {0,     5,     1024, 1031,
-                                      10007, 10007, 20000};  // off, on, ... from 0; the pair at 10007 changes nothing
+  const std::vector<UpdateSpan> spans = {{0, 1, 0},         {5, 1, 1},     {1024, 0.5f, 1}, {1031, 0.5f, 3},
+                                         {10007, 1, 0.25f}, {10007, 2, 0}, {20000, 0, 0.5f}};
   for (Isa isa : isas())
     for (int threads : {1, 3}) {
       LaunchContext context = context_of(threads);
@@ -178,11 +178,13 @@ TEST_CASE("edges of the weight decay in one range give the bits of ranges of the
       const auto g = gradient(elems, 1);
       const AdamwScalars s = scalars(1);
       Adamw args = together.args(g, s, 0, elems);
-      args.decay_edges = edges.data(), args.decay_edge_count = static_cast<int64_t>(edges.size());
+      args.spans = spans.data(), args.span_count = std::ssize(spans);
       SLIP_CALL_ON(isa, adamw_cpu(context, args));
-      for (size_t i = 0; i < edges.size(); ++i) {
-        Adamw range = apart.args(g, s, edges[i], i + 1 < edges.size() ? edges[i + 1] : elems);
-        if (i % 2 == 0) range.weight_decay = 0.0f;
+      for (size_t i = 0; i < spans.size(); ++i) {
+        AdamwScalars of_span = s;
+        of_span.learning_rate *= spans[i].learning_rate;
+        Adamw range = apart.args(g, of_span, spans[i].begin, i + 1 < spans.size() ? spans[i + 1].begin : elems);
+        range.weight_decay *= spans[i].weight_decay;
         SLIP_CALL_ON(isa, adamw_cpu(context, range));
       }
       CHECK(same_bits(together.p, apart.p));
@@ -191,14 +193,16 @@ TEST_CASE("edges of the weight decay in one range give the bits of ranges of the
     }
 }
 
-TEST_CASE("edges out of order or behind the end are refused") {
+TEST_CASE("spans out of order or behind the end are refused") {
   LaunchContext context = context_of(1);
   State state(8);
   const auto g = gradient(8, 1);
   const AdamwScalars s = scalars(1);
-  for (const std::vector<int64_t>& edges : {std::vector<int64_t>{3, 2}, {-1}, {9}}) {
+  for (const std::vector<int64_t>& begins : {std::vector<int64_t>{3, 2}, {-1}, {9}}) {
+    std::vector<UpdateSpan> spans;
+    for (const int64_t begin : begins) spans.push_back({.begin = begin});
     Adamw args = state.args(g, s, 0, 8);
-    args.decay_edges = edges.data(), args.decay_edge_count = static_cast<int64_t>(edges.size());
+    args.spans = spans.data(), args.span_count = std::ssize(spans);
     CHECK_THROWS_AS(adamw(context, args), ShapeError);
   }
 }
