@@ -27,6 +27,8 @@
 namespace slipstream::bench {
 namespace {
 
+constexpr double kVerbShare = 0.4;  // time of verbs / time of works
+
 std::vector<int> cores_of_process() {
   static const std::vector<int> cores = [] {
     cpu_set_t mask;
@@ -246,7 +248,7 @@ int calibrate(const CalibrateOptions& options) {
       host.by_threads[t] = of_threads.times();
       gaps_ns.insert(gaps_ns.end(), of_threads.gaps_ns.begin(), of_threads.gaps_ns.end());
     }
-    if (ranks > 1) measure_verbs(ranks, cores, 10, host);
+    if (ranks > 1) measure_verbs(ranks, cores, kVerbShare * options.seconds, host);
     const int threads_of_a_rank = std::max(1, cores / ranks);
     Machine machine = this_host(threads_of_a_rank, ranks);
     const WorkTimes& works = host.at(threads_of_a_rank);

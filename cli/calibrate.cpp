@@ -17,7 +17,7 @@ void add_calibrate(CLI::App& app, Run& chosen) {
   command->add_option("--ranks", options->ranks, "most ranks of this host that plans will have; default: its cores")
       ->check(CLI::Range(1, 64));
   command->add_option("--out", options->out, "path of the machine file; default: machine.toml");
-  command->add_option("--seconds", options->seconds, "time for works; links take up to 10 s more")
+  command->add_option("--seconds", options->seconds, "time of measuring works; transfers take 0.4 of it more")
       ->check(CLI::Range(1.0, 600.0));
   command->callback([&chosen, options] { chosen = [options] { return bench::calibrate(*options); }; });
 }
