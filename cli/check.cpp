@@ -12,7 +12,9 @@ namespace slipstream::cli {
 namespace {
 
 int check(const PlanFlags& options) {
-  const planner::Planned planned = planner::make_plan(options);
+  planner::PlanRequest request = options;
+  request.whole = true;
+  const planner::Planned planned = planner::make_plan(request);
   options.json ? planner::print_proof_json(planned) : planner::print_proof(planned);
   if (!planned.finished.proof.holds())
     throw PlanError(

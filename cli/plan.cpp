@@ -114,6 +114,7 @@ void add_plan(CLI::App& app, Run& chosen) {
   add_plan_flags(command, *options);
   command->get_option("run")->required(false);  // --batch names several
   command->add_flag("--search", options->search, "search for a faster layout (not in this version)")->group("");
+  command->add_flag("--whole", options->whole, "plan all micro-batches of a long step, which may take minutes");
   command->add_option("--batch", options->batch,
                       "forecast the step of every line of this file, each with the arguments of one plan; prints one "
                       "line of JSON for each");

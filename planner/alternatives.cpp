@@ -28,8 +28,8 @@ std::vector<Sets> changes(const Planned& planned) {
     for (const int64_t size_bytes : {config.overlap.bucket_size_bytes / 4, config.overlap.bucket_size_bytes * 4})
       add("overlap.bucket_size", fmt::format("{}B", size_bytes));
     if (!config.overlap.optimizer_per_bucket) add("overlap.optimizer_per_bucket", true);
-    if (planned.finished.micro_batches > 1) add("train.micro_batch_size", 2 * config.train.micro_batch_size);
-    add("train.global_batch_size", 2 * planned.finished.global_batch);
+    if (planned.micro_batches > 1) add("train.micro_batch_size", 2 * config.train.micro_batch_size);
+    add("train.global_batch_size", 2 * planned.global_batch);
     if (config.zero.stage == 0 && crosses_nodes) found.push_back({"zero.stage=1", shards_in_nodes});
   }
   if (config.zero.stage > 0) {
@@ -45,12 +45,15 @@ std::vector<Sets> changes(const Planned& planned) {
   if (sizes.pipeline > 1) {
     add("parallel.pipeline", sizes.pipeline / 2);
     if (!config.overlap.p2p) add("overlap.p2p", true);
+    if (config.pipeline.schedule_file.empty() && config.pipeline.schedule == ScheduleKind::one_f_one_b) {
+      add("pipeline.schedule", "zb_h1");
+      found.push_back({"pipeline.schedule=interleaved_1f1b", "pipeline.virtual_stages=2"});
+    }
+    if (config.train.micro_batch_size % 2 == 0) add("train.micro_batch_size", config.train.micro_batch_size / 2);
   }
+  if (config.train.recompute != Recomputation::none) add("train.recompute", "none");
+  if (config.train.recompute == Recomputation::full) add("train.recompute", "selective");
   return found;
-}
-
-double step_ms_of(const comm::Rehearsal& rehearsal) {
-  return static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6;
 }
 
 }  // namespace
@@ -92,7 +95,7 @@ std::vector<Alternative> faster_alternatives(const Planned& planned, const comm:
   for (const auto& stage : planned.finished.stages) items += stage->train.size();
   if (items > kMostItems) return {};
   const auto per_sequence = [](double step_ms, int64_t sequences) { return step_ms / static_cast<double>(sequences); };
-  const double now_ms = per_sequence(step_ms_of(rehearsal), planned.finished.global_batch);
+  const double now_ms = per_sequence(totals_of(planned, rehearsal).step_ms, planned.global_batch);
   std::vector<Alternative> faster;
   for (const Sets& sets : changes(planned)) {
     PlanRequest request = planned.request;
@@ -102,10 +105,9 @@ std::vector<Alternative> faster_alternatives(const Planned& planned, const comm:
       const Planned other = make_plan(request);
       const comm::Rehearsal rehearsed = rehearse_step(other);
       if (!rehearsed.finished || !fits(other)) continue;
-      const Alternative alternative{.sets = sets,
-                                    .step_ms = step_ms_of(rehearsed),
-                                    .exposed_ms = ms_of_a_step(rehearsed.ranks.front().exposed_ns),
-                                    .global_batch = other.finished.global_batch};
+      const StepTotals totals = totals_of(other, rehearsed);
+      const Alternative alternative{
+          .sets = sets, .step_ms = totals.step_ms, .exposed_ms = totals.exposed_ms, .global_batch = other.global_batch};
       if (per_sequence(alternative.step_ms, alternative.global_batch) < kWorthPrinting * now_ms)
         faster.push_back(alternative);
     } catch (const Error&) {

@@ -32,12 +32,20 @@ struct Replay {
   bool is_too_large() const { return launches > kMostLaunches; }
 };
 
+/// A compared place of the update and the rehearsed step there.
+struct ComparedUpdate {
+  bool beside = false, double_buffer = false;  // as UpdatePlacement
+  int64_t memory_bytes = 0;                    // of the stage with the largest memory
+  int64_t graph_ns = -1, task_by_task_ns = -1;
+};
+
 struct FinishedJob {
   std::shared_ptr<const Job> job;  // of the requesting rank
   std::vector<std::shared_ptr<const Job>>
       stages;         // of every pipeline stage, `job` among them; the others as their first rank sees it
   comm::Proof proof;  // of the plans of all stages, in the order of a run
   Replay replay;
+  std::vector<ComparedUpdate> compared;  // on GPUs
   Engines engines;
   int64_t micro_batches = 1;
   int64_t global_batch = 1;  // sequences

@@ -32,36 +32,32 @@ Sample rehearse_short(const JobRequest& request) {
           .memory_bytes = most_bytes(finished)};
 }
 
-Forecast middle(const PlanRequest& request) {
-  const Drawn drawn = draw(request);
+Forecast middle(const Drawn& drawn) {
   const auto job_request = [&](int64_t micro_batches) {
-    PlanRequest shorter = request;
-    if (micro_batches > 0)
-      shorter.sets.push_back(fmt::format("train.global_batch_size={}", drawn.config->train.micro_batch_size *
-                                                                           drawn.config.layout().data * micro_batches));
-    Drawn own = draw(shorter);
-    own.machine.memory_bytes = 0;
-    return JobRequest{.config = own.config, .machine = own.machine, .nccl = own.nccl, .proves = false};
+    JobRequest asked{.config = with_micro_batches(drawn.config, micro_batches),
+                     .machine = drawn.machine,
+                     .nccl = drawn.nccl,
+                     .proves = false};
+    asked.machine.memory_bytes = 0;
+    return asked;
   };
-  const int64_t stages = drawn.config->parallel.pipeline, micro_batches = drawn.config.batch().micro_batches;
-  // The first rounds of interleaved schedules differ. On many stages they weigh little, and planning them takes long.
-  const int64_t rounds = stages == 1 ? 2 : stages <= 4 ? 3 : stages <= 8 ? 2 : 1;
-  const int64_t first = rounds * stages;
-  const int64_t second = first + stages;
-  Forecast result{.tokens = drawn.config->train.global_batch_size * drawn.config->train.sequence_length,
+  const SteadyState state = steady_state(drawn.config);
+  const int64_t micro_batches = drawn.config.batch().micro_batches;
+  const int64_t longest = state.rounds == 0 ? micro_batches : state.planned + state.round;
+  const Sample last = rehearse_short(job_request(longest));
+  Forecast result{.step_ms = last.step_ms,
+                  .exposed_ms = last.exposed_ms,
+                  .bubble_ms = last.bubble_ms,
+                  .tokens = drawn.config->train.global_batch_size * drawn.config->train.sequence_length,
                   .micro_batches = micro_batches,
-                  .rehearsed = std::min(micro_batches, second)};
-  const Sample last = rehearse_short(job_request(micro_batches <= second ? 0 : second));
-  result.memory_bytes = last.memory_bytes;
-  result.step_ms = last.step_ms;
-  result.exposed_ms = last.exposed_ms;
-  result.bubble_ms = last.bubble_ms;
-  if (micro_batches <= second) return result;
-  const Sample before = rehearse_short(job_request(first));
-  const double more = static_cast<double>(micro_batches - second) / static_cast<double>(second - first);
+                  .rehearsed = longest,
+                  .memory_bytes = last.memory_bytes};
+  if (state.rounds == 0) return result;
+  const Sample before = rehearse_short(job_request(state.planned));
+  const double more = state.rounds - 1;
   result.step_ms += more * (last.step_ms - before.step_ms);
   result.exposed_ms += more * (last.exposed_ms - before.exposed_ms);
-  result.bubble_ms += more * (last.bubble_ms - before.bubble_ms);
+  result.bubble_ms = std::max(0.0, result.bubble_ms + more * (last.bubble_ms - before.bubble_ms));
   return result;
 }
 
@@ -82,8 +78,9 @@ double interval_factor(const Software& software) {
 }
 
 Forecast forecast(const PlanRequest& request) {
-  Forecast made = middle(request);
-  const double factor = interval_factor(draw(request).machine.software);
+  const Drawn drawn = draw(request);
+  Forecast made = middle(drawn);
+  const double factor = interval_factor(drawn.machine.software);
   made.low_ms = made.step_ms / factor;
   made.high_ms = made.step_ms * factor;
   return made;

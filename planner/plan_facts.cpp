@@ -102,6 +102,16 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
           {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
       continue;
     }
+    const auto known = std::find_if(planned.compared.begin(), planned.compared.end(), [&](const ComparedUpdate& other) {
+      return other.beside == beside && other.double_buffer == twice;
+    });
+    if (known != planned.compared.end()) {
+      const int64_t step_ns = planned.replay.taken ? known->graph_ns : known->task_by_task_ns;
+      places.push_back({.name = name,
+                        .memory_bytes = known->memory_bytes,
+                        .step_ms = std::max(0.0, static_cast<double>(step_ns) / 1e6)});
+      continue;
+    }
     const FinishedJob finished = build_job_with_update(request, {beside, twice});
     places.push_back(
         {.name = name,

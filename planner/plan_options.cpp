@@ -135,13 +135,17 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   return partition;
 }
 
+int64_t bucket_bytes_of(const RunConfig& config) {
+  return config.overlap.bucket_size_bytes > 0 ? config.overlap.bucket_size_bytes : Overlap{}.bucket_size_bytes;
+}
+
 PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& update) {
   const RunConfig& config = *request.config;
   return {.sizes = mesh_sizes(request.config),
           .mesh_order = config.parallel.order,
           .rank = request.rank,
           .reduce_mode = config.overlap.grad_reduce,
-          .bucket_bytes = config.overlap.bucket_size_bytes,
+          .bucket_bytes = bucket_bytes_of(config),
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
           .wire_dtype = wire_dtype_of(config.comm),
           .error_feedback = config.comm.error_feedback,
@@ -236,7 +240,7 @@ models::ModelOptions model_options(const JobRequest& request) {
               config.train.micro_batch_size * config.train.sequence_length / layout.context,
               static_cast<int>(config.overlap.tensor_chunks), layout.tensor, config.parallel.sequence_parallel),
           .whole_layers = config.zero.stage >= 2,
-          .head_chunk_bytes = config.overlap.bucket_size_bytes};
+          .head_chunk_bytes = bucket_bytes_of(config)};
 }
 
 namespace {

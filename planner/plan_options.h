@@ -36,6 +36,9 @@ struct UpdatePlacement {
   bool double_buffer = false;  // into a second copy of the weights
 };
 
+/// overlap.bucket_size; of "auto", the default until planner/bucket_size.h chooses. Pure.
+int64_t bucket_bytes_of(const RunConfig& config);
+
 /// The planner's options, without the schedule and the partition of layers. Pure.
 PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& update = {});
 

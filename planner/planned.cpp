@@ -62,15 +62,46 @@ Drawn draw(const PlanRequest& request) {
   return drawn;
 }
 
-Planned make_plan(const PlanRequest& request) {
-  Drawn drawn = draw(request);
+double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }
+
+namespace {
+
+/// Keyed by the channel's name.
+std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal) {
+  std::map<std::string, ChannelLoad> loads;
+  for (const Task& task : job.train.tasks) {
+    ChannelLoad& load = loads[job.channels[task.channel].name];
+    ++load.tasks;
+    if (is_communication(task.op) && task.op != Op::recv)
+      load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
+                                     task.elems, task.dtype);
+  }
+  if (!rehearsal.finished) return loads;
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  const double ns_per_ms = 1e6 * static_cast<double>(times.runs.size());
+  for (ChannelId c = 0; c < job.channels.size(); ++c)
+    if (const auto found = loads.find(job.channels[c].name); found != loads.end())
+      found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
+  for (const comm::Exposed& exposed : times.exposed)
+    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op))
+      loads[job.channels[awaited.channel].name].exposed_ms += static_cast<double>(exposed.time_ns) / ns_per_ms;
+  return loads;
+}
+
+/// Plans `config`, which has the drawn configuration or fewer of its micro-batches.
+Planned plan_drawn(const PlanRequest& request, const Drawn& drawn, const ResolvedConfig& config) {
   Planned planned{.request = request,
-                  .config = std::move(drawn.config),
-                  .machine = std::move(drawn.machine),
+                  .config = config,
+                  .machine = drawn.machine,
                   .finished = {},
-                  .machine_source = std::move(drawn.machine_source),
-                  .nccl = std::move(drawn.nccl),
-                  .nccl_table = std::move(drawn.nccl_table)};
+                  .machine_source = drawn.machine_source,
+                  .nccl = drawn.nccl,
+                  .nccl_table = drawn.nccl_table,
+                  .steady = {},
+                  .chose_bucket_size = config->overlap.bucket_size_bytes == 0,
+                  .micro_batches = drawn.config.batch().micro_batches,
+                  .global_batch = drawn.config.batch().global_batch_size};
+  planned.config = with_bucket_size(request_of(planned));
   JobRequest asked = request_of(planned);
   asked.proves = request.proves;
   asked.extra_bytes = [&](const Job& job) {
@@ -80,11 +111,67 @@ Planned make_plan(const PlanRequest& request) {
   return planned;
 }
 
+/// Approximate number of items of a step on all stages.
+int64_t items_of(const ResolvedConfig& config) {
+  const int64_t of_layer = config->parallel.tensor > 1 ? 8 + 12 * config->overlap.tensor_chunks : 8;
+  return config->model.layers * config.batch().micro_batches * of_layer;
+}
+
+/// Totals of the plan itself.
+StepTotals planned_totals(const Planned& planned, const FinishedJob& finished, const comm::Rehearsal& rehearsal) {
+  const Job& largest = largest_stage(finished);
+  StepTotals totals{
+      .memory_bytes = largest.buffers.total_bytes() + sum_of(extra_memory_of(planned, largest, finished.engines)),
+      .wire = wire_bytes_of_step(*finished.job),
+      .channels = channel_loads(*finished.job, rehearsal)};
+  if (!rehearsal.finished) return totals;
+  const comm::RankTimes& times = rehearsal.ranks.front();
+  totals.step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
+  totals.communication_ms = ms_of_a_step(times.communication_ns);
+  totals.exposed_ms = ms_of_a_step(times.exposed_ns);
+  totals.bubble_ms = ms_of_a_step(times.bubble_ns);
+  return totals;
+}
+
+comm::Rehearsal rehearse_job(const Planned& planned, const FinishedJob& finished) {
+  const Job& job = *finished.job;
+  const comm::RooflinePrice price = price_of(*planned.config, planned.machine, job.mesh);
+  return comm::rehearse(job.mesh, job.channels, runs_of(finished.stages, kRehearsedSteps), price,
+                        {.gate = comm::Gate::launch_order, .replayed = planned.finished.replay.taken});
+}
+
+}  // namespace
+
+Planned make_plan(const PlanRequest& request) {
+  constexpr int64_t kLongItems = 200'000;
+  const Drawn drawn = draw(request);
+  const SteadyState state = steady_state(drawn.config);
+  if (request.whole || state.rounds == 0 || items_of(drawn.config) <= kLongItems ||
+      !drawn.config->pipeline.schedule_file.empty())
+    return plan_drawn(request, drawn, drawn.config);
+  Planned planned = plan_drawn(request, drawn, with_micro_batches(drawn.config, state.planned));
+  JobRequest asked = request_of(planned);
+  asked.config = with_micro_batches(drawn.config, state.planned + state.round);
+  const Job& job = *planned.finished.job;
+  const FinishedJob longer =
+      build_job_with_update(asked, {.beside = !job.update_on_spine, .double_buffer = job.options.double_buffer});
+  const comm::Rehearsal rehearsal = rehearse_job(planned, longer);
+  if (!rehearsal.finished) throw PlanError("[plan] the plan ends in a deadlock: {}", rehearsal.deadlock);
+  planned.steady = {.planned = state.planned,
+                    .round = state.round,
+                    .rounds = state.rounds,
+                    .one_more = planned_totals(planned, longer, rehearsal)};
+  return planned;
+}
+
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
   return extra_memory_of(planned, largest_stage(planned.finished), planned.finished.engines);
 }
 int64_t most_bytes(const Planned& planned) {
-  return largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
+  const int64_t planned_bytes =
+      largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
+  const auto grown_bytes = static_cast<double>(planned.steady.one_more.memory_bytes - planned_bytes);
+  return planned_bytes + static_cast<int64_t>(planned.steady.rounds * grown_bytes);
 }
 
 bool fits(const Planned& planned) {
@@ -114,34 +201,30 @@ KeepingCosts keeping_costs_of(const Planned& planned) {
                        price_of(*planned.config, planned.machine, planned.finished.job->mesh));
 }
 
-double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (1e6 * kRehearsedSteps); }
+comm::Rehearsal rehearse_step(const Planned& planned) { return rehearse_job(planned, planned.finished); }
 
-comm::Rehearsal rehearse_step(const Planned& planned) {
-  const Job& job = *planned.finished.job;
-  const comm::RooflinePrice price = price_of(*planned.config, planned.machine, job.mesh);
-  return comm::rehearse(job.mesh, job.channels, runs_of(planned.finished.stages, kRehearsedSteps), price,
-                        {.gate = comm::Gate::launch_order, .replayed = planned.finished.replay.taken});
-}
-
-std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal) {
-  std::map<std::string, ChannelLoad> loads;
-  for (const Task& task : job.train.tasks) {
-    ChannelLoad& load = loads[job.channels[task.channel].name];
-    ++load.tasks;
-    if (is_communication(task.op) && task.op != Op::recv)
-      load.bytes += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
-                                     task.elems, task.dtype);
-  }
-  if (!rehearsal.finished) return loads;
-  const comm::RankTimes& times = rehearsal.ranks.front();
-  const double ns_per_ms = 1e6 * static_cast<double>(times.runs.size());
-  for (ChannelId c = 0; c < job.channels.size(); ++c)
-    if (const auto found = loads.find(job.channels[c].name); found != loads.end())
-      found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
-  for (const comm::Exposed& exposed : times.exposed)
-    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op))
-      loads[job.channels[awaited.channel].name].exposed_ms += static_cast<double>(exposed.time_ns) / ns_per_ms;
-  return loads;
+StepTotals totals_of(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  StepTotals totals = planned_totals(planned, planned.finished, rehearsal);
+  const Steady& steady = planned.steady;
+  if (steady.planned == 0 || !rehearsal.finished) return totals;
+  const auto extend = [&](auto& value, auto one_more) {
+    value += static_cast<std::decay_t<decltype(value)>>(steady.rounds * static_cast<double>(one_more - value));
+  };
+  for (double StepTotals::*member :
+       {&StepTotals::step_ms, &StepTotals::communication_ms, &StepTotals::exposed_ms, &StepTotals::bubble_ms})
+    extend(totals.*member, steady.one_more.*member);
+  extend(totals.memory_bytes, steady.one_more.memory_bytes);
+  extend(totals.wire.sent, steady.one_more.wire.sent);
+  extend(totals.wire.theory, steady.one_more.wire.theory);
+  for (auto& [name, load] : totals.channels)
+    if (const auto more = steady.one_more.channels.find(name); more != steady.one_more.channels.end()) {
+      extend(load.tasks, more->second.tasks);
+      extend(load.bytes, more->second.bytes);
+      extend(load.busy_ms, more->second.busy_ms);
+      extend(load.exposed_ms, more->second.exposed_ms);
+    }
+  totals.bubble_ms = std::max(0.0, totals.bubble_ms);
+  return totals;
 }
 
 }  // namespace slipstream::planner

@@ -12,7 +12,9 @@
 #include "engine/config/load.h"
 #include "engine/plan/memory.h"
 #include "planner/checkpoint_costs.h"
+#include "planner/plan_facts.h"
 #include "planner/planner.h"
+#include "planner/steady_state.h"
 
 namespace slipstream::planner {
 
@@ -20,6 +22,7 @@ struct PlanRequest : RunSource {
   int ranks = 1;        // world size
   std::string machine;  // path; empty: device.machine of the run file, else this host
   bool proves = true;   // false: a plan that is only compared
+  bool whole = false;   // true: plans all micro-batches of a long step
   std::string as;       // software profile (planner/software.h); empty: this program
 };
 
@@ -34,17 +37,50 @@ struct Drawn {
 /// Reads files. Throws: ConfigError, DataError.
 Drawn draw(const PlanRequest& request);
 
+struct ChannelLoad {
+  int64_t tasks = 0;
+  int64_t bytes = 0;  // sent by one rank in a step
+  // Rehearsed times of a mean step: the channel was busy, and compute waited for this channel's communication alone.
+  double busy_ms = 0;
+  double exposed_ms = 0;
+};
+
+/// Rehearsed times of a mean step on the first stage.
+struct StepTotals {
+  double step_ms = 0;
+  double communication_ms = 0;
+  double exposed_ms = 0;
+  double bubble_ms = 0;
+  int64_t memory_bytes = 0;                     // of the largest stage, with memory outside the plan
+  WireBytes wire;                               // for gradients and parameters
+  std::map<std::string, ChannelLoad> channels;  // by name
+};
+
+/// A step of many micro-batches whose plan has few. In the steady state every further round of micro-batches adds the
+/// same to StepTotals, so a plan with one more round gives the others.
+struct Steady {
+  int64_t planned = 0;  // micro-batches of the plan; 0: all of the run's
+  int64_t round = 0;    // micro-batches
+  double rounds = 0;    // beyond the plan
+  StepTotals one_more;
+};
+
 struct Planned {
   PlanRequest request;
   ResolvedConfig config;
   Machine machine;
   FinishedJob finished;
   std::string machine_source;
-  comm::NcclTable nccl;    // of comm.nccl, where the run is on GPUs
-  std::string nccl_table;  // its name and hash; empty: none
+  comm::NcclTable nccl;            // of comm.nccl, where the run is on GPUs
+  std::string nccl_table;          // its name and hash; empty: none
+  Steady steady;                   // of a long step; `config` and `finished` then have its few micro-batches
+  bool chose_bucket_size = false;  // "auto"; `config` has the choice
+  int64_t micro_batches = 0;
+  int64_t global_batch = 0;  // sequences of the run's step
 };
 
-/// Reads files, blocks. Throws: ConfigError, DataError, PlanError.
+/// Steps whose plans would take many seconds are planned with few micro-batches, unless request.whole. Reads files,
+/// blocks. Throws: ConfigError, DataError, PlanError.
 Planned make_plan(const PlanRequest& request);
 
 /// The inputs of the plan, to plan variants of it. Pure.
@@ -71,15 +107,8 @@ comm::Rehearsal rehearse_step(const Planned& planned);
 /// Milliseconds per step, from a sum over the rehearsed steps. Pure.
 double ms_of_a_step(int64_t total_ns);
 
-struct ChannelLoad {
-  int64_t tasks = 0;
-  int64_t bytes = 0;  // sent by one rank in a step
-  // Rehearsed times of a mean step: the channel was busy, and compute waited for this channel's communication alone.
-  double busy_ms = 0;
-  double exposed_ms = 0;
-};
-/// Keyed by the channel's name. Pure.
-std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal);
+/// Of the run's step. Pure.
+StepTotals totals_of(const Planned& planned, const comm::Rehearsal& rehearsal);
 
 /// To stdout.
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal);

@@ -5,6 +5,7 @@
 #include "engine/base/json.h"
 #include "engine/base/print.h"
 #include "engine/plan/memory.h"
+#include "planner/advice.h"
 #include "planner/forecast.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
@@ -35,8 +36,9 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["layout"]["context"] = sizes.context;
   json["layout"]["pipeline"] = sizes.pipeline;
   json["layout"]["tensor"] = sizes.tensor;
-  json["micro_batches"] = planned.finished.micro_batches;
-  json["global_batch_size"] = planned.finished.global_batch;
+  json["micro_batches"] = planned.micro_batches;
+  json["global_batch_size"] = planned.global_batch;
+  if (planned.steady.planned > 0) json["planned_micro_batches"] = planned.steady.planned;
   if (const std::vector<int>& lags = job.schedule.shape.lags; !lags.empty()) {
     json["weight_gradient_lags"] = Json::array();
     for (int lag : lags) json["weight_gradient_lags"].push_back(static_cast<int64_t>(lag));
@@ -69,9 +71,9 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     peer["host_bytes_per_host"] = costs.host_bytes;
     if (costs.added_ns) peer["added_ms"] = static_cast<double>(*costs.added_ns) / 1e6;
   }
-  const WireBytes wire = wire_bytes_of_step(job);
-  json["wire_bytes"]["sent"] = wire.sent;
-  json["wire_bytes"]["theory"] = wire.theory;
+  const StepTotals totals = totals_of(planned, rehearsal);
+  json["wire_bytes"]["sent"] = totals.wire.sent;
+  json["wire_bytes"]["theory"] = totals.wire.theory;
   json["notes"] = notes_of(planned);
   json["update"]["double_buffer"] = job.options.double_buffer;
   json["update"]["on_compute_stream"] = job.update_on_spine;
@@ -81,6 +83,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     json["graph"]["task_by_task_ms"] = static_cast<double>(replay.task_by_task_ns) / 1e6;
     json["graph"]["launches_ms"] = static_cast<double>(replay.launches_ns()) / 1e6;
   }
+  json["bucket_size_bytes"] = job.options.bucket_bytes;
   json["recompute"]["how"] = name_of(job.recomputed.how);
   json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
   json["recompute"]["flops_again"] = job.recomputed.paid.flops;
@@ -108,19 +111,33 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     for (const std::string& line : nccl_choices(job, planned.nccl)) json["nccl"]["choices"].push_back(line);
   }
   json["spine_items"] = static_cast<int64_t>(job.train.spine.size());
-  json["plan_hash"] = fmt::format("{:016x}", planned.finished.proof.order_hash);
+  // A plan with fewer micro-batches is not the plan of the run.
+  json["plan_hash"] =
+      planned.steady.planned > 0 ? Json() : Json(fmt::format("{:016x}", planned.finished.proof.order_hash));
   if (rehearsal.finished) {
-    const comm::RankTimes& times = rehearsal.ranks.front();
-    json["rehearsed"]["step_ms"] = static_cast<double>(times.step_period_ns(1)) / 1e6;
+    json["rehearsed"]["step_ms"] = totals.step_ms;
     if (planned.machine.attention_efficiency > 0) {
       const double factor = interval_factor(planned.machine.software);
-      json["rehearsed"]["step_ms_low"] = static_cast<double>(times.step_period_ns(1)) / 1e6 / factor;
-      json["rehearsed"]["step_ms_high"] = static_cast<double>(times.step_period_ns(1)) / 1e6 * factor;
+      json["rehearsed"]["step_ms_low"] = totals.step_ms / factor;
+      json["rehearsed"]["step_ms_high"] = totals.step_ms * factor;
     }
-    json["rehearsed"]["comm_ms"] = ms_of_a_step(times.communication_ns);
-    json["rehearsed"]["exposed_ms"] = ms_of_a_step(times.exposed_ns);
-    json["rehearsed"]["bubble_ms"] = ms_of_a_step(times.bubble_ns);
-    for (const auto& [name, load] : channel_loads(job, rehearsal)) {
+    json["rehearsed"]["comm_ms"] = totals.communication_ms;
+    json["rehearsed"]["exposed_ms"] = totals.exposed_ms;
+    json["rehearsed"]["bubble_ms"] = totals.bubble_ms;
+    const StepShares shares = shares_of(planned, rehearsal);
+    json["rehearsed"]["bottleneck"] = name_of(shares.largest());
+    for (size_t i = 0; i < shares.ms.size(); ++i)
+      json["rehearsed"]["shares_ms"][name_of(static_cast<Bottleneck>(i))] = shares.ms[i];
+    json["rehearsed"]["waits"] = Json::array();
+    constexpr size_t kWaits = 5;
+    for (const LongWait& wait : longest_waits(planned, rehearsal, kWaits)) {
+      Json row = Json::object();
+      row["waiter"] = wait.waiter;
+      row["awaited"] = wait.awaited;
+      row["ms"] = wait.ms;
+      json["rehearsed"]["waits"].push_back(row);
+    }
+    for (const auto& [name, load] : totals.channels) {
       json["rehearsed"]["channels"][name]["busy_ms"] = load.busy_ms;
       json["rehearsed"]["channels"][name]["exposed_ms"] = load.exposed_ms;
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include <fmt/ranges.h>
 
@@ -12,6 +13,7 @@
 #include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/plan/memory.h"
+#include "planner/advice.h"
 #include "planner/alternatives.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
@@ -177,28 +179,46 @@ void print_replay(const Planned& planned) {
           : "");
 }
 
-/// The channel with the longest exposed time, and changes that shorten the step.
-void print_exposed(const Planned& planned, const comm::Rehearsal& rehearsal) {
+/// "compute 71 %, bandwidth 20 %, ...": the largest first, without those below 1 %.
+std::string shares_text(const StepShares& shares) {
+  std::vector<size_t> order(shares.ms.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return shares.ms[a] > shares.ms[b]; });
+  std::string text;
+  for (size_t i : order)
+    if (const double percent = 100 * shares.ms[i] / std::max(1e-9, shares.sum_ms()); percent >= 1)
+      text += fmt::format("{}{} {:.0f} %", text.empty() ? "" : ", ", name_of(static_cast<Bottleneck>(i)), percent);
+  return text;
+}
+
+/// What limits the step, the longest waits, and changes that shorten it.
+void print_advice(const Planned& planned, const comm::Rehearsal& rehearsal) {
   constexpr double kWorthPrinting = 0.005;  // of the step
   constexpr size_t kPrinted = 3;
   const comm::RankTimes& times = rehearsal.ranks.front();
+  const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
+  print_result("bottleneck: {}\n", shares_text(shares_of(planned, rehearsal)));
   const LargestExposed largest = largest_exposed(planned, rehearsal);
-  if (largest.channel.empty() ||
-      ms_of_a_step(times.exposed_ns) < kWorthPrinting * static_cast<double>(times.step_period_ns(1)) / 1e6)
-    return;
-  print_result("exposed: {:.2f} of {:.2f} ms on channel {}{}; the longest wait is {:.2f} ms for {}{}\n",
-               largest.exposed_ms, largest.busy_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
-               largest.task_ms, largest.task,
-               largest.under_last_of > 1
-                   ? fmt::format("; only the last of {} micro-batches can hide them", largest.under_last_of)
-                   : "");
+  const bool exposes = !largest.channel.empty() && ms_of_a_step(times.exposed_ns) >= kWorthPrinting * step_ms;
+  if (exposes)
+    print_result("exposed: {:.2f} of {:.2f} ms on channel {}{}; the longest wait is {:.2f} ms for {}{}\n",
+                 largest.exposed_ms, largest.busy_ms, largest.channel, largest.crosses_nodes ? " between nodes" : "",
+                 largest.task_ms, largest.task,
+                 largest.under_last_of > 1
+                     ? fmt::format("; only the last of {} micro-batches can hide them", largest.under_last_of)
+                     : "");
+  if (!exposes && ms_of_a_step(times.bubble_ns) < kWorthPrinting * step_ms) return;
+  for (const LongWait& wait : longest_waits(planned, rehearsal, kPrinted))
+    if (wait.ms >= kWorthPrinting * step_ms)
+      print_result("wait:    {} waits {:.2f} ms for {}\n", wait.waiter, wait.ms, wait.awaited);
   std::vector<Alternative> faster = faster_alternatives(planned, rehearsal);
   if (faster.size() > kPrinted) faster.resize(kPrinted);
+  const double now_ms = totals_of(planned, rehearsal).step_ms;
   for (const Alternative& change : faster)
     print_result("try:     --set {}: rehearsed {:.2f} ms, {:.2f} ms exposed{}\n", fmt::join(change.sets, " --set "),
                  change.step_ms, change.exposed_ms,
-                 change.global_batch == planned.finished.global_batch
-                     ? ""
+                 change.global_batch == planned.global_batch
+                     ? fmt::format("; gains {:.2f} ms", now_ms - change.step_ms)
                      : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
 }
 
@@ -224,11 +244,20 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_result("layout:  {} = data {} x context {} x pipeline {} x tensor {}\n", counted(job.mesh.world(), "rank"),
                sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
   print_groups(planned);
-  print_result("batch:   {} x {} per step, {} of {} on each rank\n", counted(planned.finished.global_batch, "sequence"),
-               counted(planned.config->train.sequence_length, "token"),
-               counted(planned.finished.micro_batches, "micro-batch"), job.model.batch);
-  print_result("reduce:  {}, {}\n", name_of(job.options.reduce_mode),
-               counted(std::ssize(job.layout.buckets), "bucket"));
+  print_result("batch:   {} x {} per step, {} of {} on each rank\n", counted(planned.global_batch, "sequence"),
+               counted(planned.config->train.sequence_length, "token"), counted(planned.micro_batches, "micro-batch"),
+               job.model.batch);
+  const StepTotals totals = totals_of(planned, rehearsal);
+  if (const Steady& steady = planned.steady; steady.planned > 0)
+    print_result(
+        "         planned and rehearsed with {} and {} micro-batches, because every further {} add the same; --whole "
+        "plans all\n",
+        steady.planned, steady.planned + steady.round, steady.round);
+  print_result("reduce:  {}, {}{}\n", name_of(job.options.reduce_mode),
+               counted(std::ssize(job.layout.buckets), "bucket"),
+               planned.chose_bucket_size
+                   ? fmt::format("; overlap.bucket_size = \"auto\": {}", format_bytes(job.options.bucket_bytes))
+                   : "");
   if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
     print_result("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                  job.model.tied.as_rows ? "ids and rows" : "a dense table");
@@ -272,12 +301,12 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_checkpoint(planned, rehearsal);
   if (planned.config->checkpoint.peer_interval > 0)
     print_result("peer snapshots: {}\n", text_of(keeping_costs_of(planned)));
-  if (const WireBytes wire = wire_bytes_of_step(job); job.mesh.group_size(Axis::replica) > 1)
+  if (const WireBytes& wire = totals.wire; job.mesh.group_size(Axis::replica) > 1)
     print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
                  format_bytes(wire.sent), format_bytes(wire.theory),
                  static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
   print_result("channels:\n");
-  for (const auto& [name, load] : channel_loads(job, rehearsal))
+  for (const auto& [name, load] : totals.channels)
     print_result("  {:<14}{:>7} {}{:>14} sent per step{}\n", name, load.tasks, load.tasks == 1 ? "task " : "tasks",
                  format_bytes(load.bytes),
                  load.bytes > 0 && rehearsal.finished
@@ -296,15 +325,13 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
       planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
   if (!rehearsal.finished) return;
   print_replay(planned);
-  const comm::RankTimes& times = rehearsal.ranks.front();
-  const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;
-  print_result(
-      "rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n", step_ms,
-      format_count(1e3 * static_cast<double>(planned.finished.global_batch * planned.config->train.sequence_length) /
-                   step_ms),
-      ms_of_a_step(times.communication_ns), ms_of_a_step(times.exposed_ns),
-      sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", ms_of_a_step(times.bubble_ns)) : "");
-  print_exposed(planned, rehearsal);
+  print_result("rehearsed step: {:.2f} ms, {} tokens/s; of {:.2f} ms communication {:.2f} ms exposed{}\n",
+               totals.step_ms,
+               format_count(1e3 * static_cast<double>(planned.global_batch * planned.config->train.sequence_length) /
+                            totals.step_ms),
+               totals.communication_ms, totals.exposed_ms,
+               sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", totals.bubble_ms) : "");
+  print_advice(planned, rehearsal);
 }
 
 void print_proof(const Planned& planned) {

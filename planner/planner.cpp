@@ -6,6 +6,9 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <future>
+#include <limits>
+#include <thread>
 
 #include "comm/link.h"
 #include "comm/nccl/launch_order.h"
@@ -20,6 +23,7 @@
 #include "planner/minimum_memory.h"
 #include "planner/plan_options.h"
 #include "planner/stage_times.h"
+#include "planner/steady_state.h"
 
 namespace slipstream::planner {
 namespace {
@@ -36,11 +40,26 @@ std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options,
   return std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options));
 }
 
+/// Building the stages of a pipeline takes seconds.
+bool is_deep(const JobRequest& request) {
+  constexpr int64_t kDeep = 4096;
+  return request.config->parallel.pipeline * request.config->model.layers > kDeep;
+}
+
 std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const PlanOptions& options,
                                                const models::ModelOptions& sizes) {
-  std::vector<std::shared_ptr<Job>> jobs;
-  for (int stage = 0; stage < options.sizes.pipeline; ++stage)
-    jobs.push_back(build_stage(request, options, sizes, stage));
+  const int stages = options.sizes.pipeline;
+  std::vector<std::shared_ptr<Job>> jobs(static_cast<size_t>(stages));
+  // Every stage cuts the whole model, which takes seconds on deep pipelines.
+  const int threads = is_deep(request) ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : 1;
+  const auto build = [&](int first) {
+    for (int stage = first; stage < stages; stage += threads)
+      jobs[static_cast<size_t>(stage)] = build_stage(request, options, sizes, stage);
+  };
+  std::vector<std::future<void>> others;
+  for (int thread = 1; thread < threads; ++thread) others.push_back(std::async(std::launch::async, build, thread));
+  build(0);
+  for (std::future<void>& other : others) other.get();
   return jobs;
 }
 
@@ -236,9 +255,9 @@ void require_matches(const std::vector<std::shared_ptr<Job>>& stages) {
   }
 }
 
-FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update, bool proves) {
-  FinishedJob finished;
-  const std::vector<std::shared_ptr<Job>> jobs = draft(request, update, finished);
+/// Orders drafted jobs.
+void finish_draft(const JobRequest& request, const std::vector<std::shared_ptr<Job>>& jobs, bool proves,
+                  FinishedJob& finished) {
   const comm::RooflinePrice price = price_of(*request.config, request.machine, jobs[0]->mesh);
   comm::MeasuredPrice measured_ns(price);
   for (const auto& job : jobs)
@@ -254,6 +273,12 @@ FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update,
                                                   {.gate = comm::Gate::launch_order});
     if (played.finished) plan_products(jobs, played, price.multiprocessors(), finished.engines);
   }
+}
+
+FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update, bool proves) {
+  FinishedJob finished;
+  const std::vector<std::shared_ptr<Job>> jobs = draft(request, update, finished);
+  finish_draft(request, jobs, proves, finished);
   return finished;
 }
 
@@ -263,6 +288,17 @@ bool serialises(const JobRequest& request, const Job& job, bool captured) {
   const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
                                      [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
   return several > 1 && comm::nccl_serialises(request.driver, captured);
+}
+
+/// step_period_ns() of given runs.
+int64_t period_ns(const JobRequest& request, const FinishedJob& finished, const std::vector<comm::RankRuns>& runs,
+                  bool replayed) {
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, finished.job->mesh);
+  return comm::rehearsed_period_ns(
+      finished.job->mesh, finished.job->channels, runs, price,
+      {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,
+       .replayed = replayed},
+      1);
 }
 
 /// Works that a step launches on the stage with the most launches.
@@ -287,62 +323,40 @@ const Job& largest_stage(const FinishedJob& finished) {
 
 int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
 
-comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
-  const Job& first = *stages[0];
-  comm::Proof ordered;
-  const bool saves = first.options.snapshots, keeps = first.keeping.slots > 0;
-  std::vector<Plan Job::*> plans{&Job::prime, &Job::train, &Job::evaluate};
-  if (saves) plans.push_back(&Job::save);
-  if (keeps) plans.push_back(&Job::keep);
-  for (Plan Job::*plan : plans) {
-    std::vector<comm::Stage> of_all;
-    for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
-    ordered.include(
-        comm::finish(of_all, first.mesh, first.channels, price, proves ? comm::Checks::orders : comm::Checks::none));
-  }
-  if (first.options.double_buffer)
-    for (const auto& job : stages) swap_buffers(*job);
-  if (!proves) return ordered;
-  std::vector<comm::StageRuns> rows;
-  for (const auto& job : stages) {
-    // Three steps and three evaluations in a row, and every seam between them. After an odd number of steps,
-    // evaluations find the two copies of the weights exchanged.
-    const bool swaps = job->options.double_buffer;
-    const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step,
-               *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
-    std::vector<const Plan*> runs{&job->prime, step, evaluate, evaluate, evaluate, other, step, other};
-    // Snapshots after an even and an odd number of steps, several in a row, and after evaluations. The end is a step
-    // without one.
-    const auto add_snapshots = [&](Plan Job::*even, Plan Job::*odd) {
-      const Plan *copy = &((*job).*even), *copy_other = swaps ? &((*job).*odd) : copy;
-      runs.insert(runs.end(), {copy, step, copy_other, other, &job->evaluate, copy, step, evaluate, copy_other, other,
-                               step, other});
-    };
-    if (saves) add_snapshots(&Job::save, &Job::save_swapped);
-    if (keeps) add_snapshots(&Job::keep, &Job::keep_swapped);
-    if (saves && keeps) runs.insert(runs.end(), {&job->save, &job->keep, step, other});
-    rows.push_back({std::move(runs), &job->buffers});
-  }
-  comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
-  proof.include(std::move(ordered));
-  return proof;
-}
-
-void require_holds(const comm::Proof& proof) {
-  if (proof.holds()) return;
-  throw PlanError(
-      "[plan] the plan failed its proof, and nothing was run: {}. Please report it with the run file. slipstream check "
-      "prints the whole proof.",
-      !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
-}
-
 FinishedJob build_finished_job(const JobRequest& request) {
   FinishedJob finished = build_proved_job(request);
   if (request.proves) require_holds(finished.proof);
   return finished;
 }
 
-FinishedJob build_proved_job(const JobRequest& request) {
+ResolvedConfig with_bucket_size(const JobRequest& request) {
+  const RunConfig& run = *request.config;
+  if (run.overlap.bucket_size_bytes > 0) return request.config;
+  RunConfig chosen = run;
+  chosen.overlap.bucket_size_bytes = bucket_bytes_of(run);
+  const Layout& layout = request.config.layout();
+  if (layout.data * layout.context == 1 || run.zero.stage >= 2 || run.overlap.grad_reduce != ReduceMode::bucketed)
+    return resolve(chosen, request.config.facts());
+  const int64_t micro_batches = steady_state(request.config).planned;  // buckets travel once in a step
+  int64_t best_ns = std::numeric_limits<int64_t>::max(), best_bytes = chosen.overlap.bucket_size_bytes;
+  for (const int64_t size_bytes : {4 * kMiB, 25 * kMiB, 100 * kMiB, 400 * kMiB}) {
+    if (size_bytes < run.overlap.first_bucket_size_bytes) continue;
+    chosen.overlap.bucket_size_bytes = size_bytes;
+    JobRequest asked = request;
+    asked.config = with_micro_batches(resolve(chosen, request.config.facts()), micro_batches);
+    asked.spine_ns = nullptr;
+    const int64_t period_ns = step_period_ns(asked, build_job_with_update(asked, {}), false);
+    if (period_ns < 0 || period_ns >= best_ns) continue;
+    best_ns = period_ns;
+    best_bytes = size_bytes;
+  }
+  chosen.overlap.bucket_size_bytes = best_bytes;
+  return resolve(chosen, request.config.facts());
+}
+
+FinishedJob build_proved_job(const JobRequest& given) {
+  JobRequest request = given;
+  request.config = with_bucket_size(given);
   const Choice copies = request.config->optimizer.double_buffer, graph = request.config->device.graph;
   const bool two_asked = copies == Choice::yes;
   // On a CPU's compute stream, an update always follows every reader of the weights (docs/notes/0002, 0014).
@@ -353,9 +367,11 @@ FinishedJob build_proved_job(const JobRequest& request) {
     int64_t graph_ns = -1, task_by_task_ns = -1, launches = 0;
   };
   std::vector<UpdateCandidate> candidates{{{two_asked, two_asked}}};
-  if (!two_asked) candidates.push_back({{true, false}});
+  std::vector<ComparedUpdate> compared;
+  if (!two_asked && !is_deep(request)) candidates.push_back({{true, false}});
   // In stage 3, no update waits for a reader.
-  if (copies == Choice::automatic && first.job->zero_stage < 3) candidates.push_back({{true, true}});
+  if (copies == Choice::automatic && first.job->zero_stage < 3 && !is_deep(request))
+    candidates.push_back({{true, true}});
   const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
   // Works beside transfers are priced in whole nanoseconds: a difference below 0.01 % is a tie.
   const auto shorter = [](int64_t a_ns, int64_t b_ns) { return a_ns < b_ns - b_ns / 10'000; };
@@ -365,9 +381,12 @@ FinishedJob build_proved_job(const JobRequest& request) {
         !std::all_of(finished.stages.begin(), finished.stages.end(),
                      [&](const auto& job) { return fits(request, *job); }))
       continue;
-    candidate.graph_ns = step_period_ns(request, finished, true);
-    candidate.task_by_task_ns = step_period_ns(request, finished, false);
+    const std::vector<comm::RankRuns> runs = runs_of(finished.stages, 3);
+    candidate.graph_ns = period_ns(request, finished, runs, true);
+    candidate.task_by_task_ns = period_ns(request, finished, runs, false);
     candidate.launches = launches_of_step(finished);
+    compared.push_back({candidate.update.beside, candidate.update.double_buffer, most_bytes(finished),
+                        candidate.graph_ns, candidate.task_by_task_ns});
     if (candidate.task_by_task_ns < 0) continue;
     if (shorter(candidate.graph_ns, by_graph->graph_ns)) by_graph = &candidate;
     if (shorter(candidate.task_by_task_ns, by_task->task_by_task_ns)) by_task = &candidate;
@@ -383,11 +402,26 @@ FinishedJob build_proved_job(const JobRequest& request) {
   FinishedJob finished =
       &best == candidates.data() ? std::move(first) : finish_job(request, best.update, request.proves);
   finished.replay = replay;
+  finished.compared = std::move(compared);
   return finished;
 }
 
 FinishedJob build_job_with_update(const JobRequest& request, const UpdatePlacement& update) {
   return finish_job(request, update, false);
+}
+
+TriedJob try_job(const JobRequest& request) {
+  TriedJob tried;
+  const std::vector<std::shared_ptr<Job>> jobs = draft(request, {}, tried.finished);
+  for (const auto& job : jobs)
+    tried.memory_bytes = std::max(tried.memory_bytes,
+                                  job->buffers.total_bytes() + (request.extra_bytes ? request.extra_bytes(*job) : 0));
+  if (request.machine.memory_bytes > 0 && tried.memory_bytes > request.machine.memory_bytes) {
+    tried.finished = {};
+    return tried;
+  }
+  finish_draft(request, jobs, false, tried.finished);
+  return tried;
 }
 
 FinishedJob build_drafted_job(const JobRequest& request) {
@@ -434,12 +468,7 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
 }
 
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
-  const comm::RooflinePrice price = price_of(*request.config, request.machine, finished.job->mesh);
-  const comm::Rehearsal played = comm::rehearse(
-      finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3), price,
-      {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,
-       .replayed = replayed});
-  return played.finished ? played.ranks[0].step_period_ns(1) : -1;
+  return period_ns(request, finished, runs_of(finished.stages, 3), replayed);
 }
 
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
@@ -453,9 +482,9 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
     if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
     price.set(stages[s]->train, std::move(local));
   }
-  const comm::Rehearsal rehearsal =
-      comm::rehearse(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price, {.replayed = replayed});
-  return rehearsal.finished ? static_cast<double>(rehearsal.ranks[0].step_period_ns(1)) / 1e6 : -1;
+  const int64_t period_ns = comm::rehearsed_period_ns(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price,
+                                                      {.replayed = replayed}, 1);
+  return period_ns < 0 ? -1 : static_cast<double>(period_ns) / 1e6;
 }
 
 }  // namespace slipstream::planner

@@ -9,6 +9,7 @@
 
 #include "comm/rehearse/rehearse.h"
 #include "engine/plan/job.h"
+#include "planner/finish_plans.h"
 #include "planner/finished_job.h"
 #include "planner/job_request.h"
 #include "planner/plan_options.h"
@@ -17,26 +18,33 @@ namespace slipstream::planner {
 
 /// Builds and finishes the job of one rank and those of the other stages, which must agree with it. If the update may
 /// have its own stream, the fastest rehearsed place is chosen. optimizer.double_buffer = "auto" adds two copies of the
-/// weights as a place, if they fit. If steps may be launched as graphs, device.graph = "auto" uses graphs unless the
-/// barrier costs more than launching task by task. Pure: equal on all ranks with the same machine.
+/// weights as a place, if they fit. With more than 4096 stages x layers, places are not compared. If steps may be
+/// launched as graphs, device.graph = "auto" uses graphs unless the barrier costs more than launching task by task.
+/// Pure: equal on all ranks with the same machine.
 /// Throws: ConfigError (sizes, layout, batch), PlanError; with `proves` also if the plans do not hold.
 FinishedJob build_finished_job(const JobRequest& request);
 
 /// The same, but returns plans that fail their proof, for commands that print the proof and run nothing.
 FinishedJob build_proved_job(const JobRequest& request);
 
+/// `request.config` with a number for overlap.bucket_size = "auto": 4, 25, 100 or 400 MiB, not below first_bucket_size,
+/// the first one with the shortest rehearsed step. 25 MiB where no buckets travel: one data rank, ZeRO-2 and 3, other
+/// ways to reduce. Equal on all ranks with the same machine. Pure.
+ResolvedConfig with_bucket_size(const JobRequest& request);
+
 /// The job with the update at a given place, without a proof, to compare places. Pure.
 FinishedJob build_job_with_update(const JobRequest& request, const UpdatePlacement& update);
 
+/// The job with the update on the compute stream, without a proof, unless it needs more than the machine's memory.
+struct TriedJob {
+  int64_t memory_bytes = 0;  // of the largest stage, with JobRequest::extra_bytes
+  FinishedJob finished;      // no stages: it does not fit
+};
+/// Pure.
+TriedJob try_job(const JobRequest& request);
+
 /// Jobs without plan order; their memory is known. Pure.
 FinishedJob build_drafted_job(const JobRequest& request);
-
-/// Orders the plans of all stages of one job. With `proves`, also proves the first batch, steps and evaluations in a
-/// row; the proof may fail. Throws: PlanError.
-comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves = true);
-
-/// Throws: PlanError with the findings of a failed proof.
-void require_holds(const comm::Proof& proof);
 
 /// The pipeline stage with the largest memory; the first of equal stages. Pure.
 const Job& largest_stage(const FinishedJob& finished);

@@ -90,7 +90,7 @@ double RooflinePrice::seconds(const Cost& cost) const {
   if (rates_.kernels) {
     if (cost.kernels.empty()) return kernel_seconds({.flops = cost.flops, .bytes = cost.bytes}, *rates_.kernels);
     double sum = 0;
-    for (const KernelCost& kernel : cost.kernels) sum += kernel_seconds(kernel, *rates_.kernels);
+    for (const KernelCost& kernel : cost.kernels) sum += seconds(kernel);
     return sum;
   }
   double seconds = 0;
@@ -98,6 +98,20 @@ double RooflinePrice::seconds(const Cost& cost) const {
   if (rates_.bytes_per_second > 0)
     seconds = std::max(seconds, static_cast<double>(cost.bytes) / rates_.bytes_per_second);
   return seconds;
+}
+
+size_t RooflinePrice::KernelHash::operator()(const KernelCost& kernel) const {
+  uint64_t hash = static_cast<uint64_t>(kernel.kind) * 4 + kernel.backward * 2 + kernel.in_layer;
+  for (const int64_t value : {kernel.flops, kernel.bytes, kernel.rows, kernel.cols, kernel.depth, kernel.count})
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29;
+  return hash;
+}
+
+double RooflinePrice::seconds(const KernelCost& kernel) const {
+  if (kernel.kind == KernelKind::moved) return kernel_seconds(kernel, *rates_.kernels);
+  const auto [found, is_new] = known_.try_emplace(kernel, 0.0);
+  if (is_new) found->second = kernel_seconds(kernel, *rates_.kernels);
+  return found->second;
 }
 
 int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {

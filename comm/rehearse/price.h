@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "comm/link.h"
@@ -86,10 +87,17 @@ class RooflinePrice : public Price {
   WireCost wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const;
 
  private:
+  struct KernelHash {
+    size_t operator()(const KernelCost& kernel) const;
+  };
+
   int64_t launches(const Cost& cost) const;
+  double seconds(const KernelCost& kernel) const;
   double measured_seconds(const Cost& cost) const;
   const WorkTimes& works() const { return rates_.measured->at(rates_.shared.threads); }
 
+  // A step has few shapes and many kernels. Not for several threads: each copies the price.
+  mutable std::unordered_map<KernelCost, double, KernelHash> known_;
   static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
   Rates rates_;
   std::array<Link, kAxes> links_;

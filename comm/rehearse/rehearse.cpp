@@ -197,4 +197,11 @@ Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::
   return rehearsal;
 }
 
+int64_t rehearsed_period_ns(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
+                            const Price& price, const RehearseOptions& options, size_t run) {
+  Graph graph(mesh, channels, ranks, price, {.rehearse = options});
+  if (!graph.solve()) return -1;
+  return graph.time().start_ns(graph.node(0, run + 1, 0)) - graph.time().start_ns(graph.node(0, run, 0));
+}
+
 }  // namespace slipstream::comm

@@ -222,6 +222,19 @@ const Quantity& size_quantity() {
   return kind;
 }
 
+const Quantity& size_or_auto_quantity() {
+  static const Quantity kind{"a size such as \"25MiB\", or \"auto\"",
+                             [](std::string_view text) -> int64_t {
+                               if (text == "auto") return 0;
+                               const int64_t size_bytes = parse_bytes(text);
+                               if (size_bytes == 0) throw ConfigError("a size of 0");
+                               return size_bytes;
+                             },
+                             [](int64_t size_bytes) { return size_bytes == 0 ? "auto" : print_size(size_bytes); },
+                             false};
+  return kind;
+}
+
 const Quantity& rate_quantity() {
   static const Quantity kind{"a rate such as \"1Gbit/s\" or \"50GB/s\"", parse_bytes_per_second, print_rate, false};
   return kind;

@@ -81,6 +81,7 @@ struct Quantity {
   bool empty_is_zero = false;
 };
 const Quantity& size_quantity();
+const Quantity& size_or_auto_quantity();  // "auto" is 0
 const Quantity& rate_quantity();
 const Quantity& optional_rate_quantity();  // "" is 0
 const Quantity& duration_quantity();

@@ -216,8 +216,10 @@ std::vector<Field<R>> make_fields() {
               "Gradient reduction: bucketed (asynchronous, per bucket), per_parameter (asynchronous, one by one), flat "
               "(once, after backward) or naive (one by one, after backward)."),
       F::quantity(
-          "overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), size, {1, kMaxSizeBytes},
-          "Target bucket size. A bucket may exceed it by less than one parameter. Toward the end of the backward pass, "
+          "overlap.bucket_size", at(&R::overlap, &Overlap::bucket_size_bytes), detail::size_or_auto_quantity(),
+          {0, kMaxSizeBytes},
+          "Target bucket size. auto: the one of 4, 25, 100 and 400 MiB with the shortest rehearsed step. A bucket may "
+          "exceed it by less than one parameter. Toward the end of the backward pass, "
           "buckets shrink to a quarter of the remaining bytes, but not below first_bucket_size. With zero.stage = 1 "
           "the target is at most a fortieth of all gradient bytes, but not below first_bucket_size. With zero.stage = "
           "2 or 3, each layer is one bucket of any size. With zero.stage = 0 and float32 on the wire, a pipeline stage "

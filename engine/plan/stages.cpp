@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <unordered_map>
 
 #include "engine/base/check.h"
 
@@ -45,7 +46,11 @@ class Cutter {
       for (const Chunk& chunk : parts_) wanted.push_back(exposed(chunk.backward));
       for (size_t p = 0; p < parts_.size(); ++p) split_backward(parts_[p], wanted[p]);
     }
-    for (Chunk& chunk : parts_) find_crossings(chunk);
+    for (Chunk& chunk : parts_) {
+      // Only this stage's parts are kept, and their neighbours complete their lists.
+      const int apart = std::abs(chunk.part % schedule_.shape.stages - stage);
+      if (apart <= 1 || apart == schedule_.shape.stages - 1) find_crossings(chunk);
+    }
     std::vector<Chunk> chunks;
     for (int c = 0; c < schedule_.shape.virtual_stages; ++c) {
       chunks.push_back(part(c * schedule_.shape.stages + stage));
@@ -206,21 +211,33 @@ class Cutter {
     return result;
   }
 
+  /// Parts that write a buffer in a pass, in order.
+  using Writers = std::unordered_map<BufferId, std::vector<int>>;
+  const Writers& writers(Pass pass) {
+    Writers& writers = pass == Pass::forward ? forward_writers_ : backward_writers_;
+    if (writers.empty())
+      for (const Chunk& chunk : parts_)
+        for (BufferId buffer : written(chunk.pieces(pass))) writers[buffer].push_back(chunk.part);
+    return writers;
+  }
+
   /// Data that `reader` reads and part `from` has written crosses. Data that no other part writes accumulates here.
   void cross(Chunk& reader, const Set& wanted, int from, Pass pass) {
-    for (int other = 0; other < static_cast<int>(parts_.size()); ++other) {
-      if (other == reader.part) continue;
-      const bool earlier = pass == Pass::forward ? other < reader.part : other > reader.part;
-      if (!earlier) continue;
-      for (BufferId buffer : written(part(other).pieces(pass))) {
-        if (!wanted.contains(buffer)) continue;
-        if (other == from) {
-          (pass == Pass::forward ? reader.activations_in : reader.gradients_in).push_back(buffer);
-          (pass == Pass::forward ? part(from).activations_out : part(from).gradients_out).push_back(buffer);
-        } else if (!written(part(from).pieces(pass)).contains(buffer)) {
-          throw PlanError("[plan] part {} reads {} of part {}, which is not its neighbour.", reader.part,
-                          buffers_[buffer].name, other);
-        }
+    for (BufferId buffer : wanted) {
+      const auto found = writers(pass).find(buffer);
+      if (found == writers(pass).end()) continue;
+      int other = -1;
+      bool crosses = false;
+      for (int part : found->second) {
+        crosses = crosses || part == from;
+        if (other < 0 && (pass == Pass::forward ? part < reader.part : part > reader.part)) other = part;
+      }
+      if (crosses) {
+        (pass == Pass::forward ? reader.activations_in : reader.gradients_in).push_back(buffer);
+        (pass == Pass::forward ? part(from).activations_out : part(from).gradients_out).push_back(buffer);
+      } else if (other >= 0) {
+        throw PlanError("[plan] part {} reads {} of part {}, which is not its neighbour.", reader.part,
+                        buffers_[buffer].name, other);
       }
     }
   }
@@ -288,6 +305,7 @@ class Cutter {
   const PipelineSchedule& schedule_;
   std::vector<int> part_of_layer_;
   std::vector<Chunk> parts_;
+  Writers forward_writers_, backward_writers_;
 };
 
 }  // namespace

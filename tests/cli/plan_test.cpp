@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "tests/cli/program.h"
+#include "tests/sample.h"
 
 using namespace slipstream;
 using namespace slipstream::program;
@@ -336,4 +337,21 @@ TEST_CASE("plan, check and --dry-run print the singular for 1", "[cli]") {
     for (const char* noun : {"ranks", "tasks", "buckets", "micro-batches", "waits", "spine items"})
       CHECK(!contains(result.text, std::string(" 1 ") + noun));
   }
+}
+
+TEST_CASE("a long step is planned with few micro-batches, and its totals are those of the whole plan", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 4 --json --machine " + source_dir() +
+                           "/configs/machines/h100x8.toml --set model.layers=8 --set train.micro_batch_size=1 --set "
+                           "parallel.pipeline=2 --set train.global_batch_size=8000";
+  const Json few = Json::parse(call(plan).text);
+  CHECK(few.at("micro_batches").as_int() == 4000);
+  CHECK(few.at("planned_micro_batches").as_int() == 6);
+  CHECK(few.at("plan_hash").is_null());
+  if (!test_everything()) return;  // the whole plan takes seconds
+  const Json whole = Json::parse(call(plan + " --whole").text);
+  CHECK(few.at("memory_bytes").at("total").as_int() == whole.at("memory_bytes").at("total").as_int());
+  CHECK(few.at("wire_bytes").at("sent").as_int() == whole.at("wire_bytes").at("sent").as_int());
+  CHECK(few.at("rehearsed").at("step_ms").as_double() ==
+        Approx(whole.at("rehearsed").at("step_ms").as_double()).epsilon(0.01));
 }

@@ -338,7 +338,8 @@ class CountingPrice : public Price {
 
 }  // namespace
 
-TEST_CASE("finish proves three runs in a row of every stage under every gate, with the waits of a steady state") {
+TEST_CASE(
+    "finish proves three runs in a row of every stage under the strictest gate, with the waits of a steady state") {
   constexpr int64_t kOrderings = 2;  // rehearsals that give a plan its order
   const Mesh mesh(MeshSizes{.data = 2, .pipeline = 2});
   const auto counted = [&](Checks checks) {
@@ -359,7 +360,7 @@ TEST_CASE("finish proves three runs in a row of every stage under every gate, wi
     return counts;
   };
   CHECK(counted(Checks::none) == std::set<int64_t>{kOrderings});
-  CHECK(counted(Checks::all) == std::set<int64_t>{kOrderings + 3 * std::ssize(kGates)});
+  CHECK(counted(Checks::all) == std::set<int64_t>{kOrderings + 3});
 }
 
 TEST_CASE("waits that contradict each other are refused, naming the cycle") {
