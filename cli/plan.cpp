@@ -14,7 +14,9 @@
 #include "engine/base/json.h"
 #include "engine/base/print.h"
 #include "planner/forecast.h"
+#include "planner/need.h"
 #include "planner/planned.h"
+#include "planner/search.h"
 #include "report/reconcile.h"
 
 namespace slipstream::cli {
@@ -22,12 +24,16 @@ namespace {
 
 struct PlanOptions : PlanFlags {
   bool search = false;
+  double seconds = 60;  // of the search
+  int64_t rows = 10;    // of its table
+  std::vector<std::string> over;
+  std::string need, vary;
   std::string batch;                  // path of a list of plans; empty: one plan
   std::string schedule_csv;           // output path of the pipeline's schedule; empty: none
   std::string against;                // folder of a run to compare with its plan; empty: none
   std::string from;                   // folder of a run whose computing times are replayed; empty: none
   std::vector<std::string> imported;  // format and path of another program's configuration; empty: none
-  std::string write;                  // path of the imported run file
+  std::string write;                  // folder for the winners of a search, or path of the imported run file
   bool ranks_given = false;
 };
 
@@ -81,6 +87,16 @@ int batch(const PlanOptions& options) {
   return 0;
 }
 
+int search(const PlanOptions& options) {
+  planner::SearchOptions asked{.seconds = options.seconds};
+  for (const std::string& text : options.over) asked.keys.push_back(planner::parse_searched_key(text));
+  const planner::SearchResult result = planner::search(options, asked);
+  const auto rows = static_cast<size_t>(options.rows);
+  options.json ? planner::print_search_json(result, rows) : planner::print_search(result, rows);
+  if (!options.write.empty()) planner::write_winners(options, result, options.write, rows);
+  return 0;
+}
+
 int plan(const PlanOptions& options) {
   if (!options.against.empty()) return against(options);
   if (!options.from.empty()) {
@@ -94,8 +110,15 @@ int plan(const PlanOptions& options) {
     return plan_import({options.imported[0], options.imported[1], options.write, options.json}, request);
   }
   if (!options.batch.empty()) return batch(options);
-  if (options.search)
-    throw ConfigError("[plan] --search is not in this version. Compare layouts with --set parallel.data=N.");
+  if (options.search) return search(options);
+  if (options.need.empty() != options.vary.empty())
+    throw ConfigError("[plan] --need and --vary belong together, for example --need mfu=0.5 --vary bandwidth.");
+  if (!options.need.empty()) {
+    const planner::Needed needed =
+        planner::find_needed(options, planner::parse_need(options.need), planner::parse_varied(options.vary));
+    options.json ? planner::print_needed_json(needed) : planner::print_needed(needed);
+    return 0;
+  }
   const planner::Planned planned = planner::make_plan(options);
   const comm::Rehearsal rehearsal = planner::rehearse_step(planned);
   if (!options.schedule_csv.empty())
@@ -113,7 +136,16 @@ void add_plan(CLI::App& app, Run& chosen) {
   CLI::App* command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
   add_plan_flags(command, *options);
   command->get_option("run")->required(false);  // --batch names several
-  command->add_flag("--search", options->search, "search for a faster layout (not in this version)")->group("");
+  command->add_flag("--search", options->search,
+                    "find the layout with the shortest rehearsed step: ranks of every axis, ZeRO, micro-batch, "
+                    "recomputation, schedule, buckets");
+  command->add_option("--over", options->over, "KEY=VALUE,VALUE: values of a key that --search compares");
+  command->add_option("--seconds", options->seconds, "time limit of --search; 0: none")->check(CLI::NonNegativeNumber);
+  command->add_option("--rows", options->rows, "layouts that --search prints and writes")
+      ->check(CLI::Range(1, static_cast<int>(planner::kShownLayouts)));
+  command->add_option("--need", options->need, "goal: mfu=0.5, step_ms=900 or tokens_per_s=1e6, with --vary");
+  command->add_option("--vary", options->vary,
+                      "bandwidth, memory, micro_batch or ranks: find the smallest value that meets --need");
   command->add_flag("--whole", options->whole, "plan all micro-batches of a long step, which may take minutes");
   command->add_option("--batch", options->batch,
                       "forecast the step of every line of this file, each with the arguments of one plan; prints one "
@@ -129,7 +161,8 @@ void add_plan(CLI::App& app, Run& chosen) {
                    "forecast a configuration of another program: megatron, torchtitan or nemo, and its path")
       ->expected(2)
       ->type_name("FORMAT PATH");
-  command->add_option("--write", options->write, "with --import: write the run file here");
+  command->add_option("--write", options->write,
+                      "with --search: folder for the best run files; with --import: path of the run file");
   command->callback([&chosen, options, command] {
     options->ranks_given = command->count("--ranks") > 0;
     if (options->run_file.empty() && options->batch.empty() && options->against.empty() && options->from.empty() &&

@@ -159,6 +159,53 @@ def forecasts(rows, program, machine_dir, replace=None, jobs=1):
         return made
 
 
+def cells_of(rows):
+    """The fastest row of each model, GPU, number of GPUs, sequence length, batch and precision."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        if run_file(row) is not None:
+            groups[tuple(row[k] for k in ("model", "gpu", "gpus", "seq", "global_batch", "precision"))].append(row)
+    return [max(group, key=lambda row: number(row, "tok_s_gpu")) for group in groups.values()]
+
+
+def search(rows, program, machine_dir, seconds):
+    """Searches a layout for the model and the number of GPUs of every cell, and compares it with the best published one:
+    with its forecast, and with its measurement."""
+    cells = cells_of(rows)
+    made = forecasts(cells, program, machine_dir)
+    print("model, GPUs, best published tokens/s per GPU: measured, forecast; proposed: forecast, layout")
+    at_least_forecast = at_least_measured = done = 0
+    for row, m in zip(cells, made):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "run.toml"
+            path.write_text(run_file(row))
+            name = software_of(row)
+            machine = machine_dir / (MACHINES[row["gpu"]] + ".toml")
+            out = subprocess.run([str(program), "plan", str(path), "--ranks", str(whole(row, "gpus")), "--machine",
+                                  str(machine), "--as",
+                                  str(ROOT / name) if name.startswith("configs/") else name, "--search", "--seconds",
+                                  str(seconds), "--rows", "1", "--json"], text=True, capture_output=True, check=False)
+        # Other programs keep states in fewer bytes or in host memory.
+        has = 1e9 * float(re.search(r'^memory = "([\d.]+)GB"', machine.read_text(), re.M)[1])
+        if m.get("memory_bytes", 0) > has:
+            print(f"{row['model'][:24]:24} {row['gpus']:>5} the published layout needs {m['memory_bytes'] / 1e9:.0f} of "
+                  f"{has / 1e9:.0f} GB here")
+            continue
+        if "error" in m or out.returncode != 0:
+            print(f"{row['model']} on {row['gpus']}: {m.get('error', out.stderr)[:160].strip()}")
+            continue
+        found = json.loads(out.stdout)["rows"][0]
+        proposed, measured = found["tokens_per_s_per_rank"], number(row, "tok_s_gpu")
+        done += 1
+        at_least_forecast += proposed >= 0.999 * m["tokens_per_s_per_rank"]
+        at_least_measured += proposed >= measured
+        layout = " ".join(text.split(".")[1] for text in found["sets"] if text.split("=")[1] not in ("1", "0"))
+        print(f"{row['model'][:24]:24} {row['gpus']:>5} {measured:9.0f} {m['tokens_per_s_per_rank']:9.0f} "
+              f"{proposed:9.0f}  {layout}")
+    print(f"{done} cells: the proposed layout's forecast is at least the forecast of the best published one in "
+          f"{at_least_forecast}, at least its measurement in {at_least_measured}")
+
+
 def precision_of(row):
     return "fp8" if row["precision"].startswith("fp8") else "16 bits"
 
@@ -300,11 +347,16 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="every n-th row of sources with more than 100 rows")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--csv", help="write one line per row")
+    parser.add_argument("--search", type=float, metavar="SECONDS",
+                        help="search a layout for every model and number of GPUs, and compare it with the best published one")
     args = parser.parse_args()
     with open(args.runs, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if args.source in row["source"]]
     count = collections.Counter(row["source"] for row in rows)
     rows = [row for i, row in enumerate(rows) if count[row["source"]] <= 100 or i % args.every == 0]
+    if args.search:
+        search(rows, args.program, pathlib.Path(args.machines), args.search)
+        return
     made = forecasts(rows, args.program, pathlib.Path(args.machines), jobs=args.jobs)
     for row, m in zip(rows, made):
         if "error" in m:

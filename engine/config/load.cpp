@@ -54,6 +54,11 @@ RunConfig load_run_config(const std::string& path, const std::vector<std::string
     for (const std::string& key : keys_of_folder(config.model.init)) apply_set(of_folder, key);
     config = written_over(std::move(of_folder));
   }
+  return with_sets(std::move(config), {});
+}
+
+RunConfig with_sets(RunConfig config, const std::vector<std::string>& sets) {
+  for (const std::string& set : sets) apply_set(config, set);
   config = resolve_defaults(std::move(config));
   validate(config);
   return config;

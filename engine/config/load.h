@@ -27,4 +27,7 @@ using KeysOfFolder = std::function<std::vector<std::string>(const std::string& f
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {},
                           const KeysOfFolder& keys_of_folder = {});
 
+/// `config`, which load_run_config() gave, with `sets` over it. Throws: as load_run_config(). Pure.
+RunConfig with_sets(RunConfig config, const std::vector<std::string>& sets);
+
 }  // namespace slipstream

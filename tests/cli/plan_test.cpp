@@ -339,6 +339,40 @@ TEST_CASE("plan, check and --dry-run print the singular for 1", "[cli]") {
   }
 }
 
+TEST_CASE("plan --search prints the layouts in order and writes run files that plan to the same step", "[cli]") {
+  Folder folder;
+  const std::string search =
+      "plan " + run_file(folder) + " --ranks 4 --machine " + source_dir() +
+      "/configs/machines/h100x8.toml --set train.global_batch_size=16 --search --seconds 0 --over "
+      "parallel.tensor=1 --over parallel.pipeline=1,2 --over train.micro_batch_size=2 --over "
+      "train.recompute=none --over zero.stage=0,1 --over pipeline.schedule=1f1b --rows 2";
+  const Result json = call(search + " --json --write " + folder.path("found"));
+  INFO(json.text);
+  REQUIRE(json.code == 0);
+  const Json found = Json::parse(json.text);
+  CHECK(found.at("certain").as_bool());
+  const auto& rows = found.at("rows").as_array();
+  REQUIRE(rows.size() == 2);
+  CHECK(rows.at(0).at("step_ms").as_double() <= rows.at(1).at("step_ms").as_double());
+  CHECK(contains(rows.at(1).at("reason").as_string(), "ms"));
+  const Result planned =
+      call("plan " + folder.path("found/1.toml") + " --ranks 4 --json --set device.graph=false --machine " +
+           source_dir() + "/configs/machines/h100x8.toml");
+  INFO(planned.text);
+  REQUIRE(planned.code == 0);
+  // A plan may move the update to a stream of its own, and plans products beside transfers for fewer multiprocessors.
+  CHECK(Json::parse(planned.text).at("rehearsed").at("step_ms").as_double() ==
+        Approx(rows.at(0).at("step_ms").as_double()).epsilon(0.03));
+  const Result text = call(search);
+  CHECK(contains(text.text, "No other of these layouts has a shorter rehearsed step."));
+  CHECK(contains(text.text, "try:     --set parallel.tensor=1"));
+  check_refused(call(search + " --over zero.stge=1"), 2, {"zero.stge", "zero.stage"});
+  check_refused(call("plan " + run_file(folder) + " --need mfu=0.5 --vary bandwdth"), 2, {"bandwdth", "bandwidth"});
+  const Result need = call("plan " + run_file(folder) + " --ranks 2 --need step_ms=100000 --vary micro_batch");
+  INFO(need.text);
+  CHECK(contains(need.text, "answer:  train.micro_batch_size = 1 reaches"));
+}
+
 TEST_CASE("a long step is planned with few micro-batches, and its totals are those of the whole plan", "[cli]") {
   Folder folder;
   const std::string plan = "plan " + run_file(folder) + " --ranks 4 --json --machine " + source_dir() +

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Lower bounds of the step time and the memory of a layout, from a model of three layers instead of a plan.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "engine/config/machine.h"
+#include "engine/config/resolve.h"
+
+namespace slipstream::planner {
+
+/// The part of a layout that alone needs this long.
+enum class Limit : uint8_t { compute, bubble, tensor, states };
+const char* name_of(Limit limit);
+
+struct LayoutBound {
+  int64_t step_ns = 0;
+  Limit limit = Limit::compute;
+  int64_t memory_bytes = 0;  // of the largest stage
+};
+
+/// Bounds of many layouts of one model; layouts that share a rank's works share their costs. Not for several threads.
+class LayoutBounds {
+ public:
+  explicit LayoutBounds(Machine machine);
+  ~LayoutBounds();
+
+  /// No rehearsal of this configuration takes less time, and no plan of it less memory:
+  ///   fill + drain of the stages before one, and all of its own works (no step overlaps the next there);
+  ///   the bytes of tensor ranks; the gradients and parameters, on the port of a rank.
+  /// Throws: ConfigError for layouts that no plan has.
+  LayoutBound bound(const ResolvedConfig& config);
+
+ private:
+  struct Works;
+  const Works& works_of(const ResolvedConfig& config);
+
+  Machine machine_;
+  std::map<std::string, std::unique_ptr<Works>> known_;
+};
+
+}  // namespace slipstream::planner

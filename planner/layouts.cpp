@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nested choices of layout settings; a setting without effect in a layout has one value there.
+
+#include "planner/layouts.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include <fmt/core.h>
+
+#include "engine/base/check.h"
+#include "engine/config/fields.h"
+#include "engine/config/nearest.h"
+#include "planner/plan_options.h"
+
+namespace slipstream::planner {
+namespace {
+
+using Sets = std::vector<std::string>;
+
+/// overlap.bucket_size as a run file has it, without quotes.
+std::string own_bucket_size(RunConfig run) {
+  run.overlap.bucket_size_bytes = bucket_bytes_of(run);
+  const std::string quoted = field_text(run, "overlap.bucket_size");
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+class Space {
+ public:
+  Space(const ResolvedConfig& config, const Machine& machine, const std::vector<SearchedKey>& keys)
+      : config_(config), machine_(machine), keys_(keys), used_(keys.size(), 0) {}
+
+  std::vector<Sets> list() {
+    const RunConfig& run = *config_;
+    const int64_t world = config_.world();
+    const int64_t heads = std::gcd(std::gcd(run.model.heads, run.model.kv_heads), run.model.ffn_width);
+    for (int64_t tensor : powers("parallel.tensor", run.parallel.tensor, std::min(world, machine_.ranks_per_node))) {
+      if (world % tensor != 0 || heads % tensor != 0) continue;
+      const int64_t left = world / tensor;
+      for (int64_t pipeline : powers("parallel.pipeline", run.parallel.pipeline, std::min(left, run.model.layers))) {
+        if (left % pipeline != 0 || pipeline > run.model.layers) continue;
+        const int64_t most_context = run.train.sequence_length >= kLongSequence ? 8 : 1;
+        for (int64_t context : powers("parallel.context", run.parallel.context, most_context)) {
+          if (left / pipeline % context != 0 || (context > 1 && run.train.sequence_length % (2 * context) != 0))
+            continue;
+          Sets sets = {fmt::format("parallel.tensor={}", tensor), fmt::format("parallel.pipeline={}", pipeline),
+                       fmt::format("parallel.context={}", context),
+                       fmt::format("parallel.data={}", left / pipeline / context),
+                       fmt::format("parallel.sequence_parallel={}", tensor > 1)};
+          add_schedules({tensor, pipeline, context, left / pipeline / context}, sets);
+        }
+      }
+    }
+    for (size_t k = 0; k < keys_.size(); ++k)
+      if (!used_[k]) add_key(keys_[k]);
+    return std::move(found_);
+  }
+
+ private:
+  static constexpr int64_t kLongSequence = 16'384;
+  struct Shape {
+    int64_t tensor, pipeline, context, data;
+  };
+
+  std::optional<Sets> asked(const std::string& key) {
+    for (size_t k = 0; k < keys_.size(); ++k)
+      if (keys_[k].key == key) {
+        used_[k] = 1;
+        return keys_[k].values;
+      }
+    return {};
+  }
+
+  std::vector<int64_t> powers(const char* key, int64_t own, int64_t most) {
+    std::vector<int64_t> values;
+    if (const auto given = asked(key)) {
+      for (const std::string& text : *given) values.push_back(std::atoll(text.c_str()));
+      return values;
+    }
+    for (int64_t value = 1; value <= most; value *= 2) values.push_back(value);
+    if (std::find(values.begin(), values.end(), own) == values.end() && own > 0) values.push_back(own);
+    return values;
+  }
+
+  Sets texts(const char* key, Sets usual) {
+    const auto given = asked(key);
+    return given ? *given : usual;
+  }
+
+  void add_schedules(const Shape& shape, const Sets& sets) {
+    const RunConfig& run = *config_;
+    if (shape.pipeline == 1) {
+      asked("pipeline.schedule"), asked("pipeline.virtual_stages");
+      return add_batches(shape, with(with(sets, "pipeline.schedule=1f1b"), "pipeline.virtual_stages=1"));
+    }
+    for (const std::string& schedule : texts("pipeline.schedule", {"1f1b", "interleaved_1f1b", "zb_h1"})) {
+      const Sets named = with(sets, "pipeline.schedule=" + schedule);
+      for (int64_t parts : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 4))
+        if ((parts > 1) == (schedule == "interleaved_1f1b") && run.model.layers % (shape.pipeline * parts) == 0)
+          add_batches(shape, with(named, fmt::format("pipeline.virtual_stages={}", parts)));
+        else if (parts == 1 && schedule != "interleaved_1f1b")
+          add_batches(shape, with(named, "pipeline.virtual_stages=1"));
+    }
+  }
+
+  void add_batches(const Shape& shape, const Sets& sets) {
+    const RunConfig& run = *config_;
+    for (int64_t batch : powers("train.micro_batch_size", run.train.micro_batch_size, 8)) {
+      if (run.train.global_batch_size % (batch * shape.data) != 0) continue;
+      for (const std::string& recompute : texts("train.recompute", {"none", "selective", "full"}))
+        add_zero(shape,
+                 with(with(sets, fmt::format("train.micro_batch_size={}", batch)), "train.recompute=" + recompute));
+    }
+  }
+
+  void add_zero(const Shape& shape, const Sets& sets) {
+    const RunConfig& run = *config_;
+    const int64_t sharing = shape.data * shape.context;
+    const int64_t in_node = machine_.ranks_per_node / std::gcd(machine_.ranks_per_node, shape.tensor);
+    for (const std::string& stage : texts("zero.stage", {"0", "1", "2", "3"})) {
+      if (sharing == 1 && stage != "0") continue;
+      Sets sizes = {"0"};
+      if (stage != "0" && shape.pipeline == 1 && in_node > 1 && sharing > in_node && sharing % in_node == 0)
+        sizes.push_back(fmt::format("{}", in_node));
+      for (const std::string& size : texts("zero.shard_size", sizes)) {
+        if (stage == "0" && size != "0") continue;
+        const Sets sharded = with(with(sets, "zero.stage=" + stage), "zero.shard_size=" + size);
+        Sets depths = {"1"}, buckets = {own_bucket_size(run)}, chunks = {"1"};
+        if (stage == "3") depths.push_back("2");
+        if (sharing > 1 && stage < "2" && buckets[0] != "100MiB") buckets.push_back("100MiB");
+        if (shape.tensor > 1) chunks.push_back("4");
+        for (const std::string& depth : stage == "3" ? texts("zero.prefetch_depth", depths) : depths)
+          for (const std::string& bucket : texts("overlap.bucket_size", buckets))
+            for (const std::string& chunk : shape.tensor > 1 ? texts("overlap.tensor_chunks", chunks) : chunks)
+              found_.push_back(
+                  with(with(with(sharded, "zero.prefetch_depth=" + depth), "overlap.bucket_size=" + bucket),
+                       "overlap.tensor_chunks=" + chunk));
+      }
+    }
+    asked("zero.prefetch_depth"), asked("overlap.tensor_chunks");  // without effect where no layout has their axis
+  }
+
+  static Sets with(Sets sets, const std::string& set) {
+    sets.push_back(set);
+    return sets;
+  }
+
+  void add_key(const SearchedKey& key) {
+    std::vector<Sets> all;
+    for (const Sets& sets : found_)
+      for (const std::string& value : key.values) all.push_back(with(sets, key.key + "=" + value));
+    found_ = std::move(all);
+  }
+
+  const ResolvedConfig& config_;
+  const Machine& machine_;
+  const std::vector<SearchedKey>& keys_;
+  std::vector<char> used_;
+  std::vector<Sets> found_;
+};
+
+}  // namespace
+
+SearchedKey parse_searched_key(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+    throw ConfigError("[plan] --over {}: needs KEY=VALUE,VALUE, for example --over train.micro_batch_size=1,2.", text);
+  SearchedKey searched{.key = text.substr(0, equals), .values = {}};
+  std::vector<std::string_view> known;
+  for (const auto& field : run_fields()) known.push_back(field.key);
+  if (std::find(known.begin(), known.end(), searched.key) == known.end()) {
+    const std::string near = nearest(searched.key, known);
+    throw ConfigError("[plan] --over: run files have no key {}{}. See docs/reference/config.md.", searched.key,
+                      near.empty() ? "" : "; did you mean " + near + "?");
+  }
+  for (size_t begin = equals + 1; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    searched.values.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return searched;
+}
+
+std::vector<std::vector<std::string>> layouts_of(const ResolvedConfig& config, const Machine& machine,
+                                                 const std::vector<SearchedKey>& keys) {
+  return Space(config, machine, keys).list();
+}
+
+}  // namespace slipstream::planner

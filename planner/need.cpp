@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bisects rates over one plan; tries sizes one by one, the smallest first.
+
+#include "planner/need.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+
+#include <fmt/ranges.h>
+
+#include "engine/base/check.h"
+#include "engine/base/json.h"
+#include "engine/base/print.h"
+#include "engine/base/units.h"
+#include "engine/config/load.h"
+#include "engine/config/nearest.h"
+#include "engine/report/utilization.h"
+#include "planner/initial_model.h"
+#include "planner/plan_options.h"
+#include "planner/search.h"
+#include "planner/software.h"
+
+namespace slipstream::planner {
+namespace {
+
+constexpr std::string_view kGoals[] = {"mfu", "step_ms", "tokens_per_s"};
+constexpr std::string_view kVaried[] = {"bandwidth", "memory", "micro_batch", "ranks"};
+
+/// The index of a name. Throws: ConfigError with the names.
+template <size_t n>
+size_t index_of(const std::string& name, const std::string_view (&names)[n], const char* flag) {
+  const auto found = std::find(std::begin(names), std::end(names), name);
+  if (found != std::end(names)) return static_cast<size_t>(found - std::begin(names));
+  const std::string near = nearest(name, {std::begin(names), std::end(names)});
+  throw ConfigError("[plan] {} does not know '{}'{} Use {}.", flag, name,
+                    near.empty() ? "." : "; did you mean '" + near + "'?", fmt::join(names, ", "));
+}
+
+/// A run in which one value varies.
+class Question {
+ public:
+  Question(const PlanRequest& request, const Need& need) : request_(request), need_(need), drawn_(draw(request)) {
+    const SoftwareProfile profile = software_profile(request.as);
+    std::vector<std::string> sets = profile.sets;
+    sets.insert(sets.end(), request.sets.begin(), request.sets.end());
+    written_ = load_run(request.run_file, sets);
+  }
+
+  Needed bandwidth();
+  Needed memory();
+  Needed micro_batch();
+  Needed ranks();
+
+ private:
+  bool meets(double reached) const {
+    return need_.goal == Goal::step_ms ? reached <= need_.value : reached >= need_.value;
+  }
+  bool better(double a, double b) const { return need_.goal == Goal::step_ms ? a < b : a > b; }
+
+  /// The goal's quantity for a step.
+  double reached(const ResolvedConfig& config, double step_ms) {
+    if (need_.goal == Goal::step_ms) return step_ms;
+    if (need_.goal == Goal::tokens_per_s)
+      return 1e3 * static_cast<double>(config->train.global_batch_size * config->train.sequence_length) / step_ms;
+    const double peak = peak_flops_per_second(drawn_.machine, config->train.dtype);
+    if (peak <= 0) throw ConfigError("[plan] --need mfu: {} has no peak of its matrix units.", drawn_.machine.name);
+    return utilization(flops_of(config), step_ms, config.world(), peak);
+  }
+
+  /// Operations of a step do not depend on the layout: of one micro-batch, times the number of them.
+  double flops_of(const ResolvedConfig& config) {
+    const ResolvedConfig one = with_micro_batches(config, config->parallel.pipeline);
+    if (!flops_of_sequence_)
+      flops_of_sequence_ =
+          model_flops(build_drafted_job({.config = one, .machine = drawn_.machine, .nccl = drawn_.nccl}).stages) /
+          static_cast<double>(one->train.global_batch_size);
+    return *flops_of_sequence_ * static_cast<double>(config->train.global_batch_size);
+  }
+
+  NeedStep step(const std::string& value, const ResolvedConfig& config, double step_ms) {
+    NeedStep made{.value = value, .reached = reached(config, step_ms)};
+    made.meets = meets(made.reached);
+    return made;
+  }
+
+  /// Rehearses `config` on the machine; an illegal or too large one is a step with a problem.
+  NeedStep try_config(const std::string& value, const std::function<ResolvedConfig()>& make) {
+    try {
+      const ResolvedConfig config = make();
+      const Rehearsed made = rehearse_config(drawn_, config);
+      if (made.step_ms >= 0) return step(value, config, made.step_ms);
+      return {.value = value,
+              .problem = fmt::format("needs {} of memory, {} has {}", format_bytes(made.memory_bytes),
+                                     drawn_.machine.name, format_bytes(drawn_.machine.memory_bytes))};
+    } catch (const ConfigError& error) {
+      return {.value = value, .problem = error.what()};
+    }
+  }
+
+  /// Tries the values in order until one meets the goal.
+  Needed first_that_meets(const std::string& name, int64_t own, const std::vector<int64_t>& values,
+                          const std::function<ResolvedConfig(int64_t)>& make);
+  [[noreturn]] void refuse(const Needed& needed, const std::string& remedy) const;
+
+  const PlanRequest& request_;
+  const Need& need_;
+  Drawn drawn_;
+  RunConfig written_;
+  std::optional<double> flops_of_sequence_;
+};
+
+void Question::refuse(const Needed& needed, const std::string& remedy) const {
+  const NeedStep* best = nullptr;
+  for (const NeedStep& each : needed.tried)
+    if (each.problem.empty() && (!best || better(each.reached, best->reached))) best = &each;
+  throw ConfigError(
+      "[plan] no {} reaches {} = {:g}; {}. {}", needed.varied, kGoals[static_cast<size_t>(need_.goal)], need_.value,
+      best                   ? fmt::format("the best one, {}, reaches {:.4g}", best->value, best->reached)
+      : needed.tried.empty() ? std::string("there is no legal value")
+                             : fmt::format("{}: {}", needed.tried.back().value, needed.tried.back().problem),
+      remedy);
+}
+
+Needed Question::bandwidth() {
+  constexpr double kPrecision = 1.01, kStride = 4, kWidest = 1 << 16;
+  const int64_t emulated = drawn_.config->comm.emulate.bandwidth_bytes_per_second;
+  const ResolvedConfig& config = drawn_.config;
+  const SteadyState state = steady_state(config);
+  std::vector<std::pair<ResolvedConfig, double>> parts;  // with the weight of its step
+  if (state.rounds == 0) {
+    parts.emplace_back(config, 1.0);
+  } else {
+    parts.emplace_back(with_micro_batches(config, state.planned + state.round), state.rounds);
+    parts.emplace_back(with_micro_batches(config, state.planned), 1 - state.rounds);
+  }
+  std::vector<FinishedJob> jobs;
+  for (const auto& [each, weight] : parts)
+    jobs.push_back(
+        build_job_with_update({.config = each, .machine = drawn_.machine, .nccl = drawn_.nccl, .proves = false}, {}));
+  const Mesh& mesh = jobs.front().job->mesh;
+  bool across = false;
+  for (Axis axis : {Axis::data, Axis::context, Axis::pipeline, Axis::tensor})
+    across = across || (mesh.group_size(axis) > 1 && mesh.crosses_nodes(axis, drawn_.machine.ranks_per_node));
+  if (mesh.world() == 1)
+    throw ConfigError("[plan] --vary bandwidth: one rank sends nothing. Use --ranks, or vary micro_batch.");
+  Needed needed{.need = need_,
+                .varied = emulated > 0 ? "comm.emulate.bandwidth"
+                          : across     ? "bandwidth between nodes"
+                                       : "bandwidth inside a node"};
+  const int64_t own = emulated > 0 ? emulated
+                      : across     ? drawn_.machine.inter_bytes_per_second
+                                   : drawn_.machine.intra_bytes_per_second;
+  const auto try_rate = [&](double rate) {
+    double step_ms = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      RunConfig run = *parts[i].first;
+      Machine machine = drawn_.machine;
+      const auto bytes = static_cast<int64_t>(rate);
+      (emulated > 0 ? run.comm.emulate.bandwidth_bytes_per_second
+       : across     ? machine.inter_bytes_per_second
+                    : machine.intra_bytes_per_second) = bytes;
+      const JobRequest asked{.config = resolve(run, config.facts()), .machine = machine, .nccl = drawn_.nccl};
+      step_ms += parts[i].second * static_cast<double>(step_period_ns(asked, jobs[i], false)) / 1e6;
+    }
+    needed.tried.push_back(step(format_bytes(static_cast<int64_t>(rate)) + "/s", config, step_ms));
+    return needed.tried.back();
+  };
+  needed.now = try_rate(static_cast<double>(own));
+  double low = static_cast<double>(own), high = low;  // high meets the goal
+  NeedStep answer = needed.now;
+  const auto within = [&](double rate) { return rate > static_cast<double>(own) / kWidest && rate > 1; };
+  if (needed.now.meets) {
+    while (low == high && within(low)) {
+      low = std::max(1.0, high / kStride);
+      if (const NeedStep less = try_rate(low); less.meets) high = low, answer = less;
+    }
+  } else {
+    while (!answer.meets) {
+      if (high >= kWidest * static_cast<double>(own))
+        refuse(needed, "Communication is not the limit: vary micro_batch, or use plan --search for another layout.");
+      low = high;
+      high *= low == static_cast<double>(own) ? kStride : kWidest;  // far away, only the limit matters
+      answer = try_rate(high);
+    }
+  }
+  while (high / low > kPrecision) {
+    const double middle = std::sqrt(low * high);
+    const NeedStep tried = try_rate(middle);
+    (tried.meets ? high : low) = middle;
+    if (tried.meets) answer = tried;
+  }
+  needed.answer = answer;
+  return needed;
+}
+
+Needed Question::memory() {
+  Needed needed{.need = need_, .varied = "memory of a rank"};
+  const std::string has = format_bytes(drawn_.machine.memory_bytes);
+  drawn_.machine.memory_bytes = 0;  // no limit
+  std::optional<int64_t> least;
+  for (const char* recompute : {"none", "selective", "full"}) {
+    const ResolvedConfig config = resolved_with(written_, drawn_.config, {std::string("train.recompute=") + recompute});
+    const Rehearsed made = rehearse_config(drawn_, config);
+    NeedStep tried = step(fmt::format("{} (train.recompute = \"{}\")", format_bytes(made.memory_bytes), recompute),
+                          config, made.step_ms);
+    needed.tried.push_back(tried);
+    if (config->train.recompute == drawn_.config->train.recompute) needed.now = tried;
+    if (!tried.meets || (least && *least <= made.memory_bytes)) continue;
+    least = made.memory_bytes;
+    needed.answer = tried;
+  }
+  if (!least) refuse(needed, fmt::format("Memory is not the limit ({} has {}).", drawn_.machine.name, has));
+  return needed;
+}
+
+Needed Question::first_that_meets(const std::string& name, int64_t own, const std::vector<int64_t>& values,
+                                  const std::function<ResolvedConfig(int64_t)>& make) {
+  Needed needed{.need = need_, .varied = name};
+  needed.now = try_config(fmt::format("{}", own), [&] { return make(own); });
+  for (int64_t value : values) {
+    needed.tried.push_back(value == own ? needed.now
+                                        : try_config(fmt::format("{}", value), [&] { return make(value); }));
+    if (!needed.tried.back().meets) continue;
+    needed.answer = needed.tried.back();
+    return needed;
+  }
+  refuse(needed, "Use plan --search for another layout.");
+}
+
+Needed Question::micro_batch() {
+  std::vector<int64_t> values;
+  const int64_t most = drawn_.config->train.global_batch_size / drawn_.config.layout().data;
+  for (int64_t value = 1; value <= most; value *= 2) values.push_back(value);
+  return first_that_meets("train.micro_batch_size", drawn_.config->train.micro_batch_size, values, [&](int64_t value) {
+    return resolved_with(written_, drawn_.config,
+                         {fmt::format("train.micro_batch_size={}", value),
+                          fmt::format("train.global_batch_size={}", drawn_.config->train.global_batch_size)});
+  });
+}
+
+Needed Question::ranks() {
+  const Layout& layout = drawn_.config.layout();
+  const int64_t unit = layout.tensor * layout.pipeline * layout.context;
+  const int64_t most_data = drawn_.config->train.global_batch_size / drawn_.config->train.micro_batch_size;
+  std::vector<int64_t> values;
+  for (int64_t data = 1; data <= most_data; data *= 2) values.push_back(unit * data);
+  return first_that_meets("number of ranks", drawn_.config.world(), values, [&](int64_t value) {
+    RunFacts facts = drawn_.config.facts();
+    facts.world = static_cast<int>(value);
+    return resolve(with_sets(written_, {"parallel.data=-1", fmt::format("train.global_batch_size={}",
+                                                                        drawn_.config->train.global_batch_size)}),
+                   facts);
+  });
+}
+
+}  // namespace
+
+Need parse_need(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos)
+    throw ConfigError("[plan] --need {}: needs NAME=VALUE, for example --need mfu=0.5.", text);
+  Need need{.goal = static_cast<Goal>(index_of(text.substr(0, equals), kGoals, "--need"))};
+  const std::string number = text.substr(equals + 1);
+  char* end = nullptr;
+  need.value = std::strtod(number.c_str(), &end);
+  if (number.empty() || *end != 0 || !std::isfinite(need.value) || need.value <= 0 ||
+      (need.goal == Goal::mfu && need.value >= 1))
+    throw ConfigError("[plan] --need {}: needs a number above 0{}.", text,
+                      need.goal == Goal::mfu ? " and below 1, a share of the peak" : "");
+  return need;
+}
+
+Varied parse_varied(const std::string& text) { return static_cast<Varied>(index_of(text, kVaried, "--vary")); }
+
+Needed find_needed(const PlanRequest& request, const Need& need, Varied varied) {
+  Question question(request, need);
+  switch (varied) {
+    case Varied::bandwidth:
+      return question.bandwidth();
+    case Varied::memory:
+      return question.memory();
+    case Varied::micro_batch:
+      return question.micro_batch();
+    case Varied::ranks:
+      return question.ranks();
+  }
+  return question.bandwidth();
+}
+
+void print_needed(const Needed& needed) {
+  const std::string_view goal = kGoals[static_cast<size_t>(needed.need.goal)];
+  const char* sign = needed.need.goal == Goal::step_ms ? "<=" : ">=";
+  print_result("need:    {} {} {:g}\nnow:     {} {}\nanswer:  {} = {} reaches {:.4g}; {} rehearsals\n", goal, sign,
+               needed.need.value, needed.now.value,
+               needed.now.problem.empty() ? fmt::format("reaches {:.4g}", needed.now.reached) : needed.now.problem,
+               needed.varied, needed.answer.value, needed.answer.reached, needed.tried.size());
+}
+
+void print_needed_json(const Needed& needed) {
+  const auto json_of = [](const NeedStep& step) {
+    Json json = Json::object();
+    json["value"] = step.value;
+    json["reached"] = step.reached;
+    json["meets"] = step.meets;
+    if (!step.problem.empty()) json["problem"] = step.problem;
+    return json;
+  };
+  Json json = Json::object();
+  json["goal"] = std::string(kGoals[static_cast<size_t>(needed.need.goal)]);
+  json["wanted"] = needed.need.value;
+  json["varied"] = needed.varied;
+  json["now"] = json_of(needed.now);
+  json["answer"] = json_of(needed.answer);
+  json["tried"] = Json::array();
+  for (const NeedStep& step : needed.tried) json["tried"].push_back(json_of(step));
+  print_result("{}\n", json.dump(2));
+}
+
+}  // namespace slipstream::planner

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The search against the rehearsal of every layout of a small space, its bounds, and inverse questions.
+
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "engine/config/load.h"
+#include "planner/need.h"
+#include "planner/search.h"
+#include "tests/paths.h"
+#include "tests/sample.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::planner;
+
+namespace {
+
+PlanRequest request(int ranks, const std::vector<std::string>& sets) {
+  PlanRequest made;
+  made.run_file = source_dir() + "/configs/runs/llama_1b.toml";
+  made.sets = {"model.layers=6", "model.vocab_size=32000", "train.sequence_length=1024", "train.global_batch_size=32"};
+  made.sets.insert(made.sets.end(), sets.begin(), sets.end());
+  made.ranks = ranks;
+  made.machine = source_dir() + "/configs/machines/h100x8.toml";
+  return made;
+}
+
+std::vector<SearchedKey> keys(const std::vector<std::string>& texts) {
+  std::vector<SearchedKey> made;
+  for (const std::string& text : texts) made.push_back(parse_searched_key(text));
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("search: the winner is that of rehearsing every layout, and no bound exceeds a rehearsal", "[planner]") {
+  struct Row {
+    int ranks;
+    std::vector<std::string> sets, keys;
+  };
+  std::vector<Row> rows = {
+      {8,
+       {},
+       {"parallel.tensor=1,2", "parallel.pipeline=1,2", "train.micro_batch_size=1", "train.recompute=none,full",
+        "zero.stage=0,1,3", "overlap.bucket_size=25MiB", "zero.prefetch_depth=1", "overlap.tensor_chunks=1"}}};
+  if (test_everything()) {
+    rows.push_back(
+        {16, {"parallel.context=2", "train.micro_batch_size=2"}, {"zero.stage=0,2,3", "train.recompute=none"}});
+    rows.push_back({8, {"model.layers=8"}, {"parallel.pipeline=4", "parallel.tensor=1", "zero.stage=0,1,2"}});
+    rows.push_back({16,
+                    {"comm.emulate.bandwidth=1GB/s", "model.layers=8"},
+                    {"parallel.tensor=1,4", "train.micro_batch_size=1", "train.recompute=none"}});
+  }
+  for (const Row& row : rows) {
+    const PlanRequest asked = request(row.ranks, row.sets);
+    const SearchResult quick = search(asked, {.keys = keys(row.keys), .seconds = 0, .threads = 1});
+    const SearchResult all = search(asked, {.keys = keys(row.keys), .seconds = 0, .threads = 2, .exhaustive = true});
+    CHECK(quick.is_certain);
+    CHECK(quick.layouts.front().step_ms == all.layouts.front().step_ms);
+    CHECK(quick.layouts.front().sets == all.layouts.front().sets);
+    CHECK(quick.rehearsed < all.rehearsed);  // the bounds spare rehearsals
+    CHECK(all.rehearsed > 10);
+    for (size_t i = 0; i < all.rehearsed; ++i) {
+      const SearchedLayout& layout = all.layouts[i];
+      CAPTURE(fmt::format("{}", fmt::join(layout.sets, " ")), name_of(layout.bound.limit));
+      CHECK(layout.bound.step_ns > 0);
+      CHECK(static_cast<double>(layout.bound.step_ns) / 1e6 <= layout.step_ms);
+      CHECK(layout.bound.memory_bytes <= layout.memory_bytes);
+    }
+  }
+}
+
+TEST_CASE("search: the bound of one stage without communication is its rehearsal but for the update", "[planner]") {
+  const SearchResult one =
+      search(request(1, {}), {.keys = keys({"train.micro_batch_size=1", "train.recompute=none,full"}), .seconds = 0});
+  for (size_t i = 0; i < one.rehearsed; ++i)
+    CHECK(static_cast<double>(one.layouts[i].bound.step_ns) / 1e6 > 0.9 * one.layouts[i].step_ms);
+}
+
+TEST_CASE("search: a model that fits no layout is refused with the smallest need", "[planner]") {
+  CHECK_THROWS_WITH(search(request(2, {"model.layers=400"}), {.seconds = 0}),
+                    Catch::Contains("none of") && Catch::Contains("The smallest needs at least") &&
+                        Catch::Contains("more than the 74.51 GiB of h100x8"));
+  CHECK_THROWS_WITH(parse_searched_key("overlap.bucketsize=1MiB"),
+                    Catch::Contains("no key overlap.bucketsize") && Catch::Contains("overlap.bucket_size"));
+  CHECK_THROWS_WITH(parse_searched_key("zero.stage"), Catch::Contains("needs KEY=VALUE"));
+}
+
+TEST_CASE("need: the answer reaches the goal and a smaller value does not", "[planner]") {
+  const PlanRequest asked = request(16, {"zero.stage=1", "train.micro_batch_size=1"});
+  const Drawn drawn = draw(asked);
+  const double now_ms = rehearse_config(drawn, drawn.config).step_ms;
+  const Needed rate = find_needed(asked, {.goal = Goal::step_ms, .value = 1.02 * now_ms}, Varied::bandwidth);
+  CHECK(rate.varied == "bandwidth between nodes");
+  CHECK(rate.now.reached == Approx(now_ms));
+  CHECK(rate.now.meets);
+  CHECK(rate.answer.meets);
+  CHECK(std::any_of(rate.tried.begin(), rate.tried.end(), [](const NeedStep& step) { return !step.meets; }));
+  CHECK_THROWS_WITH(find_needed(asked, {.goal = Goal::step_ms, .value = 1e-3}, Varied::bandwidth),
+                    Catch::Contains("no bandwidth between nodes reaches step_ms = 0.001"));
+  const Needed ranks = find_needed(asked, {.goal = Goal::step_ms, .value = 1.1 * now_ms}, Varied::ranks);
+  CHECK(std::stoi(ranks.answer.value) <= 16);
+  const Needed memory = find_needed(asked, {.goal = Goal::step_ms, .value = 100 * now_ms}, Varied::memory);
+  CHECK(memory.answer.value.find("full") != std::string::npos);
+  const Needed batch = find_needed(asked, {.goal = Goal::step_ms, .value = 10 * now_ms}, Varied::micro_batch);
+  CHECK(batch.answer.value == "1");
+  CHECK_THROWS_WITH(parse_need("mfuu=0.5"), Catch::Contains("does not know 'mfuu'; did you mean 'mfu'?"));
+  CHECK_THROWS_WITH(parse_need("mfu=1.5"), Catch::Contains("below 1"));
+  CHECK_THROWS_WITH(parse_need("mfu"), Catch::Contains("NAME=VALUE"));
+  CHECK_THROWS_WITH(parse_varied("bandwith"), Catch::Contains("did you mean 'bandwidth'?"));
+}
