@@ -11,17 +11,6 @@
 #include "runtime/device_assignment.h"
 
 namespace slipstream::runtime {
-namespace {
-
-ModelSpec model_of(const models::ModelOptions& options, Buffers& buffers, const std::string& folder) {
-  try {
-    return models::build_model(options, buffers);
-  } catch (const ConfigError& error) {
-    throw CheckpointError("[model] {}/config.json is not a model: {}", folder, error.what());
-  }
-}
-
-}  // namespace
 
 EvaluatedFolder::EvaluatedFolder(const ModelFolder& weights, const EvaluatedFolderOptions& options) {
   models::ModelOptions sizes = weights.model().options;
@@ -32,13 +21,12 @@ EvaluatedFolder::EvaluatedFolder(const ModelFolder& weights, const EvaluatedFold
                                                           : options.device == "cpu" ? DeviceChoice::cpu
                                                                                     : DeviceChoice::automatic);
   Buffers buffers;
-  ModelSpec model = model_of(sizes, buffers, weights.dir());
+  ModelSpec model = weights.own_model(sizes, buffers);
   const auto job = std::make_shared<Job>(build_job(std::move(model), std::move(buffers), {}));
   planner::require_holds(planner::finish_plans({job}, comm::RooflinePrice(comm::Rates{}, comm::Link{})));
   std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
   rank_ = std::make_unique<Rank>(job, assignment.make_device(), std::move(none),
                                  RankOptions{.threads = planner::threads_of(RunConfig{}, 1)}, LoadBatch{});
-  weights.require(tensors_of_model(rank_->job().model), false);
   load_weights(*rank_, weights);
 }
 

@@ -83,6 +83,17 @@ void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grow
                         files::shown(dir()), list);
 }
 
+ModelSpec ModelFolder::own_model(const models::ModelOptions& sizes, Buffers& buffers) const {
+  ModelSpec model;
+  try {
+    model = models::build_model(sizes, buffers);
+  } catch (const ConfigError& error) {
+    throw CheckpointError("[model] {}/config.json is not a model: {}", dir(), error.what());
+  }
+  require(tensors_of_model(model), false);
+  return model;
+}
+
 void ModelFolder::read(const NamedTensor& tensor, int64_t begin, std::span<float> out) const {
   const auto found = find(tensor.name);
   SLIP_ASSERT(found.file != nullptr);

@@ -33,6 +33,9 @@ class ModelFolder {
   /// Pure. With `grows`, tables of the vocabulary may have fewer rows than the model.
   /// Throws: CheckpointError that lists every tensor that is missing, has another shape, or belongs to no parameter.
   void require(std::span<const NamedTensor* const> tensors, bool grows) const;
+  /// The model of config.json, for which the folder must have all weights. `sizes` are its options, with a batch.
+  /// Throws: CheckpointError as require(), and if config.json is no model.
+  ModelSpec own_model(const models::ModelOptions& sizes, Buffers& buffers) const;
   /// Blocks. Elements [begin, begin + out.size()) of the part of `tensor` that a rank holds; reads no others. Rows that
   /// a table lacks are the mean of its rows. Padding is zero. Throws: CheckpointError if a value is not finite.
   void read(const NamedTensor& tensor, int64_t begin, std::span<float> out) const;

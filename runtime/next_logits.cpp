@@ -92,6 +92,8 @@ class Cached : public NextLogits {
  private:
   static models::ModelOptions options(const ModelFolder& weights, const World& world) {
     models::ModelOptions o = weights.model().options;
+    Buffers buffers;
+    weights.own_model(o, buffers);
     o.tensor = world.size();
     o.tensor_index = world.rank();
     if (const int64_t most = std::gcd(std::gcd(o.heads, o.kv_heads), o.ffn_width); most % o.tensor != 0)

@@ -28,7 +28,7 @@
 namespace slipstream::checkpoint {
 namespace {
 
-constexpr int64_t kBufferBytes = 4 * kMiB;
+constexpr int64_t kBufferBytes = kMiB;
 constexpr int64_t kBlockBytes = 4096;  // a multiple of the alignment that common file systems ask for
 constexpr int kReaders = 2, kChunks = 4;
 

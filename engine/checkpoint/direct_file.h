@@ -17,7 +17,7 @@ namespace slipstream::checkpoint {
 class DirectWriter {
  public:
   /// Takes the space of the file. `threads` write beside the caller, so that the disk has several requests at a time;
-  /// 0: the caller writes. Needs 4 MiB of memory for each thread and the caller.
+  /// 0: the caller writes. Needs 1 MiB of memory for each thread and the caller.
   /// Throws: ResourceError if the folder is missing or cannot be written, or the disk is full.
   DirectWriter(const std::string& path, int64_t size_bytes, int threads);
   DirectWriter(const DirectWriter&) = delete;
@@ -35,7 +35,7 @@ class DirectWriter {
 };
 
 /// Blocks. Calls take(bytes) on this thread with all bytes of a file of checkpoints, in order, while other threads read
-/// ahead. Needs 16 MiB of memory.
+/// ahead. Needs 4 MiB of memory.
 /// Throws: CheckpointError as files::InputFile, errors of `take`.
 void read_through(const std::string& path, const std::function<void(std::span<const std::byte>)>& take);
 
