@@ -39,7 +39,8 @@ Architecture architecture_of(const ModelOptions& options) {
         "model.context.",
         options.tokens, options.context);
   // The rules of the run file (engine/config/validate.h).
-  SLIP_ASSERT(options.heads % options.tensor == 0 && options.kv_heads % options.tensor == 0 &&
+  SLIP_ASSERT(options.heads % options.tensor == 0 &&
+              (options.kv_heads % options.tensor == 0 || options.tensor % options.kv_heads == 0) &&
               options.ffn_width % options.tensor == 0);
   SLIP_ASSERT(!options.sequence_parallel || options.batch * options.tokens % options.tensor == 0);
   for (const Row& row : kFamilies)

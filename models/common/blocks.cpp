@@ -158,9 +158,7 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
 }
 
 void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias) {
-  const Slice weight = value(w.weight);
-  const Slice bias =
-      w.bias < 0 ? Slice{} : value(static_cast<uint32_t>(w.bias));  // read on all ranks, so that their plans are equal
+  const Slice weight = weight_of(w), bias = bias_of(w);  // read on all ranks, so that their plans are equal
   const kernels::MatmulForward shape{
       .rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu),
@@ -176,7 +174,7 @@ void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, 
 }
 
 void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu, const Linear& before) {
-  const Slice weight = value(w.weight), db = summed_bias(before);
+  const Slice weight = weight_of(w), db = summed_bias(before);
   const bool of_gelu = pre_gelu.size_bytes > 0;
   const kernels::MatmulBackwardInput shape{
       .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};

@@ -26,7 +26,8 @@ struct Linear {
   uint32_t weight = 0;
   int64_t bias = -1;  // -1: none
   int64_t in = 0, out = 0;
-  int64_t padding = 0;  // the last rows of `out`, all zeros
+  int64_t padding = 0;              // the last rows of `out`, all zeros
+  Slice made = {}, made_bias = {};  // instead of the parameters' values: assembled by a work before
   bool sums_dy = true;  // with the weight's gradient comes the bias's; otherwise the work that writes dy adds its rows
 };
 
@@ -71,7 +72,9 @@ class SpecBuilder {
   // tokens of norms and residuals.
   bool shared() const { return options_.tensor > 1; }
   int64_t heads() const { return options_.heads / options_.tensor; }
-  int64_t kv_heads() const { return options_.kv_heads / options_.tensor; }
+  int64_t kv_heads() const { return shares_kv() ? 1 : options_.kv_heads / options_.tensor; }
+  /// More ranks than key-value heads: every rank has the whole weights of keys and values, and uses one head of them.
+  bool shares_kv() const { return options_.tensor > options_.kv_heads; }
   int64_t attention_width() const { return heads() * head_dim(); }
   int64_t ffn_width() const { return options_.ffn_width / options_.tensor; }
   int64_t vocab_rows() const;  // of a table, including padding
@@ -181,6 +184,16 @@ class SpecBuilder {
 
   /// take_batch: makes the staged batch the current one. The first item of every plan.
   void take_batch();
+  // With shares_kv(): `q` is this rank's part of the queries' weights, `kv` the whole weights of keys and values.
+  /// The product of both, whose weights assemble_qkv() puts together.
+  Linear joined_qkv(const Linear& q, const Linear& kv);
+  void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined);
+  /// Memory for this rank's share of the gradients of `kv`.
+  Slice kv_partial(const Linear& kv);
+  /// The gradient of q is ready after this piece, and the share of kv's in flight; add_kv_partial() is for a later one.
+  void qkv_weight_gradient(Slice x, Slice dy, const Linear& q, const Linear& kv, Slice partial);
+  void add_kv_partial(const Linear& kv, Slice partial);
+
   /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens.
   void embed(uint32_t table, int64_t positions, Slice x, Slice partial);
   /// Token and output embeddings: each rank holds some rows.
@@ -240,6 +253,12 @@ class SpecBuilder {
   void rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
   Slice rotary_table();
   void communicate(Communication task, TokenChunk c);
+  Slice weight_of(const Linear& w) const { return w.made.size_bytes > 0 ? w.made : value(w.weight); }
+  /// Empty: none.
+  Slice bias_of(const Linear& w) const {
+    if (w.made_bias.size_bytes > 0) return w.made_bias;
+    return w.bias < 0 ? Slice{} : value(static_cast<uint32_t>(w.bias));
+  }
   int64_t vocab_begin() const { return options_.tensor_index * vocab_rows(); }
   int64_t vocab_held() const;  // rows of a table without padding
   Slice loss_parts(int rank) const;
@@ -254,7 +273,8 @@ class SpecBuilder {
   bool replaying_ = false;
   Slice ids_, targets_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
-  Slice loss_parts_;  // of all ranks that share the vocabulary
+  Slice qkv_weight_, qkv_bias_, kv_partial_;  // with shares_kv()
+  Slice loss_parts_;                          // of all ranks that share the vocabulary
   Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_;
 };
 

@@ -21,6 +21,8 @@ struct ResidualGradient {
 struct Block : BlockParameters {
   Slice residual_in, normed_1, raw, qkv_out, lse, attended;  // activations kept for backward; raw: before head norms
   Slice residual_mid, normed_2, up_out, active;
+  Linear projection;  // D -> q, k and v of this rank
+  Slice kv_partial;
   ResidualGradient d_in, d_out;
   Slice d_qkv, d_mid, d_up;  // gradients of qkv_out, residual_mid and up_out
 };
@@ -70,6 +72,11 @@ class Decoder {
     y.out.sums_dy = !of_norm;
     // The norm of the next layer: on the same rank, and with this layer's gradients in memory.
     y.down.sums_dy = !of_norm || b_.cut_before(l + 1) || o_.whole_layers;
+    y.projection = y.qkv;
+    if (b_.shares_kv()) {
+      y.projection = b_.joined_qkv(y.qkv, y.kv);
+      y.kv_partial = b_.kv_partial(y.kv);
+    }
     y.norm_1 = with_memory(y.norm_1, a + "norm_1");
     y.norm_2 = with_memory(y.norm_2, a + "norm_2");
     // The first block reads the embedding itself; the others store the sum that their first norm computes.
@@ -194,7 +201,8 @@ class Decoder {
                            : norm_stage("attention", "norm", l, y.norm_1, block(l - 1).residual_mid, delta_,
                                         y.residual_in, y.normed_1));
       stages.push_back({"attention", "qkv", l, [this, &y](TokenChunk c) {
-                          b_.linear(b_.chunk(seen(y.normed_1), c), y.qkv, b_.chunk(y.raw, c));
+                          if (b_.shares_kv() && c.index == 0) b_.assemble_qkv(y.qkv, y.kv, y.projection);
+                          b_.linear(b_.chunk(seen(y.normed_1), c), y.projection, b_.chunk(y.raw, c));
                         }});
       b_.in_chunks(stages, b_.chunks(), add);
       stages.clear();
@@ -306,6 +314,16 @@ class Decoder {
     b_.add_partial(n.partial, n.parameters());
   }
 
+  /// The last gradients of a layer that are sums over ranks.
+  void add_first_shares(int l) {
+    const Block& y = block(l);
+    if (b_.shares_kv()) {
+      add_backward(b_.begin("kv_share", l));
+      b_.add_kv_partial(y.kv, y.kv_partial);
+    }
+    add_share("norm_1_share", l, y.norm_1);
+  }
+
   /// If ranks share layers: the gradient of an input is summed over them while gradients of weights are computed.
   void shared_backward() {
     std::vector<uint32_t>& order = b_.spec().backward;
@@ -349,7 +367,7 @@ class Decoder {
       add(b_.begin("mlp_up_gradient", l));
       b_.linear_weight_gradient(seen_again(y.normed_2), y.d_up, y.up);
       if (l + 1 == end() && !o_.whole_layers) add_share("final_norm_share", end(), final_);
-      if (l + 1 < end() && !o_.whole_layers) add_share("norm_1_share", l + 1, block(l + 1).norm_1);
+      if (l + 1 < end() && !o_.whole_layers) add_first_shares(l + 1);
       b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
                     {"attention_input_gradient", "out", l,
                      [this, &y](TokenChunk c) {
@@ -364,14 +382,18 @@ class Decoder {
       before_attention_gradient(y);
       b_.in_chunks({{"attention_input_gradient", "qkv", l,
                      [this, &y](TokenChunk c) {
-                       b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.qkv, b_.chunk(d_norm_, c));
+                       if (b_.shares_kv() && c.index == 0) b_.assemble_qkv(y.qkv, y.kv, y.projection);
+                       b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.projection, b_.chunk(d_norm_, c));
                        b_.reduce(d_norm_, c);
                      }}},
                    count, add);
       add(b_.begin("attention_out_gradient", l));
       b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
       add(b_.begin("attention_qkv_gradient", l));
-      b_.linear_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv);
+      if (b_.shares_kv())
+        b_.qkv_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv, y.kv, y.kv_partial);
+      else
+        b_.linear_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv);
       if (y.head_norms.exist()) {
         add(b_.begin("head_norms_share", l));
         b_.add_partial(y.head_norms.partial, y.head_norms.parameters());
@@ -381,11 +403,11 @@ class Decoder {
       if (!o_.whole_layers || l == 0) continue;
       b_.in_chunks(stages, count, add);
       stages.clear();
-      add_share("norm_1_share", l, y.norm_1);
+      add_first_shares(l);
     }
     b_.in_chunks(stages, count, add);
     gather_arrived("gather_gradient", -1, block(0).d_in);
-    add_share("norm_1_share", 0, block(0).norm_1);
+    add_first_shares(0);
     add(b_.begin("embedding_gradient", -1));
     b_.embed_gradient(table_, positions_, block(0).d_in.all);
   }

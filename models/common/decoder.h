@@ -18,6 +18,7 @@ struct BlockParameters {
   Norm norm_1;
   HeadNorms head_norms;  // of some families
   Linear qkv, out;       // D -> q, k and v side by side; attention's output -> D
+  Linear kv = {};        // with SpecBuilder::shares_kv(): D -> all k and v; then qkv is D -> q
   Norm norm_2;
   Linear up, down;  // D -> F (gate and up side by side: 2 F) -> D
 };

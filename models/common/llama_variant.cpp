@@ -21,11 +21,25 @@ BlockParameters block(SpecBuilder& b, int l, const LlamaVariant& variant) {
   };
   BlockParameters y;  // in the order of declaration
   y.norm_1.weight = b.parameter(p + "input_layernorm.weight", {D}, l, kOnes);
-  y.qkv = matrix({b.held({p + "self_attn.q_proj.weight", {o.heads * hd, D}, 0}, 0),
-                  b.held({p + "self_attn.k_proj.weight", {o.kv_heads * hd, D}, q}, 0),
-                  b.held({p + "self_attn.v_proj.weight", {o.kv_heads * hd, D}, q + kv}, 0)},
-                 D, b.qkv_width());
-  if (variant.qkv_bias) {
+  if (b.shares_kv()) {
+    y.qkv = matrix({b.held({p + "self_attn.q_proj.weight", {o.heads * hd, D}}, 0)}, D, A);
+    const int64_t half = o.kv_heads * hd;
+    y.kv = matrix({{p + "self_attn.k_proj.weight", {half, D}, 0}, {p + "self_attn.v_proj.weight", {half, D}, half * D}},
+                  D, 2 * half);
+    if (variant.qkv_bias) {
+      const auto bias = [&](std::vector<NamedTensor> tensors) {
+        return b.parameter(ParameterSpec{.tensors = std::move(tensors), .layer = l, .init = kZeros, .decay = false});
+      };
+      y.qkv.bias = bias({b.held({p + "self_attn.q_proj.bias", {o.heads * hd}}, 0)});
+      y.kv.bias = bias({{p + "self_attn.k_proj.bias", {half}, 0}, {p + "self_attn.v_proj.bias", {half}, half}});
+    }
+  } else {
+    y.qkv = matrix({b.held({p + "self_attn.q_proj.weight", {o.heads * hd, D}, 0}, 0),
+                    b.held({p + "self_attn.k_proj.weight", {o.kv_heads * hd, D}, q}, 0),
+                    b.held({p + "self_attn.v_proj.weight", {o.kv_heads * hd, D}, q + kv}, 0)},
+                   D, b.qkv_width());
+  }
+  if (variant.qkv_bias && !b.shares_kv()) {
     std::vector<NamedTensor> biases = {b.held({p + "self_attn.q_proj.bias", {o.heads * hd}, 0}, 0),
                                        b.held({p + "self_attn.k_proj.bias", {o.kv_heads * hd}, q / D}, 0),
                                        b.held({p + "self_attn.v_proj.bias", {o.kv_heads * hd}, (q + kv) / D}, 0)};

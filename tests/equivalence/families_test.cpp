@@ -66,6 +66,39 @@ TEST_CASE("families: tensor, pipeline and context ranks, ZeRO and recomputation 
   }
 }
 
+TEST_CASE("families: more tensor ranks than key-value heads train the model of one rank", "[families]") {
+  for (const Family family : {Family::llama, Family::qwen2, Family::qwen3})
+    for (const int64_t kv_heads : {1, 2}) {
+      Layout whole{.name = name_of(family), .model = tiny_llama(), .micro_batch = 4};
+      whole.model.family = family;
+      whole.model.kv_heads = kv_heads;
+      whole.model.context = whole.model.tokens = 8;
+      const Trained expected = train(whole, kSteps);
+      const auto same = [&](const char* what, auto change) {
+        CAPTURE(whole.name, kv_heads, what);
+        const Trained shared = train(with(whole, change), kSteps);
+        check_same_model(shared, expected);
+        for (size_t i = 0; i < expected.norms.size(); ++i)
+          CHECK(shared.norms[i] == Approx(expected.norms[i]).epsilon(kTolerance));
+      };
+      for (const bool sequence : {false, true}) {
+        for (const int tensor : {2, 4})
+          same("tensor", [&](Layout& l) { l.tensor = tensor, l.sequence_parallel = sequence, l.tensor_chunks = 2; });
+        same("pipeline", [&](Layout& l) {
+          l.tensor = 4, l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2;
+          l.sequence_parallel = sequence;
+        });
+        for (const int stage : {1, 3})
+          same("ZeRO", [&](Layout& l) {
+            l.ranks = 2, l.tensor = 4, l.micro_batch = 1, l.micro_batches = 2, l.zero_stage = stage;
+            l.sequence_parallel = sequence, l.model.split_tied_embedding = false;
+          });
+      }
+      same("context", [](Layout& l) { l.tensor = 4, l.context = 2; });
+      same("recomputation", [](Layout& l) { l.tensor = 4, l.recompute = Recomputation::full; });
+    }
+}
+
 TEST_CASE("families: recomputation gives the same bits, and data ranks hold the same weights", "[families]") {
   for (const Layout& whole : families()) {
     CAPTURE(whole.name);

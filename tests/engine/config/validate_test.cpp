@@ -431,9 +431,10 @@ TEST_CASE("no effect: each setting of an axis of one rank is noted and left out"
 }
 
 TEST_CASE("tensor parallelism: sizes that ranks cannot share are refused with the numbers", "[config]") {
-  CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=2", "parallel.tensor=4"}) ==
-        "parallel.tensor = 4 does not divide model.kv_heads = 2. Each rank computes whole heads and equal parts of the "
-        "hidden units. Use a divisor of 2, the greatest common divisor of heads, kv_heads and ffn_width.");
+  CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=2", "parallel.tensor=4"}) == "accepted");
+  CHECK(load_refusal({"model.family=llama", "model.heads=12", "model.kv_heads=6", "parallel.tensor=4"}) ==
+        "parallel.tensor = 4 and model.kv_heads = 6: neither divides the other. Each rank computes whole heads and "
+        "equal parts of the hidden units. Use one of 1, 2.");
   CHECK(load_refusal({"parallel.tensor=5"}).find("does not divide model.heads = 12") != std::string::npos);
   CHECK(load_refusal({"model.ffn_width=42", "parallel.tensor=4"}).find("does not divide model.ffn_width = 42") !=
         std::string::npos);
