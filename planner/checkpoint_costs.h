@@ -18,8 +18,8 @@ struct CheckpointCosts {
   // The snapshot; 0 without one (PlanOptions::snapshots).
   int64_t rank_bytes = 0;           // of the largest rank
   int64_t host_bytes = 0;           // of all ranks of the host with the most
-  std::optional<int64_t> added_ns;  // to the step beside which it is copied; none without a snapshot or a rehearsal. On
-                                    // a CPU without the core that the copying thread may take from compute
+  std::optional<int64_t> added_ns;  // to the step beside which it is copied; none without a snapshot or a rehearsal
+  int64_t writer_ns = 0;  // that its writer takes from compute if the ranks' threads fill the cores; 0 beside a GPU
   std::optional<double> write_seconds;  // of the largest rank at checkpoint.bandwidth; none without a limit
 };
 

@@ -59,6 +59,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     json["checkpoint"]["host_bytes_per_rank"] = costs.rank_bytes;
     json["checkpoint"]["host_bytes_per_host"] = costs.host_bytes;
     if (costs.added_ns) json["checkpoint"]["added_ms"] = static_cast<double>(*costs.added_ns) / 1e6;
+    json["checkpoint"]["writer_ms"] = static_cast<double>(costs.writer_ns) / 1e6;
     if (costs.write_seconds) json["checkpoint"]["write_seconds"] = *costs.write_seconds;
   }
   if (planned.config->checkpoint.peer_interval > 0) {

@@ -71,7 +71,8 @@ class Rank {
   /// Blocks. Elements [begin, begin + out.size()) of a named tensor: its weights as trained (&BucketStorage::master),
   /// its gradient or a moment. Only without ZeRO.
   void read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out);
-  /// Blocks. Elements [begin, begin + out.size()) of saved_arrays(job(), bucket)[array], counted from its first.
+  /// Blocks. Elements [begin, begin + out.size()) of saved_arrays(job(), bucket)[array], counted from its first. At
+  /// rest: behind synchronize(), which would cost a save more than its bytes if it ran for each piece.
   void read_state(size_t bucket, size_t array, int64_t begin, std::span<float> out);
   /// Blocks. Sets elements [begin, begin + values.size()) of the flat order of `slice`, a state or a residual of a
   /// bucket, whose first element is `first`.

@@ -158,7 +158,6 @@ void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int
 }
 
 void Rank::read_state(size_t bucket, size_t array, int64_t begin, std::span<float> out) {
-  synchronize();
   const Slice from = saved_arrays(*job_, bucket)[array].from;
   SLIP_ASSERT(4 * (begin + std::ssize(out)) <= from.size_bytes);
   device_->copy_to_host(out.data(), weights_at(from) + 4 * begin, 4 * std::ssize(out));

@@ -76,21 +76,25 @@ void require_same_tensors(const std::string& path, const std::vector<checkpoint:
 
 }  // namespace
 
-std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, int64_t most_step,
-                                             std::optional<ResumePoint> otherwise) {
+std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, ResumeSearch search) {
   // Rank 0 lists, because file systems of several hosts may show a new folder at different times.
   std::vector<checkpoint::Found> found;
   std::string list;
   if (world.rank() == 0) {
     found = checkpoint::find_checkpoints(dir);
     std::erase_if(found, [&](const checkpoint::Found& each) {
-      return each.step > most_step || (otherwise && each.step <= otherwise->manifest.step);
+      return each.step > search.most_step || (search.otherwise && each.step <= search.otherwise->manifest.step);
     });
     for (const checkpoint::Found& each : found) list += each.path + '\n';
   }
   list = world.all_gather(list)[0];
-  if (list.empty()) return otherwise;
-  std::vector<std::string> skipped;
+  if (list.empty() && search.reasons.empty()) return search.otherwise;
+  std::vector<std::string> reasons;
+  const auto chosen = [&](ResumePoint point) {
+    for (const std::string& sentence : reasons) log_warn("[checkpoint] {}", sentence);
+    point.skipped = search.skipped;
+    return point;
+  };
   for (size_t begin = 0, index = 0; begin < list.size(); ++index) {
     const size_t end = list.find('\n', begin);
     const std::string path = list.substr(begin, end - begin);
@@ -101,36 +105,53 @@ std::optional<ResumePoint> find_resume_point(World& world, const std::string& di
       if (world.rank() == 0 && !found[index].manifest) throw CheckpointError("{}", found[index].problem);
       const std::string file = path + "/" + checkpoint::kManifestFile;
       manifest = checkpoint::parse_manifest(files::read_file(file, files::Owner::checkpoint, int64_t{256} << 20), file);
-      for (size_t f = static_cast<size_t>(world.rank()); f < manifest->files.size() && problem.empty();
-           f += static_cast<size_t>(world.size()))
-        problem = checkpoint::problem_of(path, manifest->files[f]);
+      const std::vector<checkpoint::StateFile> own = own_files(world, *manifest);
+      if (!search.verifies) problem = checkpoint::size_problem_of(path, own);
+      for (size_t f = 0; f < own.size() && search.verifies && problem.empty(); ++f)
+        problem = checkpoint::problem_of(path, own[f]);
     } catch (const CheckpointError& error) {
       problem = error.what();
     }
-    if (problem.starts_with(kTag)) problem.erase(0, kTag.size());
-    const std::vector<std::string> problems = world.all_gather(problem);
-    const auto first =
-        std::find_if(problems.begin(), problems.end(), [](const std::string& each) { return !each.empty(); });
-    if (first == problems.end()) {
-      for (const std::string& sentence : skipped) log_warn("[checkpoint] {}", sentence);
+    problem = first_problem(world, problem);
+    if (problem.empty()) {
       if (world.rank() == 0)
         for (const std::string& name : checkpoint::unlisted_files(path, *manifest))
           log_warn("[checkpoint] {} is ignored: it is not in the manifest of {}.", files::shown(name), path);
-      return ResumePoint{.path = path, .manifest = std::move(*manifest)};
+      return chosen({.path = path, .manifest = std::move(*manifest), .verified = search.verifies});
     }
-    skipped.push_back(fmt::format("{} is skipped: {}", path, *first));
+    reasons.push_back(fmt::format("{} is skipped: {}", path, problem));
+    search.skipped.push_back(path);
   }
-  if (otherwise) {
-    for (const std::string& sentence : skipped) log_warn("[checkpoint] {}", sentence);
-    return otherwise;
-  }
+  if (search.otherwise) return chosen(std::move(*search.otherwise));
+  search.reasons.insert(search.reasons.end(), reasons.begin(), reasons.end());
   world.together([&] {
     std::string sentences;
-    for (const std::string& sentence : skipped) sentences += sentence + (sentence.ends_with('.') ? " " : ". ");
+    for (const std::string& sentence : search.reasons) sentences += sentence + (sentence.ends_with('.') ? " " : ". ");
     throw CheckpointError("[checkpoint] none of the {} in {} can be used. {}Restore one, or start without --resume.",
-                          counted(std::ssize(skipped), "checkpoint"), dir, sentences);
+                          counted(std::ssize(search.reasons), "checkpoint"), dir, sentences);
   });
   return {};
+}
+
+std::vector<checkpoint::StateFile> own_files(const World& world, const checkpoint::Manifest& manifest) {
+  std::vector<checkpoint::StateFile> own;
+  for (size_t f = static_cast<size_t>(world.rank()); f < manifest.files.size(); f += static_cast<size_t>(world.size()))
+    own.push_back(manifest.files[f]);
+  return own;
+}
+
+std::string first_problem(World& world, std::string problem) {
+  if (problem.starts_with(kTag)) problem.erase(0, kTag.size());
+  for (std::string& each : world.all_gather(problem))
+    if (!each.empty()) return std::move(each);
+  return {};
+}
+
+void set_aside(World& world, const std::vector<std::string>& folders) {
+  world.together([&] {
+    if (world.rank() > 0) return;
+    for (const std::string& folder : folders) log_info("{} is now {}", folder, checkpoint::set_aside(folder));
+  });
 }
 
 void require_resumable(const ResumePoint& point, const RunIdentity& identity,

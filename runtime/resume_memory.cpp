@@ -263,8 +263,10 @@ std::optional<ResumePoint> find_in_memory(World& world, const std::string& run_i
   return MemorySearch(world, run_id).choose();
 }
 
-std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const std::string& run_id) {
-  return find_resume_point(world, dir, INT64_MAX, find_in_memory(world, run_id));
+std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const std::string& run_id,
+                                             ResumeSearch search) {
+  search.otherwise = find_in_memory(world, run_id);
+  return find_resume_point(world, dir, std::move(search));
 }
 
 }  // namespace slipstream::runtime

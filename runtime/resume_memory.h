@@ -42,6 +42,7 @@ std::optional<ResumePoint> find_in_memory(World& world, const std::string& run_i
 
 /// Blocks. Collective. The newest state of the run: in memory, or a checkpoint in `dir`. Reads no file of a checkpoint
 /// that is older than the state in memory. Throws as find_resume_point() does.
-std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const std::string& run_id);
+std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const std::string& run_id,
+                                             ResumeSearch search);
 
 }  // namespace slipstream::runtime

@@ -163,6 +163,8 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   output_lock_.emplace(dir_, "output.dir");
   lock_checkpoints(folders.checkpoints);
   require_space(inside ? dir_ : folders.checkpoints, folders);
+  // Before their lines of metrics go: a start that reads one after all would continue without these lines.
+  for (const std::string& path : folders.skipped) log_info("{} is now {}", path, checkpoint::set_aside(path));
   if (folders.resumed_step)
     rewrite_lines(*folders.resumed_step);
   else

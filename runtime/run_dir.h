@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/folder_lock.h"
 
@@ -19,6 +20,7 @@ struct RunFolders {
   int64_t checkpoints_kept = 0;  // at the same time, the one being written included
   /// The step whose checkpoint this run continues. Then nothing is moved, and metrics.jsonl keeps the lines up to it.
   std::optional<int64_t> resumed_step = {};
+  std::vector<std::string> skipped = {};  // newer checkpoints, which get another name (checkpoint::set_aside)
 };
 
 class RunDir {

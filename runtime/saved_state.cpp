@@ -171,6 +171,7 @@ std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stag
 }
 
 ReadState read_at_rest(Rank& rank) {
+  rank.synchronize();
   return [&rank](size_t bucket, size_t array, int64_t begin, std::span<float> out) {
     rank.read_state(bucket, array, begin, out);
   };
@@ -204,20 +205,56 @@ std::vector<std::pair<checkpoint::Box, int64_t>> kept_boxes(const Job& job) {
   return boxes;
 }
 
-bool restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout) {
-  bool restored = false;
-  std::vector<float> values;
+struct Restoring::State {
+  Rank& rank;
+  std::vector<checkpoint::Box> boxes = {};
+  std::vector<WantedPlace> places = {};
+  std::vector<int64_t> set_elems = {};
+  bool sets_residuals = false;
+
+  void put(size_t wanted, int64_t begin, std::span<const float> values) {
+    const WantedPlace& at = places[wanted];
+    if (at.slice.size_bytes == 0)
+      rank.write(at.parameter, at.tensor, at.begin + begin, values);
+    else
+      rank.write_state(at.slice, at.first, at.begin + begin, values);
+    set_elems[wanted] += std::ssize(values);
+    sets_residuals |= at.is_residual;
+  }
+};
+
+Restoring::Restoring(Rank& rank, bool same_layout) : state_(std::make_unique<State>(State{.rank = rank})) {
   for_wanted(rank.job(), same_layout, [&](const checkpoint::Box& box, const WantedPlace& at) {
-    if (at.is_residual && !from.has(box.tensor, box.array)) return;  // that run had no error feedback
+    state_->boxes.push_back(box);
+    state_->places.push_back(at);
+  });
+  state_->set_elems.resize(state_->boxes.size());
+}
+
+Restoring::~Restoring() = default;
+
+std::string Restoring::take(const std::string& folder, const std::vector<checkpoint::StateFile>& files) {
+  for (const checkpoint::StateFile& file : files)
+    if (std::string problem = checkpoint::problem_of(
+            folder, file, state_->boxes,
+            [&](size_t wanted, int64_t begin, std::span<const float> values) { state_->put(wanted, begin, values); });
+        !problem.empty())
+      return problem;
+  return {};
+}
+
+bool Restoring::finish(const checkpoint::StateReader& from) {
+  State& s = *state_;
+  std::vector<float> values;
+  for (size_t w = 0; w < s.boxes.size(); ++w) {
+    const checkpoint::Box& box = s.boxes[w];
+    if (s.set_elems[w] == box.elems()) continue;
+    if (s.places[w].is_residual && !from.has(box.tensor, box.array)) continue;  // that run had no error feedback
     values.resize(static_cast<size_t>(box.elems()));
     from.read(box, values);
-    if (at.slice.size_bytes == 0)
-      rank.write(at.parameter, at.tensor, at.begin, values);
-    else
-      rank.write_state(at.slice, at.first, at.begin, values);
-    restored |= at.is_residual;
-  });
-  return restored || !from.has(residual_name(0, 0), "gradients.residual");
+    s.put(w, 0, values);
+  }
+  return s.sets_residuals || !from.has(residual_name(0, 0), "gradients.residual");
 }
 
 std::vector<checkpoint::Box> wanted_boxes(const Job& job, bool same_layout) {

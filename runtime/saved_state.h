@@ -36,12 +36,27 @@ std::vector<checkpoint::BoxToSave> boxes_to_save(const Job& job, const ReadState
 /// The same boxes with their first bytes in a slot of Job::keeping, counted behind its header. Pure.
 std::vector<std::pair<checkpoint::Box, int64_t>> kept_boxes(const Job& job);
 
-/// The boxes that restore_state() reads on this rank. Pure.
+/// Sets weights and states of a rank from the boxes that it wants; reads its own bytes only.
+class Restoring {
+ public:
+  /// Residuals return to the ranks and buckets that they come from (`same_layout`). Another layout drops them: they are
+  /// the rounding errors of one step.
+  Restoring(Rank& rank, bool same_layout);
+  ~Restoring();
+
+  /// Blocks. Reads files of a checkpoint once: sets what they hold, and returns the first problem, or an empty text.
+  /// After a problem, weights and states are undefined.
+  std::string take(const std::string& folder, const std::vector<checkpoint::StateFile>& files);
+  /// Blocks. Sets the rest. Returns false if it drops residuals of the checkpoint.
+  /// Throws: CheckpointError.
+  bool finish(const checkpoint::StateReader& from);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The boxes that a rank wants. Pure.
 std::vector<checkpoint::Box> wanted_boxes(const Job& job, bool same_layout);
-/// Blocks. Sets weights and states of this rank; reads its own bytes only. Residuals return to the ranks and buckets
-/// that they come from (`same_layout`). Another layout drops them: they are the rounding errors of one step. Returns
-/// false if it drops some.
-/// Throws: CheckpointError.
-bool restore_state(Rank& rank, const checkpoint::StateReader& from, bool same_layout);
 
 }  // namespace slipstream::runtime

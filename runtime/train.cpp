@@ -75,7 +75,7 @@ bool has_final_weights(World& world, const RunConfig& config) {
 /// other weights. Without new batches, the same bits would fail again.
 ResumePoint go_back(World& world, const RunConfig& config, const Diverged& diverged,
                     const std::optional<ResumePoint>& begun_at) {
-  std::optional<ResumePoint> point = find_resume_point(world, config.checkpoint.dir, diverged.step - 1);
+  std::optional<ResumePoint> point = find_resume_point(world, config.checkpoint.dir, {.most_step = diverged.step - 1});
   if (!point) throw NumericsError("{} No earlier checkpoint exists.", diverged.what());
   const int64_t step = point->manifest.step;
   point->manifest.skipped_batches = (begun_at ? begun_at->manifest.skipped_batches : 0) + diverged.step - step;
@@ -229,8 +229,13 @@ int train(const TrainOptions& options) {
     std::optional<ResumePoint> resume;
     const std::string run_id = run_id_of(world, config.output.dir, options.resume);
     if (options.resume) {
-      resume = options.replayed_step ? find_resume_point(world, config.checkpoint.dir, *options.replayed_step - 1)
-                                     : find_newest_state(world, config.checkpoint.dir, run_id);
+      const auto newest = [&](bool verifies) {
+        return find_newest_state(world, config.checkpoint.dir, run_id, {.verifies = verifies});
+      };
+      resume = options.replayed_step
+                   ? find_resume_point(world, config.checkpoint.dir, {.most_step = *options.replayed_step - 1})
+                   : newest(false);
+      if (resume && resume->manifest.step >= config.train.steps) resume = newest(true);  // nothing may read it later
       if (config.checkpoint.peer_interval > 0 && !(resume && resume->memory))
         log_info("note: no complete snapshot of this run in the memory of its hosts is newer than its checkpoints");
       if (resume)
@@ -266,16 +271,23 @@ int train(const TrainOptions& options) {
                                 ? 1
                                 : config.checkpoint.keep + 1};
     if (resume) folders.resumed_step = resume->manifest.step;
+    if (resume) folders.skipped = std::exchange(resume->skipped, {});
     Json record;
+    const auto record_resumed = [&] {
+      record["resumed_from"] = resume->path;
+      record["resumed_step"] = resume->manifest.step;
+      run_dir->write("run.json", record.dump(2) + "\n");
+    };
     world.together([&] {
       run_dir = std::make_unique<RunDir>(folders, world.rank() == 0);
       if (world.rank() != 0) return;
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);
       record["run_id"] = run_id;
-      if (resume) record["resumed_from"] = resume->path;
-      if (resume) record["resumed_step"] = resume->manifest.step;
-      run_dir->write("run.json", record.dump(2) + "\n");
+      if (resume)
+        record_resumed();
+      else
+        run_dir->write("run.json", record.dump(2) + "\n");
       run_dir->write("plan.json", planner::plan_record(config, agreed, finished));
       sinks = std::make_unique<MetricSinks>(config.output, folders.resumed_step.value_or(0));
     });
@@ -301,19 +313,33 @@ int train(const TrainOptions& options) {
       if (!config.trace.steps.empty()) log_info("timeline: {}/trace/rank0000.json", config.output.dir);
       return static_cast<int>(ended);
     };
+    const auto go_to = [&](ResumePoint point) {
+      set_aside(world, std::exchange(point.skipped, {}));
+      run_dir->keep_metrics(point.manifest.step);
+      if (sinks) sinks->keep(point.manifest.step);
+      resume = std::move(point);
+    };
+    std::vector<std::string> damages;
     for (int64_t returns = 0;;) {
       try {
         return run();
+      } catch (const DamagedCheckpoint& damaged) {
+        damages.push_back(fmt::format("{} is skipped: {}", resume->path, damaged.what()));
+        std::optional<ResumePoint> older = find_newest_state(
+            world, config.checkpoint.dir, run_id,
+            {.most_step = resume->manifest.step - 1, .verifies = false, .reasons = damages, .skipped = {resume->path}});
+        log_warn("[checkpoint] {}", damages.back());
+        go_to(std::move(*older));
+        if (world.rank() == 0) record_resumed();
       } catch (const Diverged& diverged) {
         if (config.train.on_nan != OnNan::rollback) throw;
         const int64_t before = resume ? resume->manifest.step : 0;
-        resume = go_back(world, config, diverged, resume);
-        returns = resume->manifest.step == before ? returns + 1 : 1;
+        ResumePoint point = go_back(world, config, diverged, resume);
+        returns = point.manifest.step == before ? returns + 1 : 1;
         if (returns > config.train.max_skips)
           throw NumericsError("{} The run went back to step {} {} times, the limit of train.max_skips.",
                               diverged.what(), before, config.train.max_skips);
-        run_dir->keep_metrics(resume->manifest.step);
-        if (sinks) sinks->keep(resume->manifest.step);
+        go_to(std::move(point));
         if (fails_at("rollback.signal")) std::raise(SIGUSR1);
       }
     }

@@ -135,12 +135,19 @@ Trainer::~Trainer() = default;
 
 void Trainer::restore(const ResumePoint& point) {
   const bool same_layout = point.manifest.memory_layout == memory_layout_of(stages_);
+  Restoring restoring(*rank_, same_layout);
+  if (!point.verified) {
+    std::string problem;
+    world_.together([&] { problem = restoring.take(point.path, own_files(world_, point.manifest)); });
+    problem = first_problem(world_, std::move(problem));
+    if (!problem.empty()) throw DamagedCheckpoint(problem);
+  }
   std::optional<checkpoint::StateReader> reader;
   if (point.memory)
     reader.emplace(point.memory->reader(world_, wanted_boxes(rank_->job(), same_layout), point.manifest, point.path));
   world_.together([&] {
     if (!reader) reader.emplace(point.path, point.manifest);
-    if (!restore_state(*rank_, *reader, same_layout))
+    if (!restoring.finish(*reader))
       log_warn("[checkpoint] {} has rounding errors of int8 gradients (comm.error_feedback, {}), which {} drops.",
                point.path, point.manifest.layout, same_layout ? "this run" : "another layout");
   });

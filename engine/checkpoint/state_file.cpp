@@ -85,13 +85,98 @@ StateFile write_state_file(const std::string& folder, const std::string& name, s
   return {.name = name, .size_bytes = written.size_bytes, .hash = written.hash};
 }
 
-std::string problem_of(const std::string& folder, const StateFile& file) {
+std::string problem_of(const std::string& folder, const StateFile& file) { return problem_of(folder, file, {}, {}); }
+
+std::string size_problem_of(const std::string& folder, const std::vector<StateFile>& files) {
+  for (const StateFile& file : files) {
+    try {
+      const files::InputFile input(folder + "/" + file.name, files::Owner::checkpoint);
+      if (input.size_bytes() != file.size_bytes)
+        return fmt::format("{} has {} bytes, need {}", file.name, input.size_bytes(), file.size_bytes);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+  }
+  return {};
+}
+
+namespace {
+
+/// Cuts the bytes of a file, in order, into elements of the boxes that a caller wants.
+class Distributor {
+ public:
+  Distributor(const std::string& path, const std::vector<Box>& wanted, const TakeElems& take)
+      : wanted_(wanted), take_(take) {
+    if (wanted.empty()) return;
+    std::map<std::pair<std::string_view, std::string_view>, std::vector<size_t>> by_array;
+    for (size_t w = 0; w < wanted.size(); ++w) by_array[{wanted[w].tensor, wanted[w].array}].push_back(w);
+    try {
+      const SafetensorsFile file(path);
+      for (const TensorInfo& info : file.tensors())
+        if (const std::optional<Box> box = box_of(info.name); box && info.size_bytes == 4 * box->elems())
+          if (const auto found = by_array.find({box->tensor, box->array}); found != by_array.end())
+            places_.push_back({info.begin_bytes, *box, found->second});
+    } catch (const CheckpointError&) {
+      places_.clear();  // the hash of a damaged file differs, and StateReader refuses another one
+    }
+  }
+
+  /// The next bytes.
+  void add(std::span<const std::byte> bytes) {
+    const int64_t begin = at_, end = at_ += std::ssize(bytes);
+    for (; next_ < places_.size() && end_of(places_[next_]) <= begin; ++next_) {
+    }
+    for (size_t p = next_; p < places_.size() && places_[p].begin_bytes < end; ++p) {
+      const auto& [begin_bytes, box, takers] = places_[p];
+      const int64_t first = std::max(begin, begin_bytes), last = std::min(end, end_of(places_[p]));
+      SLIP_ASSERT((first - begin_bytes) % 4 == 0 && (last - begin_bytes) % 4 == 0);
+      for (const size_t w : takers)
+        give(w, box, (first - begin_bytes) / 4, (last - begin_bytes) / 4, bytes.data() + (first - begin));
+    }
+  }
+
+ private:
+  struct Place {
+    int64_t begin_bytes = 0;
+    Box box;
+    std::vector<size_t> takers;
+  };
+  static int64_t end_of(const Place& place) { return place.begin_bytes + 4 * place.box.elems(); }
+
+  /// Elements [first, last) of a box of the file, which begin at `from`.
+  void give(size_t w, const Box& box, int64_t first, int64_t last, const std::byte* from) const {
+    const Box& wanted = wanted_[w];
+    if (wanted.column != box.column || wanted.columns != box.columns) return;
+    const int64_t shift = (wanted.row - box.row) * box.columns;  // from elements of the wanted box to those of this one
+    const int64_t begin = std::max(first, shift), end = std::min(last, shift + wanted.elems());
+    if (begin >= end) return;
+    take_(w, begin - shift, {reinterpret_cast<const float*>(from) + (begin - first), static_cast<size_t>(end - begin)});
+  }
+
+  const std::vector<Box>& wanted_;
+  const TakeElems& take_;
+  std::vector<Place> places_;  // in the order of the file
+  size_t next_ = 0;            // the first place that may have bytes to come
+  int64_t at_ = 0;
+};
+
+}  // namespace
+
+std::string problem_of(const std::string& folder, const StateFile& file, const std::vector<Box>& wanted,
+                       const TakeElems& take) {
   try {
     const std::string path = folder + "/" + file.name;
-    if (const files::InputFile input(path, files::Owner::checkpoint); input.size_bytes() != file.size_bytes)
-      return fmt::format("{} has {} bytes, need {}", file.name, input.size_bytes(), file.size_bytes);
+    if (const std::string problem = size_problem_of(folder, {file}); !problem.empty()) return problem;
     data::Xxh3 hash;
-    read_through(path, [&](std::span<const std::byte> bytes) { hash.update(bytes.data(), std::ssize(bytes)); });
+    Distributor distributor(path, wanted, take);
+    read_through(path, [&](std::span<const std::byte> bytes) {
+      // Pieces that stay in a core's cache between the two.
+      for (size_t at = 0; at < bytes.size(); at += 4 * kPieceElems) {
+        const auto piece = bytes.subspan(at, std::min<size_t>(bytes.size() - at, 4 * kPieceElems));
+        hash.update(piece.data(), std::ssize(piece));
+        if (!wanted.empty()) distributor.add(piece);
+      }
+    });
     if (const std::string actual = hash.hex(); actual != file.hash)
       return fmt::format("{} has the hash {}, need {}", file.name, actual, file.hash);
   } catch (const CheckpointError& error) {

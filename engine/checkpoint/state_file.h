@@ -51,6 +51,15 @@ StateFile write_state_file(const std::string& folder, const std::string& name, s
 /// Blocks. Reads the whole file. Empty if it is the file that the manifest describes, else the difference.
 std::string problem_of(const std::string& folder, const StateFile& file);
 
+/// Receives elements of a wanted box: `values` are its elements from `begin` on, row by row.
+using TakeElems = std::function<void(size_t wanted, int64_t begin, std::span<const float> values)>;
+/// Blocks. The same, and passes the elements of `wanted` that the file holds to `take` in this one reading, before its
+/// hash is known. Leaves out a box with other columns than that of the file, which StateReader::read() brings.
+std::string problem_of(const std::string& folder, const StateFile& file, const std::vector<Box>& wanted,
+                       const TakeElems& take);
+/// Blocks. Reads no file. Empty if the files have the sizes of the manifest, else the first difference.
+std::string size_problem_of(const std::string& folder, const std::vector<StateFile>& files);
+
 /// Boxes in memory whose hash has been compared. `base` may be null if none of them is read.
 struct BoxesInMemory {
   std::vector<std::pair<Box, int64_t>> boxes;  // with the byte behind `base` at which it begins

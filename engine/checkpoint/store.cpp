@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-", kUnfinished = ".tmp", kRemoved = ".removed";
+constexpr std::string_view kPrefix = "step-", kUnfinished = ".tmp", kRemoved = ".removed", kSkipped = ".skipped-";
 constexpr int64_t kManifestBytesMax = int64_t{256} << 20;
 
 /// The step in "step-NUMBER"; none for other names.
@@ -138,6 +138,20 @@ void drop_checkpoint(const std::string& dir, int64_t step) {
   fs::remove_all(dir + "/" + name_of_step(step) + std::string(kUnfinished), ignored);
 }
 
+std::string set_aside(const std::string& path) {
+  std::error_code error;
+  std::string name;
+  for (int number = 1;; ++number) {
+    name = fmt::format("{}{}{}", path, kSkipped, number);
+    if (!fs::exists(fs::symlink_status(name, error))) break;
+  }
+  if (::rename(path.c_str(), name.c_str()) != 0)
+    throw ResourceError("[disk] the checkpoint {} cannot be renamed to {}: {}. Move it out of the folder.",
+                        files::shown(path), files::shown(name), std::strerror(errno));
+  files::sync_folder(files::folder_of(path));
+  return name;
+}
+
 void clean_leftovers(const std::string& dir) {
   for (const fs::path& path : entries_of(dir)) {
     std::string name = path.filename().string();
@@ -151,14 +165,25 @@ void clean_leftovers(const std::string& dir) {
 
 std::vector<std::string> remove_old(const std::string& dir, int64_t keep, const KeptSteps& kept) {
   std::vector<std::string> failures;
+  const auto remove = [&](const std::string& path) {
+    if (const std::string reason = remove_folder(path); !reason.empty())
+      failures.push_back(fmt::format("{} cannot be removed: {}", path, reason));
+  };
   int64_t newer = 0;
+  std::optional<int64_t> removed_step;
   for (const Found& found : find_checkpoints(dir)) {
     if (!found.manifest) continue;
     const bool stays = newer < keep || found.step == kept.resumed;
     if (!kept.damaged.contains(found.step)) ++newer;
     if (stays) continue;
-    if (const std::string reason = remove_folder(found.path); !reason.empty())
-      failures.push_back(fmt::format("{} cannot be removed: {}", found.path, reason));
+    remove(found.path);
+    if (!removed_step) removed_step = found.step;
+  }
+  for (const fs::path& path : entries_of(dir)) {
+    const std::string name = path.filename().string();
+    const size_t suffix = name.find(kSkipped);
+    const std::optional<int64_t> step = suffix == std::string::npos ? std::nullopt : step_of(name.substr(0, suffix));
+    if (step && removed_step && *step <= *removed_step) remove(path.string());
   }
   return failures;
 }

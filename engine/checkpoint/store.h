@@ -42,6 +42,10 @@ std::string commit_checkpoint(const std::string& dir, const Manifest& manifest);
 /// Blocks. Removes the folder of a save that failed. Errors are ignored: the next start tries again.
 void drop_checkpoint(const std::string& dir, int64_t step);
 
+/// Blocks. Renames the folder of a checkpoint to FOLDER.skipped-N, which nothing reads, and returns the name.
+/// Throws: ResourceError.
+std::string set_aside(const std::string& path);
+
 /// Blocks. Removes folders that interrupted saves and removals left.
 void clean_leftovers(const std::string& dir);
 /// The checkpoints that remove_old keeps whatever their number, or does not count.
@@ -51,7 +55,8 @@ struct KeptSteps {
 };
 
 /// Blocks. Removes every committed checkpoint with `keep` newer sound ones. A folder without a valid manifest counts as
-/// none and stays. Returns a sentence for every removal that failed.
+/// none and stays. Folders of set_aside() go as checkpoints of their step would. Returns a sentence for every removal
+/// that failed.
 std::vector<std::string> remove_old(const std::string& dir, int64_t keep, const KeptSteps& kept);
 
 }  // namespace slipstream::checkpoint

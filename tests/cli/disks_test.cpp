@@ -109,6 +109,23 @@ TEST_CASE("lines of metrics wait in memory while the disk fails", "[cli]") {
   CHECK(read(runs.run + "/checkpoints/final/model.safetensors") == runs.whole.weights);
 }
 
+TEST_CASE("a checkpoint that was skipped after a passing error is not resumed without its lines of metrics", "[cli]") {
+  const Runs runs;
+  for (const std::string unread : {"step-00000004/manifest", "step-00000004/rank"}) {
+    INFO(unread);
+    fs::remove_all(runs.run);
+    REQUIRE(shell(killed_at("save.committed#1") + runs.train).code == 137);
+    REQUIRE(runs.saved(4));
+    const Result skipping = shell(faulty("read:EIO:1", unread) + killed_at("step") + runs.train + " --resume");
+    INFO(skipping.text);
+    CHECK(skipping.code == 137);
+    CHECK(contains(skipping.text, "step-00000004 is skipped: "));
+    CHECK(contains(skipping.text, "step-00000004.skipped-1"));
+    REQUIRE(shell(runs.train + " --resume").code == 0);
+    CHECK(bits_of(runs.run) == runs.whole);
+  }
+}
+
 TEST_CASE("a file of metrics that cannot be read ends a resumed run, and no line is lost", "[cli]") {
   const Runs runs;
   REQUIRE(shell(killed_at("save.committed#1") + runs.train).code == 137);

@@ -89,6 +89,7 @@ TEST_CASE("a checkpoint has the residuals of error feedback, which differ on all
   const int64_t residual_bytes = 4 * finished.job->layout.flat_elems;
   CHECK(costs.disk_bytes == finished.job->parameter_elems * 12 + (kRanks + 1) * residual_bytes);
   CHECK(costs.host_bytes >= costs.disk_bytes);
+  CHECK(costs.writer_ns == static_cast<int64_t>(0.4 * static_cast<double>(costs.rank_bytes)));
 }
 
 TEST_CASE("without a snapshot a checkpoint costs bytes on disk only", "[checkpoint]") {
