@@ -5,7 +5,7 @@
 usage: scripts/bench_checkpoint.py [--program PATH] [--dir FOLDER] [--parts write,resume,beside] [--rounds N]
 
   write    a checkpoint that training waits for, beside fio writing a file of the same size with one fsync, in turn
-  resume   from the first read of a checkpoint to the last, beside fio reading the same file, both from disk
+  resume   the time in which a resume has the checkpoint open, beside fio reading the same file, both from disk
   beside   the step time of runs that save in the background beside runs that do not, in turn, and the rehearsal
 
 write needs fio; resume needs fio, strace and root, because it empties the page cache. FOLDER is on the disk to measure and holds about 8 GB.
@@ -113,9 +113,9 @@ class Bench:
             calls = self.folder / "calls.txt"
             self.train("resume", number + 2, prefix=["strace", "-f", "-ttt", "-e", "trace=openat,close,munmap", "-y", "-o", calls],
                        resume=True)
-            times = reading_times(calls.read_text(), str(file))
-            yield {"part": "resume", "round": number, "bytes": size, "seconds": times[1] - times[0], "fio_seconds": fio_seconds,
-                   "times_read": (times[1] - times[0]) / fio_seconds}
+            seconds = reading_seconds(calls.read_text(), str(file))
+            yield {"part": "resume", "round": number, "bytes": size, "seconds": seconds, "fio_seconds": fio_seconds,
+                   "times_read": seconds / fio_seconds}
 
     def beside(self):
         steps = 3 * SAVE_EVERY + 5
@@ -134,13 +134,21 @@ class Bench:
                    "planned_share": None if added_ms is None else added_ms / SAVE_EVERY / plain}
 
 
-def reading_times(calls, path):
-    """When the file was first opened and last closed, from strace's lines."""
-    times = [float(match[1]) for line in calls.splitlines()
-             if path in line and (match := re.search(r"(\d+\.\d+) (?:openat|close)", line))]
-    if len(times) < 2:
-        sys.exit(f"bench_checkpoint: strace saw no open and close of {path}.")
-    return times[0], times[-1]
+def reading_seconds(calls, path):
+    """How long the file was open, from strace's lines. Between two readings the program builds the rank, as a new run does."""
+    seconds, opened, began = 0.0, 0, 0.0
+    for line in calls.splitlines():
+        found = re.search(r"(\d+\.\d+) (openat|close)", line)
+        if not found or path not in line:
+            continue
+        if found[2] == "openat" and opened == 0:
+            began = float(found[1])
+        opened += 1 if found[2] == "openat" else -1
+        if opened == 0:
+            seconds += float(found[1]) - began
+    if seconds == 0 or opened != 0:
+        sys.exit(f"bench_checkpoint: strace did not see {path} opened and closed equally often.")
+    return seconds
 
 
 def drop_caches():
