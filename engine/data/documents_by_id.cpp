@@ -14,6 +14,7 @@ class ById final : public TokenSource {
       : source_(std::move(source)), id_(id), begins_(begins) {}
   int64_t count() const override { return source_->count(); }
   bool has_documents() const override { return true; }
+  void prefetch(int64_t begin, int64_t count) const override { source_->prefetch(begin, count); }
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override {
     source_->read(begin, out, nullptr);
     if (documents == nullptr || out.empty()) return;

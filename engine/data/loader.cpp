@@ -48,8 +48,20 @@ Batch make_batch(const BatchShape& shape) {
 BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const TrainSampler& sampler, int64_t data_rank,
                             int64_t data_ranks, int context_rank, int context_ranks) {
   const ContextChunks chunks{.tokens = sampler.options().sequence_length, .ranks = context_ranks, .rank = context_rank};
-  return [source = std::move(source), sampler, data_rank, data_ranks, chunks, window = std::vector<int32_t>()](
-             int64_t step, Batch& batch) mutable {
+  // Windows of the next step are on their way while this one is filled.
+  const auto prefetch = [source, sampler, data_rank, data_ranks](int64_t step) {
+    for (int64_t micro_batch = 0; micro_batch < sampler.micro_batches(data_ranks); ++micro_batch) {
+      const SampleRange samples = sampler.samples_of(step, data_rank, data_ranks, micro_batch);
+      for (int64_t row = 0; row < samples.count; ++row)
+        source->prefetch(sampler.begin_of(samples.begin + static_cast<uint64_t>(row)),
+                         sampler.options().sequence_length + 1);
+    }
+  };
+  return [source = std::move(source), sampler, data_rank, data_ranks, chunks, prefetch, prefetched = int64_t{-1},
+          window = std::vector<int32_t>()](int64_t step, Batch& batch) mutable {
+    if (prefetched != step) prefetch(step);
+    prefetched = step + 1;
+    prefetch(prefetched);
     SLIP_ASSERT(batch.shape.micro_batches == sampler.micro_batches(data_ranks));
     SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
     for (int64_t micro_batch = 0; micro_batch < batch.shape.micro_batches; ++micro_batch) {

@@ -32,11 +32,15 @@ struct RawTokensOptions {
 class RawTokens final : public TokenSource {
  public:
   RawTokens(files::InputFile file, RawTokensOptions options);
+  ~RawTokens() override;
+  RawTokens(const RawTokens&) = delete;
+  RawTokens& operator=(const RawTokens&) = delete;
 
   int64_t count() const override { return options_.count; }
   bool has_documents() const override { return options_.documents != nullptr; }
   using TokenSource::read;
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
+  void prefetch(int64_t begin, int64_t count) const override;
   /// Blocks. The XXH3-128 of the whole file, the bytes before the ids included; with `checks` every id is compared with
   /// the vocabulary. Throws: DataError as read().
   std::string hash(bool checks) const;
@@ -46,6 +50,7 @@ class RawTokens final : public TokenSource {
 
   files::InputFile file_;
   RawTokensOptions options_;
+  int advised_ = -1;  // a descriptor for advice only; -1: none, and nothing is prefetched
 };
 
 }  // namespace slipstream::data

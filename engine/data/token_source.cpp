@@ -21,6 +21,7 @@ class Slice final : public TokenSource {
     SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
     source_->read(begin_ + begin, out, documents);
   }
+  void prefetch(int64_t begin, int64_t count) const override { source_->prefetch(begin_ + begin, count); }
 
  private:
   std::shared_ptr<const TokenSource> source_;
@@ -51,6 +52,15 @@ class Chain final : public TokenSource {
       out = out.subspan(take);
       begin += static_cast<int64_t>(take);
       ++part;
+    }
+  }
+  void prefetch(int64_t begin, int64_t count) const override {
+    auto part = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+    for (; count > 0 && part < parts_.size(); ++part) {
+      const int64_t take = std::min(count, ends_[part] - begin);
+      parts_[part]->prefetch(begin - (ends_[part] - parts_[part]->count()), take);
+      begin += take;
+      count -= take;
     }
   }
 

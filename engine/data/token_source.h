@@ -22,6 +22,11 @@ class TokenSource {
   /// Throws: DataError if the disk fails or the file changed since it was opened.
   virtual void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const = 0;
   void read(int64_t begin, std::span<int32_t> out) const { read(begin, out, nullptr); }
+  /// Tells the disk that ids begin .. begin + count - 1 will be read soon. Returns before they are in memory.
+  virtual void prefetch(int64_t begin, int64_t count) const {
+    static_cast<void>(begin);
+    static_cast<void>(count);
+  }
 };
 
 /// A view of `count` ids of another source, from `begin` on.
