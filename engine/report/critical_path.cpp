@@ -93,22 +93,24 @@ class Replay {
   void add_tasks(size_t r, Phase phase, const std::vector<TaskTime>& tasks,
                  std::unordered_map<uint32_t, size_t>& last) {
     for (const TaskTime& task : tasks) {
-      items_[r][phase][task.item] = nodes_.size();
+      const size_t node = items_[r][phase][task.item] = nodes_.size();
+      add_node(task.channel, task.begin_ns, task.end_ns, last);
       const uint64_t id = ranks_[r].plan->rendezvous_ids[task.item];
+      if (id == PlanGraph::kLocal) continue;
       const auto [found, is_new] = rendezvous_by_id_[phase].try_emplace(id, rendezvous_.size());
       if (is_new) rendezvous_.emplace_back();
       Rendezvous& rendezvous = rendezvous_[found->second];
-      rendezvous.members.push_back(nodes_.size());
+      rendezvous.members.push_back(node);
       rendezvous.last_entry_ns = std::max(rendezvous.last_entry_ns, task.begin_ns);
       ++rendezvous.absent;
-      add_node(task.channel, task.begin_ns, task.end_ns, last).rendezvous = found->second;
+      nodes_[node].rendezvous = found->second;
     }
   }
 
-  Node& add_node(uint32_t channel, int64_t begin_ns, int64_t end_ns, std::unordered_map<uint32_t, size_t>& last) {
+  void add_node(uint32_t channel, int64_t begin_ns, int64_t end_ns, std::unordered_map<uint32_t, size_t>& last) {
     const auto [before, is_first] = last.try_emplace(channel, nodes_.size());
     if (!is_first) edges_.emplace_back(std::exchange(before->second, nodes_.size()), nodes_.size());
-    return nodes_.emplace_back(
+    nodes_.push_back(
         Node{.begin_ns = begin_ns, .end_ns = end_ns, .instant_begin_ns = begin_ns, .instant_end_ns = end_ns});
   }
 
@@ -189,8 +191,10 @@ class Replay {
   void charge(size_t r, int64_t next_earlier_ns) {
     StepTimes& times = *ranks_[r].times;
     std::vector<int64_t> last_entries;
-    for (const TaskTime& task : times.tasks)
-      last_entries.push_back(rendezvous_[nodes_[items_[r][kStep][task.item]].rendezvous].last_entry_ns);
+    for (const TaskTime& task : times.tasks) {
+      const size_t rendezvous = nodes_[items_[r][kStep][task.item]].rendezvous;
+      last_entries.push_back(rendezvous == kNone ? task.begin_ns : rendezvous_[rendezvous].last_entry_ns);
+    }
     apply_last_entries(times, last_entries);
     std::vector<int64_t> removed(times.exposures.size(), 0);
     size_t next = removed.size();

@@ -17,8 +17,10 @@ namespace slipstream {
 
 /// Dependencies of a rank's training plan, by item. Items on one channel also run in order.
 struct PlanGraph {
+  static constexpr uint64_t kLocal = 0;
   std::vector<uint32_t> channels;
-  std::vector<uint64_t> rendezvous_ids;               // of communication: equal on its members
+  std::vector<uint64_t> rendezvous_ids;  // of communication: equal on its members; kLocal: of this rank alone, also on
+                                         // channels of communication (sums of shards, casts)
   std::vector<std::vector<uint32_t>> awaited;         // items of the same step
   std::vector<std::vector<uint32_t>> awaited_before;  // items of the previous step
 };

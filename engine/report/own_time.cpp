@@ -71,14 +71,16 @@ void add_links(std::vector<OwnTimes>& own, const std::vector<RankStep>& times, c
   std::unordered_map<uint64_t, int64_t> last_entries;
   for (const RankStep& rank : times)
     for (const TaskTime& task : rank.times->tasks) {
+      if (rank.plan->rendezvous_ids[task.item] == PlanGraph::kLocal) continue;
       int64_t& last = last_entries.try_emplace(rank.plan->rendezvous_ids[task.item], task.begin_ns).first->second;
       last = std::max(last, task.begin_ns);
     }
   for (size_t r = 0; r < times.size(); ++r) {
     int64_t latest_ns = -1;
     for (const TaskTime& task : times[r].times->tasks) {
+      const auto entry = last_entries.find(times[r].plan->rendezvous_ids[task.item]);
       const int64_t together_ns =
-          task.end_ns - std::min(task.end_ns, last_entries.at(times[r].plan->rendezvous_ids[task.item]));
+          task.end_ns - std::min(task.end_ns, entry == last_entries.end() ? task.begin_ns : entry->second);
       const int64_t link_ns =
           task.link_ns >= 0 ? std::min(task.link_ns, together_ns) : std::max<int64_t>(0, together_ns - task.ready_ns);
       own[r].kind_ns[kinds.ranks[r].of_items[task.item]] += link_ns;
