@@ -165,13 +165,19 @@ Planned make_plan(const PlanRequest& request) {
 }
 
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
-  return extra_memory_of(planned, largest_stage(planned.finished), planned.finished.engines);
+  const Job& largest = largest_stage(planned.finished);
+  std::vector<ExtraMemory> extra = extra_memory_of(planned, largest, planned.finished.engines);
+  const Steady& steady = planned.steady;
+  if (steady.planned == 0) return extra;
+  const auto grown_bytes =
+      static_cast<double>(steady.one_more.memory_bytes - largest.buffers.total_bytes() - sum_of(extra));
+  if (const auto later_bytes = static_cast<int64_t>(steady.rounds * grown_bytes); later_bytes > 0)
+    extra.push_back({"micro-batches beyond the plan", later_bytes});
+  return extra;
 }
+
 int64_t most_bytes(const Planned& planned) {
-  const int64_t planned_bytes =
-      largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
-  const auto grown_bytes = static_cast<double>(planned.steady.one_more.memory_bytes - planned_bytes);
-  return planned_bytes + static_cast<int64_t>(planned.steady.rounds * grown_bytes);
+  return largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
 }
 
 bool fits(const Planned& planned) {

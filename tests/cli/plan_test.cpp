@@ -384,7 +384,11 @@ TEST_CASE("a long step is planned with few micro-batches, and its totals are tho
   CHECK(few.at("plan_hash").is_null());
   if (!test_everything()) return;  // the whole plan takes seconds
   const Json whole = Json::parse(call(plan + " --whole").text);
-  CHECK(few.at("memory_bytes").at("total").as_int() == whole.at("memory_bytes").at("total").as_int());
+  // The two plans may place the update on different streams.
+  for (const char* owner : {"parameters", "gradients", "optimizer", "activations"})
+    CHECK(few.at("memory_bytes").at(owner).as_int() == whole.at("memory_bytes").at(owner).as_int());
+  CHECK(static_cast<double>(few.at("memory_bytes").at("total").as_int()) ==
+        Approx(static_cast<double>(whole.at("memory_bytes").at("total").as_int())).epsilon(0.05));
   CHECK(few.at("wire_bytes").at("sent").as_int() == whole.at("wire_bytes").at("sent").as_int());
   CHECK(few.at("rehearsed").at("step_ms").as_double() ==
         Approx(whole.at("rehearsed").at("step_ms").as_double()).epsilon(0.01));
