@@ -163,6 +163,9 @@ std::vector<int> layers_of_parts(const RunConfig& run, const std::array<PlaceWor
 
 namespace {
 
+using Places = std::array<PlaceWorks, kPlaces>;
+using PerPort = std::array<double, 2>;  // ns; links inside a node and between nodes
+
 ResolvedConfig without_recomputation(const ResolvedConfig& config) {
   if (config->train.recompute == Recomputation::none) return config;
   RunConfig plain = *config;
@@ -170,9 +173,96 @@ ResolvedConfig without_recomputation(const ResolvedConfig& config) {
   return resolve(plain, config.facts());
 }
 
+/// A stage's works of one micro-batch, and its parameters.
+struct StageSum {
+  std::array<int64_t, kPlaces> times{};  // layers, and 0 or 1 of the ends
+  int64_t ns = 0, elems = 0;
+};
+
+std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int>& layers, size_t stages) {
+  std::vector<StageSum> sums(stages);
+  for (size_t part = 0; part < layers.size(); ++part) sums[part % stages].times[kLayer] += layers[part];
+  sums.front().times[kEmbedding] = sums.back().times[kHead] = 1;
+  for (StageSum& sum : sums)
+    for (size_t place = 0; place < kPlaces; ++place) {
+      sum.ns += sum.times[place] * places[place].ns();
+      sum.elems += sum.times[place] * places[place].elems;
+    }
+  return sums;
+}
+
+/// Fill of the last stage with its first works, and drain of its last ones. Weight gradients of a split backward pass
+/// may run after the input gradients have left, and recomputation before the output gradients arrive: `awaiting` has
+/// none.
+int64_t outside_ns(const Places& places, const Places& awaiting, const std::vector<int>& layers, size_t stages) {
+  const auto both_ns = [&](Place place) { return places[place].pass_ns[0] + awaiting[place].pass_ns[1]; };
+  int64_t ns = stages > 1 ? both_ns(kEmbedding) : 0;
+  for (size_t part = 0; part + 1 < stages; ++part) ns += layers[part] * both_ns(kLayer);
+  return ns;
+}
+
+PerPort sent_in_layers(const StageSum& sum, const Places& places, const comm::RooflinePrice& price, const Mesh& mesh) {
+  PerPort sent{};
+  for (size_t place = 0; place < kPlaces; ++place)
+    for (const Communication& c : places[place].communications) {
+      const comm::WireCost cost =
+          price.wire(c.op, Algorithm::direct, c.axis, mesh.group_size(c.axis), c.elems, c.dtype);
+      sent[price.port(c.axis) % sent.size()] += static_cast<double>(sum.times[place] * cost.wire_ns);
+    }
+  return sent;
+}
+
+/// Gradients and parameters of a step at the rate of large messages.
+PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& places, const comm::RooflinePrice& price,
+                    const Mesh& mesh, int64_t micro_batches) {
+  PerPort sent{};
+  const int64_t zero = run.zero.stage;
+  const int replicas = mesh.group_size(Axis::replica);
+  if (replicas == 1) return sent;
+  const DType gradients = run.comm.quantize == Quantize::int8            ? DType::u8
+                          : run.comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16
+                                                                         : DType::f32;
+  const auto elems = static_cast<double>(sum.elems);
+  if (zero == 0) {
+    sent[price.port(Axis::replica) % sent.size()] =
+        elems * ns_per_elem(price, Op::all_reduce, Axis::replica, replicas, gradients);
+    return sent;
+  }
+  const Axis shard = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
+  const int sharing = mesh.group_size(shard);
+  const DType values = run.zero.gather_dtype == DTypeChoice::int8 ? DType::u8 : run.train.dtype;
+  const double reduce = elems / sharing * ns_per_elem(price, Op::reduce_scatter, shard, sharing, gradients);
+  const double gather = elems / sharing * ns_per_elem(price, Op::all_gather, shard, sharing, values);
+  double times = 1;
+  if (zero == 3 && run.zero.reshard_after_forward && run.zero.persistence_threshold_bytes == 0) {
+    // Layers pass through slots in both passes of every micro-batch; those still in a slot are not gathered again.
+    const auto layers = static_cast<double>(std::max<int64_t>(1, sum.times[kLayer]));
+    const double kept = std::min(1.0, static_cast<double>(run.zero.prefetch_depth + 2) / layers);
+    const double share =
+        static_cast<double>(sum.times[kLayer] * places[kLayer].elems) / std::max(1.0, elems);  // of the parameters
+    times = std::max(1.0, 2 * static_cast<double>(micro_batches) * (1 - kept) * share);
+  }
+  sent[price.port(shard) % sent.size()] = reduce + times * gather;
+  return sent;
+}
+
+/// Bytes of a parameter with its gradient and states, by the optimizer that keeps least.
+double bytes_of_elem(const ResolvedConfig& config, const Machine& machine, const Mesh& mesh) {
+  const int64_t zero = mesh.group_size(Axis::replica) > 1 ? config->zero.stage : 0;
+  const int sharing = mesh.group_size(mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica);
+  double least = 9e18;
+  for (const GroupRule& group : plan_options({.config = config, .machine = machine}).groups) {
+    const StateBytes states = state_bytes(config->train.dtype, static_cast<int>(zero), *group.optimizer);
+    least = std::min(least,
+                     static_cast<double>(states.whole) + static_cast<double>(states.shared) / (zero > 0 ? sharing : 1));
+  }
+  return least;
+}
+
 }  // namespace
 
 LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
+  constexpr double kRounding = 0.999;  // buckets and chunks round their transfers in nanoseconds
   const RunConfig& run = *config;
   const Works& works = works_of(config);
   const Works& awaiting = run.parallel.pipeline > 1 ? works_of(without_recomputation(config)) : works;
@@ -185,34 +275,9 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
                   run.parallel.order);
   const comm::RooflinePrice price = price_of(run, machine_, mesh);
   const int64_t micro_batches = config.batch().micro_batches;
-  const bool splits = run.pipeline.schedule == ScheduleKind::zb_h1 && layout.pipeline > 1;
   const std::vector<int> layers = layers_of_parts(run, works.places);
-  const size_t stages = static_cast<size_t>(layout.pipeline), parts = layers.size();
-
-  struct StageSum {
-    int64_t ns = 0, elems = 0, layers = 0;
-    bool has_embedding = false, has_head = false;
-  };
-  std::vector<StageSum> sums(stages);
-  int64_t outside_ns = 0;  // fill and drain of the last stage
-  for (size_t part = 0; part < parts; ++part) {
-    StageSum& sum = sums[part % stages];
-    std::array<int64_t, 3> pass_ns{};
-    const auto add = [&](Place place, int64_t times) {
-      for (size_t pass = 0; pass < 3; ++pass) pass_ns[pass] += times * works.places[place].pass_ns[pass];
-      sum.elems += times * works.places[place].elems;
-    };
-    add(kLayer, layers[part]);
-    sum.layers += layers[part];
-    if (part == 0) add(kEmbedding, 1), sum.has_embedding = true;
-    if (part + 1 == parts) add(kHead, 1), sum.has_head = true;
-    sum.ns += pass_ns[0] + pass_ns[1] + pass_ns[2];
-    // Weight gradients of a split backward pass may run after the input gradients have left, and recomputation before
-    // the output gradients arrive.
-    if (part + 1 < stages)
-      outside_ns += pass_ns[0] + layers[part] * awaiting.places[kLayer].pass_ns[1] +
-                    (part == 0 ? awaiting.places[kEmbedding].pass_ns[1] : 0);
-  }
+  const auto stages = static_cast<size_t>(layout.pipeline);
+  const std::vector<StageSum> sums = sums_of_stages(works.places, layers, stages);
   LayoutBound bound;
   const auto consider = [&](double ns, Limit limit) {
     if (static_cast<int64_t>(ns) <= bound.step_ns) return;
@@ -225,74 +290,34 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
                               run.model.width / (run.parallel.sequence_parallel ? layout.tensor : 1);
     const comm::WireCost hop =
         price.wire(Op::send, Algorithm::direct, Axis::pipeline, layout.pipeline, hop_elems, works.dtype);
-    const int64_t hops_ns = 2 * static_cast<int64_t>(stages - 1) * (hop.latency_ns + hop.wire_ns);
-    // The last works of a stage with a split backward pass may be weight gradients, which no other stage awaits.
-    int64_t last_ns = micro_batches * sums.back().ns;
-    if (splits) {
-      const PlaceWorks &layer = works.places[kLayer], &head = works.places[kHead];
-      last_ns -= micro_batches * (sums.back().layers * layer.pass_ns[2] + head.pass_ns[2]);
-    }
-    consider(static_cast<double>(outside_ns + hops_ns + last_ns), Limit::bubble);
+    // The last works of a stage may be weight gradients of a split backward pass, which no other stage awaits.
+    int64_t last_ns = sums.back().ns;
+    for (size_t place = 0; place < kPlaces; ++place)
+      last_ns -= sums.back().times[place] * works.places[place].pass_ns[2];
+    consider(static_cast<double>(outside_ns(works.places, awaiting.places, layers, stages) +
+                                 2 * static_cast<int64_t>(stages - 1) * (hop.latency_ns + hop.wire_ns) +
+                                 micro_batches * last_ns),
+             Limit::bubble);
   }
-
-  std::array<double, 2> tensor_ns{}, states_ns{};  // by port, of the stage that sends most
-  const size_t ports = tensor_ns.size();
-  const std::vector<GroupRule> groups = plan_options({.config = config, .machine = machine_}).groups;
-  for (const StageSum& sum : sums) {
-    std::array<double, 2> sent_ns{};
-    for (size_t place = 0; place < kPlaces; ++place) {
-      const int64_t times = place == kLayer ? sum.layers : place == kEmbedding ? sum.has_embedding : sum.has_head;
-      for (const Communication& c : works.places[place].communications)
-        sent_ns[price.port(c.axis) % ports] += static_cast<double>(
-            times * micro_batches *
-            price.wire(c.op, Algorithm::direct, c.axis, mesh.group_size(c.axis), c.elems, c.dtype).wire_ns);
+  const double bytes_each = bytes_of_elem(config, machine_, mesh), computed_ns = static_cast<double>(bound.step_ns);
+  double exposed_ns = 0;
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const StageSum& sum = sums[stage];
+    const PerPort in_layers = sent_in_layers(sum, works.places, price, mesh),
+                  states = sent_states(run, sum, works.places, price, mesh, micro_batches);
+    for (size_t port = 0; port < in_layers.size(); ++port) {
+      const double layers_ns = static_cast<double>(micro_batches) * in_layers[port];
+      if (layout.tensor > 1)
+        exposed_ns = std::max(exposed_ns, layers_ns / static_cast<double>(run.overlap.tensor_chunks));
+      consider(kRounding * layers_ns, Limit::tensor);
+      consider(kRounding * (layers_ns + states[port]), Limit::states);
     }
-    const int zero = static_cast<int>(run.zero.stage), replicas = mesh.group_size(Axis::replica);
-    const bool hybrid = zero > 0 && mesh.group_size(Axis::data_outer) > 1;
-    const Axis shard = hybrid ? Axis::data_inner : Axis::replica;
-    const int sharing = mesh.group_size(shard);
-    const DType gradients = run.comm.quantize == Quantize::int8            ? DType::u8
-                            : run.comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16
-                                                                           : DType::f32;
-    const DType values = run.zero.gather_dtype == DTypeChoice::int8 ? DType::u8 : works.dtype;
-    const auto elems = static_cast<double>(sum.elems);
-    std::array<double, 2> step_ns{};
-    if (replicas > 1 && zero == 0)
-      step_ns[price.port(Axis::replica) % ports] +=
-          elems * ns_per_elem(price, Op::all_reduce, Axis::replica, replicas, gradients);
-    if (replicas > 1 && zero > 0) {
-      const double reduce = elems / sharing * ns_per_elem(price, Op::reduce_scatter, shard, sharing, gradients);
-      const double gather = elems / sharing * ns_per_elem(price, Op::all_gather, shard, sharing, values);
-      // Layers of ZeRO-3 pass through slots in both passes of every micro-batch; those still in a slot are not gathered
-      // again.
-      const double kept = std::min<double>(
-          1, static_cast<double>(run.zero.prefetch_depth + 2) / static_cast<double>(std::max<int64_t>(1, sum.layers)));
-      const double layer_share = static_cast<double>(sum.layers * works.places[kLayer].elems) / std::max(1.0, elems);
-      const bool slots = zero == 3 && run.zero.reshard_after_forward && run.zero.persistence_threshold_bytes == 0;
-      const double times = slots ? 2 * static_cast<double>(micro_batches) * (1 - kept) * layer_share : 1;
-      step_ns[price.port(shard) % ports] += reduce + std::max(1.0, times) * gather;
-    }
-    for (size_t port = 0; port < ports; ++port) {
-      tensor_ns[port] = std::max(tensor_ns[port], sent_ns[port]);
-      states_ns[port] = std::max(states_ns[port], step_ns[port] + sent_ns[port]);
-    }
-    // Memory: states, and the activations of the micro-batches in flight.
-    double each = 9e18;
-    for (const GroupRule& group : groups) {
-      const StateBytes states = state_bytes(works.dtype, replicas > 1 ? zero : 0, *group.optimizer);
-      each = std::min(
-          each, static_cast<double>(states.whole) + static_cast<double>(states.shared) / (zero > 0 ? sharing : 1));
-    }
-    const auto stage = static_cast<int64_t>(&sum - sums.data());
-    const int64_t alive = std::min<int64_t>(micro_batches, static_cast<int64_t>(stages) - stage);
+    const int64_t alive = std::min<int64_t>(micro_batches, static_cast<int64_t>(stages - stage));
+    const auto states_bytes = static_cast<int64_t>(static_cast<double>(sum.elems) * bytes_each);
     bound.memory_bytes =
-        std::max(bound.memory_bytes, static_cast<int64_t>(elems * each) + alive * sum.layers * works.activation_bytes);
+        std::max(bound.memory_bytes, states_bytes + alive * sum.times[kLayer] * works.activation_bytes);
   }
-  constexpr double kRounding = 0.999;  // buckets and chunks round their transfers in nanoseconds
-  for (size_t port = 0; port < ports; ++port) {
-    consider(kRounding * tensor_ns[port], Limit::tensor);
-    consider(kRounding * states_ns[port], Limit::states);
-  }
+  bound.expected_ns = std::max(bound.step_ns, static_cast<int64_t>(computed_ns + exposed_ns));
   return bound;
 }
 

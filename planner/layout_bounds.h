@@ -19,6 +19,7 @@ const char* name_of(Limit limit);
 struct LayoutBound {
   int64_t step_ns = 0;
   Limit limit = Limit::compute;
+  int64_t expected_ns = 0;   // a guess, not a bound: messages of tensor ranks wait for the last chunk of tokens
   int64_t memory_bytes = 0;  // of the largest stage
 };
 

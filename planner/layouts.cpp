@@ -97,7 +97,7 @@ class Space {
     }
     for (const std::string& schedule : texts("pipeline.schedule", {"1f1b", "interleaved_1f1b", "zb_h1"})) {
       const Sets named = with(sets, "pipeline.schedule=" + schedule);
-      for (int64_t parts : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 4))
+      for (int64_t parts : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 8))
         if ((parts > 1) == (schedule == "interleaved_1f1b") && run.model.layers % (shape.pipeline * parts) == 0)
           add_batches(shape, with(named, fmt::format("pipeline.virtual_stages={}", parts)));
         else if (parts == 1 && schedule != "interleaved_1f1b")
@@ -107,7 +107,7 @@ class Space {
 
   void add_batches(const Shape& shape, const Sets& sets) {
     const RunConfig& run = *config_;
-    for (int64_t batch : powers("train.micro_batch_size", run.train.micro_batch_size, 8)) {
+    for (int64_t batch : powers("train.micro_batch_size", run.train.micro_batch_size, 64)) {
       if (run.train.global_batch_size % (batch * shape.data) != 0) continue;
       for (const std::string& recompute : texts("train.recompute", {"none", "selective", "full"}))
         add_zero(shape,

@@ -81,7 +81,7 @@ class Search {
     return !options_.exhaustive && static_cast<double>(layout.bound.step_ns) / 1e6 >= best_ms_;
   }
 
-  /// Layouts with the same kinds of communication exceed their bounds by similar factors.
+  /// Layouts with the same kinds of communication differ from what is expected by similar factors.
   static std::string kind_of(const ResolvedConfig& config) {
     return fmt::format("{} {} {} {}", config->parallel.tensor, config->zero.stage, config->parallel.pipeline > 1,
                        config->parallel.context);
@@ -95,7 +95,8 @@ class Search {
       const SearchedLayout& layout = result_.layouts[i];
       if (is_taken_[i] || layout.outcome != Outcome::open || cannot_win(layout)) continue;
       const auto found = factors_.find(kinds_[i]);
-      const double expected = static_cast<double>(layout.bound.step_ns) * (found == factors_.end() ? 1 : found->second);
+      const double expected =
+          static_cast<double>(layout.bound.expected_ns) * (found == factors_.end() ? 1 : found->second);
       if (expected < least) least = expected, best = i;
     }
     if (best != kNone) is_taken_[best] = 1;
@@ -122,7 +123,7 @@ class Search {
     if (made.step_ms < 0) return;
     layout.step_ms = made.step_ms;
     best_ms_ = std::min(best_ms_, made.step_ms);
-    const double factor = made.step_ms * 1e6 / static_cast<double>(std::max<int64_t>(1, layout.bound.step_ns));
+    const double factor = made.step_ms * 1e6 / static_cast<double>(std::max<int64_t>(1, layout.bound.expected_ns));
     const auto [found, is_new] = factors_.try_emplace(kinds_[index], factor);
     if (!is_new) found->second = std::min(found->second, factor);
   }

@@ -178,7 +178,9 @@ def search(rows, program, machine_dir, seconds):
     for row, m in zip(cells, made):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.toml"
-            path.write_text(run_file(row))
+            # Without the published layout.
+            plain = dict(row, tp="1", pp="1", cp="1", vpp="1", dp=row["gpus"], micro_batch="1", recompute="", zero="")
+            path.write_text(run_file(plain))
             name = software_of(row)
             machine = machine_dir / (MACHINES[row["gpu"]] + ".toml")
             out = subprocess.run([str(program), "plan", str(path), "--ranks", str(whole(row, "gpus")), "--machine",
