@@ -179,7 +179,7 @@ def search(rows, program, machine_dir, seconds):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.toml"
             # Without the published layout.
-            plain = dict(row, tp="1", pp="1", cp="1", vpp="1", dp=row["gpus"], micro_batch="1", recompute="", zero="")
+            plain = dict(row, tp="1", pp="1", cp="1", vpp="1", dp=row["gpus"], micro_batch="1", recompute="", zero="0")
             path.write_text(run_file(plain))
             name = software_of(row)
             machine = machine_dir / (MACHINES[row["gpu"]] + ".toml")
