@@ -147,7 +147,8 @@ const std::vector<std::string_view> kNeutral = {"log",
                                                 "fim",
                                                 "mid-level",
                                                 "barrier",
-                                                "no-initialization"};
+                                                "no-initialization",
+                                                "no-use-tokenizer"};
 
 /// Replaces $NAME, ${NAME}, ${NAME:-default} and $((arithmetic)); unknown variables stay.
 class Variables {
@@ -298,8 +299,12 @@ std::vector<ForeignOption> options_of(const std::string& path) {
         assigned.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") == equals &&
         assigned[equals] == '=';
     if (is_name && assigned.compare(equals + 1, 1, "(") != 0)
-      variables.set(assigned.substr(0, equals), stripped(assigned.substr(equals + 1)));
+      variables.set(assigned.substr(0, equals), variables.replaced(stripped(assigned.substr(equals + 1))));
     for (const std::string& written : words_of(variables.replaced(is_name ? assigned.substr(equals + 1) : line))) {
+      const std::string script = written.substr(written.rfind('/') + 1);
+      if (script.starts_with("pretrain_") && script.ends_with(".py") && script != "pretrain_gpt.py")
+        throw ConfigError("[import] {}:{}: {} is not supported: only pretrain_gpt.py is.", path, line_number,
+                          files::printable(script, 60));
       if (written.starts_with("--") && written.size() > 2) {
         std::string name = written.substr(2), value;
         if (const size_t at = name.find_first_of("=:"); at != std::string::npos) {

@@ -101,7 +101,12 @@ const std::vector<std::string_view> kNeutral = {"defaults",
                                                 "model.cpu_offloading_",
                                                 "base_results_dir",
                                                 "training",
-                                                "cluster"};
+                                                "cluster",
+                                                "s3_checkpointing",
+                                                "env_vars",
+                                                "model.get_attention_mask",
+                                                "model.wgrad_deferral",
+                                                "model.megatron_timer"};
 
 std::string trimmed(const std::string& text) {
   const size_t begin = text.find_first_not_of(" \t\r"), end = text.find_last_not_of(" \t\r");
@@ -226,10 +231,11 @@ Imported import_nemo(const std::string& path) {
                          [&](const ForeignOption& o) { return o.name.starts_with(std::string(part) + "."); });
         first != from.all().end())
       from.refuse(first->name, "belongs to a model with an encoder, which is not supported");
-  for (const char* option : {"model.num_moe_experts", "model.moe_router_topk", "model.expert_model_parallel_size",
-                             "model.bert_binary_head", "model.retro", "model.mm_cfg", "model.window_size",
-                             "model.cpu_offloading", "model.fsdp", "model.query_key_layer_scaling",
-                             "model.num_decoder_layers", "model.transfer", "model.unet_config", "model.vision"})
+  for (const char* option :
+       {"model.num_moe_experts", "model.moe_router_topk", "model.expert_model_parallel_size", "model.bert_binary_head",
+        "model.retro", "model.mm_cfg", "model.window_size", "model.cpu_offloading", "model.fsdp",
+        "model.query_key_layer_scaling", "model.num_decoder_layers", "model.transfer", "model.qkv_bias",
+        "model.unet_config", "model.vision"})
     if (const ForeignOption* found = from.find(option); found && found->value != "1" && found->value != "1.0")
       from.refuse_if_on(option, "is not supported");
   if (from.find("model.bert_binary_head"))

@@ -132,9 +132,8 @@ Imported import_torchtitan(const std::string& path) {
   if (replicas > 1 && shards > 1) run.shard_size = shards;
   if (shards > 0) run.ranks = shards * replicas * run.tensor * run.pipeline * run.context_ranks;
   // Stages keep gathered layers between the micro-batches.
-  if (run.pipeline > 1 && run.zero_stage == 3 &&
-      from.word("parallelism.fsdp_reshard_after_forward", "default") != "always")
-    run.zero_stage = 2;
+  const std::string reshard = from.word("parallelism.fsdp_reshard_after_forward", "default");
+  if (run.zero_stage == 3 && (reshard == "never" || (run.pipeline > 1 && reshard == "default"))) run.zero_stage = 2;
   for (const char* name : {"parallelism.enable_async_tensor_parallel", "experimental.enable_async_tensor_parallel"})
     run.overlaps_tensor = run.overlaps_tensor || from.flag(name);
   std::string schedule = from.word("parallelism.pipeline_parallel_schedule", "1F1B");

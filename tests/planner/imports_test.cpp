@@ -188,6 +188,8 @@ TEST_CASE("imports: refusals name the option, its value and its line", "[planner
   has(megatron("--kv-channels 128"), "must be hidden-size / num-attention-heads = 64");
   has(files.refusal("megatron", replaced(kMegatron, "--num-layers 24", "--num-layers $LAYERS")),
       "--num-layers = $LAYERS");
+  has(files.refusal("megatron", replaced(kMegatron, "pretrain_gpt.py", "pretrain_bert.py")),
+      ":19: pretrain_bert.py is not supported");
   has(files.refusal("megatron", "echo nothing\n"), "--num-layers is missing");
   has(files.refusal("nemo", replaced(kNemo, "  bias: false", "  bias: false\n  num_moe_experts: 8")),
       ":19: model.num_moe_experts = 8 is not supported");
