@@ -29,8 +29,9 @@ std::string own_bucket_size(RunConfig run) {
 
 class Space {
  public:
-  Space(const ResolvedConfig& config, const Machine& machine, const std::vector<SearchedKey>& keys)
-      : config_(config), machine_(machine), keys_(keys), used_(keys.size(), 0) {}
+  Space(const ResolvedConfig& config, const Machine& machine, const std::vector<SearchedKey>& keys,
+        int64_t global_batch)
+      : config_(config), machine_(machine), keys_(keys), global_batch_(global_batch), used_(keys.size(), 0) {}
 
   std::vector<Sets> list() {
     const RunConfig& run = *config_;
@@ -39,7 +40,7 @@ class Space {
     for (int64_t tensor : powers("parallel.tensor", run.parallel.tensor, std::min(world, machine_.ranks_per_node))) {
       if (world % tensor != 0 || heads % tensor != 0) continue;
       const int64_t left = world / tensor;
-      for (int64_t pipeline : powers("parallel.pipeline", run.parallel.pipeline, std::min(left, run.model.layers))) {
+      for (int64_t pipeline : stages(left)) {
         if (left % pipeline != 0 || pipeline > run.model.layers) continue;
         const int64_t most_context = run.train.sequence_length >= kLongSequence ? 8 : 1;
         for (int64_t context : powers("parallel.context", run.parallel.context, most_context)) {
@@ -84,6 +85,17 @@ class Space {
     return values;
   }
 
+  /// Divisors of the layers suit numbers of ranks that are no powers of two.
+  std::vector<int64_t> stages(int64_t most) {
+    const RunConfig& run = *config_;
+    const bool is_given = asked("parallel.pipeline").has_value();
+    std::vector<int64_t> values = powers("parallel.pipeline", run.parallel.pipeline, std::min(most, run.model.layers));
+    for (int64_t value = 2; !is_given && value <= run.model.layers; ++value)
+      if (run.model.layers % value == 0 && std::find(values.begin(), values.end(), value) == values.end())
+        values.push_back(value);
+    return values;
+  }
+
   Sets texts(const char* key, Sets usual) {
     const auto given = asked(key);
     return given ? *given : usual;
@@ -108,7 +120,7 @@ class Space {
   void add_batches(const Shape& shape, const Sets& sets) {
     const RunConfig& run = *config_;
     for (int64_t batch : powers("train.micro_batch_size", run.train.micro_batch_size, 64)) {
-      if (run.train.global_batch_size % (batch * shape.data) != 0) continue;
+      if (global_batch_ % (batch * shape.data) != 0) continue;
       for (const std::string& recompute : texts("train.recompute", {"none", "selective", "full"}))
         add_zero(shape,
                  with(with(sets, fmt::format("train.micro_batch_size={}", batch)), "train.recompute=" + recompute));
@@ -157,6 +169,7 @@ class Space {
   const ResolvedConfig& config_;
   const Machine& machine_;
   const std::vector<SearchedKey>& keys_;
+  int64_t global_batch_;
   std::vector<char> used_;
   std::vector<Sets> found_;
 };
@@ -184,8 +197,8 @@ SearchedKey parse_searched_key(const std::string& text) {
 }
 
 std::vector<std::vector<std::string>> layouts_of(const ResolvedConfig& config, const Machine& machine,
-                                                 const std::vector<SearchedKey>& keys) {
-  return Space(config, machine, keys).list();
+                                                 const std::vector<SearchedKey>& keys, int64_t global_batch) {
+  return Space(config, machine, keys, global_batch).list();
 }
 
 }  // namespace slipstream::planner

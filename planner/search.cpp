@@ -263,9 +263,10 @@ Drawn draw_any(const PlanRequest& request) {
     return draw(request);
   } catch (const ConfigError&) {
     PlanRequest plain = request;
-    for (const char* set : {"parallel.data=-1", "parallel.tensor=1", "parallel.pipeline=1", "parallel.context=1",
-                            "parallel.sequence_parallel=false", "pipeline.schedule=1f1b", "pipeline.virtual_stages=1",
-                            "pipeline.layers=[]", "zero.shard_size=0"})
+    for (const char* set :
+         {"parallel.data=-1", "parallel.tensor=1", "parallel.pipeline=1", "parallel.context=1",
+          "parallel.sequence_parallel=false", "pipeline.schedule=1f1b", "pipeline.virtual_stages=1",
+          "pipeline.layers=[]", "zero.shard_size=0", "train.micro_batch_size=1", "train.global_batch_size=0"})
       plain.sets.emplace_back(set);
     return draw(plain);
   }
@@ -280,11 +281,12 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
   std::vector<std::string> sets = profile.sets;
   sets.insert(sets.end(), request.sets.begin(), request.sets.end());
   const int64_t asked_batch = load_run(request.run_file, sets).train.global_batch_size;
-  const std::string batch = fmt::format("train.global_batch_size={}", result.drawn.config->train.global_batch_size);
+  result.global_batch = asked_batch > 0 ? asked_batch : result.drawn.config->train.global_batch_size;
+  const std::string batch = fmt::format("train.global_batch_size={}", result.global_batch);
   sets.push_back(batch);
   const RunConfig written = load_run(request.run_file, sets);
-  result.global_batch = result.drawn.config->train.global_batch_size;
-  for (std::vector<std::string>& each : layouts_of(result.drawn.config, result.drawn.machine, options.keys)) {
+  for (std::vector<std::string>& each :
+       layouts_of(result.drawn.config, result.drawn.machine, options.keys, result.global_batch)) {
     if (asked_batch == 0) each.push_back(batch);
     if (!written.pipeline.schedule_file.empty()) each.emplace_back("pipeline.schedule_file=");
     if (!written.pipeline.layers.empty()) each.emplace_back("pipeline.layers=[]");  // for another number of stages
