@@ -42,19 +42,22 @@ class ItemTimes {
     };
     std::map<std::string, Sum> sums;
     for (const report::RankTrace& rank : trace.ranks) {
-      struct Run {
-        int64_t begin_ns, end_ns;
-      };
-      std::map<std::pair<int64_t, std::string>, Run> runs;
+      std::map<std::pair<int64_t, std::string>, int64_t> runs;  // by step and item
+      int64_t idle_since_ns = -1;                               // of compute, with nothing to wait for
       for (const report::TraceSpan& span : rank.spans) {
         const report::SpanName& name = trace.names[span.name];
-        if (name.kind != report::SpanName::Kind::kernel || name.item.empty()) continue;
         const int64_t end_ns = span.begin_ns + span.duration_ns;
-        const auto [found, is_new] = runs.try_emplace({span.step, name.item}, Run{span.begin_ns, end_ns});
-        if (!is_new) found->second.end_ns = std::max(found->second.end_ns, end_ns);
+        int64_t begin_ns = span.begin_ns;
+        if (span.channel == 0) {
+          // As in a reconciliation, an item's time contains that until its thread gets a core.
+          if (idle_since_ns >= 0) begin_ns = std::min(begin_ns, idle_since_ns);
+          idle_since_ns = std::max(idle_since_ns, end_ns);
+        }
+        if (name.kind == report::SpanName::Kind::kernel && !name.item.empty())
+          runs[{span.step, name.item}] += std::max<int64_t>(0, end_ns - begin_ns);
       }
-      for (const auto& [key, run] : runs) {
-        const auto ns = static_cast<double>(run.end_ns - run.begin_ns);
+      for (const auto& [key, run_ns] : runs) {
+        const auto ns = static_cast<double>(run_ns);
         for (const std::string& name : std::set{key.second, task_of(key.second)})
           sums[name].ns += ns, ++sums[name].runs;
         if (const auto found = items.find(key.second); found != items.end() && found->second->op != "compute") {
