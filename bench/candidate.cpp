@@ -45,6 +45,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
     for (int64_t i = 0; i < rows; ++i)
       ids[i] = static_cast<int32_t>(
           random.zipf(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
+    if (job.model.documents) std::fill_n(ids + rows, rows / 2, 0);  // one document
   }
   write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }

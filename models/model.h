@@ -27,7 +27,8 @@ struct ModelOptions {
   bool tie_embeddings = true;
   float rope_theta = 10000;
   kernels::RopeScaling rope_scaling = {};
-  int64_t window = 0;  // tokens that a token attends to, itself included; 0: all before it
+  bool documents = false;  // attention does not cross documents
+  int64_t window = 0;      // tokens that a token attends to, itself included; 0: all before it
   float norm_eps = 1e-5f;
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
 

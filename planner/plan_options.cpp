@@ -182,6 +182,7 @@ data::DatasetOptions dataset_options(const RunConfig& config, data::ShardCheck c
           .vocab_size = config.model.vocab_size,
           .sequence_length = config.train.sequence_length,
           .threads = threads,
+          .documents = config.data.document_mask,
           .check = check};
 }
 
@@ -223,6 +224,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .tie_embeddings = config.model.tie_embeddings == Choice::yes,
           .rope_theta = static_cast<float>(config.model.rope_theta),
           .rope_scaling = rope_scaling_of(config.model),
+          .documents = config.data.document_mask,
           .window = config.model.sliding_window,
           .norm_eps = static_cast<float>(config.model.norm_eps),
           .dtype = config.train.dtype,

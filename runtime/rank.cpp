@@ -379,12 +379,19 @@ Rank::Report Rank::report(uint32_t step) const {
   return report;
 }
 
-std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets) {
+std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets,
+                                  std::span<const int32_t> document_begins) {
   const int64_t rows = job_->model.batch * job_->model.tokens;
   SLIP_ASSERT(static_cast<int64_t>(ids.size()) == rows && static_cast<int64_t>(targets.size()) == rows);
   synchronize();
   device_->copy_from_host(address(job_->model.ids), ids.data(), 4 * rows);
   device_->copy_from_host(address(job_->model.ids) + 4 * rows, targets.data(), 4 * rows);
+  if (job_->model.documents) {
+    const std::vector<int32_t> none(document_begins.empty() ? static_cast<size_t>(rows) : 0);
+    SLIP_ASSERT(document_begins.empty() || std::ssize(document_begins) == rows);
+    device_->copy_from_host(address(job_->model.ids) + 8 * rows,
+                            document_begins.empty() ? none.data() : document_begins.data(), 4 * rows);
+  }
   watch_issue([&] { step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0); });
   synchronize();
   if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};

@@ -135,7 +135,8 @@ class Rank {
 
   /// Blocks. Runs the evaluation plan on [batch, tokens] ids and targets; returns the loss of each row x token, or
   /// nothing on a pipeline stage without the head. Collective over stages.
-  std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets);
+  std::vector<float> evaluate(std::span<const int32_t> ids, std::span<const int32_t> targets,
+                              std::span<const int32_t> document_begins = {});
   /// Blocks. Logits of one position of the last evaluation.
   std::vector<float> logits(int64_t row);
 

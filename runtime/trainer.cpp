@@ -65,8 +65,10 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
                                     .micro_batch_size = train.micro_batch_size,
                                     .global_batch_size = global_batch_,
                                     .seed = static_cast<uint64_t>(train.seed)});
-  const data::BatchShape shape{
-      .micro_batches = finished.micro_batches, .rows = train.micro_batch_size, .sequence_length = job.model.tokens};
+  const data::BatchShape shape{.micro_batches = finished.micro_batches,
+                               .rows = train.micro_batch_size,
+                               .sequence_length = job.model.tokens,
+                               .documents = job.model.documents};
   const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),
             context_ranks = job.mesh.group_size(Axis::context);
   const data::BatchFiller fill =
@@ -85,6 +87,8 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
     for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
       std::memcpy(staged.batch + m * staged.stride_bytes, batch.inputs_of(m), half);
       std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
+      if (batch.shape.documents)
+        std::memcpy(staged.batch + m * staged.stride_bytes + 2 * half, batch.document_begins_of(m), half);
     }
     write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
     if (job.options.skips) guard_.write_limits(batch.index, staged.scalars.last(kLimits));

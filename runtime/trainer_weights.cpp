@@ -33,12 +33,14 @@ double Trainer::evaluate() {
                                                          job.mesh.index_in_group(Axis::context, world_.rank()),
                                                          job.mesh.group_size(Axis::context));
   const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // all tensor ranks have the same losses
-  data::Batch batch =
-      data::make_batch({.micro_batches = 1, .rows = config_.train.micro_batch_size, .sequence_length = tokens});
+  data::Batch batch = data::make_batch({.micro_batches = 1,
+                                        .rows = config_.train.micro_batch_size,
+                                        .sequence_length = tokens,
+                                        .documents = job.model.documents});
   std::vector<double> sums;
   for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
     fill(round, batch);
-    const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets);
+    const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets, batch.document_begins);
     double sum = 0;
     for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i)
       sum += losses[static_cast<size_t>(i)];

@@ -14,7 +14,7 @@ namespace slipstream::runtime {
 
 /// Fills the staged batch and the scalars of the next step. Called on the h2d stream's thread, once per run.
 struct StagedBatch {
-  std::byte* batch = nullptr;  // [micro_batches] x (ids int32 [batch, tokens], targets int32 [batch, tokens])
+  std::byte* batch = nullptr;  // [micro_batches] x (ids int32 [batch, tokens], targets, with documents their begins)
   int64_t stride_bytes = 0;    // between micro-batches
   std::span<float> scalars;    // of all groups, see write_scalars()
 };

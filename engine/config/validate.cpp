@@ -262,7 +262,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
 void validate(const RunConfig& written) {
   const RunConfig config = in_effect(written);
   validate_model(config.model);
-  validate_data(config.data);
+  validate_data(config);
   parse_multipliers(config.optimizer.multipliers);
   validate_train(config);
   validate_tensor(config);

@@ -7,6 +7,6 @@
 namespace slipstream {
 
 /// Pure. Throws: ConfigError.
-void validate_data(const Data& data);
+void validate_data(const RunConfig& config);
 
 }  // namespace slipstream

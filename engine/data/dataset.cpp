@@ -163,6 +163,11 @@ Dataset open_dataset(const DatasetOptions& options) {
     std::string hash;
     const auto all = inputs[i].tokens(dataset.tokenizer, options.threads, hash, dataset.resident_bytes);
     dataset.hash += (i > 0 ? "+" : "") + hash;
+    if (options.documents && !all->has_documents())
+      throw DataError(
+          "[data] data.document_mask needs documents, but {} has no index of them, and its tokenizer {} has no "
+          "end-of-text token. Use JSON lines or slipstream tokenize with --separator, or set document_mask = false.",
+          files::shown(paths[i]), dataset.tokenizer->name());
     const int64_t kept = i == sources ? 0 : kept_of(all->count(), holds_out ? options.validation_fraction : 0);
     if (i < sources) {
       train.push_back(kept == all->count() ? all : slice(all, 0, kept));

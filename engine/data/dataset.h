@@ -26,7 +26,8 @@ struct DatasetOptions {
   DataFormat format = DataFormat::automatic;
   int64_t vocab_size = 0;  // of the model, for files that do not record it; 0: unknown
   int64_t sequence_length = 1;
-  int threads = 1;  // that encode JSON lines
+  int threads = 1;         // that encode JSON lines
+  bool documents = false;  // all sources must know their documents
   ShardCheck check = ShardCheck::whole;
 };
 

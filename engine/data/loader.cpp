@@ -18,17 +18,30 @@ namespace slipstream::data {
 
 namespace {
 
+/// What was read.
+struct Window {
+  std::vector<int32_t> ids;
+  std::vector<int64_t> documents;
+};
+
 /// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
-void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks,
-              std::vector<int32_t>& window, Batch& batch) {
+void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks, Window& window,
+              Batch& batch) {
   const int64_t length = batch.shape.sequence_length;
   SLIP_ASSERT(length == chunks.local_tokens());
-  window.resize(static_cast<size_t>(chunks.tokens) + 1);
-  source.read(begin, window);
+  window.ids.resize(static_cast<size_t>(chunks.tokens) + 1);
+  window.documents.clear();
+  source.read(begin, window.ids, batch.shape.documents ? &window.documents : nullptr);
+  auto next = window.documents.begin();  // the first that begins behind the token
+  int64_t document = 0;
   for (int64_t t = 0; t < length; ++t) {
-    const auto at = static_cast<size_t>(chunks.position(t)), to = static_cast<size_t>(row * length + t);
-    batch.inputs[to] = window[at];
-    batch.targets[to] = window[at + 1];
+    const int64_t position = chunks.position(t);
+    const auto at = static_cast<size_t>(position), to = static_cast<size_t>(row * length + t);
+    batch.inputs[to] = window.ids[at];
+    batch.targets[to] = window.ids[at + 1];
+    if (!batch.shape.documents) continue;
+    for (; next != window.documents.end() && *next <= position; ++next) document = *next;
+    batch.document_begins[to] = static_cast<int32_t>(document);
   }
 }
 
@@ -41,6 +54,7 @@ Batch make_batch(const BatchShape& shape) {
   batch.shape = shape;
   batch.inputs.resize(elems);
   batch.targets.resize(elems);
+  if (shape.documents) batch.document_begins.resize(elems);
   batch.valid_rows.assign(static_cast<size_t>(shape.micro_batches), shape.rows);
   return batch;
 }
@@ -58,7 +72,7 @@ BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const Tra
     }
   };
   return [source = std::move(source), sampler, data_rank, data_ranks, chunks, prefetch, prefetched = int64_t{-1},
-          window = std::vector<int32_t>()](int64_t step, Batch& batch) mutable {
+          window = Window()](int64_t step, Batch& batch) mutable {
     if (prefetched != step) prefetch(step);
     prefetched = step + 1;
     prefetch(prefetched);
@@ -76,8 +90,8 @@ BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const Tra
 BatchFiller evaluation_filler(std::shared_ptr<const TokenSource> source, const EvalSampler& sampler, int64_t data_rank,
                               int64_t data_ranks, int context_rank, int context_ranks) {
   const ContextChunks chunks{.tokens = sampler.options().sequence_length, .ranks = context_ranks, .rank = context_rank};
-  return [source = std::move(source), sampler, data_rank, data_ranks, chunks, window = std::vector<int32_t>()](
-             int64_t round, Batch& batch) mutable {
+  return [source = std::move(source), sampler, data_rank, data_ranks, chunks, window = Window()](int64_t round,
+                                                                                                 Batch& batch) mutable {
     SLIP_ASSERT(batch.shape.micro_batches == 1);
     SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
     const EvalRows rows = sampler.rows_of(round, data_rank, data_ranks);

@@ -16,19 +16,25 @@ struct BatchShape {
   int64_t micro_batches = 1;    // M
   int64_t rows = 1;             // B
   int64_t sequence_length = 1;  // T
+  bool documents = false;
 };
 
 /// One rank's data for one step: M micro-batches of B rows. targets[m][b][t] follows inputs[m][b][t] in the text. On a
 /// context-parallel rank, T covers its two chunks of a sequence (ContextChunks).
 struct Batch {
   BatchShape shape;
-  int64_t index = 0;                // the step, or the round of an evaluation
-  std::vector<int32_t> inputs;      // [M][B][T]
-  std::vector<int32_t> targets;     // [M][B][T]
-  std::vector<int64_t> valid_rows;  // [M]; rows from here on have no weight (evaluation only)
+  int64_t index = 0;                     // the step, or the round of an evaluation
+  std::vector<int32_t> inputs;           // [M][B][T]
+  std::vector<int32_t> targets;          // [M][B][T]
+  std::vector<int32_t> document_begins;  // [M][B][T] with documents: position in the sequence of the first token of
+                                         // the document of each input
+  std::vector<int64_t> valid_rows;       // [M]; rows from here on have no weight (evaluation only)
 
   const int32_t* inputs_of(int64_t micro_batch) const {
     return inputs.data() + micro_batch * shape.rows * shape.sequence_length;
+  }
+  const int32_t* document_begins_of(int64_t micro_batch) const {
+    return document_begins.data() + micro_batch * shape.rows * shape.sequence_length;
   }
   const int32_t* targets_of(int64_t micro_batch) const {
     return targets.data() + micro_batch * shape.rows * shape.sequence_length;

@@ -30,6 +30,7 @@ void check(std::string_view op, const Args& args) {
     throw ShapeError("[{}] head_dim is {}, need at most {}. Use more heads.", op, args.head_dim, kAttentionHeadDimMax);
   if (!(args.scale > 0.0f)) throw ShapeError("[{}] scale is {}, need a positive number.", op, args.scale);
   require_at_least(op, "window", args.window, 0);
+  require_at_least(op, "early_keys", args.documents.early_keys, 0);
   require_at_least(op, "q_stride", args.q_stride, args.heads * args.head_dim);
   require_at_least(op, "kv_stride", args.kv_stride, args.kv_heads * args.head_dim);
   require_at_least(op, "out_stride", args.out_stride, args.heads * args.head_dim);

@@ -21,10 +21,10 @@ constexpr int kThreads = 128;
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
 
 /// A block: kRows queries by kRows keys, with at most kParts * kColumns columns.
-/// kWindow: queries see at most AttentionForward::window keys. Kernels without a window need fewer registers.
-template <int kRows_, int kColumns_, bool kWindow_>
+/// kHides: a window or documents hide old keys. The other kernels need fewer registers.
+template <int kRows_, int kColumns_, bool kHides_>
 struct TileOf {
-  static constexpr bool kWindow = kWindow_;
+  static constexpr bool kHides = kHides_;
   static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;       // per thread
   static constexpr int kParts = kThreads / kRows;  // threads per row
@@ -79,19 +79,37 @@ __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t quer
   return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
-/// Number of keys from key_begin on that are too old for the query.
-template <typename Tile>
-__device__ __forceinline__ int hidden(int64_t window, int64_t query, int64_t key_begin) {
-  if constexpr (!Tile::kWindow) return 0;
-  const int64_t keys = query + 1 - window - key_begin;
+/// Number of the block's keys that the query does not see, because they are too old or belong to earlier documents.
+template <typename Args>
+__device__ __forceinline__ int64_t hidden_keys(const Args& args, int64_t sequence, int64_t query) {
+  const auto& all = args.all;
+  int64_t keys = all.window > 0 ? query + 1 - all.window : 0;
+  const AttentionDocuments& documents = all.documents;
+  if (documents.begins == nullptr || query >= args.block.queries) return keys;
+  int64_t before = documents.begins[sequence * all.tokens + args.block.first_query + query];
+  if (documents.early_keys > 0) {
+    const int64_t early = before - documents.early_position, late = before - documents.late_position,
+                  most = documents.early_keys;
+    before = (early < 0 ? 0 : early < most ? early : most) + (late < 0 ? 0 : late < most ? late : most);
+  }
+  before -= args.block.first_key;
+  return before > keys ? before : keys;
+}
+
+/// Number of keys from key_begin on that the query does not see.
+template <typename Tile, typename Args>
+__device__ __forceinline__ int hidden(const Args& args, int64_t sequence, int64_t query, int64_t key_begin) {
+  if constexpr (!Tile::kHides) return 0;
+  const int64_t keys = hidden_keys(args, sequence, query) - key_begin;
   return keys < 0 ? 0 : static_cast<int>(keys);
 }
 
 /// First key of the first tile that the tile of queries at `begin` sees.
-template <typename Tile>
-__device__ __forceinline__ int64_t keys_begin(int64_t window, int64_t begin) {
-  if constexpr (!Tile::kWindow) return 0;
-  return begin + 1 > window ? (begin + 1 - window) / Tile::kRows * Tile::kRows : 0;
+template <typename Tile, typename Args>
+__device__ __forceinline__ int64_t keys_begin(const Args& args, int64_t sequence, int64_t begin) {
+  if constexpr (!Tile::kHides) return 0;
+  const int64_t keys = hidden_keys(args, sequence, begin);
+  return keys > 0 ? keys / Tile::kRows * Tile::kRows : 0;
 }
 
 /// End of the keys for the tile of queries at `begin`.
@@ -136,25 +154,25 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       if (column < head_dim) out[i] = args.carried.out[carried * head_dim + column];
     }
   }
-  for (int64_t key_begin = keys_begin<Tile>(all.window, begin); key_begin < keys_end(block, begin);
+  for (int64_t key_begin = keys_begin<Tile>(args, blockIdx.z, begin); key_begin < keys_end(block, begin);
        key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
     load_tile<kRows, kAligned>(v, values, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin), old = hidden<Tile>(all.window, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin), old = hidden<Tile>(args, blockIdx.z, query, key_begin);
     float scores[kKeys], highest = largest;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int key = part + i * kParts;
       scores[i] =
-          (!Tile::kWindow || key >= old) && key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
+          (!Tile::kHides || key >= old) && key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
       highest = fmaxf(highest, scores[i]);
     }
 #pragma unroll
     for (int bits = 1; bits < kParts; bits *= 2) highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, bits));
-    // In the first tiles of a window a query may see no key.
-    const float base = !Tile::kWindow || highest > -__builtin_inff() ? highest : 0.0f, keep = expf(largest - base);
+    // In the first tiles a query may see no key.
+    const float base = !Tile::kHides || highest > -__builtin_inff() ? highest : 0.0f, keep = expf(largest - base);
     largest = highest;
     sum *= keep;
 #pragma unroll
@@ -260,7 +278,7 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
       if (column < head_dim) dq[i] = args.dq_sum[carried + column];
     }
   }
-  for (int64_t key_begin = keys_begin<Tile>(all.window, begin); key_begin < keys_end(block, begin);
+  for (int64_t key_begin = keys_begin<Tile>(args, blockIdx.z, begin); key_begin < keys_end(block, begin);
        key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim,
@@ -268,10 +286,10 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
     load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                                all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin), old = hidden<Tile>(all.window, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin), old = hidden<Tile>(args, blockIdx.z, query, key_begin);
     for (int key = part; key < kRows; key += kParts) {
       float slope = 0.0f;
-      if ((!Tile::kWindow || key >= old) && key < seen)
+      if ((!Tile::kHides || key >= old) && key < seen)
         slope =
             expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
       ds[row * kScorePitch + key] = slope;
@@ -322,7 +340,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
                              all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
   // Behind the last query that sees the last key.
-  const int64_t queries_end = Tile::kWindow && key_begin + kRows - 1 + all.window < block.queries
+  const int64_t queries_end = Tile::kHides && all.window > 0 && key_begin + kRows - 1 + all.window < block.queries
                                   ? key_begin + kRows - 1 + all.window
                                   : block.queries;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
@@ -335,10 +353,10 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
       const int seen = visible<kRows>(block, begin + row, key_begin),
-                old = hidden<Tile>(all.window, begin + row, key_begin);
+                old = hidden<Tile>(args, blockIdx.z, begin + row, key_begin);
       for (int key = part; key < kRows; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
-        if ((!Tile::kWindow || key >= old) && key < seen) {
+        if ((!Tile::kHides || key >= old) && key < seen) {
           weight = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse);
           slope = weight * (dot(d, row, v, key, head_dim) - mine.delta);
         }
@@ -376,16 +394,21 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   }
 }
 
+template <typename Args>
+bool hides_keys(const Args& all) {
+  return all.window > 0 || all.documents.begins != nullptr;
+}
+
 /// Calls body with the tile for heads of this size.
 template <typename Body>
-void for_tile(int64_t head_dim, int64_t window, const Body& body) {
-  for_flag(window > 0, [&](auto has_window) {
+void for_tile(int64_t head_dim, bool hides_keys, const Body& body) {
+  for_flag(hides_keys, [&](auto hides) {
     if (head_dim <= 64)
-      body(TileOf<32, 16, has_window.value>{});
+      body(TileOf<32, 16, hides.value>{});
     else if (head_dim <= 128)
-      body(TileOf<32, 32, has_window.value>{});
+      body(TileOf<32, 32, hides.value>{});
     else
-      body(TileOf<16, 32, has_window.value>{});
+      body(TileOf<16, 32, hides.value>{});
   });
 }
 
@@ -416,7 +439,7 @@ void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockFo
   const AttentionForward& all = args.all;
   for_dtype(all.dtype, [&](auto type) {
     using T = decltype(type);
-    for_tile(all.head_dim, all.window, [&](auto tile) {
+    for_tile(all.head_dim, hides_keys(all), [&](auto tile) {
       using Tile = decltype(tile);
       for_flag(whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride}, all.q, all.k, all.v), [&](auto aligned) {
         launch(stream_of(context), forward_kernel<Tile, aligned.value, T>,
@@ -452,7 +475,7 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
   if (attention_backward_hopper(context, args, delta) || attention_backward_mma(context, args, delta)) return;
   const bool whole =
       whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
-  for_tile(all.head_dim, all.window, [&](auto tile) {
+  for_tile(all.head_dim, hides_keys(all), [&](auto tile) {
     using Tile = decltype(tile);
     for_flag(whole, [&](auto aligned) {
       if (args.block.keys > 0)

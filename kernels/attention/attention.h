@@ -18,8 +18,19 @@ namespace slipstream::kernels {
 /// The widest head that fits in the kernels' scratch.
 constexpr int64_t kAttentionHeadDimMax = 256;
 
+/// Documents within sequences: a query sees no key before its document. Documents follow each other, so `begins` does
+/// not descend along a sequence.
+struct AttentionDocuments {
+  const int32_t* begins = nullptr;  // [B, T]: position in the sequence of the first token of each query's document;
+                                    // null: none
+  // Positions of keys: early_position + s below early_keys, late_position + s - early_keys from there on.
+  int64_t early_keys = 0;  // 0: s
+  int64_t early_position = 0;
+  int64_t late_position = 0;
+};
+
 /// out[t] = sum over s of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale * q[t].k[s]);
-/// over s <= t, with a window W over t - W < s <= t.
+/// over s <= t, with a window W over t - W < s <= t, of one document (AttentionDocuments).
 ///
 /// Shapes:  row of token t of sequence b of q (of k, v, out) is at (b*T + t) * q_stride (kv_stride, out_stride)
 /// elements;
@@ -50,6 +61,7 @@ struct AttentionForward {
   float scale = 1.0f;
   DType dtype = DType::f32;
   int64_t window = 0;  // 0: none
+  AttentionDocuments documents;
 };
 
 /// dq, dk, dv of the above from dout; the scores are recomputed from lse.
@@ -85,6 +97,7 @@ struct AttentionBackward {
   float scale = 1.0f;
   DType dtype = DType::f32;
   int64_t window = 0;  // 0: none
+  AttentionDocuments documents;
 };
 
 /// The softmax of every query over the keys seen so far: the state with which attention continues when more keys

@@ -20,10 +20,11 @@ struct alignas(64) Scratch {
   float weights[kBlock * kBlock];  // [keys, queries]: scores, then weights
   float dscores[kBlock * kBlock];  // [keys, queries]: gradients of weights, then of scaled scores
   float lse[kBlock];
-  float dot[kBlock];  // dout . out of each query
+  float dot[kBlock];     // dout . out of each query
+  float behind[kBlock];  // Hidden::last_keys()
 };
 
-/// The current pair of blocks; query i sees key s if s <= i + ahead and, with a window, s > i + ahead - window.
+/// The current pair of blocks; query i sees key s if s <= i + ahead and, with `hides`, s > scratch.behind[i].
 struct Pair {
   const float* v;
   int64_t v_stride;
@@ -32,7 +33,7 @@ struct Pair {
   int64_t queries;
   int64_t keys;
   int64_t ahead;
-  int64_t window;  // 0: hides no key of this block
+  bool hides;
   int64_t head_dim;
   float scale;
   bool first;  // first block of keys of these queries
@@ -58,10 +59,10 @@ inline void softmax_columns(float* weights, float* dscores, int64_t keys, int64_
   }
 }
 
-/// Zeroes the weights of keys that are `window` or more before the query's last one.
-inline void hide_columns(float* weights, float* dscores, int64_t keys, int64_t first_query, int64_t window) {
+/// Zeroes the weights of the keys up to `last_hidden`.
+inline void hide_columns(float* weights, float* dscores, int64_t keys, const float* last_hidden) {
   for (int lane = 0; lane < kLanes; ++lane)
-    for (int64_t s = 0; s < least(keys, first_query + lane - window + 1); ++s)
+    for (int64_t s = 0; s < least(keys, static_cast<int64_t>(last_hidden[lane]) + 1); ++s)
       weights[s * kBlock + lane] = dscores[s * kBlock + lane] = 0.0f;
 }
 
@@ -79,8 +80,8 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
       softmax_columns(scratch.weights + j, scratch.dscores + j, seen, j + pair.ahead, pair.scale, load(scratch.lse + j),
                       load(scratch.dot + j));
-    for (int64_t j = i; j < i + kTileCols && pair.window > 0; j += kLanes)
-      hide_columns(scratch.weights + j, scratch.dscores + j, seen, j + pair.ahead, pair.window);
+    for (int64_t j = i; j < i + kTileCols && pair.hides; j += kLanes)
+      hide_columns(scratch.weights + j, scratch.dscores + j, seen, scratch.behind + j);
     // Tiles of the products below reach at most kTileRows - 1 keys beyond these columns.
     for (int64_t s = seen; s < least(pair.keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) {
@@ -151,7 +152,8 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
   const int64_t carried = ((sequence * all.heads + head) * all.tokens + first_query) * all.head_dim;
   if (!args.first) pack(args.dq_sum + carried, all.head_dim, queries, all.head_dim, scratch.dq);
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
-  const int64_t start = first_tile_of_window(all.window, begin);
+  const Hidden hidden(all, block, sequence, begin);
+  const int64_t start = hidden.first_tile(all.documents, block, begin);
   for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key);
     const int64_t ahead = block.causal ? begin - key : keys;
@@ -162,7 +164,7 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
                  .queries = queries,
                  .keys = keys,
                  .ahead = ahead,
-                 .window = queries + ahead > all.window ? all.window : 0,
+                 .hides = hidden.last_keys(all.documents, block, key, queries, ahead, scratch.behind),
                  .head_dim = all.head_dim,
                  .scale = all.scale,
                  .first = args.first && key == start};

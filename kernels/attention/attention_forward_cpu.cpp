@@ -18,6 +18,7 @@ struct alignas(64) Scratch {
   float maximum[kBlock];
   float sum[kBlock];
   float rescale[kBlock];
+  float behind[kBlock];  // Hidden::last_keys()
 };
 
 /// Turns kLanes columns of scores into weights and updates their running maximum and sum. Queries see the keys up to
@@ -59,12 +60,12 @@ inline void softmax_columns(float* scores, int64_t keys, int64_t first_query, fl
   store(sum, load(sum) * factor + (total[0] + total[1]));
 }
 
-/// softmax_columns() where queries see no keys `window` or more before their last one. A query may see no key at all.
-inline void softmax_columns_of_window(float* scores, int64_t keys, int64_t first_query, int64_t window, float scale,
-                                      float* maximum, float* sum, float* rescale) {
+/// softmax_columns() where queries see no keys up to `last_hidden`. A query may see no key at all.
+inline void softmax_columns_with_hidden(float* scores, int64_t keys, int64_t first_query, const float* last_hidden,
+                                        float scale, float* maximum, float* sum, float* rescale) {
   Vf query;
   for (int lane = 0; lane < kLanes; ++lane) query[lane] = static_cast<float>(first_query + lane);
-  const Vf behind = query - splat(static_cast<float>(window));  // the last key that is too old
+  const Vf behind = load(last_hidden);
   Vf high = splat(-__builtin_inff());
   for (int64_t s = 0; s < keys; ++s) {
     const Vf at = splat(static_cast<float>(s));
@@ -85,11 +86,10 @@ inline void softmax_columns_of_window(float* scores, int64_t keys, int64_t first
   store(sum, load(sum) * factor + total);
 }
 
-/// Adds keys [0, keys) of a block to the output of `queries` queries; query i sees key s if s <= i + ahead and, with a
-/// window, s > i + ahead - window.
+/// Adds keys [0, keys) of a block to the output of `queries` queries; query i sees key s if s <= i + ahead and, with
+/// `hides`, s > scratch.behind[i].
 inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_t queries, int64_t keys, int64_t ahead,
-                      int64_t window, int64_t head_dim, float scale, bool first) {
-  const bool hides = window > 0 && queries + ahead > window;
+                      bool hides, int64_t head_dim, float scale, bool first) {
   for (int64_t i = 0; i < queries; i += kTileCols) {
     const int64_t seen = least(keys, i + kTileCols + ahead);
     for (int64_t s = 0; s < seen; s += kTileRows)
@@ -99,7 +99,7 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
       float *const scores = scratch.scores + j, *const maximum = scratch.maximum + j, *const sum = scratch.sum + j,
                    *const rescale = scratch.rescale + j;
       if (hides)
-        softmax_columns_of_window(scores, seen, j + ahead, window, scale, maximum, sum, rescale);
+        softmax_columns_with_hidden(scores, seen, j + ahead, scratch.behind + j, scale, maximum, sum, rescale);
       else
         softmax_columns(scores, seen, j + ahead, scale, maximum, sum, rescale);
     }
@@ -151,17 +151,19 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& a
     pack(args.carried.out + row_of_head * all.head_dim, all.head_dim, queries, all.head_dim, scratch.out);
   }
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
-  const int64_t start = first_tile_of_window(all.window, begin);
+  const Hidden hidden(all, block, sequence, begin);
+  const int64_t start = hidden.first_tile(all.documents, block, begin);
   for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key), ahead = block.causal ? begin - key : keys;
-    const bool first = args.first && key == start;
+    const bool first = args.first && key == start,
+               hides = hidden.last_keys(all.documents, block, key, queries, ahead, scratch.behind);
     pack(v + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.v);
     if constexpr (std::is_same_v<T, float>) {
-      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, all.window, all.head_dim,
-                all.scale, first);
+      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, hides, all.head_dim, all.scale,
+                first);
     } else {
       pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
-      add_block(scratch, scratch.k, width, queries, keys, ahead, all.window, all.head_dim, all.scale, first);
+      add_block(scratch, scratch.k, width, queries, keys, ahead, hides, all.head_dim, all.scale, first);
     }
   }
   if (!args.last) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/base/context_chunks.h"
+#include "kernels/attention/attention.h"
 #include "kernels/common/simd.h"
 
 namespace slipstream::kernels::SLIP_ISA {
@@ -125,6 +126,49 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
 inline int64_t first_tile_of_window(int64_t window, int64_t begin) {
   return window > 0 && begin + 1 > window ? (begin + 1 - window) / kBlock * kBlock : 0;
 }
+
+/// Number of keys before the document that begins at position `begin`.
+inline int64_t keys_before(const AttentionDocuments& documents, int64_t begin) {
+  if (documents.early_keys == 0) return begin;
+  const auto within = [&](int64_t keys) { return keys < 0 ? 0 : least(keys, documents.early_keys); };
+  return within(begin - documents.early_position) + within(begin - documents.late_position);
+}
+
+/// The keys that queries [begin, begin + queries) of a block do not see, because they are too old or belong to earlier
+/// documents.
+struct Hidden {
+  const int32_t* begins = nullptr;  // of the queries
+  int64_t window = 0;
+
+  template <typename Args>
+  Hidden(const Args& all, const AttentionBlock& block, int64_t sequence, int64_t begin) : window(all.window) {
+    if (all.documents.begins != nullptr)
+      begins = all.documents.begins + sequence * all.tokens + block.first_query + begin;
+  }
+  /// First key of the first tile of keys that one of the queries sees.
+  int64_t first_tile(const AttentionDocuments& documents, const AttentionBlock& block, int64_t begin) const {
+    const int64_t old = first_tile_of_window(window, begin);
+    if (begins == nullptr) return old;
+    const int64_t before = (keys_before(documents, begins[0]) - block.first_key) / kBlock * kBlock;
+    return before > old ? before : old;
+  }
+  /// behind[i] = the last of the keys from `key` on that query i does not see, as an index into the tile; -1: none.
+  /// False if all are.
+  bool last_keys(const AttentionDocuments& documents, const AttentionBlock& block, int64_t key, int64_t queries,
+                 int64_t ahead, float (&behind)[kBlock]) const {
+    bool hides = false;
+    for (int64_t i = 0; i < kBlock; ++i) {
+      int64_t last = window > 0 ? i + ahead - window : -1;
+      if (begins != nullptr && i < queries) {
+        const int64_t before = keys_before(documents, begins[i]) - block.first_key - key - 1;
+        last = before > last ? before : last;
+      }
+      hides |= last >= 0 && i < queries;
+      behind[i] = static_cast<float>(least(last < -1 ? -1 : last, kBlock));
+    }
+    return hides;
+  }
+};
 
 /// Prefetches q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's
 /// queries.

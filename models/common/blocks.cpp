@@ -39,10 +39,13 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   spec_.logits_stride = vocab_rows();
   buffers_.micro_batches = options.micro_batches;
   const int64_t half = rows() * size_of(DType::i32);
-  batch_next_ = batch_buffer("batch.next", 2 * half, Instances::per_micro_batch);
-  batch_current_ = batch_buffer("batch.current", 2 * half, Instances::per_micro_batch);
+  const int64_t batch_bytes = (options.documents ? 3 : 2) * half;
+  batch_next_ = batch_buffer("batch.next", batch_bytes, Instances::per_micro_batch);
+  batch_current_ = batch_buffer("batch.current", batch_bytes, Instances::per_micro_batch);
   ids_ = {batch_current_.buffer, 0, half};
   targets_ = {batch_current_.buffer, half, half};
+  if (options.documents) document_begins_ = {batch_current_.buffer, 2 * half, half};
+  spec_.documents = options.documents;
   spec_.ids = batch_current_.buffer;
   logits_ = scratch("logits", bytes_of(rows() * vocab_rows(), options.dtype));
   if (shared())
@@ -228,15 +231,17 @@ void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                         .dtype = options_.dtype,
                                         .window = window()};
-  work("attention", kernels::attention_forward_cost(shape), {qkv}, {out, lse}, [=](LaunchContext& c) {
-    kernels::AttentionForward args = shape;
-    args.q = c.at(qkv);
-    args.k = c.at(qkv) + k_offset * elem_bytes;
-    args.v = c.at(qkv) + v_offset * elem_bytes;
-    args.out = c.at(out);
-    args.lse = c.as<float>(lse);
-    kernels::attention_forward(c, args);
-  });
+  work("attention", kernels::attention_forward_cost(shape), with({qkv}, document_begins_), {out, lse},
+       [=, begins = document_begins_](LaunchContext& c) {
+         kernels::AttentionForward args = shape;
+         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
+         args.q = c.at(qkv);
+         args.k = c.at(qkv) + k_offset * elem_bytes;
+         args.v = c.at(qkv) + v_offset * elem_bytes;
+         args.out = c.at(out);
+         args.lse = c.as<float>(lse);
+         kernels::attention_forward(c, args);
+       });
 }
 
 void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
@@ -257,9 +262,10 @@ void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse
                                          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                          .dtype = options_.dtype,
                                          .window = window()};
-  work("attention_gradient", kernels::attention_backward_cost(shape), {dout, qkv, out, lse}, {dqkv, workspace},
-       [=](LaunchContext& c) {
+  work("attention_gradient", kernels::attention_backward_cost(shape), with({dout, qkv, out, lse}, document_begins_),
+       {dqkv, workspace}, [=, begins = document_begins_](LaunchContext& c) {
          kernels::AttentionBackward args = shape;
+         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
          args.dout = c.at(dout);
          args.q = c.at(qkv);
          args.k = c.at(qkv) + k_offset * elem_bytes;

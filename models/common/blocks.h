@@ -237,6 +237,8 @@ class SpecBuilder {
   int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice attention_workspace() const { return attention_workspace_; }
+  /// int32 [batch, tokens]; empty without documents.
+  Slice document_begins() const { return document_begins_; }
 
   /// Takes the finished spec.
   ModelSpec finish(std::string description);
@@ -271,7 +273,7 @@ class SpecBuilder {
   Buffers& buffers_;
   ModelSpec spec_;
   bool replaying_ = false;
-  Slice ids_, targets_, batch_next_, batch_current_;
+  Slice ids_, targets_, document_begins_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
   Slice qkv_weight_, qkv_bias_, kv_partial_;  // with shares_kv()
   Slice loss_parts_;                          // of all ranks that share the vocabulary

@@ -56,6 +56,15 @@ KeysAt keys_at(const SpecBuilder& b, int step, Slice qkv, Slice travelled) {
   return {travelled, 2 * half, 0, half};
 }
 
+/// Of queries, for the keys of a rank with `chunks`.
+kernels::AttentionDocuments documents_of(LaunchContext& c, const Slice& begins, const ContextChunks& chunks) {
+  if (begins.size_bytes == 0) return {};
+  return {.begins = c.as<int32_t>(begins),
+          .early_keys = chunks.chunk_tokens(),
+          .early_position = chunks.begin(0),
+          .late_position = chunks.begin(1)};
+}
+
 }  // namespace
 
 Ring::Ring(SpecBuilder& builder) : b_(builder), chunks_(builder.options().chunks()) {
@@ -122,7 +131,9 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
   // Another rank's block has other rows but takes as long: plans are equal on all ranks of the group.
   kernels::AttentionBlockForward priced = shape;
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
-  std::vector<Slice> reads{qkv}, writes;
+  const Slice begins = b_.document_begins();
+  const ContextChunks of_keys{chunks_.tokens, ranks(), chunks_.owner(step)};
+  std::vector<Slice> reads = with({qkv}, begins), writes;
   if (!first) reads.insert(reads.end(), {kv.rows, carried});
   if (last)
     writes = {out, lse};
@@ -130,6 +141,7 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
     writes = {carried};
   b_.work("attention_block", kernels::attention_block_forward_cost(priced), reads, writes, [=](LaunchContext& c) {
     kernels::AttentionBlockForward args = shape;
+    args.all.documents = documents_of(c, begins, of_keys);
     args.all.q = c.at(qkv);
     args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
     args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
@@ -172,12 +184,15 @@ void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse,
       .all = backward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .first = false, .last = last};
   kernels::AttentionBlockBackward priced = shape;
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
-  std::vector<Slice> reads{dout, qkv, out, lse, dq_sum}, writes{dkv, workspace};
+  const Slice begins = b_.document_begins();
+  const ContextChunks of_keys{chunks_.tokens, ranks(), chunks_.owner(step)};
+  std::vector<Slice> reads = with({dout, qkv, out, lse, dq_sum}, begins), writes{dkv, workspace};
   if (!last) reads.push_back(kv.rows);
   writes.push_back(last ? dqkv : dq_sum);
   b_.work("attention_block_gradient", kernels::attention_block_backward_cost(priced), reads, writes,
           [=](LaunchContext& c) {
             kernels::AttentionBlockBackward args = shape;
+            args.all.documents = documents_of(c, begins, of_keys);
             args.all.dout = c.at(dout);
             args.all.q = c.at(qkv);
             args.all.k = c.at(kv.rows) + kv.k * elem_bytes;

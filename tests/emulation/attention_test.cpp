@@ -16,6 +16,7 @@ namespace {
 
 struct Shape : reference::AttentionShape {
   int64_t window = 0;
+  int64_t longest = 0;  // document; 0: none
 };
 
 /// For each of q, k, v separately, so that a small one is not hidden by a large one.
@@ -35,22 +36,28 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f,
   const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
                 dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale, s.window);
+  const std::vector<int32_t> begins = s.longest > 0 ? reference::document_begins(s, s.longest) : std::vector<int32_t>();
+  const reference::PackedAttention e = s.longest > 0
+                                           ? reference::packed_documents(s, qkv, dout, scale, s.window, begins)
+                                           : reference::packed_attention(s, qkv, dout, scale, s.window);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   std::vector<uint8_t> first;
   for_orders([&](LaunchContext& context) {
     OnDevice x(qkv, dtype, "qkv", shift), d(dout, dtype, "dout"), out(rows * out_width, dtype, "out"),
         dqkv(rows * width, dtype, "dqkv");
     OnDevice lse(rows * s.heads, DType::f32, "lse");
-    attention_forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens,
-                                s.heads, s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window});
+    OnDevice begins_there(begins.empty() ? std::vector<int32_t>{0} : begins, "begins");
+    const AttentionDocuments documents{.begins = begins.empty() ? nullptr : begins_there.data<int32_t>()};
+    attention_forward(context,
+                      {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads,
+                       s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window, documents});
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens, 2));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
     AttentionBackward args = {
         d.data(),    x.data(),        x.data(at_k),    x.data(at_v), out.data(), lse.data<float>(),
         dqkv.data(), dqkv.data(at_k), dqkv.data(at_v), nullptr,      s.batch,    s.tokens,
         s.heads,     s.kv_heads,      s.head_dim,      width,        width,      out_width,
-        width,       width,           scale,           dtype,        s.window};
+        width,       width,           scale,           dtype,        s.window,   documents};
     OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
     args.workspace = workspace.data<float>();
     attention_backward(context, args);
@@ -82,6 +89,12 @@ TEST_CASE("attention, general path: lengths around a tile, batches, shared heads
   check({1, 40, 4, 1, 4}, DType::bf16);
   for (int64_t tokens : {1, 15, 16, 33}) check({2, tokens, 2, 2, 132}, DType::f32);  // tiles of 16
   check({2, 18, 4, 2, 136}, DType::bf16);
+}
+
+TEST_CASE("attention, general path: documents of a sequence are attention of their own") {
+  for (int64_t longest : {1, 3, 31, 32, 33, 64}) check({2, 100, 2, 1, 12, 0, longest}, DType::f32);
+  check({2, 66, 4, 2, 64, 0, 20}, DType::bf16);  // would fit the tensor cores
+  check({1, 50, 2, 1, 132, 9, 17}, DType::f32);  // a window within documents, tiles of 16
 }
 
 TEST_CASE("attention, general path: tokens see the last ones of a window") {

@@ -78,6 +78,14 @@ models::ModelOptions tiny_llama() {
           .tokens = 9};
 }
 
+int32_t document_begin_of(const Layout& layout, int64_t index, int64_t position) {
+  int64_t begin = 0;
+  for (int64_t end = 0; layout.document_tokens > 0 && end <= position;
+       end += 1 + (index + end) % layout.document_tokens)
+    begin = end;
+  return static_cast<int32_t>(begin);
+}
+
 int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab) {
   const Philox random(20, "tokens");
   return static_cast<int32_t>(
@@ -247,15 +255,18 @@ void collect(const std::vector<std::shared_ptr<const Job>>& stages,
 /// This rank's share of the mean: its tokens over those of whole sequences.
 double evaluate(runtime::Rank& rank, const Layout& layout, int context_rank) {
   const ContextChunks chunks = layout.chunks(context_rank);
-  std::vector<int32_t> ids, targets;
+  std::vector<int32_t> ids, targets, begins;
   for (int64_t row = 0; row < layout.micro_batch; ++row)
     for (int64_t t = 0; t < chunks.local_tokens(); ++t) {
       const int64_t i = row * chunks.tokens + chunks.position(t);
       ids.push_back(token_of(0, i, 0, layout.model.vocab));
       targets.push_back(token_of(0, i, 1, layout.model.vocab));
+      begins.push_back(document_begin_of(layout, row, chunks.position(t)));
     }
   double sum = 0;
-  for (float loss : rank.evaluate(ids, targets)) sum += loss;  // none on a stage without the head
+  for (float loss : rank.evaluate(
+           ids, targets, layout.model.documents ? std::span<const int32_t>(begins) : std::span<const int32_t>()))
+    sum += loss;  // none on a stage without the head
   rank.drain();
   return sum / static_cast<double>(layout.micro_batch * chunks.tokens);
 }
@@ -300,6 +311,8 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
           const int64_t position = chunks.position(t);
           ids[row * T + t] = token_of(layout.same_batch ? 1 : step, index, position, layout.model.vocab);
           targets[row * T + t] = token_of(layout.same_batch ? 1 : step, index, position + 1, layout.model.vocab);
+          if (layout.model.documents)
+            targets[(layout.micro_batch + row) * T + t] = document_begin_of(layout, index, position);
         }
       }
     }

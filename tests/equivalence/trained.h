@@ -69,7 +69,8 @@ struct Layout {
   // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8
   // AdamW turns the noise of a gradient that is zero in exact arithmetic (key biases) into whole steps.
   float eps = 1e-2f;
-  bool same_batch = false;  // every step trains on the batch of step 1
+  int64_t document_tokens = 0;  // with model.documents: the longest document
+  bool same_batch = false;      // every step trains on the batch of step 1
   int zero_stage = 0;
   int prefetch_depth = 1;
   int shard_size = 0;
@@ -129,6 +130,9 @@ struct Trained {
 
 /// The tokens of sequence `index` of the global batch of `step`: a function of these two only.
 int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab);
+
+/// Where the document of a token begins; lengths differ. 0 without document_tokens.
+int32_t document_begin_of(const Layout& layout, int64_t index, int64_t position);
 
 /// The jobs of all stages, finished together; that of the stage of `rank` is this rank's own.
 std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank);

@@ -2,6 +2,7 @@
 #pragma once
 // Attention of all heads of a batch in double, of rows packed as [q heads | k heads | v heads].
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -59,6 +60,39 @@ inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& 
       add_head(e.dqkv, gradients.dv, width, row, at_v);
     }
   return e;
+}
+
+/// The same, one document after another: each is attention of its own. `begins` as AttentionDocuments.
+inline PackedAttention packed_documents(const AttentionShape& s, const Doubles& qkv, const Doubles& dout, double scale,
+                                        int64_t window, const std::vector<int32_t>& begins) {
+  PackedAttention all{{}, Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)), {}};
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t begin = 0, end = 0; begin < s.tokens; begin = end) {
+      while (end < s.tokens && begins[static_cast<size_t>(b * s.tokens + end)] == begin) ++end;
+      const auto rows = [&](const Doubles& whole, int64_t width) {
+        return Doubles(whole.begin() + (b * s.tokens + begin) * width, whole.begin() + (b * s.tokens + end) * width);
+      };
+      const AttentionShape one{1, end - begin, s.heads, s.kv_heads, s.head_dim};
+      const PackedAttention e = packed_attention(one, rows(qkv, s.width()), rows(dout, s.out_width()), scale, window);
+      all.out.insert(all.out.end(), e.out.begin(), e.out.end());
+      all.dqkv.insert(all.dqkv.end(), e.dqkv.begin(), e.dqkv.end());
+      for (int64_t h = 0; h < s.heads; ++h)
+        for (int64_t t = begin; t < end; ++t)
+          all.lse[static_cast<size_t>((b * s.heads + h) * s.tokens + t)] =
+              e.lse[static_cast<size_t>(h * (end - begin) + t - begin)];
+    }
+  return all;
+}
+
+/// Documents of 1 to `longest` tokens, other ones in every sequence.
+inline std::vector<int32_t> document_begins(const AttentionShape& s, int64_t longest) {
+  std::vector<int32_t> begins;
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t begin = 0, next = 0; begin < s.tokens; begin = next) {
+      next = std::min(s.tokens, begin + 1 + (begin * 7 + b * 3 + longest - 1) % longest);
+      begins.insert(begins.end(), static_cast<size_t>(next - begin), static_cast<int32_t>(begin));
+    }
+  return begins;
 }
 
 struct Share {

@@ -104,6 +104,10 @@ TEST_CASE("formats: nanoGPT files are raw ids of a named format", "[data]") {
       {.train = folder / "t.bin", .validation_fraction = 0, .format = DataFormat::nanogpt, .vocab_size = 65});
   CHECK(contents(*data.train, 2) == std::pair(ids, Begins{}));
   CHECK_FALSE(data.train->has_documents());
+  CHECK_REFUSED(
+      DataError,
+      open_dataset({.train = folder / "t.bin", .format = DataFormat::nanogpt, .vocab_size = 65, .documents = true}),
+      "data.document_mask needs documents", "t.bin");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .format = DataFormat::nanogpt, .vocab_size = 64}),
                 "has the id 64 at token 1 (byte 2)", "vocab_size = 64");
   put(folder / "odd.bin", "abc");

@@ -3,6 +3,8 @@
 
 #include "engine/data/loader.h"
 
+#include "engine/base/context_chunks.h"
+
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -44,6 +46,41 @@ BatchFiller numbering(std::atomic<int>& filled) {
 }
 
 }  // namespace
+
+TEST_CASE("loader: every input knows where its document begins, on every context rank", "[data]") {
+  /// Tokens are their indices; documents begin at multiples of 5.
+  class Fives final : public TokenSource {
+   public:
+    int64_t count() const override { return 400; }
+    bool has_documents() const override { return true; }
+    using TokenSource::read;
+    void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override {
+      std::iota(out.begin(), out.end(), static_cast<int32_t>(begin));
+      for (int64_t i = 0; documents != nullptr && i < std::ssize(out); ++i)
+        if ((begin + i) % 5 == 0) documents->push_back(i);
+    }
+  };
+  const auto source = std::make_shared<Fives>();
+  const SamplerOptions options{.sequence_length = 24, .micro_batch_size = 2, .global_batch_size = 4, .seed = 1};
+  const TrainSampler sampler(400, options);
+  for (const int ranks : {1, 2, 3})
+    for (int rank = 0; rank < ranks; ++rank) {
+      const ContextChunks chunks{.tokens = 24, .ranks = ranks, .rank = rank};
+      Batch batch =
+          make_batch({.micro_batches = 2, .rows = 2, .sequence_length = chunks.local_tokens(), .documents = true});
+      const BatchFiller fill = training_filler(source, sampler, 0, 1, rank, ranks);
+      for (int64_t step = 1; step < 6; ++step) {
+        fill(step, batch);
+        for (size_t i = 0; i < batch.inputs.size(); ++i) {
+          const int64_t position = chunks.position(static_cast<int64_t>(i) % chunks.local_tokens());
+          // The window's begin is its first token; its first document began there or before.
+          const int64_t first = batch.inputs[i] - position;
+          CHECK(batch.document_begins[i] == std::max<int64_t>(0, batch.inputs[i] / 5 * 5 - first));
+        }
+      }
+    }
+  CHECK(make_batch({.micro_batches = 1, .rows = 2, .sequence_length = 3}).document_begins.empty());
+}
 
 TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targets one token on", "[data]") {
   constexpr int32_t kCount = 3001;

@@ -16,6 +16,7 @@ namespace {
 
 struct Shape : reference::AttentionShape {
   int64_t window = 0;
+  int64_t longest = 0;  // document; 0: none
 };
 
 /// For each of q, k, v separately, so that a small one is not hidden by a large one.
@@ -35,16 +36,20 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
   const Doubles qkv = random_doubles(rows * width, dtype, seed, spread),
                 dout = random_doubles(rows * out_width, dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale, s.window);
+  const std::vector<int32_t> begins = s.longest > 0 ? reference::document_begins(s, s.longest) : std::vector<int32_t>();
+  const reference::PackedAttention e = s.longest > 0
+                                           ? reference::packed_documents(s, qkv, dout, scale, s.window, begins)
+                                           : reference::packed_attention(s, qkv, dout, scale, s.window);
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   Tensor x(qkv, dtype), d(dout, dtype), first_out(0, dtype), first_dqkv(0, dtype);
   std::string first_isa;
+  const AttentionDocuments documents{.begins = begins.empty() ? nullptr : begins.data()};
   const auto run = [&](LaunchContext& context, CpuFunction<AttentionForward> forward,
                        CpuFunction<AttentionBackward> backward, const std::string& label) {
     INFO(label);
     Tensor out(rows * out_width, dtype), dqkv(rows * width, dtype), lse(rows * s.heads, DType::f32);
     forward(context, {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads,
-                      s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window});
+                      s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window, documents});
     // Detects a missing 1/sqrt(E), a mask off by one and a wrong key-value head: each is above 1e-2.
     CHECK(error_of(out.doubles(), e.out) < forward_tolerance(dtype, s.head_dim + s.tokens));
     CHECK(error_of(lse.doubles(), e.lse) < forward_tolerance(DType::f32, s.head_dim));
@@ -52,7 +57,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
         d.data(),    x.data(),        x.data(at_k),    x.data(at_v), out.data(), lse.data<float>(),
         dqkv.data(), dqkv.data(at_k), dqkv.data(at_v), nullptr,      s.batch,    s.tokens,
         s.heads,     s.kv_heads,      s.head_dim,      width,        width,      out_width,
-        width,       width,           scale,           dtype,        s.window};
+        width,       width,           scale,           dtype,        s.window,   documents};
     Tensor workspace(attention_backward_workspace_elems(args), DType::f32);
     args.workspace = workspace.data<float>();
     backward(context, args);
@@ -113,6 +118,14 @@ TEST_CASE("attention: heads share key-value heads, and dk and dv sum over them",
     check({3, 9, 3, 3, 7}, dtype);
   }
   check({1, 5, 1, 1, 256}, DType::f32);
+}
+
+TEST_CASE("attention: documents of a sequence are attention of their own", "[kernels]") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (int64_t longest : {1, 2, 9, 63, 64, 65, 130}) check({2, 200, 2, 1, 16, 0, longest}, dtype);
+    check({2, 33, 4, 2, 20, 7, 12}, dtype);     // a window within documents
+    check({1, 70, 1, 1, 128, 0, 1000}, dtype);  // one
+  }
 }
 
 TEST_CASE("attention: tokens see the last ones of a window", "[kernels]") {
