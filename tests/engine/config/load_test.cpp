@@ -177,12 +177,13 @@ TEST_CASE("load: errors about types and ranges name the required and the given v
   CHECK(refusal_of("[train]\ndtype = \"float16\"\n") ==
         "run.toml:2:1 train.dtype needs \"float32\" or \"bfloat16\", got the text \"float16\", did you mean "
         "\"bfloat16\"?");
-  CHECK(refusal_of("[overlap]\nbucket_size = 26214400\n") ==
-        "run.toml:2:1 overlap.bucket_size needs a size such as \"25MiB\", got 26214400.");
-  CHECK(refusal_of("[overlap]\nbucket_size = \"25\"\n") ==
-        "run.toml:2:1 overlap.bucket_size needs a size such as \"25MiB\", got the text \"25\".");
-  CHECK(refusal_of("[overlap]\nbucket_size = \"0MiB\"\n") ==
-        "run.toml:2:1 overlap.bucket_size needs a size such as \"25MiB\" from 1B to 1024TiB, got the text \"0MiB\".");
+  CHECK(refusal_of("[overlap]\nfirst_bucket_size = 26214400\n") ==
+        "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\", got 26214400.");
+  CHECK(refusal_of("[overlap]\nfirst_bucket_size = \"25\"\n") ==
+        "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\", got the text \"25\".");
+  CHECK(refusal_of("[overlap]\nfirst_bucket_size = \"0MiB\"\n") ==
+        "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\" from 1B to 1024TiB, got the text "
+        "\"0MiB\".");
   CHECK(refusal_of("[comm.emulate]\nbandwidth = \"fast\"\n") ==
         "run.toml:2:1 comm.emulate.bandwidth needs a rate such as \"1Gbit/s\", or \"\", got the text \"fast\".");
   CHECK(refusal_of("[comm.emulate]\nlatency = \"2min\"\n") ==
@@ -210,7 +211,10 @@ TEST_CASE("load: a malformed --set is refused with itself in the sentence", "[co
   CHECK(set_refusal("train.stpes=5") == "--set train.stpes=5: unknown key 'train.stpes', did you mean 'train.steps'?");
   CHECK(set_refusal("train=5") == "--set train=5: unknown key 'train', did you mean 'data.train'?");
   CHECK(set_refusal("overlap.bucket_size=10") ==
-        "--set overlap.bucket_size=10: overlap.bucket_size needs a size such as \"25MiB\", got the text \"10\".");
+        "--set overlap.bucket_size=10: overlap.bucket_size needs a size such as \"25MiB\", or \"auto\", got the "
+        "text \"10\".");
+  CHECK(set_refusal("overlap.bucket_size=0MiB").find(", or \"auto\", got the text \"0MiB\".") != std::string::npos);
+  CHECK(set_refusal("overlap.bucket_size=auto") == "accepted");
   CHECK(set_refusal("output.dir=\xff") == "--set: a value is not UTF-8. Write it in UTF-8.");
   CHECK(set_refusal("output.dir=5") == "accepted");
 }
