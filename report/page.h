@@ -21,7 +21,7 @@ constexpr size_t kMostRuns = 16;
 /// Throws: DataError if a path is no run folder; ConfigError for too many.
 Page make_page(const std::vector<std::string>& folders);
 
-/// `json` as text inside a <script> element: no character of it can end the element. Pure.
+/// `json` as text inside a script element: no character of it can end the element. Pure.
 std::string script_safe(const std::string& json);
 
 }  // namespace slipstream::report

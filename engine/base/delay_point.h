@@ -7,8 +7,8 @@
 
 namespace slipstream {
 
-/// True if the environment asks for any delay: SLIPSTREAM_DELAY=PLACE@RANK#FIRST[-LAST]:MILLISECONDS names the place,
-/// the rank (of log_setup()), the training steps and the delay in each of them; several are separated by commas.
+// SLIPSTREAM_DELAY=PLACE@RANK#FIRST[-LAST]:MILLISECONDS[,..], with the rank of log_setup() and training steps
+/// True if the environment asks for any delay.
 bool delays_asked();
 
 /// Nanoseconds asked for `place` in `step` of this rank, once per step; 0 otherwise. Callable from any thread.

@@ -6,10 +6,10 @@
 
 namespace slipstream {
 
-/// Makes this process fail if the environment asks for it: SLIPSTREAM_FAIL_POINT=PLACE[:TASK][@RANK][#COUNT][=FAULT]
-/// names the place, the task by its name or by the part before a dot (default: any task), the rank (of log_setup();
-/// default: any) and how many passages precede the fault (default: none). FAULT is `kill` (SIGKILL, the default),
-/// `stop` (SIGSTOP) or a number of milliseconds to sleep.
+// SLIPSTREAM_FAIL_POINT=PLACE[:TASK][@RANK][#COUNT][=FAULT]
+/// Makes this process fail if the environment asks for it: at a place, in a task by its name or the part before a dot
+/// (default: any), on a rank of log_setup() (default: any), after COUNT passages (default: none). FAULT is `kill`
+/// (SIGKILL, the default), `stop` (SIGSTOP) or a number of milliseconds to sleep.
 void fail_point(std::string_view place, std::string_view task = {});
 
 /// The same request, for a fault of the caller's: true if it is due.

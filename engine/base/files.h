@@ -15,8 +15,8 @@ enum class Owner : uint8_t { data, checkpoint };
 /// Throws DataError or CheckpointError with `sentence` behind its "[data] " or "[checkpoint] ".
 [[noreturn]] void refuse(Owner owner, const std::string& sentence);
 
-/// `text` for error messages: in double quotes, cut at 255 bytes, with control characters and broken UTF-8 as \x and
-/// two hexadecimal digits. Pure.
+/// `text` for error messages: in double quotes, cut at 255 bytes, with control characters and broken UTF-8 in
+/// hexadecimal digits. Pure.
 std::string shown(std::string_view text);
 /// The same without quotes, cut at `limit_bytes` with "..". Pure.
 std::string printable(std::string_view text, size_t limit_bytes);

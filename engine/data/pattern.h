@@ -24,10 +24,10 @@ struct Match {
 /// Immutable, safe to share between threads.
 class Pattern {
  public:
-  /// `where` names the source of `text` in errors. \s is the Unicode property White_Space, as in Rust; \p{..}, \d,
-  /// groups, look-ahead, \z and possessive or lazy quantifiers are as in PCRE2.
-  /// Throws: DataError if the text is not a pattern or uses another construct (\w, \b, ^, $, look-behind,
-  /// references): libraries disagree on these.
+  /// `where` names the source of `text` in errors. White space is the Unicode property White_Space, as in Rust; other
+  /// properties, digits, groups, look-ahead, the end of the text and possessive or lazy quantifiers are as in PCRE2.
+  /// Throws: DataError if the text is not a pattern or uses another construct (word characters and boundaries, ^, $,
+  /// look-behind, references): libraries disagree on these.
   Pattern(std::string_view text, const std::string& where);
   ~Pattern();
   Pattern(Pattern&&) noexcept;

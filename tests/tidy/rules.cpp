@@ -158,6 +158,21 @@ Findings check_markdown_width(const File& file) {
   return findings;
 }
 
+Findings check_doxygen(const File& file) {
+  if (!is_header(file.path) || file.path.starts_with("tests/")) return {};
+  Findings findings;
+  int number = 0;
+  for (const std::string& line : lines_of(file.text)) {
+    ++number;
+    const size_t begin = line.find_first_not_of(' ');
+    if (begin == std::string::npos || line.compare(begin, 3, "///") != 0) continue;
+    if (line.find_first_of("\\@") != std::string::npos || line.find("<script") != std::string::npos)
+      findings.push_back(at_line(file, number) +
+                         "Doxygen reads \\, @ and HTML as commands. Use words, or // for the line.");
+  }
+  return findings;
+}
+
 Findings check_card(const File& file) {
   const std::filesystem::path path(file.path);
   if (!file.path.starts_with("kernels/") || path.parent_path().filename() != path.stem() || path.extension() != ".h")

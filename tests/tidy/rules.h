@@ -22,6 +22,8 @@ Findings check_leftovers(const File& file);
 Findings check_width(const File& file);
 /// Markdown: tables, code and lines without a space to break at may be wider.
 Findings check_markdown_width(const File& file);
+/// Doxygen reads commands and elements of HTML in `///` comments.
+Findings check_doxygen(const File& file);
 Findings check_card(const File& file);
 
 /// Pure. Rules about all files together.

@@ -82,6 +82,7 @@ TEST_CASE("no line of a source is wider than 120 columns", "[tidy]") { CHECK(all
 TEST_CASE("no line of Markdown is wider than 120 columns", "[tidy]") {
   CHECK(all_findings(check_markdown_width) == "");
 }
+TEST_CASE("no comment of a header has a command of Doxygen", "[tidy]") { CHECK(all_findings(check_doxygen) == ""); }
 TEST_CASE("the documentation has at most 15,000 words", "[tidy]") {
   CHECK(joined(check_documentation_words(tree(), 15'000)) == "");
 }
@@ -153,6 +154,11 @@ TEST_CASE("rule: width of Markdown", "[tidy]") {
   CHECK(one(word) == 0);
   CHECK(one("- " + word) == 0);
   CHECK(one("- y " + word) == 1);
+}
+
+TEST_CASE("rule: commands of Doxygen") {
+  CHECK(check_doxygen({"a.h", "/// PLACE@RANK\n  /// \\s\n// @ \\s\n/// plain\n"}).size() == 2);
+  CHECK(check_doxygen({"a.cpp", "/// PLACE@RANK\n"}).empty());
 }
 
 TEST_CASE("rule: words of the documentation") {
