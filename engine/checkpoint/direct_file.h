@@ -35,7 +35,7 @@ class DirectWriter {
 };
 
 /// Blocks. Calls take(bytes) on this thread with all bytes of a file of checkpoints, in order, while other threads read
-/// ahead. Needs 4 MiB of memory.
+/// ahead. Needs 16 MiB of memory.
 /// Throws: CheckpointError as files::InputFile, errors of `take`.
 void read_through(const std::string& path, const std::function<void(std::span<const std::byte>)>& take);
 
