@@ -216,7 +216,7 @@ Machine agreed_machine(World& world, const Machine& machine) {
   for (const std::string& bytes : world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own))) {
     Numbers theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    // Rates are rank 0's. What a machine file has beside them takes part in the plan, whose hash ranks compare.
+    // Rates are rank 0's. The other values of a machine file enter the plan, whose hash the ranks compare.
     Machine& other = machines.emplace_back(machine);
     other.flops_per_second_f32 = theirs.flops_f32;
     other.flops_per_second_bf16 = theirs.flops_bf16;

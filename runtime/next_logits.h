@@ -19,7 +19,7 @@ class NextLogits {
  public:
   virtual ~NextLogits() = default;
   /// Blocks. The logits after texts[i] for every i of `which`, in this order. Each text is that of the last call and at
-  /// least one token more. Of a text that is longer than the capacity, the last tokens count.
+  /// least one token more. Longer texts than the capacity count with their last tokens.
   virtual std::vector<std::vector<float>> after(std::span<const int> which,
                                                 std::span<const std::vector<int32_t>> texts) = 0;
   /// Bytes of memory that the next token of these texts reads at least; 0: not known.

@@ -83,7 +83,7 @@ class RooflinePrice : public Price {
   SharedCores shared_cores() const override { return rates_.shared; }
   int64_t core_ns(const Plan& plan, ItemId item, int ranks) const override;
   WireCost wire(const Plan& plan, ItemId item, Axis axis, int ranks) const override;
-  /// Pure. Of one task without a plan.
+  /// Pure. The price of one task without a plan.
   WireCost wire(Op op, Algorithm algorithm, Axis axis, int ranks, int64_t elems, DType dtype) const;
 
  private:

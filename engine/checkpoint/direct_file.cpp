@@ -41,8 +41,8 @@ struct Unmap {
 };
 using Aligned = std::unique_ptr<std::byte, Unmap>;
 
-/// Memory of a buffer, mapped: freed large blocks of malloc make it keep the next ones. Of pages of 4 KiB, a disk with
-/// few segments takes 1 MiB at a time, and the kernel looks up each.
+/// Memory of a buffer. It is mapped, because malloc keeps large blocks once one has been freed. With pages of 4 KiB, a
+/// disk with few segments takes 1 MiB at a time, and the kernel looks up every page.
 Aligned aligned(int64_t size_bytes) {
   const auto size = static_cast<size_t>(size_bytes);
   void* const bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -136,7 +136,7 @@ DataFormat format_of(const std::string& path, DataFormat named) {
   std::string one = path;
   if (path.find_first_of("*?") != std::string::npos) try {
       one = matching_files(path).front();
-    } catch (const DataError&) {  // whoever opens the path reports it
+    } catch (const DataError&) {  // opening the path reports it
     }
   if (one.ends_with(".idx") || (!one.ends_with(".bin") && !exists(one) && exists(one + ".idx")))
     return DataFormat::megatron;
