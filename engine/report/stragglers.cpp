@@ -14,8 +14,8 @@ namespace {
 
 // Noise that a step may add to a CUSUM, and that it may hold, in robust standard deviations.
 constexpr double kNoiseAllowed = 2, kNoiseHeld = 10;
-// A sum must exceed the largest lateness of other ranks by this factor: noise has single large values.
-constexpr double kLargestHeld = 4;
+// Noise has single large values. A sum must exceed the largest lateness of other ranks by this factor.
+constexpr double kLargestNoise = 4;
 constexpr double kSecondMs = 1000;
 // Times below this share of a step have no meaningful factor.
 constexpr double kLeastShare = 0.05;
@@ -76,23 +76,27 @@ void StragglerDetector::learn() {
 }
 
 std::vector<StragglerDetector::Lateness> StragglerDetector::lateness(const OwnSample& sample, size_t cause) {
+  const double step_ms = median(step_ms_.values());
   std::vector<double> usual, beyond, factor;
   for (size_t r = 0; r < ranks_; ++r) {
     const double own = sample.ranks[r].own[cause];
     usual.push_back(median(series(r, cause).own.values()));
     beyond.push_back(own - usual[r]);
-    factor.push_back(usual[r] > kLeastShare * median(step_ms_.values()) ? own / usual[r] : 1);
+    factor.push_back(usual[r] > kLeastShare * step_ms ? own / usual[r] : 1);
   }
   std::vector<Lateness> late;
   for (size_t r = 0; r < ranks_; ++r) late.push_back({sample.ranks[r].beyond[cause], beyond[r]});
   if (ranks_ == 1) return late;
-  // What slowed the other ranks as well, such as a save or a busy machine, is no lateness of this one, and its noise
-  // counts less.
+  // A save or a busy machine slows the other ranks as well, by a factor of their usual times: no lateness of this rank.
+  // The factor makes this rank's noise larger too, but only as much as noise of the usual time can be: other ranks that
+  // work for 1 ms instead of 0.5 do not halve a delay of a second.
   const MedianOfOthers other_beyond(beyond), other_factor(factor);
   for (size_t r = 0; r < ranks_; ++r) {
     const double busy = std::max(1.0, other_factor.without(factor[r]));
     const double common = std::max({0.0, other_beyond.without(beyond[r]), usual[r] * (busy - 1)});
-    late[r] = {late[r][0] / busy, (late[r][1] - common) / busy};
+    const double explained = kLargestNoise * std::max(usual[r], kLeastShare * step_ms) * (busy - 1);
+    const auto without_noise = [&](double ms) { return ms - std::clamp(ms - ms / busy, -explained, explained); };
+    late[r] = {without_noise(late[r][0]), without_noise(late[r][1] - common)};
   }
   return late;
 }
@@ -143,7 +147,7 @@ bool StragglerDetector::judge_track(Track& track, double late_ms, double may_cos
   track.straggler.late_ms += counted_ms;
   track.steps_ms += limits.step_ms;
   track.straggler.score = std::max(0.0, 1 - track.straggler.late_ms / track.steps_ms);
-  return track.sum_ms >= std::max({limits.sum_ms, kNoiseHeld * noise_ms, kLargestHeld * largest_ms});
+  return track.sum_ms >= std::max({limits.sum_ms, kNoiseHeld * noise_ms, kLargestNoise * largest_ms});
 }
 
 void StragglerDetector::judge(const OwnSample& sample, const OwnSample* next, std::vector<Straggler>& found) {

@@ -269,6 +269,24 @@ TEST_CASE("Lateness below the threshold and lateness of all ranks are no straggl
   CHECK(ImitatedJob(4, 1, kQuiet, 3).run(100, all).empty());
 }
 
+TEST_CASE("A delay far beyond a step is named whole, although the other rank's short work took three times as long") {
+  const auto sample = [](int64_t step, double own_ms, double other_ms) {
+    OwnSample made{.step = step, .step_ms = own_ms + 1.5, .ranks = std::vector<OwnSample::OfRank>(2)};
+    made.ranks[0].own[0] = own_ms, made.ranks[1].own[0] = other_ms;
+    made.ranks[0].beyond[0] = own_ms - other_ms, made.ranks[1].beyond[0] = other_ms - own_ms;
+    made.ranks[1].waited = own_ms;
+    return made;
+  };
+  StragglerDetector detector(2, 0.1);
+  for (int64_t step = 1; step < 20; ++step) CHECK(detector.add(sample(step, 0.5, 0.5)).empty());
+  CHECK(detector.add(sample(20, 1000, 1.5)).empty());
+  const std::vector<Straggler> found = detector.add(sample(21, 0.5, 0.5));
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].rank == 0);
+  CHECK(found[0].cause == Cause::compute);
+  CHECK(found[0].late_ms == Approx(998).margin(10));
+}
+
 TEST_CASE("A delay costs its own time: late_ms is what was injected, and the score the share that is left") {
   const std::vector<Straggler> found =
       ImitatedJob(4, 1, Noise{.spread = 0}, 3).run(100, {{2, Cause::host, 50, 50, 900}});
