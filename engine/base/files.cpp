@@ -114,6 +114,11 @@ void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const 
   }
 }
 
+void InputFile::prefetch(int64_t offset_bytes, int64_t size_bytes) const {
+  // Zero bytes would mean all that follow.
+  if (size_bytes > 0) ::posix_fadvise(descriptor_, offset_bytes, size_bytes, POSIX_FADV_WILLNEED);
+}
+
 std::string read_file(const std::string& path, Owner owner, int64_t limit_bytes) {
   const InputFile file(path, owner);
   if (file.size_bytes() > limit_bytes)

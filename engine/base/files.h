@@ -33,6 +33,8 @@ class InputFile {
   /// Blocks. Reads exactly `size_bytes` bytes from `offset_bytes` into `out`.
   /// Throws: the owner's error if the file ends before or the disk fails.
   void read(int64_t offset_bytes, void* out, int64_t size_bytes) const;
+  /// Tells the disk that these bytes will be read soon. Returns before they are in memory.
+  void prefetch(int64_t offset_bytes, int64_t size_bytes) const;
   /// The size when the file was opened.
   int64_t size_bytes() const { return size_bytes_; }
   const std::string& path() const { return path_; }

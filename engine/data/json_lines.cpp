@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/units.h"
 #include "engine/data/document_parts.h"
 #include "engine/data/hash.h"
 #include "engine/data/json_text.h"
@@ -46,13 +47,24 @@ JsonLineTokens::JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::
   marks_.shrink_to_fit();
 }
 
+std::vector<JsonLineTokens::Mark>::const_iterator JsonLineTokens::before(int64_t begin) const {
+  return std::upper_bound(marks_.begin(), marks_.end(), begin,
+                          [](int64_t id, const Mark& mark) { return id < mark.id; }) -
+         1;
+}
+
+void JsonLineTokens::prefetch(int64_t begin, int64_t count) const {
+  const auto first = before(begin);
+  const auto last =
+      std::lower_bound(first, marks_.end(), begin + count, [](const Mark& mark, int64_t id) { return mark.id < id; });
+  lines_->prefetch(first->byte, ceil_div(last->byte - first->byte, kReadBytes) * kReadBytes);
+}
+
 void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const {
   const auto size = static_cast<int64_t>(out.size());
   SLIP_ASSERT(begin >= 0 && size <= count() && begin <= count() - size);
   if (size == 0) return;
-  const Mark first = *(
-      std::upper_bound(marks_.begin(), marks_.end(), begin, [](int64_t id, const Mark& mark) { return id < mark.id; }) -
-      1);
+  const Mark first = *before(begin);
   int64_t id = first.id, byte = first.byte;  // of the line that begins `rest`
   int64_t read_bytes = byte;
   std::string rest;

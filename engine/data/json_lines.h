@@ -22,6 +22,7 @@ class JsonLineTokens final : public TokenSource {
   bool has_documents() const override { return true; }
   using TokenSource::read;
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
+  void prefetch(int64_t begin, int64_t count) const override;
   /// XXH3-128 of the file. Pure.
   const std::string& hash() const { return hash_; }
   int64_t resident_bytes() const { return std::ssize(marks_) * static_cast<int64_t>(sizeof(Mark)); }
@@ -32,6 +33,8 @@ class JsonLineTokens final : public TokenSource {
     int64_t id = 0;    // ids before it
     int64_t byte = 0;  // bytes before it
   };
+  /// The last mark at or before id `begin`. Pure.
+  std::vector<Mark>::const_iterator before(int64_t begin) const;
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const TextFile> lines_;

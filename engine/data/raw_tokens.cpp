@@ -3,9 +3,6 @@
 
 #include "engine/data/raw_tokens.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -64,17 +61,11 @@ RawTokens::RawTokens(files::InputFile file, RawTokensOptions options)
   SLIP_ASSERT(options_.count >= 1 && options_.vocab_size >= 1);
   SLIP_ASSERT(options_.offset_bytes >= 0 && options_.offset_bytes <= file_.size_bytes());
   SLIP_ASSERT(options_.count <= (file_.size_bytes() - options_.offset_bytes) / size_of(options_.type));
-  advised_ = ::open(file_.path().c_str(), O_RDONLY | O_CLOEXEC);
-}
-
-RawTokens::~RawTokens() {
-  if (advised_ >= 0) ::close(advised_);
 }
 
 void RawTokens::prefetch(int64_t begin, int64_t count) const {
   const int64_t width_bytes = size_of(options_.type);
-  if (advised_ >= 0)
-    ::posix_fadvise(advised_, options_.offset_bytes + begin * width_bytes, count * width_bytes, POSIX_FADV_WILLNEED);
+  file_.prefetch(options_.offset_bytes + begin * width_bytes, count * width_bytes);
 }
 
 void RawTokens::widen(const char* bytes, int64_t begin, std::span<int32_t> out) const {

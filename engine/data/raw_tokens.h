@@ -32,9 +32,6 @@ struct RawTokensOptions {
 class RawTokens final : public TokenSource {
  public:
   RawTokens(files::InputFile file, RawTokensOptions options);
-  ~RawTokens() override;
-  RawTokens(const RawTokens&) = delete;
-  RawTokens& operator=(const RawTokens&) = delete;
 
   int64_t count() const override { return options_.count; }
   bool has_documents() const override { return options_.documents != nullptr; }
@@ -50,7 +47,6 @@ class RawTokens final : public TokenSource {
 
   files::InputFile file_;
   RawTokensOptions options_;
-  int advised_ = -1;  // a descriptor for advice only; -1: none, and nothing is prefetched
 };
 
 }  // namespace slipstream::data

@@ -138,6 +138,20 @@ bool TextTokens::read_between(const Mark& begin, const Mark& end, int64_t end_by
   return true;
 }
 
+std::pair<TextTokens::Mark, TextTokens::Mark> TextTokens::around(int64_t begin, int64_t end) const {
+  const auto first =
+      std::upper_bound(marks_.begin(), marks_.end(), begin, [](int64_t id, const Mark& mark) { return id < mark.id; }) -
+      1;
+  return {*first,
+          *std::lower_bound(first, marks_.end(), end, [](const Mark& mark, int64_t id) { return mark.id < id; })};
+}
+
+void TextTokens::prefetch(int64_t begin, int64_t count) const {
+  if (tokenizer_->ids_are_bytes() || count == 0) return text_->prefetch(begin, count);
+  const auto [first, last] = around(begin, begin + count);
+  text_->prefetch(first.byte, last.byte + tokenizer_->context_bytes() - first.byte);
+}
+
 void TextTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>*) const {
   const auto size = static_cast<int64_t>(out.size());
   SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
@@ -149,10 +163,7 @@ void TextTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t
     for (size_t i = 0; i < out.size(); ++i) out[i] = bytes[i];
     return;
   }
-  const auto by_id = [](int64_t id, const Mark& mark) { return id < mark.id; };
-  const Mark first = *(std::upper_bound(marks_.begin(), marks_.end(), begin, by_id) - 1);
-  const Mark last = *std::lower_bound(marks_.begin(), marks_.end(), begin + size,
-                                      [](const Mark& mark, int64_t id) { return mark.id < id; });
+  const auto [first, last] = around(begin, begin + size);
   std::vector<int32_t> ids;
   for (int64_t context_bytes = tokenizer_->context_bytes();; context_bytes = 2 * context_bytes + 1)
     if (read_between(first, last, std::min(last.byte + context_bytes, text_->size_bytes()), ids)) break;

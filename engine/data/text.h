@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/base/check.h"
@@ -28,6 +29,7 @@ class TextFile {
   std::string read(int64_t begin, int64_t end) const;
   /// Blocks. `size_bytes` bytes from `begin` on, to `out`. Throws: as read().
   void read(int64_t begin, void* out, int64_t size_bytes) const { file_.read(begin, out, size_bytes); }
+  void prefetch(int64_t begin, int64_t size_bytes) const { file_.prefetch(begin, size_bytes); }
   /// Blocks. The whole text in consecutive pieces. A piece ends between two UTF-8 characters if the text is UTF-8.
   /// Throws: as read(); errors of `take` with the path added, if they are a DataError.
   void for_pieces(const TakePiece& take) const;
@@ -53,6 +55,7 @@ class TextTokens final : public TokenSource {
   int64_t count() const override { return count_; }
   using TokenSource::read;
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
+  void prefetch(int64_t begin, int64_t count) const override;
 
   /// XXH3-128 of the text. Pure.
   const std::string& hash() const { return hash_; }
@@ -65,6 +68,8 @@ class TextTokens final : public TokenSource {
     int64_t id = 0;    // ids before it
     int64_t byte = 0;  // bytes before it
   };
+  /// The last mark at or before id `begin`, and the first at or behind id `end`. Pure.
+  std::pair<Mark, Mark> around(int64_t begin, int64_t end) const;
   /// Notes the end of a piece. At `marks_max` every second mark is dropped.
   void mark(Mark end, int64_t marks_max);
   /// The ids between two marks; false if the text up to `end_byte` does not contain the second.

@@ -74,6 +74,18 @@ void write_megatron(const std::string& stem) {
   put(ends.data(), ends.size() * 8);
 }
 
+/// Documents of 60 characters.
+void write_json_lines(const std::string& path) {
+  std::ofstream file(path, std::ios::binary);
+  const Philox random(7, "characters");
+  std::string line;
+  for (uint64_t at = 0; at < kTokens; at += 60) {
+    line = "{\"text\": \"";
+    for (uint64_t i = 0; i < 60; ++i) line += static_cast<char>('a' + random.below(at + i, 26));
+    file << line << "\"}\n";
+  }
+}
+
 void drop_from_cache(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const int file = ::open(entry.path().c_str(), O_RDONLY);
@@ -130,6 +142,7 @@ int main(int argc, char** argv) {
   write_ids<uint16_t>(at("nanogpt.bin"), "");
   write_megatron(at("megatron"));
   write_ids<uint8_t>(at("bytes.txt"), "");
+  write_json_lines(at("lines.jsonl"));
   const auto of = [&](const char* name, DataFormat format = DataFormat::automatic) {
     return data::DatasetOptions{.train = at(name),
                                 .validation_fraction = 0,
@@ -150,6 +163,7 @@ int main(int argc, char** argv) {
     bench("Megatron-LM, documents", folder, of("megatron"), rate, cold);
     bench("mixture of three", folder, mixture, rate, cold);
     bench("text as bytes", folder, of("bytes.txt"), rate, cold);
+    bench("JSON lines as bytes", folder, of("lines.jsonl"), rate, cold);
   }
   std::filesystem::remove_all(folder);
 }
