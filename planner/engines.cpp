@@ -84,7 +84,7 @@ Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::v
   const Emulate& emulate = request.config->comm.emulate;
   for (ChannelId c = 0; c < channels.size(); ++c) {
     const Axis axis = channels[c].axis;
-    if (axis == Axis::self || mesh.group_size(axis) == 1) continue;
+    if (axis == Axis::self || axis == Axis::hosts || mesh.group_size(axis) == 1) continue;
     const std::string& name = channels[c].name;
     const comm::CardLink link = link_of(mesh, axis, request.machine.ranks_per_node);
     const bool gathers = only_gathers(channels[c].role);

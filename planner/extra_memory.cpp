@@ -18,7 +18,7 @@ std::vector<ExtraMemory> extra_memory_on_gpu(const Job& job, const comm::NcclTab
   const comm::Wiring wiring = comm::wire_up(job);
   for (size_t i = 0; i < wiring.connections.size(); ++i) {
     const Axis axis = wiring.connections[i];
-    if (job.mesh.group_size(axis) == 1) continue;
+    if (axis == Axis::hosts || job.mesh.group_size(axis) == 1) continue;
     nccl_bytes += comm::nccl_buffer_bytes(table.of(comm::name_of_connection(job, wiring, i)),
                                           job.mesh.crosses_nodes(axis, ranks_per_node));
   }

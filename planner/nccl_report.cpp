@@ -30,7 +30,7 @@ std::vector<std::string> nccl_choices(const Job& job, const comm::NcclTable& tab
   std::vector<std::string> lines;
   const comm::Wiring wiring = comm::wire_up(job);
   for (size_t i = 0; i < wiring.connections.size(); ++i) {
-    if (job.mesh.group_size(wiring.connections[i]) == 1) continue;
+    if (wiring.connections[i] == Axis::hosts || job.mesh.group_size(wiring.connections[i]) == 1) continue;
     const std::string name = comm::name_of_connection(job, wiring, i);
     const comm::NcclChannel& channel = table.of(name);
     std::vector<std::string> settings;

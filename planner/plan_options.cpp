@@ -285,23 +285,22 @@ comm::SharedCores shared_cores(const RunConfig& config, const Machine& machine, 
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
   const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
   // Snapshots, read and written bytes together. A GPU copies to pinned memory at 20 GB/s through PCIe 4 of 16 lanes. On
-  // a CPU one thread copies; engine/config/machine.cpp has the source of its 10 GB/s.
-  constexpr double kGpuSnapshots = 2 * 20e9, kThreadSnapshots = 10e9;
+  // a host one thread copies; engine/config/machine.cpp has the source of its 10 GB/s.
+  constexpr double kGpuSnapshots = 2 * 20e9, kThread = 10e9;
   const double memory_rate = static_cast<double>(machine.bytes_per_second);
-  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0;
-  const comm::Rates rates{
-      .flops_per_second = peak * machine.matmul_efficiency,
-      .bytes_per_second = memory_rate,
-      .launch_ns = machine.launch_ns,
-      .multiprocessors = machine.multiprocessors,
-      .snapshot_bytes_per_second = machine.multiprocessors > 0 || machine.device == MachineDevice::cuda
-                                       ? kGpuSnapshots
-                                       : std::min(memory_rate, kThreadSnapshots),
-      .kernels = kernel_rates(config, machine),
-      .host_ns = machine.software.host_ns,
-      .measured = computes_on_gpus(config, machine) ? nullptr : machine.measured,
-      .shared = shared_cores(config, machine, mesh),
-      .emulated = emulated};
+  const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0,
+             has_gpus = machine.multiprocessors > 0 || machine.device == MachineDevice::cuda;
+  const comm::Rates rates{.flops_per_second = peak * machine.matmul_efficiency,
+                          .bytes_per_second = memory_rate,
+                          .launch_ns = machine.launch_ns,
+                          .multiprocessors = machine.multiprocessors,
+                          .snapshot_bytes_per_second = has_gpus ? kGpuSnapshots : std::min(memory_rate, kThread),
+                          .seal_bytes_per_second = std::min(memory_rate, kThread),
+                          .kernels = kernel_rates(config, machine),
+                          .host_ns = machine.software.host_ns,
+                          .measured = computes_on_gpus(config, machine) ? nullptr : machine.measured,
+                          .shared = shared_cores(config, machine, mesh),
+                          .emulated = emulated};
   const comm::Link intra =
       emulated ? comm::Link{static_cast<double>(config.comm.emulate.bandwidth_bytes_per_second),
                             config.comm.emulate.latency_ns}
@@ -311,10 +310,13 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   const comm::Fabric fabric{
       .node = intra, .network = inter, .reduce_bytes_per_second = static_cast<double>(machine.reduce_bytes_per_second)};
   for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner,
-                    Axis::data_outer, Axis::world}) {
+                    Axis::data_outer, Axis::world, Axis::hosts}) {
     if (emulated) continue;
     if (mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
-    if (rates.kernels && computes_on_gpus(config, machine))
+    // Within a node, a thread of the sender and one of the receiver copy.
+    else if (axis == Axis::hosts && has_gpus)
+      price.set_link(axis, {kThread / 2, intra.latency_ns}, 1);
+    if (axis != Axis::hosts && rates.kernels && computes_on_gpus(config, machine))
       price.set_group(axis, span_of(mesh, axis, machine.ranks_per_node), fabric);
   }
   return price;

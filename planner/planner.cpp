@@ -205,13 +205,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   require_travels_within_a_day(jobs, price, request.config->comm.emulate.bandwidth_bytes_per_second > 0);
   lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
   bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);
-  const int64_t interval = request.config->checkpoint.peer_interval;
-  if (interval > 0 && request.config.on_gpus())
-    throw ConfigError(
-        "[checkpoint] peer_interval = {} needs ranks that compute on CPUs. Set it to 0, and checkpoint.interval to a "
-        "number of steps.",
-        interval);
-  if (interval > 0) {
+  if (request.config->checkpoint.peer_interval > 0) {
     std::vector<Job*> stages;
     for (const auto& job : jobs) stages.push_back(job.get());
     add_keeping(stages, holder_offset(mesh.world(), request.machine.ranks_per_node));
@@ -286,7 +280,7 @@ FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update,
 bool serialises(const JobRequest& request, const Job& job, bool captured) {
   const comm::Wiring wiring = comm::wire_up(job);
   const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
-                                     [&](Axis axis) { return job.mesh.group_size(axis) > 1; });
+                                     [&](Axis axis) { return axis != Axis::hosts && job.mesh.group_size(axis) > 1; });
   return several > 1 && comm::nccl_serialises(request.driver, captured);
 }
 

@@ -93,7 +93,8 @@ std::map<std::pair<int, std::string>, double> measured_totals(const Planned& pla
     if (name.op.empty()) return "";
     if (name.op == "send" || name.op == "recv") return message_of(name.item);
     for (const PlannedChannel& planned_channel : planned.stages[static_cast<size_t>(stage)].channels)
-      if (planned_channel.name == channel && (planned_channel.axis == "world" || planned_channel.axis == "pipeline"))
+      if (planned_channel.name == channel &&
+          (planned_channel.axis == "world" || planned_channel.axis == "hosts" || planned_channel.axis == "pipeline"))
         return name.item;
     return fmt::format("{} on stage {}", name.item, stage);
   };

@@ -15,6 +15,7 @@
 #include "engine/device/clock.h"
 #include "engine/device/cpu/resident.h"
 #include "kernels/cuda/workspace.h"
+#include "runtime/host_works.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -109,6 +110,8 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   std::vector<Memory::Entry> kept(job_->buffers.size());
   if (keeping.slots > 0) kept[keeping.own].base = options.kept[0];
   if (keeping.to_holder != 0) kept[keeping.peer].base = options.kept[1];
+  for (size_t copy = 0; copy < options.kept.size(); ++copy)
+    if (options.kept[copy]) pinned_.push_back(device_->pin(options.kept[copy], keeping.slots * keeping.slot_bytes));
   memory_ = assignment(job_->buffers, *device_, std::move(kept), arenas_, arena_owners_);
   for (size_t a = 0; a < arenas_.size() && device_->kind() == DeviceKind::cpu; ++a)
     if (is_set_by_host(arena_owners_[a]))
@@ -135,6 +138,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   save_works_ = bound_works(job_->save);
   keep_works_ = bound_works(job_->keep);
   add_fail_points(job_->keep, keep_works_);
+  run_on_host(job_->keep, keep_works_);
   const auto late_ns = std::make_shared<int64_t>(0);
   for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
     train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads,
@@ -184,9 +188,21 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
                             .leave = options.leave});
 }
 
+void Rank::run_on_host(const Plan& plan, BoundWorks& works) {
+  if (device_->kind() != DeviceKind::cuda) return;
+  std::map<ChannelId, std::shared_ptr<HostWorks>> of_channel;
+  for (ItemId i = 0; i < plan.size(); ++i) {
+    const Channel& channel = job_->channels[plan[i].channel];
+    if (plan[i].op != Op::seal && channel.axis != Axis::hosts) continue;
+    std::shared_ptr<HostWorks>& host = of_channel[plan[i].channel];
+    if (!host) host = std::make_shared<HostWorks>(channel.name, *device_);
+    works[i] = host->on_stream(std::move(works[i]));
+  }
+}
+
 void Rank::register_arenas() {
   for (ChannelId c = 0; c < communicators_.size(); ++c) {
-    if (!communicators_[c]) continue;
+    if (!communicators_[c] || job_->channels[c].axis == Axis::hosts) continue;
     std::string& reason = unregistered_[job_->channels[c].name];
     for (const auto& arena : arenas_) {
       const auto holds = [&](const Slice& slice) {
@@ -264,6 +280,7 @@ Rank::~Rank() {
     // As above: the process's end frees the memory of a failed stream.
   }
   streams_.clear();
+  keep_works_.clear();     // ends threads of HostWorks, which may be in a transfer if the GPU is lost
   communicators_.clear();  // releases registered memory, which is freed next
 }
 

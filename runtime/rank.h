@@ -167,6 +167,8 @@ class Rank {
   void prepare(const BoundWorks& works, uint32_t step);
   /// Blocks until all ranks have recorded. If a device refuses, returns null, turns graph_ off and prints a warning.
   std::unique_ptr<Graph> record(const Plan& plan, uint32_t step);
+  /// On a GPU: binds what only the host can do, hashes and transfers between hosts, to threads beside the streams.
+  void run_on_host(const Plan& plan, BoundWorks& works);
   /// Blocks. Collective. Registers with every wire the arenas of its tasks; with no wire if a rank cannot.
   void register_arenas();
   /// Blocks. Runs `wait` under the watchdog, if there is one.
@@ -178,6 +180,7 @@ class Rank {
   std::unique_ptr<Device> device_;
   std::vector<std::unique_ptr<Allocation>> arenas_;
   std::vector<Owner> arena_owners_;
+  std::vector<std::shared_ptr<void>> pinned_;                       // RankOptions::kept, for copies of the device
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
   int threads_;

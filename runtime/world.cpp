@@ -170,16 +170,18 @@ std::vector<std::unique_ptr<comm::Communicator>> World::communicators(const Job&
   const auto timeout = static_cast<double>(timeout_seconds);
   for (size_t i = 0; i < connections.size(); ++i) {
     const int self = wire.imitated ? job.options.rank : rank();
+    const bool of_hosts = wiring.connections[i] == Axis::hosts;
     const std::vector<int> group = job.mesh.group(wiring.connections[i], self);
     const auto mine = static_cast<int>(std::find(group.begin(), group.end(), self) - group.begin());
     if (wire.imitated) {
       connections[i] = comm::make_imitated_communicator(mine, static_cast<int>(group.size()), kernels::copy_on_device);
     } else {
-      connections[i] =
-          connect(group, mine, static_cast<int>(i), comm::name_of_connection(job, wiring, i), timeout, kind, wire);
+      connections[i] = connect(group, mine, static_cast<int>(i), comm::name_of_connection(job, wiring, i), timeout,
+                               of_hosts ? DeviceKind::cpu : kind, wire);
       if (!connections[i]) continue;
     }
-    if (port) connections[i] = comm::emulate(std::move(connections[i]), port, wire.traffic);
+    if (port)
+      connections[i] = comm::emulate(std::move(connections[i]), port, of_hosts ? comm::LinkTraffic{} : wire.traffic);
   }
   for (ChannelId c = 0; c < job.channels.size(); ++c)
     if (wiring.connection_of[c] >= 0)

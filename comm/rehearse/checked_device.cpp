@@ -197,6 +197,7 @@ class CheckedDevice final : public Device {
   std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override {
     return inner_->allocate_host(size_bytes, name);
   }
+  std::shared_ptr<void> pin(std::byte* memory, int64_t size_bytes) override { return inner_->pin(memory, size_bytes); }
   void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override {
     followed_->host_copies();
     inner_->copy_to_host(host, device, size_bytes);

@@ -149,7 +149,8 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
       tail = nodes[id];
     }
     for (const Point& point : item.after) time_.edge(nodes[point.item], nodes[id], After::end);
-    if (options_.rehearse.gate != Gate::none && is_communication(item.op)) {
+    const bool is_gated = is_communication(item.op) && channels_[item.channel].axis != Axis::hosts;
+    if (options_.rehearse.gate != Gate::none && is_gated) {
       const After after = options_.rehearse.gate == Gate::serial ? After::end : After::enter;
       if (state.last_communication != kNoNode) time_.edge(state.last_communication, nodes[id], after);
       state.last_communication = nodes[id];
@@ -189,7 +190,7 @@ void Graph::add_host(size_t rank_index, uint32_t run, ItemId id, uint32_t loss, 
 
 uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {
   if (!options_.rehearse.collapse) return static_cast<uint32_t>(group.size());
-  if (axis != Axis::pipeline && axis != Axis::world) return 1;
+  if (axis != Axis::pipeline && axis != Axis::world && axis != Axis::hosts) return 1;
   return static_cast<uint32_t>(
       std::count_if(group.begin(), group.end(), [this](int rank) { return index_of_rank_.contains(rank); }));
 }

@@ -119,9 +119,10 @@ int64_t RooflinePrice::local_ns(const Plan& plan, ItemId item) const {
   if (rates_.measured && work.op != Op::compute)
     if (const int64_t time_ns = works().local_time_ns(name_of(work.op), work.cost.bytes); time_ns >= 0)
       return time_ns + rates_.launch_ns;
-  const double time_s = (work.op == Op::snapshot || work.op == Op::seal) && rates_.snapshot_bytes_per_second > 0
-                            ? static_cast<double>(work.cost.bytes) / rates_.snapshot_bytes_per_second
-                            : seconds(work.cost);
+  const double rate = work.op == Op::snapshot ? rates_.snapshot_bytes_per_second
+                      : work.op == Op::seal   ? rates_.seal_bytes_per_second
+                                              : 0;
+  const double time_s = rate > 0 ? static_cast<double>(work.cost.bytes) / rate : seconds(work.cost);
   return static_cast<int64_t>(std::ceil(time_s * 1e9)) + launches(work.cost) * rates_.launch_ns;
 }
 

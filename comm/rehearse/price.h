@@ -53,11 +53,12 @@ class Price {
 
 /// Upper limits of a rank's speed.
 struct Rates {
-  double flops_per_second = 0;           // 0: unlimited
-  double bytes_per_second = 0;           // 0: unlimited
-  int64_t launch_ns = 0;                 // added to every local item
-  int64_t multiprocessors = 0;           // as Price::multiprocessors()
-  double snapshot_bytes_per_second = 0;  // of snapshots and seals, read and written bytes together; 0: bytes_per_second
+  double flops_per_second = 0;                     // 0: unlimited
+  double bytes_per_second = 0;                     // 0: unlimited
+  int64_t launch_ns = 0;                           // added to every local item
+  int64_t multiprocessors = 0;                     // as Price::multiprocessors()
+  double snapshot_bytes_per_second = 0;            // of snapshots, read and written bytes together; 0: bytes_per_second
+  double seal_bytes_per_second = 0;                // of their hashes; 0: bytes_per_second
   std::optional<KernelRates> kernels = {};         // prices every kernel by its shape, and a launch for each
   int64_t host_ns = 0;                             // of the host for one kernel of an item on the compute stream
   std::shared_ptr<const HostTimes> measured = {};  // on a host of CPUs: they replace all rates
@@ -98,7 +99,7 @@ class RooflinePrice : public Price {
 
   // A step has few shapes and many kernels. Not for several threads: each copies the price.
   mutable std::unordered_map<KernelCost, double, KernelHash> known_;
-  static constexpr size_t kAxes = static_cast<size_t>(Axis::world) + 1;
+  static constexpr size_t kAxes = static_cast<size_t>(Axis::hosts) + 1;
   Rates rates_;
   std::array<Link, kAxes> links_;
   std::array<uint32_t, kAxes> ports_{};

@@ -11,7 +11,8 @@ namespace slipstream::comm {
 
 /// Order that the device adds to the plan's own waits between communication tasks, in host order.
 enum class Gate : uint8_t {
-  none,          // channels are independent
+  none,  // channels are independent
+  // Of all channels but those between hosts:
   launch_order,  // a task enters only after every task issued before it on its rank has entered
   serial,        // a task enters only after the task issued before it on its rank has ended
 };

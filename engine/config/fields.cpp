@@ -347,7 +347,7 @@ std::vector<Field<R>> make_fields() {
       F::integer("checkpoint.peer_interval", at(&R::checkpoint, &Checkpoint::peer_interval), {0, kMaxSteps},
                  "Steps between snapshots of each rank's state in the memory of its host and of another host. --resume "
                  "continues from them after the loss of ranks or of a host. A run of one rank has one copy, on its "
-                 "host. CPU ranks only. plan prints bytes and cost. 0: none."),
+                 "host. plan prints bytes and cost. 0: none."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),

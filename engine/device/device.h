@@ -112,6 +112,9 @@ class Device {
   virtual std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) {
     return allocate(size_bytes, name);
   }
+  /// While the result lives, the same holds for this host memory, which the caller keeps. Null on cpu.
+  /// Throws: ResourceError.
+  virtual std::shared_ptr<void> pin(std::byte* /*memory*/, int64_t /*size_bytes*/) { return {}; }
   /// Records instead of running: the commands that `issue` gives to the device's streams become a graph, which has not
   /// run yet. Waits for earlier events are left out, because a launch waits for all earlier commands. Returns null
   /// without calling `issue` on a device without graphs. `origin` carries the launches. Throws: the first error of the

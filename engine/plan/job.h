@@ -103,8 +103,8 @@ struct Keeping {
   int slots = 0;      // 2: the last complete one, and the next; 0: no snapshots are kept
   int to_holder = 0;  // rank r sends to rank r + to_holder, modulo the number of ranks; 0: one rank
   int64_t slot_bytes = 0;
-  int64_t arrays_bytes = 0;                // of this rank's arrays, behind the header
-  BufferId own = 0, peer = 0, agreed = 0;  // own, peer: of Owner::kept
+  int64_t arrays_bytes = 0;    // of this rank's arrays, behind the header
+  BufferId own = 0, peer = 0;  // of Owner::kept
 };
 
 /// Buffers that every plan of the job shares.

@@ -93,7 +93,7 @@ void append_transfer(const Job& job, const std::vector<Point>& copies, Point sea
   all.push_back(seal);
   all.push_back(append_exchange(job, "keep.header", 0, Keeping::kHeaderBytes, all, plan));
   Task agreement = on_channel(job, Role::peer, "keep.agreement", Op::all_reduce);
-  const Slice agreed = job.buffers.whole(job.keeping.agreed);
+  const Slice agreed{job.keeping.own, Keeping::kHeaderBytes - kLineBytes, size_of(DType::f32)};  // not of the header
   agreement.reads = {agreed, {job.keeping.own, 0, slot_bytes}, {job.keeping.peer, 0, slot_bytes}};
   agreement.writes = {agreed};
   agreement.elems = 1;
@@ -120,7 +120,7 @@ void add_keeping(const std::vector<Job*>& stages, int to_holder) {
     job->keeping = {.slots = 2, .to_holder = to_holder};
     const bool has_peer = to_holder != 0;
     job->channels.push_back({Role::keep, Axis::self});
-    if (has_peer) job->channels.push_back({Role::peer, Axis::world});
+    if (has_peer) job->channels.push_back({Role::peer, Axis::hosts});
     job->keeping.own = job->buffers.add({.name = "kept.own", .owner = Owner::kept});
     place_arrays(*job);
     arrays_bytes = std::max(arrays_bytes, job->keeping.arrays_bytes);
@@ -131,12 +131,9 @@ void add_keeping(const std::vector<Job*>& stages, int to_holder) {
     Keeping& keeping = job->keeping;
     keeping.slot_bytes = slot_bytes;
     job->buffers.set_size(keeping.own, keeping.slots * slot_bytes);
-    if (to_holder != 0) {
+    if (to_holder != 0)
       keeping.peer =
           job->buffers.add({.name = "kept.peer", .size_bytes = keeping.slots * slot_bytes, .owner = Owner::kept});
-      keeping.agreed =
-          job->buffers.add({.name = "kept.agreed", .size_bytes = size_of(DType::f32), .owner = Owner::communication});
-    }
     job->keep.kind = "keep";
     const std::vector<Point> copies = append_copies(*job, job->keep);
     const Point seal_point = append_seal(*job, copies, job->keep);

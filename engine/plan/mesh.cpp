@@ -56,6 +56,8 @@ const char* name_of(Axis axis) {
       return "data_outer";
     case Axis::world:
       return "world";
+    case Axis::hosts:
+      return "hosts";
   }
   return "?";
 }
@@ -117,6 +119,7 @@ int Mesh::group_size(Axis axis) const {
     case Axis::data_outer:
       return replicas(sizes_) / inner_size(sizes_);
     case Axis::world:
+    case Axis::hosts:
       return world();
   }
   return 1;
@@ -124,7 +127,7 @@ int Mesh::group_size(Axis axis) const {
 
 std::vector<int> Mesh::group(Axis axis, int rank) const {
   std::vector<int> ranks(static_cast<size_t>(group_size(axis)));
-  if (axis == Axis::world) {
+  if (axis == Axis::world || axis == Axis::hosts) {
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
   }
@@ -160,6 +163,7 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
         break;
       case Axis::self:
       case Axis::world:
+      case Axis::hosts:
         break;
     }
     ranks[static_cast<size_t>(i)] = this->rank(at);
@@ -197,6 +201,7 @@ int Mesh::index_in_group(Axis axis, int rank) const {
     case Axis::data_outer:
       return replica / inner_size(sizes_);
     case Axis::world:
+    case Axis::hosts:
       return rank;
   }
   return 0;

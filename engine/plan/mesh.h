@@ -11,7 +11,18 @@ namespace slipstream {
 
 /// The sets of ranks that a channel can connect. replica = data x context: the ranks that hold the same parameters, sum
 /// their gradients and share optimizer states. data_inner x data_outer = replica (hybrid sharding).
-enum class Axis : uint8_t { self, data, context, pipeline, tensor, replica, data_inner, data_outer, world };
+enum class Axis : uint8_t {
+  self,
+  data,
+  context,
+  pipeline,
+  tensor,
+  replica,
+  data_inner,
+  data_outer,
+  world,  // all ranks
+  hosts,  // all ranks, whose messages are in the memory of their hosts
+};
 const char* name_of(Axis axis);
 
 struct MeshSizes {

@@ -19,17 +19,6 @@ namespace {
 const std::string kSteps = " --set train.steps=8 --set train.log_interval=3", kHash = " --set train.hash_interval=1",
                   kEvery = " --set checkpoint.peer_interval=1", kResume = " --resume";
 
-std::vector<std::string> trajectory(const std::string& run) {
-  std::vector<std::string> lines;
-  for (const Json& line : metrics(run)) {
-    std::string text;
-    for (const char* key : {"step", "loss", "lr", "grad_norm", "val_loss", "params_hash"})
-      if (const Json* value = line.find(key)) text += std::string(key) + " " + value->dump() + " ";
-    lines.push_back(text);
-  }
-  return lines;
-}
-
 std::string train(const Folder& folder, const std::string& name, const std::string& more = "") {
   return "train " + run_file(folder) + kSteps + " --set output.dir=" + folder.path(name) + more;
 }

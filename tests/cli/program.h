@@ -155,6 +155,18 @@ inline std::vector<Json> metrics(const std::string& run) {
   return lines;
 }
 
+/// What a run has computed, by step.
+inline std::vector<std::string> trajectory(const std::string& run) {
+  std::vector<std::string> lines;
+  for (const Json& line : metrics(run)) {
+    std::string text;
+    for (const char* key : {"step", "loss", "lr", "grad_norm", "val_loss", "params_hash"})
+      if (const Json* value = line.find(key)) text += std::string(key) + " " + value->dump() + " ";
+    lines.push_back(text);
+  }
+  return lines;
+}
+
 /// docs/reference/metrics.md has a row or a line for every field of this object.
 inline void check_documented(const Json& about) {
   const std::string page = read(source_dir() + "/docs/reference/metrics.md");

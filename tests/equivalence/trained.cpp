@@ -443,7 +443,7 @@ Trained train(const Layout& layout, int steps) {
       const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
       if (group[0] != static_cast<int>(r)) continue;
       auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
-      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world)
+      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world && axis != Axis::hosts)
         std::reverse(world.begin(), world.end());
       for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
     }

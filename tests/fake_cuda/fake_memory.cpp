@@ -9,6 +9,8 @@ using namespace slipstream::fake_cuda::detail;
 
 namespace {
 
+std::set<void*> pinned;  // by cudaHostRegister, under the lock
+
 Op copy_op(void* to, const void* from, size_t bytes) {
   return [=] {
     const Touch touch;
@@ -88,6 +90,19 @@ cudaError_t cudaHostAlloc(void** block, size_t size, unsigned int) {
 cudaError_t cudaFreeHost(void* block) {
   FAKE_ENTER("cudaFreeHost");
   std::free(block);
+  --current_counts.pinned_blocks;
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* memory, size_t size, unsigned int) {
+  FAKE_ENTER("cudaHostRegister");
+  if (!memory || size == 0) return leave(cudaErrorInvalidValue);
+  if (!pinned.insert(memory).second) return leave(cudaErrorHostMemoryAlreadyRegistered);
+  ++current_counts.pinned_blocks;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  FAKE_ENTER("cudaHostUnregister");
+  if (pinned.erase(memory) == 0) return leave(cudaErrorHostMemoryNotRegistered);
   --current_counts.pinned_blocks;
   return cudaSuccess;
 }

@@ -2,6 +2,7 @@
 // Snapshots on a GPU: between steps that are replayed as graphs, one with a snapshot runs task by task, with the same
 // bits.
 
+#include "engine/checkpoint/kept_part.h"
 #include "tests/equivalence/snapshots.h"
 #include "tests/equivalence/table.h"
 #include "tests/sample.h"
@@ -30,6 +31,12 @@ TEST_CASE("snapshots between replayed steps equal the state at rest and change n
         const Seen expected = run_at_rest(row, kSteps);
         row.save_interval = 3;
         row.delay_seed = seed;
+        row.keeps = true;
+        std::map<int, std::vector<std::byte>> slots;  // by step
+        row.kept = [&](runtime::Rank& rank, int step, int slot) {
+          const std::span<const std::byte> bytes = rank.kept(rank.job().keeping.own, slot);
+          slots[step] = {bytes.begin(), bytes.end()};
+        };
         const Seen seen = run_saving(row, kSteps);
         CHECK(seen.trained.hash == expected.trained.hash);
         CHECK(seen.trained.losses == expected.trained.losses);
@@ -37,6 +44,23 @@ TEST_CASE("snapshots between replayed steps equal the state at rest and change n
         for (const auto& [at, bytes] : seen.states) {
           CAPTURE(std::get<0>(at), std::get<2>(at), std::get<3>(at));
           REQUIRE(bytes == expected.states.at(at));
+        }
+        // The last two of every step, in the hands of a keeper.
+        const std::unique_ptr<Job> job = make_job(row, 0);
+        REQUIRE(slots.size() == 2);
+        for (const auto& [step, bytes] : slots) {
+          for (size_t b = 0; b < job->storage.size(); ++b)
+            for (size_t i = 0; i < job->storage[b].kept.size(); ++i) {
+              const Slice& slice = job->storage[b].kept[i];
+              CAPTURE(step, b, i);
+              REQUIRE(std::equal(bytes.begin() + slice.begin_bytes, bytes.begin() + slice.end_bytes(),
+                                 expected.states.at({step, 0, b, i}).begin()));
+            }
+          std::vector<std::byte> header(Keeping::kHeaderBytes);
+          checkpoint::seal_slot(
+              header.data(), step,
+              std::span(bytes).subspan(Keeping::kHeaderBytes, static_cast<size_t>(job->keeping.arrays_bytes)));
+          CHECK(std::equal(header.begin(), header.begin() + 128, bytes.begin()));
         }
       }
 }

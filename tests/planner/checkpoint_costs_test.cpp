@@ -13,6 +13,7 @@
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "tests/defaults.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -237,7 +238,48 @@ TEST_CASE("the line of plan about snapshots in memory", "[keeping]") {
         "host, whose loss loses them");
 }
 
-TEST_CASE("GPUs refuse snapshots in memory", "[keeping]") {
-  CHECK_THROWS_WITH(build_finished_job(request(2, {"checkpoint.peer_interval=1"}, true)),
-                    Catch::Contains("peer_interval = 1 needs ranks that compute on CPUs"));
+TEST_CASE("snapshots of GPUs are in host memory and travel between hosts", "[keeping]") {
+  for (const Case& c : cases())
+    for (const int64_t ranks_per_node : {2, 8}) {
+      CAPTURE(c.world, c.sets, ranks_per_node);
+      std::vector<std::string> sets = c.sets;
+      sets.push_back("overlap.bucket_size=8KiB");
+      sets.push_back("overlap.first_bucket_size=8KiB");
+      JobRequest asked = request(c.world, sets, true);
+      asked.machine = load_machine(source_dir() + "/configs/machines/h100x8.toml");
+      asked.machine.ranks_per_node = ranks_per_node;
+      const FinishedJob without = build_finished_job(asked);
+      sets.push_back("checkpoint.peer_interval=1");
+      asked.config = request(c.world, sets, true).config;
+      const FinishedJob finished = build_finished_job(asked);
+      const Job& job = *finished.job;
+      CHECK(job.buffers.total_bytes() == without.job->buffers.total_bytes());
+      CHECK(memory_table(job).find("kept") == std::string::npos);
+      CHECK(finished.engines.channels.size() == without.engines.channels.size());
+      const comm::RooflinePrice price = price_of(*asked.config, asked.machine, job.mesh);
+      const KeepingCosts costs = keeping_costs(finished, 1, ranks_per_node, price);
+      CHECK(costs.rank_bytes == 2 * (c.world > 1 ? 2 : 1) * job.keeping.slot_bytes);
+      CHECK(costs.host_bytes == std::min<int64_t>(ranks_per_node, c.world) * costs.rank_bytes);
+      REQUIRE(costs.added_ns);
+      CHECK(*costs.added_ns >= 0);
+      // Copies by PCIe at 20 GB/s. A host hashes at 10 GB/s and copies, twice, at 5; its adapter has the machine's
+      // rate.
+      const bool crosses = c.world > ranks_per_node;
+      const double sent = crosses ? static_cast<double>(asked.machine.inter_bytes_per_second) : 5e9;
+      int64_t exchanged = 0;
+      for (ItemId i = 0; i < job.keep.size(); ++i) {
+        const Task& task = job.keep.task(i);
+        const auto ns_at = [&](int64_t bytes, double rate) {
+          return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * 1e9 / rate));
+        };
+        if (task.op == Op::snapshot)
+          CHECK(price.local_ns(job.keep, i) == asked.machine.launch_ns + ns_at(task.cost.bytes / 2, 20e9));
+        if (task.op == Op::seal)
+          CHECK(price.local_ns(job.keep, i) == asked.machine.launch_ns + ns_at(job.keeping.arrays_bytes, 10e9));
+        if (task.op != Op::exchange) continue;
+        exchanged += 4 * task.elems;
+        CHECK(price.wire(job.keep, i, job.channels[task.channel].axis, c.world).wire_ns == ns_at(4 * task.elems, sent));
+      }
+      CHECK(exchanged == costs.sent_bytes);
+    }
 }

@@ -126,7 +126,7 @@ class Draw {
     }
     if (below(2) == 0) set("checkpoint.interval", 2);
     set("checkpoint.async", truth());
-    if (!drawn.on_gpus && drawn.world > 1) set("checkpoint.peer_interval", below(3));
+    if (drawn.world > 1) set("checkpoint.peer_interval", below(3));
     return drawn;
   }
 

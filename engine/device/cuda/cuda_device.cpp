@@ -196,6 +196,15 @@ std::unique_ptr<Allocation> CudaDevice::allocate_host(int64_t size_bytes, const 
   return allocation;
 }
 
+std::shared_ptr<void> CudaDevice::pin(std::byte* memory, int64_t size_bytes) {
+  core_->enter();
+  SLIP_CUDA(cudaHostRegister(memory, static_cast<size_t>(size_bytes), cudaHostRegisterDefault));
+  return {memory, [core = core_](void* pinned) {
+            SLIP_CUDA_QUIETLY(cudaSetDevice(core->index));
+            SLIP_CUDA_QUIETLY(cudaHostUnregister(pinned));
+          }};
+}
+
 std::unique_ptr<Graph> CudaDevice::capture(Stream& origin, const std::function<void()>& issue, GraphSpans spans) {
   core_->enter();
   return std::make_unique<CudaGraph>(core_, static_cast<CudaStream&>(origin), issue, spans);

@@ -49,6 +49,7 @@ class CudaDevice final : public Device {
   std::unique_ptr<Event> make_event(uint64_t tag) override;
   std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) override;
   std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override;
+  std::shared_ptr<void> pin(std::byte* memory, int64_t size_bytes) override;
   std::unique_ptr<Graph> capture(Stream& origin, const std::function<void()>& issue, GraphSpans spans) override;
   void copy_to_host(void* host, const std::byte* device, int64_t size_bytes) override;
   void copy_from_host(std::byte* device, const void* host, int64_t size_bytes) override;

@@ -13,7 +13,7 @@ using namespace slipstream;
 namespace {
 
 constexpr Axis kAxes[] = {Axis::self,    Axis::data,       Axis::context,    Axis::pipeline, Axis::tensor,
-                          Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world};
+                          Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world,    Axis::hosts};
 
 /// False at the first broken law: one CHECK per mesh keeps a hundred thousand ranks cheap.
 bool groups_partition(const Mesh& mesh, Axis axis) {
