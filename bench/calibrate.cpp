@@ -253,6 +253,7 @@ int calibrate(const CalibrateOptions& options) {
     Machine machine = this_host(threads_of_a_rank, ranks);
     const WorkTimes& works = host.at(threads_of_a_rank);
     machine.name = fmt::format("this host ({}), calibrated", counted(cores, "core"));
+    machine.nodes = 1;
     machine.matmul_efficiency = std::min(1.0, works.products_per_second / machine.flops_per_second_f32);
     machine.bytes_per_second = static_cast<int64_t>(works.bytes_per_second);
     machine.launch_ns = middle_mean(gaps_ns);

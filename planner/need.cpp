@@ -245,7 +245,9 @@ Needed Question::ranks() {
   const int64_t unit = layout.tensor * layout.pipeline * layout.context;
   const int64_t most_data = drawn_.config->train.global_batch_size / drawn_.config->train.micro_batch_size;
   std::vector<int64_t> values;
-  for (int64_t data = 1; data <= most_data; data *= 2) values.push_back(unit * data);
+  const int64_t most = drawn_.machine.nodes * drawn_.machine.ranks_per_node;  // 0: no limit
+  for (int64_t data = 1; data <= most_data && (most == 0 || unit * data <= most); data *= 2)
+    values.push_back(unit * data);
   return first_that_meets("number of ranks", drawn_.config.world(), values, [&](int64_t value) {
     RunFacts facts = drawn_.config.facts();
     facts.world = static_cast<int>(value);

@@ -11,6 +11,7 @@
 #include "comm/link.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/plural.h"
 #include "engine/config/host_times.h"
 #include "engine/config/multipliers.h"
 #include "engine/config/validate.h"
@@ -339,6 +340,15 @@ int cores_here() {
 }
 
 }  // namespace
+
+void require_nodes(const Machine& machine, int64_t world) {
+  const int64_t most = machine.nodes * machine.ranks_per_node;
+  if (most == 0 || world <= most) return;
+  throw ConfigError(
+      "[plan] {} ranks exceed machine {}: it has {} of {}, {} ranks. Use --ranks {} or less, or raise nodes or "
+      "ranks_per_node in the machine file.",
+      world, machine.name, counted(machine.nodes, "node"), counted(machine.ranks_per_node, "rank"), most, most);
+}
 
 bool computes_on_gpus(const RunConfig& config, const Machine& machine) {
   if (config.device.kind != DeviceChoice::automatic) return config.device.kind == DeviceChoice::cuda;

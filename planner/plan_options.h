@@ -62,6 +62,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 /// in this_host().
 Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host = 0);
 
+/// Throws: ConfigError if `world` ranks exceed the nodes of a machine file.
+void require_nodes(const Machine& machine, int64_t world);
+
 /// device.kind = "cuda" or comm.backend = "nccl"; if both are "auto", the device that the machine file declares. Pure.
 bool computes_on_gpus(const RunConfig& config, const Machine& machine);
 

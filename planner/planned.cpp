@@ -59,6 +59,7 @@ Drawn draw(const PlanRequest& request) {
     drawn.nccl_table = nccl_table_name(written.comm.nccl);
     drawn.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
   }
+  require_nodes(machine, ranks);
   return drawn;
 }
 

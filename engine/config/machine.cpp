@@ -49,6 +49,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       F::integer("multiprocessors", at(&Machine::multiprocessors), {0, 1024}, "Multiprocessors of a GPU. 0: none."),
       F::quantity("launch", at(&Machine::launch_ns), detail::duration_quantity(), time, "Shortest time of one work."),
       F::integer("ranks_per_node", at(&Machine::ranks_per_node), {1, 65536}, "Ranks that share the inner link."),
+      F::integer("nodes", at(&Machine::nodes), {0, 1 << 24}, "Number of nodes. 0: no limit."),
       F::quantity("intra.bandwidth", at(&Machine::intra_bytes_per_second), detail::rate_quantity(), rate,
                   "Rate within a node."),
       F::quantity("intra.latency", at(&Machine::intra_latency_ns), detail::duration_quantity(), time,
@@ -74,7 +75,7 @@ bool is_optional(const Field<Machine>& field) {
                                              "multiprocessors", "flops_per_second_fp8",
                                              "fp8_efficiency",  "attention_efficiency",
                                              "depth_overhead",  "intra.reduce_bandwidth",
-                                             "measured.times"};
+                                             "nodes",           "measured.times"};
   return keys.contains(field.key);
 }
 

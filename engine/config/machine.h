@@ -55,6 +55,7 @@ struct Machine {
   int64_t multiprocessors = 0;  // of a card; 0: unknown, or no card. Transfers by kernels then slow no compute
   int64_t launch_ns = 0;        // smallest time of one piece of work
   int64_t ranks_per_node = 1;
+  int64_t nodes = 0;                   // 0: no limit
   int64_t intra_bytes_per_second = 0;  // per rank and direction, as collectives reach it within a node
   int64_t intra_latency_ns = 0;        // one hop
   int64_t inter_bytes_per_second = 0;  // per rank and direction, between nodes
@@ -66,7 +67,7 @@ struct Machine {
 };
 
 /// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu), `card`,
-/// `multiprocessors` and the prices by shape is required.
+/// `multiprocessors`, `nodes` and the prices by shape is required.
 /// Throws: ConfigError with the place, or with the first missing key.
 Machine load_machine(const std::string& path);
 

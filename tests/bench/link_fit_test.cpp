@@ -84,6 +84,7 @@ TEST_CASE("machine files read back as they were written", "[bench]") {
     Machine machine = load_machine(source_dir() + "/configs/machines/" + name + ".toml");
     machine.inter_bytes_per_second = 123'456'789;
     machine.inter_latency_ns = 12'345;
+    machine.nodes = 2;
     const std::string path = std::string(std::tmpnam(nullptr)) + ".toml";
     std::ofstream(path) << machine_toml(machine);
     const Machine again = load_machine(path);
@@ -95,5 +96,6 @@ TEST_CASE("machine files read back as they were written", "[bench]") {
     CHECK(again.flops_per_second_bf16 == machine.flops_per_second_bf16);
     CHECK(again.memory_bytes == machine.memory_bytes);
     CHECK(again.card == machine.card);
+    CHECK(again.nodes == 2);
   }
 }

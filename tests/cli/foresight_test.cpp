@@ -36,6 +36,7 @@ TEST_CASE("calibrate writes a machine file that plans read", "[cli]") {
   CHECK(step_ms("") > 0);
   // A link that moves the gradients in seconds makes the step as long.
   CHECK(step_ms(" --set comm.emulate.bandwidth=100kbit/s") > 1000);
+  check_refused(call("plan " + run + " --ranks 3 --machine " + machine), 2, {"3 ranks", "1 node of 2 ranks"});
   folder.write("machine.toml", replaced(text, "\nverb all_reduce 2 ", "\nverb all_reduce 1 "));
   check_refused(call("plan " + run + " --ranks 2 --machine " + machine), 2, {"measured.times", "verb all_reduce 1"});
 }

@@ -257,6 +257,20 @@ TEST_CASE("plan uses the device of the machine file unless the run file sets one
   }
 }
 
+TEST_CASE("ranks beyond the nodes of a machine file are refused", "[cli]") {
+  Folder folder;
+  const std::string run = run_file(folder) + " --set train.global_batch_size=64",
+                    text = read(source_dir() + "/configs/machines/laptop.toml"),
+                    pair = folder.write("pair.toml", "nodes = 2\n" + text),
+                    many = folder.write("many.toml", "nodes = 0\n" + text);
+  for (const char* command : {"plan ", "check ", "plan --search --seconds 1 "}) {
+    CHECK(call(command + run + " --ranks 16 --machine " + pair).code == 0);
+    check_refused(call(command + run + " --ranks 32 --machine " + pair), 2,
+                  {"32 ranks exceed machine laptop: it has 2 nodes of 8 ranks, 16 ranks. Use --ranks 16 or less"});
+  }
+  CHECK(call("plan " + run + " --ranks 32 --machine " + many).code == 0);
+}
+
 TEST_CASE("plan names the channel that exposes most; its suggestions are as fast as printed", "[cli]") {
   Folder folder;
   const std::string plan = "plan " + run_file(folder) +

@@ -2,6 +2,9 @@
 // The search against the rehearsal of every layout of a small space, its bounds, and inverse questions.
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
 
 #include <fmt/ranges.h>
 
@@ -111,3 +114,14 @@ TEST_CASE("need: the answer reaches the goal and a smaller value does not", "[pl
   CHECK_THROWS_WITH(parse_need("mfu"), Catch::Contains("NAME=VALUE"));
   CHECK_THROWS_WITH(parse_varied("bandwith"), Catch::Contains("did you mean 'bandwidth'?"));
 }
+  // A machine file's nodes limit the ranks.
+  PlanRequest limited = request(16, {"zero.stage=1", "train.micro_batch_size=1", "train.global_batch_size=512"});
+  const double many_ms = rehearse_config(drawn, draw(limited).config).step_ms;
+  CHECK(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks).answer.value == "32");
+  Machine two_nodes = drawn.machine;
+  two_nodes.nodes = 2;
+  limited.machine = std::string(std::tmpnam(nullptr)) + ".toml";
+  std::ofstream(limited.machine) << machine_toml(two_nodes);
+  CHECK_THROWS_WITH(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks),
+                    Catch::Contains("no number of ranks reaches") && Catch::Contains("the best one, 16, reaches"));
+  std::remove(limited.machine.c_str());

@@ -317,6 +317,7 @@ TEST_CASE("machines: every shipped machine file loads with the numbers that it n
     CHECK(machine.name == name);
     CHECK((machine.device == MachineDevice::cuda) == (name != "laptop"));
     CHECK(machine.ranks_per_node == 8);
+    CHECK(machine.nodes == 0);
     CHECK(machine.matmul_efficiency <= 1);
     CHECK(machine.intra_bytes_per_second > machine.inter_bytes_per_second);
   }
@@ -352,6 +353,8 @@ TEST_CASE("machines: a machine file with missing or unknown keys is refused", "[
   CHECK(refusal(good.substr(0, good.find("[inter]"))) ==
         " lacks the key 'inter.bandwidth', which needs a rate such as \"1Gbit/s\" or \"50GB/s\". Add it, with its "
         "source.");
+  CHECK(refusal("nodes = 3\n" + good) == "accepted");
+  CHECK(load_machine(path.string()).nodes == 3);
   CHECK(refusal("nmae = \"x\"\n") == ":1:1 unknown key 'nmae', did you mean 'name'?");
   const std::string wanted = " Give the path of a machine file, for example configs/machines/laptop.toml.";
   CHECK(refusal("[model]\nlayers = 2\n") == " is a run file: it has a table [model]." + wanted);
