@@ -136,6 +136,9 @@ int plan_from(const std::string& folder, planner::PlanRequest request, bool json
   if (version->as_string() != runtime::version())
     refuse(fmt::format("the run is of version {}, but this is {}. Use the same version.",
                        files::printable(version->as_string(), 40), runtime::version()));
+  if (run.plan.as_object().empty() && !run.has_other_format)
+    refuse(run.missing.empty() ? "plan.json is empty" : run.missing.front());
+  if (const std::string problem = report::why_incomparable(run); !problem.empty()) refuse(problem);
   report::Missing damaged;
   const report::Planned planned = report::planned_of(run, damaged);
   if (!damaged.empty() || planned.stages.empty())

@@ -148,12 +148,14 @@ Reconciliation reconcile_run(const std::string& folder) {
     if (!std::filesystem::exists(folder + "/" + name, error))
       refuse(fmt::format("{} is missing. Give the output.dir of a run{}.", name,
                          name == std::string_view("trace") ? " with trace.steps" : ""));
-  RunFolder run = read_run(folder, kSpans);
+  const RunFolder run = read_run(folder, kSpans);
+  if (run.has_other_format) refuse(why_incomparable(run));
   if (run.plan.as_object().empty() || !run.record.find("plan_hash"))
     refuse(run.missing.empty() ? "plan.json is empty" : run.missing.front());
   const Json* const hash = run.plan.find("plan_hash");
   if (!hash || *hash != run.record.at("plan_hash"))
     refuse("run.json and plan.json are of different plans. Give a folder that one run has written.");
+  if (const std::string problem = why_incomparable(run); !problem.empty()) refuse(problem);
   Missing damaged;
   const Planned planned = planned_of(run, damaged);
   if (!damaged.empty()) refuse(damaged.front());

@@ -3,10 +3,12 @@
 
 #include "report/run_folder.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/plural.h"
 #include "engine/config/fields.h"
 
 namespace slipstream::report {
@@ -96,10 +98,27 @@ RunFolder read_run(const std::string& path, size_t spans_max) {
       !run.plan.as_object().empty() && (!format || *format != Json(1))) {
     run.missing.push_back("plan.json is of another version: the page has no predictions, memory and links.");
     run.plan = Json::object();
+    run.has_other_format = true;
   }
   run.trace = read_trace(run.path, spans_max, run.missing);
   run.marks = read_marks(run.path, checkpoint_dir_of(run), run.metrics, run.missing);
   return run;
+}
+
+std::string why_incomparable(const RunFolder& run) {
+  if (run.has_other_format) {
+    const Json* const version = run.record.find("version");
+    return fmt::format("plan.json is of another version of the program{}. Use that version.",
+                       version && version->is_string() ? ", " + files::printable(version->as_string(), 40) : "");
+  }
+  const Json* const ranks = run.record.find("ranks");
+  const int64_t all = ranks && ranks->is_int() ? ranks->as_int() : 1;
+  if (run.trace.files < std::min(all, kMostTraceFiles))
+    return fmt::format(
+        "trace/ has files of {} of {}. The run is not at its end, or stopped early. Wait for its end, or run it again "
+        "with trace.steps.",
+        run.trace.files, counted(all, "rank"));
+  return run.trace.damage.empty() ? "" : run.trace.damage + " Copy the folder again, or run it again.";
 }
 
 }  // namespace slipstream::report

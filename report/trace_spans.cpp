@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMostSteps = 5;
-constexpr size_t kMostFiles = 4096;
+constexpr size_t kMostFiles = kMostTraceFiles;
 constexpr int64_t kMostChannels = 256;
 constexpr double kLatestUs = 9e15 / 1e3;
 
@@ -106,10 +106,14 @@ class Reader {
         ++damaged;
       }
     });
+    const auto report = [&](const std::string& sentence, const char* remark) {
+      if (trace_.damage.empty()) trace_.damage = sentence;
+      missing.push_back(sentence + remark);
+    };
     if (damaged > 0)
-      missing.push_back(fmt::format("{} has {} that cannot be read. The report leaves them out.", file.name,
-                                    counted(damaged, "event")));
-    if (!ended) missing.push_back(fmt::format("{} ends early: its last events are missing.", file.name));
+      report(fmt::format("{} has {} that cannot be read.", file.name, counted(damaged, "event")),
+             " The report leaves them out.");
+    if (!ended) report(fmt::format("{} ends early: its last events are missing.", file.name), "");
     if (rank.spans.empty()) return;
     rank.rank = static_cast<int>(std::clamp<int64_t>(pid.value_or(0), 0, 1 << 20));
     std::stable_sort(rank.spans.begin(), rank.spans.end(),
@@ -205,6 +209,7 @@ std::string SpanName::work() const {
 Trace read_trace(const std::string& folder, size_t spans_max, Missing& missing) {
   Trace trace;
   const std::vector<TraceFile> files = files_of(folder);
+  trace.files = std::ssize(files);
   if (files.empty()) {
     missing.push_back("trace/ has no file: there is no timeline. Set trace.steps in the run file.");
     return trace;

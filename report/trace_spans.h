@@ -46,10 +46,15 @@ struct Trace {
   std::vector<RankTrace> ranks;  // by rank
   std::vector<int64_t> steps;    // the steps read, ascending
   int64_t traced_steps = 0;      // in the files
+  int64_t files = 0;             // one of each rank
+  std::string damage;            // sentence about the first file that is not whole; empty: all are
 };
 
 /// Spans of a page; more take too long to read and to draw.
 constexpr size_t kMostSpans = 40'000;
+
+/// Files that are read of a trace.
+constexpr int64_t kMostTraceFiles = 4096;
 
 /// Blocks. At most five steps from the middle of those traced, and at most `spans_max` spans: fewer steps then, and if
 /// one step of all ranks is too much, the first ranks only.

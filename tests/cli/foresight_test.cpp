@@ -70,7 +70,8 @@ TEST_CASE("plan compares a run with its plan, and replays it with other settings
     check_refused(call(std::string("plan ") + flag + folder.path("")), 3, {flag, "run.json is missing"});
     const std::string record = read(run + "/run.json"), plan = read(run + "/plan.json");
     folder.write("run/plan.json", replaced(plan, "\"format\": 1", "\"format\": 9"));
-    check_refused(call(std::string("plan ") + flag + run), 3, {"another version"});
+    check_refused(call(std::string("plan ") + flag + run), 3,
+                  {"plan.json is of another version of the program, " PROJECT_VERSION ". Use that version."});
     folder.write("run/plan.json", plan.substr(0, plan.size() / 2));
     check_refused(call(std::string("plan ") + flag + run), 3, {"plan.json"});
     folder.write("run/plan.json", plan);
@@ -78,6 +79,18 @@ TEST_CASE("plan compares a run with its plan, and replays it with other settings
     if (std::string(flag) == "--from ")
       check_refused(call("plan --from " + run), 3, {"version 0.0.7", PROJECT_VERSION});
     folder.write("run/run.json", record);
+    // A run that is not at its end has written no trace, or those of other ranks only.
+    const std::string trace = read(run + "/trace/rank0000.json");
+    fs::rename(run + "/trace/rank0000.json", run + "/trace/rank0000.json.tmp");
+    check_refused(call(std::string("plan ") + flag + run), 3, {"files of 0 of 1 rank", "Wait for its end"});
+    fs::rename(run + "/trace/rank0000.json.tmp", run + "/trace/rank0000.json");
+    folder.write("run/run.json", replaced(record, "\"ranks\": 1", "\"ranks\": 2"));
+    check_refused(call(std::string("plan ") + flag + run), 3, {"files of 1 of 2 ranks"});
+    folder.write("run/run.json", record);
+    folder.write("run/trace/rank0000.json", trace.substr(0, trace.rfind("{\"ph\"") + 20));
+    check_refused(call(std::string("plan ") + flag + run), 3, {"trace/rank0000.json", "Copy the folder again"});
+    folder.write("run/trace/rank0000.json", trace);
+    REQUIRE(call(std::string("plan ") + flag + run).code == 0);
   }
   fs::remove_all(run + "/trace");
   check_refused(call("plan --against " + run), 3, {"trace is missing", "trace.steps"});
