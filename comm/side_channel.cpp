@@ -3,12 +3,6 @@
 
 #include "comm/side_channel.h"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,6 +14,7 @@
 
 #include <fmt/core.h>
 
+#include "comm/sockets.h"
 #include "engine/device/clock.h"
 
 namespace slipstream::comm {
@@ -40,74 +35,15 @@ std::string frame(char kind, std::string_view body) {
   return bytes.append(body);
 }
 
-void prepare(int descriptor) {
-  ::fcntl(descriptor, F_SETFL, O_NONBLOCK);
-  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
-  const int on = 1;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-}
-
-/// This machine's IPv4 addresses, the loopback interface last.
-std::string own_addresses() {
-  std::string list;
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) == 0)
-    for (const ifaddrs* at = all; at; at = at->ifa_next) {
-      if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) != 0 ||
-          (at->ifa_flags & IFF_UP) == 0)
-        continue;
-      char text[INET_ADDRSTRLEN] = "";
-      ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, text, sizeof text);
-      list += fmt::format(" {}", text);
-    }
-  if (all) ::freeifaddrs(all);
-  return list + " 127.0.0.1";
-}
-
-bool ready(int descriptor, short events, int milliseconds) {
-  pollfd poll{.fd = descriptor, .events = events, .revents = 0};
-  return ::poll(&poll, 1, milliseconds) == 1 && (poll.revents & events) != 0;
-}
-
-/// A connected socket, or -1.
-int dial(const std::string& address, uint16_t port) {
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(port);
-  if (::inet_pton(AF_INET, address.c_str(), &to.sin_addr) != 1) return -1;
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
-  if (descriptor < 0) return -1;
-  prepare(descriptor);
-  ::connect(descriptor, reinterpret_cast<const sockaddr*>(&to), sizeof to);
-  int error = 0;
-  socklen_t size = sizeof error;
-  if (ready(descriptor, POLLOUT, kConnectMilliseconds) &&
-      ::getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0)
-    return descriptor;
-  ::close(descriptor);
-  return -1;
-}
-
 }  // namespace
 
 std::unique_ptr<SideChannel> SideChannel::listen(int size, bool only_here, const std::string& token) {
   std::unique_ptr<SideChannel> channel(new SideChannel);
   channel->size_ = size;
   channel->token_ = token;
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
-  if (descriptor < 0) return channel;
-  prepare(descriptor);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(only_here ? INADDR_LOOPBACK : INADDR_ANY);
-  socklen_t length = sizeof at;
-  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 || ::listen(descriptor, size) != 0 ||
-      ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&at), &length) != 0) {
-    ::close(descriptor);
-    return channel;
-  }
-  channel->listener_ = descriptor;
-  channel->addresses_ = fmt::format("{}{}", ntohs(at.sin_port), only_here ? " 127.0.0.1" : own_addresses());
+  Listener listener = listen_on_free_port(size, only_here);
+  channel->listener_ = listener.descriptor;
+  channel->addresses_ = std::move(listener.addresses);
   return channel;
 }
 
@@ -126,7 +62,7 @@ std::unique_ptr<SideChannel> SideChannel::connect(int rank, const std::string& a
     channel->flush(peer);
     const int64_t end_ns = monotonic_ns() + int64_t{kConnectMilliseconds} * 1'000'000;
     const std::string answer = frame(kGreeting, token);
-    while (peer.in.size() < answer.size() && monotonic_ns() < end_ns && ready(peer.descriptor, POLLIN, 100))
+    while (peer.in.size() < answer.size() && monotonic_ns() < end_ns && await_socket(peer.descriptor, POLLIN, 100))
       if (!channel->receive(peer)) break;
     if (peer.in.starts_with(answer)) {
       peer.in.erase(0, answer.size());
@@ -191,9 +127,8 @@ void SideChannel::take_messages(int rank, Peer& peer, std::vector<Message>& mess
 }
 
 void SideChannel::accept_one() {
-  const int descriptor = ::accept(listener_, nullptr, nullptr);
+  const int descriptor = accept_from(listener_);
   if (descriptor < 0) return;
-  prepare(descriptor);
   if (strangers_.size() >= kMostStrangers) {
     ::close(strangers_.front().descriptor);
     strangers_.erase(strangers_.begin());

@@ -123,7 +123,7 @@ constexpr size_t kFlags = 65536;
 }  // namespace
 
 WireOptions DeviceAssignment::wire(const RunConfig& config, Device& device) const {
-  WireOptions wire{.nccl = nccl};
+  WireOptions wire{.nccl = nccl, .traffic = {}, .sockets = config.comm.backend != Backend::mpi};
   if (kind != DeviceKind::cuda) return wire;
   // Allocated once and shared by all channels, because the copied bytes are never read.
   struct Memory {

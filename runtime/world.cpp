@@ -141,7 +141,7 @@ std::unique_ptr<comm::Communicator> World::connect(const std::vector<int>& group
         mine, static_cast<int>(group.size()), share,
         {.name = name, .channel = wire.nccl.of(name), .timeout_seconds = timeout_seconds});
   }
-  comm::CommOptions options{.timeout_seconds = timeout_seconds};
+  comm::CommOptions options{.timeout_seconds = timeout_seconds, .sockets = wire.sockets};
   if (monitor_) options.late = [monitor = monitor_.get()](const std::string& late) { monitor->alarm(late); };
   return comm::make_mpi_communicator(*mpi_, group, index, options);
 }

@@ -32,6 +32,7 @@ class AgreedFailure : public Error {
 struct WireOptions {
   comm::NcclTable nccl;       // NCCL's resources on each channel
   comm::LinkTraffic traffic;  // of an emulated link
+  bool sockets = true;        // between machines, unless the network has faster ways; false: MPI
   bool imitated = false;      // this rank is the only real one of its job; the others are imitated
 };
 

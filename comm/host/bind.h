@@ -14,8 +14,9 @@ namespace slipstream::comm {
 
 struct CommOptions {
   double timeout_seconds = 600;  // a transfer without progress for so long throws CommError
-  bool share_memory =
-      true;  // processes: peers on one machine copy through shared memory; false: MPI carries their messages, too
+  // Processes; where one is false, MPI carries the messages.
+  bool share_memory = true;  // peers on one machine copy through shared memory
+  bool sockets = true;       // peers on other machines have a TCP connection, unless the network has faster ways
   /// Called before a late transfer throws, with the same sentence, while all works are as they were. Empty: not called.
   std::function<void(const std::string& sentence)> late = {};
 };

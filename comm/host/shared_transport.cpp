@@ -15,10 +15,9 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
-#include <deque>
 #include <new>
-#include <set>
 
+#include "comm/host/stream_transport.h"
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 
@@ -56,12 +55,7 @@ struct Ring {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
-struct Header {
-  int64_t size_bytes = 0;
-  int32_t tag = 0;
-  int32_t unused = 0;
-};
-constexpr int64_t kAlign = sizeof(Header);
+constexpr int64_t kAlign = 16;  // the size of a header, so that headers never wrap around the end of a ring
 
 int64_t ring_bytes(int size) {
   return std::clamp(kAreaBytes / std::max(1, size - 1), kSmallestRingBytes, kLargestRingBytes) / kAlign * kAlign;
@@ -121,247 +115,66 @@ class End {
   uint64_t here_ = 0;  // position of this end, ahead of what is published
 };
 
-class SharedTransport final : public HostTransport {
+class SharedTransport final : public StreamTransport {
  public:
   SharedTransport(std::vector<std::byte*> areas, int rank, std::vector<int> names, std::shared_ptr<void> owner)
-      : owner_(std::move(owner)), rank_(rank), size_(static_cast<int>(areas.size())), names_(std::move(names)) {
-    for (int r = 0; r < size_; ++r) {
+      : StreamTransport(rank, std::move(names)), owner_(std::move(owner)) {
+    static_assert(kAlign == kHeaderBytes);
+    for (int r = 0; r < size(); ++r) {
       bells_.push_back(std::launder(reinterpret_cast<Bell*>(areas[static_cast<size_t>(r)])));
-      out_.emplace_back(areas[static_cast<size_t>(r)], rank, size_);
-      in_.emplace_back(areas[static_cast<size_t>(rank)], r, size_);
+      out_.emplace_back(areas[static_cast<size_t>(r)], rank, size());
+      in_.emplace_back(areas[static_cast<size_t>(rank)], r, size());
     }
-  }
-
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-
-  void send(int peer, int tag, const void* data, int64_t size_bytes, uint64_t token) override {
-    Outbox& box = out_[static_cast<size_t>(peer)];
-    box.messages.push_back({tag, static_cast<const std::byte*>(data), size_bytes, token});
-    ++outstanding_;
-    if (box.messages.size() == 1) push(peer);
-  }
-
-  void recv(int peer, int tag, void* data, int64_t size_bytes, uint64_t token) override {
-    Inbox& box = in_[static_cast<size_t>(peer)];
-    ++outstanding_;
-    const Posted posted{tag, static_cast<std::byte*>(data), size_bytes, token};
-    // A message that arrived before its receive was posted.
-    const auto early =
-        std::find_if(box.early.begin(), box.early.end(), [&](const Early& e) { return !e.claimed && e.tag == tag; });
-    if (early == box.early.end()) return box.posted.push_back(posted);
-    check_size(peer, size_bytes, std::ssize(early->bytes));
-    early->claimed = true;
-    early->posted = posted;
-    settle(box);
-  }
-
-  int poll(uint64_t* tokens, int capacity) override {
-    seen_ = bells_[static_cast<size_t>(rank_)]->rung.load(std::memory_order_seq_cst);
-    for (int peer = 0; peer < size_; ++peer)
-      if (!out_[static_cast<size_t>(peer)].messages.empty()) push(peer);
-    for (int peer = 0; peer < size_; ++peer)
-      if (peer != rank_) pull(peer);
-    const int given = static_cast<int>(std::min<size_t>(static_cast<size_t>(capacity), finished_.size()));
-    std::copy_n(finished_.begin(), given, tokens);
-    finished_.erase(finished_.begin(), finished_.begin() + given);
-    outstanding_ -= given;
-    patient_ = given > 0;
-    return given;
   }
 
   void wait(int64_t at_most_ns) override {
-    for (Outbox& box : out_) {
-      if (box.messages.empty()) continue;
-      box.end.ask_for_room();
-      if (box.end.room() >= (box.sent_bytes < 0 ? kAlign : 1)) return;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!sends_to(peer)) continue;
+      out_[static_cast<size_t>(peer)].ask_for_room();
+      if (out_[static_cast<size_t>(peer)].room() > 0) return;
     }
-    if (!is_aborted()) bells_[static_cast<size_t>(rank_)]->sleep(seen_, at_most_ns);
-  }
-
-  int outstanding() const override { return outstanding_; }
-  std::string waiting_for() const override {
-    std::set<int> peers;
-    for (size_t r = 0; r < static_cast<size_t>(size_); ++r)
-      if (!out_[r].messages.empty() || !in_[r].posted.empty() || in_[r].current.data) peers.insert(names_[r]);
-    std::string text;
-    for (int peer : peers) text += fmt::format("{}rank {}", text.empty() ? "" : ", ", peer);
-    return text;
-  }
-  void reserve(int messages) override {
-    finished_.reserve(std::max(finished_.capacity(), static_cast<size_t>(messages)));
-  }
-
-  void cancel() override {
-    for (Outbox& box : out_) box.messages.clear();
-    for (Inbox& box : in_) box.posted.clear(), box.early.clear(), box.current = {};
-    finished_.clear();
-    outstanding_ = 0;
+    if (!is_aborted()) bells_[static_cast<size_t>(rank())]->sleep(seen_, at_most_ns);
   }
   void abort() override {
-    aborted_.store(true, std::memory_order_seq_cst);
-    bells_[static_cast<size_t>(rank_)]->ring();
+    StreamTransport::abort();
+    bells_[static_cast<size_t>(rank())]->ring();
   }
-  bool is_aborted() const override { return aborted_.load(std::memory_order_acquire); }
   std::unique_ptr<HostTransport> split(int, int) override {
     throw CommError("[comm] a transport in shared memory cannot be split. Split its communicator.");
   }
 
  private:
-  struct Sending {
-    int tag = 0;
-    const std::byte* data = nullptr;
-    int64_t size_bytes = 0;
-    uint64_t token = 0;
-  };
-  struct Outbox {
-    Outbox(std::byte* area, int sender, int size) : end(area, sender, size) {}
-    End end;
-    std::deque<Sending> messages;
-    int64_t sent_bytes = -1;  // of the first; -1: not yet its header
-  };
-  struct Posted {
-    int tag = 0;
-    std::byte* data = nullptr;
-    int64_t size_bytes = 0;
-    uint64_t token = 0;
-  };
-  struct Early {
-    int tag = 0;
-    std::vector<std::byte> bytes;
-    bool complete = false;
-    bool claimed = false;
-    Posted posted;
-  };
-  /// The message that is flowing out of the ring now.
-  struct Current {
-    std::byte* data = nullptr;
-    int64_t size_bytes = 0, taken_bytes = 0;
-    uint64_t token = 0;
-    bool is_early = false;  // into early.back()
-  };
-  struct Inbox {
-    Inbox(std::byte* area, int sender, int size) : end(area, sender, size) {}
-    End end;
-    std::vector<Posted> posted;
-    std::deque<Early> early;
-    Current current;
-    bool has_header = false;  // of a message without a posted receive
-    Header header;
-  };
-
-  static int64_t padded(int64_t size_bytes) { return round_up(size_bytes, kAlign); }
-
-  void push(int peer) {
-    Outbox& box = out_[static_cast<size_t>(peer)];
-    bool moved = false;
-    while (!box.messages.empty()) {
-      const Sending& message = box.messages.front();
-      if (box.sent_bytes < 0) {
-        if (box.end.room() < kAlign) break;
-        const Header header{message.size_bytes, message.tag, 0};
-        box.end.put(&header, kAlign);
-        box.sent_bytes = 0;
-        moved = true;
-      }
-      const int64_t left = message.size_bytes - box.sent_bytes;
-      const int64_t count = std::min(left, box.end.room());
-      if (count > 0) {
-        box.end.put(message.data + box.sent_bytes, count);
-        box.sent_bytes += count;
-        moved = true;
-      }
-      if (count < left) break;
-      // Headers stay aligned: after the padding the room is a multiple of kAlign, and a header always fits.
-      box.end.skip(padded(message.size_bytes) - message.size_bytes);
-      finished_.push_back(message.token);
-      box.sent_bytes = -1;
-      box.messages.pop_front();
-    }
-    if (!moved) return;
-    box.end.publish();
+  int64_t write(int peer, const std::byte* from, int64_t size_bytes, bool) override {
+    End& end = out_[static_cast<size_t>(peer)];
+    const int64_t count = std::clamp<int64_t>(end.room(), 0, size_bytes);  // padding may have left less than none
+    if (count > 0) end.put(from, count);
+    return count;
+  }
+  int64_t read(int peer, std::byte* to, int64_t size_bytes) override {
+    End& end = in_[static_cast<size_t>(peer)];
+    const int64_t count = std::min(size_bytes, end.waiting());
+    if (count > 0) end.take(to, count);
+    return count;
+  }
+  // Headers stay aligned: after the padding the room is a multiple of kAlign, and a header always fits.
+  static int64_t padding(int64_t size_bytes) { return round_up(size_bytes, kAlign) - size_bytes; }
+  void wrote_message(int peer, int64_t size_bytes) override {
+    out_[static_cast<size_t>(peer)].skip(padding(size_bytes));
+  }
+  void read_message(int peer, int64_t size_bytes) override { in_[static_cast<size_t>(peer)].skip(padding(size_bytes)); }
+  void publish(int peer) override {
+    out_[static_cast<size_t>(peer)].publish();
     bells_[static_cast<size_t>(peer)]->ring();
   }
-
-  void pull(int peer) {
-    Inbox& box = in_[static_cast<size_t>(peer)];
-    while (true) {
-      if (!box.current.data && !begin_message(peer, box)) break;
-      Current& current = box.current;
-      const int64_t left = current.size_bytes - current.taken_bytes;
-      const int64_t count = std::min(left, box.end.waiting());
-      if (count > 0) box.end.take(current.data + current.taken_bytes, count);
-      current.taken_bytes += count;
-      if (count < left) break;
-      box.end.skip(padded(current.size_bytes) - current.size_bytes);
-      if (current.is_early)
-        box.early.back().complete = true;
-      else
-        finished_.push_back(current.token);
-      current = {};
-      settle(box);
-    }
-    if (box.end.release()) bells_[static_cast<size_t>(peer)]->ring();
+  void release(int peer) override {
+    if (in_[static_cast<size_t>(peer)].release()) bells_[static_cast<size_t>(peer)]->ring();
   }
-
-  bool begin_message(int peer, Inbox& box) {
-    if (!box.has_header) {
-      if (box.end.waiting() < kAlign) return false;
-      box.end.take(&box.header, kAlign);
-      box.has_header = true;
-    }
-    const auto posted =
-        std::find_if(box.posted.begin(), box.posted.end(), [&](const Posted& p) { return p.tag == box.header.tag; });
-    if (posted != box.posted.end()) {
-      check_size(peer, posted->size_bytes, box.header.size_bytes);
-      // An empty message needs an address as well, because null means no message.
-      box.current = {posted->data ? posted->data : &nowhere_, posted->size_bytes, 0, posted->token, false};
-      box.posted.erase(posted);
-    } else {
-      // The message stays in the ring while completions are pending that may post its receive.
-      if (patient_ || !finished_.empty()) return false;
-      Early& early = box.early.emplace_back();
-      early.tag = box.header.tag;
-      early.bytes.resize(static_cast<size_t>(box.header.size_bytes));
-      box.current = {early.bytes.empty() ? &nowhere_ : early.bytes.data(), box.header.size_bytes, 0, 0, true};
-    }
-    box.has_header = false;
-    return true;
-  }
-
-  /// Delivers early messages that are complete and whose receives are posted. A message still flowing is the last.
-  void settle(Inbox& box) {
-    for (auto early = box.early.begin(); early != box.early.end();) {
-      if (!early->claimed || !early->complete) {
-        ++early;
-        continue;
-      }
-      if (!early->bytes.empty()) std::memcpy(early->posted.data, early->bytes.data(), early->bytes.size());
-      finished_.push_back(early->posted.token);
-      early = box.early.erase(early);
-    }
-  }
-
-  void check_size(int peer, int64_t expected_bytes, int64_t came_bytes) const {
-    if (expected_bytes == came_bytes) return;
-    throw CommError(
-        "[comm] rank {} expects {} bytes from rank {}, which sends {}. Both must launch the same verbs in the same "
-        "order.",
-        names_[static_cast<size_t>(rank_)], expected_bytes, names_[static_cast<size_t>(peer)], came_bytes);
-  }
+  void begin_poll() override { seen_ = bells_[static_cast<size_t>(rank())]->rung.load(std::memory_order_seq_cst); }
 
   std::shared_ptr<void> owner_;
-  int rank_, size_;
-  std::vector<int> names_;
   std::vector<Bell*> bells_;
-  std::vector<Outbox> out_;
-  std::vector<Inbox> in_;
-  std::vector<uint64_t> finished_;  // completed, not yet handed out
-  int outstanding_ = 0;             // includes the finished ones
-  uint32_t seen_ = 0;               // how often our bell had rung at the last look
-  bool patient_ = false;            // the last poll returned completions
-  std::byte nowhere_{};
-  std::atomic<bool> aborted_{false};
+  std::vector<End> out_, in_;  // by peer
+  uint32_t seen_ = 0;          // how often our bell had rung at the last look
 };
 
 /// Every page is touched now, so that a process's memory does not depend on how much it sends.

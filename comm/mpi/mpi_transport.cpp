@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between machines: Isend, Irecv and Testsome; MPI moves bytes only inside these calls. Within a machine: shared
-// memory, so that no thread polls and no core is taken for it.
+// Within a machine: shared memory. Between machines: sockets, or where the network has faster ways Isend, Irecv and
+// Testsome; MPI moves bytes only inside these calls, so a thread must poll.
 
 #include "comm/mpi/mpi_transport.h"
 
@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <set>
 
 #include "comm/host/shared_transport.h"
+#include "comm/host/socket_transport.h"
 #include "comm/mpi/mpi_check.h"
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
@@ -31,7 +33,7 @@ namespace {
 
 class MpiTransport final : public HostTransport {
  public:
-  MpiTransport(MPI_Comm connection, bool share_memory) : connection_(connection), share_memory_(share_memory) {
+  MpiTransport(MPI_Comm connection, const Carriers& carriers) : connection_(connection), carriers_(carriers) {
     check_mpi(MPI_Comm_set_errhandler(connection_, MPI_ERRORS_RETURN), "set the error handler");
     check_mpi(MPI_Comm_rank(connection_, &rank_), "ask for the rank");
     check_mpi(MPI_Comm_size(connection_, &size_), "ask for the size");
@@ -120,7 +122,7 @@ class MpiTransport final : public HostTransport {
   std::unique_ptr<HostTransport> split(int color, int key) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(connection_, color, key, &part), "split");
-    return make_mpi_transport(part, share_memory_);
+    return make_mpi_transport(part, carriers_);
   }
 
  private:
@@ -161,7 +163,7 @@ class MpiTransport final : public HostTransport {
   }
 
   MPI_Comm connection_;
-  const bool share_memory_;  // of the transports that a split makes
+  const Carriers carriers_;  // of the transports that a split makes
   int rank_ = 0;
   int size_ = 1;
   int64_t moved_ns_ = 0;  // when a message last completed, or the first was posted
@@ -192,7 +194,7 @@ std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   return all == 1 ? memory : nullptr;
 }
 
-/// Peers on this machine through shared memory, the others through MPI.
+/// Peers on this machine through shared memory, the others through sockets or MPI.
 class NearAndFar final : public HostTransport {
  public:
   NearAndFar(std::unique_ptr<HostTransport> near, std::unique_ptr<HostTransport> far, std::vector<int> near_of)
@@ -212,7 +214,12 @@ class NearAndFar final : public HostTransport {
     const int count = near_->poll(tokens, capacity);
     return count < capacity && far_->outstanding() > 0 ? count + far_->poll(tokens + count, capacity - count) : count;
   }
-  void wait(int64_t at_most_ns) override { far_->outstanding() > 0 ? far_->wait(at_most_ns) : near_->wait(at_most_ns); }
+  void wait(int64_t at_most_ns) override {
+    if (far_->outstanding() == 0) return near_->wait(at_most_ns);
+    // A peer on this machine cannot wake a thread that waits for another machine.
+    constexpr int64_t kBothNs = 100'000;
+    far_->wait(near_->outstanding() > 0 ? std::min(at_most_ns, kBothNs) : at_most_ns);
+  }
   int outstanding() const override { return near_->outstanding() + far_->outstanding(); }
   std::string waiting_for() const override {
     const std::string near = near_->waiting_for(), far = far_->waiting_for();
@@ -238,34 +245,71 @@ class NearAndFar final : public HostTransport {
   std::vector<int> near_of_;  // index in near_ by rank; -1: on another machine
 };
 
-}  // namespace
+/// The ranks of this machine by shared memory.
+struct Near {
+  std::unique_ptr<HostTransport> transport;  // null: this rank is alone, or there is no room
+  std::vector<int> index_of;                 // in it by rank; -1: not in it
+};
 
-std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool share_memory) {
-  auto far = std::make_unique<MpiTransport>(connection, share_memory);
-  if (!share_memory) return far;
+Near connect_near(MPI_Comm connection, int rank, int size) {
+  Near near{.transport = nullptr, .index_of = std::vector<int>(static_cast<size_t>(size), -1)};
   MPI_Comm local = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(connection, MPI_COMM_TYPE_SHARED, far->rank(), MPI_INFO_NULL, &local),
+  check_mpi(MPI_Comm_split_type(connection, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local),
             "find the ranks of this machine");
   int local_rank = 0, local_size = 1;
   MPI_Comm_rank(local, &local_rank);
   MPI_Comm_size(local, &local_size);
-  std::vector<int> names(static_cast<size_t>(local_size)), near_of(static_cast<size_t>(far->size()), -1);
-  const int rank = far->rank();
+  std::vector<int> names(static_cast<size_t>(local_size));
   check_mpi(MPI_Allgather(&rank, 1, MPI_INT, names.data(), 1, MPI_INT, local), "name the ranks of this machine");
-  for (int near = 0; near < local_size; ++near) near_of[static_cast<size_t>(names[static_cast<size_t>(near)])] = near;
   std::shared_ptr<std::byte> memory;
   if (local_size > 1) memory = memory_among(local, local_size * shared_area_bytes(local_size));
-  if (!memory) {
-    MPI_Comm_free(&local);
-    return far;
+  if (memory) {
+    for (int i = 0; i < local_size; ++i) near.index_of[static_cast<size_t>(names[static_cast<size_t>(i)])] = i;
+    std::vector<std::byte*> areas;
+    for (int r = 0; r < local_size; ++r) areas.push_back(memory.get() + r * shared_area_bytes(local_size));
+    prepare_shared_area(areas[static_cast<size_t>(local_rank)], local_size);
+    check_mpi(MPI_Barrier(local), "share memory");
+    near.transport = make_shared_transport(areas, local_rank, names, memory);
   }
-  std::vector<std::byte*> areas;
-  for (int r = 0; r < local_size; ++r) areas.push_back(memory.get() + r * shared_area_bytes(local_size));
-  prepare_shared_area(areas[static_cast<size_t>(local_rank)], local_size);
-  check_mpi(MPI_Barrier(local), "share memory");
   MPI_Comm_free(&local);
-  return std::make_unique<NearAndFar>(make_shared_transport(areas, local_rank, names, memory), std::move(far),
-                                      std::move(near_of));
+  return near;
+}
+
+/// MPI may use a network that is faster than its TCP.
+bool has_remote_memory_access() {
+  std::error_code error;
+  return std::filesystem::directory_iterator("/sys/class/infiniband", error) != std::filesystem::directory_iterator();
+}
+
+std::vector<std::string> all_gather_text(MPI_Comm connection, int size, const std::string& text) {
+  constexpr size_t kMost = 1024;
+  std::vector<char> mine(kMost, '\0'), all(kMost * static_cast<size_t>(size));
+  std::copy_n(text.begin(), std::min(text.size(), kMost - 1), mine.begin());
+  check_mpi(MPI_Allgather(mine.data(), kMost, MPI_CHAR, all.data(), kMost, MPI_CHAR, connection), "connect machines");
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < static_cast<size_t>(size); ++r) texts.emplace_back(all.data() + r * kMost);
+  return texts;
+}
+
+}  // namespace
+
+std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, const Carriers& carriers) {
+  auto mpi = std::make_unique<MpiTransport>(connection, carriers);
+  const int rank = mpi->rank(), size = mpi->size();
+  Near near{.transport = nullptr, .index_of = std::vector<int>(static_cast<size_t>(size), -1)};
+  if (carriers.share_memory) near = connect_near(connection, rank, size);
+  std::vector<bool> far(static_cast<size_t>(size));
+  for (int r = 0; r < size; ++r) far[static_cast<size_t>(r)] = r != rank && near.index_of[static_cast<size_t>(r)] < 0;
+  const auto far_ranks = std::count(far.begin(), far.end(), true);
+  constexpr int kMostSockets = 64;
+  Sockets sockets;
+  if (carriers.sockets && far_ranks > 0)
+    sockets = connect_sockets(rank, far, far_ranks <= kMostSockets && !has_remote_memory_access(),
+                              [&](const std::string& text) { return all_gather_text(connection, size, text); });
+  std::unique_ptr<HostTransport> transport = std::move(mpi);
+  if (!sockets.empty()) transport = make_socket_transport(std::move(sockets), rank, std::move(transport));
+  if (!near.transport) return transport;
+  return std::make_unique<NearAndFar>(std::move(near.transport), std::move(transport), std::move(near.index_of));
 }
 
 }  // namespace slipstream::comm

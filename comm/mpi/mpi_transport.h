@@ -10,8 +10,13 @@
 
 namespace slipstream::comm {
 
-/// Collective. Takes ownership of `connection`, whose errors are returned. MPI must allow several threads. Peers on
-/// this machine use shared memory, unless `share_memory` is false.
-std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, bool share_memory);
+/// What carries messages beside MPI.
+struct Carriers {
+  bool share_memory = true;  // to peers on this machine
+  bool sockets = true;       // to peers on others, where every rank can connect and none has a faster network
+};
+
+/// Collective. Takes ownership of `connection`, whose errors are returned. MPI must allow several threads.
+std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, const Carriers& carriers);
 
 }  // namespace slipstream::comm

@@ -238,7 +238,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(MpiWorld& world, const std::
   MPI_Group_free(&members);
   MPI_Group_free(&all);
   check_mpi(outcome, fmt::format("connect the {} ranks of channel {}", ranks.size(), channel));
-  return std::make_unique<HostCommunicator>(make_mpi_transport(connection, options.share_memory), options);
+  return std::make_unique<HostCommunicator>(make_mpi_transport(connection, {options.share_memory, options.sockets}),
+                                            options);
 }
 
 std::unique_ptr<Communicator> make_library_communicator(MpiWorld& world) {

@@ -266,7 +266,8 @@ std::vector<Field<R>> make_fields() {
               "Path of a custom schedule in the format of plan --schedule-csv. Empty: pipeline.schedule."),
 
       F::word("comm.backend", at(&R::comm, &Comm::backend), {"auto", "nccl", "mpi", "thread"},
-              "Communication library. auto: nccl on cuda, else mpi."),
+              "Communication library. auto: nccl on cuda, else mpi, with TCP connections of its own between machines "
+              "that have no faster network. mpi: MPI carries every message between machines."),
       F::word("comm.grad_dtype", at(&R::comm, &Comm::grad_dtype), {"auto", "float32", "bfloat16"},
               "Type of gradients on the wire. Sums are float32 or wider. auto: bfloat16 for a bfloat16 model, else "
               "float32; with comm.quantize float32."),

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator contract on ranks that are processes, with shared memory and through MPI alone. Every rank collects
-// its failures; rank 0 prints all.
+// The communicator contract on ranks that are processes: through shared memory, sockets, and MPI alone. Every rank
+// collects its failures; rank 0 prints all.
 
 #include <cstdio>
 #include <numeric>
+#include <tuple>
 
 #include "comm/emulate/emulate.h"
 #include "comm/mpi/mpi_world.h"
@@ -32,10 +33,10 @@ void check_control_plane(RankTest& test, comm::MpiWorld& world) {
 }
 
 /// A rank that waits for an absent peer gets an error after the timeout, with the op and the peer.
-void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks, bool share_memory) {
+void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks, comm::CommOptions options) {
   if (world.size() == 1) return;
-  const auto impatient =
-      comm::make_mpi_communicator(world, ranks, 2, {.timeout_seconds = 0.05, .share_memory = share_memory});
+  options.timeout_seconds = 0.05;
+  const auto impatient = comm::make_mpi_communicator(world, ranks, 2, options);
   if (world.rank() != 0) return world.barrier();
   std::vector<std::byte> bytes(400);
   const Slice whole{RankTest::kFrom, 0, 400};
@@ -83,17 +84,18 @@ int main() {
   try {
     std::vector<int> ranks(static_cast<size_t>(world.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
-    for (const bool share_memory : {true, false}) {
-      const auto communicator =
-          comm::make_mpi_communicator(world, ranks, 1, {.timeout_seconds = 20, .share_memory = share_memory});
+    for (const auto& [share_memory, sockets, suffix] : {std::tuple{true, true, "\n"},
+                                                        {false, true, " (through sockets)\n"},
+                                                        {false, false, " (through MPI alone)\n"}}) {
+      const comm::CommOptions options{.timeout_seconds = 20, .share_memory = share_memory, .sockets = sockets};
+      const auto communicator = comm::make_mpi_communicator(world, ranks, 1, options);
       RankTest test(*communicator);
       check_control_plane(test, world);
       contract::check_communicator(test);
       check_emulated(test, world);
       contract::check_abort(test, false);
-      check_timeout(test, world, ranks, share_memory);
-      for (const std::string& failure : test.failures)
-        report += failure + (share_memory ? "\n" : " (through MPI alone)\n");
+      check_timeout(test, world, ranks, options);
+      for (const std::string& failure : test.failures) report += failure + suffix;
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", world.rank(), error.what());

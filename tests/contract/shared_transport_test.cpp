@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages through shared memory: every byte arrives once, in order of its tag, whatever the order of the receives.
+// Messages through shared memory and sockets: every byte arrives once, in order of its tag, whatever the order of the
+// receives.
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
+#include <barrier>
+#include <cstdlib>
 #include <numeric>
 #include <thread>
 
 #include "comm/host/shared_transport.h"
+#include "comm/host/socket_transport.h"
+#include "comm/sockets.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "tests/test.hpp"
@@ -35,6 +43,32 @@ struct Areas {
   std::vector<std::byte*> areas;
 };
 
+/// Ranks that are threads, connected by sockets.
+struct Connected {
+  /// Rank `unwilling` wants no sockets; -1: all want them.
+  explicit Connected(int size, int unwilling = -1) : of_rank(static_cast<size_t>(size)) {
+    std::vector<std::string> texts(static_cast<size_t>(size));
+    std::barrier together(size);
+    std::vector<std::thread> ranks;
+    for (int me = 0; me < size; ++me)
+      ranks.emplace_back([&, me] {
+        std::vector<bool> far(static_cast<size_t>(size), true);
+        far[static_cast<size_t>(me)] = false;
+        of_rank[static_cast<size_t>(me)] = connect_sockets(me, far, me != unwilling, [&](const std::string& text) {
+          together.arrive_and_wait();
+          texts[static_cast<size_t>(me)] = text;
+          together.arrive_and_wait();
+          return texts;
+        });
+      });
+    for (std::thread& rank : ranks) rank.join();
+  }
+  std::unique_ptr<HostTransport> transport(int rank) {
+    return make_socket_transport(std::move(of_rank[static_cast<size_t>(rank)]), rank);
+  }
+  std::vector<Sockets> of_rank;
+};
+
 void finish(HostTransport& transport, std::vector<int>& seen) {
   while (transport.outstanding() > 0) {
     uint64_t tokens[4];
@@ -49,8 +83,10 @@ void finish(HostTransport& transport, std::vector<int>& seen) {
 TEST_CASE("messages of all sizes between all ranks arrive whole, in any order of the receives") {
   constexpr int kRanks = 3, kMessages = 40, kTags = 4;
   constexpr uint64_t kSeed = 20261121;
-  INFO("seed " << kSeed);
+  const bool through_sockets = GENERATE(false, true);
+  INFO("seed " << kSeed << (through_sockets ? ", sockets" : ", shared memory"));
   const Areas shared(kRanks);
+  Connected connected(through_sockets ? kRanks : 0);
   // The sizes reach over the ring several times, and hit its edges: 0, 1, a header more or less.
   const auto size_of_message = [&](int from, int to, int i) -> int64_t {
     const Philox random(kSeed, "sizes");
@@ -73,7 +109,7 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, in any order of
   std::vector<std::thread> ranks;
   for (int me = 0; me < kRanks; ++me)
     ranks.emplace_back([&, me] {
-      const auto transport = shared.transport(me);
+      const auto transport = through_sockets ? connected.transport(me) : shared.transport(me);
       std::vector<std::vector<std::byte>> sent, received;
       std::vector<std::array<int, 2>> of;
       std::vector<int> seen(static_cast<size_t>(2 * kRanks * kMessages), 0);
@@ -152,4 +188,44 @@ TEST_CASE("an abort wakes a rank that waits for a peer") {
   other.join();
   waiting->cancel();
   CHECK(waiting->outstanding() == 0);
+}
+
+TEST_CASE("ranks that cannot all connect have no sockets") {
+  const Connected connected(3, 1);
+  CHECK(std::all_of(connected.of_rank.begin(), connected.of_rank.end(), [](const Sockets& of) { return of.empty(); }));
+}
+
+TEST_CASE("a peer that is gone is waited for by name, and no call fails or spins") {
+  Connected connected(2);
+  const auto waiting = connected.transport(0);
+  connected.transport(1).reset();  // its sockets close
+  std::byte nothing{};
+  waiting->recv(1, 0, &nothing, 1, 0);
+  uint64_t tokens[1];
+  for (int i = 0; i < 3; ++i) {
+    CHECK(waiting->poll(tokens, 1) == 0);
+    waiting->wait(1'000'000);
+  }
+  waiting->send(1, 0, &nothing, 1, 1);
+  waiting->send(1, 0, &nothing, 1, 2);
+  for (int i = 0; i < 3; ++i) waiting->poll(tokens, 1);
+  CHECK(waiting->waiting_for() == "rank 1");
+  waiting->cancel();
+}
+
+TEST_CASE("sockets listen in the networks that the launcher chose for MPI") {
+  constexpr const char* kChosen = "OMPI_MCA_btl_tcp_if_include";
+  const std::string before = std::getenv(kChosen) ? std::getenv(kChosen) : "";
+  const auto addresses_in = [&](const char* networks) {
+    ::setenv(kChosen, networks, 1);
+    const Listener listener = listen_on_free_port(1, false);
+    ::close(listener.descriptor);
+    return listener.addresses.substr(listener.addresses.find(' '));
+  };
+  const std::string all = addresses_in("");
+  CHECK(addresses_in("no_interface,203.0.113.0/24") == " 127.0.0.1");
+  CHECK(addresses_in("0.0.0.0/0") == all);
+  if (const std::string first = all.substr(1, all.find(' ', 1) - 1); first != "127.0.0.1")
+    CHECK(addresses_in(("203.0.113.0/24," + first + "/32").c_str()) == " " + first + " 127.0.0.1");
+  ::setenv(kChosen, before.c_str(), 1);
 }

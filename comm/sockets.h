@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// TCP sockets that never block.
+
+#include <cstdint>
+#include <string>
+
+namespace slipstream::comm {
+
+/// A listening socket on a free port; -1: none.
+struct Listener {
+  int descriptor = -1;
+  /// "PORT ADDRESS ...": this machine's IPv4 addresses, the loopback interface last. If the launcher chose networks for
+  /// MPI (Open MPI's btl_tcp_if_include), only addresses in them.
+  std::string addresses;
+};
+/// Listens on the loopback interface alone if `only_here`.
+Listener listen_on_free_port(int backlog, bool only_here);
+
+/// A socket that is connected within a second, or -1.
+int dial(const std::string& address, uint16_t port);
+/// Accepts a connection; -1: none.
+int accept_from(int listener);
+/// Blocks until one of the poll(2) events has come; false: the time is over.
+bool await_socket(int descriptor, short events, int milliseconds);
+
+}  // namespace slipstream::comm
