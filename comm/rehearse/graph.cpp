@@ -243,7 +243,8 @@ uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankS
                                  .sends = task.op != Op::recv,
                                  .receives = task.op != Op::send,
                                  .card = card_of(rank_index),
-                                 .blocks = static_cast<int>(blocks)});
+                                 .blocks = static_cast<int>(blocks),
+                                 .blocks_per_byte = shared_.cores > 0});
 }
 
 void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {

@@ -152,9 +152,10 @@ void VirtualTime::enter(uint32_t node) {
   int64_t wire_ns = 0;
   for (uint32_t i = 0; i < rendezvous.joined; ++i) {
     const uint32_t member = members_[rendezvous.first_member + i];
-    const PortUse& use = transfers_[nodes_[member].place].use;
+    Transfer& transfer = transfers_[nodes_[member].place];
+    const PortUse& use = transfer.use;
     start_ns_[member] = now_ns_;
-    occupy(use, use.blocks);
+    occupy(transfer, use.blocks);
     latency_ns = std::max(latency_ns, use.latency_ns);
     wire_ns = std::max(wire_ns, use.wire_ns);
   }
@@ -172,8 +173,7 @@ void VirtualTime::finish_rendezvous(uint32_t id) {
   const Rendezvous& rendezvous = rendezvous_[id];
   for (uint32_t i = 0; i < rendezvous.joined; ++i) {
     const uint32_t member = members_[rendezvous.first_member + i];
-    const PortUse& use = transfers_[nodes_[member].place].use;
-    occupy(use, -use.blocks);
+    occupy(transfers_[nodes_[member].place], 0);
     finish(member);
   }
 }
@@ -220,11 +220,12 @@ void VirtualTime::schedule_all(const CardState& card) {
   for (uint32_t id : card.running) schedule(works_[id], id);
 }
 
-void VirtualTime::occupy(const PortUse& use, int64_t blocks) {
-  if (blocks == 0 || use.card >= cards_.size()) return;
-  CardState& card = cards_[use.card];
+void VirtualTime::occupy(Transfer& transfer, int64_t blocks) {
+  if (blocks == transfer.occupied || transfer.use.card >= cards_.size()) return;
+  CardState& card = cards_[transfer.use.card];
   settle(card);
-  card.blocks += blocks;
+  card.blocks += blocks - transfer.occupied;
+  transfer.occupied = blocks;
   schedule_all(card);
 }
 
@@ -252,10 +253,11 @@ void VirtualTime::begin_transfers(uint32_t id) {
 }
 
 void VirtualTime::end_transfer(uint32_t index) {
-  const Transfer& transfer = transfers_[index];
+  Transfer& transfer = transfers_[index];
   Port& port = ports_[transfer.use.port];
   std::erase(port.sending, index);
   std::erase(port.receiving, index);
+  if (transfer.use.blocks_per_byte) occupy(transfer, 0);
   share(port);
   const uint32_t rendezvous = nodes_[transfer.node].rendezvous;
   if (--rendezvous_[rendezvous].moving == 0) finish_rendezvous(rendezvous);
@@ -275,6 +277,7 @@ void VirtualTime::rebalance(Transfer& transfer, uint32_t index) {
   transfer.left_fixed = std::max<int64_t>(transfer.left_fixed, 0);
   transfer.updated_ns = now_ns_;
   transfer.sharers = static_cast<int64_t>(sharers);
+  if (transfer.use.blocks_per_byte) occupy(transfer, transfer.use.blocks / transfer.sharers);
   push(now_ns_ + ((transfer.left_fixed * transfer.sharers + kHalf) >> kFixedBits), EventKind::transfer_end, index,
        ++transfer.stamp);
 }

@@ -25,6 +25,8 @@ struct PortUse {
   bool receives = true;
   uint32_t card = kNoNode;  // of the member, numbered by the caller; kNoNode: none
   int blocks = 0;  // multiprocessors of the card that the member occupies from the rendezvous' start to its end
+  bool blocks_per_byte =
+      false;  // they work for its bytes: fewer while it shares the port, none once its bytes are over
 };
 
 enum class After : uint8_t {
@@ -98,6 +100,7 @@ class VirtualTime {
     int64_t left_fixed = 0;  // wire time left at full bandwidth, in 1/65536 ns
     int64_t updated_ns = 0;
     int64_t sharers = 0;
+    int64_t occupied = 0;  // blocks of its card
   };
   struct Port {
     std::vector<uint32_t> sending, receiving;
@@ -137,8 +140,8 @@ class VirtualTime {
   void end_transfer(uint32_t transfer);
   void begin_work(CardWork& work, uint32_t id);
   void end_work(uint32_t id);
-  /// From now on, members occupy `blocks` more blocks of their card.
-  void occupy(const PortUse& use, int64_t blocks);
+  /// From now on, the member occupies so many blocks of its card.
+  void occupy(Transfer& transfer, int64_t blocks);
   void schedule(CardWork& work, uint32_t id);
   /// The works of a card have run at their speed until now; then their speed changes.
   void settle(const CardState& card);

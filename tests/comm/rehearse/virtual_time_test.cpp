@@ -364,3 +364,18 @@ TEST_CASE("virtual time: a work that ends leaves its cores to the others", "[reh
   CHECK(time.end_ns(shorter) == 800);
   CHECK(time.end_ns(longer) == 1400);
 }
+
+TEST_CASE("virtual time: transfers that share a port take a core's time for their bytes once", "[rehearse]") {
+  // 500 and 300 ns of wire time on one port of 400 units of the core: the first 600 ns for both, then 200 for the
+  // longer one. Always 400 of 1000 units work for the link, so a work of 1200 ns has done 480 at 800.
+  VirtualTime time({.multiprocessors = 1000});
+  const uint32_t work = time.add_local(1200, 0, 1000);
+  const auto transfer = [&](int64_t wire_ns) {
+    return time.join(time.add_rendezvous(1), {.wire_ns = wire_ns, .card = 0, .blocks = 400, .blocks_per_byte = true});
+  };
+  const uint32_t longer = transfer(500), shorter = transfer(300);
+  REQUIRE(time.solve());
+  CHECK(time.end_ns(shorter) == 600);
+  CHECK(time.end_ns(longer) == 800);
+  CHECK(time.end_ns(work) == 800 + (1200 - 480));
+}
