@@ -12,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "bench/harness.h"
@@ -109,7 +110,8 @@ class Layout {
     for (int copy = 0; copy < copies; ++copy) {
       if (pinned) pin_to_core(copy);
       copies_.push_back(std::make_unique<Candidate>("calibrate", setting.world, setting.assignment, config,
-                                                    build_bench_job(setting.assignment, machine, config, ranks, 0), 0));
+                                                    build_bench_job(setting.assignment, machine, config, ranks, 0), 0,
+                                                    std::vector<int64_t>{}, true));
     }
     if (pinned) pin_to_core(-1);
   }
@@ -205,6 +207,49 @@ std::vector<std::pair<RunConfig, int>> layouts_of(const CalibrateOptions& option
   return layouts;
 }
 
+/// Blocks. Collective. Cores on which ranks of this host may run.
+int cores_of_host(runtime::World& world) {
+  std::string mine = fmt::format("{}", world.host());
+  for (const int core : cores_of_process()) mine += fmt::format(" {}", core);
+  std::set<int> cores;
+  for (const std::string& text : world.all_gather(mine, "their cores")) {
+    std::istringstream words(text);
+    int host = 0;
+    words >> host;
+    for (int core = 0; host == world.host() && words >> core;) cores.insert(core);
+  }
+  return static_cast<int>(cores.size());
+}
+
+/// Writes the machine file.
+void write_machine(const CalibrateOptions& options, const HostTimes& host, int ranks_on_host, int threads,
+                   const std::vector<int64_t>& gaps_ns, const runtime::World& world) {
+  const bool alone = world.size() == 1;
+  Machine machine = this_host(threads, ranks_on_host);
+  const WorkTimes& works = host.at(threads);
+  machine.name =
+      fmt::format("{} ({}), calibrated", alone ? "this host" : "hosts of this kind", counted(host.cores, "core"));
+  if (alone) machine.nodes = 1;
+  machine.matmul_efficiency = std::min(1.0, works.products_per_second / machine.flops_per_second_f32);
+  machine.bytes_per_second = static_cast<int64_t>(works.bytes_per_second);
+  machine.launch_ns = middle_mean(gaps_ns);
+  if (const VerbTimes* sum = host.verb("all_reduce", 2)) {
+    const bool inside = world.ranks_on_host() == world.size();
+    (inside ? machine.intra_bytes_per_second : machine.inter_bytes_per_second) = sum->bytes_per_second;
+    (inside ? machine.intra_latency_ns : machine.inter_latency_ns) = sum->latency_ns / 2;  // of its two messages
+  }
+  machine.measured = std::make_shared<HostTimes>(host);
+  files::write_file(options.out, fmt::format("# slipstream calibrate {}{}: {}.\n{}", options.run_file,
+                                             alone ? fmt::format(" --ranks {}", ranks_on_host)
+                                                   : fmt::format(" by {} processes", world.size()),
+                                             counted(host.cores, "core"), machine_toml(machine)));
+  size_t shapes = 0;
+  for (const auto& [t, times] : host.by_threads) shapes += times.works.size();
+  print_result("{}: {} works, {} verbs; products {:.1f} GFLOP/s and memory {:.1f} GB/s of a rank with {}\n",
+               options.out, shapes, host.verbs.size(), works.products_per_second * 1e-9, works.bytes_per_second * 1e-9,
+               counted(threads, "thread"));
+}
+
 }  // namespace
 
 void pin_to_core(int index) {
@@ -218,57 +263,55 @@ void pin_to_core(int index) {
 
 int calibrate(const CalibrateOptions& options) {
   return on_world({static_cast<const RunSource&>(options), 1, ""}, [&](const Setting& setting) {
-    if (setting.world.size() > 1)
-      throw ConfigError("[calibrate] runs in one process, but {} were started. Start it without mpirun.",
-                        setting.world.size());
-    if (setting.assignment.kind != DeviceKind::cpu)
-      throw ConfigError(
-          "[calibrate] measures the cores of a host, but this run is on GPUs. Set device.kind = \"cpu\", or use a file "
-          "of configs/machines.");
+    runtime::World& world = setting.world;
+    const bool alone = world.size() == 1;
+    world.together([&] {
+      if (!alone && options.ranks > 0)
+        throw ConfigError(
+            "[calibrate] --ranks {} counts the ranks of one host, but a launcher started {} processes. Leave it out.",
+            options.ranks, world.size());
+      if (setting.assignment.kind != DeviceKind::cpu)
+        throw ConfigError(
+            "[calibrate] measures the cores of a host, but this run is on GPUs. Set device.kind = \"cpu\", or use a "
+            "file of configs/machines.");
+    });
     const int cores = static_cast<int>(cores_of_process().size());
-    const int ranks = options.ranks > 0 ? options.ranks : cores;
-    HostTimes host{.cores = cores};
+    const int ranks = !alone ? world.size() : options.ranks > 0 ? options.ranks : cores;
+    const int on_host = alone ? ranks : world.ranks_on_host();
+    HostTimes host{.cores = cores_of_host(world)};
     std::vector<int> threads;
-    for (int t = 1; t <= cores; ++t)
+    for (int t = 1; t <= cores && alone; ++t)
       if (cores % t == 0 && cores / t <= ranks) threads.push_back(t);
-    if (threads.empty()) threads.push_back(1);
+    if (threads.empty()) threads.push_back(alone ? 1 : planner::threads_of(setting.config, on_host));
     const std::vector<std::pair<RunConfig, int>> layouts = layouts_of(options, ranks);
     std::vector<std::pair<int, size_t>> turns;  // threads and layout
     for (const int t : threads)
       for (size_t i = 0; i < layouts.size(); ++i)
-        if (layouts[i].second <= ranks && (t == 1 || layouts[i].second * t <= cores)) turns.emplace_back(t, i);
+        if (layouts[i].second <= ranks && (t == 1 || !alone || layouts[i].second * t <= cores))
+          turns.emplace_back(t, i);
     std::map<int, Samples> samples;
     for (const auto& [t, i] : turns) {
-      const auto& [config, world] = layouts[i];
-      Layout layout(setting, config, world, t, std::clamp(cores / t, 1, ranks));
+      const auto& [config, layout_ranks] = layouts[i];
+      Layout layout(setting, config, layout_ranks, t, alone ? std::clamp(cores / t, 1, ranks) : 1);
+      world.barrier();
       layout.measure(options.seconds / static_cast<double>(turns.size()), samples[t]);
+      world.barrier();
     }
     std::vector<int64_t> gaps_ns;
     for (const auto& [t, of_threads] : samples) {
       host.by_threads[t] = of_threads.times();
       gaps_ns.insert(gaps_ns.end(), of_threads.gaps_ns.begin(), of_threads.gaps_ns.end());
     }
-    if (ranks > 1) measure_verbs(ranks, cores, kVerbShare * options.seconds, host);
-    const int threads_of_a_rank = std::max(1, cores / ranks);
-    Machine machine = this_host(threads_of_a_rank, ranks);
-    const WorkTimes& works = host.at(threads_of_a_rank);
-    machine.name = fmt::format("this host ({}), calibrated", counted(cores, "core"));
-    machine.nodes = 1;
-    machine.matmul_efficiency = std::min(1.0, works.products_per_second / machine.flops_per_second_f32);
-    machine.bytes_per_second = static_cast<int64_t>(works.bytes_per_second);
-    machine.launch_ns = middle_mean(gaps_ns);
-    if (const VerbTimes* sum = host.verb("all_reduce", 2)) {
-      machine.intra_bytes_per_second = sum->bytes_per_second;
-      machine.intra_latency_ns = sum->latency_ns / 2;  // of its two messages
+    if (!alone) {
+      const auto by =
+          world.communicator(0, 0, setting.config.comm.timeout_seconds, DeviceKind::cpu,
+                             {.nccl = {}, .traffic = {}, .sockets = setting.config.comm.backend != Backend::mpi});
+      measure_verbs(world, *by, kVerbShare * options.seconds, host);
+    } else if (ranks > 1) {
+      measure_verbs(ranks, cores, kVerbShare * options.seconds, host);
     }
-    machine.measured = std::make_shared<HostTimes>(host);
-    files::write_file(options.out, fmt::format("# slipstream calibrate {} --ranks {}: {}.\n{}", options.run_file, ranks,
-                                               counted(cores, "core"), machine_toml(machine)));
-    size_t shapes = 0;
-    for (const auto& [t, times] : host.by_threads) shapes += times.works.size();
-    print_result("{}: {} works, {} verbs; products {:.1f} GFLOP/s and memory {:.1f} GB/s of a rank with {}\n",
-                 options.out, shapes, host.verbs.size(), works.products_per_second * 1e-9,
-                 works.bytes_per_second * 1e-9, counted(threads_of_a_rank, "thread"));
+    if (world.rank() == 0)
+      write_machine(options, host, on_host, alone ? std::max(1, cores / ranks) : threads[0], gaps_ns, world);
   });
 }
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream calibrate: measures this host at the shapes of a run, and writes a machine file.
+// slipstream calibrate: measures this host, or the hosts of a launcher, at the shapes of a run; writes a machine file.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "bench/options.h"
+#include "comm/communicator.h"
 #include "engine/config/host_times.h"
+#include "runtime/world.h"
 
 namespace slipstream::bench {
 
@@ -18,13 +20,17 @@ struct CalibrateOptions : RunSource {
 };
 
 /// Blocks. Measures works with every number of threads that divides the cores, in layouts of up to `ranks` ranks, while
-/// as many ranks compute as the cores hold; then the verbs between ranks. Writes the machine file.
+/// as many ranks compute as the cores hold; then the verbs between ranks. Writes the machine file. Of a launcher's
+/// ranks, each measures works with its own threads, and the verbs are those between all of them.
 /// Throws: ConfigError on a run file without a legal layout, or on GPUs.
 int calibrate(const CalibrateOptions& options);
 
 /// Blocks. Verbs among 2 to `ranks` threads with the transport of ranks that share a host; `cores` of it. Fills
 /// HostTimes::verbs and emulated_ns.
 void measure_verbs(int ranks, int cores, double seconds, HostTimes& host);
+
+/// Blocks. Collective: verbs among the ranks of `by`, beside a busy thread on each. Fills HostTimes::verbs.
+void measure_verbs(runtime::World& world, comm::Communicator& by, double seconds, HostTimes& host);
 
 /// Pins the calling thread, and threads that it starts later, to core `index` of this process's cores; -1 frees it.
 /// Ranks of Open MPI have a core each while there are as many cores.

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads stand for ranks: each has a stream for compute and one for the channel, as a rank has, and the transport of
-// ranks on one host.
+// Ranks of one host are threads: each has a stream for compute and one for the channel, as a rank has. Ranks of several
+// hosts are processes, each with a busy thread beside the channel in place of compute.
 
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <string>
 #include <thread>
 
 #include "bench/calibrate.h"
@@ -29,8 +33,12 @@ namespace slipstream::bench {
 namespace {
 
 constexpr int64_t kSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB};
+// Between hosts: a shaper's bucket holds the small ones.
+constexpr int64_t kFarSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB, 16 * kMiB};
 constexpr Op kVerbs[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::exchange, Op::send};
 constexpr comm::Link kEmulated{1e9, 100'000};
+
+int64_t elems_of(int64_t bytes) { return std::max<int64_t>(1, bytes / 4); }
 
 int64_t process_ns() {
   timespec now{};
@@ -42,6 +50,27 @@ int64_t process_ns() {
 double lower_quarter(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 4];
+}
+
+/// Binds buffer 0 as the operand and buffer 1 as the result.
+Work bind(comm::Communicator& by, Op op, int64_t elems) {
+  const int rank = by.rank(), ranks = by.size();
+  const bool from_parts = op == Op::reduce_scatter, to_parts = op == Op::all_gather;
+  const comm::Transfer transfer{.from = {0, 0, 4 * elems * (from_parts ? ranks : 1)},
+                                .to = {1, 0, 4 * elems * (to_parts ? ranks : 1)},
+                                .elems = elems};
+  switch (op) {
+    case Op::all_reduce:
+      return by.all_reduce(transfer);
+    case Op::reduce_scatter:
+      return by.reduce_scatter(transfer);
+    case Op::all_gather:
+      return by.all_gather(transfer);
+    case Op::exchange:
+      return by.exchange(transfer, (rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    default:
+      return rank % 2 == 0 ? by.send(transfer, rank + 1) : by.recv(transfer, rank - 1);
+  }
 }
 
 /// Time of one verb of one size: from the end of a work on compute to the start of the next one behind it.
@@ -87,26 +116,6 @@ class Group {
   }
 
  private:
-  Work bind(comm::Communicator& by, Op op, int64_t elems) const {
-    const bool from_parts = op == Op::reduce_scatter, to_parts = op == Op::all_gather;
-    const comm::Transfer transfer{.from = {0, 0, 4 * elems * (from_parts ? ranks_ : 1)},
-                                  .to = {1, 0, 4 * elems * (to_parts ? ranks_ : 1)},
-                                  .elems = elems};
-    const int rank = by.rank();
-    switch (op) {
-      case Op::all_reduce:
-        return by.all_reduce(transfer);
-      case Op::reduce_scatter:
-        return by.reduce_scatter(transfer);
-      case Op::all_gather:
-        return by.all_gather(transfer);
-      case Op::exchange:
-        return by.exchange(transfer, (rank + 1) % ranks_, (rank + ranks_ - 1) % ranks_);
-      default:
-        return rank % 2 == 0 ? by.send(transfer, rank + 1) : by.recv(transfer, rank - 1);
-    }
-  }
-
   void run_rank(int rank, bool emulated, double seconds, std::vector<std::vector<Measured>>& of_verbs) {
     std::vector<int> names(static_cast<size_t>(ranks_));
     std::iota(names.begin(), names.end(), 0);
@@ -125,8 +134,7 @@ class Group {
     std::vector<Work> works;  // bound once, as a run does
     for (const Op op : kVerbs)
       for (const int64_t bytes : kSizes)
-        works.push_back(op == Op::send && ranks_ % 2 == 1 ? nothing
-                                                          : bind(*communicator, op, std::max<int64_t>(1, bytes / 4)));
+        works.push_back(op == Op::send && ranks_ % 2 == 1 ? nothing : bind(*communicator, op, elems_of(bytes)));
     const auto repeat = [&](const Work& work, int count) {
       for (int i = 0; i < count; ++i) {
         compute->launch(nothing, frame);
@@ -172,7 +180,134 @@ class Group {
   std::vector<std::byte*> areas_;
 };
 
+VerbTimes fitted(Op op, int ranks, std::span<const int64_t> sizes, const std::vector<Measured>& measured) {
+  std::vector<TimedTransfer> samples, core;
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    const auto bytes =
+        static_cast<double>(comm::wire_bytes(op, Algorithm::direct, ranks, elems_of(sizes[s]), DType::f32));
+    samples.push_back({1, bytes, measured[s].seconds});
+    core.push_back({1, bytes, measured[s].core_seconds});
+  }
+  const LinkFit time = fit_link(samples), taken = fit_link(core);
+  return {.verb = name_of(op),
+          .ranks = ranks,
+          .latency_ns = static_cast<int64_t>(time.latency_s * 1e9),
+          .bytes_per_second = std::max<int64_t>(1, static_cast<int64_t>(time.bytes_per_second)),
+          .core_ns = static_cast<int64_t>(taken.latency_s * 1e9),
+          .core_ns_per_byte = taken.bytes_per_second > 0 ? 1e9 / taken.bytes_per_second : 0};
+}
+
+/// A busy thread, as compute is. The counts that it loses are the time that transfers take from its core, the kernel's
+/// part included, which no clock of the process shows.
+class Counter {
+ public:
+  Counter()
+      : thread_(start_thread("a counter", [this] {
+          uint64_t x = 1;
+          while (!ends_.load(std::memory_order_relaxed)) {
+            for (int i = 0; i < 1000; ++i) x = x * 6364136223846793005u + 1442695040888963407u;
+            last_.store(x, std::memory_order_relaxed);
+            count_.fetch_add(1, std::memory_order_relaxed);
+          }
+        })) {}
+  ~Counter() {
+    ends_.store(true);
+    thread_.join();
+  }
+  double count() const { return static_cast<double>(count_.load(std::memory_order_relaxed)); }
+
+ private:
+  std::atomic<bool> ends_{false};
+  std::atomic<uint64_t> count_{0}, last_{0};
+  std::thread thread_;
+};
+
+/// This rank of several processes.
+class Beside {
+ public:
+  Beside(runtime::World& world, comm::Communicator& by)
+      : world_(world),
+        by_(by),
+        device_(make_cpu_device()),
+        channel_(device_->make_stream({.name = "channel", .high_priority = true})),
+        from_(device_->allocate(kFarSizes[std::size(kFarSizes) - 1] * by.size(), "sent")),
+        to_(device_->allocate(kFarSizes[std::size(kFarSizes) - 1] * by.size(), "received")),
+        memory_({{from_->data(), 0, Instances::one}, {to_->data(), 0, Instances::one}}) {}
+
+  Measured measure(Op op, int64_t size_bytes, double seconds) {
+    const Work work = bind(by_, op, elems_of(size_bytes));
+    const double once = launch(work, 2) / 2;
+    const int works = agreed(std::clamp(static_cast<int>(kBatchSeconds / once), 1, kMostWorks));
+    const int batches = agreed(std::clamp(static_cast<int>(seconds / (once * works)), 3, 100));
+    std::vector<double> times, core;
+    for (int batch = 0; batch < batches; ++batch) {
+      // The counter's speed, without transfers, just before.
+      const double quiet = counted([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+      double taken = 0, lasted = 0;
+      const double beside = counted([&] {
+        const int64_t begin_ns = monotonic_ns();
+        taken = launch(work, works);
+        lasted = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
+      });
+      times.push_back(taken / works);
+      core.push_back((1 - beside / quiet) * lasted / works);
+    }
+    return {largest(lower_quarter(times)), std::max(kLeastSeconds, largest(median(core)))};
+  }
+
+ private:
+  static constexpr double kBatchSeconds = 0.05;
+  static constexpr int kMostWorks = 64;
+  static constexpr double kLeastSeconds = 1e-9;  // a counter beside other programs may lose nothing
+
+  /// Seconds of `count` works one behind the other, by the channel's own clock.
+  double launch(const Work& work, int count) {
+    world_.barrier();
+    const Frame frame{.memory = &memory_};
+    for (int i = 0; i < count; ++i) channel_->launch(work, frame);
+    channel_->synchronize();
+    std::vector<Span> spans;
+    channel_->drain(spans);
+    return static_cast<double>(spans.back().end_ns - spans[spans.size() - static_cast<size_t>(count)].begin_ns) * 1e-9;
+  }
+  /// Counts per second while `body` runs.
+  template <typename Body>
+  double counted(const Body& body) {
+    const double before = counter_.count();
+    const int64_t begin_ns = monotonic_ns();
+    body();
+    return (counter_.count() - before) / (static_cast<double>(monotonic_ns() - begin_ns) * 1e-9);
+  }
+  /// Rank 0's value.
+  int agreed(int mine) { return std::stoi(world_.all_gather(fmt::format("{}", mine), "times")[0]); }
+  double largest(double mine) {
+    double most = mine;
+    for (const std::string& text : world_.all_gather(fmt::format("{:.17g}", mine), "times"))
+      most = std::max(most, std::stod(text));
+    return most;
+  }
+
+  runtime::World& world_;
+  comm::Communicator& by_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> channel_;
+  std::unique_ptr<Allocation> from_, to_;
+  Memory memory_;
+  Counter counter_;
+};
+
 }  // namespace
+
+void measure_verbs(runtime::World& world, comm::Communicator& by, double seconds, HostTimes& host) {
+  Beside beside(world, by);
+  constexpr size_t kPoints = std::size(kVerbs) * std::size(kFarSizes);
+  for (const Op op : kVerbs) {
+    if (op == Op::send && by.size() % 2 == 1) continue;
+    std::vector<Measured> measured;
+    for (const int64_t size : kFarSizes) measured.push_back(beside.measure(op, size, seconds / kPoints));
+    host.verbs.push_back(fitted(op, by.size(), kFarSizes, measured));
+  }
+}
 
 void measure_verbs(int ranks, int cores, double seconds, HostTimes& host) {
   std::vector<int> groups;
@@ -181,23 +316,8 @@ void measure_verbs(int ranks, int cores, double seconds, HostTimes& host) {
   for (const int n : groups) {
     Group group(n, cores);
     const auto of_verbs = group.run(false, seconds / static_cast<double>(groups.size() + 1));
-    for (size_t v = 0; v < std::size(kVerbs); ++v) {
-      if (kVerbs[v] == Op::send && n % 2 == 1) continue;
-      std::vector<TimedTransfer> samples, core;
-      for (size_t s = 0; s < std::size(kSizes); ++s) {
-        const auto bytes = static_cast<double>(
-            comm::wire_bytes(kVerbs[v], Algorithm::direct, n, std::max<int64_t>(1, kSizes[s] / 4), DType::f32));
-        samples.push_back({1, bytes, of_verbs[v][s].seconds});
-        core.push_back({1, bytes, of_verbs[v][s].core_seconds});
-      }
-      const LinkFit time = fit_link(samples), taken = fit_link(core);
-      host.verbs.push_back({.verb = name_of(kVerbs[v]),
-                            .ranks = n,
-                            .latency_ns = static_cast<int64_t>(time.latency_s * 1e9),
-                            .bytes_per_second = std::max<int64_t>(1, static_cast<int64_t>(time.bytes_per_second)),
-                            .core_ns = static_cast<int64_t>(taken.latency_s * 1e9),
-                            .core_ns_per_byte = taken.bytes_per_second > 0 ? 1e9 / taken.bytes_per_second : 0});
-    }
+    for (size_t v = 0; v < std::size(kVerbs); ++v)
+      if (kVerbs[v] != Op::send || n % 2 == 0) host.verbs.push_back(fitted(kVerbs[v], n, kSizes, of_verbs[v]));
   }
   const auto behind_a_link = Group(2, cores).run(true, seconds / static_cast<double>(groups.size() + 1));
   std::vector<double> more;

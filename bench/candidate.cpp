@@ -70,7 +70,7 @@ planner::FinishedJob build_bench_job(const runtime::DeviceAssignment& assignment
 
 Candidate::Candidate(std::string named, runtime::World& world, const runtime::DeviceAssignment& assignment,
                      const RunConfig& config, planner::FinishedJob finished, double bytes_per_second,
-                     const std::vector<int64_t>& paced_item_ns)
+                     const std::vector<int64_t>& paced_item_ns, bool imitated)
     : name(std::move(named)),
       job(finished.job),
       replayed(finished.replay.taken),
@@ -82,7 +82,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
   std::unique_ptr<Device> device = assignment.make_device();
   runtime::WireOptions wire = assignment.wire(config, *device);
   wire.nccl = finished.engines.nccl;
-  wire.imitated = job->mesh.world() > 1 && world.size() == 1;
+  wire.imitated = job->mesh.world() > 1 && (imitated || world.size() == 1);
   auto communicators = world.communicators(*job, bytes_per_second, config.comm.emulate.latency_ns,
                                            config.comm.timeout_seconds, assignment.kind, wire);
   const runtime::RankOptions options{

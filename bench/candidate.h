@@ -50,10 +50,11 @@ struct Candidate {
   std::vector<StepTimes> times;           // of this rank
   std::vector<runtime::StepMeans> means;  // over ranks
 
-  /// Blocks. Collective: weights of seed 1, first batch staged. `paced_item_ns` as in RankOptions.
+  /// Blocks. Collective: weights of seed 1, first batch staged. `paced_item_ns` as in RankOptions. `imitated`: so are
+  /// the other ranks of the job, as they are in a world of one.
   Candidate(std::string named, runtime::World& world, const runtime::DeviceAssignment& assignment,
             const RunConfig& config, planner::FinishedJob finished, double bytes_per_second,
-            const std::vector<int64_t>& paced_item_ns = {});
+            const std::vector<int64_t>& paced_item_ns = {}, bool imitated = false);
 
   /// Blocks. Runs `steps` steps back to back and times the last but one, so that work left for the next step counts.
   /// With three steps, work left by the previous step counts, too: gathers that travel under the next forward pass.

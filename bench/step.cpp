@@ -2,8 +2,8 @@
 // Runs slipstream bench step: whole training steps by the host's clock, compared with a plain loop over the same works.
 //
 // Each step is timed from before its issue to its end, one step at a time, as a loop in another framework would
-// measure it. With the plain loop, several steps are issued in a row, as in training, and as many loops follow. The
-// weights and the batch can be exported, so that another program starts from the same values.
+// measure it, or several in a row, as in training. With the plain loop, as many loops follow. The weights and the batch
+// can be exported, so that another program starts from the same values.
 
 #include "bench/step.h"
 
@@ -76,7 +76,7 @@ class StepBench : WorldBench {
     std::vector<double> step_ns, loop_ns;
     if (plain) c.rank->run_plainly(*pool);
     world_.barrier();
-    const int in_a_row = plain ? kInARow : 1;
+    const int in_a_row = plain ? kInARow : options_.in_a_row;
     for (int i = 0; i < options_.steps; ++i) {
       const int64_t begin = monotonic_ns();
       c.compute(in_a_row);

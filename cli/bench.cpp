@@ -164,8 +164,14 @@ void add_step(CLI::App& bench, Run& chosen) {
   CLI::App* command = bench.add_subcommand("step", "measure whole training steps by the host's clock");
   add_bench_flags(command, *options);
   command->add_option("--export", options->export_dir, "write the first weights and each rank's batch to this folder");
-  command->add_flag("--plain-loop", options->plain_loop,
-                    "issue eight steps in a row, then time eight plain loops of the same works (one rank)");
+  command
+      ->add_option("--in-a-row", options->in_a_row,
+                   "issue so many steps one behind the other, as training does; a time is their mean")
+      ->check(CLI::Range(1, 1000));
+  command
+      ->add_flag("--plain-loop", options->plain_loop,
+                 "issue eight steps in a row, then time eight plain loops of the same works (one rank)")
+      ->excludes("--in-a-row");
   command->add_option("--line-rate", *line_rate, "print the lower bound for a link of this rate, for instance 1Gbit/s");
   command->add_option("--ranks", options->ranks, "ranks that the link connects; 0: the ranks of the launcher");
   command->callback([&chosen, options, line_rate] {

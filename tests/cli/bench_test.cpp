@@ -294,6 +294,10 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
   for (const char* column : {"plain_loop_ms", "overhead", "bound_ms", "wire_ms"}) CHECK(row[column] == 0);
   CHECK(!contains(bare.text, "plain loop"));
   CHECK(!contains(bare.text, "bound on"));
+  row = row_of(call(alone + " --in-a-row 3"));
+  CHECK(row["loss"] == loss);
+  CHECK(row["step_ms"] > 0);
+  check_refused(call(step + " --in-a-row 3 --plain-loop"), 2, {"--in-a-row", "--plain-loop"});
 
   if (!has_mpirun()) return;
   row = row_of(on_ranks(2, step + " --set train.global_batch_size=4 --export " + start));

@@ -41,6 +41,23 @@ TEST_CASE("calibrate writes a machine file that plans read", "[cli]") {
   check_refused(call("plan " + run + " --ranks 2 --machine " + machine), 2, {"measured.times", "verb all_reduce 1"});
 }
 
+TEST_CASE("calibrate by a launcher measures the verbs between its ranks", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), machine = folder.path("machine.toml");
+  const Result made = on_ranks(2, "calibrate " + run + " --seconds 1 --out " + machine);
+  INFO(made.text);
+  REQUIRE(made.code == 0);
+  CHECK(contains(read(machine), "by 2 processes"));
+  CHECK(contains(read(machine), "\nverb all_gather 2 "));
+  const Result planned = call("plan " + run + " --ranks 2 --json --set zero.stage=3 --machine " + machine);
+  INFO(planned.text);
+  REQUIRE(planned.code == 0);
+  CHECK(Json::parse(planned.text).at("rehearsed").at("step_ms").as_double() > 0);
+  check_refused(on_ranks(2, "calibrate " + run + " --ranks 2 --out " + machine), 2,
+                {"--ranks 2 counts the ranks of one host, but a launcher started 2 processes. Leave it out."});
+}
+
 TEST_CASE("plan compares a run with its plan, and replays it with other settings", "[cli]") {
   Folder folder;
   const std::string file = run_file(folder, kTraced), run = folder.path("run");
