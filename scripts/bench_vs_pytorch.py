@@ -19,7 +19,8 @@ arguments = argparse.ArgumentParser(description=__doc__)
 arguments.add_argument("folder", help="output folder of bench step --export")
 arguments.add_argument("--steps", type=int, default=10)
 arguments.add_argument("--threads", type=int, default=1)
-arguments.add_argument("--method", choices=["ddp", "flat"], default="ddp", help="method of reducing gradients")
+arguments.add_argument("--method", choices=["ddp", "flat", "fsdp"], default="ddp",
+                       help="method of reducing gradients; fsdp: FSDP2, which also shards parameters and states as ZeRO-3 does (PyTorch 2.6)")
 arguments.add_argument("--rank", type=int, default=0)
 arguments.add_argument("--world", type=int, default=1)
 arguments.add_argument("--address", default="tcp://127.0.0.1:29500", help="address of the first process")
@@ -92,6 +93,10 @@ class Gpt2(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+def connect():
+    dist.init_process_group("gloo", init_method=options.address, rank=options.rank, world_size=options.world)
+
+
 def main():
     with open(os.path.join(options.folder, "config.json")) as file:
         config = json.load(file)
@@ -102,11 +107,17 @@ def main():
     ids, targets = batch[0], batch[1]
     # An argument instead of a module buffer, because gloo refuses to broadcast booleans.
     mask = torch.triu(torch.ones(config["n_positions"], config["n_positions"], dtype=torch.bool), 1)
+    if options.method == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # missing before PyTorch 2.6
+
+        connect()
+        for part in [*model.h, model]:
+            fully_shard(part, mesh=dist.device_mesh.init_device_mesh("cpu", (options.world,)))
     groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == decay], "weight_decay": 0.1 if decay else 0.0} for decay in (True, False)]
     optimizer = torch.optim.AdamW(groups, lr=1e-5, betas=(0.9, 0.95), eps=1e-8)
     step_model, flat = model, None
-    if options.world > 1:
-        dist.init_process_group("gloo", init_method=options.address, rank=options.rank, world_size=options.world)
+    if options.world > 1 and options.method != "fsdp":
+        connect()
         if options.method == "ddp":
             step_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         else:  # gradients are views of one buffer, so that flat copies nothing
@@ -119,7 +130,7 @@ def main():
     for step in range(options.steps + 2):
         begin = time.perf_counter()
         if flat is None:
-            optimizer.zero_grad(set_to_none=options.world == 1)
+            optimizer.zero_grad(set_to_none=options.world == 1 or options.method == "fsdp")
         else:
             flat.zero_()
         loss = step_model(ids, targets, mask)
