@@ -121,7 +121,8 @@ class Networks(unittest.TestCase):
             self.assertIn(sentence, netlab(*words, code=2))
         if subprocess.run("ip netns add netlab_probe && ip -n netlab_probe link set lo up && tc -n netlab_probe qdisc add dev lo root "
                           "netem delay 1ms; code=$?; ip netns del netlab_probe; exit $code", shell=True, capture_output=True).returncode:
-            self.assertIn("this kernel has no netem", netlab("up", "--delay", "1ms", code=7))
+            for option in (("--delay", "1ms"), ("--loss", "0.1%")):
+                self.assertIn("this kernel has no netem, which --delay and --loss need. Leave them out", netlab("up", *option, code=7))
         else:
             netlab("up", "--delay", "1ms", "--loss", "0.1%")
 
