@@ -14,6 +14,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/head_norm/head_norm.h"
@@ -146,6 +147,21 @@ class KernelBench : KernelTimer {
     const Residual residual_args{.a = x, .b = y, .y = d, .elems = s.rows() * s.width, .dtype = dtype_};
     compare("residual", fmt::format("{} x {}", s.rows(), s.width), residual_cost(residual_args),
             [&] { residual(context_, residual_args); });
+    const std::vector<DropoutSample> samples(static_cast<size_t>(s.batch), {.step = 1, .sequence = 1});
+    for (bool adds : {true, false}) {
+      const Dropout dropped{.x = adds ? x : nullptr,
+                            .d = y,
+                            .y = d,
+                            .samples = samples.data(),
+                            .rows = s.rows(),
+                            .width = s.width,
+                            .chunks = {.tokens = s.tokens},
+                            .key = 1,
+                            .rate = 0.1,
+                            .dtype = dtype_};
+      compare(adds ? "dropout_sum" : "dropout", fmt::format("{} x {}", s.rows(), s.width), dropout_cost(dropped, adds),
+              [&] { dropout(context_, dropped); });
+    }
     memory_.clear();
   }
 

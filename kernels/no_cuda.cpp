@@ -9,6 +9,7 @@
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/algorithms.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/dropout/dropout_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gelu/gelu_cuda.h"
 #include "kernels/head_norm/head_norm_cuda.h"
@@ -58,6 +59,7 @@ void columns_sum_cuda(LaunchContext&, const ColumnsSum&) { refuse("columns_sum")
 void cross_entropy_cuda(LaunchContext&, const CrossEntropy&) { refuse("cross_entropy"); }
 void cross_entropy_part_cuda(LaunchContext&, const CrossEntropyPart&) { refuse("cross_entropy_part"); }
 void cross_entropy_merge_cuda(LaunchContext&, const CrossEntropyMerge&) { refuse("cross_entropy_merge"); }
+void dropout_cuda(LaunchContext&, const Dropout&) { refuse("dropout"); }
 void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }
 void embedding_backward_cuda(LaunchContext&, const EmbeddingBackward&) { refuse("embedding_backward"); }
 void position_backward_cuda(LaunchContext&, const PositionBackward&) { refuse("position_backward"); }

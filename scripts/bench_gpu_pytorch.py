@@ -144,6 +144,9 @@ def torch_op(op, shape):
     if op == "residual":
         a, b = values(n[0], n[1]), values(n[0], n[1])
         return lambda: a + b
+    if op in ("dropout", "dropout_sum"):
+        a, b = values(n[0], n[1]), values(n[0], n[1])
+        return torch.compile(lambda: F.dropout(b, 0.1) if op == "dropout" else a + F.dropout(b, 0.1))
     if op in ("embedding_forward", "embedding_backward"):
         rows, width, vocab = n
         ids, table = torch.randint(0, vocab, (rows,), device=options.device), values(vocab, width, grad=True)

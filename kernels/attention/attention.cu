@@ -10,6 +10,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/weight_dropout.cuh"
 #include "kernels/cuda/common.cuh"
 
 namespace slipstream::kernels {
@@ -21,10 +22,10 @@ constexpr int kThreads = 128;
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
 
 /// A block: kRows queries by kRows keys, with at most kParts * kColumns columns.
-/// kHides: a window or documents hide old keys. The other kernels need fewer registers.
-template <int kRows_, int kColumns_, bool kHides_>
+/// kHides: a window or documents hide old keys; kDrops: weights are dropped. The other kernels need fewer registers.
+template <int kRows_, int kColumns_, bool kHides_, bool kDrops_>
 struct TileOf {
-  static constexpr bool kHides = kHides_;
+  static constexpr bool kHides = kHides_, kDrops = kDrops_;
   static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;       // per thread
   static constexpr int kParts = kThreads / kRows;  // threads per row
@@ -112,6 +113,14 @@ __device__ __forceinline__ int64_t keys_begin(const Args& args, int64_t sequence
   return keys > 0 ? keys / Tile::kRows * Tile::kRows : 0;
 }
 
+/// The factor of dropout on a weight of the current sequence; query and key count from the beginning of the block.
+template <typename Tile>
+__device__ __forceinline__ float factor_of(const WeightDropout& dropout, const AttentionBlock& block, int64_t head,
+                                           int64_t query, int64_t key) {
+  if constexpr (!Tile::kDrops) return 1.0f;
+  return dropout.factor(blockIdx.z, head, block.first_query + query, block.first_key + key);
+}
+
 /// End of the keys for the tile of queries at `begin`.
 __device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) {
   return block.causal ? begin + 1 : block.keys;
@@ -124,7 +133,7 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence
 }
 
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args, WeightDropout dropout) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts, kKeys = Tile::kKeys;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -179,7 +188,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
     for (int i = 0; i < kKeys; ++i) {
       const float weight = expf(scores[i] - base);
       sum += weight;
-      p[row * kScorePitch + part + i * kParts] = weight;
+      p[row * kScorePitch + part + i * kParts] =
+          weight * factor_of<Tile>(dropout, block, head, query, key_begin + part + i * kParts);
     }
     __syncwarp();  // only its own threads read a row of p
 #pragma unroll
@@ -250,7 +260,8 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
 
 /// One block per tile of queries: dq.
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta) {
+__global__ void __launch_bounds__(kThreads)
+    query_kernel(AttentionBlockBackward args, WeightDropout dropout, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -290,8 +301,9 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
     for (int key = part; key < kRows; key += kParts) {
       float slope = 0.0f;
       if ((!Tile::kHides || key >= old) && key < seen)
-        slope =
-            expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) * (dot(d, row, v, key, head_dim) - mine.delta);
+        slope = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) *
+                (dot(d, row, v, key, head_dim) * factor_of<Tile>(dropout, block, head, query, key_begin + key) -
+                 mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
     __syncwarp();  // only its own threads read a row of ds
@@ -319,7 +331,8 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
 
 /// One block per tile of keys: dk and dv, heads of the group in order.
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta) {
+__global__ void __launch_bounds__(kThreads)
+    key_kernel(AttentionBlockBackward args, WeightDropout dropout, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -357,8 +370,10 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
       for (int key = part; key < kRows; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
         if ((!Tile::kHides || key >= old) && key < seen) {
+          const float factor = factor_of<Tile>(dropout, block, head, begin + row, key_begin + key);
           weight = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse);
-          slope = weight * (dot(d, row, v, key, head_dim) - mine.delta);
+          slope = weight * (dot(d, row, v, key, head_dim) * factor - mine.delta);
+          weight *= factor;
         }
         p[row * kScorePitch + key] = weight;
         ds[row * kScorePitch + key] = slope;
@@ -399,17 +414,24 @@ bool hides_keys(const Args& all) {
   return all.window > 0 || all.documents.begins != nullptr;
 }
 
-/// Calls body with the tile for heads of this size.
-template <typename Body>
-void for_tile(int64_t head_dim, bool hides_keys, const Body& body) {
-  for_flag(hides_keys, [&](auto hides) {
-    if (head_dim <= 64)
-      body(TileOf<32, 16, hides.value>{});
-    else if (head_dim <= 128)
-      body(TileOf<32, 32, hides.value>{});
-    else
-      body(TileOf<16, 32, hides.value>{});
-  });
+template <bool kHides, bool kDrops, typename Body>
+void for_size(int64_t head_dim, const Body& body) {
+  if (head_dim <= 64)
+    body(TileOf<32, 16, kHides, kDrops>{});
+  else if (head_dim <= 128)
+    body(TileOf<32, 32, kHides, kDrops>{});
+  else
+    body(TileOf<16, 32, kHides, kDrops>{});
+}
+/// Calls body with the tile of the head's size. Kernels that drop can also hide.
+template <typename Args, typename Body>
+void for_tile(const Args& all, const Body& body) {
+  if (all.dropout != nullptr)
+    for_size<true, true>(all.head_dim, body);
+  else if (hides_keys(all))
+    for_size<true, false>(all.head_dim, body);
+  else
+    for_size<false, false>(all.head_dim, body);
 }
 
 /// Does every row of a head consist of whole packs at a multiple of 16 bytes?
@@ -439,12 +461,12 @@ void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockFo
   const AttentionForward& all = args.all;
   for_dtype(all.dtype, [&](auto type) {
     using T = decltype(type);
-    for_tile(all.head_dim, hides_keys(all), [&](auto tile) {
+    for_tile(all, [&](auto tile) {
       using Tile = decltype(tile);
       for_flag(whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride}, all.q, all.k, all.v), [&](auto aligned) {
         launch(stream_of(context), forward_kernel<Tile, aligned.value, T>,
                grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
-               shared_bytes<Tile>(all.head_dim, 3, 1), args);
+               shared_bytes<Tile>(all.head_dim, 3, 1), args, WeightDropout(all.dropout));
       });
     });
   });
@@ -475,16 +497,16 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
   if (attention_backward_hopper(context, args, delta) || attention_backward_mma(context, args, delta)) return;
   const bool whole =
       whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
-  for_tile(all.head_dim, hides_keys(all), [&](auto tile) {
+  for_tile(all, [&](auto tile) {
     using Tile = decltype(tile);
     for_flag(whole, [&](auto aligned) {
       if (args.block.keys > 0)
         launch(stream_of(context), key_kernel<Tile, aligned.value, T>,
                grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
-               shared_bytes<Tile>(all.head_dim, 4, 2), args, delta);
+               shared_bytes<Tile>(all.head_dim, 4, 2), args, WeightDropout(all.dropout), delta);
       launch(stream_of(context), query_kernel<Tile, aligned.value, T>,
              grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
-             shared_bytes<Tile>(all.head_dim, 4, 1), args, delta);
+             shared_bytes<Tile>(all.head_dim, 4, 1), args, WeightDropout(all.dropout), delta);
     });
   });
 }

@@ -12,6 +12,7 @@
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
 #include "kernels/common/isa.h"
+#include "kernels/dropout/dropout.h"
 
 namespace slipstream::kernels {
 
@@ -27,6 +28,17 @@ struct AttentionDocuments {
   int64_t early_keys = 0;  // 0: s
   int64_t early_position = 0;
   int64_t late_position = 0;
+};
+
+/// Dropout of weights: after the softmax, the weight of query t and key s is multiplied by m / (1 - rate). Word
+/// s % 4 of the counter {s / 4, t, sequence, step} with key + h decides as in Dropout; t and s are positions in whole
+/// sequences, h counts the heads of all ranks.
+struct AttentionDropout {
+  const DropoutSample* samples = nullptr;  // [B]
+  uint64_t key = 0;
+  double rate = 0;
+  int64_t first_head = 0;                 // of this rank
+  ContextChunks queries = {}, keys = {};  // positions of their tokens
 };
 
 /// out[t] = sum over s of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale * q[t].k[s]);
@@ -62,6 +74,7 @@ struct AttentionForward {
   DType dtype = DType::f32;
   int64_t window = 0;  // 0: none
   AttentionDocuments documents;
+  const AttentionDropout* dropout = nullptr;  // null: none
 };
 
 /// dq, dk, dv of the above from dout; the scores are recomputed from lse.
@@ -98,6 +111,7 @@ struct AttentionBackward {
   DType dtype = DType::f32;
   int64_t window = 0;  // 0: none
   AttentionDocuments documents;
+  const AttentionDropout* dropout = nullptr;  // null: none
 };
 
 /// The softmax of every query over the keys seen so far: the state with which attention continues when more keys

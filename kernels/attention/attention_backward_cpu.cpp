@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/tile.h"
+#include "kernels/attention/weight_dropout.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
@@ -20,8 +21,9 @@ struct alignas(64) Scratch {
   float weights[kBlock * kBlock];  // [keys, queries]: scores, then weights
   float dscores[kBlock * kBlock];  // [keys, queries]: gradients of weights, then of scaled scores
   float lse[kBlock];
-  float dot[kBlock];     // dout . out of each query
-  float behind[kBlock];  // Hidden::last_keys()
+  float dot[kBlock];               // dout . out of each query
+  float behind[kBlock];            // Hidden::last_keys()
+  float factors[kBlock * kBlock];  // of dropout: [keys, queries]
 };
 
 /// The current pair of blocks; query i sees key s if s <= i + ahead and, with `hides`, s > scratch.behind[i].
@@ -34,6 +36,7 @@ struct Pair {
   int64_t keys;
   int64_t ahead;
   bool hides;
+  bool drops;  // weights are multiplied by scratch.factors
   int64_t head_dim;
   float scale;
   bool first;  // first block of keys of these queries
@@ -77,11 +80,13 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
       tile<false>(rows, Rows{pair.v + s * pair.v_stride, pair.v_stride}, scratch.dout_t + i, kBlock,
                   scratch.dscores + s * kBlock + i, kBlock, pair.head_dim);
     }
+    if (pair.drops) multiply_columns(scratch.dscores + i, scratch.factors + i, seen);
     for (int64_t j = i; j < i + kTileCols; j += kLanes)
       softmax_columns(scratch.weights + j, scratch.dscores + j, seen, j + pair.ahead, pair.scale, load(scratch.lse + j),
                       load(scratch.dot + j));
     for (int64_t j = i; j < i + kTileCols && pair.hides; j += kLanes)
       hide_columns(scratch.weights + j, scratch.dscores + j, seen, scratch.behind + j);
+    if (pair.drops) multiply_columns(scratch.weights + i, scratch.factors + i, seen);
     // Tiles of the products below reach at most kTileRows - 1 keys beyond these columns.
     for (int64_t s = seen; s < least(pair.keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) {
@@ -165,9 +170,12 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
                  .keys = keys,
                  .ahead = ahead,
                  .hides = hidden.last_keys(all.documents, block, key, queries, ahead, scratch.behind),
+                 .drops = all.dropout != nullptr,
                  .head_dim = all.head_dim,
                  .scale = all.scale,
                  .first = args.first && key == start};
+    if (pair.drops)
+      dropout_factors(*all.dropout, sequence, head, first_query, block.first_key + key, keys, scratch.factors);
     pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
     if constexpr (std::is_same_v<T, float>) {
       pair.v = v + key * all.kv_stride;

@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/tile.h"
+#include "kernels/attention/weight_dropout.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
@@ -18,7 +19,8 @@ struct alignas(64) Scratch {
   float maximum[kBlock];
   float sum[kBlock];
   float rescale[kBlock];
-  float behind[kBlock];  // Hidden::last_keys()
+  float behind[kBlock];            // Hidden::last_keys()
+  float factors[kBlock * kBlock];  // of dropout: [keys, queries]
 };
 
 /// Turns kLanes columns of scores into weights and updates their running maximum and sum. Queries see the keys up to
@@ -87,9 +89,9 @@ inline void softmax_columns_with_hidden(float* scores, int64_t keys, int64_t fir
 }
 
 /// Adds keys [0, keys) of a block to the output of `queries` queries; query i sees key s if s <= i + ahead and, with
-/// `hides`, s > scratch.behind[i].
+/// `hides`, s > scratch.behind[i]; with `drops`, its weights are multiplied by scratch.factors.
 inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_t queries, int64_t keys, int64_t ahead,
-                      bool hides, int64_t head_dim, float scale, bool first) {
+                      bool hides, bool drops, int64_t head_dim, float scale, bool first) {
   for (int64_t i = 0; i < queries; i += kTileCols) {
     const int64_t seen = least(keys, i + kTileCols + ahead);
     for (int64_t s = 0; s < seen; s += kTileRows)
@@ -103,6 +105,7 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
       else
         softmax_columns(scores, seen, j + ahead, scale, maximum, sum, rescale);
     }
+    if (drops) multiply_columns(scratch.scores + i, scratch.factors + i, seen);
     // A tile of rows below may reach into these columns from the next ones.
     for (int64_t s = seen; s < least(keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) store(scratch.scores + s * kBlock + j, Vf{});
@@ -155,15 +158,18 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& a
   const int64_t start = hidden.first_tile(all.documents, block, begin);
   for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key), ahead = block.causal ? begin - key : keys;
-    const bool first = args.first && key == start,
+    const bool first = args.first && key == start, drops = all.dropout != nullptr,
                hides = hidden.last_keys(all.documents, block, key, queries, ahead, scratch.behind);
+    if (drops)
+      dropout_factors(*all.dropout, sequence, head, block.first_query + begin, block.first_key + key, keys,
+                      scratch.factors);
     pack(v + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.v);
     if constexpr (std::is_same_v<T, float>) {
-      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, hides, all.head_dim, all.scale,
-                first);
+      add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, hides, drops, all.head_dim,
+                all.scale, first);
     } else {
       pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
-      add_block(scratch, scratch.k, width, queries, keys, ahead, hides, all.head_dim, all.scale, first);
+      add_block(scratch, scratch.k, width, queries, keys, ahead, hides, drops, all.head_dim, all.scale, first);
     }
   }
   if (!args.last) {

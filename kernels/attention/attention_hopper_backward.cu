@@ -429,6 +429,7 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
                              .tiles = static_cast<int>(tiles)};
   std::string reason = all.window > 0                    ? "a sliding window"
                        : all.documents.begins != nullptr ? "documents"
+                       : all.dropout != nullptr          ? "dropout"
                                                          : hopper_refusal(all.head_dim);
   if (reason.empty() && (!all_aligned(all.workspace, args.dq_sum, args.dkv, all.dq, all.dk, all.dv) ||
                          all.dq_stride % 8 != 0 || all.dkv_stride % 8 != 0))

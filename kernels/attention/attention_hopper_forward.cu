@@ -374,6 +374,7 @@ bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForwar
   if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || args.block.keys == 0) return false;
   std::string reason = all.window > 0                    ? "a sliding window"
                        : all.documents.begins != nullptr ? "documents"
+                       : all.dropout != nullptr          ? "dropout"
                                                          : hopper_refusal(all.head_dim);
   const auto run = [&](auto head) {
     Maps maps{};

@@ -3,12 +3,14 @@
 
 #include "tests/reference/elementwise.h"
 #include "kernels/cast/cast.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/residual/residual.h"
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/activations.h"
+#include "tests/reference/dropout.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -75,6 +77,55 @@ TEST_CASE("add and residual: sums, in place too") {
         CHECK(left.doubles() == total);
         CHECK(left.intact());
       }
+}
+
+TEST_CASE("dropout: the bits of double, with and without a sum, in place too") {
+  const ContextChunks whole{.tokens = 6}, odd{.tokens = 5}, shared{.tokens = 24, .ranks = 4, .rank = 2};
+  for (int64_t width : {1, 3, 4, 7, 8, 9, 40, 260})
+    for (const ContextChunks& chunks : {whole, odd, shared})
+      for (int64_t shift : {0, 1})
+        for (DType dtype : kTypes) {
+          CAPTURE(width, chunks.tokens, shift, name_of(dtype));
+          const int64_t tokens = chunks.local_tokens(), first_row = 2, rows = 2 * tokens - first_row,
+                        elems = rows * width;
+          const Doubles x = random_doubles(elems, dtype, 1), d = random_doubles(elems, dtype, 2);
+          const uint64_t key = dropout_key(3, "place");
+          Doubles sum, alone;
+          for (int64_t i = 0; i < elems; ++i) {
+            const int64_t row = first_row + i / width;
+            const reference::Place at{key, 9, 4 + static_cast<uint32_t>(row / tokens),
+                                      static_cast<uint32_t>(chunks.position(row % tokens)),
+                                      static_cast<uint32_t>(i % width)};
+            const auto e = static_cast<size_t>(i);
+            sum.push_back(reference::dropout(at, 0.3, x[e], d[e], significant_bits(dtype)));
+            alone.push_back(reference::dropout(at, 0.3, 0, d[e], significant_bits(dtype)));
+          }
+          for_orders([&](LaunchContext& context) {
+            OnDevice left(x, dtype, "x", shift), right(d, dtype, "d", shift), y(elems, dtype, "y", shift);
+            const OnDevice samples(std::vector<int32_t>{9, 4, 9, 5}, "samples");
+            Dropout args{.x = left.data(),
+                         .d = right.data(),
+                         .y = y.data(),
+                         .samples = samples.data<DropoutSample>(),
+                         .rows = rows,
+                         .width = width,
+                         .first_row = first_row,
+                         .chunks = chunks,
+                         .key = key,
+                         .rate = 0.3,
+                         .dtype = dtype};
+            dropout(context, args);
+            CHECK(y.doubles() == sum);
+            args.y = left.data();
+            dropout(context, args);
+            CHECK(left.doubles() == sum);
+            args.x = nullptr;
+            args.y = right.data();
+            dropout(context, args);
+            CHECK(right.doubles() == alone);
+            CHECK((y.intact() && left.intact() && right.intact() && samples.intact()));
+          });
+        }
 }
 
 TEST_CASE("gelu and its gradient equal double") {

@@ -24,6 +24,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -306,6 +307,23 @@ class CardBench : private CardStopwatch {
     measure("swiglu_backward", shape, swiglu_backward_cost(swiglu_b), [&] { swiglu_backward(context_, swiglu_b); });
     const Residual residual_args{.a = x, .b = y, .y = d, .elems = elems, .dtype = DType::bf16};
     measure("residual", shape, residual_cost(residual_args), [&] { residual(context_, residual_args); });
+    const std::vector<DropoutSample> numbers(static_cast<size_t>(sizes_.batch), {.step = 1, .sequence = 1});
+    auto* samples = static_cast<DropoutSample*>(take(std::ssize(numbers) * int64_t{sizeof numbers[0]}));
+    upload(samples, numbers.data(), std::ssize(numbers) * int64_t{sizeof numbers[0]});
+    for (bool adds : {true, false}) {
+      const Dropout dropped{.x = adds ? x : nullptr,
+                            .d = y,
+                            .y = d,
+                            .samples = samples,
+                            .rows = rows,
+                            .width = sizes_.hidden,
+                            .chunks = {.tokens = sizes_.tokens},
+                            .key = 1,
+                            .rate = 0.1,
+                            .dtype = DType::bf16};
+      measure(adds ? "dropout_sum" : "dropout", shape, dropout_cost(dropped, adds),
+              [&] { dropout(context_, dropped); });
+    }
     std::vector<float> table(static_cast<size_t>(sizes_.tokens * 64));
     rope_table(table.data(), sizes_.tokens, 64, 10000.0f);
     auto* on_card = static_cast<float*>(take(4 * sizes_.tokens * 64));

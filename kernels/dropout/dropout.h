@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Dropout with masks that are functions of counters, with or without the residual sum after it; its own backward.
+
+#include <cstdint>
+#include <string_view>
+
+#include "engine/base/context_chunks.h"
+#include "engine/base/dtype.h"
+#include "engine/device/work.h"
+#include "kernels/common/isa.h"
+
+namespace slipstream::kernels {
+
+/// The step and the number of a sequence in the step's global batch: equal on every layout.
+struct DropoutSample {
+  uint32_t step = 0;
+  uint32_t sequence = 0;
+};
+
+/// y = x + m d / (1 - rate) with m = 1 or 0, 0 with probability `rate`; without x, y = m d / (1 - rate). The gradient
+/// of d is m dy / (1 - rate): the same function of dy, without x.
+///
+/// Word f % 4 of Philox4x32-10 with `key` and the counter {f / 4, position, sequence, step} decides about feature f: m
+/// is 0 if the word is below rate x 2^32. Row r of the micro-batch is token r % T of its sequence r / T, with T tokens
+/// of a sequence on this rank; `chunks` maps the token to its position in the whole sequence.
+///
+/// Shapes:  x, d, y [rows, D], rows from `first_row` of the micro-batch on; samples [> (first_row + rows - 1) / T]
+/// Types:   x, d, y f32 or bf16; d / (1 - rate) is rounded to float before the sum, the sum once to the type
+/// Alias:   y may be x, d or both
+/// Cost:    2·rows·D flops; (3 or, without x, 2)·rows·D·sizeof(T) bytes; the integer operations of Philox do not count
+/// Errors:  ShapeError if a size is negative, rate is not in [0, 1), or an operand other than x is null
+/// Source:  Srivastava et al. 2014, "Dropout"; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
+struct Dropout {
+  const void* x = nullptr;  // may be null
+  const void* d = nullptr;
+  void* y = nullptr;
+  const DropoutSample* samples = nullptr;
+  int64_t rows = 0;
+  int64_t width = 0;
+  int64_t first_row = 0;
+  ContextChunks chunks = {};
+  uint64_t key = 0;
+  double rate = 0;
+  DType dtype = DType::f32;
+};
+
+/// Blocks on cpu, enqueues on cuda. Throws: ShapeError, ResourceError (no kernel for the device).
+void dropout(LaunchContext& context, const Dropout& args);
+
+/// Pure. Minimum flops and bytes. `adds`: with x. Pointers may be null.
+Cost dropout_cost(const Dropout& args, bool adds);
+
+/// Pure. The key of a place in the model: masks of different names are independent.
+uint64_t dropout_key(uint64_t seed, std::string_view name);
+
+/// Pure. The smallest word that keeps an element: rate x 2^32, rounded.
+uint32_t dropout_threshold(double rate);
+/// Pure. 1 / (1 - rate).
+float dropout_scale(double rate);
+
+SLIP_DECLARE_PER_ISA(void dropout_cpu(LaunchContext& context, const Dropout& args);)
+
+}  // namespace slipstream::kernels
