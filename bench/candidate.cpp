@@ -46,6 +46,8 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
       ids[i] = static_cast<int32_t>(
           random.zipf(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
     if (job.model.documents) std::fill_n(ids + rows, rows / 2, 0);  // one document
+    runtime::number_sequences(job.model, staged.batch + m * staged.stride_bytes, 1,
+                              (rank * job.buffers.micro_batches + m) * job.model.batch);
   }
   write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }

@@ -184,7 +184,8 @@ const LlamaDialect* dialect_of(Family family) {
 }
 
 /// 8 as 8.0: the library warns about factors that are no real numbers.
-std::string with_point(float value) {
+template <typename Real>
+std::string with_point(Real value) {
   const std::string text = fmt::format("{}", value);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
@@ -232,10 +233,11 @@ std::string hugging_face_config(const ModelOptions& o, TextIds ids) {
     return fmt::format(
         "{{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"vocab_size\": {},\n"
         "  \"n_positions\": {},\n  \"n_embd\": {},\n  \"n_layer\": {},\n  \"n_head\": {},\n  \"n_inner\": {},\n"
-        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": {},\n  \"resid_pdrop\": 0.0,\n"
-        "  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
+        "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": {},\n  \"resid_pdrop\": {},\n"
+        "  \"embd_pdrop\": {},\n  \"attn_pdrop\": {},\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
         "  \"tie_word_embeddings\": {},\n  \"torch_dtype\": \"{}\"\n}}\n",
-        o.vocab, o.context, o.width, o.layers, o.heads, o.ffn_width, o.norm_eps, begin, end, o.tie_embeddings, dtype);
+        o.vocab, o.context, o.width, o.layers, o.heads, o.ffn_width, o.norm_eps, with_point(o.dropout.residual),
+        with_point(o.dropout.embedding), with_point(o.dropout.attention), begin, end, o.tie_embeddings, dtype);
   const LlamaDialect* dialect = dialect_of(o.family);
   SLIP_ASSERT(dialect != nullptr);
   const kernels::RopeScaling& r = o.rope_scaling;

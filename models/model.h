@@ -14,6 +14,17 @@
 
 namespace slipstream::models {
 
+/// Rates of dropout in training; evaluation has none. Masks depend on nothing else than `seed`, the step, the number of
+/// the sequence in the global batch, the place in the model, the position and the feature (kernels/dropout).
+struct DropoutRates {
+  double embedding = 0;  // of the sum of embeddings
+  double residual = 0;   // of the outputs of attention and of the MLP, before they are added to the residual
+  double attention = 0;  // of the weights of values, after the softmax
+  uint64_t seed = 0;
+
+  bool any() const { return embedding > 0 || residual > 0 || attention > 0; }
+};
+
 struct ModelOptions {
   Family family = Family::gpt2;
   int64_t layers = 0;
@@ -30,6 +41,7 @@ struct ModelOptions {
   bool documents = false;  // attention does not cross documents
   int64_t window = 0;      // tokens that a token attends to, itself included; 0: all before it
   float norm_eps = 1e-5f;
+  DropoutRates dropout = {};
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
 
   int64_t batch = 0;   // sequences of a micro-batch

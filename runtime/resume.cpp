@@ -35,7 +35,7 @@ bool is_free(std::string_view key) {
 
 /// The model's shape and the optimizer's states.
 bool is_fixed(std::string_view key) {
-  return key.starts_with("model.") || key == "optimizer.name" || key == "train.dtype";
+  return (key.starts_with("model.") && !key.ends_with("_pdrop")) || key == "optimizer.name" || key == "train.dtype";
 }
 
 bool is_set(const std::vector<std::string>& sets, std::string_view key) {

@@ -89,6 +89,8 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
       if (batch.shape.documents)
         std::memcpy(staged.batch + m * staged.stride_bytes + 2 * half, batch.document_begins_of(m), half);
+      number_sequences(job.model, staged.batch + m * staged.stride_bytes, batch.index,
+                       batch.first_rows[static_cast<size_t>(m)]);
     }
     write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
     if (job.options.skips) guard_.write_limits(batch.index, staged.scalars.last(kLimits));

@@ -9,6 +9,7 @@
 #include "engine/base/check.h"
 #include "engine/checkpoint/kept_part.h"
 #include "kernels/cast/cast.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"
@@ -206,6 +207,14 @@ Work communication_work(const Task& task, comm::Communicator& communicator) {
 }
 
 }  // namespace
+
+void number_sequences(const ModelSpec& model, std::byte* batch, int64_t step, int64_t first) {
+  if (!model.numbers_sequences) return;
+  auto* numbers =
+      reinterpret_cast<kernels::DropoutSample*>(batch + (model.documents ? 3 : 2) * 4 * model.batch * model.tokens);
+  for (int64_t row = 0; row < model.batch; ++row)
+    numbers[row] = {static_cast<uint32_t>(step), static_cast<uint32_t>(first + row)};
+}
 
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
                       const std::vector<comm::Communicator*>& communicators, const LoadBatch& load,

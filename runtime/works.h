@@ -20,6 +20,10 @@ struct StagedBatch {
 };
 using LoadBatch = std::function<void(const StagedBatch&)>;
 
+/// Writes the numbers of the sequences of a micro-batch, of which the first is row `first` of the global batch of
+/// `step`, where ModelSpec::numbers_sequences asks for them. `batch`: of the micro-batch.
+void number_sequences(const ModelSpec& model, std::byte* batch, int64_t step, int64_t first);
+
 /// Works for all items of `plan` that are not pieces of the model. `reports`: host memory (allocate_host) for the
 /// report of every step, kReportSlots of Rank::Report; may be null if the plan reports nothing.
 /// `communicators[c]` serves channel c, null for local channels; borrowed, as is `job`.

@@ -44,6 +44,9 @@ struct Model {
   int64_t rope_original_context = 8192;
   int64_t sliding_window = 0;  // 0: none
   double norm_eps = 1e-5;
+  double embd_pdrop = 0;
+  double resid_pdrop = 0;
+  double attn_pdrop = 0;
   std::string init;  // Hugging Face folder; empty: random weights from train.seed
 };
 
@@ -73,7 +76,6 @@ struct Train {
   OnNan on_nan = OnNan::abort;
   int64_t max_skips = 10;
   double spike_zscore = 0;  // 0: no detection
-  double dropout = 0;
 };
 
 struct Optimizer : UpdateOptions {

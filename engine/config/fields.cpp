@@ -58,6 +58,16 @@ std::vector<Field<R>> make_fields() {
                  "Tokens that a token attends to, itself included. 0: all before it. mistral only."),
       F::real("model.norm_eps", at(&R::model, &Model::norm_eps), in_float32({0, 1, true}),
               "Constant added to the variance in every norm."),
+      F::real(
+          "model.embd_pdrop", at(&R::model, &Model::embd_pdrop), {0, 1, false, true},
+          "Probability in training that an element of the embedded tokens becomes zero. The others are divided by 1 "
+          "- embd_pdrop. Masks depend on train.seed, the step and the sequence, not on the layout. Validation has "
+          "none."),
+      F::real("model.resid_pdrop", at(&R::model, &Model::resid_pdrop), {0, 1, false, true},
+              "The same for the outputs of attention and of the feed-forward network before they are added to the "
+              "hidden state."),
+      F::real("model.attn_pdrop", at(&R::model, &Model::attn_pdrop), {0, 1, false, true},
+              "The same for attention probabilities. GPUs then use the general attention kernels, which are slower."),
       F::text(
           "model.init", at(&R::model, &Model::init),
           "Hugging Face folder or run folder with the initial weights. It decides the keys of this table that the run "
@@ -105,7 +115,7 @@ std::vector<Field<R>> make_fields() {
           "train.global_batch_size", at(&R::train, &Train::global_batch_size), {0, 1 << 30},
           "Sequences per step over all ranks. Must be a multiple of micro_batch_size x data ranks. 0: that product."),
       F::integer("train.seed", at(&R::train, &Train::seed), {0, kMaxInt},
-                 "Seed of the random initial weights and of the sample order."),
+                 "Seed of the random initial weights, of the sample order and of the masks of dropout."),
       F::dtype("train.dtype", at(&R::train, &Train::dtype),
                "Storage type of weights and activations in compute. Master weights and sums are float32."),
       F::integer("train.eval_interval", at(&R::train, &Train::eval_interval), {0, kMaxSteps},

@@ -56,6 +56,7 @@ Batch make_batch(const BatchShape& shape) {
   batch.targets.resize(elems);
   if (shape.documents) batch.document_begins.resize(elems);
   batch.valid_rows.assign(static_cast<size_t>(shape.micro_batches), shape.rows);
+  batch.first_rows.assign(static_cast<size_t>(shape.micro_batches), 0);
   return batch;
 }
 
@@ -80,6 +81,8 @@ BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const Tra
     SLIP_ASSERT(batch.shape.rows == sampler.options().micro_batch_size);
     for (int64_t micro_batch = 0; micro_batch < batch.shape.micro_batches; ++micro_batch) {
       const SampleRange samples = sampler.samples_of(step, data_rank, data_ranks, micro_batch);
+      batch.first_rows[static_cast<size_t>(micro_batch)] =
+          static_cast<int64_t>(samples.begin) - (step - 1) * sampler.options().global_batch_size;
       for (int64_t row = 0; row < samples.count; ++row)
         fill_row(*source, sampler.begin_of(samples.begin + static_cast<uint64_t>(row)),
                  micro_batch * batch.shape.rows + row, chunks, window, batch);

@@ -29,6 +29,7 @@ struct Batch {
   std::vector<int32_t> document_begins;  // [M][B][T] with documents: position in the sequence of the first token of
                                          // the document of each input
   std::vector<int64_t> valid_rows;       // [M]; rows from here on have no weight (evaluation only)
+  std::vector<int64_t> first_rows;       // [M]; number of row 0 in the global batch (training only)
 
   const int32_t* inputs_of(int64_t micro_batch) const {
     return inputs.data() + micro_batch * shape.rows * shape.sequence_length;

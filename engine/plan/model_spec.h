@@ -173,11 +173,12 @@ struct ModelSpec {
   int64_t batch = 0;   // sequences of a micro-batch
   int64_t tokens = 0;  // of a sequence
   int64_t vocab = 0;
-  BufferId ids = 0;         // int32 [batch, tokens], per micro-batch: `batch.current`; targets follow
-  bool documents = false;   // positions at which the documents of tokens begin follow the targets
-  BufferId loss = 0;        // double: sum of the losses of this rank's tokens of the step
-  BufferId row_losses = 0;  // float [batch * tokens] of the last micro-batch evaluated
-  BufferId logits = 0;      // [batch * tokens, logits_stride]; the first `vocab` columns are valid after an evaluation
+  BufferId ids = 0;                // int32 [batch, tokens], per micro-batch: `batch.current`; targets follow
+  bool documents = false;          // positions at which the documents of tokens begin follow the targets
+  bool numbers_sequences = false;  // at the end of the batch, uint32 [batch, 2]: step, number in the global batch
+  BufferId loss = 0;               // double: sum of the losses of this rank's tokens of the step
+  BufferId row_losses = 0;         // float [batch * tokens] of the last micro-batch evaluated
+  BufferId logits = 0;  // [batch * tokens, logits_stride]; the first `vocab` columns are valid after an evaluation
   int64_t logits_stride = 0;
 
   /// Pure. Calls take(slice, is_write) for all accesses of a piece, in order: its works, then its communication.

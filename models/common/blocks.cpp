@@ -8,9 +8,9 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
-#include "kernels/attention/attention.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -39,13 +39,17 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   spec_.logits_stride = vocab_rows();
   buffers_.micro_batches = options.micro_batches;
   const int64_t half = rows() * size_of(DType::i32);
-  const int64_t batch_bytes = (options.documents ? 3 : 2) * half;
+  const int64_t tokens_bytes = (options.documents ? 3 : 2) * half,
+                numbers_bytes = options.dropout.any() ? options.batch * int64_t{sizeof(kernels::DropoutSample)} : 0,
+                batch_bytes = tokens_bytes + numbers_bytes;
   batch_next_ = batch_buffer("batch.next", batch_bytes, Instances::per_micro_batch);
   batch_current_ = batch_buffer("batch.current", batch_bytes, Instances::per_micro_batch);
   ids_ = {batch_current_.buffer, 0, half};
   targets_ = {batch_current_.buffer, half, half};
   if (options.documents) document_begins_ = {batch_current_.buffer, 2 * half, half};
   spec_.documents = options.documents;
+  sequence_numbers_ = {batch_current_.buffer, tokens_bytes, numbers_bytes};
+  spec_.numbers_sequences = numbers_bytes > 0;
   spec_.ids = batch_current_.buffer;
   logits_ = scratch("logits", bytes_of(rows() * vocab_rows(), options.dtype));
   if (shared())
@@ -216,70 +220,6 @@ void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, const Linear& w) {
   if (w.bias >= 0) ready(static_cast<uint32_t>(w.bias));
 }
 
-void SpecBuilder::attention(Slice qkv, Slice out, Slice lse) {
-  const int64_t k_offset = heads() * head_dim();
-  const int64_t v_offset = k_offset + kv_heads() * head_dim();
-  const int64_t elem_bytes = size_of(options_.dtype);
-  const kernels::AttentionForward shape{.batch = options_.batch,
-                                        .tokens = options_.tokens,
-                                        .heads = heads(),
-                                        .kv_heads = kv_heads(),
-                                        .head_dim = head_dim(),
-                                        .q_stride = qkv_width(),
-                                        .kv_stride = qkv_width(),
-                                        .out_stride = attention_width(),
-                                        .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
-                                        .dtype = options_.dtype,
-                                        .window = window()};
-  work("attention", kernels::attention_forward_cost(shape), with({qkv}, document_begins_), {out, lse},
-       [=, begins = document_begins_](LaunchContext& c) {
-         kernels::AttentionForward args = shape;
-         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
-         args.q = c.at(qkv);
-         args.k = c.at(qkv) + k_offset * elem_bytes;
-         args.v = c.at(qkv) + v_offset * elem_bytes;
-         args.out = c.at(out);
-         args.lse = c.as<float>(lse);
-         kernels::attention_forward(c, args);
-       });
-}
-
-void SpecBuilder::attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
-  const int64_t k_offset = heads() * head_dim();
-  const int64_t v_offset = k_offset + kv_heads() * head_dim();
-  const int64_t elem_bytes = size_of(options_.dtype);
-  const Slice workspace = attention_workspace_;
-  const kernels::AttentionBackward shape{.batch = options_.batch,
-                                         .tokens = options_.tokens,
-                                         .heads = heads(),
-                                         .kv_heads = kv_heads(),
-                                         .head_dim = head_dim(),
-                                         .q_stride = qkv_width(),
-                                         .kv_stride = qkv_width(),
-                                         .out_stride = attention_width(),
-                                         .dq_stride = qkv_width(),
-                                         .dkv_stride = qkv_width(),
-                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
-                                         .dtype = options_.dtype,
-                                         .window = window()};
-  work("attention_gradient", kernels::attention_backward_cost(shape), with({dout, qkv, out, lse}, document_begins_),
-       {dqkv, workspace}, [=, begins = document_begins_](LaunchContext& c) {
-         kernels::AttentionBackward args = shape;
-         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
-         args.dout = c.at(dout);
-         args.q = c.at(qkv);
-         args.k = c.at(qkv) + k_offset * elem_bytes;
-         args.v = c.at(qkv) + v_offset * elem_bytes;
-         args.out = c.at(out);
-         args.lse = c.as<float>(lse);
-         args.dq = c.at(dqkv);
-         args.dk = c.at(dqkv) + k_offset * elem_bytes;
-         args.dv = c.at(dqkv) + v_offset * elem_bytes;
-         args.workspace = c.as<float>(workspace);
-         kernels::attention_backward(c, args);
-       });
-}
-
 void SpecBuilder::take_batch() {
   begin("take_batch", -1);
   const int64_t size_bytes = buffers_.stride_bytes(batch_next_.buffer) * buffers_.micro_batches;
@@ -312,7 +252,7 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
     args.y = c.at(y);
     kernels::embedding_forward(c, args);
   });
-  for (int i = 0; i < chunks(); ++i) reduce(y, {i, chunks()}, own_tokens() ? x : Slice{});
+  for (int i = 0; i < chunks(); ++i) reduce(y, {i, chunks()}, y == x ? Slice{} : x);
 }
 
 void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {

@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
+#include "kernels/attention/attention.h"
 #include "models/model.h"
 
 namespace slipstream::models {
@@ -59,6 +60,9 @@ struct HeadNorms {
 /// Pure. `slices` and, if there is one, `more`.
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
 
+/// `dropout` with the samples at `numbers`, if there are any.
+kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropout dropout, const Slice& numbers);
+
 /// Builds a ModelSpec piece by piece.
 class SpecBuilder {
  public:
@@ -88,6 +92,11 @@ class SpecBuilder {
   Slice chunk(Slice rows, TokenChunk c) const;
   /// This rank's part of chunk c of a buffer of all rows: with sequence parallelism its sub-block, otherwise the chunk.
   Slice own(Slice rows, TokenChunk c) const;
+  /// The row of the micro-batch with which own() of a buffer of all rows begins.
+  int64_t first_own_row(TokenChunk c) const {
+    const int64_t rows_of_chunk = rows() / c.count;
+    return c.index * rows_of_chunk + (own_tokens() ? options_.tensor_index * rows_of_chunk / options_.tensor : 0);
+  }
   /// After the current piece: sums chunk c of `partial` over the ranks that share a layer, into chunk c of `sum` (own
   /// rows) or in place.
   void reduce(Slice partial, TokenChunk c, Slice sum = {});
@@ -179,8 +188,8 @@ class SpecBuilder {
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
   /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
   void rotate(Slice qkv, bool inverse);
-  void attention(Slice qkv, Slice out, Slice lse);
-  void attention_gradient(Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
+  void attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse);
+  void attention_gradient(int layer, double dropout_rate, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
   /// take_batch: makes the staged batch the current one. The first item of every plan.
   void take_batch();
@@ -194,12 +203,20 @@ class SpecBuilder {
   void qkv_weight_gradient(Slice x, Slice dy, const Linear& q, const Linear& kv, Slice partial);
   void add_kv_partial(const Linear& kv, Slice partial);
 
-  /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens.
+  /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens; if it is x,
+  /// own rows are those of own().
   void embed(uint32_t table, int64_t positions, Slice x, Slice partial);
   /// Token and output embeddings: each rank holds some rows.
   uint32_t vocab_parameter(const std::string& name, int layer, Init init);
   /// Logits, losses and, in training, the gradient of the logits in their place.
   void head_losses(Slice hidden, uint32_t table, bool training);
+  /// y = x + dropout(d), without x y = dropout(d); rows from `first_row` of the micro-batch on. Also the gradient of d
+  /// from that of y. `place`: its name in the model.
+  void dropout(const std::string& place, double rate, Slice x, Slice d, Slice y, int64_t first_row);
+  /// The numbers of the sequences, for dropout of attention's weights at `rate`; empty at 0.
+  Slice sequence_numbers(double rate) const { return rate > 0 ? sequence_numbers_ : Slice{}; }
+  /// Of the layer's weights, for keys of a rank with the chunks `keys`; its samples are not yet known.
+  kernels::AttentionDropout attention_dropout(int layer, double rate, const ContextChunks& keys) const;
   /// The last piece of a training or evaluation forward pass: logits and losses, or only the losses if ranks share the
   /// vocabulary.
   void losses(Slice hidden, uint32_t table);
@@ -273,11 +290,12 @@ class SpecBuilder {
   Buffers& buffers_;
   ModelSpec spec_;
   bool replaying_ = false;
-  Slice ids_, targets_, document_begins_, batch_next_, batch_current_;
+  Slice ids_, targets_, document_begins_, sequence_numbers_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
   Slice qkv_weight_, qkv_bias_, kv_partial_;  // with shares_kv()
   Slice loss_parts_;                          // of all ranks that share the vocabulary
-  Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_;
+  Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_,
+      own_positions_;
 };
 
 }  // namespace slipstream::models

@@ -25,6 +25,7 @@ struct Block : BlockParameters {
   Slice kv_partial;
   ResidualGradient d_in, d_out;
   Slice d_qkv, d_mid, d_up;  // gradients of qkv_out, residual_mid and up_out
+  Slice d_attention, d_mlp;  // of the outputs of both products; without dropout d_mid and d_out
 };
 
 class Decoder {
@@ -36,7 +37,13 @@ class Decoder {
     declare();
     b_.take_batch();
     b_.spec().forward.push_back(b_.current());
-    forward();
+    if (o_.dropout.any()) {  // evaluation has pieces of its own
+      forward({&b_.spec().evaluate}, {});
+      forward({&b_.spec().forward}, o_.dropout);
+    } else {
+      forward({&b_.spec().forward, &b_.spec().evaluate}, {});
+    }
+    b_.losses(hidden_, head_);
     b_.shared() ? shared_backward() : backward();
     return b_.finish(f_.description);
   }
@@ -67,7 +74,8 @@ class Decoder {
     Block y{f_.block(b_, l)};
     // Bias gradients are sums over the rows of the gradients of outputs. The work that writes such a gradient forms
     // them where it sees all rows, and where weight gradients are not delayed.
-    const bool sees_all = !b_.shared() && !o_.split_backward, of_norm = sees_all && y.norm_2.bias >= 0;
+    const bool sees_all = !b_.shared() && !o_.split_backward,
+               of_norm = sees_all && y.norm_2.bias >= 0 && o_.dropout.residual == 0;
     y.up.sums_dy = f_.gated || !sees_all;
     y.out.sums_dy = !of_norm;
     // The norm of the next layer: on the same rank, and with this layer's gradients in memory.
@@ -108,6 +116,7 @@ class Decoder {
     const auto rows = [&](const char* name, int64_t width) { return b_.scratch(name, bytes_of(R * width, o_.dtype)); };
     delta_ = rows("delta", D);
     d_residual_ = rows("d_residual", D);
+    if (o_.dropout.residual > 0) d_dropped_ = rows("d_dropped", D);
     d_norm_ = rows("d_norm", D);
     // With chunks in flight, d_norm still holds chunks of the last norm while the first chunks of attention are
     // computed.
@@ -136,6 +145,9 @@ class Decoder {
       y.d_mid = b_.output_gradient(a + "d_mid", D, d_residual_);
       y.d_up = b_.output_gradient(a + "d_up", y.up.out, b_.first_columns(d_wide_, y.up.out));
       y.d_out = between(l + 1, a + "d_out");
+      const bool drops = o_.dropout.residual > 0;
+      y.d_attention = drops ? b_.output_gradient(a + "d_attention", D, d_dropped_) : y.d_mid;
+      y.d_mlp = drops ? b_.output_gradient(a + "d_mlp", D, d_dropped_) : y.d_out.all;
     }
   }
 
@@ -161,20 +173,55 @@ class Decoder {
 
   // Forward.
 
-  void add_forward(uint32_t piece) {
-    b_.spec().forward.push_back(piece);
-    b_.spec().evaluate.push_back(piece);
+  static std::string attention_place(int64_t l) { return fmt::format("layer{}.attention", l); }
+  static std::string mlp_place(int64_t l) { return fmt::format("layer{}.mlp", l); }
+
+  /// The gradient of the output of a product before dropout from that of the residual after it.
+  void dropout_gradient(const std::string& place, Slice d_sum, Slice d, TokenChunk c) {
+    if (o_.dropout.residual == 0) return;
+    b_.dropout(place, o_.dropout.residual, {}, b_.chunk(d_sum, c), b_.chunk(d, c), c.index * (b_.rows() / c.count));
   }
 
-  /// delta: all rows; the norm uses the rank's own.
-  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, Slice x, Slice delta,
-                                Slice sum, Slice normed) {
+  /// The input of a norm: x, or the sum of x and the output `delta` of a product (all rows), which is stored.
+  struct Sum {
+    Slice x, delta = {}, sum = {};
+    std::string place = {};  // of the product, for dropout
+    double rate = 0;
+  };
+
+  /// A norm uses the rank's own rows.
+  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, const Sum& of,
+                                Slice normed) {
     return {piece, part, l, [=, this](TokenChunk c) {
-              const Slice out = seen(normed);
-              b_.norm(b_.chunk(x, c), delta.size_bytes > 0 ? b_.own(delta, c) : Slice{}, b_.chunk(sum, c),
-                      chunk_of(n, c), b_.own(out, c));
+              const Slice out = seen(normed), x = b_.chunk(of.x, c), sum = b_.chunk(of.sum, c);
+              if (of.rate > 0) {
+                b_.dropout(of.place, of.rate, x, b_.own(of.delta, c), sum, b_.first_own_row(c));
+                b_.norm(sum, {}, {}, chunk_of(n, c), b_.own(out, c));
+              } else {
+                b_.norm(x, of.delta.size_bytes > 0 ? b_.own(of.delta, c) : Slice{}, sum, chunk_of(n, c),
+                        b_.own(out, c));
+              }
               b_.gather(b_.own(out, c), out, c);
             }};
+  }
+
+  /// The sum of a layer before a cut.
+  SpecBuilder::Stage sum_stage(int l, const Sum& of) {
+    return {"residual_sum", "own", l, [=, this](TokenChunk c) {
+              const Slice x = b_.chunk(of.x, c), delta = b_.own(of.delta, c), sum = b_.chunk(of.sum, c);
+              of.rate > 0 ? b_.dropout(of.place, of.rate, x, delta, sum, b_.first_own_row(c))
+                          : b_.residual_sum(x, delta, sum);
+            }};
+  }
+
+  void embed(double rate, const std::function<void(uint32_t)>& add) {
+    add(b_.begin("embedding", -1));
+    b_.embed(table_, positions_, rate > 0 ? delta_ : embedded_, delta_);
+    if (rate == 0) return;
+    const auto drop = [=, this](TokenChunk c) {
+      b_.dropout("embedding", rate, {}, b_.own(delta_, c), b_.chunk(embedded_, c), b_.first_own_row(c));
+    };
+    b_.shared() ? b_.in_chunks({{"embedding", "dropout", -1, drop}}, b_.chunks(), add) : drop({});
   }
 
   void mlp(const Block& y, TokenChunk c) {
@@ -189,17 +236,21 @@ class Decoder {
     b_.reduce(delta_, c);
   }
 
-  void forward() {
-    const auto add = [this](uint32_t piece) { add_forward(piece); };
-    add(b_.begin("embedding", -1));
-    b_.embed(table_, positions_, embedded_, delta_);
+  /// Adds all pieces before the losses to `lists`.
+  void forward(const std::vector<std::vector<uint32_t>*>& lists, const DropoutRates& dropout) {
+    const auto add = [&](uint32_t piece) {
+      for (std::vector<uint32_t>* list : lists) list->push_back(piece);
+    };
+    const double rate = dropout.residual;
+    embed(dropout.embedding, add);
     std::vector<SpecBuilder::Stage> stages;  // token-wise stages since the last attention
     for (int l = 0; l < end(); ++l) {
       const Block& y = block(l);
       stages.push_back(l == 0 || b_.cut_before(l)
-                           ? norm_stage("attention", "norm", l, y.norm_1, y.residual_in, {}, {}, y.normed_1)
-                           : norm_stage("attention", "norm", l, y.norm_1, block(l - 1).residual_mid, delta_,
-                                        y.residual_in, y.normed_1));
+                           ? norm_stage("attention", "norm", l, y.norm_1, {y.residual_in}, y.normed_1)
+                           : norm_stage("attention", "norm", l, y.norm_1,
+                                        {block(l - 1).residual_mid, delta_, y.residual_in, mlp_place(l - 1), rate},
+                                        y.normed_1));
       stages.push_back({"attention", "qkv", l, [this, &y](TokenChunk c) {
                           if (b_.shares_kv() && c.index == 0) b_.assemble_qkv(y.qkv, y.kv, y.projection);
                           b_.linear(b_.chunk(seen(y.normed_1), c), y.projection, b_.chunk(y.raw, c));
@@ -209,7 +260,7 @@ class Decoder {
       if (b_.shared()) add(b_.begin("attention", l));
       if (y.head_norms.exist()) b_.head_norm(y.raw, y.head_norms, y.qkv_out);
       if (f_.rotary) b_.rotate(y.qkv_out, false);
-      ring_.forward(l, y.qkv_out, y.attended, y.lse, add);
+      ring_.forward(l, dropout.attention, y.qkv_out, y.attended, y.lse, add);
       const auto out = [this, &y](TokenChunk c) {
         b_.partial_linear(b_.chunk(y.attended, c), y.out, b_.chunk(delta_, c));
         b_.reduce(delta_, c);
@@ -218,37 +269,36 @@ class Decoder {
         stages.push_back({"attention", "out", l, out});
       else
         out({});
-      stages.push_back(norm_stage("mlp", "norm", l, y.norm_2, y.residual_in, delta_, y.residual_mid, y.normed_2));
+      stages.push_back(norm_stage("mlp", "norm", l, y.norm_2,
+                                  {y.residual_in, delta_, y.residual_mid, attention_place(l), rate}, y.normed_2));
       stages.push_back({"mlp", "products", l, [this, &y](TokenChunk c) { mlp(y, c); }});
       if (b_.cut_before(l + 1)) {
         const Slice sum = l + 1 == end() ? residual_out_ : block(l + 1).residual_in;
-        stages.push_back({"residual_sum", "own", l, [this, sum, &y](TokenChunk c) {
-                            b_.residual_sum(b_.chunk(y.residual_mid, c), b_.own(delta_, c), b_.chunk(sum, c));
-                          }});
+        stages.push_back(sum_stage(l, {y.residual_mid, delta_, sum, mlp_place(l), rate}));
       }
       if (!o_.whole_layers || !b_.shared()) continue;
       b_.in_chunks(stages, b_.chunks(), add);
       stages.clear();
     }
     stages.push_back(b_.cut_before(end())
-                         ? norm_stage("final_norm", "own", end(), final_, residual_out_, {}, {}, hidden_)
-                         : norm_stage("final_norm", "own", end(), final_, blocks_.back().residual_mid, delta_,
-                                      residual_out_, hidden_));
+                         ? norm_stage("final_norm", "own", end(), final_, {residual_out_}, hidden_)
+                         : norm_stage("final_norm", "own", end(), final_,
+                                      {blocks_.back().residual_mid, delta_, residual_out_, mlp_place(end() - 1), rate},
+                                      hidden_));
     if (b_.shared())
       stages.push_back({"head", "products", end(), [this](TokenChunk c) { b_.head_part(seen(hidden_), head_, c); }});
     b_.in_chunks(stages, b_.chunks(), add);
-    b_.losses(hidden_, head_);
   }
 
   // Backward.
 
   void add_backward(uint32_t piece) { b_.spec().backward.push_back(piece); }
 
-  /// d_up from d_out.
+  /// d_up from d_mlp.
   void mlp_input_gradient(const Block& y, TokenChunk c) {
     const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c),
                 d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
-    b_.linear_input_gradient(b_.chunk(y.d_out.all, c), y.down, d_active, f_.gated ? Slice{} : up, y.up);
+    b_.linear_input_gradient(b_.chunk(y.d_mlp, c), y.down, d_active, f_.gated ? Slice{} : up, y.up);
     if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
   }
 
@@ -256,6 +306,13 @@ class Decoder {
   void before_attention_gradient(const Block& y) {
     if (f_.rotary) b_.rotate(y.d_qkv, true);
     if (y.head_norms.exist()) b_.head_norm_gradient(y.d_qkv, y.raw, y.head_norms);
+  }
+
+  void add_embedding_gradient() {
+    const Slice d = block(0).d_in.all;
+    add_backward(b_.begin("embedding_gradient", -1));
+    if (o_.dropout.embedding > 0) b_.dropout("embedding", o_.dropout.embedding, {}, d, d, 0);
+    b_.embed_gradient(table_, positions_, d);
   }
 
   void backward() {
@@ -266,7 +323,8 @@ class Decoder {
     for (int l = end() - 1; l >= 0; --l) {
       const Block& y = block(l);
       add_backward(b_.begin("mlp_down_gradient", l));
-      b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
+      dropout_gradient(mlp_place(l), y.d_out.all, y.d_mlp, {});
+      b_.linear_weight_gradient(y.active, y.d_mlp, y.down);
       ring_.fetch(l, y.qkv_out, order);  // only after the pieces that need all of a recomputed forward pass
       add_backward(b_.begin("mlp_up_gradient", l));
       mlp_input_gradient(y, {});
@@ -275,9 +333,10 @@ class Decoder {
       b_.linear_input_gradient(y.d_up, y.up, d_norm_);
       b_.norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out.all, y.d_mid, {}, y.out);
       add_backward(b_.begin("attention_out_gradient", l));
-      b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
+      dropout_gradient(attention_place(l), y.d_mid, y.d_attention, {});
+      b_.linear_weight_gradient(y.attended, y.d_attention, y.out);
       add_backward(b_.begin("attention_qkv_gradient", l));
-      b_.linear_input_gradient(y.d_mid, y.out, d_attended_);
+      b_.linear_input_gradient(y.d_attention, y.out, d_attended_);
       ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
       before_attention_gradient(y);
       b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv);
@@ -285,8 +344,7 @@ class Decoder {
       b_.linear_input_gradient(y.d_qkv, y.qkv, d_norm_);
       b_.norm_gradient(d_norm_, y.residual_in, y.norm_1, y.d_mid, y.d_in.all, {}, l > 0 ? block(l - 1).down : Linear{});
     }
-    add_backward(b_.begin("embedding_gradient", -1));
-    b_.embed_gradient(table_, positions_, block(0).d_in.all);
+    add_embedding_gradient();
   }
 
   /// Gradient of a norm's input: computed for the rank's own tokens and then gathered, because weights and inputs
@@ -354,7 +412,8 @@ class Decoder {
         stages.clear();
         gather_arrived("gather_gradient", l, y.d_out);
       }
-      stages.push_back({"mlp_input_gradient", "products", l, [this, &y](TokenChunk c) {
+      stages.push_back({"mlp_input_gradient", "products", l, [this, &y, l](TokenChunk c) {
+                          dropout_gradient(mlp_place(l), y.d_out.all, y.d_mlp, c);
                           mlp_input_gradient(y, c);
                           b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
                           b_.reduce(d_norm_, c);
@@ -363,15 +422,16 @@ class Decoder {
       b_.in_chunks(stages, count, add);
       ring_.fetch(l, y.qkv_out, order);
       add(b_.begin("mlp_down_gradient", l));
-      b_.linear_weight_gradient(y.active, y.d_out.all, y.down);
+      b_.linear_weight_gradient(y.active, y.d_mlp, y.down);
       add(b_.begin("mlp_up_gradient", l));
       b_.linear_weight_gradient(seen_again(y.normed_2), y.d_up, y.up);
       if (l + 1 == end() && !o_.whole_layers) add_share("final_norm_share", end(), final_);
       if (l + 1 < end() && !o_.whole_layers) add_first_shares(l + 1);
       b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
                     {"attention_input_gradient", "out", l,
-                     [this, &y](TokenChunk c) {
-                       b_.linear_input_gradient(b_.chunk(y.d_mid, c), y.out, b_.chunk(d_attended_, c));
+                     [this, &y, l](TokenChunk c) {
+                       dropout_gradient(attention_place(l), y.d_mid, y.d_attention, c);
+                       b_.linear_input_gradient(b_.chunk(y.d_attention, c), y.out, b_.chunk(d_attended_, c));
                        // After the last chunk: attention leaves bandwidth free; here the gathers of d_mid need it.
                        for (int i = 0; i < c.count && c.index + 1 == c.count; ++i)
                          gather_again(y.norm_1, y.residual_in, {i, c.count});
@@ -388,7 +448,7 @@ class Decoder {
                      }}},
                    count, add);
       add(b_.begin("attention_out_gradient", l));
-      b_.linear_weight_gradient(y.attended, y.d_mid, y.out);
+      b_.linear_weight_gradient(y.attended, y.d_attention, y.out);
       add(b_.begin("attention_qkv_gradient", l));
       if (b_.shares_kv())
         b_.qkv_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv, y.kv, y.kv_partial);
@@ -408,8 +468,7 @@ class Decoder {
     b_.in_chunks(stages, count, add);
     gather_arrived("gather_gradient", -1, block(0).d_in);
     add_first_shares(0);
-    add(b_.begin("embedding_gradient", -1));
-    b_.embed_gradient(table_, positions_, block(0).d_in.all);
+    add_embedding_gradient();
   }
 
   const Architecture& f_;
@@ -423,7 +482,7 @@ class Decoder {
   Slice embedded_, residual_out_, hidden_, delta_, d_residual_, d_norm_, d_active_, d_wide_, d_attended_;
   Slice gathered_, gathered_again_;   // of all tokens: a norm's output as the input of products
   Slice mean_again_, inv_std_again_;  // never read
-  Slice d_crosses_;
+  Slice d_crosses_, d_dropped_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms of heads; layer norm and RMS norm, with or without the residual sum before them, and their gradients.
+// Norms of heads; layer norm and RMS norm, with or without the residual sum before them, and their gradients; dropout.
 
+#include "kernels/dropout/dropout.h"
 #include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/residual/residual.h"
@@ -18,6 +19,26 @@ void SpecBuilder::residual_sum(Slice x, Slice delta, Slice sum) {
     args.y = c.at(sum);
     kernels::residual(c, args);
   });
+}
+
+void SpecBuilder::dropout(const std::string& place, double rate, Slice x, Slice d, Slice y, int64_t first_row) {
+  const bool adds = x.size_bytes > 0;
+  const kernels::Dropout shape{.rows = rows_of(y, options_.width),
+                               .width = options_.width,
+                               .first_row = first_row,
+                               .chunks = options_.chunks(),
+                               .key = kernels::dropout_key(options_.dropout.seed, "dropout." + place),
+                               .rate = rate,
+                               .dtype = options_.dtype};
+  work(adds ? "dropout_sum" : "dropout", kernels::dropout_cost(shape, adds), with({d, sequence_numbers_}, x), {y},
+       [=, samples = sequence_numbers_](LaunchContext& c) {
+         kernels::Dropout args = shape;
+         args.x = adds ? c.at(x) : nullptr;
+         args.d = c.at(d);
+         args.y = c.at(y);
+         args.samples = c.as<kernels::DropoutSample>(samples);
+         kernels::dropout(c, args);
+       });
 }
 
 void SpecBuilder::head_norm(Slice raw, const HeadNorms& n, Slice qkv) {

@@ -72,7 +72,8 @@ void SpecBuilder::rotate(Slice qkv, bool inverse) {
 
 Slice SpecBuilder::own_positions(Slice positions) {
   const int64_t row_bytes = bytes_of(options_.width, options_.dtype);
-  const Slice own = scratch("positions.own", options_.tokens * row_bytes);
+  if (own_positions_.size_bytes == 0) own_positions_ = scratch("positions.own", options_.tokens * row_bytes);
+  const Slice own = own_positions_;
   std::array<Slice, 2> from, to;
   for (int which : {0, 1}) {
     from[static_cast<size_t>(which)] = rows_of_chunk(options_.chunks(), which, positions, row_bytes);

@@ -118,7 +118,7 @@ void Ring::exchange_gradients(int step) {
                   .elems = b_.rows() * kv_width()});
 }
 
-void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
+void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out, Slice lse) {
   const bool first = step == 0, last = step + 1 == ranks();
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
@@ -133,7 +133,9 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
   const Slice begins = b_.document_begins();
   const ContextChunks of_keys{chunks_.tokens, ranks(), chunks_.owner(step)};
-  std::vector<Slice> reads = with({qkv}, begins), writes;
+  const Slice numbers = b_.sequence_numbers(dropout_rate);
+  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate, of_keys);
+  std::vector<Slice> reads = with(with({qkv}, begins), numbers), writes;
   if (!first) reads.insert(reads.end(), {kv.rows, carried});
   if (last)
     writes = {out, lse};
@@ -141,6 +143,8 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
     writes = {carried};
   b_.work("attention_block", kernels::attention_block_forward_cost(priced), reads, writes, [=](LaunchContext& c) {
     kernels::AttentionBlockForward args = shape;
+    const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
+    if (numbers.size_bytes > 0) args.all.dropout = &dropped;
     args.all.documents = documents_of(c, begins, of_keys);
     args.all.q = c.at(qkv);
     args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
@@ -159,12 +163,13 @@ void Ring::block(int step, Slice qkv, Slice out, Slice lse) {
   });
 }
 
-void Ring::forward(int layer, Slice qkv, Slice out, Slice lse, const std::function<void(uint32_t)>& add) {
-  if (ranks() == 1) return b_.attention(qkv, out, lse);
+void Ring::forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse,
+                   const std::function<void(uint32_t)>& add) {
+  if (ranks() == 1) return b_.attention(layer, dropout_rate, qkv, out, lse);
   start_keys(qkv, false);
   for (int step = 0; step < ranks(); ++step) {
     add(b_.begin(fmt::format("attention_block.{}", step), layer));
-    block(step, qkv, out, lse);
+    block(layer, dropout_rate, step, qkv, out, lse);
     if (step > 0 && step + 2 < ranks()) exchange_keys(step + 2, false);
   }
 }
@@ -175,7 +180,7 @@ void Ring::fetch(int layer, Slice qkv, std::vector<uint32_t>& order) {
   start_keys(qkv, true);
 }
 
-void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv) {
+void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv) {
   const bool last = step == 0;
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
@@ -186,12 +191,17 @@ void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse,
   priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
   const Slice begins = b_.document_begins();
   const ContextChunks of_keys{chunks_.tokens, ranks(), chunks_.owner(step)};
-  std::vector<Slice> reads = with({dout, qkv, out, lse, dq_sum}, begins), writes{dkv, workspace};
+  const double dropout_rate = b_.options().dropout.attention;
+  const Slice numbers = b_.sequence_numbers(dropout_rate);
+  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate, of_keys);
+  std::vector<Slice> reads = with(with({dout, qkv, out, lse, dq_sum}, begins), numbers), writes{dkv, workspace};
   if (!last) reads.push_back(kv.rows);
   writes.push_back(last ? dqkv : dq_sum);
   b_.work("attention_block_gradient", kernels::attention_block_backward_cost(priced), reads, writes,
           [=](LaunchContext& c) {
             kernels::AttentionBlockBackward args = shape;
+            const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
+            if (numbers.size_bytes > 0) args.all.dropout = &dropped;
             args.all.documents = documents_of(c, begins, of_keys);
             args.all.dout = c.at(dout);
             args.all.q = c.at(qkv);
@@ -208,7 +218,7 @@ void Ring::block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse,
 }
 
 void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order) {
-  if (ranks() == 1) return b_.attention_gradient(dout, qkv, out, lse, dqkv);
+  if (ranks() == 1) return b_.attention_gradient(layer, b_.options().dropout.attention, dout, qkv, out, lse, dqkv);
   const Slice dq_sum = this->dq_sum(), share = share_;
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
@@ -218,7 +228,7 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     if (step == 1)
       b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum},
               [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
-    block_gradient(step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
+    block_gradient(layer, step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
       // In a separate piece: the sums of the previous ranks arrive while the block runs.
@@ -231,7 +241,7 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     exchange_gradients(step);
   }
   order.push_back(b_.begin("attention_block_gradient.0", layer));
-  block_gradient(0, dout, qkv, out, lse, dqkv, share);
+  block_gradient(layer, 0, dout, qkv, out, lse, dqkv, share);
   order.push_back(b_.begin("key_gradients", layer));
   const Slice home = gradients(ranks());
   const int64_t begin = b_.heads() * b_.head_dim();

@@ -21,9 +21,10 @@ class Ring {
  public:
   explicit Ring(SpecBuilder& builder);
 
-  /// Adds attention to the current piece. With several ranks the following blocks are separate pieces, each passed to
-  /// `add`; the last one stays open for later works.
-  void forward(int layer, Slice qkv, Slice out, Slice lse, const std::function<void(uint32_t)>& add);
+  /// Adds attention to the current piece, with dropout of its weights at `dropout_rate`. With several ranks the
+  /// following blocks are separate pieces, each passed to `add`; the last one stays open for later works.
+  void forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse,
+               const std::function<void(uint32_t)>& add);
 
   /// Adds a piece that starts sending this rank's keys, for backward. Call it early: the pieces between it and
   /// backward() hide the first exchange.
@@ -47,8 +48,8 @@ class Ring {
   /// The keys of step `step` arrive during the pieces after the current one.
   void exchange_keys(int step, bool again);
   void exchange_gradients(int step);
-  void block(int step, Slice qkv, Slice out, Slice lse);
-  void block_gradient(int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv);
+  void block(int layer, double dropout_rate, int step, Slice qkv, Slice out, Slice lse);
+  void block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv);
 
   SpecBuilder& b_;
   ContextChunks chunks_;

@@ -116,6 +116,38 @@ TEST_CASE("resume: on several ranks, the same layout gives the same bits, any ot
   }
 }
 
+TEST_CASE("resume: dropout goes on with the masks of the next step, on other layouts too; rates may change", "[cli]") {
+  Folder folder;
+  const std::string drops =
+      " --set model.embd_pdrop=0.1 --set model.resid_pdrop=0.2 --set model.attn_pdrop=0.3 --set checkpoint.interval=4";
+  REQUIRE(call(train(folder, "none")).code == 0);
+  REQUIRE(call(train(folder, "whole", drops)).code == 0);
+  const std::vector<std::string> whole = trajectory(folder.path("whole"));
+  REQUIRE(whole.size() == 8);
+  CHECK(whole != trajectory(folder.path("none")));
+  CHECK(shell(killed_at("step#5") + exe() + " " + train(folder, "part", drops)).code == 137);
+  fs::copy(folder.path("part"), folder.path("other"), fs::copy_options::recursive);
+  REQUIRE(call(train(folder, "part", drops + " --resume")).code == 0);
+  CHECK(trajectory(folder.path("part")) == whole);
+  const std::string config = read(folder.path("part") + "/checkpoints/final/config.json");
+  CHECK(contains(config, "\"resid_pdrop\": 0.2"));
+  CHECK(contains(config, "\"embd_pdrop\": 0.1"));
+  CHECK(contains(config, "\"attn_pdrop\": 0.3"));
+  if (has_mpirun()) {
+    const Result two = on_ranks(2, train(folder, "other", drops + " --resume --set parallel.tensor=2"));
+    INFO(two.text);
+    REQUIRE(two.code == 0);
+    const std::vector<Json> lines = metrics(folder.path("other")), expected = metrics(folder.path("whole"));
+    REQUIRE(lines.size() == 8);
+    for (size_t i = 0; i < 8; ++i)
+      CHECK(lines[i].at("loss").as_double() == Approx(expected[i].at("loss").as_double()).epsilon(1e-5));
+  }
+  const Result less = call(train(folder, "part", drops + " --resume --set train.steps=9 --set model.resid_pdrop=0"));
+  INFO(less.text);
+  CHECK(less.code == 0);
+  CHECK(contains(less.text, "note: model.resid_pdrop = 0.0 (until step 8: 0.2)"));
+}
+
 TEST_CASE("resume: error feedback may begin and end at a checkpoint", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;

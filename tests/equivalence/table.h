@@ -96,6 +96,17 @@ inline std::vector<Layout> strategies(bool everything) {
             l.model.tokens = l.model.context = 6;
             l.ranks = 1, l.tensor = 2, l.sequence_parallel = sequence, l.tensor_chunks = 2, l.micro_batches = 2;
           });
+    // Masks need the numbers of the sequences on every rank and stage.
+    add(model + "dropout, tensor 2, sequence parallel, recompute full, 2 chunks", family, [](Layout& l) {
+      l.model.dropout = {.embedding = 0.1, .residual = 0.2, .attention = 0.3, .seed = 1};
+      l.model.tokens = l.model.context = 6;
+      l.ranks = 1, l.tensor = 2, l.sequence_parallel = true, l.tensor_chunks = 2, l.recompute = Recomputation::full;
+    });
+    add(model + "dropout, context 2, three stages, 2 micro-batches", family, [](Layout& l) {
+      l.model.dropout = {.embedding = 0.1, .residual = 0.2, .attention = 0.3, .seed = 1};
+      l.model.tokens = l.model.context = 4;
+      l.ranks = 1, l.context = 2, l.stages = 3, l.micro_batches = 2;
+    });
     // Encoded transfers: works around collectives, and buffers that buckets share.
     for (int stage : {1, 2, 3}) {
       const auto in_another = [&](const std::string& what, auto change) {

@@ -302,8 +302,14 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
   return [&layout, rank, &step, chunks = layout.chunks(context_rank)](const runtime::StagedBatch& staged) {
     ++step;
     const int64_t T = chunks.local_tokens();
+    ModelSpec model;
+    model.batch = layout.micro_batch, model.tokens = T;
+    model.documents = layout.model.documents, model.numbers_sequences = layout.model.dropout.any();
     for (int m = 0; m < layout.micro_batches; ++m) {
       auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
+      int64_t number = layout.same_batch ? 1 : step, first = (m * layout.ranks + rank) * layout.micro_batch;
+      if (layout.renumbers) layout.renumbers(number, first);
+      runtime::number_sequences(model, staged.batch + m * staged.stride_bytes, number, first);
       auto* targets = ids + layout.micro_batch * T;
       for (int64_t row = 0; row < layout.micro_batch; ++row) {
         const int64_t index = (m * layout.ranks + rank) * layout.micro_batch + row;

@@ -70,7 +70,8 @@ struct Layout {
   // AdamW turns the noise of a gradient that is zero in exact arithmetic (key biases) into whole steps.
   float eps = 1e-2f;
   int64_t document_tokens = 0;  // with model.documents: the longest document
-  bool same_batch = false;      // every step trains on the batch of step 1
+  bool same_batch = false;      // every step trains on the batch of step 1, with its masks
+  std::function<void(int64_t& step, int64_t& first)> renumbers;  // a mutation: wrong numbers for the masks of dropout
   int zero_stage = 0;
   int prefetch_depth = 1;
   int shard_size = 0;

@@ -120,6 +120,12 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
       {"gpt2, two stages, a tied table", 2, " --set parallel.pipeline=2", kFloat32, false},
       {"llama, two stages, a split backward, delays, hazards checked", 2,
        llama + " --set parallel.pipeline=2 --set pipeline.schedule=zb_h1 --inject-delays 5 --check-hazards", kFloat32},
+      {"gpt2, dropout, two stages, hazards checked", 2,
+       " --set model.embd_pdrop=0.1 --set model.resid_pdrop=0.2 --set parallel.pipeline=2 --check-hazards", kFloat32},
+      {"llama, bfloat16, dropout, layers and tokens on two ranks", 2,
+       llama + " --set train.dtype=bfloat16 --set parallel.tensor=2 --set parallel.sequence_parallel=true --set "
+               "model.embd_pdrop=0.1 --set model.resid_pdrop=0.2",
+       kBfloat16, false},
       {"gpt2, two stages of two chunks", 2,
        " --set model.layers=4 --set parallel.pipeline=2 --set pipeline.schedule=interleaved_1f1b --set "
        "pipeline.virtual_stages=2",

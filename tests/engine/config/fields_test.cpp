@@ -53,6 +53,7 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "model.vocab_size "
       "model.tie_embeddings model.rope_theta model.rope_scaling model.rope_scaling_factor model.rope_low_freq_factor "
       "model.rope_high_freq_factor model.rope_original_context model.sliding_window model.norm_eps model.init "
+      "model.embd_pdrop model.resid_pdrop model.attn_pdrop "
       "data.train data.validation data.validation_fraction data.tokenizer "
       "train.steps train.sequence_length train.micro_batch_size train.global_batch_size train.seed train.dtype "
       "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute train.on_nan "

@@ -126,6 +126,11 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"model.family=llama", "model.sliding_window=8"}) ==
         "model.sliding_window = 8 needs family = \"mistral\", and the family is \"llama\". Use 0.");
   CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8"}) == "accepted");
+  for (const char* key : {"model.embd_pdrop", "model.resid_pdrop", "model.attn_pdrop"}) {
+    CHECK_THAT(load_refusal({std::string(key) + "=1.0"}), Catch::Contains(key) && Catch::Contains("1"));
+    CHECK_THAT(load_refusal({std::string(key) + "=-0.1"}), Catch::Contains(key) && Catch::Contains("-0.1"));
+  }
+  CHECK(load_refusal({"model.embd_pdrop=0", "model.resid_pdrop=0.999"}) == "accepted");
   CHECK(load_refusal({"model.family=mistral", "model.sliding_window=1024", "parallel.context=2"}) == "accepted");
   CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8", "parallel.context=2"}) ==
         "model.sliding_window = 8 below train.sequence_length = 1024 with parallel.context = 2 is not supported: keys "

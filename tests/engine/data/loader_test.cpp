@@ -104,6 +104,9 @@ TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targe
             begins[step].push_back(inputs[0]);
           }
         CHECK(batch.valid_rows == std::vector<int64_t>(static_cast<size_t>(shape.micro_batches), 2));
+        // The rows are those of the step in order: the numbers are positions in `begins`.
+        for (int64_t micro = 0; micro < shape.micro_batches; ++micro)
+          CHECK(batch.first_rows[static_cast<size_t>(micro)] == (rank * shape.micro_batches + micro) * 2);
       }
       CHECK_REFUSED(InternalError, loader.next(), "assertion failed");
     }

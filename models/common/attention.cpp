@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over whole sequences, forward and backward, and the dropout of its weights.
+
+#include "kernels/attention/attention.h"
+
+#include <cmath>
+
+#include <fmt/core.h>
+
+#include "models/common/blocks.h"
+
+namespace slipstream::models {
+
+kernels::AttentionDropout SpecBuilder::attention_dropout(int layer, double rate, const ContextChunks& keys) const {
+  return {.key = kernels::dropout_key(options_.dropout.seed, fmt::format("dropout.layer{}.weights", layer)),
+          .rate = rate,
+          .first_head = options_.tensor_index * heads(),
+          .queries = options_.chunks(),
+          .keys = keys};
+}
+
+kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropout dropout, const Slice& numbers) {
+  if (numbers.size_bytes > 0) dropout.samples = c.as<kernels::DropoutSample>(numbers);
+  return dropout;
+}
+
+void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
+  const Slice numbers = sequence_numbers(dropout_rate);
+  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate, options_.chunks());
+  const int64_t k_offset = heads() * head_dim();
+  const int64_t v_offset = k_offset + kv_heads() * head_dim();
+  const int64_t elem_bytes = size_of(options_.dtype);
+  const kernels::AttentionForward shape{.batch = options_.batch,
+                                        .tokens = options_.tokens,
+                                        .heads = heads(),
+                                        .kv_heads = kv_heads(),
+                                        .head_dim = head_dim(),
+                                        .q_stride = qkv_width(),
+                                        .kv_stride = qkv_width(),
+                                        .out_stride = attention_width(),
+                                        .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
+                                        .dtype = options_.dtype,
+                                        .window = window()};
+  work("attention", kernels::attention_forward_cost(shape), with(with({qkv}, document_begins_), numbers), {out, lse},
+       [=, begins = document_begins_](LaunchContext& c) {
+         kernels::AttentionForward args = shape;
+         const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
+         if (numbers.size_bytes > 0) args.dropout = &dropped;
+         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
+         args.q = c.at(qkv);
+         args.k = c.at(qkv) + k_offset * elem_bytes;
+         args.v = c.at(qkv) + v_offset * elem_bytes;
+         args.out = c.at(out);
+         args.lse = c.as<float>(lse);
+         kernels::attention_forward(c, args);
+       });
+}
+
+void SpecBuilder::attention_gradient(int layer, double dropout_rate, Slice dout, Slice qkv, Slice out, Slice lse,
+                                     Slice dqkv) {
+  const Slice numbers = sequence_numbers(dropout_rate);
+  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate, options_.chunks());
+  const int64_t k_offset = heads() * head_dim();
+  const int64_t v_offset = k_offset + kv_heads() * head_dim();
+  const int64_t elem_bytes = size_of(options_.dtype);
+  const Slice workspace = attention_workspace_;
+  const kernels::AttentionBackward shape{.batch = options_.batch,
+                                         .tokens = options_.tokens,
+                                         .heads = heads(),
+                                         .kv_heads = kv_heads(),
+                                         .head_dim = head_dim(),
+                                         .q_stride = qkv_width(),
+                                         .kv_stride = qkv_width(),
+                                         .out_stride = attention_width(),
+                                         .dq_stride = qkv_width(),
+                                         .dkv_stride = qkv_width(),
+                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
+                                         .dtype = options_.dtype,
+                                         .window = window()};
+  work("attention_gradient", kernels::attention_backward_cost(shape),
+       with(with({dout, qkv, out, lse}, document_begins_), numbers), {dqkv, workspace},
+       [=, begins = document_begins_](LaunchContext& c) {
+         kernels::AttentionBackward args = shape;
+         const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
+         if (numbers.size_bytes > 0) args.dropout = &dropped;
+         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
+         args.dout = c.at(dout);
+         args.q = c.at(qkv);
+         args.k = c.at(qkv) + k_offset * elem_bytes;
+         args.v = c.at(qkv) + v_offset * elem_bytes;
+         args.out = c.at(out);
+         args.lse = c.as<float>(lse);
+         args.dq = c.at(dqkv);
+         args.dk = c.at(dqkv) + k_offset * elem_bytes;
+         args.dv = c.at(dqkv) + v_offset * elem_bytes;
+         args.workspace = c.as<float>(workspace);
+         kernels::attention_backward(c, args);
+       });
+}
+
+}  // namespace slipstream::models
