@@ -94,8 +94,9 @@ Json stage_json(const Job& job, const comm::RooflinePrice& price, const Machine&
 /// Adds the items of every stage with their times in the second step.
 void add_items(Json& record, const FinishedJob& finished, const comm::RooflinePrice& price) {
   const Job& job = *finished.job;
-  const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, runs_of(finished.stages, 3), price,
-                                                {.gate = comm::Gate::launch_order, .replayed = finished.replay.taken});
+  const comm::Rehearsal played =
+      comm::rehearse(job.mesh, job.channels, runs_of(finished.stages, 3), price,
+                     {.gate = comm::Gate::launch_order, .splits_idle = false, .replayed = finished.replay.taken});
   if (!played.finished) return;
   record["step_ns"] = played.ranks.front().step_period_ns(1);
   int64_t origin_ns = INT64_MAX;

@@ -6,9 +6,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <future>
 #include <limits>
-#include <thread>
 
 #include "comm/link.h"
 #include "comm/nccl/launch_order.h"
@@ -18,54 +16,19 @@
 #include "engine/base/files.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
-#include "engine/plan/build_job.h"
 #include "engine/plan/keeping.h"
 #include "planner/minimum_memory.h"
 #include "planner/plan_options.h"
+#include "planner/stage_jobs.h"
 #include "planner/stage_times.h"
 #include "planner/steady_state.h"
 
 namespace slipstream::planner {
 namespace {
 
-/// The job of one pipeline stage; for the requesting rank's stage, that rank's own job.
-std::shared_ptr<Job> build_stage(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
-                                 int stage) {
-  const Mesh mesh(options.sizes, options.mesh_order);
-  options.rank = stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
-  models::ModelOptions own = sizes;
-  own.tensor_index = mesh.coordinates(options.rank).tensor;
-  Buffers buffers;
-  ModelSpec model = models::build_model(own, buffers);
-  return std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options));
-}
-
-/// Building the stages of a pipeline takes seconds.
-bool is_deep(const JobRequest& request) {
-  constexpr int64_t kDeep = 4096;
-  return request.config->parallel.pipeline * request.config->model.layers > kDeep;
-}
-
-std::vector<std::shared_ptr<Job>> build_stages(const JobRequest& request, const PlanOptions& options,
-                                               const models::ModelOptions& sizes) {
-  const int stages = options.sizes.pipeline;
-  std::vector<std::shared_ptr<Job>> jobs(static_cast<size_t>(stages));
-  // Every stage cuts the whole model, which takes seconds on deep pipelines.
-  const int threads = is_deep(request) ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : 1;
-  const auto build = [&](int first) {
-    for (int stage = first; stage < stages; stage += threads)
-      jobs[static_cast<size_t>(stage)] = build_stage(request, options, sizes, stage);
-  };
-  std::vector<std::future<void>> others;
-  for (int thread = 1; thread < threads; ++thread) others.push_back(std::async(std::launch::async, build, thread));
-  build(0);
-  for (std::future<void>& other : others) other.get();
-  return jobs;
-}
-
 /// ZB-H1 with lags for the measured durations of these stages' passes. No stage needs more memory than the largest
 /// stage with the published lags.
-void lag_by_times(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
+void lag_by_times(const JobRequest& request, PlanOptions& options, const StageJobs& builder,
                   const comm::RooflinePrice& price, int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
   if (request.config->pipeline.schedule != ScheduleKind::zb_h1 || !request.config->pipeline.schedule_file.empty() ||
       jobs.size() == 1)
@@ -81,7 +44,7 @@ void lag_by_times(const JobRequest& request, PlanOptions& options, const models:
     if (shape.lags.empty()) return;
     PlanOptions lagged = options;
     lagged.schedule = make_schedule(ScheduleKind::zb_h1, shape);
-    std::vector<std::shared_ptr<Job>> others = build_stages(request, lagged, sizes);
+    std::vector<std::shared_ptr<Job>> others = builder.build_all(lagged);
     bool fits = true;
     for (size_t s = 0; s < jobs.size(); ++s) {
       const int64_t before_bytes = jobs[s]->buffers.total_bytes(), after_bytes = others[s]->buffers.total_bytes();
@@ -101,9 +64,8 @@ void lag_by_times(const JobRequest& request, PlanOptions& options, const models:
 /// Stages that end early reduce a whole chunk at once: fewer, larger messages, and none under their last backward pass.
 /// Exceptions are encoded gradients, whose buffer is as wide as a bucket, and shards, whose parameters return bucket by
 /// bucket.
-void bucket_the_critical_path_only(const JobRequest& request, PlanOptions options, const models::ModelOptions& sizes,
-                                   const comm::RooflinePrice& price, int64_t transfer_ns,
-                                   std::vector<std::shared_ptr<Job>>& jobs) {
+void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder, const comm::RooflinePrice& price,
+                                   int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
   const int ranks = options.sizes.data * options.sizes.context;
   if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.reduce_mode != ReduceMode::bucketed ||
       options.wire_dtype != DType::f32)
@@ -123,7 +85,7 @@ void bucket_the_critical_path_only(const JobRequest& request, PlanOptions option
     });
     const bool any =
         std::find(options.reduced_at_once.begin(), options.reduced_at_once.end(), 1) != options.reduced_at_once.end();
-    if (any) jobs[stage] = build_stage(request, options, sizes, static_cast<int>(stage));
+    if (any) jobs[stage] = builder.build(options, static_cast<int>(stage));
   }
 }
 
@@ -160,7 +122,7 @@ bool fits(const JobRequest& request, const Job& job) {
 
 /// The slots that stages need so that transfers cannot wait for each other in a circle: a schedule from a file may let
 /// both ends of a wire hold all of their slots until the other end has a free one. Changes `options` and `jobs`.
-void add_slots(const JobRequest& request, PlanOptions& options, const models::ModelOptions& sizes,
+void add_slots(const JobRequest& request, PlanOptions& options, const StageJobs& builder,
                const comm::RooflinePrice& price, std::vector<std::shared_ptr<Job>>& jobs) {
   if (request.config->pipeline.schedule_file.empty() || jobs.size() == 1) return;
   const auto ends = [&] {
@@ -172,7 +134,7 @@ void add_slots(const JobRequest& request, PlanOptions& options, const models::Mo
   const int most = options.schedule.shape.micro_batches * options.schedule.shape.virtual_stages;
   while (!ends() && options.spare_slots < most) {
     ++options.spare_slots;
-    jobs = build_stages(request, options, sizes);
+    jobs = builder.build_all(options);
   }
 }
 
@@ -194,17 +156,18 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   // Whole gradients are reduced once per step, in the summation order of stage 0. Shards are reduced in every
   // micro-batch.
   options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
-  std::vector<std::shared_ptr<Job>> jobs = build_stages(request, options, sizes);
+  const StageJobs builder(request, sizes, options);
+  std::vector<std::shared_ptr<Job>> jobs = builder.build_all(options);
   const comm::RooflinePrice price = price_of(*request.config, request.machine, mesh);
-  add_slots(request, options, sizes, price, jobs);
+  add_slots(request, options, builder, price, jobs);
   if (options.accumulate_unsharded &&
       !std::all_of(jobs.begin(), jobs.end(), [&](const auto& job) { return fits(request, *job); })) {
     options.accumulate_unsharded = false;
-    jobs = build_stages(request, options, sizes);
+    jobs = builder.build_all(options);
   }
   require_travels_within_a_day(jobs, price, request.config->comm.emulate.bandwidth_bytes_per_second > 0);
-  lag_by_times(request, options, sizes, price, partition.transfer_ns, jobs);
-  bucket_the_critical_path_only(request, options, sizes, price, partition.transfer_ns, jobs);
+  lag_by_times(request, options, builder, price, partition.transfer_ns, jobs);
+  bucket_the_critical_path_only(options, builder, price, partition.transfer_ns, jobs);
   if (request.config->checkpoint.peer_interval > 0) {
     std::vector<Job*> stages;
     for (const auto& job : jobs) stages.push_back(job.get());
@@ -264,7 +227,7 @@ void finish_draft(const JobRequest& request, const std::vector<std::shared_ptr<J
   finished.proof = finish_plans(jobs, measured_ns, proves);
   if (proves && price.multiprocessors() > 0 && finished.engines.occupy_multiprocessors()) {
     const comm::Rehearsal played = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, runs_of(finished.stages, 3), price,
-                                                  {.gate = comm::Gate::launch_order});
+                                                  {.gate = comm::Gate::launch_order, .splits_idle = false});
     if (played.finished) plan_products(jobs, played, price.multiprocessors(), finished.engines);
   }
 }
@@ -282,17 +245,6 @@ bool serialises(const JobRequest& request, const Job& job, bool captured) {
   const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
                                      [&](Axis axis) { return axis != Axis::hosts && job.mesh.group_size(axis) > 1; });
   return several > 1 && comm::nccl_serialises(request.driver, captured);
-}
-
-/// step_period_ns() of given runs.
-int64_t period_ns(const JobRequest& request, const FinishedJob& finished, const std::vector<comm::RankRuns>& runs,
-                  bool replayed) {
-  const comm::RooflinePrice price = price_of(*request.config, request.machine, finished.job->mesh);
-  return comm::rehearsed_period_ns(
-      finished.job->mesh, finished.job->channels, runs, price,
-      {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,
-       .replayed = replayed},
-      1);
 }
 
 /// Works that a step launches on the stage with the most launches.
@@ -376,8 +328,8 @@ FinishedJob build_proved_job(const JobRequest& given) {
                      [&](const auto& job) { return fits(request, *job); }))
       continue;
     const std::vector<comm::RankRuns> runs = runs_of(finished.stages, 3);
-    candidate.graph_ns = period_ns(request, finished, runs, true);
-    candidate.task_by_task_ns = period_ns(request, finished, runs, false);
+    candidate.graph_ns = step_period_ns(request, finished, runs, true);
+    candidate.task_by_task_ns = step_period_ns(request, finished, runs, false);
     candidate.launches = launches_of_step(finished);
     compared.push_back({candidate.update.beside, candidate.update.double_buffer, most_bytes(finished),
                         candidate.graph_ns, candidate.task_by_task_ns});
@@ -462,7 +414,17 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
 }
 
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed) {
-  return period_ns(request, finished, runs_of(finished.stages, 3), replayed);
+  return step_period_ns(request, finished, runs_of(finished.stages, 3), replayed);
+}
+
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, const std::vector<comm::RankRuns>& runs,
+                       bool replayed) {
+  const comm::RooflinePrice price = price_of(*request.config, request.machine, finished.job->mesh);
+  return comm::rehearsed_period_ns(
+      finished.job->mesh, finished.job->channels, runs, price,
+      {.gate = serialises(request, *finished.job, replayed) ? comm::Gate::serial : comm::Gate::launch_order,
+       .replayed = replayed},
+      1);
 }
 
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,

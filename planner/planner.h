@@ -65,6 +65,9 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
 /// Step period in virtual time at the machine's prices: from a step's first work to the next step's. Pure. Negative if
 /// the rehearsal deadlocks.
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed);
+/// The same with the runs_of() three steps, which do not depend on prices.
+int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, const std::vector<comm::RankRuns>& runs,
+                       bool replayed);
 
 /// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative:
 /// the time of `otherwise`) and communication takes the time of `otherwise`, `replayed` as a graph or not. Pure.

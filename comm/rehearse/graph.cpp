@@ -74,7 +74,12 @@ Graph::Graph(const Mesh& mesh, const std::vector<Channel>& channels, std::span<c
   for (size_t r = 0; r < ranks.size(); ++r) {
     RankState state;
     state.tails.assign(channels.size(), kNoNode);
-    for (const Channel& channel : channels) state.groups.push_back(mesh.group(channel.axis, ranks[r].rank));
+    state.collectives.assign(channels.size(), 0);
+    for (const Channel& channel : channels) {
+      std::vector<int> group = mesh.group(channel.axis, ranks[r].rank);
+      const uint32_t given = represented(channel.axis, group);
+      state.groups.push_back({std::move(group), mesh.index_in_group(channel.axis, ranks[r].rank), given});
+    }
     for (uint32_t run = 0; run < ranks[r].runs.size(); ++run) add_run(r, run, state);
   }
 }
@@ -100,10 +105,14 @@ void Graph::add_run(size_t rank_index, uint32_t run, RankState& state) {
   const std::vector<ItemId> order = issue_order(plan, options_.in_order_channels);
   std::vector<uint32_t>& nodes = nodes_[rank_index].emplace_back(plan.size());
   for (ItemId id : order) {
-    nodes[id] = is_communication(plan[id].op)
-                    ? add_member(rank_index, plan, id, state)
-                    : time_.add_local(price_.local_ns(plan, id), card_of(rank_index, plan[id]),
-                                      shared_.cores > 0 ? shared_.threads * kUnitsOfACore : 0);
+    if (is_communication(plan[id].op)) {
+      const uint32_t rendezvous = rendezvous_for(rank_index, plan.task(id), state);
+      require_same(rendezvous, plan.task(id), ranks_[rank_index].rank);
+      nodes[id] = time_.join(rendezvous, use_of(rank_index, plan, id));
+    } else {
+      nodes[id] = time_.add_local(price_.local_ns(plan, id), card_of(rank_index, plan[id]),
+                                  shared_.cores > 0 ? shared_.threads * kUnitsOfACore : 0);
+    }
     origin_.push_back({static_cast<uint32_t>(rank_index), run, id});
   }
   add_edges(rank_index, run, order, state);
@@ -196,13 +205,11 @@ uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {
 }
 
 uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& state) {
-  const Axis axis = channels_[task.channel].axis;
-  const std::vector<int>& group = state.groups[task.channel];
+  const auto& [group, own, given] = state.groups[task.channel];
   const auto size = static_cast<int>(group.size());
-  const int own = mesh_.index_in_group(axis, ranks_[rank_index].rank);
   std::array<uint32_t, 4> line{task.channel, kCollective, static_cast<uint32_t>(group[0]), 0};
   std::array<uint32_t, 2> ends{task.channel, 0};  // makes the key of a collective unique on a rank
-  uint32_t expected = represented(axis, group);
+  uint32_t expected = given;
   if (is_pair(task.op)) {
     const int other = ((own + task.peer) % size + size) % size;
     const int sender = task.op == Op::send ? own : other;
@@ -212,24 +219,24 @@ uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& s
             static_cast<uint32_t>(group[static_cast<size_t>(receiver)])};
     if (expected > 1) expected = sender == receiver ? 1 : 2;
   }
-  const uint32_t sequence = state.counts[line]++;
-  const auto [found, is_new] = rendezvous_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
-  // A pair whose other end is not represented forms a rendezvous of one: send and recv then share a wire but no
-  // rendezvous.
-  if (is_new || expected == 1) {
-    found->second = time_.add_rendezvous(expected);
+  const uint32_t sequence = is_pair(task.op) ? state.pairs[line]++ : state.collectives[task.channel]++;
+  const auto add = [&] {
     keys_.push_back({wire_of_[task.channel], sequence, line[1], ends[0], ends[1]});
     first_member_.emplace_back(&task, ranks_[rank_index].rank);
-  }
+    return time_.add_rendezvous(expected);
+  };
+  // A pair whose other end is not represented forms a rendezvous of one: send and recv then share a wire but no
+  // rendezvous.
+  if (expected == 1) return add();
+  const auto [found, is_new] = rendezvous_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
+  if (is_new) found->second = add();
   return found->second;
 }
 
-uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state) {
+PortUse Graph::use_of(size_t rank_index, const Plan& plan, ItemId id) const {
   const Task& task = plan.task(id);
   const Channel& channel = channels_[task.channel];
   const Axis axis = channel.axis;
-  const uint32_t rendezvous = rendezvous_for(rank_index, task, state);
-  require_same(rendezvous, task, ranks_[rank_index].rank);
   const int size = mesh_.group_size(axis);
   const WireCost cost = price_.wire(plan, id, axis, size);
   int64_t blocks = channel.engine == Engine::sm ? channel.blocks : 0;
@@ -237,14 +244,14 @@ uint32_t Graph::add_member(size_t rank_index, const Plan& plan, ItemId id, RankS
   if (shared_.cores > 0)
     blocks = kUnitsOfACore * std::min(price_.core_ns(plan, id, size), cost.latency_ns + cost.wire_ns) /
              std::max<int64_t>(1, cost.latency_ns + cost.wire_ns);
-  return time_.join(rendezvous, {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
-                                 .latency_ns = cost.latency_ns,
-                                 .wire_ns = cost.wire_ns,
-                                 .sends = task.op != Op::recv,
-                                 .receives = task.op != Op::send,
-                                 .card = card_of(rank_index),
-                                 .blocks = static_cast<int>(blocks),
-                                 .blocks_per_byte = shared_.cores > 0});
+  return {.port = static_cast<uint32_t>(rank_index) * ports_per_rank_ + price_.port(axis),
+          .latency_ns = cost.latency_ns,
+          .wire_ns = cost.wire_ns,
+          .sends = task.op != Op::recv,
+          .receives = task.op != Op::send,
+          .card = card_of(rank_index),
+          .blocks = static_cast<int>(blocks),
+          .blocks_per_byte = shared_.cores > 0};
 }
 
 void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {

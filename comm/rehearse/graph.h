@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "comm/rehearse/price.h"
@@ -33,6 +34,8 @@ class Graph {
         const GraphOptions& options);
 
   bool solve() { return mismatch_.empty() && time_.solve(); }
+  /// True once `node` has started: nothing later changes its start. The other times are then incomplete.
+  bool solve_until_start_of(uint32_t node) { return mismatch_.empty() && time_.solve_until_start_of(node); }
   /// After solve() returned false: the tasks that do not match, or the cycle, by rank and item.
   std::string why_stuck() const;
 
@@ -42,14 +45,27 @@ class Graph {
   const RendezvousKey* key(uint32_t node) const;
 
  private:
+  /// The rank's group on a channel.
+  struct Group {
+    std::vector<int> ranks;
+    int own = 0;               // index of the rank
+    uint32_t represented = 0;  // ranks that are given
+  };
   struct RankState {
-    std::vector<uint32_t> tails;  // last node of each channel
-    std::map<std::array<uint32_t, 4>, uint32_t>
-        counts;                             // rendezvous so far of one group or pair on one channel or wire
-    std::vector<std::vector<int>> groups;   // of each channel
-    uint32_t last_communication = kNoNode;  // in host order
-    uint32_t last_compute = kNoNode;        // in order on the compute stream
-    uint32_t host = kNoNode;                // last launch
+    std::vector<uint32_t> tails;                        // last node of each channel
+    std::vector<uint32_t> collectives;                  // so far, of each channel
+    std::map<std::array<uint32_t, 4>, uint32_t> pairs;  // transfers so far of two ranks on one wire
+    std::vector<Group> groups;                          // of each channel
+    uint32_t last_communication = kNoNode;              // in host order
+    uint32_t last_compute = kNoNode;                    // in order on the compute stream
+    uint32_t host = kNoNode;                            // last launch
+  };
+  struct KeyHash {
+    size_t operator()(const RendezvousKey& key) const {
+      uint64_t hash = 0;
+      for (const uint32_t part : key) hash = (hash ^ part) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29;
+      return hash;
+    }
   };
   struct Origin {
     uint32_t rank_index, run;
@@ -66,7 +82,7 @@ class Graph {
   uint32_t card_of(size_t rank_index) const;
   /// Units of a card: multiprocessors, or thousandths of the cores that the represented ranks of a host have.
   int64_t units_of_a_card() const;
-  uint32_t add_member(size_t rank_index, const Plan& plan, ItemId id, RankState& state);
+  PortUse use_of(size_t rank_index, const Plan& plan, ItemId id) const;
   uint32_t rendezvous_for(size_t rank_index, const Task& task, RankState& state);
   void require_same(uint32_t rendezvous, const Task& task, int rank);
   uint32_t represented(Axis axis, const std::vector<int>& group) const;
@@ -84,10 +100,10 @@ class Graph {
   std::vector<uint32_t> wire_of_;  // of each channel
   std::map<int, size_t> index_of_rank_;
   uint32_t ports_per_rank_ = 1;
-  std::vector<std::vector<std::vector<uint32_t>>> nodes_;  // [rank][run][item]
-  std::vector<Origin> origin_;                             // of each node
-  std::map<std::array<uint32_t, 5>, uint32_t> rendezvous_;
-  std::vector<RendezvousKey> keys_;  // of each rendezvous
+  std::vector<std::vector<std::vector<uint32_t>>> nodes_;            // [rank][run][item]
+  std::vector<Origin> origin_;                                       // of each node
+  std::unordered_map<RendezvousKey, uint32_t, KeyHash> rendezvous_;  // by line and sequence
+  std::vector<RendezvousKey> keys_;                                  // of each rendezvous
   std::vector<std::pair<const Task*, int>> first_member_;
   std::string mismatch_;
 };

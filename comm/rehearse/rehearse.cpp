@@ -157,8 +157,8 @@ Runs spans_of(const Graph& graph, const RankRuns& given, size_t rank_index) {
   return runs;
 }
 
-RankTimes times_of(const Graph& graph, const Graph& instant, const RankRuns& given, size_t rank_index,
-                   size_t channel_count, bool replayed) {
+/// All times of a rank but those of split_idle().
+RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index, size_t channel_count) {
   RankTimes times;
   times.rank = given.rank;
   times.runs = spans_of(graph, given, rank_index);
@@ -173,8 +173,6 @@ RankTimes times_of(const Graph& graph, const Graph& instant, const RankRuns& giv
   }
   for (std::vector<Span>& spans : by_channel) times.busy_ns.push_back(union_ns(std::move(spans)));
   times.communication_ns = union_ns(std::move(communication));
-  const Gaps gaps(given, channel_count, replayed);
-  split_idle(gaps.of(times.runs), gaps.of(spans_of(instant, given, rank_index)), times);
   return times;
 }
 
@@ -190,18 +188,24 @@ Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::
     return rehearsal;
   }
   rehearsal.makespan_ns = graph.time().makespan_ns();
+  for (size_t r = 0; r < ranks.size(); ++r) rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size()));
+  if (!options.splits_idle) return rehearsal;
   Graph instant(mesh, channels, ranks, price, {.rehearse = options, .instant = true});
   SLIP_ASSERT(instant.solve());
-  for (size_t r = 0; r < ranks.size(); ++r)
-    rehearsal.ranks.push_back(times_of(graph, instant, ranks[r], r, channels.size(), options.replayed));
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    RankTimes& times = rehearsal.ranks[r];
+    const Gaps gaps(ranks[r], channels.size(), options.replayed);
+    split_idle(gaps.of(times.runs), gaps.of(spans_of(instant, ranks[r], r)), times);
+  }
   return rehearsal;
 }
 
 int64_t rehearsed_period_ns(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                             const Price& price, const RehearseOptions& options, size_t run) {
   Graph graph(mesh, channels, ranks, price, {.rehearse = options});
-  if (!graph.solve()) return -1;
-  return graph.time().start_ns(graph.node(0, run + 1, 0)) - graph.time().start_ns(graph.node(0, run, 0));
+  const uint32_t end = graph.node(0, run + 1, 0);
+  if (!graph.solve_until_start_of(end)) return -1;
+  return graph.time().start_ns(end) - graph.time().start_ns(graph.node(0, run, 0));
 }
 
 }  // namespace slipstream::comm

@@ -54,7 +54,8 @@ struct Rehearsal {
 Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                    const Price& price, const RehearseOptions& options = {});
 
-/// Pure. RankTimes::step_period_ns(`run`) of the first rank without the rest of a rehearsal; -1 in a deadlock.
+/// Pure. RankTimes::step_period_ns(`run`) of the first rank without the rest of a rehearsal; -1 in a deadlock before
+/// it.
 /// Throws: as rehearse().
 int64_t rehearsed_period_ns(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                             const Price& price, const RehearseOptions& options, size_t run);

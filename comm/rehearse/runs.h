@@ -32,6 +32,7 @@ struct RehearseOptions {
   bool collapse = true;
   bool contention = true;        // transfers in flight on a port share it
   bool slows_local_work = true;  // transfers on multiprocessors do (Price::multiprocessors); needs contention
+  bool splits_idle = true;       // false: RankTimes has no exposed and no bubble time, which need another rehearsal
   bool replayed = false;  // a device launches every run with a spine as one graph, which is a barrier: nothing of a run
                           // begins before all of the last one has ended
 };

@@ -85,11 +85,21 @@ void VirtualTime::index() {
 }
 
 bool VirtualTime::solve() {
+  run_until(kNoNode);
+  return ended_count_ == nodes_.size();
+}
+
+bool VirtualTime::solve_until_start_of(uint32_t node) {
+  run_until(node);
+  return start_ns_[node] >= 0;
+}
+
+void VirtualTime::run_until(uint32_t node) {
   index();
-  for (uint32_t node = 0; node < nodes_.size(); ++node)
-    if (nodes_[node].pending == 0) ready_.push_back(node);
+  for (uint32_t first = 0; first < nodes_.size(); ++first)
+    if (nodes_[first].pending == 0) ready_.push_back(first);
   drain();
-  while (!events_.empty()) {
+  while (!events_.empty() && (node == kNoNode || start_ns_[node] < 0)) {
     const Event event = events_.top();
     events_.pop();
     const auto kind = static_cast<EventKind>(event.stamp_and_kind & 3);
@@ -115,7 +125,6 @@ bool VirtualTime::solve() {
     }
     drain();
   }
-  return ended_count_ == nodes_.size();
 }
 
 void VirtualTime::push(int64_t time_ns, EventKind kind, uint32_t id, uint32_t stamp) {

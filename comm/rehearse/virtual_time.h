@@ -68,6 +68,8 @@ class VirtualTime {
 
   /// Returns true if every node ended. O((n + e) log n); call once.
   bool solve();
+  /// Returns true as soon as `node` has started, in place of solve(): what happens later changes no earlier time.
+  bool solve_until_start_of(uint32_t node);
 
   size_t size() const { return entered_ns_.size(); }
   bool ended(uint32_t node) const { return end_ns_[node] >= 0; }
@@ -130,6 +132,8 @@ class VirtualTime {
   };
 
   void index();
+  /// Handles events until none is left or `node` has started.
+  void run_until(uint32_t node);
   void push(int64_t time_ns, EventKind kind, uint32_t id, uint32_t stamp = 0);
   void release(uint32_t node, After after);
   void drain();

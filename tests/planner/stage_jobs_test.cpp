@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of stages from one model, on deep pipelines without the works of layers far away, against jobs from whole
+// models.
+
+#include "planner/stage_jobs.h"
+
+#include "engine/plan/build_job.h"
+#include "planner/plan_options.h"
+#include "planner/planned.h"
+#include "tests/paths.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::planner;
+
+namespace {
+
+void check_same(const Job& made, const Job& expected) {
+  CHECK(made.buffers.total_bytes() == expected.buffers.total_bytes());
+  CHECK(made.parameter_elems == expected.parameter_elems);
+  REQUIRE(made.channels.size() == expected.channels.size());
+  for (Plan Job::*which : {&Job::train, &Job::evaluate, &Job::prime}) {
+    const Plan &plan = made.*which, &wanted = expected.*which;
+    REQUIRE(plan.size() == wanted.size());
+    size_t same = 0;
+    for (ItemId i = 0; i < plan.size(); ++i) {
+      const Item &item = plan[i], &other = wanted[i];
+      same += item.name == other.name && item.channel == other.channel && item.op == other.op &&
+              item.after == other.after && item.reads == other.reads && item.writes == other.writes &&
+              item.cost.flops == other.cost.flops && item.cost.bytes == other.cost.bytes;
+    }
+    CHECK(same == plan.size());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "[planner]") {
+  struct Row {
+    const char* schedule;
+    int stages, virtual_stages;
+  };
+  for (const Row& row : {Row{"1f1b", 66, 1}, Row{"zb_h1", 66, 1}, Row{"interleaved_1f1b", 34, 4}, Row{"1f1b", 5, 1}}) {
+    CAPTURE(row.schedule, row.stages);
+    PlanRequest asked;
+    asked.run_file = source_dir() + "/configs/runs/gpt2_xl.toml";
+    const int layers = row.stages * row.virtual_stages;
+    asked.sets = {"model.width=32",
+                  "model.heads=2",
+                  "model.ffn_width=64",
+                  "model.context=32",
+                  "model.vocab_size=128",
+                  "train.sequence_length=32",
+                  "train.micro_batch_size=1",
+                  fmt::format("train.global_batch_size={}", row.stages),
+                  fmt::format("model.layers={}", layers),
+                  fmt::format("parallel.pipeline={}", row.stages),
+                  fmt::format("pipeline.schedule={}", row.schedule),
+                  fmt::format("pipeline.virtual_stages={}", row.virtual_stages)};
+    asked.ranks = row.stages;
+    asked.machine = source_dir() + "/configs/machines/h100x8.toml";
+    const Drawn drawn = draw(asked);
+    const JobRequest request{.config = drawn.config, .machine = drawn.machine, .nccl = drawn.nccl};
+    CHECK(is_deep(request) == (row.stages > 5));
+    PlanOptions options = plan_options(request);
+    models::ModelOptions sizes = model_options(request);
+    const Mesh mesh(options.sizes, options.mesh_order);
+    options.layers = partition_layers(request, sizes, mesh).layers;
+    options.schedule = schedule_of(request.config, false);
+    sizes.split_backward = options.schedule.splits_backward;
+    sizes.cuts = cuts_of(options.layers);
+    const StageJobs jobs(request, sizes, options);
+    for (const int stage : {0, 1, row.stages / 2, row.stages - 2, row.stages - 1}) {
+      CAPTURE(stage);
+      PlanOptions own = options;
+      own.rank = mesh.rank({.pipeline = stage});
+      Buffers buffers;
+      ModelSpec whole = models::build_model(sizes, buffers);
+      check_same(*jobs.build(options, stage), build_job(std::move(whole), std::move(buffers), own));
+    }
+  }
+}
