@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <future>
 #include <optional>
 
 #include <fmt/ranges.h>
@@ -99,6 +100,19 @@ class Question {
     }
   }
 
+  /// A job of some micro-batches and its weight in a step of all.
+  struct Part {
+    ResolvedConfig config;
+    double weight = 1;
+    FinishedJob finished;
+    std::vector<comm::RankRuns> runs;  // borrows `finished`
+  };
+  std::vector<Part> parts_of_step() const;
+  /// The longest step that meets the goal, by bisection of meets(): goals grow or fall with the step.
+  double longest_ms();
+  /// Narrows (most_short, least_met) by secants: the time of a step is nearly a line in the time of a byte.
+  void narrow(double& most_short, double short_ms, double& least_met, NeedStep& met,
+              const std::function<NeedStep(double)>& try_rate);
   /// Tries the values in order until one meets the goal.
   Needed first_that_meets(const std::string& name, int64_t own, const std::vector<int64_t>& values,
                           const std::function<ResolvedConfig(int64_t)>& make);
@@ -123,23 +137,61 @@ void Question::refuse(const Needed& needed, const std::string& remedy) const {
       remedy);
 }
 
+std::vector<Question::Part> Question::parts_of_step() const {
+  const SteadyState state = steady_state(drawn_.config);
+  std::vector<Part> parts;
+  if (state.rounds == 0) {
+    parts.push_back({.config = drawn_.config, .finished = {}, .runs = {}});
+  } else {
+    for (const auto& [micro_batches, weight] :
+         {std::pair{state.planned + state.round, state.rounds}, std::pair{state.planned, 1 - state.rounds}})
+      parts.push_back(
+          {.config = with_micro_batches(drawn_.config, micro_batches), .weight = weight, .finished = {}, .runs = {}});
+  }
+  std::vector<std::future<void>> builds;
+  for (Part& part : parts)
+    builds.push_back(std::async(parts.size() > 1 ? std::launch::async : std::launch::deferred, [&] {
+      part.finished = build_job_with_update(
+          {.config = part.config, .machine = drawn_.machine, .nccl = drawn_.nccl, .proves = false}, {});
+      part.runs = runs_of(part.finished.stages, 3);
+    }));
+  for (std::future<void>& build : builds) build.get();
+  return parts;
+}
+
+double Question::longest_ms() {
+  const double one = reached(drawn_.config, 1);  // of a step of one millisecond
+  return need_.goal == Goal::step_ms ? need_.value : one / need_.value;
+}
+
+void Question::narrow(double& most_short, double short_ms, double& least_met, NeedStep& met,
+                      const std::function<NeedStep(double)>& try_rate) {
+  constexpr double kNarrow = 1.003, kBeside = 0.001;  // ratio of the two rates; steps beyond the root, alternately
+  constexpr int kMost = 6;
+  const double wanted_ms = longest_ms();
+  bool was_met = true;
+  for (int i = 0; i < kMost && least_met / most_short > kNarrow && short_ms > met.step_ms; ++i) {
+    const double share = (wanted_ms - met.step_ms) / (short_ms - met.step_ms);
+    double rate = 1 / (1 / least_met + share * (1 / most_short - 1 / least_met));
+    rate *= was_met ? 1 - kBeside : 1 + kBeside;  // beyond the root, so that the other end moves too
+    rate = std::floor(std::clamp(rate, most_short * (1 + kBeside), least_met / (1 + kBeside)));
+    const NeedStep tried = try_rate(rate);
+    was_met = tried.meets;
+    if (tried.meets)
+      least_met = rate, met = tried;
+    else
+      most_short = rate, short_ms = tried.step_ms;
+  }
+}
+
 Needed Question::bandwidth() {
   constexpr double kPrecision = 1.01, kStride = 4, kWidest = 1 << 16;
   const int64_t emulated = drawn_.config->comm.emulate.bandwidth_bytes_per_second;
   const ResolvedConfig& config = drawn_.config;
-  const SteadyState state = steady_state(config);
-  std::vector<std::pair<ResolvedConfig, double>> parts;  // with the weight of its step
-  if (state.rounds == 0) {
-    parts.emplace_back(config, 1.0);
-  } else {
-    parts.emplace_back(with_micro_batches(config, state.planned + state.round), state.rounds);
-    parts.emplace_back(with_micro_batches(config, state.planned), 1 - state.rounds);
-  }
-  std::vector<FinishedJob> jobs;
-  for (const auto& [each, weight] : parts)
-    jobs.push_back(
-        build_job_with_update({.config = each, .machine = drawn_.machine, .nccl = drawn_.nccl, .proves = false}, {}));
-  const Mesh& mesh = jobs.front().job->mesh;
+  const std::vector<Part> parts = parts_of_step();
+  flops_of_sequence_ =
+      model_flops(parts.back().finished.stages) / static_cast<double>(parts.back().config->train.global_batch_size);
+  const Mesh& mesh = parts.front().finished.job->mesh;
   bool across = false;
   for (Axis axis : {Axis::data, Axis::context, Axis::pipeline, Axis::tensor})
     across = across || (mesh.group_size(axis) > 1 && mesh.crosses_nodes(axis, drawn_.machine.ranks_per_node));
@@ -153,43 +205,60 @@ Needed Question::bandwidth() {
                       : across     ? drawn_.machine.inter_bytes_per_second
                                    : drawn_.machine.intra_bytes_per_second;
   const auto try_rate = [&](double rate) {
+    std::vector<std::future<double>> steps_ms;
+    for (const Part& part : parts)
+      steps_ms.push_back(std::async(parts.size() > 1 ? std::launch::async : std::launch::deferred, [&] {
+        RunConfig run = *part.config;
+        Machine machine = drawn_.machine;
+        const auto bytes = static_cast<int64_t>(rate);
+        (emulated > 0 ? run.comm.emulate.bandwidth_bytes_per_second
+         : across     ? machine.inter_bytes_per_second
+                      : machine.intra_bytes_per_second) = bytes;
+        const JobRequest asked{.config = resolve(run, config.facts()), .machine = machine, .nccl = drawn_.nccl};
+        return part.weight * static_cast<double>(step_period_ns(asked, part.finished, part.runs, false)) / 1e6;
+      }));
     double step_ms = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      RunConfig run = *parts[i].first;
-      Machine machine = drawn_.machine;
-      const auto bytes = static_cast<int64_t>(rate);
-      (emulated > 0 ? run.comm.emulate.bandwidth_bytes_per_second
-       : across     ? machine.inter_bytes_per_second
-                    : machine.intra_bytes_per_second) = bytes;
-      const JobRequest asked{.config = resolve(run, config.facts()), .machine = machine, .nccl = drawn_.nccl};
-      step_ms += parts[i].second * static_cast<double>(step_period_ns(asked, jobs[i], false)) / 1e6;
-    }
+    for (std::future<double>& each : steps_ms) step_ms += each.get();
     needed.tried.push_back(step(format_bytes(static_cast<int64_t>(rate)) + "/s", config, step_ms));
+    needed.tried.back().step_ms = step_ms;
     return needed.tried.back();
   };
   needed.now = try_rate(static_cast<double>(own));
   double low = static_cast<double>(own), high = low;  // high meets the goal
-  NeedStep answer = needed.now;
+  NeedStep answer = needed.now, below = needed.now;   // of high and of low
   const auto within = [&](double rate) { return rate > static_cast<double>(own) / kWidest && rate > 1; };
   if (needed.now.meets) {
     while (low == high && within(low)) {
       low = std::max(1.0, high / kStride);
-      if (const NeedStep less = try_rate(low); less.meets) high = low, answer = less;
+      below = try_rate(low);
+      if (below.meets) high = low, answer = below;
     }
   } else {
     while (!answer.meets) {
       if (high >= kWidest * static_cast<double>(own))
         refuse(needed, "Communication is not the limit: vary micro_batch, or use plan --search for another layout.");
       low = high;
+      below = answer;
       high *= low == static_cast<double>(own) ? kStride : kWidest;  // far away, only the limit matters
       answer = try_rate(high);
     }
   }
-  while (high / low > kPrecision) {
-    const double middle = std::sqrt(low * high);
-    const NeedStep tried = try_rate(middle);
-    (tried.meets ? high : low) = middle;
-    if (tried.meets) answer = tried;
+  if (high / low > kPrecision) {
+    // A faster link makes no step longer: rates outside (most_short, least_met) need no rehearsal.
+    double most_short = low, least_met = high;
+    NeedStep met = answer;  // of least_met
+    narrow(most_short, below.step_ms, least_met, met, try_rate);
+    while (high / low > kPrecision) {
+      const double middle = std::sqrt(low * high);
+      if (middle > most_short && middle < least_met) {
+        const NeedStep tried = try_rate(middle);
+        (tried.meets ? least_met : most_short) = middle;
+        if (tried.meets) met = tried;
+      }
+      (middle >= least_met ? high : low) = middle;
+    }
+    answer = high == least_met ? met : try_rate(high);
+    if (!answer.meets) answer = met;
   }
   needed.answer = answer;
   return needed;

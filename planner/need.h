@@ -25,6 +25,7 @@ struct NeedStep {
   std::string value;   // "46 GB/s", "2", ...
   double reached = 0;  // of the goal
   bool meets = false;
+  double step_ms = 0;   // with --vary bandwidth
   std::string problem;  // not rehearsed: the reason
 };
 

@@ -125,3 +125,52 @@ TEST_CASE("need: the answer reaches the goal and a smaller value does not", "[pl
   CHECK_THROWS_WITH(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks),
                     Catch::Contains("no number of ranks reaches") && Catch::Contains("the best one, 16, reaches"));
   std::remove(limited.machine.c_str());
+TEST_CASE("need: the smallest bandwidth is that of a plain bisection", "[planner]") {
+  const PlanRequest asked = request(16, {"zero.stage=1", "train.micro_batch_size=1", "train.global_batch_size=64"});
+  const Drawn drawn = draw(asked);
+  const double now_ms = rehearse_config(drawn, drawn.config).step_ms;
+  for (const double factor : {1.02, 1.3, 0.99}) {
+    CAPTURE(factor);
+    const double goal_ms = factor * now_ms;
+    std::vector<double> tried;
+    const auto step_ms = [&](double rate) {
+      Drawn other = drawn;
+      other.machine.inter_bytes_per_second = static_cast<int64_t>(rate);
+      const ResolvedConfig& config = other.config;
+      const SteadyState state = steady_state(config);
+      double total_ms = 0;
+      for (const auto& [micro_batches, weight] :
+           {std::pair{state.planned + state.round, state.rounds}, std::pair{state.planned, 1 - state.rounds}}) {
+        const JobRequest then{.config = with_micro_batches(config, micro_batches),
+                              .machine = drawn.machine,
+                              .nccl = drawn.nccl,
+                              .proves = false};
+        JobRequest now = then;
+        now.machine = other.machine;
+        total_ms += weight * static_cast<double>(step_period_ns(now, build_job_with_update(then, {}), false)) / 1e6;
+      }
+      tried.push_back(total_ms);
+      return total_ms;
+    };
+    double high = static_cast<double>(drawn.machine.inter_bytes_per_second), low = high, answer_ms = step_ms(high);
+    const bool meets = answer_ms <= goal_ms;
+    while (low == high)
+      if (const double ms = step_ms(meets ? high / 4 : high * 4); meets) {
+        low = high / 4;
+        if (ms <= goal_ms) high = low, answer_ms = ms;
+      } else {
+        high *= 4;
+        answer_ms = ms;
+        REQUIRE(ms <= goal_ms);
+      }
+    while (high / low > 1.01) {
+      const double middle = std::sqrt(low * high), ms = step_ms(middle);
+      (ms <= goal_ms ? high : low) = middle;
+      if (ms <= goal_ms) answer_ms = ms;
+    }
+    const Needed needed = find_needed(asked, {.goal = Goal::step_ms, .value = goal_ms}, Varied::bandwidth);
+    CHECK(needed.answer.reached == answer_ms);
+    CHECK(needed.tried.size() < tried.size());
+  }
+}
+
