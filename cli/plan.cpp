@@ -139,7 +139,9 @@ void add_plan(CLI::App& app, Run& chosen) {
   command->add_flag("--search", options->search,
                     "find the layout with the shortest rehearsed step: ranks of every axis, ZeRO, micro-batch, "
                     "recomputation, schedule, buckets");
-  command->add_option("--over", options->over, "KEY=VALUE,VALUE: values of a key that --search compares");
+  command->add_option("--over", options->over,
+                      "KEY=VALUE,VALUE: values of a key that --search compares. Types on the wire change the training, "
+                      "so only --over adds them: comm.grad_dtype=float32,bfloat16");
   command->add_option("--seconds", options->seconds, "time limit of --search; 0: none")->check(CLI::NonNegativeNumber);
   command->add_option("--rows", options->rows, "layouts that --search prints and writes")
       ->check(CLI::Range(1, static_cast<int>(planner::kShownLayouts)));

@@ -19,8 +19,9 @@
 namespace slipstream::planner {
 namespace {
 
-/// Parts of a model with costs of their own.
-enum Place : size_t { kEmbedding, kLayer, kHead, kPlaces };
+/// Parts of a model with costs of their own. kAgain: a layer that recomputes, beside others that do not
+/// (train.recompute_layers).
+enum Place : size_t { kEmbedding, kLayer, kHead, kAgain, kPlaces };
 
 struct PlaceWorks {
   std::array<int64_t, 3> pass_ns{};  // by Pass
@@ -173,15 +174,29 @@ ResolvedConfig without_recomputation(const ResolvedConfig& config) {
   return resolve(plain, config.facts());
 }
 
+ResolvedConfig with_all_layers(const ResolvedConfig& config) {
+  RunConfig all = *config;
+  all.train.recompute_layers = 0;
+  return resolve(all, config.facts());
+}
+
 /// A stage's works of one micro-batch, and its parameters.
 struct StageSum {
   std::array<int64_t, kPlaces> times{};  // layers, and 0 or 1 of the ends
   int64_t ns = 0, elems = 0;
+
+  int64_t layers() const { return times[kLayer] + times[kAgain]; }
 };
 
-std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int>& layers, size_t stages) {
+/// `again`: layers of every part in place kAgain.
+std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int>& layers, size_t stages,
+                                     int64_t again) {
   std::vector<StageSum> sums(stages);
-  for (size_t part = 0; part < layers.size(); ++part) sums[part % stages].times[kLayer] += layers[part];
+  for (size_t part = 0; part < layers.size(); ++part) {
+    const int64_t own_again = std::min<int64_t>(again, layers[part]);
+    sums[part % stages].times[kAgain] += own_again;
+    sums[part % stages].times[kLayer] += layers[part] - own_again;
+  }
   sums.front().times[kEmbedding] = sums.back().times[kHead] = 1;
   for (StageSum& sum : sums)
     for (size_t place = 0; place < kPlaces; ++place) {
@@ -236,10 +251,10 @@ PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& pla
   double times = 1;
   if (zero == 3 && run.zero.reshard_after_forward && run.zero.persistence_threshold_bytes == 0) {
     // Layers pass through slots in both passes of every micro-batch; those still in a slot are not gathered again.
-    const auto layers = static_cast<double>(std::max<int64_t>(1, sum.times[kLayer]));
+    const auto layers = static_cast<double>(std::max<int64_t>(1, sum.layers()));
     const double kept = std::min(1.0, static_cast<double>(run.zero.prefetch_depth + 2) / layers);
     const double share =
-        static_cast<double>(sum.times[kLayer] * places[kLayer].elems) / std::max(1.0, elems);  // of the parameters
+        static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);  // of the parameters
     times = std::max(1.0, 2 * static_cast<double>(micro_batches) * (1 - kept) * share);
   }
   sent[price.port(shard) % sent.size()] = reduce + times * gather;
@@ -264,8 +279,13 @@ double bytes_of_elem(const ResolvedConfig& config, const Machine& machine, const
 LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
   constexpr double kRounding = 0.999;  // buckets and chunks round their transfers in nanoseconds
   const RunConfig& run = *config;
-  const Works& works = works_of(config);
+  // Works of layers that recompute, and of the others.
+  const bool some = run.train.recompute != Recomputation::none && run.train.recompute_layers > 0;
+  const Works& again = works_of(some ? with_all_layers(config) : config);
+  const Works& works = some ? works_of(without_recomputation(config)) : again;
   const Works& awaiting = run.parallel.pipeline > 1 ? works_of(without_recomputation(config)) : works;
+  Places places = works.places;
+  places[kAgain] = again.places[kLayer];
   const Layout& layout = config.layout();
   const Mesh mesh({.data = layout.data,
                    .context = layout.context,
@@ -275,9 +295,9 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
                   run.parallel.order);
   const comm::RooflinePrice price = price_of(run, machine_, mesh);
   const int64_t micro_batches = config.batch().micro_batches;
-  const std::vector<int> layers = layers_of_parts(run, works.places);
+  const std::vector<int> layers = layers_of_parts(run, places);
   const auto stages = static_cast<size_t>(layout.pipeline);
-  const std::vector<StageSum> sums = sums_of_stages(works.places, layers, stages);
+  const std::vector<StageSum> sums = sums_of_stages(places, layers, stages, run.train.recompute_layers);
   LayoutBound bound;
   const auto consider = [&](double ns, Limit limit) {
     if (static_cast<int64_t>(ns) <= bound.step_ns) return;
@@ -292,9 +312,8 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
         price.wire(Op::send, Algorithm::direct, Axis::pipeline, layout.pipeline, hop_elems, works.dtype);
     // The last works of a stage may be weight gradients of a split backward pass, which no other stage awaits.
     int64_t last_ns = sums.back().ns;
-    for (size_t place = 0; place < kPlaces; ++place)
-      last_ns -= sums.back().times[place] * works.places[place].pass_ns[2];
-    consider(static_cast<double>(outside_ns(works.places, awaiting.places, layers, stages) +
+    for (size_t place = 0; place < kPlaces; ++place) last_ns -= sums.back().times[place] * places[place].pass_ns[2];
+    consider(static_cast<double>(outside_ns(places, awaiting.places, layers, stages) +
                                  2 * static_cast<int64_t>(stages - 1) * (hop.latency_ns + hop.wire_ns) +
                                  micro_batches * last_ns),
              Limit::bubble);
@@ -303,8 +322,8 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
   double exposed_ns = 0;
   for (size_t stage = 0; stage < stages; ++stage) {
     const StageSum& sum = sums[stage];
-    const PerPort in_layers = sent_in_layers(sum, works.places, price, mesh),
-                  states = sent_states(run, sum, works.places, price, mesh, micro_batches);
+    const PerPort in_layers = sent_in_layers(sum, places, price, mesh),
+                  states = sent_states(run, sum, places, price, mesh, micro_batches);
     for (size_t port = 0; port < in_layers.size(); ++port) {
       const double layers_ns = static_cast<double>(micro_batches) * in_layers[port];
       if (layout.tensor > 1)
@@ -314,8 +333,8 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
     }
     const int64_t alive = std::min<int64_t>(micro_batches, static_cast<int64_t>(stages - stage));
     const auto states_bytes = static_cast<int64_t>(static_cast<double>(sum.elems) * bytes_each);
-    bound.memory_bytes =
-        std::max(bound.memory_bytes, states_bytes + alive * sum.times[kLayer] * works.activation_bytes);
+    const int64_t kept_bytes = sum.times[kLayer] * works.activation_bytes + sum.times[kAgain] * again.activation_bytes;
+    bound.memory_bytes = std::max(bound.memory_bytes, states_bytes + alive * kept_bytes);
   }
   bound.expected_ns = std::max(bound.step_ns, static_cast<int64_t>(computed_ns + exposed_ns));
   return bound;

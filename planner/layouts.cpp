@@ -8,9 +8,10 @@
 #include <numeric>
 #include <optional>
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "engine/base/check.h"
+#include "engine/base/units.h"
 #include "engine/config/fields.h"
 #include "engine/config/nearest.h"
 #include "planner/plan_options.h"
@@ -61,8 +62,11 @@ class Space {
 
  private:
   static constexpr int64_t kLongSequence = 16'384;
+  static constexpr int64_t kMostSequences = 64;   // of a micro-batch
+  static constexpr int64_t kLeastUneven = 2;      // layers of a part if parts differ by one
+  static constexpr int64_t kRecomputedSteps = 8;  // numbers of layers
   struct Shape {
-    int64_t tensor, pipeline, context, data;
+    int64_t tensor, pipeline, context, data, virtual_stages = 1;
   };
 
   std::optional<Sets> asked(const std::string& key) {
@@ -72,6 +76,10 @@ class Space {
         return keys_[k].values;
       }
     return {};
+  }
+
+  bool is_asked(std::string_view key) const {
+    return std::any_of(keys_.begin(), keys_.end(), [&](const SearchedKey& each) { return each.key == key; });
   }
 
   std::vector<int64_t> powers(const char* key, int64_t own, int64_t most) {
@@ -107,24 +115,56 @@ class Space {
       asked("pipeline.schedule"), asked("pipeline.virtual_stages");
       return add_batches(shape, with(with(sets, "pipeline.schedule=1f1b"), "pipeline.virtual_stages=1"));
     }
-    for (const std::string& schedule : texts("pipeline.schedule", {"1f1b", "interleaved_1f1b", "zb_h1"})) {
-      const Sets named = with(sets, "pipeline.schedule=" + schedule);
-      for (int64_t parts : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 8))
-        if ((parts > 1) == (schedule == "interleaved_1f1b") && run.model.layers % (shape.pipeline * parts) == 0)
-          add_batches(shape, with(named, fmt::format("pipeline.virtual_stages={}", parts)));
-        else if (parts == 1 && schedule != "interleaved_1f1b")
-          add_batches(shape, with(named, "pipeline.virtual_stages=1"));
-    }
+    for (const std::string& schedule : texts("pipeline.schedule", {"1f1b", "interleaved_1f1b", "zb_h1"}))
+      for (int64_t each : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 8)) {
+        if ((each > 1) != (schedule == "interleaved_1f1b")) continue;
+        Shape divided = shape;
+        divided.virtual_stages = each;
+        const int64_t parts = shape.pipeline * each;
+        Sets named = with(with(sets, "pipeline.schedule=" + schedule), fmt::format("pipeline.virtual_stages={}", each));
+        if (each > 1 && run.model.layers % parts != 0) {
+          if (run.model.layers < kLeastUneven * parts) continue;
+          named.push_back("pipeline.layers=" + layers_of_parts(run.model.layers, parts));
+        }
+        add_batches(divided, named);
+      }
+  }
+
+  /// As equal as possible; the first and the last part, beside the embedding and the head, have less.
+  static std::string layers_of_parts(int64_t layers, int64_t parts) {
+    const int64_t more = layers % parts, first = (parts - more) / 2;
+    std::vector<int64_t> counts;
+    for (int64_t part = 0; part < parts; ++part)
+      counts.push_back(layers / parts + (part >= first && part < first + more));
+    return fmt::format("[{}]", fmt::join(counts, ","));
   }
 
   void add_batches(const Shape& shape, const Sets& sets) {
     const RunConfig& run = *config_;
-    for (int64_t batch : powers("train.micro_batch_size", run.train.micro_batch_size, 64)) {
+    const int64_t all = global_batch_ / shape.data;  // of a data rank
+    std::vector<int64_t> batches = powers("train.micro_batch_size", run.train.micro_batch_size, kMostSequences);
+    if (shape.pipeline == 1 && all > 0 && all <= kMostSequences && !is_asked("train.micro_batch_size") &&
+        std::find(batches.begin(), batches.end(), all) == batches.end())
+      batches.push_back(all);
+    for (int64_t batch : batches) {
       if (global_batch_ % (batch * shape.data) != 0) continue;
       for (const std::string& recompute : texts("train.recompute", {"none", "selective", "full"}))
-        add_zero(shape,
-                 with(with(sets, fmt::format("train.micro_batch_size={}", batch)), "train.recompute=" + recompute));
+        for (const std::string& layers : recomputed_layers(shape, recompute))
+          add_zero(shape, with(with(with(sets, fmt::format("train.micro_batch_size={}", batch)),
+                                    "train.recompute=" + recompute),
+                               "train.recompute_layers=" + layers));
     }
+  }
+
+  /// Layers of a part that recompute in full, all but one of an eighth at most. Selective recomputation is cheap: all.
+  Sets recomputed_layers(const Shape& shape, const std::string& recompute) {
+    Sets counts = {"0"};
+    const int64_t layers = config_->model.layers / (shape.pipeline * shape.virtual_stages);
+    const int64_t step = ceil_div(layers, kRecomputedSteps);
+    for (int64_t count = step; recompute == "full" && count < layers; count += step)
+      counts.push_back(fmt::format("{}", count));
+    const Sets chosen = texts("train.recompute_layers", counts);
+    return recompute == "none" ? Sets{"0"} : chosen;
   }
 
   void add_zero(const Shape& shape, const Sets& sets) {

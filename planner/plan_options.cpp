@@ -115,9 +115,10 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
   ModelSpec model = models::build_model(sizes, buffers);
-  // Recomputed work counts for layers; embedding and head recompute nothing.
+  // Recomputed work counts for layers; embedding and head recompute nothing. With a number of layers, parts recompute
+  // equally much.
   std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
-  recompute(model, buffers, whole, config.train.recompute);
+  if (config.train.recompute_layers == 0) recompute(model, buffers, whole, config.train.recompute);
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
   const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
   double pass_s = 0;
@@ -167,6 +168,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .double_buffer = update.double_buffer,
           .update_on_spine = !update.beside,
           .recompute = config.train.recompute,
+          .recompute_layers = static_cast<int>(config.train.recompute_layers),
           .align_grad_reduce = config.overlap.align_grad_reduce,
           .snapshots = config.checkpoint.async && config.checkpoint.interval + config.checkpoint.interval_minutes > 0,
           .snapshots_beside = request.config.on_gpus()};

@@ -86,6 +86,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   }
   json["bucket_size_bytes"] = job.options.bucket_bytes;
   json["recompute"]["how"] = name_of(job.recomputed.how);
+  json["recompute"]["layers"] = job.options.recompute_layers;
   json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
   json["recompute"]["flops_again"] = job.recomputed.paid.flops;
   Json tasks = Json::array();

@@ -117,9 +117,14 @@ void print_recomputation(const Planned& planned) {
   const Recomputed& again = most->recomputed;
   if (again.how == Recomputation::none) return;
   print_result(
-      "recompute: {} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% more "
+      "recompute: {}{} saves {} of activations; {} operations and {} of memory traffic run again in a step, {:.1f}% "
+      "more "
       "operations{}\n",
-      name_of(again.how), format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)),
+      name_of(again.how),
+      most->options.recompute_layers > 0
+          ? fmt::format(" in {} of each part", counted(most->options.recompute_layers, "layer"))
+          : "",
+      format_bytes(again.saved_bytes), format_count(static_cast<double>(again.paid.flops)),
       format_bytes(again.paid.bytes),
       100 * static_cast<double>(again.paid.flops) /
           static_cast<double>(std::max<int64_t>(1, step_flops(*most) - again.paid.flops)),

@@ -289,7 +289,7 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
        layouts_of(result.drawn.config, result.drawn.machine, options.keys, result.global_batch)) {
     if (asked_batch == 0) each.push_back(batch);
     if (!written.pipeline.schedule_file.empty()) each.emplace_back("pipeline.schedule_file=");
-    if (!written.pipeline.layers.empty()) each.emplace_back("pipeline.layers=[]");  // for another number of stages
+    if (!written.pipeline.layers.empty()) each.insert(each.begin(), "pipeline.layers=[]");  // of other stages
     result.layouts.push_back({.sets = std::move(each)});
   }
   const int threads =

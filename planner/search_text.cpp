@@ -48,9 +48,10 @@ std::string layout_text(const std::vector<std::string>& sets) {
   };
   std::string text = "data " + take("parallel.data") + part("parallel.tensor", "tensor", "1") +
                      part("parallel.context", "context", "1") + part("parallel.pipeline", "pipeline", "1");
-  take("parallel.sequence_parallel");
+  take("parallel.sequence_parallel"), take("pipeline.layers");
   text += part("pipeline.schedule", "", "1f1b") + part("pipeline.virtual_stages", "x", "1");
-  text += part("train.micro_batch_size", "micro-batch", "") + part("train.recompute", "recompute", "none");
+  text += part("train.micro_batch_size", "micro-batch", "") + part("train.recompute", "recompute", "none") +
+          part("train.recompute_layers", "in layers", "0");
   text += part("zero.stage", "zero", "0") + part("zero.shard_size", "in groups of", "0") +
           part("zero.prefetch_depth", "prefetch", "1") + part("overlap.bucket_size", "bucket", "") +
           part("overlap.tensor_chunks", "chunks", "1");

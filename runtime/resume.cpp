@@ -27,8 +27,8 @@ bool is_free(std::string_view key) {
     if (key.starts_with(prefix)) return true;
   for (const std::string_view free :
        {"train.steps", "train.micro_batch_size", "train.eval_interval", "train.eval_batches", "train.log_interval",
-        "train.hash_interval", "train.recompute", "train.global_batch_size", "train.on_nan", "train.max_skips",
-        "train.spike_zscore"})
+        "train.hash_interval", "train.recompute", "train.recompute_layers", "train.global_batch_size", "train.on_nan",
+        "train.max_skips", "train.spike_zscore"})
     if (key == free) return true;
   return false;
 }

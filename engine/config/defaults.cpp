@@ -42,6 +42,7 @@ RunConfig in_effect(RunConfig config) {
     config.optimizer.momentum = Optimizer{}.momentum;
     config.optimizer.muon_scaling = Optimizer{}.muon_scaling;
   }
+  if (config.train.recompute == Recomputation::none) config.train.recompute_layers = Train{}.recompute_layers;
   if (config.parallel.tensor == 1) {
     config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
     config.overlap.tensor_chunks = Overlap{}.tensor_chunks;

@@ -129,6 +129,9 @@ std::vector<Field<R>> make_fields() {
       F::mode("train.recompute", at(&R::train, &Train::recompute),
               "Activations that the backward pass recomputes instead of keeping: none, selective (outputs of norms and "
               "of SwiGLU) or full (everything but each layer's input)."),
+      F::integer("train.recompute_layers", at(&R::train, &Train::recompute_layers), {0, kMaxInt},
+                 "Layers that recompute: the first ones of each pipeline stage, or of each part of it with "
+                 "pipeline.virtual_stages. 0: all."),
       F::mode("train.on_nan", at(&R::train, &Train::on_nan),
               "Reaction to a loss or a gradient norm that is NaN or infinite. abort: the run ends with exit code 5. "
               "skip: in that step the device leaves weights and optimizer states unchanged, on all ranks; the step "

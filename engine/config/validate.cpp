@@ -246,6 +246,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
   const auto cause_of = [](std::string_view key) {
     if (key.starts_with("zero.")) return "zero.stage";
     if (key.starts_with("optimizer.")) return "optimizer.name";
+    if (key.starts_with("train.")) return "train.recompute";
     if (key.starts_with("checkpoint.")) return "checkpoint.async";
     if (key == "parallel.sequence_parallel" || key == "overlap.tensor_chunks") return "parallel.tensor";
     return "parallel.pipeline";

@@ -164,7 +164,7 @@ void take_stage(Job& job) {
   const bool ends = job.zero_stage >= 2 && ends_are_apart(model);
   const uint32_t take_batch = model.forward.front();
   job.chunks = cut_stage(model, job.buffers, job.schedule, job.layers, job.stage());
-  job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute);
+  job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute, options.recompute_layers);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);

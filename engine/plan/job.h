@@ -72,6 +72,7 @@ struct PlanOptions {
                                 // each step exchanges the copies
   bool update_on_spine = true;  // cpu: the update needs the computing core; cuda: its own stream
   Recomputation recompute = Recomputation::none;
+  int recompute_layers = 0;        // of each part of the model, its first ones; 0: all
   bool align_grad_reduce = false;  // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
   std::vector<char>
       reduced_at_once;     // by chunk of this stage: buckets for its gradients would not shorten a step; empty: none

@@ -272,7 +272,8 @@ std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& re
 
 }  // namespace
 
-Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how) {
+Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how,
+                     int layers_max) {
   Recomputed result{.how = how, .saved_bytes = 0, .paid = {}};
   if (how == Recomputation::none) return result;
   std::map<BufferId, Lives> lives;
@@ -281,7 +282,8 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
     Set again;
     std::map<int, Layer> layers;
     for (uint32_t piece : chunk.forward)
-      if (const int l = model.pieces[piece].layer; l >= 0 && l < model.layers)
+      if (const int l = model.pieces[piece].layer;
+          l >= 0 && l < model.layers && (layers_max == 0 || std::ssize(layers) < layers_max))
         layers.try_emplace(l, model, buffers, chunk, l, how);
     std::vector<Piece> made;  // new pieces; layers point into the old ones
     for (Pieces* list : {&chunk.backward, &chunk.weight}) {

@@ -20,10 +20,11 @@ struct Recomputed {
 };
 
 /// Inserts before each backward (and, if split, weight) piece the forward works, and communication between them, that
-/// recompute its inputs. Recomputed buffers live within one use of a chunk only; all become views of one buffer,
-/// `recomputed`, in which two share bytes if their lifetimes are disjoint. Call after cut_stage. The bits of every
-/// result stay the same: the same works read the same bits.
+/// recompute its inputs, in the first `layers_max` layers of every chunk (0: in all). Recomputed buffers live within
+/// one use of a chunk only; all become views of one buffer, `recomputed`, in which two share bytes if their lifetimes
+/// are disjoint. Call after cut_stage. The bits of every result stay the same: the same works read the same bits.
 /// Throws: PlanError if a work that must run again reads data that is gone.
-Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how);
+Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how,
+                     int layers_max = 0);
 
 }  // namespace slipstream

@@ -83,6 +83,50 @@ TEST_CASE("recomputation gives the bits of keeping everything with sharded param
       }
 }
 
+TEST_CASE("recomputation of some layers gives the bits of keeping everything", "[recompute][pipeline]") {
+  for (bool llama : {false, true})
+    for (int virtual_stages : {1, 2})
+      for (int zero : {0, 3}) {
+        CAPTURE(llama, virtual_stages, zero);
+        check_same_bits(with(layout_of(llama, virtual_stages == 1 ? 3 : 8, 2), [&](Layout& l) {
+          l.recompute_layers = 1, l.evaluate_between = true, l.ranks = 2, l.zero_stage = zero;
+          if (zero > 0) l.model.tie_embeddings = false;
+          if (virtual_stages > 1)
+            l.stages = 2, l.virtual_stages = virtual_stages, l.schedule = ScheduleKind::interleaved_1f1b;
+        }));
+      }
+}
+
+TEST_CASE("every layer that recomputes saves the same memory and costs the same operations", "[recompute]") {
+  constexpr int kLayers = 5;
+  for (bool llama : {false, true})
+    for (Recomputation how : kBoth)
+      for (int stages : {1, 2}) {
+        CAPTURE(llama, name_of(how), stages);
+        std::vector<int64_t> bytes, flops;  // with a growing number of layers; the last: all
+        for (int count : {1, 2, 3, 4, 5, 6, 0}) {
+          const auto jobs = make_jobs(with(layout_of(llama, kLayers * stages, 4),
+                                           [&](Layout& l) {
+                                             l.recompute = how, l.recompute_layers = count, l.stages = stages;
+                                             l.layers = std::vector<int>(static_cast<size_t>(stages), kLayers);
+                                           }),
+                                      0);
+          bytes.push_back(activations(*jobs[0]));
+          flops.push_back(flops_of(*jobs[0], true));
+          CHECK(jobs[0]->recomputed.paid.flops == flops.back());
+        }
+        for (size_t i = 0; i + 1 < kLayers; ++i) {
+          CHECK(bytes[i] - bytes[i + 1] == bytes[0] - bytes[1]);
+          CHECK(flops[i] * static_cast<int64_t>(i + 2) == flops[i + 1] * static_cast<int64_t>(i + 1));
+        }
+        CHECK(bytes[0] > bytes[1]);
+        for (size_t i = kLayers; i < bytes.size(); ++i) {  // six of five layers are all
+          CHECK(bytes[i] == bytes[kLayers - 1]);
+          CHECK(flops[i] == flops[kLayers - 1]);
+        }
+      }
+}
+
 TEST_CASE("the control: without any one of the works that run again, another model is trained",
           "[recompute][mutation]") {
   // For the first layer: contents that later layers left in the shared memory do not belong to it.

@@ -159,6 +159,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
          .double_buffer = layout.double_buffer,
          .update_on_spine = layout.update_on_spine,
          .recompute = layout.recompute,
+         .recompute_layers = layout.recompute_layers,
          .align_grad_reduce = layout.align_grad_reduce,
          .reduced_at_once =
              std::vector<char>(static_cast<size_t>(stage > 0 && layout.reduced_at_once ? layout.virtual_stages : 0), 1),

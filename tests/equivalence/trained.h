@@ -80,6 +80,7 @@ struct Layout {
   bool reshard_after_forward = true;
   bool accumulate_unsharded = false;
   Recomputation recompute = Recomputation::none;
+  int recompute_layers = 0;
   bool align_grad_reduce = false;
   bool reduced_at_once = false;  // pipelines: all chunks of all stages but the first
   bool check_hazards = true;

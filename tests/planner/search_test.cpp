@@ -75,6 +75,63 @@ TEST_CASE("search: the winner is that of rehearsing every layout, and no bound e
   }
 }
 
+TEST_CASE("search: as few layers recompute as the memory needs, and the winner is that of all layouts", "[planner]") {
+  const std::vector<std::string> others = {
+      "parallel.tensor=1",        "parallel.pipeline=1,2", "pipeline.virtual_stages=1",  "pipeline.schedule=1f1b",
+      "train.micro_batch_size=8", "zero.stage=1",          "overlap.bucket_size=100MiB", "zero.shard_size=0"};
+  const auto with_keys = [&](std::vector<std::string> more) {
+    more.insert(more.end(), others.begin(), others.end());
+    return keys(more);
+  };
+  PlanRequest asked = request(4, {});
+  int64_t bytes[2];
+  for (size_t i = 0; i < 2; ++i)
+    bytes[i] = search(asked, {.keys = with_keys({i == 0 ? "train.recompute=none" : "train.recompute=full",
+                                                 "train.recompute_layers=0"}),
+                              .seconds = 0})
+                   .layouts.front()
+                   .memory_bytes;
+  REQUIRE(bytes[0] > bytes[1]);
+  Machine machine = draw(asked).machine;
+  machine.memory_bytes = (bytes[0] + bytes[1]) / 2;
+  asked.machine = std::string(std::tmpnam(nullptr)) + ".toml";
+  std::ofstream(asked.machine) << machine_toml(machine);
+  const std::vector<SearchedKey> space = with_keys({"train.recompute=none,full"});
+  const SearchResult quick = search(asked, {.keys = space, .seconds = 0, .threads = 1});
+  const SearchResult all = search(asked, {.keys = space, .seconds = 0, .threads = 2, .exhaustive = true});
+  std::remove(asked.machine.c_str());
+  CHECK(quick.layouts.front().step_ms == all.layouts.front().step_ms);
+  CHECK(quick.layouts.front().sets == all.layouts.front().sets);
+  const RunConfig& winner = *all.configs.front();
+  CHECK(winner.train.recompute == Recomputation::full);
+  CHECK(winner.train.recompute_layers > 0);
+  size_t some = 0;
+  for (const SearchedLayout& layout : all.layouts) {
+    if (layout.outcome != Outcome::rehearsed && layout.outcome != Outcome::too_large) continue;
+    CAPTURE(fmt::format("{}", fmt::join(layout.sets, " ")), name_of(layout.bound.limit));
+    CHECK(layout.bound.memory_bytes <= layout.memory_bytes);
+    if (layout.outcome != Outcome::rehearsed) continue;
+    CHECK(static_cast<double>(layout.bound.step_ns) / 1e6 <= layout.step_ms);
+    some += std::find(layout.sets.begin(), layout.sets.end(), "train.recompute_layers=0") == layout.sets.end();
+  }
+  CHECK(some >= 3);
+}
+
+TEST_CASE("search: parts of a pipeline may differ by a layer, and a data rank may compute its batch at once",
+          "[planner]") {
+  const PlanRequest asked = request(4, {"model.layers=10", "train.global_batch_size=24"});
+  const Drawn drawn = draw(asked);
+  size_t uneven = 0, at_once = 0;
+  for (const std::vector<std::string>& sets : layouts_of(drawn.config, drawn.machine, {}, 24)) {
+    const std::string text = fmt::format("{}", fmt::join(sets, " "));
+    uneven += text.find("pipeline.virtual_stages=2 pipeline.layers=[2,3,3,2]") != std::string::npos;
+    at_once += text.find("parallel.data=4 ") != std::string::npos &&
+               text.find("train.micro_batch_size=6 ") != std::string::npos;
+  }
+  CHECK(uneven > 0);
+  CHECK(at_once > 0);
+}
+
 TEST_CASE("search: the bound of one stage without communication is its rehearsal but for the update", "[planner]") {
   const SearchResult one =
       search(request(1, {}), {.keys = keys({"train.micro_batch_size=1", "train.recompute=none,full"}), .seconds = 0});
@@ -91,40 +148,6 @@ TEST_CASE("search: a model that fits no layout is refused with the smallest need
   CHECK_THROWS_WITH(parse_searched_key("zero.stage"), Catch::Contains("needs KEY=VALUE"));
 }
 
-TEST_CASE("need: the answer reaches the goal and a smaller value does not", "[planner]") {
-  const PlanRequest asked = request(16, {"zero.stage=1", "train.micro_batch_size=1"});
-  const Drawn drawn = draw(asked);
-  const double now_ms = rehearse_config(drawn, drawn.config).step_ms;
-  const Needed rate = find_needed(asked, {.goal = Goal::step_ms, .value = 1.02 * now_ms}, Varied::bandwidth);
-  CHECK(rate.varied == "bandwidth between nodes");
-  CHECK(rate.now.reached == Approx(now_ms));
-  CHECK(rate.now.meets);
-  CHECK(rate.answer.meets);
-  CHECK(std::any_of(rate.tried.begin(), rate.tried.end(), [](const NeedStep& step) { return !step.meets; }));
-  CHECK_THROWS_WITH(find_needed(asked, {.goal = Goal::step_ms, .value = 1e-3}, Varied::bandwidth),
-                    Catch::Contains("no bandwidth between nodes reaches step_ms = 0.001"));
-  const Needed ranks = find_needed(asked, {.goal = Goal::step_ms, .value = 1.1 * now_ms}, Varied::ranks);
-  CHECK(std::stoi(ranks.answer.value) <= 16);
-  const Needed memory = find_needed(asked, {.goal = Goal::step_ms, .value = 100 * now_ms}, Varied::memory);
-  CHECK(memory.answer.value.find("full") != std::string::npos);
-  const Needed batch = find_needed(asked, {.goal = Goal::step_ms, .value = 10 * now_ms}, Varied::micro_batch);
-  CHECK(batch.answer.value == "1");
-  CHECK_THROWS_WITH(parse_need("mfuu=0.5"), Catch::Contains("does not know 'mfuu'; did you mean 'mfu'?"));
-  CHECK_THROWS_WITH(parse_need("mfu=1.5"), Catch::Contains("below 1"));
-  CHECK_THROWS_WITH(parse_need("mfu"), Catch::Contains("NAME=VALUE"));
-  CHECK_THROWS_WITH(parse_varied("bandwith"), Catch::Contains("did you mean 'bandwidth'?"));
-}
-  // A machine file's nodes limit the ranks.
-  PlanRequest limited = request(16, {"zero.stage=1", "train.micro_batch_size=1", "train.global_batch_size=512"});
-  const double many_ms = rehearse_config(drawn, draw(limited).config).step_ms;
-  CHECK(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks).answer.value == "32");
-  Machine two_nodes = drawn.machine;
-  two_nodes.nodes = 2;
-  limited.machine = std::string(std::tmpnam(nullptr)) + ".toml";
-  std::ofstream(limited.machine) << machine_toml(two_nodes);
-  CHECK_THROWS_WITH(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks),
-                    Catch::Contains("no number of ranks reaches") && Catch::Contains("the best one, 16, reaches"));
-  std::remove(limited.machine.c_str());
 TEST_CASE("need: the smallest bandwidth is that of a plain bisection", "[planner]") {
   const PlanRequest asked = request(16, {"zero.stage=1", "train.micro_batch_size=1", "train.global_batch_size=64"});
   const Drawn drawn = draw(asked);
@@ -174,3 +197,37 @@ TEST_CASE("need: the smallest bandwidth is that of a plain bisection", "[planner
   }
 }
 
+TEST_CASE("need: the answer reaches the goal and a smaller value does not", "[planner]") {
+  const PlanRequest asked = request(16, {"zero.stage=1", "train.micro_batch_size=1"});
+  const Drawn drawn = draw(asked);
+  const double now_ms = rehearse_config(drawn, drawn.config).step_ms;
+  const Needed rate = find_needed(asked, {.goal = Goal::step_ms, .value = 1.02 * now_ms}, Varied::bandwidth);
+  CHECK(rate.varied == "bandwidth between nodes");
+  CHECK(rate.now.reached == Approx(now_ms));
+  CHECK(rate.now.meets);
+  CHECK(rate.answer.meets);
+  CHECK(std::any_of(rate.tried.begin(), rate.tried.end(), [](const NeedStep& step) { return !step.meets; }));
+  CHECK_THROWS_WITH(find_needed(asked, {.goal = Goal::step_ms, .value = 1e-3}, Varied::bandwidth),
+                    Catch::Contains("no bandwidth between nodes reaches step_ms = 0.001"));
+  const Needed ranks = find_needed(asked, {.goal = Goal::step_ms, .value = 1.1 * now_ms}, Varied::ranks);
+  CHECK(std::stoi(ranks.answer.value) <= 16);
+  // A machine file's nodes limit the ranks.
+  PlanRequest limited = request(16, {"zero.stage=1", "train.micro_batch_size=1", "train.global_batch_size=512"});
+  const double many_ms = rehearse_config(drawn, draw(limited).config).step_ms;
+  CHECK(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks).answer.value == "32");
+  Machine two_nodes = drawn.machine;
+  two_nodes.nodes = 2;
+  limited.machine = std::string(std::tmpnam(nullptr)) + ".toml";
+  std::ofstream(limited.machine) << machine_toml(two_nodes);
+  CHECK_THROWS_WITH(find_needed(limited, {.goal = Goal::step_ms, .value = 0.8 * many_ms}, Varied::ranks),
+                    Catch::Contains("no number of ranks reaches") && Catch::Contains("the best one, 16, reaches"));
+  std::remove(limited.machine.c_str());
+  const Needed memory = find_needed(asked, {.goal = Goal::step_ms, .value = 100 * now_ms}, Varied::memory);
+  CHECK(memory.answer.value.find("full") != std::string::npos);
+  const Needed batch = find_needed(asked, {.goal = Goal::step_ms, .value = 10 * now_ms}, Varied::micro_batch);
+  CHECK(batch.answer.value == "1");
+  CHECK_THROWS_WITH(parse_need("mfuu=0.5"), Catch::Contains("does not know 'mfuu'; did you mean 'mfu'?"));
+  CHECK_THROWS_WITH(parse_need("mfu=1.5"), Catch::Contains("below 1"));
+  CHECK_THROWS_WITH(parse_need("mfu"), Catch::Contains("NAME=VALUE"));
+  CHECK_THROWS_WITH(parse_varied("bandwith"), Catch::Contains("did you mean 'bandwidth'?"));
+}

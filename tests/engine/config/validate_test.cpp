@@ -432,6 +432,9 @@ TEST_CASE("no effect: each setting of an axis of one rank is noted and left out"
                                "optimizer.momentum = 0.9 has no effect with optimizer.name = \"adamw\"",
                                "optimizer.muon_scaling = \"original\" has no effect with optimizer.name = \"adamw\""});
   CHECK(config_toml(in_effect(with(of_muon))) == config_toml(with({})));
+  CHECK(without_effect(with({"train.recompute_layers=3"})) ==
+        std::vector<std::string>{"train.recompute_layers = 3 has no effect with train.recompute = \"none\""});
+  CHECK(without_effect(with({"train.recompute_layers=3", "train.recompute=full"})).empty());
   // The remaining settings are the file without them; settings with an effect stay.
   CHECK(config_toml(in_effect(also({}))) == config_toml(with({})));
   const RunConfig all = also({"parallel.tensor=2", "parallel.pipeline=2"});
