@@ -28,6 +28,19 @@ std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job,
   return planned.config.on_gpus() ? extra_memory_on_gpu(job, engines.nccl, planned.machine.ranks_per_node)
                                   : std::vector<ExtraMemory>{};
 }
+
+/// `config` with buckets that grow with the data ranks, as the software's do, unless --set names their size.
+ResolvedConfig with_least_bucket(const PlanRequest& request, const ResolvedConfig& config, const Software& software) {
+  const int64_t least = software.bucket_bytes_per_rank * config.layout().data * config.layout().context;
+  if (config->overlap.bucket_size_bytes >= least ||
+      std::any_of(request.sets.begin(), request.sets.end(),
+                  [](const std::string& set) { return set.starts_with("overlap.bucket_size="); }))
+    return config;
+  RunConfig larger = *config;
+  larger.overlap.bucket_size_bytes = least;
+  return resolve(larger, config.facts());
+}
+
 }  // namespace
 
 JobRequest request_of(const Planned& planned) {
@@ -46,9 +59,10 @@ Drawn draw(const PlanRequest& request) {
   // This host serves as one node of the cluster, with as many ranks as its cores hold.
   Machine machine = machine_of(written, request.machine, threads,
                                std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
+  require_nodes(machine, ranks);
   machine.software = profile.software;
   const RunFacts facts{.world = ranks, .on_gpus = computes_on_gpus(written, machine), .vocab = vocab_of(written)};
-  Drawn drawn{.config = resolve(written, facts),
+  Drawn drawn{.config = with_least_bucket(request, resolve(written, facts), profile.software),
               .machine = std::move(machine),
               .machine_source = !request.machine.empty()          ? "--machine"
                                 : !written.device.machine.empty() ? "device.machine"
@@ -59,7 +73,6 @@ Drawn draw(const PlanRequest& request) {
     drawn.nccl_table = nccl_table_name(written.comm.nccl);
     drawn.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
   }
-  require_nodes(machine, ranks);
   return drawn;
 }
 

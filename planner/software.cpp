@@ -27,6 +27,8 @@ const std::vector<Field<Software>>& software_fields() {
                   "Time of the host to launch one kernel."),
       F::integer("comm_multiprocessors", at(&Software::comm_multiprocessors), {0, 1024},
                  "Multiprocessors that a transfer takes from compute."),
+      F::quantity("bucket_per_rank", at(&Software::bucket_bytes_per_rank), detail::size_quantity(),
+                  {0, int64_t{1} << 40}, "Least bucket size, per data and context rank."),
       F::boolean("overlaps", at(&Software::overlaps), "Gradients and messages between stages travel beside compute."),
       F::boolean("stores_scores", at(&Software::stores_scores), "Attention as products with stored scores."),
   };
@@ -52,7 +54,9 @@ SoftwareProfile built_in(SoftwareBase base) {
                .moved_bytes_factor = 2,
                .attention_factor = 1,
                .host_ns = 0,
-               .comm_multiprocessors = 16},
+               .comm_multiprocessors = 16,
+               // Megatron-Core, DistributedDataParallel: max(40M, 1M x ranks) float32 elements
+               .bucket_bytes_per_rank = 4'000'000},
               overlap_of({"overlap.tensor_chunks=1", "overlap.bucket_size=160MiB"})};
     case SoftwareBase::fsdp:
       return {{.name = "fsdp",

@@ -87,6 +87,8 @@ def run_file(row):
     gpt = row["model"].startswith(("GPT", "MT-NLG"))
     micro = whole(row, "micro_batch")
     batch = whole(row, "global_batch", dp * micro)
+    if not row["micro_batch"] and pp > 1 and "torchtitan" in row["source"]:
+        micro = batch // (dp * pp)  # its default: as many micro-batches as pipeline ranks
     layers, heads, width = (whole(row, key) for key in ("layers", "heads", "hidden"))
     ffn = whole(row, "ffn")
     if row["model"].startswith("Nemotron"):  # two matrices of the given width, not three
@@ -268,33 +270,34 @@ def base_of(row):
     return next((base for base in ("megatron", "llmq") if base in name), "fsdp")
 
 
+def limit_of(sources):
+    """The error that 80 % of the rows of a new source stay under, from lists of errors by source. The k-th of n sources
+    covers k / (n + 1) in the mean (Weibull 1939), so the limit is at position 0.8 (n + 1) between sources. The rows of a
+    source share its place."""
+    votes = sorted((error, 1 / len(errors)) for errors in sources for error in errors)
+    wanted = 0.8 * (len(sources) + 1) - 0.5  # the middle of source k is at k - 0.5
+    seen, before = 0.0, (0.0, 0.0)
+    for error, weight in votes:
+        middle = seen + weight / 2
+        if middle >= wanted:
+            return before[1] + (wanted - before[0]) / (middle - before[0]) * (error - before[1])
+        seen, before = seen + weight, (middle, error)
+    return votes[-1][0]
+
+
 def intervals(done):
-    """By software: the factor that covers 80 % of its rows, every source with one vote; and the coverage of rows by the
-    factor of the other sources."""
+    """By software: the factor of 80 % intervals, and the rows of every source that the factor of the others covers."""
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
     for row, ratio, _ in done:
         groups[base_of(row)][row["source"].split(" @")[0]].append(abs(math.log(ratio)))
-
-    def factor(sources):
-        votes = sorted((error, 1 / len(errors)) for errors in sources for error in errors)
-        seen, total = 0.0, sum(weight for _, weight in votes)
-        for error, weight in votes:
-            seen += weight
-            if seen >= 0.8 * total:
-                return error
-        return votes[-1][0]
-
     print("\n80 % intervals: software, factor, rows that the factor of the other sources covers")
+    every = []
     for base, sources in sorted(groups.items()):
-        covered, rows = 0.0, 0
-        for source, errors in sources.items():
-            others = [e for s, e in sources.items() if s != source]
-            if not others:
-                continue
-            limit = factor(others)
-            covered += sum(error <= limit for error in errors) / len(errors)
-            rows += 1
-        print(f"{base:10} {math.exp(factor(list(sources.values()))):5.2f} {100 * covered / max(rows, 1):6.1f} %")
+        shares = [statistics.mean(error <= limit_of([e for s, e in sources.items() if s != source]) for error in errors)
+                  for source, errors in sources.items() if len(sources) > 1]
+        every += shares
+        print(f"{base:10} {math.exp(limit_of(list(sources.values()))):6.3f} {100 * statistics.mean(shares or [0]):6.1f} %")
+    print(f"{'all':10}        {100 * statistics.mean(every or [0]):6.1f} %")
 
 
 def gain(done, one, other):

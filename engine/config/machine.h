@@ -31,6 +31,7 @@ struct Software {
   double attention_factor = 1;        // speed of attention, relative to Machine::attention_efficiency
   int64_t host_ns = 0;                // of the host to launch one kernel; 0: hidden
   int64_t comm_multiprocessors = -1;  // that a transfer takes from compute; -1: as planned
+  int64_t bucket_bytes_per_rank = 0;  // least bucket size, per data and context rank
   bool stores_scores = false;         // attention as products with stored scores
   bool fp8 = false;                   // products of layers
   bool overlaps = true;               // gradients and messages between stages travel beside compute

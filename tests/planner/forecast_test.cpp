@@ -74,3 +74,15 @@ TEST_CASE("software: profiles are named or read, and a wrong one is refused", "[
     CHECK(software_profile(source_dir() + "/configs/software/" + name + ".toml").software.moved_bytes_factor > 0);
   CHECK_THROWS_WITH(software_profile("megatorn"), Catch::Contains("unknown software 'megatorn'. Use slipstream"));
 }
+
+TEST_CASE("software: buckets of Megatron-LM grow with the data ranks unless --set names their size", "[planner]") {
+  const auto bucket_bytes = [](int ranks, std::vector<std::string> sets, const std::string& as) {
+    sets.push_back("train.global_batch_size=64");
+    return draw(request(ranks, sets, as)).config->overlap.bucket_size_bytes;
+  };
+  CHECK(bucket_bytes(8, {}, "megatron") == 160 << 20);
+  CHECK(bucket_bytes(64, {}, "megatron") == 64 * 4'000'000);
+  CHECK(bucket_bytes(64, {"parallel.tensor=2", "model.heads=24", "model.width=1536"}, "megatron") == 160 << 20);
+  CHECK(bucket_bytes(64, {"overlap.bucket_size=25MiB"}, "megatron") == 25 << 20);
+  CHECK(bucket_bytes(64, {}, "fsdp") == bucket_bytes(8, {}, "fsdp"));
+}

@@ -42,6 +42,14 @@ def main():
     # A constant that is fitted on two sources predicts the third one's utilisation by their mean.
     votes = [dict(ROWS[0], source=source, tok_s_gpu=tok) for source, tok in (("a", "100"), ("b", "200"), ("c", "700"))]
     assert abs(foresight.baseline(votes)[2] - 150) < 1e-6
+    # The limit of nine sources is the eighth: 0.8 x (9 + 1). Rows of a source count once.
+    assert abs(foresight.limit_of([[k] for k in range(1, 10)]) - 8) < 1e-9
+    assert abs(foresight.limit_of([[k] * k for k in range(1, 10)]) - 8) < 1e-9
+    assert abs(foresight.limit_of([[1], [2], [3], [4]]) - 4) < 1e-9
+    # torchtitan divides a pipeline's batch into as many micro-batches as ranks.
+    stages = dict(ROWS[3], gpus="512", tp="8", pp="8", dp="8", micro_batch="", global_batch="256")
+    assert "micro_batch_size = 4\n" in foresight.run_file(stages)
+    assert "micro_batch_size = 2\n" in foresight.run_file(dict(stages, micro_batch="2"))
     assert foresight.kendall([(1, 2), (2, 3), (3, 1)]) == -1 / 3
 
     path = os.environ.get("SLIPSTREAM_PUBLISHED_RUNS")
