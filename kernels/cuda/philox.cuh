@@ -2,6 +2,8 @@
 #pragma once
 // Device code of counter-based masks: Philox4x32-10 as in engine/base/philox.h, and positions as in ContextChunks.
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "engine/base/context_chunks.h"

@@ -133,8 +133,10 @@ class Decoder {
 
   void declare_gradients() {
     const int64_t D = o_.width;
+    // With dropout, gradients of weights read d_attention and d_mlp, and those of the residual do not outlive them.
+    const bool drops = o_.dropout.residual > 0;
     const auto between = [&](int64_t l, const std::string& name) {
-      const Slice all = b_.output_gradient(name, D, d_residual_);
+      const Slice all = drops && l > 0 ? d_residual_ : b_.output_gradient(name, D, d_residual_);
       return ResidualGradient{all, !b_.cut_before(l) ? Slice{} : b_.own_tokens() ? d_crosses_ : all};
     };
     for (int l = 0; l < end(); ++l) {
@@ -142,10 +144,9 @@ class Decoder {
       const std::string a = fmt::format("layer{}.", l);
       y.d_in = l == 0 ? between(0, "d_embedded") : block(l - 1).d_out;
       y.d_qkv = b_.output_gradient(a + "d_qkv", b_.qkv_width(), b_.first_columns(d_wide_, b_.qkv_width()));
-      y.d_mid = b_.output_gradient(a + "d_mid", D, d_residual_);
+      y.d_mid = drops ? d_residual_ : b_.output_gradient(a + "d_mid", D, d_residual_);
       y.d_up = b_.output_gradient(a + "d_up", y.up.out, b_.first_columns(d_wide_, y.up.out));
       y.d_out = between(l + 1, a + "d_out");
-      const bool drops = o_.dropout.residual > 0;
       y.d_attention = drops ? b_.output_gradient(a + "d_attention", D, d_dropped_) : y.d_mid;
       y.d_mlp = drops ? b_.output_gradient(a + "d_mlp", D, d_dropped_) : y.d_out.all;
     }

@@ -83,7 +83,10 @@ std::vector<std::pair<const char*, std::function<void(Layout&)>>> changes() {
       {"tensor, context and pipeline", [](Layout& l) { l.tensor = 2, l.context = 2, l.stages = 2; }},
   };
   for (int stage : {0, 1, 2, 3})
-    rows.emplace_back("data", [stage](Layout& l) { l.ranks = 2, l.micro_batches = 2, l.zero_stage = stage; });
+    rows.emplace_back("data", [stage](Layout& l) {
+      l.ranks = 2, l.micro_batches = 2, l.zero_stage = stage;
+      l.model.split_tied_embedding = stage == 0;
+    });
   for (bool sequence : {false, true}) {
     rows.emplace_back("tensor in chunks",
                       [sequence](Layout& l) { l.tensor = 2, l.tensor_chunks = 3, l.sequence_parallel = sequence; });
@@ -93,6 +96,7 @@ std::vector<std::pair<const char*, std::function<void(Layout&)>>> changes() {
     });
     rows.emplace_back("tensor and ZeRO-3", [sequence](Layout& l) {
       l.tensor = 2, l.ranks = 2, l.micro_batches = 2, l.zero_stage = 3, l.sequence_parallel = sequence;
+      l.model.split_tied_embedding = false;
     });
   }
   return rows;

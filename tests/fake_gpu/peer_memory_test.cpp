@@ -44,7 +44,7 @@ TEST_CASE("a run on GPUs that is killed goes on from the memory of its peers wit
   std::vector<Row> rows = {{2, " --set zero.stage=1", "step@1#6"},
                            {4, " --set parallel.pipeline=2", "keep.exchange@2#14"}};
   if (test_everything()) {
-    rows.push_back({2, "", "keep.snapshot@0#40"});
+    rows.push_back({2, "", "keep.snapshot@0#100"});
     rows.push_back({2, " --set optimizer.double_buffer=true", "keep.seal@1#3"});
     rows.push_back({2, " --set zero.stage=3", "keep.all_reduce@0#4"});
     rows.push_back({2, " --set device.graph=false", "keep.mark@1#3"});

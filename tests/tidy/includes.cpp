@@ -60,7 +60,7 @@ Findings check_arrows(const File& file) {
        {{{"communicator", 0},
          {"link", 0},
          {"flight", 0},
-         {"side_channel", 0},
+         {"side_channel", 1},
          {"sockets", 0},
          {"verdict", 1},
          {"monitor", 2},
@@ -76,7 +76,7 @@ Findings check_arrows(const File& file) {
          {"wiring", 3},
          {"scheduler", 4}},
         {},
-        "communicator, flight, link, side_channel, sockets <- host, rehearse, verdict, watchdog <- emulate, "
+        "communicator, flight, link, sockets <- host, rehearse, side_channel, verdict, watchdog <- emulate, "
         "imitated_communicator, monitor, mpi, nccl, sim, thread <- wiring <- scheduler"}},
       {"models", {{{"model", 0}, {"common", 1}, {"registry", 3}}, 2, "model <- common <- families <- registry"}}};
   const std::string folder = folder_of(file.path);
