@@ -9,7 +9,7 @@
 #include "engine/base/check.h"
 #include "engine/checkpoint/kept_part.h"
 #include "kernels/cast/cast.h"
-#include "kernels/dropout/dropout.h"
+#include "kernels/common/dropout_mask.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "kernels/sum_squares/sum_squares.h"

@@ -4,6 +4,8 @@
 #include "engine/data/json_lines.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
@@ -65,14 +67,17 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
   SLIP_ASSERT(begin >= 0 && size <= count() && begin <= count() - size);
   if (size == 0) return;
   const Mark first = *before(begin);
-  int64_t id = first.id, byte = first.byte;  // of the line that begins `rest`
+  int64_t id = first.id, byte = first.byte;  // of the line that comes next
   int64_t read_bytes = byte;
-  std::string rest;
+  std::string bytes;
+  size_t used = 0;  // of `bytes`
   while (id < begin + size) {
+    const std::string_view rest = std::string_view(bytes).substr(used);
     const size_t end = rest.find('\n');
     if (end == std::string::npos && read_bytes < lines_->size_bytes()) {
-      const int64_t more = std::min(std::max(kReadBytes, std::ssize(rest)), lines_->size_bytes() - read_bytes);
-      rest += lines_->read(read_bytes, read_bytes + more);
+      bytes.erase(0, std::exchange(used, 0));
+      const int64_t more = std::min(std::max(kReadBytes, std::ssize(bytes)), lines_->size_bytes() - read_bytes);
+      bytes += lines_->read(read_bytes, read_bytes + more);
       read_bytes += more;
       continue;
     }
@@ -81,7 +86,7 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
           "[data] {} has {} tokens, but had {} when it was opened. It was changed while in use. Restore it and start "
           "again.",
           files::shown(lines_->path()), id, count());
-    const std::string_view line = std::string_view(rest).substr(0, end);
+    const std::string_view line = rest.substr(0, end);
     if (!is_blank_line(line)) {
       std::vector<int32_t> ids = tokenizer_->encode(text_of_json_line(line, byte, lines_->path()));
       if (end_of_text_ >= 0) ids.push_back(end_of_text_);
@@ -90,9 +95,9 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
         out[static_cast<size_t>(id + i - begin)] = ids[static_cast<size_t>(i)];
       id += std::ssize(ids);
     }
-    const size_t used = std::min(rest.size(), line.size() + 1);
-    byte += static_cast<int64_t>(used);
-    rest.erase(0, used);
+    const size_t taken = std::min(rest.size(), line.size() + 1);
+    byte += static_cast<int64_t>(taken);
+    used += taken;
   }
 }
 

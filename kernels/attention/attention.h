@@ -11,8 +11,8 @@
 #include "engine/base/context_chunks.h"
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
+#include "kernels/common/dropout_mask.h"
 #include "kernels/common/isa.h"
-#include "kernels/dropout/dropout.h"
 
 namespace slipstream::kernels {
 
@@ -31,8 +31,8 @@ struct AttentionDocuments {
 };
 
 /// Dropout of weights: after the softmax, the weight of query t and key s is multiplied by m / (1 - rate). Word
-/// s % 4 of the counter {s / 4, t, sequence, step} with key + h decides as in Dropout; t and s are positions in whole
-/// sequences, h counts the heads of all ranks.
+/// s % 4 of the counter {s / 4, t, sequence, step} with key + h decides: m is 0 if it is below rate x 2^32; t and s are
+/// positions in whole sequences, h counts the heads of all ranks.
 struct AttentionDropout {
   const DropoutSample* samples = nullptr;  // [B]
   uint64_t key = 0;

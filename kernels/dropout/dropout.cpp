@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, cost, keys and dispatch of dropout.
+// Checks, cost and dispatch of dropout.
 
 #include "kernels/dropout/dropout.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "engine/base/check.h"
-#include "engine/base/philox.h"
 #include "kernels/common/checks.h"
 #include "kernels/dropout/dropout_cuda.h"
 
@@ -33,13 +29,5 @@ Cost dropout_cost(const Dropout& args, bool adds) {
   const int64_t elems = args.rows * args.width;
   return {2 * elems, bytes_of((adds ? 3 : 2) * elems, args.dtype)};
 }
-
-uint64_t dropout_key(uint64_t seed, std::string_view name) { return Philox(seed, name).bits(0); }
-
-uint32_t dropout_threshold(double rate) {
-  return static_cast<uint32_t>(std::min(std::nearbyint(rate * 0x1p32), 0x1p32 - 1));
-}
-
-float dropout_scale(double rate) { return static_cast<float>(1 / (1 - rate)); }
 
 }  // namespace slipstream::kernels

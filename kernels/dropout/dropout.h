@@ -3,20 +3,14 @@
 // Dropout with masks that are functions of counters, with or without the residual sum after it; its own backward.
 
 #include <cstdint>
-#include <string_view>
 
 #include "engine/base/context_chunks.h"
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
+#include "kernels/common/dropout_mask.h"
 #include "kernels/common/isa.h"
 
 namespace slipstream::kernels {
-
-/// The step and the number of a sequence in the step's global batch: equal on every layout.
-struct DropoutSample {
-  uint32_t step = 0;
-  uint32_t sequence = 0;
-};
 
 /// y = x + m d / (1 - rate) with m = 1 or 0, 0 with probability `rate`; without x, y = m d / (1 - rate). The gradient
 /// of d is m dy / (1 - rate): the same function of dy, without x.
@@ -50,14 +44,6 @@ void dropout(LaunchContext& context, const Dropout& args);
 
 /// Pure. Minimum flops and bytes. `adds`: with x. Pointers may be null.
 Cost dropout_cost(const Dropout& args, bool adds);
-
-/// Pure. The key of a place in the model: masks of different names are independent.
-uint64_t dropout_key(uint64_t seed, std::string_view name);
-
-/// Pure. The smallest word that keeps an element: rate x 2^32, rounded.
-uint32_t dropout_threshold(double rate);
-/// Pure. 1 / (1 - rate).
-float dropout_scale(double rate);
 
 SLIP_DECLARE_PER_ISA(void dropout_cpu(LaunchContext& context, const Dropout& args);)
 

@@ -8,9 +8,9 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "kernels/common/dropout_mask.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
-#include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/layer_norm/layer_norm.h"

@@ -4,6 +4,8 @@
 
 #include "planner/stage_jobs.h"
 
+#include <fmt/core.h>
+
 #include "engine/plan/build_job.h"
 #include "planner/plan_options.h"
 #include "planner/planned.h"
