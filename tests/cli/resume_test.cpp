@@ -17,18 +17,6 @@ namespace {
 
 const std::string kSteps = " --set train.steps=8 --set train.hash_interval=1";
 
-/// Step, loss, learning rate and hash of every line of the metrics.
-std::vector<std::string> trajectory(const std::string& run) {
-  std::vector<std::string> lines;
-  for (const Json& line : metrics(run)) {
-    std::string text;
-    for (const char* key : {"step", "loss", "lr", "grad_norm", "val_loss", "params_hash"})
-      if (const Json* value = line.find(key)) text += std::string(key) + " " + value->dump() + " ";
-    lines.push_back(text);
-  }
-  return lines;
-}
-
 std::string killed_at(const std::string& point) { return "SLIPSTREAM_FAIL_POINT=" + point + " "; }
 
 std::string train(const Folder& folder, const std::string& name, const std::string& more = "") {
