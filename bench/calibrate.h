@@ -20,8 +20,8 @@ struct CalibrateOptions : RunSource {
 };
 
 /// Blocks. Measures works with every number of threads that divides the cores, in layouts of up to `ranks` ranks, while
-/// as many ranks compute as the cores hold; then the verbs between ranks. Writes the machine file. Of a launcher's
-/// ranks, each measures works with its own threads, and the verbs are those between all of them.
+/// as many ranks compute as the cores hold; then the verbs between ranks. Writes the machine file. Under a
+/// launcher, each rank measures works with its own threads, and the verbs are those between all ranks.
 /// Throws: ConfigError on a run file without a legal layout, or on GPUs.
 int calibrate(const CalibrateOptions& options);
 
