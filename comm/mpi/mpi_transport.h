@@ -10,7 +10,7 @@
 
 namespace slipstream::comm {
 
-/// What carries messages beside MPI.
+/// Carriers of messages besides MPI.
 struct Carriers {
   bool share_memory = true;  // to peers on this machine
   bool sockets = true;       // to peers on others, where every rank can connect and none has a faster network
