@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delays a rank of small runs, and demands that the run names this rank and the cause, and no other.
 
-usage: scripts/drill_stragglers.py [--program PATH] [--delays N] [--clean N] [--seed S] [--csv FILE]
+usage: scripts/drill_stragglers.py [--program PATH] [--delays N] [--clean N] [--causes LIST] [--seed S] [--csv FILE]
 
 Each run trains one of six layouts on 2 to 4 ranks with an emulated link. A delay is one of
   compute    the first work of a step computes longer        backward   so does one work of the backward pass
@@ -142,16 +142,19 @@ def main():
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build" / "slipstream")
     parser.add_argument("--delays", type=int, default=10, help="runs with a delay")
     parser.add_argument("--clean", type=int, default=10, help="runs without a delay")
+    parser.add_argument("--causes", default=",".join(CAUSES), help="of the delays, separated by commas")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=pathlib.Path)
     options = parser.parse_args()
-    layouts = list(LAYOUTS)
+    layouts, causes = list(LAYOUTS), options.causes.split(",")
+    if unknown := [cause for cause in causes if cause not in CAUSES]:
+        parser.error(f"unknown cause '{unknown[0]}'; there are {', '.join(CAUSES)}")
     runs, named, wrong = collections.Counter(), collections.Counter(), collections.Counter()
     behind = collections.defaultdict(list)
     same = True
     with tempfile.TemporaryDirectory(prefix="slipstream_stragglers_") as name:
         drill = Drill(options.program.resolve(), pathlib.Path(name), options.seed)
-        cases = [(CAUSES[i % len(CAUSES)], layouts[i // len(CAUSES) % len(layouts)]) for i in range(options.delays)]
+        cases = [(causes[i % len(causes)], layouts[i // len(causes) % len(layouts)]) for i in range(options.delays)]
         cases += [("none", layouts[i % len(layouts)]) for i in range(options.clean)]
         drill.random.shuffle(cases)
         for layout in layouts:  # bits and step times

@@ -19,6 +19,9 @@ constexpr double kLargestNoise = 4;
 constexpr double kSecondMs = 1000;
 // Times below this share of a step have no meaningful factor.
 constexpr double kLeastShare = 0.05;
+// A stop is noticed within half a second, which is not part of its measured time, and excuses so many steps.
+constexpr double kNoticedMs = 500;
+constexpr int64_t kExcusedSteps = 16;
 
 }  // namespace
 
@@ -38,6 +41,7 @@ std::vector<Straggler> StragglerDetector::add(const OwnSample& sample) {
   SLIP_ASSERT(sample.ranks.size() == ranks_);
   std::vector<Straggler> found;
   pending_.push_back(sample);
+  excuse(sample);
   if (!learned_ && pending_.size() < kLearned) return found;
   if (!learned_) learn();
   for (; pending_.size() > 1; pending_.pop_front()) judge(pending_[0], &pending_[1], found);
@@ -73,6 +77,26 @@ void StragglerDetector::learn() {
       for (size_t r = 0; r < ranks_; ++r)
         for (size_t t = 0; t < late[r].size(); ++t) series(r, c).tracks[t].lateness.add(late[r][t]);
     }
+}
+
+void StragglerDetector::excuse(const OwnSample& sample) {
+  for (size_t stopped = 0; stopped < ranks_; ++stopped) {
+    if (sample.ranks[stopped].stopped <= 0) continue;
+    for (size_t r = 0; r < ranks_; ++r)
+      for (size_t c = 0; c < kCauses; ++c) {
+        const auto cause = static_cast<Cause>(c);
+        if (r == stopped ? cause == Cause::host : cause != Cause::host && cause != Cause::link) continue;
+        series(r, c).excused_ms += sample.ranks[stopped].stopped + kNoticedMs;
+        series(r, c).excused_until = sample.step + kExcusedSteps;
+      }
+  }
+}
+
+void StragglerDetector::take_excused(Series& one, int64_t step, Lateness& late) {
+  if (step > one.excused_until) one.excused_ms = 0;
+  const double excused_ms = std::min(one.excused_ms, std::max({0.0, late[0], late[1]}));
+  for (double& ms : late) ms = std::min(ms, std::max(0.0, ms - excused_ms));
+  one.excused_ms -= excused_ms;
 }
 
 std::vector<StragglerDetector::Lateness> StragglerDetector::lateness(const OwnSample& sample, size_t cause) {
@@ -163,6 +187,7 @@ void StragglerDetector::judge(const OwnSample& sample, const OwnSample* next, st
     Limits limits{sample.step_ms, usual_ms, patience * threshold_ * std::max(usual_ms, kSecondMs)};
     const std::vector<Lateness> largest = largest_of_others(c);
     for (size_t r = 0; r < ranks_; ++r) {
+      take_excused(series(r, c), sample.step, late[r]);
       limits.largest_ms = largest[r];
       if (const auto straggler = judge_series(sample, r, c, late[r], may_cost_ms(sample, next, r, c), limits))
         found.push_back(*straggler);

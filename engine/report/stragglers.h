@@ -75,6 +75,8 @@ class StragglerDetector {
     std::array<Track, 2> tracks;  // against others, against its own past
     int64_t reported = -kQuietSteps;
     Straggler total;
+    double excused_ms = 0;  // of a stop, see excuse()
+    int64_t excused_until = 0;
   };
   using Lateness = std::array<double, 2>;
   struct Limits {
@@ -84,6 +86,11 @@ class StragglerDetector {
   };
 
   Series& series(size_t rank, size_t cause) { return series_[rank * kCauses + cause]; }
+  /// The stop of a process also makes its transfers and its loader late, and the hosts and transfers of ranks that wait
+  /// for it, in the same step or a few later ones. This lateness is the stop's and does not count again.
+  void excuse(const OwnSample& sample);
+  /// Takes what is excused from the lateness of a series.
+  static void take_excused(Series& one, int64_t step, Lateness& late);
   /// By rank.
   std::vector<Lateness> lateness(const OwnSample& sample, size_t cause);
   void learn();

@@ -287,6 +287,47 @@ TEST_CASE("A delay far beyond a step is named whole, although the other rank's s
   CHECK(found[0].late_ms == Approx(998).margin(10));
 }
 
+TEST_CASE("A stopped process is named once: late transfers and hosts that its stop explains are no stragglers") {
+  constexpr auto kLink = static_cast<size_t>(Cause::link), kHost = static_cast<size_t>(Cause::host);
+  const auto sample = [](int64_t step) {
+    OwnSample made{.step = step, .step_ms = 3, .ranks = std::vector<OwnSample::OfRank>(3)};
+    for (OwnSample::OfRank& rank : made.ranks) rank.own.fill(0.5), rank.waited = 1;
+    return made;
+  };
+  const auto late = [](OwnSample& made, size_t rank, size_t cause, double ms) {
+    made.ranks[rank].own[cause] += ms, made.ranks[rank].beyond[cause] += ms;
+    made.step_ms += ms;
+    for (OwnSample::OfRank& other : made.ranks) other.waited += ms;
+  };
+  // Rank 0 is stopped in step 20 for 2 s, of which 1.6 s are measured; other work is late in `step`.
+  const auto run = [&](int64_t step, size_t rank, size_t cause, double ms) {
+    StragglerDetector detector(3, 0.2);
+    std::vector<Straggler> found;
+    for (int64_t s = 1; s <= 400; ++s) {
+      OwnSample made = sample(s);
+      if (s == 20) made.ranks[0].stopped = 1600, late(made, 0, kHost, 1600);
+      if (s == step) late(made, rank, cause, ms);
+      for (const Straggler& one : detector.add(made)) found.push_back(one);
+    }
+    for (const Straggler& one : detector.finish()) found.push_back(one);
+    return found;
+  };
+  for (int64_t step : {19, 20, 21, 25})
+    for (const auto& [rank, cause] : {std::pair(size_t{0}, kLink), {size_t{1}, kLink}, {size_t{1}, kHost}}) {
+      if (step == 20 && cause == kHost) continue;  // both hosts are late in one step: the machine's lateness
+      const std::vector<Straggler> found = run(step, rank, cause, 2000);
+      CAPTURE(step, rank, cause);
+      INFO(text_of(found));
+      REQUIRE(found.size() == 1);
+      CHECK(found[0].rank == 0);
+      CHECK(found[0].cause == Cause::host);
+    }
+  // What the stop does not explain is named: later, longer, or for another cause.
+  CHECK(run(40, 1, kLink, 2000).size() == 2);
+  CHECK(run(21, 1, kHost, 6000).size() == 2);
+  CHECK(run(21, 1, static_cast<size_t>(Cause::compute), 2000).size() == 2);
+}
+
 TEST_CASE("A delay costs its own time: late_ms is what was injected, and the score the share that is left") {
   const std::vector<Straggler> found =
       ImitatedJob(4, 1, Noise{.spread = 0}, 3).run(100, {{2, Cause::host, 50, 50, 900}});
