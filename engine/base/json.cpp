@@ -3,6 +3,7 @@
 
 #include "engine/base/json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@ namespace slipstream {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
+constexpr size_t kFewKeys = 16;
 constexpr size_t kMaxValues = 4'000'000;  // limits the memory that a hostile text can request
 
 std::string place(std::string_view text, std::string_view source, size_t offset) {
@@ -74,7 +76,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
-    if (!open_.back().keys.insert(name).second) refuse(fmt::format("duplicate key '{}'", files::printable(name, 200)));
+    if (!add_key(open_.back(), name)) refuse(fmt::format("duplicate key '{}'", files::printable(name, 200)));
     open_.back().key = std::move(name);
     return true;
   }
@@ -93,7 +95,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   struct Level {
     Json value;
     std::string key;
-    std::unordered_set<std::string> keys;
+    std::unordered_set<std::string> keys;  // of its members, once there are kFewKeys
   };
   [[noreturn]] void refuse(const std::string& problem) const {
     throw DataError("{} {}.", place(text_, source_, read_), problem);
@@ -108,6 +110,15 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
       members_of(open_.back()).emplace_back(std::move(open_.back().key), std::move(value));
     }
     return true;
+  }
+  /// Returns whether `key` is new. A few keys are compared faster than they are hashed: JSON lines are small objects.
+  static bool add_key(Level& level, const std::string& key) {
+    const Json::Object& members = level.value.as_object();
+    if (members.size() < kFewKeys)
+      return std::none_of(members.begin(), members.end(), [&](const Json::Member& m) { return m.first == key; });
+    if (level.keys.empty())
+      for (const Json::Member& member : members) level.keys.insert(member.first);
+    return level.keys.insert(key).second;
   }
   // key() refuses duplicates, so appending needs no search.
   static Json::Object& members_of(Level& level) { return const_cast<Json::Object&>(level.value.as_object()); }

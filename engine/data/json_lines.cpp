@@ -9,7 +9,6 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
-#include "engine/base/units.h"
 #include "engine/data/document_parts.h"
 #include "engine/data/hash.h"
 #include "engine/data/json_text.h"
@@ -18,6 +17,7 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kReadBytes = 1 << 16;
+constexpr int64_t kMarkIds = 256;  // at least, between marks: a read decodes half of it in addition, on average
 
 }  // namespace
 
@@ -27,7 +27,7 @@ JsonLineTokens::JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::
   Xxh3 hash;
   lines_->for_pieces([&](std::string_view piece, int64_t) { hash.update(piece.data(), std::ssize(piece)); });
   hash_ = hash.hex();
-  int64_t ids = 0, mark_ids = static_cast<int64_t>(Tokenizer::kPieceIds);
+  int64_t ids = 0, mark_ids = kMarkIds;
   const auto take = [&](const DocumentPart& part, int64_t) {
     if (marks_.empty() || ids - marks_.back().id >= mark_ids) marks_.push_back({ids, part.begin});
     if (std::ssize(marks_) == TextTokens::kMarksMax) {
@@ -55,11 +55,14 @@ std::vector<JsonLineTokens::Mark>::const_iterator JsonLineTokens::before(int64_t
          1;
 }
 
+std::vector<JsonLineTokens::Mark>::const_iterator JsonLineTokens::after(int64_t end) const {
+  return std::lower_bound(marks_.begin(), marks_.end(), end,
+                          [](const Mark& mark, int64_t id) { return mark.id < id; });
+}
+
 void JsonLineTokens::prefetch(int64_t begin, int64_t count) const {
-  const auto first = before(begin);
-  const auto last =
-      std::lower_bound(first, marks_.end(), begin + count, [](const Mark& mark, int64_t id) { return mark.id < id; });
-  lines_->prefetch(first->byte, ceil_div(last->byte - first->byte, kReadBytes) * kReadBytes);
+  const int64_t byte = before(begin)->byte;
+  lines_->prefetch(byte, after(begin + count)->byte - byte);
 }
 
 void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const {
@@ -69,6 +72,7 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
   const Mark first = *before(begin);
   int64_t id = first.id, byte = first.byte;  // of the line that comes next
   int64_t read_bytes = byte;
+  const int64_t wanted_bytes = after(begin + size)->byte;  // the file may have changed, so more may be needed
   std::string bytes;
   size_t used = 0;  // of `bytes`
   while (id < begin + size) {
@@ -76,7 +80,8 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
     const size_t end = rest.find('\n');
     if (end == std::string::npos && read_bytes < lines_->size_bytes()) {
       bytes.erase(0, std::exchange(used, 0));
-      const int64_t more = std::min(std::max(kReadBytes, std::ssize(bytes)), lines_->size_bytes() - read_bytes);
+      const int64_t left = (read_bytes < wanted_bytes ? wanted_bytes : lines_->size_bytes()) - read_bytes;
+      const int64_t more = std::min(std::max(kReadBytes, std::ssize(bytes)), left);
       bytes += lines_->read(read_bytes, read_bytes + more);
       read_bytes += more;
       continue;

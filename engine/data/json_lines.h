@@ -35,6 +35,8 @@ class JsonLineTokens final : public TokenSource {
   };
   /// The last mark at or before id `begin`. Pure.
   std::vector<Mark>::const_iterator before(int64_t begin) const;
+  /// The first mark at or after id `end`, which is at most count(). Pure.
+  std::vector<Mark>::const_iterator after(int64_t end) const;
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const TextFile> lines_;

@@ -116,6 +116,18 @@ TEST_CASE("json: duplicate keys and deep nesting are refused with their place", 
   CHECK(refusal(std::string(1000000, '[')) == "a.json:1:65 nests deeper than 64 levels.");
 }
 
+TEST_CASE("json: the duplicate of any key of an object is refused, whatever its number of keys", "[base]") {
+  for (int keys = 1; keys <= 40; ++keys) {
+    std::string text = "{";
+    for (int i = 0; i < keys; ++i) text += fmt::format("\"k{}\": {{\"k{}\": 1}}, ", i, i);
+    CHECK(refusal(text + "\"last\": 1}") == "accepted");
+    for (int i = 0; i < keys; ++i) {
+      INFO("keys " << keys << ", duplicate " << i);
+      CHECK(refusal(fmt::format("{}\"k{}\": 1}}", text, i)).ends_with(fmt::format(" duplicate key 'k{}'.", i)));
+    }
+  }
+}
+
 TEST_CASE("json: malformed text is refused with its place", "[base]") {
   CHECK(refusal("") == "a.json is empty, a JSON text needs a value.");
   CHECK(refusal("{\"a\": }") == "a.json:1:7 is not JSON: unexpected '}'; expected '[', '{', or a literal.");
