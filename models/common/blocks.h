@@ -215,8 +215,8 @@ class SpecBuilder {
   void dropout(const std::string& place, double rate, Slice x, Slice d, Slice y, int64_t first_row);
   /// The numbers of the sequences, for dropout of attention's weights at `rate`; empty at 0.
   Slice sequence_numbers(double rate) const { return rate > 0 ? sequence_numbers_ : Slice{}; }
-  /// Of the layer's weights, for keys of a rank with the chunks `keys`; its samples are not yet known.
-  kernels::AttentionDropout attention_dropout(int layer, double rate, const ContextChunks& keys) const;
+  /// Of the layer's weights; its samples are not yet known.
+  kernels::AttentionDropout attention_dropout(int layer, double rate) const;
   /// The last piece of a training or evaluation forward pass: logits and losses, or only the losses if ranks share the
   /// vocabulary.
   void losses(Slice hidden, uint32_t table);
@@ -250,7 +250,7 @@ class SpecBuilder {
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 
   /// 0 if it hides no token.
-  int64_t window() const { return options_.window < options_.tokens ? options_.window : 0; }
+  int64_t window() const { return options_.window < options_.chunks().tokens ? options_.window : 0; }
   int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice attention_workspace() const { return attention_workspace_; }
