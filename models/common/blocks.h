@@ -285,6 +285,9 @@ class SpecBuilder {
   /// gradient to the table's.
   Slice own_positions(Slice positions);
   void add_own_positions(Slice own, Slice gradient);
+  /// Places of the tokens in their documents, as int32; empty without documents.
+  Slice document_positions();
+  void position_gradient(uint32_t positions, Slice dx);
 
   ModelOptions options_;
   Buffers& buffers_;
@@ -295,7 +298,7 @@ class SpecBuilder {
   Slice qkv_weight_, qkv_bias_, kv_partial_;  // with shares_kv()
   Slice loss_parts_;                          // of all ranks that share the vocabulary
   Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_,
-      own_positions_;
+      own_positions_, document_positions_;
 };
 
 }  // namespace slipstream::models
