@@ -60,6 +60,7 @@ void cross_entropy_cuda(LaunchContext&, const CrossEntropy&) { refuse("cross_ent
 void cross_entropy_part_cuda(LaunchContext&, const CrossEntropyPart&) { refuse("cross_entropy_part"); }
 void cross_entropy_merge_cuda(LaunchContext&, const CrossEntropyMerge&) { refuse("cross_entropy_merge"); }
 void dropout_cuda(LaunchContext&, const Dropout&) { refuse("dropout"); }
+void document_positions_cuda(LaunchContext&, const DocumentPositions&) { refuse("document_positions"); }
 void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }
 void embedding_backward_cuda(LaunchContext&, const EmbeddingBackward&) { refuse("embedding_backward"); }
 void position_backward_cuda(LaunchContext&, const PositionBackward&) { refuse("position_backward"); }

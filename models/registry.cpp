@@ -75,9 +75,9 @@ std::string supported_models_markdown() {
   }
   return page +
          "\nAll families have tied and untied heads, float32 and bfloat16, CPU and CUDA kernels, tensor, sequence, "
-         "pipeline and\ncontext parallelism, ZeRO 1 to 3, recomputation, and folders in and out. Two exceptions: a "
-         "sliding window excludes\ncontext parallelism and, on GPUs, tensor cores of attention. Refused: RoPE scaling "
-         "other than `llama3`,\n`use_sliding_window` of Qwen, mixtures of experts.\n";
+         "pipeline and\ncontext parallelism, ZeRO 1 to 3, recomputation, and folders in and out. On GPUs a sliding "
+         "window excludes tensor\ncores of attention. Refused: RoPE scaling other than `llama3`, `use_sliding_window` "
+         "of Qwen, mixtures of experts.\n";
 }
 
 ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {

@@ -98,9 +98,9 @@ std::vector<Field<R>> make_fields() {
           "every path. nanoGPT files have none of these and must be named. They and those of Megatron-LM need "
           "model.vocab_size or a tokenizer file."),
       F::boolean("data.document_mask", at(&R::data, &Data::document_mask),
-                 "Attention does not cross documents of packed sequences. Rotary positions count from the begin of a "
-                 "document, because scores depend on distances alone. The last token of a document still predicts the "
-                 "first of the next. Documents come from the index of the data, or end with the end-of-text token."),
+                 "Attention does not cross documents of packed sequences, and positions count from the begin of a "
+                 "document. The last token of a document still predicts the first of the next. Documents come from "
+                 "the index of the data, or end with the end-of-text token."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
               "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
               "Face tokenizer.json or of a tiktoken file NAME.tiktoken. Token shards bring their own."),

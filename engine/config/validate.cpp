@@ -47,12 +47,6 @@ void validate_train(const RunConfig& config) {
         train.sequence_length / chunks * chunks + chunks > config.model.context
             ? fmt::format("; at most model.context = {}", config.model.context)
             : "");
-  if (const int64_t window = config.model.sliding_window;
-      config.parallel.context > 1 && window > 0 && window < train.sequence_length)
-    throw ConfigError(
-        "model.sliding_window = {} below train.sequence_length = {} with parallel.context = {} is not supported: keys "
-        "that travel around the ring have no window. Use parallel.context = 1.",
-        window, train.sequence_length, config.parallel.context);
   if (train.global_batch_size % train.micro_batch_size != 0)
     throw ConfigError("train.global_batch_size = {} is not a multiple of train.micro_batch_size = {}. Use {}.",
                       train.global_batch_size, train.micro_batch_size,

@@ -11,10 +11,6 @@ namespace slipstream {
 
 void validate_data(const RunConfig& config) {
   const Data& data = config.data;
-  if (data.document_mask && config.model.family == Family::gpt2)
-    throw ConfigError(
-        "data.document_mask needs rotary positions, but family gpt2 learns one for every place in a sequence. Use "
-        "another family, or document_mask = false.");
   if (!data.sources.empty() && !data.train.empty())
     throw ConfigError("data.train and data.sources are both set. Keep data.train for one source, or data.sources.");
   if (!data.weights.empty() && data.weights.size() != data.sources.size())

@@ -4,6 +4,7 @@
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <utility>
 
@@ -30,7 +31,10 @@ void check(std::string_view op, const Args& args) {
     throw ShapeError("[{}] head_dim is {}, need at most {}. Use more heads.", op, args.head_dim, kAttentionHeadDimMax);
   if (!(args.scale > 0.0f)) throw ShapeError("[{}] scale is {}, need a positive number.", op, args.scale);
   require_at_least(op, "window", args.window, 0);
-  require_at_least(op, "early_keys", args.documents.early_keys, 0);
+  for (const ContextChunks& chunks : {args.queries, args.keys})
+    if (chunks.tokens > 0 && chunks.local_tokens() != args.tokens)
+      throw ShapeError("[{}] {} tokens are not a rank's share of a sequence of {} over {} ranks.", op, args.tokens,
+                       chunks.tokens, chunks.ranks);
   require_at_least(op, "q_stride", args.q_stride, args.heads * args.head_dim);
   require_at_least(op, "kv_stride", args.kv_stride, args.kv_heads * args.head_dim);
   require_at_least(op, "out_stride", args.out_stride, args.heads * args.head_dim);
@@ -61,19 +65,67 @@ Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
                 bytes_of(rows * args.head_dim, args.dtype) + 4 * args.batch * args.heads * args.tokens);
 }
 
+struct Range {
+  int64_t begin, count;
+};
+/// Positions of a rank's tokens [begin, begin + count): those in its early chunk, then those in its late one.
+std::array<Range, 2> positions_of(const ContextChunks& chunks, int64_t begin, int64_t count) {
+  const int64_t early = std::clamp<int64_t>(chunks.chunk_tokens() - begin, 0, count);
+  return {Range{chunks.position(begin), early}, Range{chunks.position(begin + early), count - early}};
+}
+
+/// Pairs of a query and a key that is at least `distance` positions before it.
+int64_t pairs_apart(const Range& queries, const Range& keys, int64_t distance) {
+  const auto keys_up_to = [&](int64_t last) {  // sum of min(max(y, 0), keys.count) over y <= last
+    const int64_t rising = std::clamp<int64_t>(last, 0, keys.count);
+    return rising * (rising + 1) / 2 + std::max<int64_t>(last - keys.count, 0) * keys.count;
+  };
+  const int64_t of_first = queries.begin - distance - keys.begin + 1;  // keys of the first query, if they had no end
+  return keys_up_to(of_first + queries.count - 1) - keys_up_to(of_first - 1);
+}
+
+/// Pairs of the block that the window leaves.
+template <typename Args>
+int64_t pairs_of(const Args& args) {
+  const auto& all = args.all;
+  const AttentionBlock& block = args.block;
+  if (all.window == 0) return block.pairs();
+  int64_t pairs = 0;
+  for (const Range& queries : positions_of(all.queries, block.first_query, block.queries))
+    for (const Range& keys : positions_of(all.keys, block.first_key, block.keys))
+      pairs += pairs_apart(queries, keys, 0) - pairs_apart(queries, keys, all.window);
+  return pairs;
+}
+
+/// The same work: without a window that hides nothing, or without keys that it hides from all queries. Then only a last
+/// block has work for the queries.
+template <typename Args>
+Args without_hidden(const Args& args) {
+  Args rest = args;
+  if (args.all.window == 0 || args.first) return rest;
+  const int64_t pairs = pairs_of(args);
+  if (pairs == args.block.pairs()) rest.all.window = 0;
+  if (pairs == 0)
+    rest.block = {.first_query = args.block.first_query,
+                  .queries = args.last ? args.block.queries : 0,
+                  .first_key = 0,
+                  .keys = 0,
+                  .causal = false};
+  return rest;
+}
+
 /// Rows of a block are moved once in the type, carried ones (in and out) in float.
 template <typename Args>
 Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t key_rows, int64_t carried_rows) {
   const auto& all = args.all;
   const int64_t queries = all.heads * args.block.queries, keys = all.kv_heads * args.block.keys;
   return scores(
-      all, args.block.queries, args.block.keys, products, args.block.pairs(),
+      all, args.block.queries, args.block.keys, products, pairs_of(args),
       all.batch * all.head_dim * (bytes_of(query_rows * queries + key_rows * keys, all.dtype) + 4 * carried_rows) +
           4 * all.batch * queries);
 }
 
-void check(std::string_view op, const AttentionBlock& block, int64_t tokens, int64_t window) {
-  if (window > 0 && !block.causal) throw ShapeError("[{}] a window of {} tokens needs a causal block.", op, window);
+void check(std::string_view op, const AttentionBlock& block, int64_t tokens) {
   for (const auto& [first, count] :
        {std::pair(block.first_query, block.queries), std::pair(block.first_key, block.keys)}) {
     require_at_least(op, "the first row of a block", first, 0);
@@ -133,41 +185,45 @@ void attention_block_forward(LaunchContext& context, const AttentionBlockForward
   constexpr std::string_view op = "attention_block_forward";
   const AttentionForward& all = args.all;
   check(op, all);
-  check(op, args.block, all.tokens, all.window);
-  if (all.batch * args.block.queries == 0) return;
+  check(op, args.block, all.tokens);
+  const AttentionBlockForward rest = without_hidden(args);
+  if (all.batch * rest.block.queries == 0) return;
   require_pointers(op, {all.q});
   if (args.block.keys > 0) require_pointers(op, {all.k, all.v});
   if (args.last) require_pointers(op, {all.out, all.lse});
   if (!args.first || !args.last) require_pointers(op, {args.carried.out, args.carried.maximum, args.carried.sum});
   if (args.first) require_at_least(op, "the keys of a first block", args.block.keys, 1);
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
-  if (context.kind == DeviceKind::cuda) return attention_block_forward_cuda(context, args);
-  SLIP_CALL_ISA(attention_block_forward_cpu(context, args));
+  if (context.kind == DeviceKind::cuda) return attention_block_forward_cuda(context, rest);
+  SLIP_CALL_ISA(attention_block_forward_cpu(context, rest));
 }
 
 void attention_block_backward(LaunchContext& context, const AttentionBlockBackward& args) {
   constexpr std::string_view op = "attention_block_backward";
   const AttentionBackward& all = args.all;
   check(op, all);
-  check(op, args.block, all.tokens, all.window);
+  check(op, args.block, all.tokens);
   require_at_least(op, "dq_stride", all.dq_stride, all.heads * all.head_dim);
   if (all.batch * all.tokens == 0) return;
   require_pointers(op, {all.dout, all.q, all.k, all.v, all.out, all.lse, all.workspace, args.dkv});
   if (args.last) require_pointers(op, {all.dq});
   if (!args.first || !args.last) require_pointers(op, {args.dq_sum});
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
-  if (context.kind == DeviceKind::cuda) return attention_block_backward_cuda(context, args);
-  SLIP_CALL_ISA(attention_block_backward_cpu(context, args));
+  const AttentionBlockBackward rest = without_hidden(args);
+  if (context.kind == DeviceKind::cuda) return attention_block_backward_cuda(context, rest);
+  SLIP_CALL_ISA(attention_block_backward_cpu(context, rest));
 }
 
 Cost attention_forward_cost(const AttentionForward& args) { return cost(args, 2, 2); }
 Cost attention_backward_cost(const AttentionBackward& args) { return cost(args, 5, 4); }
 
-Cost attention_block_forward_cost(const AttentionBlockForward& args) {
+Cost attention_block_forward_cost(const AttentionBlockForward& whole) {
+  const AttentionBlockForward args = without_hidden(whole);
   return block_cost(args, 2, args.last ? 2 : 1, 2,
                     args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)));
 }
-Cost attention_block_backward_cost(const AttentionBlockBackward& args) {
+Cost attention_block_backward_cost(const AttentionBlockBackward& whole) {
+  const AttentionBlockBackward args = without_hidden(whole);
   return block_cost(args, 5, args.last ? 4 : 3, 2,
                     args.all.heads * args.block.queries * ((args.first ? 0 : 1) + (args.last ? 0 : 1)) +
                         2 * args.all.kv_heads * args.all.tokens);

@@ -10,6 +10,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/hidden_keys.cuh"
 #include "kernels/attention/weight_dropout.cuh"
 #include "kernels/cuda/common.cuh"
 
@@ -80,37 +81,20 @@ __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t quer
   return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
-/// Number of the block's keys that the query does not see, because they are too old or belong to earlier documents.
-template <typename Args>
-__device__ __forceinline__ int64_t hidden_keys(const Args& args, int64_t sequence, int64_t query) {
-  const auto& all = args.all;
-  int64_t keys = all.window > 0 ? query + 1 - all.window : 0;
-  const AttentionDocuments& documents = all.documents;
-  if (documents.begins == nullptr || query >= args.block.queries) return keys;
-  int64_t before = documents.begins[sequence * all.tokens + args.block.first_query + query];
-  if (documents.early_keys > 0) {
-    const int64_t early = before - documents.early_position, late = before - documents.late_position,
-                  most = documents.early_keys;
-    before = (early < 0 ? 0 : early < most ? early : most) + (late < 0 ? 0 : late < most ? late : most);
-  }
-  before -= args.block.first_key;
-  return before > keys ? before : keys;
-}
-
 /// Number of keys from key_begin on that the query does not see.
-template <typename Tile, typename Args>
-__device__ __forceinline__ int hidden(const Args& args, int64_t sequence, int64_t query, int64_t key_begin) {
+template <typename Tile>
+__device__ __forceinline__ int hidden(const HiddenKeys& keys, int64_t sequence, int64_t query, int64_t key_begin) {
   if constexpr (!Tile::kHides) return 0;
-  const int64_t keys = hidden_keys(args, sequence, query) - key_begin;
-  return keys < 0 ? 0 : static_cast<int>(keys);
+  const int64_t count = keys.before(sequence, query) - key_begin;
+  return count < 0 ? 0 : static_cast<int>(count);
 }
 
 /// First key of the first tile that the tile of queries at `begin` sees.
-template <typename Tile, typename Args>
-__device__ __forceinline__ int64_t keys_begin(const Args& args, int64_t sequence, int64_t begin) {
+template <typename Tile>
+__device__ __forceinline__ int64_t keys_begin(const HiddenKeys& keys, int64_t sequence, int64_t begin) {
   if constexpr (!Tile::kHides) return 0;
-  const int64_t keys = hidden_keys(args, sequence, begin);
-  return keys > 0 ? keys / Tile::kRows * Tile::kRows : 0;
+  const int64_t count = keys.before(sequence, begin);
+  return count > 0 ? count / Tile::kRows * Tile::kRows : 0;
 }
 
 /// The factor of dropout on a weight of the current sequence; query and key count from the beginning of the block.
@@ -133,7 +117,8 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence
 }
 
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args, WeightDropout dropout) {
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(AttentionBlockForward args, HiddenKeys hidden_keys, WeightDropout dropout) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts, kKeys = Tile::kKeys;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -163,13 +148,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
       if (column < head_dim) out[i] = args.carried.out[carried * head_dim + column];
     }
   }
-  for (int64_t key_begin = keys_begin<Tile>(args, blockIdx.z, begin); key_begin < keys_end(block, begin);
+  for (int64_t key_begin = keys_begin<Tile>(hidden_keys, blockIdx.z, begin); key_begin < keys_end(block, begin);
        key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
     load_tile<kRows, kAligned>(v, values, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin), old = hidden<Tile>(args, blockIdx.z, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin),
+              old = hidden<Tile>(hidden_keys, blockIdx.z, query, key_begin);
     float scores[kKeys], highest = largest;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
@@ -261,7 +247,7 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
 /// One block per tile of queries: dq.
 template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
-    query_kernel(AttentionBlockBackward args, WeightDropout dropout, const float* delta) {
+    query_kernel(AttentionBlockBackward args, HiddenKeys hidden_keys, WeightDropout dropout, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -289,7 +275,7 @@ __global__ void __launch_bounds__(kThreads)
       if (column < head_dim) dq[i] = args.dq_sum[carried + column];
     }
   }
-  for (int64_t key_begin = keys_begin<Tile>(args, blockIdx.z, begin); key_begin < keys_end(block, begin);
+  for (int64_t key_begin = keys_begin<Tile>(hidden_keys, blockIdx.z, begin); key_begin < keys_end(block, begin);
        key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim,
@@ -297,7 +283,8 @@ __global__ void __launch_bounds__(kThreads)
     load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                                all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin), old = hidden<Tile>(args, blockIdx.z, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin),
+              old = hidden<Tile>(hidden_keys, blockIdx.z, query, key_begin);
     for (int key = part; key < kRows; key += kParts) {
       float slope = 0.0f;
       if ((!Tile::kHides || key >= old) && key < seen)
@@ -332,7 +319,7 @@ __global__ void __launch_bounds__(kThreads)
 /// One block per tile of keys: dk and dv, heads of the group in order.
 template <typename Tile, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
-    key_kernel(AttentionBlockBackward args, WeightDropout dropout, const float* delta) {
+    key_kernel(AttentionBlockBackward args, HiddenKeys hidden_keys, WeightDropout dropout, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -352,10 +339,7 @@ __global__ void __launch_bounds__(kThreads)
   load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                              all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
-  // Behind the last query that sees the last key.
-  const int64_t queries_end = Tile::kHides && all.window > 0 && key_begin + kRows - 1 + all.window < block.queries
-                                  ? key_begin + kRows - 1 + all.window
-                                  : block.queries;
+  const int64_t queries_end = Tile::kHides ? hidden_keys.queries_end(key_begin + kRows) : block.queries;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t begin = block.causal ? key_begin : 0; begin < queries_end; begin += kRows) {
       __syncthreads();
@@ -366,7 +350,7 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
       const int seen = visible<kRows>(block, begin + row, key_begin),
-                old = hidden<Tile>(args, blockIdx.z, begin + row, key_begin);
+                old = hidden<Tile>(hidden_keys, blockIdx.z, begin + row, key_begin);
       for (int key = part; key < kRows; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
         if ((!Tile::kHides || key >= old) && key < seen) {
@@ -411,7 +395,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename Args>
 bool hides_keys(const Args& all) {
-  return all.window > 0 || all.documents.begins != nullptr;
+  return all.window > 0 || all.document_begins != nullptr;
 }
 
 template <bool kHides, bool kDrops, typename Body>
@@ -466,7 +450,7 @@ void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockFo
       for_flag(whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride}, all.q, all.k, all.v), [&](auto aligned) {
         launch(stream_of(context), forward_kernel<Tile, aligned.value, T>,
                grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
-               shared_bytes<Tile>(all.head_dim, 3, 1), args, WeightDropout(all.dropout));
+               shared_bytes<Tile>(all.head_dim, 3, 1), args, HiddenKeys(args), WeightDropout(all));
       });
     });
   });
@@ -503,10 +487,10 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
       if (args.block.keys > 0)
         launch(stream_of(context), key_kernel<Tile, aligned.value, T>,
                grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
-               shared_bytes<Tile>(all.head_dim, 4, 2), args, WeightDropout(all.dropout), delta);
+               shared_bytes<Tile>(all.head_dim, 4, 2), args, HiddenKeys(args), WeightDropout(all), delta);
       launch(stream_of(context), query_kernel<Tile, aligned.value, T>,
              grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
-             shared_bytes<Tile>(all.head_dim, 4, 1), args, WeightDropout(all.dropout), delta);
+             shared_bytes<Tile>(all.head_dim, 4, 1), args, HiddenKeys(args), WeightDropout(all), delta);
     });
   });
 }

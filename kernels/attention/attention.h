@@ -19,17 +19,6 @@ namespace slipstream::kernels {
 /// The widest head that fits in the kernels' scratch.
 constexpr int64_t kAttentionHeadDimMax = 256;
 
-/// Documents within sequences: a query sees no key before its document. Documents follow each other, so `begins` does
-/// not descend along a sequence.
-struct AttentionDocuments {
-  const int32_t* begins = nullptr;  // [B, T]: position in the sequence of the first token of each query's document;
-                                    // null: none
-  // Positions of keys: early_position + s below early_keys, late_position + s - early_keys from there on.
-  int64_t early_keys = 0;  // 0: s
-  int64_t early_position = 0;
-  int64_t late_position = 0;
-};
-
 /// Dropout of weights: after the softmax, the weight of query t and key s is multiplied by m / (1 - rate). Word
 /// s % 4 of the counter {s / 4, t, sequence, step} with key + h decides: m is 0 if it is below rate x 2^32; t and s are
 /// positions in whole sequences, h counts the heads of all ranks.
@@ -37,12 +26,12 @@ struct AttentionDropout {
   const DropoutSample* samples = nullptr;  // [B]
   uint64_t key = 0;
   double rate = 0;
-  int64_t first_head = 0;                 // of this rank
-  ContextChunks queries = {}, keys = {};  // positions of their tokens
+  int64_t first_head = 0;  // of this rank
 };
 
 /// out[t] = sum over s of softmax_s(scale * q[t].k[s]) v[s], head by head; lse[t] = log sum exp(scale * q[t].k[s]);
-/// over s <= t, with a window W over t - W < s <= t, of one document (AttentionDocuments).
+/// over s <= t of the document of t (document_begins), with a window W over t - W < s. t and s are positions in whole
+/// sequences.
 ///
 /// Shapes:  row of token t of sequence b of q (of k, v, out) is at (b*T + t) * q_stride (kv_stride, out_stride)
 /// elements;
@@ -72,9 +61,11 @@ struct AttentionForward {
   int64_t out_stride = 0;  // elements
   float scale = 1.0f;
   DType dtype = DType::f32;
-  int64_t window = 0;  // 0: none
-  AttentionDocuments documents;
+  int64_t window = 0;                         // 0: none
+  const int32_t* document_begins = nullptr;   // [B, T]: position of the first token of a query's document, which does
+                                              // not descend along a sequence; null: none
   const AttentionDropout* dropout = nullptr;  // null: none
+  ContextChunks queries = {}, keys = {};      // positions of their tokens; without tokens: 0 to T
 };
 
 /// dq, dk, dv of the above from dout; the scores are recomputed from lse.
@@ -109,9 +100,11 @@ struct AttentionBackward {
   int64_t dkv_stride = 0;  // elements
   float scale = 1.0f;
   DType dtype = DType::f32;
-  int64_t window = 0;  // 0: none
-  AttentionDocuments documents;
+  int64_t window = 0;                         // 0: none
+  const int32_t* document_begins = nullptr;   // [B, T]: position of the first token of a query's document, which does
+                                              // not descend along a sequence; null: none
   const AttentionDropout* dropout = nullptr;  // null: none
+  ContextChunks queries = {}, keys = {};      // positions of their tokens; without tokens: 0 to T
 };
 
 /// The softmax of every query over the keys seen so far: the state with which attention continues when more keys
@@ -130,9 +123,10 @@ struct AttentionCarried {
 ///
 /// Shapes:  q, out, lse, carried: T = all.tokens rows of the queries' sequences; k, v: as many of the keys'
 /// Alias:   as AttentionForward; carried overlaps no operand, and may be null in a block that is first and last
-/// Cost:    4·B·H·E·pairs flops; as the sum of rows that the block touches
-/// Errors:  as AttentionForward; ShapeError if the block lies outside T, is causal with another number of keys than
-///          queries, or has a window without being causal
+/// Cost:    4·B·H·E·pairs flops, of the pairs that a window leaves; the sum of rows that the block touches. If it
+///          leaves none, the block is one without keys, and costs nothing between the first and the last
+/// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than
+///          queries
 /// Source:  as AttentionForward; Liu et al. 2023, arXiv:2310.01889 (blocks that travel in a ring)
 struct AttentionBlockForward {
   AttentionForward all;
@@ -149,7 +143,7 @@ struct AttentionBlockForward {
 /// Types:   dq_sum carries dq without its scale; the last block of a query writes all.dq. dkv is what the block adds to
 ///          dk and dv, overwritten, 0 in rows outside of the block's keys: it can travel and be added as it is
 /// Alias:   dq_sum may be null in a block that is first and last
-/// Cost:    10·B·H·E·pairs flops
+/// Cost:    10·B·H·E·pairs flops, as above
 /// Errors:  as above
 struct AttentionBlockBackward {
   AttentionBackward all;

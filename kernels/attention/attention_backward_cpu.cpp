@@ -155,10 +155,13 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
   const int64_t queries = least(kBlock, block.queries - begin), first_query = block.first_query + begin;
   prepare_queries<T>(scratch, all, sequence, head, first_query, queries);
   const int64_t carried = ((sequence * all.heads + head) * all.tokens + first_query) * all.head_dim;
-  if (!args.first) pack(args.dq_sum + carried, all.head_dim, queries, all.head_dim, scratch.dq);
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
   const Hidden hidden(all, block, sequence, begin);
-  const int64_t start = hidden.first_tile(all.documents, block, begin);
+  const int64_t start = hidden.first_tile();
+  if (!args.first)
+    pack(args.dq_sum + carried, all.head_dim, queries, all.head_dim, scratch.dq);
+  else if (start >= end)  // no tile of keys writes it
+    std::memset(scratch.dq, 0, sizeof(scratch.dq));
   for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key);
     const int64_t ahead = block.causal ? begin - key : keys;
@@ -169,13 +172,12 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
                  .queries = queries,
                  .keys = keys,
                  .ahead = ahead,
-                 .hides = hidden.last_keys(all.documents, block, key, queries, ahead, scratch.behind),
+                 .hides = hidden.last_keys(key, scratch.behind),
                  .drops = all.dropout != nullptr,
                  .head_dim = all.head_dim,
                  .scale = all.scale,
                  .first = args.first && key == start};
-    if (pair.drops)
-      dropout_factors(*all.dropout, sequence, head, first_query, block.first_key + key, keys, scratch.factors);
+    if (pair.drops) dropout_factors(all, sequence, head, first_query, block.first_key + key, keys, scratch.factors);
     pack(k + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.k);
     if constexpr (std::is_same_v<T, float>) {
       pair.v = v + key * all.kv_stride;

@@ -155,14 +155,13 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& a
   }
   const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
   const Hidden hidden(all, block, sequence, begin);
-  const int64_t start = hidden.first_tile(all.documents, block, begin);
+  const int64_t start = hidden.first_tile();
   for (int64_t key = start; key < end; key += kBlock) {
     const int64_t keys = least(kBlock, block.keys - key), ahead = block.causal ? begin - key : keys;
     const bool first = args.first && key == start, drops = all.dropout != nullptr,
-               hides = hidden.last_keys(all.documents, block, key, queries, ahead, scratch.behind);
+               hides = hidden.last_keys(key, scratch.behind);
     if (drops)
-      dropout_factors(*all.dropout, sequence, head, block.first_query + begin, block.first_key + key, keys,
-                      scratch.factors);
+      dropout_factors(all, sequence, head, block.first_query + begin, block.first_key + key, keys, scratch.factors);
     pack(v + key * all.kv_stride, all.kv_stride, keys, all.head_dim, scratch.v);
     if constexpr (std::is_same_v<T, float>) {
       add_block(scratch, k + key * all.kv_stride, all.kv_stride, queries, keys, ahead, hides, drops, all.head_dim,

@@ -427,10 +427,10 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
                              .taken = counters,
                              .key_blocks = static_cast<int>(blocks_for(block.keys, kKeys)),
                              .tiles = static_cast<int>(tiles)};
-  std::string reason = all.window > 0                    ? "a sliding window"
-                       : all.documents.begins != nullptr ? "documents"
-                       : all.dropout != nullptr          ? "dropout"
-                                                         : hopper_refusal(all.head_dim);
+  std::string reason = all.window > 0                   ? "a sliding window"
+                       : all.document_begins != nullptr ? "documents"
+                       : all.dropout != nullptr         ? "dropout"
+                                                        : hopper_refusal(all.head_dim);
   if (reason.empty() && (!all_aligned(all.workspace, args.dq_sum, args.dkv, all.dq, all.dk, all.dv) ||
                          all.dq_stride % 8 != 0 || all.dkv_stride % 8 != 0))
     reason = "gradients or the workspace are not aligned to 16 bytes";

@@ -372,10 +372,10 @@ bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForwar
   const AttentionForward& all = args.all;
   // A block without keys only writes what is carried.
   if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || args.block.keys == 0) return false;
-  std::string reason = all.window > 0                    ? "a sliding window"
-                       : all.documents.begins != nullptr ? "documents"
-                       : all.dropout != nullptr          ? "dropout"
-                                                         : hopper_refusal(all.head_dim);
+  std::string reason = all.window > 0                   ? "a sliding window"
+                       : all.document_begins != nullptr ? "documents"
+                       : all.dropout != nullptr         ? "dropout"
+                                                        : hopper_refusal(all.head_dim);
   const auto run = [&](auto head) {
     Maps maps{};
     if (!make_maps<head.value>(maps, args, reason)) return false;

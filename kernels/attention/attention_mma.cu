@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
 /// Are these rows aligned to 16 bytes and of a head size with kernels?
 template <typename Args>
 bool fits(const Args& all) {
-  return all.window == 0 && all.documents.begins == nullptr && all.dropout == nullptr && all.dtype == DType::bf16 &&
+  return all.window == 0 && all.document_begins == nullptr && all.dropout == nullptr && all.dtype == DType::bf16 &&
          (all.head_dim == 64 || all.head_dim == 128) && all.q_stride % 8 == 0 && all.kv_stride % 8 == 0 &&
          all.out_stride % 8 == 0 && all_aligned(all.q, all.k, all.v, all.out);
 }

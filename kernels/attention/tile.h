@@ -122,52 +122,43 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
       __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
-/// First key of the first tile of keys that queries from `begin` on see.
-inline int64_t first_tile_of_window(int64_t window, int64_t begin) {
-  return window > 0 && begin + 1 > window ? (begin + 1 - window) / kBlock * kBlock : 0;
+/// Number of a rank's tokens before a position, if its late chunk had no end.
+inline int64_t tokens_before(const ContextChunks& chunks, int64_t position) {
+  const int64_t early = position - chunks.begin(0), late = position - chunks.begin(1);
+  return (early < 0 ? 0 : least(early, chunks.chunk_tokens())) + (late < 0 ? 0 : late);
 }
 
-/// Number of keys before the document that begins at position `begin`.
-inline int64_t keys_before(const AttentionDocuments& documents, int64_t begin) {
-  if (documents.early_keys == 0) return begin;
-  const auto within = [&](int64_t keys) { return keys < 0 ? 0 : least(keys, documents.early_keys); };
-  return within(begin - documents.early_position) + within(begin - documents.late_position);
-}
-
-/// The keys that queries [begin, begin + queries) of a block do not see, because they are too old or belong to earlier
-/// documents.
-struct Hidden {
-  const int32_t* begins = nullptr;  // of the queries
-  int64_t window = 0;
-
+/// The keys of a block that its queries from `begin` on, at most kBlock, do not see although they are not behind them:
+/// keys outside of the window or of earlier documents.
+class Hidden {
+ public:
   template <typename Args>
-  Hidden(const Args& all, const AttentionBlock& block, int64_t sequence, int64_t begin) : window(all.window) {
-    if (all.documents.begins != nullptr)
-      begins = all.documents.begins + sequence * all.tokens + block.first_query + begin;
+  Hidden(const Args& all, const AttentionBlock& block, int64_t sequence, int64_t begin) {
+    if (all.window == 0 && all.document_begins == nullptr) return;
+    queries_ = least(kBlock, block.queries - begin);
+    for (int64_t i = 0; i < queries_; ++i) {
+      const int64_t query = block.first_query + begin + i;
+      int64_t oldest = all.document_begins == nullptr ? 0 : all.document_begins[sequence * all.tokens + query];
+      if (const int64_t in_window = all.queries.position(query) + 1 - all.window; all.window > 0 && in_window > oldest)
+        oldest = in_window;
+      keys_[i] = tokens_before(all.keys, oldest) - block.first_key;
+    }
   }
   /// First key of the first tile of keys that one of the queries sees.
-  int64_t first_tile(const AttentionDocuments& documents, const AttentionBlock& block, int64_t begin) const {
-    const int64_t old = first_tile_of_window(window, begin);
-    if (begins == nullptr) return old;
-    const int64_t before = (keys_before(documents, begins[0]) - block.first_key) / kBlock * kBlock;
-    return before > old ? before : old;
-  }
-  /// behind[i] = the last of the keys from `key` on that query i does not see, as an index into the tile; -1: none.
-  /// False if all are.
-  bool last_keys(const AttentionDocuments& documents, const AttentionBlock& block, int64_t key, int64_t queries,
-                 int64_t ahead, float (&behind)[kBlock]) const {
+  int64_t first_tile() const { return keys_[0] > 0 ? keys_[0] / kBlock * kBlock : 0; }
+  /// behind[i] = the last of the keys from `key` on that query i does not see, as an index into the tile; -1: none. If
+  /// all are -1, returns false without writing them.
+  bool last_keys(int64_t key, float (&behind)[kBlock]) const {
     bool hides = false;
-    for (int64_t i = 0; i < kBlock; ++i) {
-      int64_t last = window > 0 ? i + ahead - window : -1;
-      if (begins != nullptr && i < queries) {
-        const int64_t before = keys_before(documents, begins[i]) - block.first_key - key - 1;
-        last = before > last ? before : last;
-      }
-      hides |= last >= 0 && i < queries;
-      behind[i] = static_cast<float>(least(last < -1 ? -1 : last, kBlock));
-    }
+    for (int64_t i = 0; i < queries_; ++i) hides |= keys_[i] > key;
+    for (int64_t i = 0; i < kBlock && hides; ++i)
+      behind[i] = static_cast<float>(i < queries_ && keys_[i] > key ? least(keys_[i] - key - 1, kBlock) : -1);
     return hides;
   }
+
+ private:
+  int64_t queries_ = 0;        // 0: nothing is hidden
+  int64_t keys_[kBlock] = {};  // number of hidden ones
 };
 
 /// Prefetches q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's

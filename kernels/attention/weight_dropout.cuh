@@ -14,15 +14,14 @@ struct WeightDropout {
   float scale = 1;
   Positions queries = {}, keys = {};
 
-  /// `dropout` may be null: then factor() must not be called.
-  explicit WeightDropout(const AttentionDropout* dropout) {
-    if (dropout == nullptr) return;
-    samples = dropout->samples;
-    key = dropout->key + static_cast<uint64_t>(dropout->first_head);
-    threshold = dropout_threshold(dropout->rate);
-    scale = dropout_scale(dropout->rate);
-    queries = Positions(dropout->queries);
-    keys = Positions(dropout->keys);
+  /// Of AttentionForward or AttentionBackward. Without dropout factor() must not be called.
+  template <typename Args>
+  explicit WeightDropout(const Args& all) : queries(all.queries), keys(all.keys) {
+    if (all.dropout == nullptr) return;
+    samples = all.dropout->samples;
+    key = all.dropout->key + static_cast<uint64_t>(all.dropout->first_head);
+    threshold = dropout_threshold(all.dropout->rate);
+    scale = dropout_scale(all.dropout->rate);
   }
 
   /// m / (1 - rate) of a weight; query and token_of_key count the tokens of the ranks that hold them.

@@ -8,8 +8,10 @@
 namespace slipstream::kernels::SLIP_ISA {
 
 /// factors[s * kBlock + i] = 0 or 1 / (1 - rate), for query first_query + i and key first_key + s of the rank's tokens.
-inline void dropout_factors(const AttentionDropout& dropout, int64_t sequence, int64_t head, int64_t first_query,
-                            int64_t first_key, int64_t keys, float* factors) {
+template <typename Args>
+inline void dropout_factors(const Args& all, int64_t sequence, int64_t head, int64_t first_query, int64_t first_key,
+                            int64_t keys, float* factors) {
+  const AttentionDropout& dropout = *all.dropout;
   const DropoutSample sample = dropout.samples[sequence];
   const uint64_t key = dropout.key + static_cast<uint64_t>(dropout.first_head + head);
   const uint32_t least_kept = dropout_threshold(dropout.rate);
@@ -17,12 +19,12 @@ inline void dropout_factors(const AttentionDropout& dropout, int64_t sequence, i
   alignas(64) uint32_t words[4][kBlock];  // of the queries, for four keys
   int64_t four = -1;
   for (int64_t s = 0; s < keys; ++s) {
-    const int64_t position = dropout.keys.position(first_key + s);
+    const int64_t position = all.keys.position(first_key + s);
     if (position / 4 != four) {
       four = position / 4;
       for (int64_t i = 0; i < kBlock; ++i) {
         words[0][i] = static_cast<uint32_t>(four);
-        words[1][i] = static_cast<uint32_t>(dropout.queries.position(first_query + i));
+        words[1][i] = static_cast<uint32_t>(all.queries.position(first_query + i));
         words[2][i] = sample.sequence;
         words[3][i] = sample.step;
       }

@@ -35,6 +35,11 @@ struct Positions {
   __device__ __forceinline__ uint32_t of(int64_t token) const {
     return static_cast<uint32_t>(token < chunk_tokens ? early + token : late + token - chunk_tokens);
   }
+  /// Number of the rank's tokens before a position, if its late chunk had no end.
+  __device__ __forceinline__ int64_t before(int64_t position) const {
+    const int64_t in_early = position - early, in_late = position - late;
+    return (in_early < 0 ? 0 : in_early < chunk_tokens ? in_early : chunk_tokens) + (in_late < 0 ? 0 : in_late);
+  }
 };
 
 }  // namespace slipstream::kernels

@@ -30,6 +30,13 @@ int64_t require_ids(std::string_view op, const int32_t* ids, int64_t count, int6
   return int64_t{high} + 1;
 }
 
+void require_positions(const int32_t* ids, int64_t count, int64_t rows) {
+  const auto [low, high] = std::minmax_element(ids, ids + count);
+  if (*low < 0 || *high >= rows)
+    throw DataError("[embedding_forward] position {} is outside of the {} learned ones. Check the index of documents.",
+                    *low < 0 ? *low : *high, rows);
+}
+
 /// Kernels count rows in 32 bits, a few thousand past the last one.
 void require_listable(int64_t count) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - (1 << 16);
@@ -45,6 +52,21 @@ Chains chains_of(const int32_t* ids, int64_t count, int64_t vocab) {
 
 }  // namespace
 
+void document_positions(LaunchContext& context, const DocumentPositions& args) {
+  constexpr std::string_view op = "document_positions";
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  require_at_least(op, "batch", args.batch, 0);
+  require_at_least(op, "tokens", args.tokens, 0);
+  if (args.chunks.tokens > 0 && args.chunks.local_tokens() != args.tokens)
+    throw ShapeError("[{}] {} tokens are not a rank's share of a sequence of {} over {} ranks.", op, args.tokens,
+                     args.chunks.tokens, args.chunks.ranks);
+  if (args.batch * args.tokens == 0) return;
+  require_pointers(op, {args.begins, args.positions});
+  if (context.kind == DeviceKind::cuda) return document_positions_cuda(context, args);
+  for (int64_t row = 0; row < args.batch * args.tokens; ++row)
+    args.positions[row] = static_cast<int32_t>(args.chunks.position(row % args.tokens)) - args.begins[row];
+}
+
 void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
   if (context.kind == DeviceKind::sim) no_kernel("embedding_forward", context.kind);
   require_at_least("embedding_forward", "batch", args.batch, 0);
@@ -56,6 +78,8 @@ void embedding_forward(LaunchContext& context, const EmbeddingForward& args) {
   require_pointers("embedding_forward", {args.ids, args.table, args.y});
   if (context.kind == DeviceKind::cuda) return embedding_forward_cuda(context, args);
   require_ids("embedding_forward", args.ids, args.batch * args.tokens, args.part ? 0 : args.vocab);
+  if (args.positions && args.position_ids)
+    require_positions(args.position_ids, args.batch * args.tokens, args.position_rows);
   SLIP_CALL_ISA(embedding_forward_cpu(context, args))
 }
 
@@ -136,11 +160,15 @@ void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args) {
   SLIP_CALL_ISA(embedding_rows_add_cpu(context, args, chains))
 }
 
+Cost document_positions_cost(const DocumentPositions& args) {
+  return {args.batch * args.tokens, 8 * args.batch * args.tokens};
+}
+
 Cost embedding_forward_cost(const EmbeddingForward& args) {
-  const int64_t elems = args.batch * args.tokens * args.width;
-  return {
-      args.positions ? elems : 0,
-      bytes_of(2 * elems + (args.positions ? args.tokens * args.width : 0), args.dtype) + 4 * args.batch * args.tokens};
+  const int64_t rows = args.batch * args.tokens, elems = rows * args.width;
+  return {args.positions ? elems : 0,
+          bytes_of(2 * elems + (args.positions ? args.tokens * args.width : 0), args.dtype) +
+              (args.positions && args.position_ids ? 8 : 4) * rows};
 }
 
 Cost embedding_backward_cost(const EmbeddingBackward& args) {

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/workspace.h"
 #include "kernels/embedding/embedding_cuda.h"
 
@@ -19,6 +20,12 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+
+__global__ void __launch_bounds__(kThreads) document_positions_kernel(DocumentPositions args, Positions places) {
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row < args.batch * args.tokens)
+    args.positions[row] = static_cast<int32_t>(places.of(row % args.tokens)) - args.begins[row];
+}
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args) {
@@ -35,9 +42,11 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args
     for (int i = 0; i < kPack<T>; ++i) v[i] = args.part ? 0.0f : __uint_as_float(0x7fffffffu);
   }
   if (args.positions) {
-    load_floats<kAligned>(static_cast<const T*>(args.positions) + row % args.tokens * args.width + column, left, p);
+    const int64_t place = args.position_ids ? args.position_ids[row] : row % args.tokens;
+    const bool known = args.position_ids == nullptr || (place >= 0 && place < args.position_rows);
+    if (known) load_floats<kAligned>(static_cast<const T*>(args.positions) + place * args.width + column, left, p);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) v[i] += p[i];
+    for (int i = 0; i < kPack<T>; ++i) v[i] += known ? p[i] : __uint_as_float(0x7fffffffu);
   }
   store_floats<kAligned>(static_cast<T*>(args.y) + row * args.width + column, left, v);
 }
@@ -361,6 +370,12 @@ void add_equal_rows(const LaunchContext& context, const EqualRows<T>& args) {
 }
 
 }  // namespace
+
+void document_positions_cuda(LaunchContext& context, const DocumentPositions& args) {
+  launch(stream_of(context), document_positions_kernel,
+         dim3(static_cast<unsigned>(blocks_for(args.batch * args.tokens, kThreads))), dim3(kThreads), 0, args,
+         Positions(args.chunks));
+}
 
 void embedding_forward_cuda(LaunchContext& context, const EmbeddingForward& args) {
   for_dtype(args.dtype, [&](auto type) {

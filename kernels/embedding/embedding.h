@@ -8,12 +8,21 @@
 
 #include <cstdint>
 
+#include "engine/base/context_chunks.h"
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
 
 namespace slipstream::kernels {
 
-/// y[b, t] = table[ids[b, t]] + positions[t].
+/// positions[b, t] = the place of the token in its document: its place in the sequence minus begins[b, t].
+struct DocumentPositions {
+  const int32_t* begins = nullptr;  // [batch, tokens]: places in the sequence of the documents' first tokens
+  int32_t* positions = nullptr;     // [batch, tokens]
+  int64_t batch = 0, tokens = 0;
+  ContextChunks chunks = {};  // places of the tokens in whole sequences; without tokens: 0 to `tokens`
+};
+
+/// y[b, t] = table[ids[b, t]] + positions[t], or + positions[position_ids[b, t]].
 struct EmbeddingForward {
   const int32_t* ids = nullptr;     // [batch, tokens]
   const void* table = nullptr;      // [vocabulary, width]
@@ -24,6 +33,8 @@ struct EmbeddingForward {
   int64_t vocab = 0;  // 0: unknown, ids are only checked not to be negative
   int64_t first = 0;  // id of the table's first row
   bool part = false;  // of a larger table, rows first .. first + vocab: the row of another id is zero
+  const int32_t* position_ids = nullptr;  // optional: [batch, tokens], each below position_rows
+  int64_t position_rows = 0;
 };
 
 /// dtable[ids[row]] += dy[row] in row order; without `accumulate` dtable starts from 0.
@@ -38,7 +49,8 @@ struct EmbeddingBackward {
   bool part = false;  // of a larger table, rows first .. first + vocab: other ids are left out
 };
 
-/// dpositions[t] (+)= sum over batch, in order, of dy[b, t]; rows tokens..positions become 0 without `accumulate`.
+/// dpositions[t] (+)= sum over batch, in order, of dy[b, t]; rows tokens..positions become 0 without `accumulate`. With
+/// position_ids their gradient is EmbeddingBackward, with the same order of sums.
 struct PositionBackward {
   const void* dy = nullptr;     // [batch, tokens, width]
   float* dpositions = nullptr;  // [positions, width]
@@ -73,6 +85,7 @@ struct EmbeddingRowsAdd {
 
 /// Enqueues on cuda, blocks on cpu. Throws: ShapeError (sizes, dtype, null operand), DataError (an id outside the
 /// vocabulary, before anything is written), ResourceError (device).
+void document_positions(LaunchContext& context, const DocumentPositions& args);
 void embedding_forward(LaunchContext& context, const EmbeddingForward& args);
 void embedding_backward(LaunchContext& context, const EmbeddingBackward& args);
 void position_backward(LaunchContext& context, const PositionBackward& args);
@@ -81,6 +94,7 @@ void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args);
 
 /// Pure. One flop per element added; rows that are used are moved once, tables that are zeroed are written once. The
 /// number of equal ids is not known, so all are counted as different. Pointers may be null.
+Cost document_positions_cost(const DocumentPositions& args);
 Cost embedding_forward_cost(const EmbeddingForward& args);
 Cost embedding_backward_cost(const EmbeddingBackward& args);
 Cost position_backward_cost(const PositionBackward& args);

@@ -50,15 +50,16 @@ void forward(LaunchContext& context, const EmbeddingForward& args) {
       const int64_t id = args.ids[row] - args.first;
       const bool held = !args.part || (id >= 0 && id < args.vocab);
       const T* from = table + id * args.width;
+      const int64_t place = args.position_ids == nullptr ? row % args.tokens : args.position_ids[row];
       if (!held && positions == nullptr)
         std::memset(static_cast<void*>(y + row * args.width), 0, static_cast<size_t>(args.width) * sizeof(T));
       else if (!held)
-        std::memcpy(static_cast<void*>(y + row * args.width), positions + row % args.tokens * args.width,
+        std::memcpy(static_cast<void*>(y + row * args.width), positions + place * args.width,
                     static_cast<size_t>(args.width) * sizeof(T));
       else if (positions == nullptr)
         std::memcpy(static_cast<void*>(y + row * args.width), from, static_cast<size_t>(args.width) * sizeof(T));
       else
-        sum_of_rows(from, positions + row % args.tokens * args.width, y + row * args.width, args.width);
+        sum_of_rows(from, positions + place * args.width, y + row * args.width, args.width);
     }
   });
 }

@@ -11,12 +11,10 @@
 
 namespace slipstream::models {
 
-kernels::AttentionDropout SpecBuilder::attention_dropout(int layer, double rate, const ContextChunks& keys) const {
+kernels::AttentionDropout SpecBuilder::attention_dropout(int layer, double rate) const {
   return {.key = kernels::dropout_key(options_.dropout.seed, fmt::format("dropout.layer{}.weights", layer)),
           .rate = rate,
-          .first_head = options_.tensor_index * heads(),
-          .queries = options_.chunks(),
-          .keys = keys};
+          .first_head = options_.tensor_index * heads()};
 }
 
 kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropout dropout, const Slice& numbers) {
@@ -26,7 +24,7 @@ kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropo
 
 void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
   const Slice numbers = sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate, options_.chunks());
+  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate);
   const int64_t k_offset = heads() * head_dim();
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
@@ -46,7 +44,7 @@ void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out
          kernels::AttentionForward args = shape;
          const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
          if (numbers.size_bytes > 0) args.dropout = &dropped;
-         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
+         if (begins.size_bytes > 0) args.document_begins = c.as<int32_t>(begins);
          args.q = c.at(qkv);
          args.k = c.at(qkv) + k_offset * elem_bytes;
          args.v = c.at(qkv) + v_offset * elem_bytes;
@@ -59,7 +57,7 @@ void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out
 void SpecBuilder::attention_gradient(int layer, double dropout_rate, Slice dout, Slice qkv, Slice out, Slice lse,
                                      Slice dqkv) {
   const Slice numbers = sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate, options_.chunks());
+  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate);
   const int64_t k_offset = heads() * head_dim();
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
@@ -83,7 +81,7 @@ void SpecBuilder::attention_gradient(int layer, double dropout_rate, Slice dout,
          kernels::AttentionBackward args = shape;
          const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
          if (numbers.size_bytes > 0) args.dropout = &dropped;
-         if (begins.size_bytes > 0) args.documents.begins = c.as<int32_t>(begins);
+         if (begins.size_bytes > 0) args.document_begins = c.as<int32_t>(begins);
          args.dout = c.at(dout);
          args.q = c.at(qkv);
          args.k = c.at(qkv) + k_offset * elem_bytes;

@@ -234,7 +234,8 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
   const Slice ids = ids_;
   const Slice t = value(table);
   Slice p = positions < 0 ? Slice{} : value(static_cast<uint32_t>(positions));
-  if (p.size_bytes > 0 && options_.context_ranks > 1) p = own_positions(p);
+  const Slice places = p.size_bytes > 0 ? document_positions() : Slice{};
+  if (p.size_bytes > 0 && places.size_bytes == 0 && options_.context_ranks > 1) p = own_positions(p);
   const Slice y = own_tokens() ? partial : x;
   const bool adds_positions = options_.tensor_index == 0;  // once in the sum over ranks
   const kernels::EmbeddingForward shape{.batch = options_.batch,
@@ -243,15 +244,18 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
                                         .dtype = options_.dtype,
                                         .vocab = vocab_held(),
                                         .first = vocab_begin(),
-                                        .part = shared()};
-  work("embedding", kernels::embedding_forward_cost(shape), with({ids, t}, p), {y}, [=](LaunchContext& c) {
-    kernels::EmbeddingForward args = shape;
-    args.ids = c.as<int32_t>(ids);
-    args.table = c.at(t);
-    args.positions = p.size_bytes > 0 && adds_positions ? c.at(p) : nullptr;
-    args.y = c.at(y);
-    kernels::embedding_forward(c, args);
-  });
+                                        .part = shared(),
+                                        .position_rows = options_.context};
+  work("embedding", kernels::embedding_forward_cost(shape), with(with({ids, t}, p), places), {y},
+       [=](LaunchContext& c) {
+         kernels::EmbeddingForward args = shape;
+         args.ids = c.as<int32_t>(ids);
+         args.table = c.at(t);
+         args.positions = p.size_bytes > 0 && adds_positions ? c.at(p) : nullptr;
+         if (places.size_bytes > 0) args.position_ids = c.as<int32_t>(places);
+         args.y = c.at(y);
+         kernels::embedding_forward(c, args);
+       });
   for (int i = 0; i < chunks(); ++i) reduce(y, {i, chunks()}, y == x ? Slice{} : x);
 }
 
@@ -340,26 +344,7 @@ void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector
 void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   const Slice ids = ids_;
   const int64_t width = options_.width, vocab = vocab_rows();
-  if (positions >= 0) {
-    const Slice dp = gradient(static_cast<uint32_t>(positions));
-    const bool spread = options_.context_ranks > 1;
-    const Slice to = spread ? scratch("positions.own_gradient", options_.tokens * width * 4) : dp;
-    const kernels::PositionBackward shape{.batch = options_.batch,
-                                          .tokens = options_.tokens,
-                                          .width = width,
-                                          .positions = spread ? options_.tokens : options_.context,
-                                          .dtype = options_.dtype};
-    work("position_gradient", kernels::position_backward_cost(shape), spread ? std::vector{dx} : std::vector{dx, to},
-         {to}, [=](LaunchContext& c) {
-           kernels::PositionBackward args = shape;
-           args.dy = c.at(dx);
-           args.dpositions = c.as<float>(to);
-           args.accumulate = !spread && accumulate(c);
-           kernels::position_backward(c, args);
-         });
-    if (spread) add_own_positions(to, dp);
-    ready(static_cast<uint32_t>(positions));
-  }
+  if (positions >= 0) position_gradient(static_cast<uint32_t>(positions), dx);
   TiedEmbedding& tied = spec_.tied;
   tied.split = options_.tie_embeddings && options_.split_tied_embedding && !tied_apart();
   tied.parameter = table;

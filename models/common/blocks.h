@@ -215,8 +215,8 @@ class SpecBuilder {
   void dropout(const std::string& place, double rate, Slice x, Slice d, Slice y, int64_t first_row);
   /// The numbers of the sequences, for dropout of attention's weights at `rate`; empty at 0.
   Slice sequence_numbers(double rate) const { return rate > 0 ? sequence_numbers_ : Slice{}; }
-  /// Of the layer's weights, for keys of a rank with the chunks `keys`; its samples are not yet known.
-  kernels::AttentionDropout attention_dropout(int layer, double rate, const ContextChunks& keys) const;
+  /// Of the layer's weights; its samples are not yet known.
+  kernels::AttentionDropout attention_dropout(int layer, double rate) const;
   /// The last piece of a training or evaluation forward pass: logits and losses, or only the losses if ranks share the
   /// vocabulary.
   void losses(Slice hidden, uint32_t table);
@@ -250,7 +250,7 @@ class SpecBuilder {
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 
   /// 0 if it hides no token.
-  int64_t window() const { return options_.window < options_.tokens ? options_.window : 0; }
+  int64_t window() const { return options_.window < options_.chunks().tokens ? options_.window : 0; }
   int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice attention_workspace() const { return attention_workspace_; }
@@ -285,6 +285,9 @@ class SpecBuilder {
   /// gradient to the table's.
   Slice own_positions(Slice positions);
   void add_own_positions(Slice own, Slice gradient);
+  /// Places of the tokens in their documents, as int32; empty without documents.
+  Slice document_positions();
+  void position_gradient(uint32_t positions, Slice dx);
 
   ModelOptions options_;
   Buffers& buffers_;
@@ -295,7 +298,7 @@ class SpecBuilder {
   Slice qkv_weight_, qkv_bias_, kv_partial_;  // with shares_kv()
   Slice loss_parts_;                          // of all ranks that share the vocabulary
   Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_,
-      own_positions_;
+      own_positions_, document_positions_;
 };
 
 }  // namespace slipstream::models

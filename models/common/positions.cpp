@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions of tokens: rotary tables, and learned positions on a rank with two chunks of every sequence, whose rows are
-// copied side by side and whose gradients are added back in place.
+// Positions of tokens: rotary tables; learned positions of sequences, of which a rank with two chunks copies its rows
+// side by side and adds their gradients back in place; and learned positions of documents, looked up row by row.
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
 #include "kernels/cast/cast.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/rope/rope.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "models/common/blocks.h"
@@ -22,6 +23,8 @@ Slice rows_of_chunk(const ContextChunks& chunks, int which, const Slice& table, 
 Slice half(int which, const Slice& own) {
   return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2};
 }
+
+bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
 
 }  // namespace
 
@@ -95,10 +98,61 @@ void SpecBuilder::add_own_positions(Slice own, Slice gradient) {
   }
   work("add_own_positions", {own.size_bytes / 4, 3 * own.size_bytes}, {own, gradient}, {gradient},
        [=](LaunchContext& c) {
-         if (!c.frame->accumulate) kernels::zero(c, {.to = c.at(gradient), .size_bytes = gradient.size_bytes});
+         if (!accumulate(c)) kernels::zero(c, {.to = c.at(gradient), .size_bytes = gradient.size_bytes});
          for (size_t i : {0, 1})
            kernels::add(c, {.x = c.as<float>(from[i]), .y = c.as<float>(to[i]), .elems = to[i].size_bytes / 4});
        });
+}
+
+Slice SpecBuilder::document_positions() {
+  if (!options_.documents) return {};
+  // Again for every use: between forward and backward of a micro-batch, others use the same memory.
+  if (document_positions_.size_bytes == 0)
+    document_positions_ = scratch("positions.of_documents", bytes_of(rows(), DType::i32));
+  const kernels::DocumentPositions shape{
+      .batch = options_.batch, .tokens = options_.tokens, .chunks = options_.chunks()};
+  const Slice begins = document_begins_, to = document_positions_;
+  work("document_positions", kernels::document_positions_cost(shape), {begins}, {to}, [=](LaunchContext& c) {
+    kernels::DocumentPositions args = shape;
+    args.begins = c.as<int32_t>(begins);
+    args.positions = c.as<int32_t>(to);
+    kernels::document_positions(c, args);
+  });
+  return to;
+}
+
+void SpecBuilder::position_gradient(uint32_t positions, Slice dx) {
+  const Slice dp = gradient(positions);
+  if (const Slice places = document_positions(); places.size_bytes > 0) {
+    const kernels::EmbeddingBackward shape{
+        .rows = rows(), .width = options_.width, .vocab = options_.context, .dtype = options_.dtype};
+    work("position_gradient", kernels::embedding_backward_cost(shape), {places, dx, dp}, {dp}, [=](LaunchContext& c) {
+      kernels::EmbeddingBackward args = shape;
+      args.ids = c.as<int32_t>(places);
+      args.dy = c.at(dx);
+      args.dtable = c.as<float>(dp);
+      args.accumulate = accumulate(c);
+      kernels::embedding_backward(c, args);
+    });
+    return ready(positions);
+  }
+  const bool spread = options_.context_ranks > 1;
+  const Slice to = spread ? scratch("positions.own_gradient", options_.tokens * options_.width * 4) : dp;
+  const kernels::PositionBackward shape{.batch = options_.batch,
+                                        .tokens = options_.tokens,
+                                        .width = options_.width,
+                                        .positions = spread ? options_.tokens : options_.context,
+                                        .dtype = options_.dtype};
+  work("position_gradient", kernels::position_backward_cost(shape), spread ? std::vector{dx} : std::vector{dx, to},
+       {to}, [=](LaunchContext& c) {
+         kernels::PositionBackward args = shape;
+         args.dy = c.at(dx);
+         args.dpositions = c.as<float>(to);
+         args.accumulate = !spread && accumulate(c);
+         kernels::position_backward(c, args);
+       });
+  if (spread) add_own_positions(to, dp);
+  ready(positions);
 }
 
 }  // namespace slipstream::models

@@ -15,8 +15,15 @@
 namespace slipstream::models {
 namespace {
 
-kernels::AttentionForward forward_shape(const SpecBuilder& b, int64_t kv_stride) {
+ContextChunks of_rank(ContextChunks chunks, int rank) {
+  chunks.rank = rank;
+  return chunks;
+}
+
+/// Of this rank's queries and the keys that it has in a step.
+kernels::AttentionForward forward_shape(const SpecBuilder& b, int step, int64_t kv_stride) {
   const ModelOptions& o = b.options();
+  const ContextChunks chunks = o.chunks();
   return {.batch = o.batch,
           .tokens = o.tokens,
           .heads = b.heads(),
@@ -26,11 +33,14 @@ kernels::AttentionForward forward_shape(const SpecBuilder& b, int64_t kv_stride)
           .kv_stride = kv_stride,
           .out_stride = b.attention_width(),
           .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())),
-          .dtype = o.dtype};
+          .dtype = o.dtype,
+          .window = b.window(),
+          .queries = chunks,
+          .keys = of_rank(chunks, chunks.owner(step))};
 }
 
-kernels::AttentionBackward backward_shape(const SpecBuilder& b, int64_t kv_stride) {
-  const kernels::AttentionForward f = forward_shape(b, kv_stride);
+kernels::AttentionBackward backward_shape(const SpecBuilder& b, int step, int64_t kv_stride) {
+  const kernels::AttentionForward f = forward_shape(b, step, kv_stride);
   return {.batch = f.batch,
           .tokens = f.tokens,
           .heads = f.heads,
@@ -41,7 +51,29 @@ kernels::AttentionBackward backward_shape(const SpecBuilder& b, int64_t kv_strid
           .out_stride = f.out_stride,
           .dq_stride = b.qkv_width(),
           .scale = f.scale,
-          .dtype = f.dtype};
+          .dtype = f.dtype,
+          .window = f.window,
+          .queries = f.queries,
+          .keys = f.keys};
+}
+
+/// The block of a step on the rank with most pairs, with the operations of the mean over ranks: plans are equal on all
+/// ranks of the group, and their operations sum to the model's. Without a window all blocks of a step have as many.
+template <typename Block>
+Cost cost_of_step(Block block, int step, Cost (*cost_of)(const Block&)) {
+  Cost most = {};
+  int64_t flops = 0;
+  for (int rank = 0; rank < block.all.queries.ranks; ++rank) {
+    const ContextChunks chunks = of_rank(block.all.queries, rank);
+    block.all.queries = chunks;
+    block.all.keys = of_rank(chunks, chunks.owner(step));
+    block.block = chunks.block(chunks.owner(step));
+    const Cost cost = cost_of(block);
+    flops += cost.flops;
+    if (rank == 0 || cost.flops > most.flops) most = cost;
+  }
+  most.flops = most.kernels[0].flops = flops / block.all.queries.ranks;
+  return most;
 }
 
 /// Location of a step's k and v: columns of this rank's own rows, or rows of keys that have travelled.
@@ -54,15 +86,6 @@ KeysAt keys_at(const SpecBuilder& b, int step, Slice qkv, Slice travelled) {
   const int64_t q_width = b.heads() * b.head_dim(), half = b.kv_heads() * b.head_dim();
   if (step == 0) return {qkv, b.qkv_width(), q_width, q_width + half};
   return {travelled, 2 * half, 0, half};
-}
-
-/// Of queries, for the keys of a rank with `chunks`.
-kernels::AttentionDocuments documents_of(LaunchContext& c, const Slice& begins, const ContextChunks& chunks) {
-  if (begins.size_bytes == 0) return {};
-  return {.begins = c.as<int32_t>(begins),
-          .early_keys = chunks.chunk_tokens(),
-          .early_position = chunks.begin(0),
-          .late_position = chunks.begin(1)};
 }
 
 }  // namespace
@@ -123,29 +146,26 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
   const Slice carried = carried_;
-  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, kv.stride),
+  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, step, kv.stride),
                                              .block = chunks_.block(chunks_.owner(step)),
                                              .carried = {},
                                              .first = first,
                                              .last = last};
-  // Another rank's block has other rows but takes as long: plans are equal on all ranks of the group.
-  kernels::AttentionBlockForward priced = shape;
-  priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
+  const Cost cost = cost_of_step(shape, step, kernels::attention_block_forward_cost);
   const Slice begins = b_.document_begins();
-  const ContextChunks of_keys{chunks_.tokens, ranks(), chunks_.owner(step)};
   const Slice numbers = b_.sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate, of_keys);
+  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate);
   std::vector<Slice> reads = with(with({qkv}, begins), numbers), writes;
   if (!first) reads.insert(reads.end(), {kv.rows, carried});
   if (last)
     writes = {out, lse};
   else
     writes = {carried};
-  b_.work("attention_block", kernels::attention_block_forward_cost(priced), reads, writes, [=](LaunchContext& c) {
+  b_.work("attention_block", cost, reads, writes, [=](LaunchContext& c) {
     kernels::AttentionBlockForward args = shape;
     const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
     if (numbers.size_bytes > 0) args.all.dropout = &dropped;
-    args.all.documents = documents_of(c, begins, of_keys);
+    if (begins.size_bytes > 0) args.all.document_begins = c.as<int32_t>(begins);
     args.all.q = c.at(qkv);
     args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
     args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
@@ -185,36 +205,35 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
   const Slice dq_sum = this->dq_sum(), workspace = b_.attention_workspace();
-  const kernels::AttentionBlockBackward shape{
-      .all = backward_shape(b_, kv.stride), .block = chunks_.block(chunks_.owner(step)), .first = false, .last = last};
-  kernels::AttentionBlockBackward priced = shape;
-  priced.block = ContextChunks{chunks_.tokens, ranks(), 0}.block(step);
+  const kernels::AttentionBlockBackward shape{.all = backward_shape(b_, step, kv.stride),
+                                              .block = chunks_.block(chunks_.owner(step)),
+                                              .first = false,
+                                              .last = last};
+  const Cost cost = cost_of_step(shape, step, kernels::attention_block_backward_cost);
   const Slice begins = b_.document_begins();
-  const ContextChunks of_keys{chunks_.tokens, ranks(), chunks_.owner(step)};
   const double dropout_rate = b_.options().dropout.attention;
   const Slice numbers = b_.sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate, of_keys);
+  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate);
   std::vector<Slice> reads = with(with({dout, qkv, out, lse, dq_sum}, begins), numbers), writes{dkv, workspace};
   if (!last) reads.push_back(kv.rows);
   writes.push_back(last ? dqkv : dq_sum);
-  b_.work("attention_block_gradient", kernels::attention_block_backward_cost(priced), reads, writes,
-          [=](LaunchContext& c) {
-            kernels::AttentionBlockBackward args = shape;
-            const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
-            if (numbers.size_bytes > 0) args.all.dropout = &dropped;
-            args.all.documents = documents_of(c, begins, of_keys);
-            args.all.dout = c.at(dout);
-            args.all.q = c.at(qkv);
-            args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
-            args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
-            args.all.out = c.at(out);
-            args.all.lse = c.as<float>(lse);
-            args.all.dq = last ? c.at(dqkv) : nullptr;
-            args.all.workspace = c.as<float>(workspace);
-            args.dq_sum = c.as<float>(dq_sum);
-            args.dkv = c.as<float>(dkv);
-            kernels::attention_block_backward(c, args);
-          });
+  b_.work("attention_block_gradient", cost, reads, writes, [=](LaunchContext& c) {
+    kernels::AttentionBlockBackward args = shape;
+    const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
+    if (numbers.size_bytes > 0) args.all.dropout = &dropped;
+    if (begins.size_bytes > 0) args.all.document_begins = c.as<int32_t>(begins);
+    args.all.dout = c.at(dout);
+    args.all.q = c.at(qkv);
+    args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
+    args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
+    args.all.out = c.at(out);
+    args.all.lse = c.as<float>(lse);
+    args.all.dq = last ? c.at(dqkv) : nullptr;
+    args.all.workspace = c.as<float>(workspace);
+    args.dq_sum = c.as<float>(dq_sum);
+    args.dkv = c.as<float>(dkv);
+    kernels::attention_block_backward(c, args);
+  });
 }
 
 void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order) {

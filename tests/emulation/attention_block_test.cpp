@@ -8,7 +8,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/columns/columns.h"
 #include "tests/emulation/on_device.h"
-#include "tests/reference/packed_attention.h"
+#include "tests/reference/masked_attention.h"
 #include "tests/sample.h"
 
 using namespace slipstream;
@@ -20,7 +20,11 @@ namespace {
 
 struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int ranks;
+  int64_t window = 0;
+  int64_t longest = 0;  // document; 0: none
+  double rate = 0;      // of dropout
 
+  reference::Masks masks() const { return reference::masks_of(*this, window, longest, rate); }
   ContextChunks chunks(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
   reference::Share share(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
   int64_t rows() const { return batch * tokens / ranks; }  // of a rank
@@ -47,6 +51,21 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
     columns_take(context, {from.data(s.out_width()), kv->data(), s.rows(), s.kv_width(), s.width(), dtype});
     return kv;
   };
+  const reference::Masks masks = s.masks();
+  const std::vector<int32_t> begins = reference::begins_of_rank(masks, s.batch, s.share(rank));
+  std::vector<int32_t> samples;  // DropoutSample
+  for (uint32_t sequence : masks.sequences)
+    samples.insert(samples.end(), {static_cast<int32_t>(masks.step), static_cast<int32_t>(sequence)});
+  const OnDevice begins_there(begins.empty() ? std::vector<int32_t>{0} : begins, "begins"),
+      samples_there(samples, "samples");
+  const AttentionDropout dropout{.samples = samples_there.data<DropoutSample>(), .key = masks.key, .rate = s.rate};
+  const auto mask = [&](auto& all, int owner) {
+    all.window = s.window;
+    if (!begins.empty()) all.document_begins = begins_there.data<int32_t>();
+    if (s.rate > 0) all.dropout = &dropout;
+    all.queries = chunks;
+    all.keys = s.chunks(owner);
+  };
   const OnDevice q = packed_of(rank), d(rows_of_rank(dout, s.batch, s.share(rank), s.out_width()), dtype, "dout");
   OnDevice out(sums, dtype, "out"), lse(heads, DType::f32, "lse"), carried(sums, DType::f32, "carried"),
       maximum(heads, DType::f32, "maximum"), sum(heads, DType::f32, "sum");
@@ -59,6 +78,7 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
         .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()},
         .first = step == 0,
         .last = step + 1 == s.ranks};
+    mask(args.all, chunks.owner(step));
     attention_block_forward(context, args);
     if (!args.last || args.block.first_query == 0) continue;
     args.block = {.first_query = 0, .queries = args.block.first_query, .first_key = 0, .keys = 0, .causal = false};
@@ -91,6 +111,7 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
                                    .last = turn + 1 == s.ranks};
     const OnDevice workspace(attention_backward_workspace_elems(args.all), DType::f32, "workspace");
     args.all.workspace = workspace.data<float>();
+    mask(args.all, owner);
     attention_block_backward(context, args);
     r.dkv[static_cast<size_t>(owner)] = dkv.doubles();
     CHECK((dkv.intact() && workspace.intact() && kv->intact()));
@@ -103,11 +124,14 @@ RankResult run_rank(LaunchContext& context, const Shape& s, DType dtype, int ran
 
 void check(const Shape& s, DType dtype, int64_t shift = 0) {
   const auto seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim + s.ranks);
-  CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, s.ranks, shift);
+  CAPTURE(seed, name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, s.ranks, shift, s.window, s.longest,
+          s.rate);
   const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), dtype, seed),
                 dout = random_doubles(s.batch * s.tokens * s.out_width(), dtype, seed + 1);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
+  const bool masked = s.window > 0 || s.longest > 0 || s.rate > 0;
+  const reference::PackedAttention e = masked ? reference::masked_attention(s, qkv, dout, scale, s.masks())
+                                              : reference::packed_attention(s, qkv, dout, scale);
   // bf16: weights and slopes are rounded before they are multiplied, out before dout . out, and the result.
   const double forward = forward_tolerance(dtype, s.head_dim + s.tokens, 2),
                backward = gradient_tolerance(dtype, s.head_dim + s.tokens, 3);
@@ -144,6 +168,24 @@ TEST_CASE("attention in a ring, general path: every rank's share equals the whol
   check({1, 192, 4, 2, 8, 3}, DType::bf16);
   check({1, 20, 2, 2, 72, 2}, DType::bf16);
   check({1, 68, 2, 1, 136, 2}, DType::f32);  // chunks of 17: one of the tiles for wide heads, and a row
+}
+
+TEST_CASE("attention in a ring, general path: tokens see the last ones of a window") {
+  for (const int ranks : {1, 2, 4})
+    for (const int64_t window : {1, 4, 10, 11, 25, 40}) check({1, 40, 2, 1, 4, ranks, window}, DType::f32);
+  // Around tiles of 32: chunks of 33 tokens; tiles of 16 and chunks of 17.
+  for (const int64_t window : {1, 30, 33, 70}) check({1, 132, 1, 1, 8, 2, window}, DType::f32);
+  check({1, 68, 2, 1, 136, 2, 20}, DType::f32);
+  check({1, 36, 2, 1, 64, 3, 7}, DType::bf16);  // would fit the tensor cores
+}
+
+TEST_CASE("attention in a ring, general path: windows, documents and dropout together") {
+  for (const int ranks : {1, 2, 4})
+    for (const int64_t window : {0, 3, 10}) {
+      check({2, 32, 2, 1, 8, ranks, window, 11, 0.3}, DType::f32);
+      check({1, 32, 2, 1, 8, ranks, window, 11}, DType::bf16);
+    }
+  check({1, 132, 2, 1, 8, 2, 40, 60, 0.2}, DType::f32);
 }
 
 TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whole matrix in double") {

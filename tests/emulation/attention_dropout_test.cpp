@@ -58,9 +58,7 @@ void check(const Shape& s, DType dtype) {
     AttentionDropout dropout{.samples = device ? on_device.data<DropoutSample>() : samples.data(),
                              .key = dropout_key(4, "weights"),
                              .rate = 0.3,
-                             .first_head = 2,
-                             .queries = mine,
-                             .keys = mine};
+                             .first_head = 2};
     AttentionForward forward{.q = qkv.at(device),
                              .k = qkv.at(device, at_k),
                              .v = qkv.at(device, at_v),
@@ -76,7 +74,9 @@ void check(const Shape& s, DType dtype) {
                              .out_stride = s.out_width(),
                              .scale = 1 / std::sqrt(static_cast<float>(s.head_dim)),
                              .dtype = dtype,
-                             .dropout = &dropout};
+                             .dropout = &dropout,
+                             .queries = mine,
+                             .keys = mine};
     AttentionBackward backward{.dout = dout.at(device),
                                .q = forward.q,
                                .k = forward.k,
@@ -98,7 +98,9 @@ void check(const Shape& s, DType dtype) {
                                .dkv_stride = s.width(),
                                .scale = forward.scale,
                                .dtype = dtype,
-                               .dropout = &dropout};
+                               .dropout = &dropout,
+                               .queries = mine,
+                               .keys = mine};
     Both workspace(attention_backward_workspace_elems(backward), DType::f32);
     backward.workspace = workspace.at<float>(device);
     if (s.ranks == 1) {
@@ -115,7 +117,7 @@ void check(const Shape& s, DType dtype) {
                                             .sum = state + rows * s.out_width() + rows * s.heads},
                                 .last = false};
     attention_block_forward(context, block);
-    dropout.keys = others;
+    block.all.keys = others;
     block.all.k = other.at(device, at_k);
     block.all.v = other.at(device, at_v);
     block.block = mine.block(s.ranks - 1);
@@ -130,6 +132,7 @@ void check(const Shape& s, DType dtype) {
                                     .dkv = dkv.at<float>(device),
                                     .first = false,
                                     .last = false};
+    gradient.all.keys = others;
     gradient.all.k = block.all.k;
     gradient.all.v = block.all.v;
     attention_block_backward(context, gradient);

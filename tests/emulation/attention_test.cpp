@@ -47,7 +47,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f,
         dqkv(rows * width, dtype, "dqkv");
     OnDevice lse(rows * s.heads, DType::f32, "lse");
     OnDevice begins_there(begins.empty() ? std::vector<int32_t>{0} : begins, "begins");
-    const AttentionDocuments documents{.begins = begins.empty() ? nullptr : begins_there.data<int32_t>()};
+    const int32_t* const documents = begins.empty() ? nullptr : begins_there.data<int32_t>();
     attention_forward(context,
                       {x.data(), x.data(at_k), x.data(at_v), out.data(), lse.data<float>(), s.batch, s.tokens, s.heads,
                        s.kv_heads, s.head_dim, width, width, out_width, scale, dtype, s.window, documents});

@@ -72,6 +72,62 @@ TEST_CASE("embedding: look-up adds the position, ids outside the vocabulary beco
     }
 }
 
+TEST_CASE("embedding: positions restart at each document, on every rank of a sequence") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const Shape& s : kShapes)
+      for (const int ranks : {1, 3}) {
+        const ContextChunks chunks{.tokens = ranks == 1 ? s.tokens : 6 * s.tokens, .ranks = ranks, .rank = ranks / 2};
+        const int64_t tokens = chunks.local_tokens(), rows = s.batch * tokens;
+        CAPTURE(s.batch, tokens, s.width, s.vocab, name_of(dtype), ranks);
+        if (s.width > 1000 && ranks > 1) continue;  // columns do not depend on ranks
+        std::vector<int32_t> begins, places;
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t at = chunks.position(row % tokens), longest = 3 + row / tokens;
+          begins.push_back(static_cast<int32_t>(at - at % longest));
+          places.push_back(static_cast<int32_t>(at % longest));
+        }
+        const auto ids = ids_of(rows, s.vocab, 1);
+        const Doubles table = random_doubles(s.vocab * s.width, dtype, 2),
+                      positions = random_doubles(chunks.tokens * s.width, dtype, 3);
+        OnDevice on_ids(ids, "ids"), on_begins(begins, "begins"), on_table(table, dtype, "table"),
+            on_positions(positions, dtype, "positions");
+        for_orders([&](LaunchContext& context) {
+          OnDevice on_places(rows, DType::i32, "places"), y(rows * s.width, dtype, "y");
+          document_positions(context, {.begins = on_begins.data<int32_t>(),
+                                       .positions = on_places.data<int32_t>(),
+                                       .batch = s.batch,
+                                       .tokens = tokens,
+                                       .chunks = chunks});
+          const std::vector<uint8_t> bytes = on_places.bytes();
+          CHECK(std::memcmp(bytes.data(), places.data(), bytes.size()) == 0);
+          EmbeddingForward args{.ids = on_ids.data<int32_t>(),
+                                .table = on_table.data(),
+                                .positions = on_positions.data(),
+                                .y = y.data(),
+                                .batch = s.batch,
+                                .tokens = tokens,
+                                .width = s.width,
+                                .dtype = dtype,
+                                .vocab = s.vocab,
+                                .position_ids = on_places.data<int32_t>(),
+                                .position_rows = chunks.tokens};
+          embedding_forward(context, args);
+          const Doubles got = y.doubles();
+          Doubles want(got.size());
+          for (int64_t i = 0; i < rows * s.width; ++i) {
+            const auto row = static_cast<size_t>(i / s.width);
+            want[static_cast<size_t>(i)] = table[static_cast<size_t>(ids[row] * s.width + i % s.width)] +
+                                           positions[static_cast<size_t>(places[row] * s.width + i % s.width)];
+          }
+          CHECK(error_of(got, want) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7));
+          args.position_rows = 0;  // none is known
+          embedding_forward(context, args);
+          for (double value : y.doubles()) REQUIRE(std::isnan(value));
+          CHECK((y.intact() && on_places.intact()));
+        });
+      }
+}
+
 TEST_CASE("embedding: dense gradients have the CPU's bits") {
   for (DType dtype : {DType::f32, DType::bf16})
     for (const Shape& s : kShapes)

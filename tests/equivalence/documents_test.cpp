@@ -14,8 +14,12 @@ namespace {
 constexpr int kSteps = 3;
 constexpr double kTolerance = 2e-5;  // as for gradient accumulation
 
-Layout packed() {
-  Layout layout{.name = "packed", .model = tiny_llama(), .micro_batch = 2, .micro_batches = 4, .document_tokens = 7};
+Layout packed(bool llama) {
+  Layout layout{.name = llama ? "llama" : "gpt2",
+                .model = llama ? tiny_llama() : tiny_gpt2(),
+                .micro_batch = 2,
+                .micro_batches = 4,
+                .document_tokens = 7};
   layout.model.tokens = 24;
   layout.model.context = 24;
   layout.model.vocab = 61;
@@ -34,7 +38,9 @@ void check_close(const Trained& a, const Trained& b) {
 }  // namespace
 
 TEST_CASE("documents: the losses of a packed sequence are those of its documents alone") {
-  Layout layout = packed();
+  const bool llama = GENERATE(false, true);
+  Layout layout = packed(llama);
+  INFO(layout.name);
   layout.micro_batches = 1;
   layout.inspect = [&](runtime::Rank& rank) {
     const int64_t T = layout.model.tokens;
@@ -69,10 +75,22 @@ TEST_CASE("documents: the losses of a packed sequence are those of its documents
 }
 
 TEST_CASE("documents: every layout trains the model of one rank") {
-  const Layout base = packed();
+  const bool llama = GENERATE(false, true);
+  const Layout base = packed(llama);
+  INFO(base.name);
   const Trained one = train(base, kSteps);
   const Trained unmasked = train(with(base, [](Layout& l) { l.model.documents = false; }), kSteps);
   CHECK(difference(one.gradients, unmasked.gradients) > 1e-3);
+  for (size_t i = 0; i < one.names.size(); ++i) {
+    if (one.names[i] != "transformer.wpe.weight") continue;
+    const std::vector<float>& rows = one.gradients[i];  // of positions in a document
+    for (int64_t position = 0; position < base.model.context; ++position) {
+      const auto begin = rows.begin() + position * base.model.width;
+      const bool used = std::any_of(begin, begin + base.model.width, [](float value) { return value != 0; });
+      CHECK(used == (position < base.document_tokens));
+    }
+  }
+  CHECK(std::count(one.names.begin(), one.names.end(), "transformer.wpe.weight") == (llama ? 0 : 1));
   const auto close = [&](const char* name, auto change) {
     INFO(name);
     const Trained other = train(with(base, change), kSteps);
@@ -83,9 +101,13 @@ TEST_CASE("documents: every layout trains the model of one rank") {
   for (const Recomputation recompute : {Recomputation::selective, Recomputation::full})
     CHECK(close("recompute", [&](Layout& l) { l.recompute = recompute; }) == one.hash);
   for (const int stage : {0, 1, 2, 3})
-    close("data", [&](Layout& l) { l.ranks = 2, l.micro_batches = 2, l.zero_stage = stage; });
+    close("data", [&](Layout& l) {
+      l.ranks = 2, l.micro_batches = 2, l.zero_stage = stage;
+      l.model.split_tied_embedding = stage == 0;
+    });
   for (const int context : {2, 3}) close("context", [&](Layout& l) { l.context = context; });
   close("tensor", [](Layout& l) { l.tensor = 2; });
+  close("tensor with shared tokens", [](Layout& l) { l.tensor = 2, l.sequence_parallel = true; });
   close("pipeline", [](Layout& l) { l.stages = 2; });
   close("tensor, context and pipeline", [](Layout& l) { l.tensor = 2, l.context = 2, l.stages = 2; });
   close("context, recomputed", [](Layout& l) { l.context = 2, l.recompute = Recomputation::full; });

@@ -57,13 +57,45 @@ TEST_CASE("families: tensor, pipeline and context ranks, ZeRO and recomputation 
       });
     }
     same("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 4; });
-    if (whole.model.window == 0) same("context", [](Layout& l) { l.context = 2; });
+    same("context", [](Layout& l) { l.context = 2; });
     for (const int stage : {1, 2, 3})
       same("ZeRO", [&](Layout& l) {
         l.ranks = 2, l.micro_batch = 2, l.zero_stage = stage, l.model.split_tied_embedding = false;
       });
     same("accumulation", [](Layout& l) { l.micro_batch = 2, l.micro_batches = 2; });
   }
+}
+
+TEST_CASE("families: a window over context ranks trains the model of one rank", "[families]") {
+  Layout mistral{.name = "mistral", .model = tiny_llama(), .micro_batch = 2, .micro_batches = 2, .document_tokens = 9};
+  mistral.model.family = Family::mistral;
+  mistral.model.kv_heads = 2;
+  mistral.model.context = mistral.model.tokens = 24;
+  const Trained all = train(mistral, kSteps);
+  // Chunks have 6 tokens over 2 ranks, 4 over 3 and 3 over 4.
+  for (const int64_t window : {1, 3, 4, 6, 10, 23, 24})
+    for (const bool masked : {false, true}) {
+      Layout whole = mistral;
+      whole.model.window = window;
+      whole.model.documents = masked;
+      if (masked) whole.model.dropout = {.attention = 0.2, .seed = 5};
+      const Trained expected = train(whole, kSteps);
+      CHECK((difference(expected.gradients, all.gradients) > 1e-4) == (window < 24 || masked));
+      const auto same = [&](const char* what, auto change) {
+        CAPTURE(window, masked, what);
+        check_same_model(train(with(whole, change), kSteps), expected);
+      };
+      for (const int context : {2, 3, 4}) same("context", [&](Layout& l) { l.context = context; });
+      if (window != 4) continue;
+      same("context, recomputed", [](Layout& l) { l.context = 4, l.recompute = Recomputation::full; });
+      same("context and tensor", [](Layout& l) { l.context = 2, l.tensor = 2; });
+      same("context, tensor and pipeline", [](Layout& l) { l.context = 2, l.tensor = 2, l.stages = 2; });
+      for (const int stage : {1, 3})
+        same("context and ZeRO", [&](Layout& l) {
+          l.context = 4, l.ranks = 2, l.micro_batches = 1, l.zero_stage = stage;
+          l.model.split_tied_embedding = false;
+        });
+    }
 }
 
 TEST_CASE("families: more tensor ranks than key-value heads train the model of one rank", "[families]") {

@@ -38,7 +38,8 @@ class Model {
   double loss() {
     if (layout_.model.dropout.any()) return training_loss();
     const int64_t T = layout_.model.tokens, rows = layout_.micro_batch * T;
-    std::vector<int32_t> ids(static_cast<size_t>(rows)), targets(ids.size());
+    std::vector<int32_t> ids(static_cast<size_t>(rows)), targets(ids.size()),
+        begins(layout_.model.documents ? ids.size() : 0);
     double sum = 0;
     for (int m = 0; m < layout_.micro_batches; ++m) {
       for (int64_t i = 0; i < rows; ++i) {
@@ -46,8 +47,11 @@ class Model {
             equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T, layout_.model.vocab);
         targets[static_cast<size_t>(i)] =
             equivalence::token_of(1, m * layout_.micro_batch + i / T, i % T + 1, layout_.model.vocab);
+        if (layout_.model.documents)
+          begins[static_cast<size_t>(i)] =
+              equivalence::document_begin_of(layout_, m * layout_.micro_batch + i / T, i % T);
       }
-      for (float loss : rank_.evaluate(ids, targets)) sum += loss;
+      for (float loss : rank_.evaluate(ids, targets, begins)) sum += loss;
     }
     return sum / static_cast<double>(layout_.micro_batches * rows);
   }
@@ -172,6 +176,13 @@ TEST_CASE("gradients are the slopes of the loss", "[models]") {
   mistral.model.family = Family::mistral;
   mistral.model.window = 3;
   check_gradients(mistral);
+  for (const models::ModelOptions& model : {equivalence::tiny_gpt2(), equivalence::tiny_llama()}) {
+    equivalence::Layout packed = small(model, std::string(name_of(model.family)) + ", documents, two micro-batches");
+    packed.model.documents = true;
+    packed.document_tokens = 3;
+    packed.micro_batches = 2;
+    check_gradients(packed);
+  }
 }
 
 TEST_CASE("gradients with dropout are the slopes of the loss under the same masks", "[models]") {

@@ -2,6 +2,8 @@
 // The planner's cost of work outside the model equals that on the kernel's op card; a step's operations are the
 // model's, for every layout.
 
+#include <fmt/core.h>
+
 #include <map>
 
 #include "engine/config/machine.h"
@@ -170,6 +172,20 @@ TEST_CASE("the operations of a step are the closed form of the model, on every l
                                                                        {2, {"parallel.context=2"}}}) {
     INFO(world << " ranks, " << (sets.empty() ? "data" : sets[0]));
     CHECK(model_flops(planned(world, sets).stages) == Approx(alone).epsilon(0.02));
+  }
+  // With a window the blocks of a ring differ: chunks of 16, 8 and 4 tokens, with less, as much and more than a chunk.
+  for (const int window : {1, 5, 8, 23, 60}) {
+    const std::vector<std::string> sets{"model.family=mistral", fmt::format("model.sliding_window={}", window)};
+    const auto hidden = [&](int ranks) {  // operations; without the additions of gradients in a ring
+      const std::string context = fmt::format("parallel.context={}", ranks);
+      return model_flops(planned(ranks, {sets[0], context}).stages) -
+             model_flops(planned(ranks, {sets[0], sets[1], context}).stages);
+    };
+    const double pairs = static_cast<double>((64 - window) * (64 - window + 1)) / 2;
+    for (const int ranks : {1, 2, 4, 8}) {
+      CAPTURE(window, ranks);
+      CHECK(hidden(ranks) == Approx(layers * rows * (4 + 10) * width * pairs).epsilon(1e-6));
+    }
   }
   // 1e9 operations in 10 ms on 2 ranks of 1e11 a second.
   CHECK(utilization(1e9, 10, 2, 1e11) == Approx(0.5));

@@ -62,7 +62,7 @@ inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& 
   return e;
 }
 
-/// The same, one document after another: each is attention of its own. `begins` as AttentionDocuments.
+/// The same, one document after another: each is attention of its own. `begins` as document_begins of attention.
 inline PackedAttention packed_documents(const AttentionShape& s, const Doubles& qkv, const Doubles& dout, double scale,
                                         int64_t window, const std::vector<int32_t>& begins) {
   PackedAttention all{{}, Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)), {}};

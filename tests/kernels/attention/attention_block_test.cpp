@@ -7,7 +7,7 @@
 #include "kernels/columns/columns.h"
 #include "tests/kernels/common/op_test.h"
 #include "tests/reference/elementwise.h"
-#include "tests/reference/packed_attention.h"
+#include "tests/reference/masked_attention.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -18,7 +18,11 @@ namespace {
 
 struct Shape : reference::AttentionShape {  // tokens of the whole sequence
   int ranks;
+  int64_t window = 0;
+  int64_t longest = 0;  // document; 0: none
+  double rate = 0;      // of dropout
 
+  reference::Masks masks() const { return reference::masks_of(*this, window, longest, rate); }
   ContextChunks chunks(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
   reference::Share share(int rank) const { return {.tokens = tokens, .ranks = ranks, .rank = rank}; }
 };
@@ -49,6 +53,18 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
   Tensor carried(rows * s.out_width(), DType::f32), maximum(rows * s.heads, DType::f32),
       sum(rows * s.heads, DType::f32);
   Tensor q = qkv[static_cast<size_t>(rank)], d(dout, dtype);
+  const reference::Masks masks = s.masks();
+  const std::vector<int32_t> begins = reference::begins_of_rank(masks, s.batch, s.share(rank));
+  std::vector<DropoutSample> samples;
+  for (uint32_t sequence : masks.sequences) samples.push_back({.step = masks.step, .sequence = sequence});
+  const AttentionDropout dropout{.samples = samples.data(), .key = masks.key, .rate = s.rate};
+  const auto mask = [&](auto& all, int owner) {
+    all.window = s.window;
+    if (!begins.empty()) all.document_begins = begins.data();
+    if (s.rate > 0) all.dropout = &dropout;
+    all.queries = chunks;
+    all.keys = s.chunks(owner);
+  };
   const auto keys_of = [&](int owner) {
     Tensor from = qkv[static_cast<size_t>(owner)], kv(rows * kv_width, dtype);
     run.take(context, {from.data(s.out_width()), kv.data(), rows, kv_width, s.width(), dtype});
@@ -64,6 +80,7 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
         .carried = {carried.data<float>(), maximum.data<float>(), sum.data<float>()},
         .first = step == 0,
         .last = step + 1 == s.ranks};
+    mask(args.all, chunks.owner(step));
     run.forward(context, args);
     if (args.last && args.block.first_query > 0 && early_last) {
       args.block = {.first_query = 0, .queries = args.block.first_query, .first_key = 0, .keys = 0, .causal = false};
@@ -100,12 +117,13 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
                                    .block = chunks.block(owner),
                                    .dq_sum = dq_sum.data<float>(),
                                    .dkv = dkv.data<float>(),
-                                   .first = false,
+                                   .first = turn == 0 && chunks.block(owner).queries == local,
                                    .last = turn + 1 == s.ranks};
     Tensor workspace(attention_backward_workspace_elems(args.all), DType::f32);
     args.all.workspace = workspace.data<float>();
+    mask(args.all, owner);
     // A first block of the late queries alone leaves the early ones: a sum that starts from zero serves both.
-    if (turn == 0) dq_sum = Tensor(Doubles(static_cast<size_t>(rows * s.out_width())), DType::f32);
+    if (turn == 0 && !args.first) dq_sum = Tensor(Doubles(static_cast<size_t>(rows * s.out_width())), DType::f32);
     args.dq_sum = dq_sum.data<float>();
     run.backward(context, args);
     CHECK((dkv.guard_intact() && workspace.guard_intact() && dq_sum.guard_intact()));
@@ -118,12 +136,15 @@ RankResult run_rank(LaunchContext& context, const Functions& run, const Shape& s
 
 void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f) {
   const auto seed = static_cast<uint32_t>(s.tokens * 1000 + s.head_dim + s.ranks);
-  INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{} over {} ranks", seed, name_of(dtype), s.batch, s.tokens, s.heads,
-                   s.kv_heads, s.head_dim, s.ranks));
+  INFO(fmt::format("seed {} {} B{} T{} H{}/{} E{} over {} ranks, window {}, documents of {}, dropout {}", seed,
+                   name_of(dtype), s.batch, s.tokens, s.heads, s.kv_heads, s.head_dim, s.ranks, s.window, s.longest,
+                   s.rate));
   const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), dtype, seed, spread),
                 dout = random_doubles(s.batch * s.tokens * s.out_width(), dtype, seed + 1);
   if (scale == 0.0f) scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  const reference::PackedAttention e = reference::packed_attention(s, qkv, dout, scale);
+  const bool masked = s.window > 0 || s.longest > 0 || s.rate > 0;
+  const reference::PackedAttention e = masked ? reference::masked_attention(s, qkv, dout, scale, s.masks())
+                                              : reference::packed_attention(s, qkv, dout, scale);
   std::vector<Tensor> parts;
   for (int rank = 0; rank < s.ranks; ++rank) parts.emplace_back(rows_of(qkv, s, rank, s.width()), dtype);
   const int64_t local = s.tokens / s.ranks, kv_width = 2 * s.kv_heads * s.head_dim;
@@ -191,6 +212,124 @@ TEST_CASE("attention in a ring: chunks around a tile, and heads that share keys"
   check({1, 4 * 65, 4, 2, 16, 2}, DType::f32);
   check({1, 6 * 67, 2, 1, 7, 3}, DType::f32);
   check({3, 8, 6, 2, 5, 4}, DType::bf16);
+}
+
+TEST_CASE("attention in a ring: the reference with masks is that without, and its gradients are central differences",
+          "[kernels]") {
+  const Shape s = {2, 12, 2, 1, 3, 1, 4, 5, 0.3};
+  const Doubles qkv = random_doubles(s.batch * s.tokens * s.width(), DType::f32, 1),
+                dout = random_doubles(s.batch * s.tokens * s.out_width(), DType::f32, 2);
+  const auto close = [&](const reference::PackedAttention& a, const reference::PackedAttention& b) {
+    CHECK(error_of(a.out, b.out) < 1e-12);
+    CHECK(error_of(a.lse, b.lse) < 1e-12);
+    CHECK(error_of(a.dqkv, b.dqkv) < 1e-12);
+  };
+  for (const int64_t window : {0, 1, 4, 12}) {
+    reference::Masks masks = reference::masks_of(s, window, 0, 0);
+    close(reference::masked_attention(s, qkv, dout, 0.7, masks),
+          reference::packed_attention(s, qkv, dout, 0.7, window));
+    masks.begins = reference::document_begins(s, 5);
+    close(reference::masked_attention(s, qkv, dout, 0.7, masks),
+          reference::packed_documents(s, qkv, dout, 0.7, window, masks.begins));
+  }
+  const auto loss = [&](const Doubles& x) {
+    return dot(dout, reference::masked_attention(s, x, dout, 0.7, s.masks()).out);
+  };
+  CHECK(error_of(reference::masked_attention(s, qkv, dout, 0.7, s.masks()).dqkv, central_differences(loss, qkv)) <
+        1e-7);
+}
+
+TEST_CASE("attention in a ring: tokens see the last ones of a window", "[kernels]") {
+  for (const int ranks : {1, 2, 4})
+    for (const int64_t window : {1, 2, 5, 8, 9, 16, 17, 24, 39, 40, 100}) {  // chunks of 20, 10 and 5 tokens
+      check({1, 40, 2, 1, 8, ranks, window}, DType::f32);
+      if (window % 2 == 1) check({2, 40, 4, 2, 12, ranks, window}, DType::bf16);
+    }
+  // Around tiles of 64: chunks of 65, 63 and 75 tokens.
+  for (const int64_t window : {1, 60, 64, 65, 66, 130, 200}) check({1, 4 * 65, 2, 1, 16, 2, window}, DType::f32);
+  for (const int64_t window : {63, 190}) check({1, 4 * 63, 2, 2, 16, 2, window}, DType::bf16);
+  for (const int64_t window : {20, 149}) check({1, 6 * 75, 2, 1, 7, 3, window}, DType::f32);
+}
+
+TEST_CASE("attention in a ring: windows, documents and dropout together", "[kernels]") {
+  for (const int ranks : {1, 2, 4})
+    for (const int64_t window : {0, 3, 7, 16})
+      for (const double rate : {0.0, 0.3}) {
+        check({2, 48, 4, 2, 8, ranks, window, 11, rate}, DType::f32);
+        check({1, 48, 2, 1, 20, ranks, window, 0, rate}, DType::bf16);
+      }
+  check({1, 4 * 65, 2, 1, 16, 2, 80, 100, 0.2}, DType::f32);
+}
+
+TEST_CASE("attention in a ring: the check detects a window that is one token off", "[kernels]") {
+  const Shape s = {1, 24, 1, 1, 8, 3, 7};
+  const Doubles qkv = random_doubles(s.tokens * s.width(), DType::f32, 9),
+                dout = random_doubles(s.tokens * s.out_width(), DType::f32, 10);
+  const auto out = [&](int64_t window) {
+    return reference::masked_attention(s, qkv, dout, 0.5, reference::masks_of(s, window, 0, 0)).out;
+  };
+  ThreadPool pool(1);
+  LaunchContext context;
+  context.pool = &pool;
+  const Functions functions{isa_baseline::attention_block_forward_cpu, isa_baseline::attention_block_backward_cpu,
+                            isa_baseline::columns_take_cpu};
+  std::vector<Tensor> parts;
+  for (int rank = 0; rank < s.ranks; ++rank) parts.emplace_back(rows_of(qkv, s, rank, s.width()), DType::f32);
+  for (int rank = 0; rank < s.ranks; ++rank) {
+    const RankResult r =
+        run_rank(context, functions, s, DType::f32, rank, parts, rows_of(dout, s, rank, s.out_width()), 0.5f);
+    const auto error = [&](int64_t window) {
+      return error_of(r.out.doubles(), rows_of(out(window), s, rank, s.out_width()));
+    };
+    CHECK(error(7) < 1e-5);
+    CHECK(error(6) > 1e-3);
+    CHECK(error(8) > 1e-3);
+  }
+}
+
+TEST_CASE("attention in a ring: a block costs the pairs that its window leaves", "[kernels]") {
+  for (const int ranks : {1, 2, 3, 4})
+    for (const int64_t window : {1, 2, 5, 6, 7, 11, 12, 13, 30, 48, 60}) {
+      const int64_t tokens = 48;
+      for (int rank = 0; rank < ranks; ++rank)
+        for (int owner = 0; owner < ranks; ++owner) {
+          CAPTURE(ranks, window, rank, owner);
+          const ContextChunks queries{.tokens = tokens, .ranks = ranks, .rank = rank},
+              keys{.tokens = tokens, .ranks = ranks, .rank = owner};
+          int64_t pairs = 0;  // counted one by one
+          for (int64_t q = 0; q < queries.local_tokens(); ++q)
+            for (int64_t k = 0; k < keys.local_tokens(); ++k) {
+              const int64_t apart = queries.position(q) - keys.position(k);
+              pairs += apart >= 0 && apart < window;
+            }
+          AttentionBlockForward forward = {.all = {.batch = 2,
+                                                   .tokens = tokens / ranks,
+                                                   .heads = 4,
+                                                   .kv_heads = 2,
+                                                   .head_dim = 5,
+                                                   .window = window,
+                                                   .queries = queries,
+                                                   .keys = keys},
+                                           .block = queries.block(owner),
+                                           .carried = {},
+                                           .first = owner == rank,
+                                           .last = false};
+          CHECK(attention_block_forward_cost(forward).flops == 4 * 2 * 4 * 5 * pairs);
+          if (pairs == 0) CHECK(attention_block_forward_cost(forward).bytes == 0);
+          const AttentionBlockBackward backward = {.all = {.batch = 2,
+                                                           .tokens = tokens / ranks,
+                                                           .heads = 4,
+                                                           .kv_heads = 2,
+                                                           .head_dim = 5,
+                                                           .window = window,
+                                                           .queries = queries,
+                                                           .keys = keys},
+                                                   .block = queries.block(owner),
+                                                   .first = false,
+                                                   .last = owner == rank};
+          CHECK(attention_block_backward_cost(backward).flops == 10 * 2 * 4 * 5 * pairs);
+        }
+    }
 }
 
 TEST_CASE("attention in a ring: scores far apart neither overflow nor lose the largest", "[kernels]") {

@@ -27,12 +27,7 @@ struct Shape {
 };
 
 AttentionDropout dropout_of(const Shape& s) {
-  return {.samples = &kSample,
-          .key = dropout_key(4, "weights"),
-          .rate = kRate,
-          .first_head = s.first_head,
-          .queries = {.tokens = s.tokens},
-          .keys = {.tokens = s.tokens}};
+  return {.samples = &kSample, .key = dropout_key(4, "weights"), .rate = kRate, .first_head = s.first_head};
 }
 
 /// m / (1 - rate) of every query and key of a head.

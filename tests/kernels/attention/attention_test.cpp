@@ -43,7 +43,7 @@ void check(const Shape& s, DType dtype, double spread = 1.0, float scale = 0.0f)
   const int64_t at_k = s.heads * s.head_dim, at_v = at_k + s.kv_heads * s.head_dim;
   Tensor x(qkv, dtype), d(dout, dtype), first_out(0, dtype), first_dqkv(0, dtype);
   std::string first_isa;
-  const AttentionDocuments documents{.begins = begins.empty() ? nullptr : begins.data()};
+  const int32_t* const documents = begins.empty() ? nullptr : begins.data();
   const auto run = [&](LaunchContext& context, CpuFunction<AttentionForward> forward,
                        CpuFunction<AttentionBackward> backward, const std::string& label) {
     INFO(label);
