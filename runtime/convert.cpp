@@ -24,13 +24,13 @@ namespace fs = std::filesystem;
 constexpr int64_t kPieceElems = kMiB / 4;
 
 /// Passes all elements of a tensor on, in the order of the file.
-void copy_tensor(const checkpoint::WeightsFolder::Tensor& from, DType dtype, const checkpoint::TensorSink& sink) {
-  const int64_t elems = from.info->elems();
+void copy_tensor(const checkpoint::FolderTensor& from, DType dtype, const checkpoint::TensorSink& sink) {
+  const int64_t elems = from.elems();
   std::vector<float> piece(static_cast<size_t>(std::min(elems, kPieceElems)));
   std::vector<bfloat16> rounded;
   for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
     const std::span<float> values = std::span(piece).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
-    from.file->read_floats(*from.info, begin, values);
+    from.read_floats(begin, values);
     if (dtype == DType::f32) {
       sink(values.data(), static_cast<int64_t>(values.size_bytes()));
       continue;
@@ -114,7 +114,7 @@ ConvertSummary convert(const ConvertOptions& options) {
   const std::vector<const NamedTensor*> names = tensors_of_model(spec);
   from.require(names, false);
   const bool all_bfloat16 = std::all_of(names.begin(), names.end(), [&](const NamedTensor* tensor) {
-    return from.find(tensor->name).info->dtype == "BF16";
+    return from.find(tensor->name)->dtype() == "BF16";
   });
   const DType dtype =
       options.dtype == "bfloat16" || (options.dtype == "auto" && all_bfloat16) ? DType::bf16 : DType::f32;
@@ -122,12 +122,12 @@ ConvertSummary convert(const ConvertOptions& options) {
   for (const NamedTensor* tensor : names) {
     if (std::any_of(tensors.begin(), tensors.end(), [&](const auto& other) { return other.name == tensor->name; }))
       continue;  // a tied table
-    const auto found = from.find(tensor->name);
+    const checkpoint::FolderTensor* found = from.find(tensor->name);
     tensors.push_back(
         {.name = tensor->name,
          .dtype = dtype,
-         .shape = found.info->shape,
-         .write = [found, dtype](const checkpoint::TensorSink& sink) { copy_tensor(found, dtype, sink); }});
+         .shape = found->shape(),
+         .write = [found, dtype](const checkpoint::TensorSink& sink) { copy_tensor(*found, dtype, sink); }});
   }
   ConvertSummary summary{
       .model = spec.description, .tensors = std::ssize(tensors), .dtype = std::string(name_of(dtype))};

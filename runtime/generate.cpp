@@ -273,9 +273,9 @@ void print_speed(const Spent& spent, const NextLogits& next, bool bound) {
 }
 
 DType dtype_of(const ModelFolder& weights, const std::string& asked) {
-  const auto tensors = weights.tensors();
+  const auto& tensors = weights.tensors();
   const bool all =
-      std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.info->dtype == "BF16"; });
+      std::all_of(tensors.begin(), tensors.end(), [](const auto& tensor) { return tensor.dtype() == "BF16"; });
   return asked == "bfloat16" || (asked == "auto" && all) ? DType::bf16 : DType::f32;
 }
 

@@ -44,43 +44,44 @@ ModelFolder::ModelFolder(const std::string& path)
     : weights_(checkpoint::find_weights(path)),
       model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {}
 
-checkpoint::WeightsFolder::Tensor ModelFolder::find(const std::string& name) const {
-  checkpoint::WeightsFolder::Tensor found = weights_.find(name);
-  if (found.file == nullptr && name.starts_with(model_.prefix))
-    found = weights_.find(name.substr(model_.prefix.size()));
+const checkpoint::FolderTensor* ModelFolder::find(const std::string& name) const {
+  const checkpoint::FolderTensor* found = weights_.find(name);
+  if (found == nullptr && name.starts_with(model_.prefix)) found = weights_.find(name.substr(model_.prefix.size()));
   return found;
 }
 
 void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grows) const {
   std::vector<std::string> problems;
-  std::set<const checkpoint::TensorInfo*> used;
+  std::set<const checkpoint::FolderTensor*> used;
   for (const NamedTensor* tensor : tensors) {
-    const auto found = find(tensor->name);
+    const checkpoint::FolderTensor* found = find(tensor->name);
     const std::vector<int64_t> shape = shape_on_disk(*tensor);
-    if (found.file == nullptr) {
+    if (found == nullptr) {
       problems.push_back(fmt::format("{} {} is missing", tensor->name, text_of(shape)));
       continue;
     }
-    used.insert(found.info);
-    std::vector<int64_t> theirs = found.info->shape;
-    if (grows && is_table(tensor->name) && theirs.size() == 2 && theirs[0] > 0 && theirs[0] < shape[0])
+    used.insert(found);
+    std::vector<int64_t> theirs = found->shape();
+    if (grows && is_table(tensor->name) && theirs.size() == 2 && theirs[0] == model_.options.vocab &&
+        theirs[0] < shape[0])
       theirs[0] = shape[0];
     if (theirs != shape)
-      problems.push_back(
-          fmt::format("{} is {}, but the model needs {}", tensor->name, text_of(found.info->shape), text_of(shape)));
+      problems.push_back(fmt::format("{} is {}{}, but the model needs {}", tensor->name, text_of(found->shape()),
+                                     weights_.in_pieces() ? fmt::format(" in pieces ({})", found->pieces()) : "",
+                                     text_of(shape)));
   }
   for (const auto& tensor : weights_.tensors()) {
-    const bool tied_head = tensor.info->name == "lm_head.weight" && model_.options.tie_embeddings;
-    if (used.contains(tensor.info) || is_constant(tensor.info->name) || tied_head) continue;
-    problems.push_back(fmt::format("{} {} belongs to no parameter of the model",
-                                   files::printable(tensor.info->name, 120), text_of(tensor.info->shape)));
+    const bool tied_head = tensor.name() == "lm_head.weight" && model_.options.tie_embeddings;
+    if (used.contains(&tensor) || is_constant(tensor.name()) || tied_head) continue;
+    problems.push_back(fmt::format("{} {} belongs to no parameter of the model", files::printable(tensor.name(), 120),
+                                   text_of(tensor.shape())));
   }
   if (problems.empty()) return;
   std::string list;
   for (size_t i = 0; i < std::min(problems.size(), kListed); ++i) list += (i > 0 ? "; " : "") + problems[i];
   if (problems.size() > kListed) list += fmt::format("; and {} more", problems.size() - kListed);
-  throw CheckpointError("[checkpoint] {} does not fit the model: {}. Set the sizes of [model] as in its config.json.",
-                        files::shown(dir()), list);
+  throw CheckpointError("[checkpoint] {} does not fit the model: {}. {}Set the sizes of [model] as in its config.json.",
+                        files::shown(dir()), list, weights_.in_pieces() ? "Copy the files of all ranks into it. " : "");
 }
 
 ModelSpec ModelFolder::own_model(const models::ModelOptions& sizes, Buffers& buffers) const {
@@ -95,26 +96,26 @@ ModelSpec ModelFolder::own_model(const models::ModelOptions& sizes, Buffers& buf
 }
 
 void ModelFolder::read(const NamedTensor& tensor, int64_t begin, std::span<float> out) const {
-  const auto found = find(tensor.name);
-  SLIP_ASSERT(found.file != nullptr);
+  const checkpoint::FolderTensor* found = find(tensor.name);
+  SLIP_ASSERT(found != nullptr);
   std::fill(out.begin(), out.end(), 0.0f);
   const std::vector<int64_t> whole = tensor.whole_shape();
   const int64_t whole_columns = whole.size() > 1 ? whole[1] : 1, whole_rows = whole[0];
   const auto at = [&](int64_t held) { return out.data() + (held - begin); };
   const auto read_run = [&](int64_t first, int64_t held, int64_t count) {
-    found.file->read_floats(*found.info, first, std::span(at(held), static_cast<size_t>(count)));
+    found->read_floats(first, std::span(at(held), static_cast<size_t>(count)));
   };
   std::vector<float> column;
   for (const TensorBox& box : boxes_of(tensor, begin, std::ssize(out))) {
     if (tensor.transposed_on_disk) {
       column.resize(static_cast<size_t>(box.rows));
       for (int64_t c = 0; c < box.columns; ++c) {
-        found.file->read_floats(*found.info, (box.column + c) * whole_rows + box.row, column);
+        found->read_floats((box.column + c) * whole_rows + box.row, column);
         for (int64_t r = 0; r < box.rows; ++r) *at(box.held + r * box.columns + c) = column[static_cast<size_t>(r)];
       }
       continue;
     }
-    const int64_t rows = std::clamp<int64_t>(found.info->shape[0] - box.row, 0, box.rows);
+    const int64_t rows = std::clamp<int64_t>(found->shape()[0] - box.row, 0, box.rows);
     if (box.columns == whole_columns) {
       read_run(box.row * whole_columns, box.held, rows * box.columns);
     } else {
@@ -126,19 +127,19 @@ void ModelFolder::read(const NamedTensor& tensor, int64_t begin, std::span<float
   }
   if (!all_finite(out))
     throw CheckpointError("[checkpoint] {} in {} has weights that are not finite. Give other weights.", tensor.name,
-                          files::shown(found.file->path()));
+                          files::shown(found->path()));
 }
 
 const std::vector<float>& ModelFolder::mean_row(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   std::vector<float>& mean = mean_rows_[name];
   if (!mean.empty()) return mean;
-  const auto found = find(name);
-  const int64_t rows = found.info->shape[0], columns = found.info->shape[1];
+  const checkpoint::FolderTensor* found = find(name);
+  const int64_t rows = found->shape()[0], columns = found->shape()[1];
   std::vector<double> sum(static_cast<size_t>(columns));
   std::vector<float> row(sum.size());
   for (int64_t r = 0; r < rows; ++r) {
-    found.file->read_floats(*found.info, r * columns, row);
+    found->read_floats(r * columns, row);
     for (size_t c = 0; c < row.size(); ++c) sum[c] += row[c];
   }
   mean.resize(sum.size());

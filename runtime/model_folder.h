@@ -25,12 +25,13 @@ class ModelFolder {
 
   const models::HuggingFaceModel& model() const { return model_; }
   const std::string& dir() const { return weights_.dir(); }
-  /// A null file if the folder lacks the tensor. A family's prefix may be absent in the folder. Pure.
-  checkpoint::WeightsFolder::Tensor find(const std::string& name) const;
+  /// Null if the folder lacks the tensor. A family's prefix may be absent in the folder. Pure.
+  const checkpoint::FolderTensor* find(const std::string& name) const;
 
-  std::vector<checkpoint::WeightsFolder::Tensor> tensors() const { return weights_.tensors(); }
+  const std::vector<checkpoint::FolderTensor>& tensors() const { return weights_.tensors(); }
 
-  /// Pure. With `grows`, tables of the vocabulary may have fewer rows than the model.
+  /// Pure. With `grows`, tables of the vocabulary may have fewer rows than the model, but no
+  /// fewer than config.json.
   /// Throws: CheckpointError that lists every tensor that is missing, has another shape, or belongs to no parameter.
   void require(std::span<const NamedTensor* const> tensors, bool grows) const;
   /// The model of config.json, for which the folder must have all weights. `sizes` are its options, with a batch.

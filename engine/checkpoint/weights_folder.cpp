@@ -43,20 +43,45 @@ std::vector<std::pair<std::string, std::string>> weight_map(const std::string& p
   return files;
 }
 
+/// Throws for the folder of a distributed checkpoint of PyTorch. The script reads it, because its index is a pickle.
+void refuse_pickled(const std::string& dir) {
+  const std::string index = dir + "/.metadata";
+  if (!exists(index)) return;
+  if (exists(dir + "/metadata.json"))
+    throw CheckpointError(
+        "[checkpoint] {} is a distributed checkpoint of Megatron-LM, whose names and order of weights this program "
+        "does "
+        "not know. Export it with Megatron-LM's converter to the Hugging Face format, and give that folder.",
+        files::shown(dir));
+  throw CheckpointError(
+      "[checkpoint] {} is a distributed checkpoint of PyTorch with a pickled index, .metadata. Run "
+      "scripts/dcp_to_safetensors.py {} OUT --config CONFIG_JSON, and give the folder OUT.",
+      files::shown(dir), files::shown(dir));
+}
+
 }  // namespace
 
-bool has_weights(const std::string& dir) { return exists(dir + "/" + kWeightsFile) || exists(dir + "/" + kIndexFile); }
+bool has_weights(const std::string& dir) {
+  return exists(dir + "/" + kWeightsFile) || exists(dir + "/" + kIndexFile) || !files_of_pieces(dir).empty();
+}
 
 std::string find_weights(const std::string& path) {
   for (const char* inside : {"", "/checkpoints/final", "/final"})
     if (has_weights(path + inside)) return path + inside;
+  refuse_pickled(path);
   throw CheckpointError(
       "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
       "weights.",
       files::shown(path), kWeightsFile, kIndexFile);
 }
 
-Json read_config(const std::string& dir) { return read_object(dir + "/" + kConfigFile); }
+Json read_config(const std::string& dir) {
+  if (!exists(dir + "/" + kConfigFile) && !files_of_pieces(dir).empty())
+    throw CheckpointError(
+        "[checkpoint] {} has pieces of weights but no {}. Copy the file of the model into the folder.",
+        files::shown(dir), kConfigFile);
+  return read_object(dir + "/" + kConfigFile);
+}
 
 WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
   if (!has_weights(dir_))
@@ -64,10 +89,23 @@ WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
                           files::shown(dir_), kWeightsFile, kIndexFile);
   config_ = read_config(dir_);
   if (exists(dir_ + "/" + kWeightsFile)) {
-    files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + kWeightsFile));
-    for (const TensorInfo& info : files_[0]->tensors()) tensors_[info.name] = {files_[0].get(), &info};
-    return;
+    open({kWeightsFile});
+    for (const TensorInfo& info : files_[0]->tensors()) tensors_.emplace_back(*files_[0], info);
+  } else if (exists(dir_ + "/" + kIndexFile)) {
+    add_indexed();
+  } else {
+    in_pieces_ = true;
+    open(files_of_pieces(dir_));
+    tensors_ = join_pieces(files_);
   }
+  for (size_t i = 0; i < tensors_.size(); ++i) index_of_.emplace(tensors_[i].name(), i);
+}
+
+void WeightsFolder::open(const std::vector<std::string>& names) {
+  for (const std::string& name : names) files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + name));
+}
+
+void WeightsFolder::add_indexed() {
   const std::string index = dir_ + "/" + kIndexFile;
   const auto map = weight_map(index);
   std::vector<std::string> names;
@@ -80,33 +118,26 @@ WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
   if (!missing.empty())
     throw CheckpointError("[checkpoint] {} lacks files that its index names: {}. Copy them into the folder.",
                           files::shown(dir_), files::printable(missing, 1000));
-  std::unordered_map<std::string, const SafetensorsFile*> by_name;
-  for (const std::string& name : names) {
-    files_.push_back(std::make_unique<SafetensorsFile>(dir_ + "/" + name));
-    by_name[name] = files_.back().get();
-  }
+  open(names);
+  std::unordered_map<std::string, std::string> file_of;
   for (const auto& [tensor, file] : map) {
-    const TensorInfo* info = by_name[file]->find(tensor);
-    if (info == nullptr)
+    const auto at = std::lower_bound(names.begin(), names.end(), file) - names.begin();
+    if (files_[static_cast<size_t>(at)]->find(tensor) == nullptr)
       throw CheckpointError("[checkpoint] {} maps {} to {}, which does not contain it. Restore both files.",
                             files::shown(index), files::shown(tensor), files::shown(file));
-    tensors_[tensor] = {by_name[file], info};
+    file_of[tensor] = file;
   }
+  for (size_t i = 0; i < files_.size(); ++i)
+    for (const TensorInfo& info : files_[i]->tensors())
+      if (const auto known = file_of.find(info.name); known != file_of.end() && known->second == names[i])
+        tensors_.emplace_back(*files_[i], info);
 }
 
 std::string WeightsFolder::config_path() const { return dir_ + "/" + kConfigFile; }
 
-WeightsFolder::Tensor WeightsFolder::find(const std::string& name) const {
-  const auto found = tensors_.find(name);
-  return found == tensors_.end() ? Tensor{} : found->second;
-}
-
-std::vector<WeightsFolder::Tensor> WeightsFolder::tensors() const {
-  std::vector<Tensor> all;
-  for (const auto& file : files_)
-    for (const TensorInfo& info : file->tensors())
-      if (const Tensor known = find(info.name); known.file == file.get()) all.push_back(known);
-  return all;
+const FolderTensor* WeightsFolder::find(const std::string& name) const {
+  const auto found = index_of_.find(name);
+  return found == index_of_.end() ? nullptr : &tensors_[found->second];
 }
 
 SavedFolder write_weights(const std::string& dir, std::vector<TensorToSave> tensors, int64_t file_bytes) {

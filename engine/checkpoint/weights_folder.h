@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The tensors of a Hugging Face folder: one model.safetensors, or several files with an index.
+// The tensors of a Hugging Face folder: one model.safetensors, several files with an index, or the pieces of several
+// ranks (folder_tensor.h).
 
 #include <cstdint>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "engine/base/json.h"
+#include "engine/checkpoint/folder_tensor.h"
 #include "engine/checkpoint/safetensors.h"
 
 namespace slipstream::checkpoint {
@@ -23,32 +25,36 @@ class WeightsFolder {
  public:
   /// Blocks. Reads config.json, the index and the headers of all files.
   /// Throws: CheckpointError: no such folder, missing files (each by name), a damaged file, an index that disagrees
-  /// with its files.
+  /// with its files, pieces that do not fit together.
   explicit WeightsFolder(std::string dir);
 
-  struct Tensor {
-    const SafetensorsFile* file = nullptr;
-    const TensorInfo* info = nullptr;
-  };
-  /// A null file if no tensor has this name. Pure.
-  Tensor find(const std::string& name) const;
-  /// Of all files, in their order. Pure.
-  std::vector<Tensor> tensors() const;
+  /// Null if no tensor has this name. Pure.
+  const FolderTensor* find(const std::string& name) const;
+  /// In the order of the files. Pure.
+  const std::vector<FolderTensor>& tensors() const { return tensors_; }
+  /// True if the tensors are the pieces of several ranks.
+  bool in_pieces() const { return in_pieces_; }
   const std::string& dir() const { return dir_; }
   const Json& config() const { return config_; }
   std::string config_path() const;
 
  private:
+  void open(const std::vector<std::string>& names);
+  void add_indexed();
+
   std::string dir_;
   Json config_;
+  bool in_pieces_ = false;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::unordered_map<std::string, Tensor> tensors_;
+  std::vector<FolderTensor> tensors_;
+  std::unordered_map<std::string, size_t> index_of_;
 };
 
-/// True if `dir` has a file of weights or an index. Blocks.
+/// True if `dir` has a file of weights, an index or pieces. Blocks.
 bool has_weights(const std::string& dir);
 
-/// Blocks. The folder itself, or the final weights of a run folder. Throws: CheckpointError if neither has weights.
+/// Blocks. The folder itself, or the final weights of a run folder. Throws: CheckpointError if neither has weights; one
+/// for a checkpoint that PyTorch pickled names the script that reads it.
 std::string find_weights(const std::string& path);
 
 /// Blocks. config.json of a folder. Throws: CheckpointError if it is no JSON object.

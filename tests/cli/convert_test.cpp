@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Models between folders: convert, model.init, tokenizer files.
 
+#include <cstring>
+
 #include "tests/cli/program.h"
+#include "tests/engine/checkpoint/pieces.h"
 
 using namespace slipstream;
 using namespace slipstream::program;
@@ -13,6 +16,37 @@ std::string with(const std::string& path, const std::string& key, Json value) {
   Json config = Json::parse(read(path));
   config[key] = std::move(value);
   return config.dump(2);
+}
+
+/// Writes the tensors of a file as the pieces of three ranks: rows, columns, or whole on one of them.
+void write_pieces(const std::string& file, const Folder& folder, const std::string& dir) {
+  const std::string bytes = read(file);
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes.data(), 8);
+  const Json header = Json::parse(bytes.substr(8, header_bytes));
+  tests::PieceFile ranks[3];
+  size_t count = 0;
+  for (const auto& [name, entry] : header.as_object()) {
+    if (name == "__metadata__") continue;
+    std::vector<int64_t> shape;
+    for (const Json& dim : entry.at("shape").as_array()) shape.push_back(dim.as_int());
+    const std::string whole =
+        bytes.substr(8 + header_bytes + static_cast<size_t>(entry.at("data_offsets").as_array()[0].as_int()));
+    const size_t axis = count % 3;
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      tests::Box box{.offsets = std::vector<int64_t>(shape.size(), 0), .size = shape};
+      if (axis < shape.size()) {
+        box.offsets[axis] = shape[axis] * rank / 3;
+        box.size[axis] = shape[axis] * (rank + 1) / 3 - box.offsets[axis];
+      } else if (rank != static_cast<int64_t>(count % 2)) {
+        continue;
+      }
+      ranks[rank].add(name, entry.at("dtype").as_string(), box, tests::cut(whole, shape, 4, box));
+    }
+    ++count;
+  }
+  fs::create_directories(folder.path(dir));
+  for (int rank = 0; rank < 3; ++rank) folder.write(dir + "/" + tests::piece_file_name(rank + 1), ranks[rank].bytes());
 }
 
 }  // namespace
@@ -173,6 +207,51 @@ TEST_CASE("model.init: every layout continues with the same weights", "[cli][con
   }
 }
 
+TEST_CASE("convert and model.init: weights in pieces of ranks, and pickled checkpoints", "[cli][convert]") {
+  const Folder folder;
+  const std::string run = run_file(folder), out = folder.path("out"), pieces = folder.path("pieces"),
+                    final = folder.path("run") + "/checkpoints/final";
+  REQUIRE(call("train " + run).code == 0);
+  const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string();
+  const std::string weights = read(final + "/model.safetensors");
+  write_pieces(final + "/model.safetensors", folder, "pieces");
+  check_refused(call("convert " + pieces + " " + out), 4, {"no config.json", "Copy the file"});
+  fs::copy(final + "/config.json", pieces);
+  const Result joined = call("convert " + pieces + " " + out);
+  INFO(joined.text);
+  REQUIRE(joined.code == 0);
+  CHECK(read(out + "/model.safetensors") == weights);
+  const std::string still = "train " + run + " --set model.init=" + pieces +
+                            " --set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 --set train.steps=1"
+                            " --set output.dir=" +
+                            folder.path("other") + " --set train.micro_batch_size=1";
+  const auto same = [&](const Result& result) {
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+    CHECK(metrics(folder.path("other")).back().at("params_hash").as_string() == hash);
+  };
+  same(call(still));
+  if (has_mpirun()) same(on_ranks(2, still + " --set parallel.tensor=2"));
+
+  // Rows at the end of a table: they are missing, not a vocabulary that may grow.
+  fs::rename(pieces + "/" + tests::piece_file_name(3), folder.path("away"));
+  check_refused(call("convert " + pieces + " " + folder.path("none")), 4, {"Copy the files of all ranks"});
+  check_refused(call(still), 4, {"but the model needs", "in pieces (2)", "Copy the files of all ranks"});
+  fs::rename(folder.path("away"), pieces + "/" + tests::piece_file_name(3));
+  fs::rename(pieces + "/" + tests::piece_file_name(2), folder.path("away"));
+  check_refused(call(still), 4, {"values of its shape", "Copy the files of all ranks", tests::piece_file_name(3)});
+  CHECK(!fs::exists(folder.path("none")));
+
+  const std::string pickled = folder.path("pickled");
+  fs::create_directories(pickled);
+  folder.write("pickled/.metadata", "cos\nsystem\n.");
+  for (const std::string& command : {"convert " + pickled + " " + out, "train " + run + " --set model.init=" + pickled})
+    check_refused(call(command), 4, {"distributed checkpoint of PyTorch", "scripts/dcp_to_safetensors.py"});
+  folder.write("pickled/metadata.json", "{}");
+  check_refused(call("convert " + pickled + " " + out), 4, {"distributed checkpoint of Megatron-LM", "Export it"});
+  CHECK(read(out + "/model.safetensors") == weights);
+}
+
 TEST_CASE("model.init: the folder decides the keys of [model] that the run file lacks", "[cli][convert]") {
   const Folder folder;
   const std::string model =
@@ -219,6 +298,10 @@ TEST_CASE("model.init: another model is refused tensor by tensor, and a vocabula
   const Result grown = call(init + " --set model.vocab_size=300 --set train.steps=1");
   INFO(grown.text);
   CHECK(grown.code == 0);
+  // Rows that config.json promises are missing.
+  folder.write("source/config.json", with(source + "/config.json", "vocab_size", 280));
+  check_refused(call(init + " --set model.vocab_size=300"), 4,
+                {"transformer.wte.weight is [256, 16], but the model needs [300, 16]"});
 }
 
 TEST_CASE("tokenizer files: train on a text, tokenize, and generate text", "[cli][convert]") {

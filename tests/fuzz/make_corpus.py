@@ -41,6 +41,16 @@ def raw_tensor(dtype='"F32"', shape="[2]", offsets="[0,8]"):
     return f'{{"a":{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}}}'
 
 
+def pieces(places, shape=(2,), version="1.0"):
+    text = places if isinstance(places, str) else dump(places)
+    return weights({"__metadata__": {"format": "pt", "DCP_SHARDING_INFO": text, "DCP_VERSION": version},
+                    "a": tensor(shape=shape)}, bytes(8))
+
+
+def offsets(*at):
+    return {"a": {"saved_offsets": list(at)}}
+
+
 def safetensors():
     eight = bytes(8)
     two = {"a": tensor(), "b": tensor(offsets=(8, 16))}
@@ -100,6 +110,22 @@ def safetensors():
     yield "name_empty", weights({"": tensor()}, eight)
     yield "name_of_1025_bytes", weights({"n" * 1025: tensor()}, eight)
     yield "name_with_nul", weights(raw_tensor().replace('"a"', '"a\\u0000b"'), eight)
+    yield "valid_pieces", pieces({**offsets(0, 0), "absent": {"saved_offsets": []}}, (1, 2))
+    yield "valid_shape_without_elements_of_2_64", weights({"__metadata__": {"DCP_SHARDING_INFO": dump(offsets(0, 0, 0))},
+                                                           "a": tensor(shape=(0, 2**62, 4), offsets=(0, 0))})
+    yield "pieces_incomplete", pieces(offsets(2))
+    yield "pieces_offset_2_63_minus_1", pieces(offsets(2**63 - 1))
+    yield "pieces_offset_2_63", pieces(offsets(2**63))
+    yield "pieces_offset_negative", pieces(offsets(-1))
+    yield "pieces_offset_real", pieces(offsets(0.0))
+    yield "pieces_offsets_two", pieces(offsets(0, 0))
+    yield "pieces_shape_product_2_64", pieces(offsets(2**32, 2**32), (1, 2))
+    yield "pieces_tensor_missing", pieces({})
+    yield "pieces_not_json", pieces('{"a":')
+    yield "pieces_array", pieces([])
+    yield "pieces_number", pieces({"a": 1})
+    yield "pieces_nested_deeply", pieces('{"a":' + "[" * 2000)
+    yield "pieces_version_2", pieces(offsets(0), version="2.0")
     yield "name_lone_surrogate", weights(raw_tensor().replace('"a"', '"\\ud800"'), eight)
 
 

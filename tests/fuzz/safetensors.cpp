@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzzes the reader of safetensors files.
+// Fuzzes the reader of safetensors files, and of those with pieces of tensors.
 
 #include "engine/checkpoint/safetensors.h"
 
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "engine/checkpoint/folder_tensor.h"
 #include "tests/fuzz/targets.h"
 
 namespace slipstream::fuzz {
@@ -28,12 +33,39 @@ void use(const checkpoint::SafetensorsFile& file, int64_t file_bytes) {
   require(end_bytes == file_bytes, "bytes follow the last tensor");
 }
 
+bool has_places(const checkpoint::SafetensorsFile& file) {
+  return std::any_of(file.metadata().begin(), file.metadata().end(),
+                     [](const auto& member) { return member.first == "DCP_SHARDING_INFO"; });
+}
+
+/// The pieces of one file must be whole tensors.
+void use_pieces(const checkpoint::SafetensorsFile& file, const std::vector<checkpoint::FolderTensor>& tensors) {
+  require(tensors.size() == file.tensors().size(), "a tensor is lost");
+  std::vector<float> whole, joined;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const checkpoint::TensorInfo& info = file.tensors()[i];
+    require(tensors[i].name() == info.name && tensors[i].elems() == info.elems(), "a tensor has other elements");
+    if (info.elems() == 0) continue;  // it may begin anywhere
+    require(tensors[i].shape() == info.shape, "a tensor has another shape");
+    if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16") continue;
+    whole.resize(static_cast<size_t>(info.elems()));
+    joined.assign(whole.size(), -1);
+    file.read_floats(info, whole);
+    tensors[i].read_floats(0, joined);
+    require(std::memcmp(whole.data(), joined.data(), whole.size() * sizeof(float)) == 0, "a tensor has other values");
+  }
+}
+
 }  // namespace
 
 Outcome safetensors(std::string_view input) {
   return outcome_of(input.size(), [&] {
-    const checkpoint::SafetensorsFile file(input_file("weights.safetensors", input));
-    must_succeed([&] { use(file, static_cast<int64_t>(input.size())); });
+    std::vector<std::unique_ptr<checkpoint::SafetensorsFile>> files;
+    files.push_back(std::make_unique<checkpoint::SafetensorsFile>(input_file("weights.safetensors", input)));
+    must_succeed([&] { use(*files[0], static_cast<int64_t>(input.size())); });
+    if (!has_places(*files[0])) return;
+    const std::vector<checkpoint::FolderTensor> tensors = checkpoint::join_pieces(files);
+    must_succeed([&] { use_pieces(*files[0], tensors); });
   });
 }
 
