@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/base/check.h"
+#include "engine/base/delayed_parts.h"
 #include "engine/base/units.h"
 #include "engine/device/clock.h"
 #include "engine/device/device.h"
@@ -279,6 +280,7 @@ struct Generation::State {
   /// is of sequences[r]. at: positions.
   std::vector<std::vector<float>> run(std::span<const int> sequences, std::span<const int32_t> ids,
                                       std::span<const int64_t> at, bool begins) {
+    const RunsDelayedParts latency_first;
     const int64_t rows = std::ssize(ids), D = o.width, wanted = begins ? 1 : rows;
     float *const x = rows_of(residual, rows, D), *const normed = rows_of(norm_out, rows, D),
                  *const qkv = rows_of(qkv_out, rows, b.qkv_width()),
@@ -407,6 +409,7 @@ int64_t Generation::cache_bytes(int sequence) const {
 
 double Generation::read_seconds() const {
   constexpr int kPasses = 5;
+  const RunsDelayedParts as_a_step;
   double best = INFINITY;
   for (int pass = 0; pass < kPasses; ++pass) {
     const int64_t begin_ns = monotonic_ns();
