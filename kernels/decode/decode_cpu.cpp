@@ -117,20 +117,26 @@ void token_weights_cpu(LaunchContext& context, const TokenWeights& args) {
 }
 
 void read_all_cpu(LaunchContext& context, const ReadAll& args) {
-  constexpr int64_t kVectors = 8, kStep = kVectors * kLanes;
+  constexpr int64_t kStreams = 4, kLine = kLineBytes / 4, kVectors = kLine / kLanes;
   std::atomic<double> total{0};
-  context.parallel_for(args.elems / kStep, 1024, [&](int64_t begin, int64_t end) {
-    Vf sums[kVectors] = {};
-    for (int64_t i = begin; i < end; ++i) {
-      __builtin_prefetch(reinterpret_cast<const char*>(args.at + i * kStep) + kAheadBytes);
-#pragma GCC unroll 8
-      for (int64_t v = 0; v < kVectors; ++v) sums[v] += load(args.at + i * kStep + v * kLanes);
-    }
+  for_shared(context, args.elems / kLine, kPartBytes / kLineBytes, [&](int64_t begin, int64_t end) {
+    Vf sums[kStreams][kVectors] = {};
+    const auto add = [&](int64_t stream, int64_t line) {
+      const float* const at = args.at + line * kLine;
+      __builtin_prefetch(reinterpret_cast<const char*>(at) + kAheadBytes);
+      for (int64_t v = 0; v < kVectors; ++v) sums[stream][v] += load(at + v * kLanes);
+    };
+    const int64_t apart = (end - begin) / kStreams;
+    for (int64_t line = begin; line < begin + apart; ++line)
+#pragma GCC unroll 4
+      for (int64_t s = 0; s < kStreams; ++s) add(s, line + s * apart);
+    for (int64_t line = begin + kStreams * apart; line < end; ++line) add(0, line);
     double part = 0;
-    for (const Vf& vector : sums) part += static_cast<double>(sum(vector));
+    for (const auto& stream : sums)
+      for (const Vf& vector : stream) part += static_cast<double>(sum(vector));
     total += part;
   });
-  for (int64_t i = args.elems / kStep * kStep; i < args.elems; ++i) total += static_cast<double>(args.at[i]);
+  for (int64_t i = args.elems / kLine * kLine; i < args.elems; ++i) total += static_cast<double>(args.at[i]);
   *args.sum = total;
 }
 
