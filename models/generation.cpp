@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/base/check.h"
+#include "engine/base/delayed_parts.h"
 #include "engine/base/units.h"
 #include "engine/device/clock.h"
 #include "engine/device/device.h"
@@ -27,6 +28,7 @@ namespace slipstream::models {
 namespace {
 
 constexpr int64_t kPieceElems = 1 << 18;  // of a tensor on its way into memory
+constexpr int64_t kAlignment = 64;        // of a parameter in memory
 
 ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
   options.batch = 1;
@@ -53,36 +55,72 @@ struct Generation::State {
     for (int l = 0; l < o.layers; ++l) blocks.push_back(family.block(b, l));
     final_norm = family.final_norm(b);
     head = b.head_table(table, family.head, {});
-    load();
+    load(parts_of_parameters());
     if (family.rotary) {
       rope.resize(static_cast<size_t>(setup.capacity * b.head_dim()));
       kernels::rope_table(rope.data(), setup.capacity, b.head_dim(), o.rope_theta, o.rope_scaling);
     }
     lengths.resize(static_cast<size_t>(setup.sequences));
-    cache = device->allocate(o.layers * setup.sequences * setup.capacity * kv_width() * size_of(DType::f32),
-                             "keys and values");
+    cache = device->allocate(o.layers * setup.sequences * cache_elems() * size_of(DType::f32), "keys and values");
   }
 
   int64_t kv_width() const { return 2 * b.kv_heads() * b.head_dim(); }
+  int64_t kept() const { return kernels::key_cache_capacity(setup.capacity); }
+  int64_t cache_elems() const { return kernels::key_cache_elems(kept(), b.kv_heads(), b.head_dim()); }
   const ParameterSpec& parameter(uint32_t p) { return b.spec().parameters[p]; }
   bool is_matrix(uint32_t p) { return parameter(p).tensors.front().shape.size() == 2; }
   DType dtype_of(uint32_t p) { return is_matrix(p) ? setup.dtype : DType::f32; }
-  const std::byte* weight(int64_t p) { return memory[static_cast<size_t>(p)]->data(); }
+  const std::byte* weight(int64_t p) { return memory->data() + held[static_cast<size_t>(p)].begin_bytes; }
   const float* floats(int64_t p) { return p < 0 ? nullptr : reinterpret_cast<const float*>(weight(p)); }
 
-  void load() {
+  /// A range of a tensor, as this rank holds it.
+  struct Part {
+    const NamedTensor* tensor;
+    int64_t begin, elems;
+  };
+  /// The memory of each parameter, in order. With shared key-value heads the rows of this rank's head follow those of
+  /// the queries, and the rest of them has no memory.
+  std::vector<std::vector<Part>> parts_of_parameters() {
+    std::vector<std::vector<Part>> all;
+    for (const ParameterSpec& p : b.spec().parameters) {
+      all.emplace_back();
+      for (const NamedTensor& tensor : p.tensors) all.back().push_back({&tensor, 0, tensor.elems()});
+    }
+    if (!b.shares_kv()) return all;
+    const int64_t head_index = o.tensor_index * o.kv_heads / o.tensor;
+    const auto join = [&](int64_t q, int64_t kv, int64_t columns) {
+      std::vector<Part>& more = all[static_cast<size_t>(kv)];
+      const int64_t elems = b.head_dim() * columns;
+      for (const Part& part : more) all[static_cast<size_t>(q)].push_back({part.tensor, head_index * elems, elems});
+      more.clear();
+    };
+    for (BlockParameters& y : blocks) {
+      join(y.qkv.weight, y.kv.weight, o.width);
+      if (y.kv.bias >= 0) join(y.qkv.bias, y.kv.bias, 1);
+      y.qkv.out = b.qkv_width();
+    }
+    return all;
+  }
+
+  void load(const std::vector<std::vector<Part>>& parts) {
+    int64_t all_bytes = 0;
+    for (uint32_t p = 0; p < parts.size(); ++p) {
+      int64_t elems = 0;
+      for (const Part& part : parts[p]) elems += part.elems;
+      held.push_back({all_bytes, bytes_of(elems, dtype_of(p))});
+      all_bytes = round_up(all_bytes + held.back().size_bytes, kAlignment);
+    }
+    // In one piece, so that the kernel gives huge pages to small matrices, too.
+    memory = device->allocate(all_bytes, "the model");
     std::vector<float> piece;
-    for (uint32_t p = 0; p < b.spec().parameters.size(); ++p) {
-      const DType dtype = dtype_of(p);
-      memory.push_back(device->allocate(bytes_of(parameter(p).elems, dtype), parameter(p).name()));
-      for (const NamedTensor& tensor : parameter(p).tensors)
-        for (int64_t at = 0; at < tensor.elems(); at += kPieceElems) {
-          piece.resize(static_cast<size_t>(std::min(kPieceElems, tensor.elems() - at)));
-          setup.read(tensor, at, piece);
-          kernels::cast(context, {.from = piece.data(),
-                                  .to = memory.back()->data() + bytes_of(tensor.begin_elems + at, dtype),
-                                  .elems = std::ssize(piece),
-                                  .to_dtype = dtype});
+    for (uint32_t p = 0; p < parts.size(); ++p) {
+      std::byte* to = memory->data() + held[p].begin_bytes;
+      for (const Part& part : parts[p])
+        for (int64_t at = 0; at < part.elems; at += std::ssize(piece)) {
+          piece.resize(static_cast<size_t>(std::min(kPieceElems, part.elems - at)));
+          setup.read(*part.tensor, part.begin + at, piece);
+          kernels::cast(context, {.from = piece.data(), .to = to, .elems = std::ssize(piece), .to_dtype = dtype_of(p)});
+          to += bytes_of(std::ssize(piece), dtype_of(p));
         }
     }
   }
@@ -176,53 +214,56 @@ struct Generation::State {
     kernels::rope(context, args);
   }
 
-  float* cached(int64_t layer, int sequence) {
-    return reinterpret_cast<float*>(cache->data()) + (layer * setup.sequences + sequence) * setup.capacity * kv_width();
+  kernels::KeyCache cached(int64_t layer, int sequence) {
+    float* const all = reinterpret_cast<float*>(cache->data());
+    return {.at = all + (layer * setup.sequences + sequence) * cache_elems(), .capacity = kept()};
   }
 
   /// Keeps keys and values of the rows, and attends: all rows of a new sequence, or one row of each.
   void attend(int64_t layer, std::span<const int> sequences, std::span<const int64_t> at, bool begins, const float* qkv,
               float* out) {
-    const int64_t q_width = b.attention_width(), width = b.qkv_width(), rows = std::ssize(at);
     const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
-    for (int64_t r = 0; r < rows; ++r) {
-      const int sequence = sequences[static_cast<size_t>(begins ? 0 : r)];
-      std::copy_n(qkv + r * width + q_width, kv_width(),
-                  cached(layer, sequence) + at[static_cast<size_t>(r)] * kv_width());
-    }
-    if (begins) {
-      kernels::attention_forward(context, {.q = qkv,
-                                           .k = qkv + q_width,
-                                           .v = qkv + q_width + kv_width() / 2,
-                                           .out = out,
-                                           .lse = rows_of(statistics, b.heads() * rows, 1),
-                                           .batch = 1,
-                                           .tokens = rows,
-                                           .heads = b.heads(),
-                                           .kv_heads = b.kv_heads(),
-                                           .head_dim = b.head_dim(),
-                                           .q_stride = width,
-                                           .kv_stride = width,
-                                           .out_stride = q_width,
-                                           .scale = scale,
-                                           .window = o.window < rows ? o.window : 0});
-      return;
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t seen = at[static_cast<size_t>(r)] + 1, keys = o.window > 0 ? std::min(seen, o.window) : seen;
-      const float* k = cached(layer, sequences[static_cast<size_t>(r)]) + (seen - keys) * kv_width();
-      kernels::one_token_attention(context, {.q = qkv + r * width,
-                                             .k = k,
-                                             .v = k + kv_width() / 2,
-                                             .out = out + r * q_width,
-                                             .scores = rows_of(statistics, b.heads() * keys, 1),
-                                             .keys = keys,
-                                             .heads = b.heads(),
-                                             .kv_heads = b.kv_heads(),
-                                             .head_dim = b.head_dim(),
-                                             .kv_stride = kv_width(),
-                                             .scale = scale});
-    }
+    if (begins) return attend_all(layer, sequences.front(), std::ssize(at), scale, qkv, out);
+    attending.clear();
+    for (size_t r = 0; r < at.size(); ++r)
+      attending.push_back({.cache = cached(layer, sequences[r]),
+                           .begin = o.window > 0 ? std::max<int64_t>(0, at[r] + 1 - o.window) : 0,
+                           .token = at[r]});
+    kernels::OneTokenAttention args{.qkv = qkv,
+                                    .out = out,
+                                    .rows = attending,
+                                    .heads = b.heads(),
+                                    .kv_heads = b.kv_heads(),
+                                    .head_dim = b.head_dim(),
+                                    .scale = scale};
+    args.scores = rows_of(statistics, kernels::attention_scores(args), 1);
+    kernels::one_token_attention(context, args);
+  }
+  void attend_all(int64_t layer, int sequence, int64_t rows, float scale, const float* qkv, float* out) {
+    const int64_t width = b.qkv_width();
+    const float *const k = qkv + b.attention_width(), *const v = k + kv_width() / 2;
+    kernels::keep_keys(context, {.k = k,
+                                 .v = v,
+                                 .to = cached(layer, sequence),
+                                 .rows = rows,
+                                 .row_stride = width,
+                                 .kv_heads = b.kv_heads(),
+                                 .head_dim = b.head_dim()});
+    kernels::attention_forward(context, {.q = qkv,
+                                         .k = k,
+                                         .v = v,
+                                         .out = out,
+                                         .lse = rows_of(statistics, b.heads() * rows, 1),
+                                         .batch = 1,
+                                         .tokens = rows,
+                                         .heads = b.heads(),
+                                         .kv_heads = b.kv_heads(),
+                                         .head_dim = b.head_dim(),
+                                         .q_stride = width,
+                                         .kv_stride = width,
+                                         .out_stride = b.attention_width(),
+                                         .scale = scale,
+                                         .window = o.window < rows ? o.window : 0});
   }
 
   void mlp(const BlockParameters& y, const float* x, int64_t rows, float* delta) {
@@ -239,6 +280,7 @@ struct Generation::State {
   /// is of sequences[r]. at: positions.
   std::vector<std::vector<float>> run(std::span<const int> sequences, std::span<const int32_t> ids,
                                       std::span<const int64_t> at, bool begins) {
+    const RunsDelayedParts latency_first;
     const int64_t rows = std::ssize(ids), D = o.width, wanted = begins ? 1 : rows;
     float *const x = rows_of(residual, rows, D), *const normed = rows_of(norm_out, rows, D),
                  *const qkv = rows_of(qkv_out, rows, b.qkv_width()),
@@ -277,12 +319,14 @@ struct Generation::State {
               std::min<int64_t>(kernels::kFewRows, wanted - r), logits + r * vocab);
     std::vector<std::vector<float>> all;
     for (int64_t r = 0; r < wanted; ++r) {
-      std::vector<float> whole(static_cast<size_t>(vocab * o.tensor));
-      if (o.tensor > 1)
+      std::vector<float> whole;
+      if (o.tensor > 1) {
+        whole.resize(static_cast<size_t>(vocab * o.tensor));
         setup.gather({logits + r * vocab, static_cast<size_t>(vocab)}, whole);
-      else
-        std::copy_n(logits + r * vocab, vocab, whole.data());
-      whole.resize(static_cast<size_t>(o.vocab));
+        whole.resize(static_cast<size_t>(o.vocab));
+      } else {
+        whole.assign(logits + r * vocab, logits + r * vocab + o.vocab);
+      }
       all.push_back(std::move(whole));
     }
     return all;
@@ -291,9 +335,8 @@ struct Generation::State {
   /// Calls take(bytes) for the weights of a step: all but a table that only the embedding reads.
   template <typename Take>
   void for_weights(const Take& take) {
-    for (uint32_t p = 0; p < memory.size(); ++p)
-      if ((p != table || head == table) && static_cast<int64_t>(p) != positions)
-        take(weight(p), bytes_of(parameter(p).elems, dtype_of(p)));
+    for (uint32_t p = 0; p < held.size(); ++p)
+      if ((p != table || head == table) && static_cast<int64_t>(p) != positions) take(weight(p), held[p].size_bytes);
   }
 
   GenerationSetup setup;
@@ -308,9 +351,14 @@ struct Generation::State {
   int64_t positions = -1;
   std::vector<BlockParameters> blocks;
   Norm final_norm;
-  std::vector<std::unique_ptr<Allocation>> memory;  // of parameters
-  std::unique_ptr<Allocation> cache;                // [layers, sequences, capacity, keys and values]
+  struct Held {
+    int64_t begin_bytes, size_bytes;
+  };
+  std::vector<Held> held;  // of parameters, in `memory`
+  std::unique_ptr<Allocation> memory;
+  std::unique_ptr<Allocation> cache;  // [layers, sequences] of KeyCache
   std::vector<int64_t> lengths;
+  std::vector<kernels::Attending> attending;
   std::vector<float> rope, wide_weight, statistics, embedded_row, residual, norm_out, qkv_raw, qkv_out, attention_out,
       layer_out, up_out, activated, logits_out;
 };
@@ -361,6 +409,7 @@ int64_t Generation::cache_bytes(int sequence) const {
 
 double Generation::read_seconds() const {
   constexpr int kPasses = 5;
+  const RunsDelayedParts as_a_step;
   double best = INFINITY;
   for (int pass = 0; pass < kPasses; ++pass) {
     const int64_t begin_ns = monotonic_ns();

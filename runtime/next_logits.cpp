@@ -4,7 +4,6 @@
 #include "runtime/next_logits.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "engine/base/check.h"
 #include "models/generation.h"
@@ -90,18 +89,27 @@ class Cached : public NextLogits {
   }
 
  private:
+  /// Throws: ConfigError that lists the numbers of ranks that can share the model.
+  static void require_equal_parts(const models::ModelOptions& o) {
+    const auto fits = [&](int64_t ranks) {
+      return o.heads % ranks == 0 && o.ffn_width % ranks == 0 && (o.kv_heads % ranks == 0 || ranks % o.kv_heads == 0);
+    };
+    if (fits(o.tensor)) return;
+    std::string possible = "1";
+    for (int64_t ranks = 2; ranks <= o.heads; ++ranks)
+      if (fits(ranks)) possible += fmt::format(", {}", ranks);
+    throw ConfigError(
+        "[generate] {} ranks cannot share the model equally: it has {} heads, {} key-value heads and {} hidden units. "
+        "Start one of {} ranks.",
+        o.tensor, o.heads, o.kv_heads, o.ffn_width, possible);
+  }
   static models::ModelOptions options(const ModelFolder& weights, const World& world) {
     models::ModelOptions o = weights.model().options;
     Buffers buffers;
     weights.own_model(o, buffers);
     o.tensor = world.size();
     o.tensor_index = world.rank();
-    if (const int64_t most = std::gcd(std::gcd(o.heads, o.kv_heads), o.ffn_width); most % o.tensor != 0)
-      throw ConfigError(
-          "[generate] {} ranks cannot share the model equally: it has {} heads, {} key-value heads and {} hidden "
-          "units. "
-          "Start a divisor of {} ranks.",
-          o.tensor, o.heads, o.kv_heads, o.ffn_width, most);
+    require_equal_parts(o);
     return o;
   }
   models::GenerationSetup setup(const ModelFolder& weights, int sequences, DType dtype, const World& world) {

@@ -8,15 +8,21 @@
 #include <exception>
 #include <mutex>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "engine/base/check.h"
+#include "engine/base/delayed_parts.h"
 
 namespace slipstream {
 namespace {
 
 // Long enough for the gap between two ops of one layer, short enough to be negligible when a stream idles.
 constexpr int kSpins = 4000;
+
+constexpr uint64_t kTaken = uint64_t{1} << 32;  // no generation
+
+thread_local bool runs_delayed_parts = false;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -39,7 +45,10 @@ void spin_then_wait(const std::atomic<uint32_t>& word, Ready ready) {
 struct ThreadPool::State {
   std::atomic<uint32_t> generation{0};  // bumped once per parallel_for, and once to stop
   std::atomic<uint32_t> remaining{0};
-  bool stop = false;
+  /// Of worker i + 1: the generation whose part no thread has begun. Only the thread that takes it reads the range
+  /// below.
+  std::vector<std::atomic<uint64_t>> open;
+  std::atomic<bool> stop{false};
   const RangeFunction* body = nullptr;
   int64_t count = 0;
   int64_t part = 0;
@@ -47,12 +56,21 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> workers;
 
+  explicit State(size_t started) : open(started) {
+    for (auto& part_of : open) part_of = kTaken;
+  }
+
   /// Stops the workers that have started, also when a later one could not.
   ~State() {
     stop = true;
     generation.fetch_add(1, std::memory_order_release);
     generation.notify_all();
     for (std::thread& worker : workers) worker.join();
+  }
+
+  bool take_part(size_t worker, uint32_t now) {
+    uint64_t expected = now;
+    return open[worker].compare_exchange_strong(expected, kTaken, std::memory_order_acq_rel);
   }
 
   void run_part(int64_t index) {
@@ -80,16 +98,21 @@ std::thread start_thread(std::string_view what, std::function<void()> body) {
   }
 }
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+RunsDelayedParts::RunsDelayedParts() : before_(std::exchange(runs_delayed_parts, true)) {}
+RunsDelayedParts::~RunsDelayedParts() { runs_delayed_parts = before_; }
+
+ThreadPool::ThreadPool(int threads) {
   SLIP_ASSERT(threads >= 1);
+  state_ = std::make_unique<State>(static_cast<size_t>(threads - 1));
   for (int worker = 1; worker < threads; ++worker)
     state_->workers.push_back(
         start_thread(fmt::format("a pool of {} threads", threads), [state = state_.get(), worker] {
           uint32_t seen = 0;
           while (true) {
             spin_then_wait(state->generation, [&](uint32_t now) { return now != seen; });
-            ++seen;
+            seen = state->generation.load(std::memory_order_acquire);
             if (state->stop) return;
+            if (!state->take_part(static_cast<size_t>(worker - 1), seen)) continue;
             state->run_part(worker);
             if (state->remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) state->remaining.notify_one();
           }
@@ -108,9 +131,16 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, RangeFunction body) 
   state_->count = count;
   state_->part = (count + parts - 1) / parts;
   state_->remaining.store(static_cast<uint32_t>(state_->workers.size()), std::memory_order_relaxed);
-  state_->generation.fetch_add(1, std::memory_order_release);
+  const uint32_t now = state_->generation.load(std::memory_order_relaxed) + 1;
+  for (auto& part_of : state_->open) part_of.store(now, std::memory_order_relaxed);
+  state_->generation.store(now, std::memory_order_release);
   state_->generation.notify_all();
   state_->run_part(0);
+  for (size_t worker = 0; runs_delayed_parts && worker < state_->workers.size(); ++worker)
+    if (state_->take_part(worker, now)) {
+      state_->run_part(static_cast<int64_t>(worker) + 1);
+      state_->remaining.fetch_sub(1, std::memory_order_relaxed);
+    }
   spin_then_wait(state_->remaining, [](uint32_t left) { return left == 0; });
   if (state_->error) std::rethrow_exception(std::exchange(state_->error, nullptr));
 }

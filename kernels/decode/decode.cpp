@@ -3,10 +3,23 @@
 
 #include "kernels/decode/decode.h"
 
+#include <algorithm>
+
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 
 namespace slipstream::kernels {
+namespace {
+
+/// Tokens of `cache` up to `end` must have room.
+void require_room(std::string_view op, const KeyCache& cache, int64_t end) {
+  require_pointers(op, {cache.at});
+  if (cache.capacity % kKeyBlock != 0)
+    throw ShapeError("[{}] capacity is {}, need a multiple of {}.", op, cache.capacity, kKeyBlock);
+  if (end > cache.capacity) throw ShapeError("[{}] {} tokens exceed the capacity of {}.", op, end, cache.capacity);
+}
+
+}  // namespace
 
 void few_rows_product(LaunchContext& context, const FewRowsProduct& args) {
   constexpr std::string_view op = "few_rows_product";
@@ -21,19 +34,47 @@ void few_rows_product(LaunchContext& context, const FewRowsProduct& args) {
   SLIP_CALL_ISA(few_rows_product_cpu(context, args));
 }
 
+void keep_keys(LaunchContext& context, const KeepKeys& args) {
+  constexpr std::string_view op = "keep_keys";
+  require_at_least(op, "rows", args.rows, 0);
+  require_at_least(op, "first", args.first, 0);
+  require_at_least(op, "kv_heads", args.kv_heads, 1);
+  require_at_least(op, "head_dim", args.head_dim, 1);
+  require_at_least(op, "row_stride", args.row_stride, args.kv_heads * args.head_dim);
+  if (args.rows == 0) return;
+  require_pointers(op, {args.k, args.v});
+  require_room(op, args.to, args.first + args.rows);
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(keep_keys_cpu(context, args));
+}
+
 void one_token_attention(LaunchContext& context, const OneTokenAttention& args) {
   constexpr std::string_view op = "one_token_attention";
-  require_at_least(op, "keys", args.keys, 1);
   require_at_least(op, "heads", args.heads, 1);
   require_at_least(op, "kv_heads", args.kv_heads, 1);
   require_at_least(op, "head_dim", args.head_dim, 1);
   if (args.heads % args.kv_heads != 0)
     throw ShapeError("[{}] {} heads cannot share {} key-value heads: need a divisor of heads.", op, args.heads,
                      args.kv_heads);
-  require_at_least(op, "kv_stride", args.kv_stride, args.kv_heads * args.head_dim);
-  require_pointers(op, {args.q, args.k, args.v, args.out, args.scores});
+  if (args.rows.empty()) return;
+  require_pointers(op, {args.qkv, args.out, args.scores});
+  for (const Attending& row : args.rows) {
+    require_at_least(op, "begin", row.begin, 0);
+    require_at_least(op, "token", row.token, row.begin);
+    require_room(op, row.cache, row.token + 1);
+  }
   if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
   SLIP_CALL_ISA(one_token_attention_cpu(context, args));
+}
+
+void token_weights(LaunchContext& context, const TokenWeights& args) {
+  constexpr std::string_view op = "token_weights";
+  require_at_least(op, "elems", args.elems, 0);
+  if (!(args.temperature > 0)) throw ShapeError("[{}] temperature is {}, need more than 0.", op, args.temperature);
+  if (args.elems == 0) return;
+  require_pointers(op, {args.logits, args.weights});
+  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  SLIP_CALL_ISA(token_weights_cpu(context, args));
 }
 
 void read_all(LaunchContext& context, const ReadAll& args) {
@@ -45,14 +86,23 @@ void read_all(LaunchContext& context, const ReadAll& args) {
   SLIP_CALL_ISA(read_all_cpu(context, args));
 }
 
+int64_t attention_scores(const OneTokenAttention& args) {
+  int64_t most = 0;
+  for (const Attending& row : args.rows)
+    most = std::max(most, key_cache_capacity(row.token + 1) - row.begin / kKeyBlock * kKeyBlock);
+  return std::ssize(args.rows) * args.heads * most;
+}
+
 Cost few_rows_product_cost(const FewRowsProduct& args) {
   return {2 * args.rows * args.in * args.out,
           bytes_of(args.out * args.in, args.dtype) + 4 * args.rows * (args.in + args.out)};
 }
 
 Cost one_token_attention_cost(const OneTokenAttention& args) {
-  return {4 * args.heads * args.head_dim * args.keys,
-          8 * args.keys * args.kv_heads * args.head_dim + 8 * args.heads * args.head_dim};
+  int64_t keys = 0;
+  for (const Attending& row : args.rows) keys += row.token + 1 - row.begin;
+  return {4 * args.heads * args.head_dim * keys,
+          8 * args.kv_heads * args.head_dim * keys + 8 * args.heads * args.head_dim * std::ssize(args.rows)};
 }
 
 }  // namespace slipstream::kernels

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The two ops of text generation that read much and compute little: products of few rows with a weight, and attention
-// of one new token to all earlier ones. And their bound: a pass that only reads. On cpu only; a GPU generates with the
-// ops of training.
+// The ops of text generation that read much and compute little: products of few rows with a weight, attention of one
+// new token to all earlier ones, and the weights of all tokens for sampling. And their bound: a pass that only reads.
+// On cpu only; a GPU generates with the ops of training.
 //
 // Letters: R rows, H heads, G key-value heads (G divides H), E head_dim, N keys.
 
 #include <cstdint>
+#include <span>
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
@@ -33,26 +34,74 @@ struct FewRowsProduct {
   DType dtype = DType::f32;
 };
 
-/// out[h] = sum over s < N of softmax_s(scale * q[h].k[s]) v[s] with k and v of key-value head h / (H/G).
+/// Tokens of a block of keys: the widest vector.
+constexpr int64_t kKeyBlock = 16;
+
+/// Memory for keys and values of one sequence, in the order in which attention reads them, so that it reads forward
+/// only and adds whole vectors: for each key-value head the keys in blocks [E, kKeyBlock], then the values
+/// [capacity, E].
+struct KeyCache {
+  float* at = nullptr;
+  int64_t capacity = 0;  // tokens, a multiple of kKeyBlock
+};
+constexpr int64_t key_cache_capacity(int64_t tokens) { return (tokens + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+constexpr int64_t key_cache_elems(int64_t capacity, int64_t kv_heads, int64_t head_dim) {
+  return 2 * capacity * kv_heads * head_dim;
+}
+
+/// Stores keys and values of tokens [first, first + rows).
 ///
-/// Shapes:  q, out [H, E]; row s of k (of v) at + s * kv_stride elements, its heads side by side; scores [H, N]
-/// Types:   all f32
-/// Alias:   none
-/// Cost:    4·H·E·N flops; 8·N·G·E + 8·H·E bytes
-/// Errors:  ShapeError if N, H, G or E is below 1, G does not divide H, or an operand is null
-/// Source:  as kernels/attention
-struct OneTokenAttention {
-  const float* q = nullptr;
+/// Shapes:  row r of k (of v) at + r * row_stride elements, its heads side by side
+/// Errors:  ShapeError if the tokens exceed the capacity, the capacity is no multiple of kKeyBlock, G or E is below 1,
+///          or an operand is null
+struct KeepKeys {
   const float* k = nullptr;
   const float* v = nullptr;
+  KeyCache to;
+  int64_t rows = 0, first = 0, row_stride = 0;
+  int64_t kv_heads = 0, head_dim = 0;
+};
+
+/// The new token of a sequence attends to tokens [begin, token] of its cache; the last is itself.
+struct Attending {
+  KeyCache cache;
+  int64_t begin = 0, token = 0;
+};
+
+/// For each row, stores the row's k and v as those of its token; then out[h] = sum over tokens s of
+/// softmax_s(scale * q[h].k[s]) v[s] with k and v of key-value head h / (H/G).
+///
+/// Shapes:  qkv [R, H E + 2 G E]: q, k, v side by side; out [R, H E]; scores: attention_scores() elements
+/// Types:   all f32
+/// Alias:   the rows are of different sequences
+/// Cost:    4·H·E·N flops; 8·N·G·E + 8·H·E bytes, each summed over the rows
+/// Errors:  ShapeError if G does not divide H, a size is below 1, a token exceeds its capacity, or an operand is null
+/// Source:  as kernels/attention. Bits of a row do not depend on threads or on the other rows.
+struct OneTokenAttention {
+  const float* qkv = nullptr;
   float* out = nullptr;
   float* scores = nullptr;  // workspace
-  int64_t keys = 0;
+  std::span<const Attending> rows;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t kv_stride = 0;  // elements
   float scale = 1.0f;
+};
+/// Pure. Elements of the workspace.
+int64_t attention_scores(const OneTokenAttention& args);
+
+/// weights[i] = e^((logits[i] - top) / temperature) where logits[i] >= floor, otherwise 0.
+///
+/// Types:   all f32
+/// Alias:   weights may be logits
+/// Errors:  ShapeError if elems is below 0 or temperature is not above 0
+struct TokenWeights {
+  const float* logits = nullptr;
+  float* weights = nullptr;
+  int64_t elems = 0;
+  float top = 0;    // at least every logit
+  float floor = 0;  // -infinity: none
+  double temperature = 1;
 };
 
 /// sum = of all floats at `at`, in any order: the fastest that a CPU can read memory.
@@ -64,7 +113,9 @@ struct ReadAll {
 
 /// Blocks. Throws: ShapeError, ResourceError (another device than cpu).
 void few_rows_product(LaunchContext& context, const FewRowsProduct& args);
+void keep_keys(LaunchContext& context, const KeepKeys& args);
 void one_token_attention(LaunchContext& context, const OneTokenAttention& args);
+void token_weights(LaunchContext& context, const TokenWeights& args);
 void read_all(LaunchContext& context, const ReadAll& args);
 
 /// Pure. Minimum flops and bytes. Pointers may be null.
@@ -72,7 +123,9 @@ Cost few_rows_product_cost(const FewRowsProduct& args);
 Cost one_token_attention_cost(const OneTokenAttention& args);
 
 SLIP_DECLARE_PER_ISA(void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args);
+                     void keep_keys_cpu(LaunchContext& context, const KeepKeys& args);
                      void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args);
+                     void token_weights_cpu(LaunchContext& context, const TokenWeights& args);
                      void read_all_cpu(LaunchContext& context, const ReadAll& args);)
 
 }  // namespace slipstream::kernels

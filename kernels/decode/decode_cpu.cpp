@@ -1,50 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of text generation on the CPU: one pass over the weights, or over the keys and values, at the speed of
-// memory.
+// The products and the weights of text generation on the CPU: one pass over memory, at its speed.
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "kernels/common/vectors.h"
 #include "kernels/decode/decode.h"
+#include "kernels/decode/shared_range.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-constexpr int kParts = 2;                  // sums of a row, the same for any number of rows
-constexpr int64_t kAheadBytes = 4 * 1024;  // of the weights; the hardware prefetches up to the end of a page
+constexpr int64_t kAheadBytes = 4 * 1024;  // of a stream; the hardware prefetches up to the end of a page
+constexpr int64_t kLineBytes = 64;         // of a cache
+constexpr int64_t kPartBytes = 64 * 1024;  // of weights for a thread at least
 
-/// sums[r] = x[r] . w for kRows rows of x. Weights come from memory, x from the cache.
-template <int kRows, typename T>
-inline void dot_rows(const float* x, const T* w, int64_t in, float* sums) {
-  Vf part[kRows][kParts] = {};
-  int64_t i = 0;
-  for (; i + kParts * kLanes <= in; i += kParts * kLanes) {
-    __builtin_prefetch(reinterpret_cast<const char*>(w + i) + kAheadBytes);
-    for (int p = 0; p < kParts; ++p) {
-      const Vf weights = load(w + i + p * kLanes);
-      for (int r = 0; r < kRows; ++r) part[r][p] += load(x + r * in + i + p * kLanes) * weights;
-    }
-  }
-  for_vectors(i, in, [&](auto lanes, int64_t at) {
-    const Vf weights = lanes.load(w + at);
-    for (int r = 0; r < kRows; ++r) part[r][0] += lanes.load(x + r * in + at) * weights;
-  });
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 1; p < kParts; ++p) part[r][0] += part[r][p];
-    sums[r] = sum(part[r][0]);
-  }
+/// a * b + c with one rounding, if the set has such an instruction. GCC emits it for some loops and two for others, but
+/// bits may not depend on the number of rows.
+inline Vf multiply_add(Vf a, Vf b, Vf c) {
+#if SLIP_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif SLIP_VECTOR_BYTES == 32 && defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 
+/// Weight rows that a thread multiplies at once. Their sums are independent, which hides the latency of additions; each
+/// vector of x is loaded once for all of them; and all sums fit into 16 registers.
+constexpr int streams_of(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }
+
+/// y[r][s * apart] = x[r] . w[s * apart] + bias[s * apart]. Each sum goes through one vector in the order of `in`, with
+/// any number of rows and streams.
+template <int kStreams, int kRows, typename T>
+inline void multiply(const FewRowsProduct& args, int64_t row, int64_t o, int64_t apart) {
+  constexpr int64_t kStep = kLineBytes / static_cast<int64_t>(sizeof(T));
+  const int64_t in = args.in;
+  const float* const x = args.x + row * in;
+  const T* const w = static_cast<const T*>(args.weight) + o * in;
+  Vf sums[kStreams][kRows] = {};
+  const auto add = [&](auto lanes, int64_t at) {
+    Vf weights[kStreams];
+    for (int s = 0; s < kStreams; ++s) weights[s] = lanes.load(w + s * apart * in + at);
+    for (int r = 0; r < kRows; ++r) {
+      const Vf values = lanes.load(x + r * in + at);
+      for (int s = 0; s < kStreams; ++s) sums[s][r] = multiply_add(values, weights[s], sums[s][r]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + kStep <= in; i += kStep) {
+    for (int s = 0; s < kStreams; ++s)
+      __builtin_prefetch(reinterpret_cast<const char*>(w + s * apart * in + i) + kAheadBytes);
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < kStep; v += kLanes) add(Whole{}, i + v);
+  }
+  for_vectors(i, in, add);
+  for (int s = 0; s < kStreams; ++s)
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = o + s * apart;
+      args.y[(row + r) * args.out + at] = sum(sums[s][r]) + (args.bias ? args.bias[at] : 0.0f);
+    }
+}
+
+/// The streams of a part are its equal pieces, so that each reads forward.
 template <int kRows, typename T>
 void product(LaunchContext& context, const FewRowsProduct& args, int64_t row) {
-  context.parallel_for(args.out, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t o = begin; o < end; ++o) {
-      float sums[kRows];
-      dot_rows<kRows>(args.x + row * args.in, static_cast<const T*>(args.weight) + o * args.in, args.in, sums);
-      const float bias = args.bias ? args.bias[o] : 0.0f;
-      for (int r = 0; r < kRows; ++r) args.y[(row + r) * args.out + o] = sums[r] + bias;
-    }
+  constexpr int kStreams = streams_of(kRows);
+  const int64_t grain = std::max<int64_t>(kStreams, kPartBytes / (args.in * static_cast<int64_t>(sizeof(T))));
+  for_shared(context, args.out, grain, [&](int64_t begin, int64_t end) {
+    const int64_t apart = (end - begin) / kStreams;
+    for (int64_t o = begin; o < begin + apart; ++o) multiply<kStreams, kRows, T>(args, row, o, apart);
+    for (int64_t o = begin + apart * kStreams; o < end; ++o) multiply<1, kRows, T>(args, row, o, 0);
   });
 }
 
@@ -70,42 +98,6 @@ void products(LaunchContext& context, const FewRowsProduct& args) {
   }
 }
 
-/// All heads that share a key-value head; its keys and values are read once each.
-void attend(const OneTokenAttention& args, int64_t kv_head) {
-  const int64_t size = args.head_dim, group = args.heads / args.kv_heads, first = kv_head * group;
-  const float* const k = args.k + kv_head * size;
-  const float* const v = args.v + kv_head * size;
-  for (int64_t s = 0; s < args.keys; ++s)
-    for (int64_t h = first; h < first + group; ++h) {
-      Vf dot = {};
-      for_vectors(0, size, [&](auto lanes, int64_t i) {
-        dot += lanes.load(args.q + h * size + i) * lanes.load(k + s * args.kv_stride + i);
-      });
-      args.scores[h * args.keys + s] = args.scale * sum(dot);
-    }
-  for (int64_t h = first; h < first + group; ++h) {
-    float* const scores = args.scores + h * args.keys;
-    const float highest = *std::max_element(scores, scores + args.keys);
-    Vf total = {};
-    for_vectors(0, args.keys, [&](auto lanes, int64_t i) {
-      const Vf weight = exp_bounded(lanes.load(scores + i) - highest);
-      lanes.store(scores + i, weight);
-      total += lanes.keep(weight);
-    });
-    const float factor = 1.0f / sum(total);
-    for_vectors(0, args.keys, [&](auto lanes, int64_t i) { lanes.store(scores + i, lanes.load(scores + i) * factor); });
-    std::fill_n(args.out + h * size, size, 0.0f);
-  }
-  for (int64_t s = 0; s < args.keys; ++s)
-    for (int64_t h = first; h < first + group; ++h) {
-      const float weight = args.scores[h * args.keys + s];
-      for_vectors(0, size, [&](auto lanes, int64_t i) {
-        lanes.store(args.out + h * size + i,
-                    lanes.load(args.out + h * size + i) + lanes.load(v + s * args.kv_stride + i) * weight);
-      });
-    }
-}
-
 }  // namespace
 
 void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args) {
@@ -113,28 +105,39 @@ void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args) {
   products<bfloat16>(context, args);
 }
 
-void read_all_cpu(LaunchContext& context, const ReadAll& args) {
-  constexpr int64_t kVectors = 8, kStep = kVectors * kLanes;
-  std::atomic<double> total{0};
-  context.parallel_for(args.elems / kStep, 1024, [&](int64_t begin, int64_t end) {
-    Vf sums[kVectors] = {};
-    for (int64_t i = begin; i < end; ++i) {
-      __builtin_prefetch(reinterpret_cast<const char*>(args.at + i * kStep) + kAheadBytes);
-#pragma GCC unroll 8
-      for (int64_t v = 0; v < kVectors; ++v) sums[v] += load(args.at + i * kStep + v * kLanes);
-    }
-    double part = 0;
-    for (const Vf& vector : sums) part += static_cast<double>(sum(vector));
-    total += part;
+void token_weights_cpu(LaunchContext& context, const TokenWeights& args) {
+  // Finite, so that the likeliest token keeps its weight of 1.
+  const float factor = static_cast<float>(std::min<double>(1 / args.temperature, std::numeric_limits<float>::max()));
+  context.parallel_for(args.elems, 4096, [&](int64_t begin, int64_t end) {
+    for_vectors(begin, end, [&](auto lanes, int64_t i) {
+      const Vf logits = lanes.load(args.logits + i), weights = exp((logits - args.top) * factor);
+      lanes.store(args.weights + i, logits < splat(args.floor) ? Vf{} : weights);
+    });
   });
-  for (int64_t i = args.elems / kStep * kStep; i < args.elems; ++i) total += static_cast<double>(args.at[i]);
-  *args.sum = total;
 }
 
-void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args) {
-  context.parallel_for(args.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t kv_head = begin; kv_head < end; ++kv_head) attend(args, kv_head);
+void read_all_cpu(LaunchContext& context, const ReadAll& args) {
+  constexpr int64_t kStreams = 4, kLine = kLineBytes / 4, kVectors = kLine / kLanes;
+  std::atomic<double> total{0};
+  for_shared(context, args.elems / kLine, kPartBytes / kLineBytes, [&](int64_t begin, int64_t end) {
+    Vf sums[kStreams][kVectors] = {};
+    const auto add = [&](int64_t stream, int64_t line) {
+      const float* const at = args.at + line * kLine;
+      __builtin_prefetch(reinterpret_cast<const char*>(at) + kAheadBytes);
+      for (int64_t v = 0; v < kVectors; ++v) sums[stream][v] += load(at + v * kLanes);
+    };
+    const int64_t apart = (end - begin) / kStreams;
+    for (int64_t line = begin; line < begin + apart; ++line)
+#pragma GCC unroll 4
+      for (int64_t s = 0; s < kStreams; ++s) add(s, line + s * apart);
+    for (int64_t line = begin + kStreams * apart; line < end; ++line) add(0, line);
+    double part = 0;
+    for (const auto& stream : sums)
+      for (const Vf& vector : stream) part += static_cast<double>(sum(vector));
+    total += part;
   });
+  for (int64_t i = args.elems / kLine * kLine; i < args.elems; ++i) total += static_cast<double>(args.at[i]);
+  *args.sum = total;
 }
 
 }  // namespace slipstream::kernels::SLIP_ISA

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // slipstream eval and generate on a model whose probabilities are chosen by hand: each depends on one byte before it.
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -185,7 +186,28 @@ TEST_CASE("generate: the likeliest bytes, alone, in a batch and on ranks that sh
   CHECK(shared.code == 0);
   CHECK(contains(shared.text, lines));
   check_refused(on_ranks(3, "generate " + model + " --prompt a"), 2,
-                {"3 ranks cannot share the model equally", "divisor of 2"});
+                {"3 ranks cannot share the model equally", "one of 1, 2 ranks"});
+}
+
+TEST_CASE("generate: more ranks than key-value heads print the ids of one", "[cli]") {
+  if (!has_mpirun()) return;
+  const Folder folder;
+  // Two heads of keys and values; the second rank of each pair uses the same as the first.
+  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+    INFO(family);
+    const Result trained = call("train " + run_file(folder) + " --set model.family=" + family +
+                                " --set model.heads=4 --set model.kv_heads=2 --set model.ffn_width=32");
+    INFO(trained.text);
+    REQUIRE(trained.code == 0);
+    const std::string generate = "generate " + folder.path("run") + " --prompt-ids 104,101 --tokens 9";
+    for (const char* flags : {" --temperature 0", " --seed 4"}) {
+      const std::string one = call(generate + flags).text;
+      CHECK(std::count(one.begin(), one.end(), ',') == 11);
+      for (int ranks : {2, 4}) CHECK(on_ranks(ranks, generate + flags).text == one);
+    }
+  }
+  const Result refused = on_ranks(3, "generate " + folder.path("run") + " --prompt a");
+  check_refused(refused, 2, {"3 ranks cannot share the model equally", "2 key-value heads", "one of 1, 2, 4 ranks"});
 }
 
 TEST_CASE("generate: sampled texts do not depend on the batch, and go on behind a full context", "[cli]") {

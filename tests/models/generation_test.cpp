@@ -172,46 +172,57 @@ TEST_CASE("generation: a sequence has the same bits alone and among others", "[m
   }
 }
 
-TEST_CASE("generation: ranks that share the model give its logits", "[models]") {
-  constexpr int kRanks = 2;
-  for (const Family family : kFamilies) {
-    CAPTURE(name_of(family));
-    Whole whole(options_of(family));
-    const std::vector<int32_t> prompt{5, 3, 8};
-    std::vector<std::vector<float>> results(kRanks);
-    std::vector<std::vector<float>> parts(kRanks);
-    std::barrier<> meeting(kRanks);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < kRanks; ++rank)
-      threads.emplace_back([&, rank] {
-        models::ModelOptions o = options_of(family);
-        o.tensor = kRanks, o.tensor_index = rank;
-        models::GenerationSetup setup = setup_of(whole.weights, 1);
-        const auto share = [&, rank](std::span<const float> mine, const auto& use) {
-          parts[static_cast<size_t>(rank)].assign(mine.begin(), mine.end());
-          meeting.arrive_and_wait();
-          use();
-          meeting.arrive_and_wait();
-        };
-        setup.sum = [&](std::span<float> values) {
-          share(values, [&] {
-            for (size_t i = 0; i < values.size(); ++i) values[i] = parts[0][i] + parts[1][i];
-          });
-        };
-        setup.gather = [&](std::span<const float> part, std::span<float> all) {
-          share(part, [&] {
-            for (size_t r = 0; r < kRanks; ++r)
-              std::copy(parts[r].begin(), parts[r].end(), all.begin() + static_cast<int64_t>(r * part.size()));
-          });
-        };
-        models::Generation generation(o, std::move(setup));
-        generation.begin(0, prompt);
-        results[static_cast<size_t>(rank)] = generation.step(std::vector<int>{0}, std::vector<int32_t>{7}).front();
-      });
-    for (std::thread& thread : threads) thread.join();
-    CHECK(results[0] == results[1]);
-    CHECK(difference_of(results[0], whole.logits_after({5, 3, 8, 7})) < kTolerance);
-  }
+/// Logits of each of `ranks` threads that share the model, after the prompt and the token behind it.
+std::vector<std::vector<float>> shared_logits(const models::ModelOptions& options, const Weights& weights, size_t ranks,
+                                              const std::vector<int32_t>& prompt, int32_t next) {
+  std::vector<std::vector<float>> results(ranks), parts(ranks);
+  std::barrier<> meeting(static_cast<std::ptrdiff_t>(ranks));
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      models::ModelOptions o = options;
+      o.tensor = static_cast<int>(ranks), o.tensor_index = static_cast<int>(rank);
+      models::GenerationSetup setup = setup_of(weights, 1);
+      const auto share = [&, rank](std::span<const float> mine, const auto& use) {
+        parts[rank].assign(mine.begin(), mine.end());
+        meeting.arrive_and_wait();
+        use();
+        meeting.arrive_and_wait();
+      };
+      setup.sum = [&](std::span<float> values) {
+        share(values, [&] {
+          for (size_t i = 0; i < values.size(); ++i) {
+            values[i] = 0;
+            for (const auto& part : parts) values[i] += part[i];
+          }
+        });
+      };
+      setup.gather = [&](std::span<const float> part, std::span<float> all) {
+        share(part, [&] {
+          for (size_t r = 0; r < ranks; ++r)
+            std::copy(parts[r].begin(), parts[r].end(), all.begin() + static_cast<int64_t>(r * part.size()));
+        });
+      };
+      models::Generation generation(o, std::move(setup));
+      generation.begin(0, prompt);
+      results[rank] = generation.step(std::vector<int>{0}, std::vector<int32_t>{next}).front();
+    });
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+TEST_CASE("generation: ranks that share the model give its logits, also when they share key-value heads", "[models]") {
+  for (const Family family : kFamilies)
+    for (const size_t ranks : {2, 4}) {
+      models::ModelOptions o = options_of(family);
+      if (family == Family::gpt2) o.heads = o.kv_heads = 4;
+      const bool shares = static_cast<int64_t>(ranks) > o.kv_heads;
+      CAPTURE(name_of(family), ranks, o.kv_heads, shares);
+      Whole whole(o);
+      const auto results = shared_logits(o, whole.weights, ranks, {5, 3, 8}, 7);
+      for (const auto& logits : results) CHECK(logits == results[0]);
+      CHECK(difference_of(results[0], whole.logits_after({5, 3, 8, 7})) < kTolerance);
+    }
 }
 
 TEST_CASE("generation: weights in bfloat16 give the logits of rounded weights", "[models]") {

@@ -3,10 +3,12 @@
 
 #include "runtime/sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "engine/base/check.h"
+#include "engine/base/philox.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -41,6 +43,7 @@ void check_shares(const SamplingOptions& options, const std::map<int32_t, double
 TEST_CASE("sampling: tokens come with their probabilities, among those that the options leave", "[generate]") {
   check_shares({.temperature = 1}, {{0, 0.2}, {1, 0.4}, {2, 0.1}, {3, 0.3}});
   check_shares({.temperature = 0}, {{1, 1}});
+  check_shares({.temperature = 1e-300}, {{1, 1}});
   // Half the temperature squares the weights 2, 4, 1, 3.
   check_shares({.temperature = 0.5}, {{0, 4 / 30.0}, {1, 16 / 30.0}, {2, 1 / 30.0}, {3, 9 / 30.0}});
   check_shares({.temperature = 1, .top_k = 2}, {{1, 4 / 7.0}, {3, 3 / 7.0}});
@@ -63,6 +66,43 @@ TEST_CASE("sampling: the penalty divides positive logits once and multiplies neg
   CHECK(sample(low, greedy, std::vector<int32_t>{0}, 0) == 1);  // -2, -1.5
   check_shares({.temperature = 1, .repetition_penalty = 2}, {{0, 2 / 8.0}, {1, 2 / 8.0}, {2, 1 / 8.0}, {3, 3 / 8.0}},
                {1});
+}
+
+TEST_CASE("sampling: a large vocabulary is drawn from as by adding all probabilities in order", "[generate]") {
+  constexpr size_t kTokens = 5003;
+  const uint64_t seed = 11;
+  CAPTURE(seed);
+  const Philox random(seed, "sampling");
+  std::vector<float> logits(kTokens);
+  for (size_t i = 0; i < kTokens; ++i) logits[i] = 3 * random.normal(i);
+  for (size_t i = 0; i < kTokens; i += 7) logits[i] = logits[0];  // equal ones: the first are kept
+  for (const double top_p : {0.05, 0.6, 0.999, 1.0}) {
+    std::vector<double> weights(kTokens);
+    std::vector<size_t> order(kTokens);
+    double total = 0;
+    for (size_t i = 0; i < kTokens; ++i) {
+      order[i] = i;
+      total += weights[i] = std::exp(static_cast<double>(logits[i]) / 0.7);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
+    double kept = 0, before = 0;
+    for (const size_t i : order) {
+      if (kept >= top_p * total) weights[i] = 0;
+      kept += weights[i];
+    }
+    size_t different = 0;
+    for (size_t i = 0; i < kTokens; ++i) {
+      // The middle of the token's share; the smallest are below the rounding of the others' sum.
+      const double middle = (before + weights[i] / 2) / kept;
+      before += weights[i];
+      if (weights[i] < 1e-6 * kept) continue;
+      const int32_t id = sample(logits, {.temperature = 0.7, .top_p = top_p}, {}, middle);
+      different += id != static_cast<int32_t>(i);
+    }
+    CAPTURE(top_p);
+    CHECK(different == 0);
+    CHECK(kept > 0.04 * total);
+  }
 }
 
 TEST_CASE("sampling: options out of range are refused by name", "[generate]") {

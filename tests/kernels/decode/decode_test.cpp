@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "engine/base/check.h"
 #include "tests/kernels/common/op_test.h"
@@ -48,41 +49,90 @@ void check_product(int64_t rows, int64_t in, int64_t out, DType dtype, bool with
       });
 }
 
-void check_attention(int64_t keys, int64_t heads, int64_t kv_heads, int64_t head_dim, double spread = 1.0) {
-  INFO(fmt::format("N{} H{}/{} E{}", keys, heads, kv_heads, head_dim));
-  const int64_t stride = 2 * kv_heads * head_dim + 3, group = heads / kv_heads;
+/// One sequence of a batch: its new token attends to `keys` tokens up to `token`.
+struct Sequence {
+  int64_t token, keys;
+};
+
+void check_attention(const std::vector<Sequence>& sequences, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                     double spread = 1.0) {
+  const int64_t group = heads / kv_heads, kv_width = kv_heads * head_dim, width = heads * head_dim + 2 * kv_width,
+                rows = std::ssize(sequences);
+  INFO(fmt::format("R{} N{} H{}/{} E{}", rows, sequences.front().keys, heads, kv_heads, head_dim));
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  const auto seed = static_cast<uint32_t>(keys * 1000 + head_dim);
-  const Doubles q = random_doubles(heads * head_dim, DType::f32, seed, spread),
-                kv = random_doubles(keys * stride, DType::f32, seed + 1, spread);
-  Doubles expected(q.size());
-  for (int64_t h = 0; h < heads; ++h) {
-    const int64_t at_k = h / group * head_dim, at_v = at_k + kv_heads * head_dim;
-    Doubles scores(static_cast<size_t>(keys));
-    for (int64_t s = 0; s < keys; ++s)
-      for (int64_t e = 0; e < head_dim; ++e)
-        scores[static_cast<size_t>(s)] += static_cast<double>(scale) * q[static_cast<size_t>(h * head_dim + e)] *
-                                          kv[static_cast<size_t>(s * stride + at_k + e)];
-    const double highest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    for (double& score : scores) sum += score = std::exp(score - highest);
-    for (int64_t s = 0; s < keys; ++s)
-      for (int64_t e = 0; e < head_dim; ++e)
-        expected[static_cast<size_t>(h * head_dim + e)] +=
-            scores[static_cast<size_t>(s)] / sum * kv[static_cast<size_t>(s * stride + at_v + e)];
+  const auto seed = static_cast<uint32_t>(sequences.front().keys * 1000 + head_dim);
+  // The rows of k and v of all tokens, side by side as those of qkv; the last token's are in qkv.
+  const Doubles qkv = random_doubles(rows * width, DType::f32, seed, spread);
+  std::vector<Doubles> kv;
+  Doubles expected;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto [token, keys] = sequences[static_cast<size_t>(r)];
+    Doubles all = random_doubles((token + 1) * 2 * kv_width, DType::f32, seed + 1 + static_cast<uint32_t>(r), spread);
+    std::copy_n(qkv.begin() + r * width + heads * head_dim, 2 * kv_width, all.begin() + token * 2 * kv_width);
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t at_k = h / group * head_dim, at_v = at_k + kv_width;
+      Doubles scores(static_cast<size_t>(keys)), out(static_cast<size_t>(head_dim));
+      const double* const row = all.data() + (token + 1 - keys) * 2 * kv_width;
+      for (int64_t s = 0; s < keys; ++s)
+        for (int64_t e = 0; e < head_dim; ++e)
+          scores[static_cast<size_t>(s)] += static_cast<double>(scale) *
+                                            qkv[static_cast<size_t>(r * width + h * head_dim + e)] *
+                                            row[s * 2 * kv_width + at_k + e];
+      const double highest = *std::max_element(scores.begin(), scores.end());
+      double sum = 0;
+      for (double& score : scores) sum += score = std::exp(score - highest);
+      for (int64_t s = 0; s < keys; ++s)
+        for (int64_t e = 0; e < head_dim; ++e)
+          out[static_cast<size_t>(e)] += scores[static_cast<size_t>(s)] / sum * row[s * 2 * kv_width + at_v + e];
+      expected.insert(expected.end(), out.begin(), out.end());
+    }
+    kv.push_back(std::move(all));
   }
-  Tensor from(q, DType::f32), cache(kv, DType::f32), first(0, DType::f32);
+  Tensor from(qkv, DType::f32), first(0, DType::f32);
   std::string first_isa;
   for_isas_and_threads<OneTokenAttention>(
       SLIP_EVERY_ISA(one_token_attention_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
         INFO(label);
-        Tensor out(heads * head_dim, DType::f32), scores(heads * keys, DType::f32);
-        function(context, {from.data<float>(), cache.data<float>(), cache.data<float>() + kv_heads * head_dim,
-                           out.data<float>(), scores.data<float>(), keys, heads, kv_heads, head_dim, stride, scale});
-        CHECK(error_of(out.doubles(), expected) < forward_tolerance(DType::f32, head_dim + keys));
+        std::vector<Tensor> caches;
+        std::vector<Attending> attending;
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto [token, keys] = sequences[static_cast<size_t>(r)];
+          const int64_t capacity = key_cache_capacity(token + 1);
+          // Memory behind the tokens may have any bits.
+          caches.emplace_back(Doubles(static_cast<size_t>(key_cache_elems(capacity, kv_heads, head_dim)), NAN),
+                              DType::f32);
+          const KeyCache cache{.at = caches.back().data<float>(), .capacity = capacity};
+          Tensor earlier(kv[static_cast<size_t>(r)], DType::f32);
+          keep_keys(context, {.k = earlier.data<float>(),
+                              .v = earlier.data<float>() + kv_width,
+                              .to = cache,
+                              .rows = token,
+                              .row_stride = 2 * kv_width,
+                              .kv_heads = kv_heads,
+                              .head_dim = head_dim});
+          attending.push_back({.cache = cache, .begin = token + 1 - keys, .token = token});
+        }
+        OneTokenAttention args{.qkv = from.data<float>(),
+                               .rows = attending,
+                               .heads = heads,
+                               .kv_heads = kv_heads,
+                               .head_dim = head_dim,
+                               .scale = scale};
+        Tensor out(rows * heads * head_dim, DType::f32), scores(attention_scores(args), DType::f32);
+        args.out = out.data<float>(), args.scores = scores.data<float>();
+        function(context, args);
+        CHECK(error_of(out.doubles(), expected) < forward_tolerance(DType::f32, head_dim + sequences.front().keys));
         CHECK((out.guard_intact() && scores.guard_intact()));
+        for (const Tensor& cache : caches) CHECK(cache.guard_intact());
         if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first = out;
         CHECK(out == first);
+        // The last row has the same bits alone.
+        Tensor alone(heads * head_dim, DType::f32);
+        OneTokenAttention last = args;
+        last.rows = last.rows.last(1);
+        last.qkv += (rows - 1) * width, last.out = alone.data<float>();
+        function(context, last);
+        CHECK(std::equal(last.out, last.out + heads * head_dim, args.out + (rows - 1) * heads * head_dim));
       });
 }
 
@@ -95,10 +145,46 @@ TEST_CASE("decode: products of few rows equal double, each row as if it were alo
   }
 }
 
+TEST_CASE("decode: products of many rows are shared among threads, which does not change bits", "[kernels]") {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (int64_t rows : {1, 2, 4, 7}) check_product(rows, 768, 401, dtype, true);
+}
+
 TEST_CASE("decode: attention of one token equals double, heads share keys", "[kernels]") {
-  for (int64_t keys : {1, 2, 15, 16, 17, 200}) check_attention(keys, 2, 2, 16);
-  for (int64_t head_dim : {1, 6, 20, 64, 128}) check_attention(9, 6, 2, head_dim);
-  check_attention(40, 3, 1, 8, 8.0);  // scores far apart
+  for (int64_t keys : {1, 2, 15, 16, 17, 200}) check_attention({{keys - 1, keys}}, 2, 2, 16);
+  for (int64_t head_dim : {1, 3, 6, 20, 64, 104, 128}) check_attention({{8, 9}}, 6, 2, head_dim);
+  check_attention({{39, 40}}, 3, 1, 8, 8.0);  // scores far apart
+}
+
+TEST_CASE("decode: attention of several sequences is that of each, and a window hides its earlier tokens",
+          "[kernels]") {
+  check_attention({{40, 41}, {0, 1}, {99, 100}}, 4, 2, 32);
+  for (int64_t token : {15, 16, 31, 40}) check_attention({{token, 5}, {token + 1, 16}, {50, 17}}, 4, 2, 12);
+}
+
+TEST_CASE("decode: weights of tokens are exponentials, zero below the floor", "[kernels]") {
+  for (int64_t elems : {1, 7, 64, 9000}) {
+    const Doubles logits = random_doubles(elems, DType::f32, static_cast<uint32_t>(elems), 20.0);
+    const double top = *std::max_element(logits.begin(), logits.end());
+    const float floor = static_cast<float>(top) - 15;
+    Tensor from(logits, DType::f32);
+    for (double temperature : {0.5, 1.0, 3.0})
+      for_isas_and_threads<TokenWeights>(SLIP_EVERY_ISA(token_weights_cpu), [&](LaunchContext& context, auto function,
+                                                                                const std::string& label) {
+        INFO(label);
+        Tensor weights(elems, DType::f32);
+        function(context,
+                 {from.data<float>(), weights.data<float>(), elems, static_cast<float>(top), floor, temperature});
+        const Doubles seen = weights.doubles();
+        double worst = 0;
+        for (size_t i = 0; i < seen.size(); ++i) {
+          const double weight = logits[i] < static_cast<double>(floor) ? 0 : std::exp((logits[i] - top) / temperature);
+          worst = std::max(worst, weight == 0 ? seen[i] : std::abs(seen[i] / weight - 1));
+        }
+        CHECK(worst < 1e-5);  // 30 roundings of an exponent of 30
+        CHECK(weights.guard_intact());
+      });
+  }
 }
 
 TEST_CASE("decode: a pass that only reads sums every element once", "[kernels]") {
@@ -128,12 +214,24 @@ TEST_CASE("decode: impossible operands are refused, costs equal the formula in t
   CHECK_THROWS_AS(few_rows_product(context, product), ShapeError);
   CHECK(few_rows_product_cost(product).flops == 2 * 2 * 2 * 3);
   CHECK(few_rows_product_cost(product).bytes == 4 * 6 + 4 * 2 * 5);
+  std::vector<float> memory(64);
+  std::vector<Attending> rows{{.cache = {.at = memory.data(), .capacity = 16}, .begin = 0, .token = 4}};
   OneTokenAttention attention;
-  attention.keys = 5, attention.heads = 4, attention.kv_heads = 3, attention.head_dim = 2;
+  attention.rows = rows;
+  attention.heads = 4, attention.kv_heads = 3, attention.head_dim = 2;
   CHECK_THROWS_WITH(one_token_attention(context, attention),
                     "[one_token_attention] 4 heads cannot share 3 key-value heads: need a divisor of heads.");
-  attention.kv_heads = 2, attention.kv_stride = 4;
+  attention.kv_heads = 2;
   CHECK_THROWS_AS(one_token_attention(context, attention), ShapeError);
   CHECK(one_token_attention_cost(attention).flops == 4 * 4 * 2 * 5);
   CHECK(one_token_attention_cost(attention).bytes == 8 * 5 * 4 + 8 * 8);
+  attention.qkv = attention.out = attention.scores = memory.data();
+  rows[0].token = 16;
+  CHECK_THROWS_WITH(one_token_attention(context, attention),
+                    "[one_token_attention] 17 tokens exceed the capacity of 16.");
+  rows[0].cache.capacity = 20;
+  CHECK_THROWS_WITH(one_token_attention(context, attention),
+                    "[one_token_attention] capacity is 20, need a multiple of 16.");
+  CHECK_THROWS_WITH(token_weights(context, {.elems = 1, .temperature = 0}),
+                    "[token_weights] temperature is 0, need more than 0.");
 }

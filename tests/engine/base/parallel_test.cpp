@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranges that threads share: every index once, and who runs the parts of workers that are late.
+
+#include "engine/base/parallel.h"
+
+#include <atomic>
+#include <vector>
+
+#include "engine/base/delayed_parts.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+
+namespace {
+
+constexpr int kThreads = 8;  // more than cores, so that some are late
+constexpr int64_t kCount = 801;
+
+/// Runs short ranges. Returns how many parts the caller has run beyond its own.
+int64_t parts_of_others(ThreadPool& pool, int rounds) {
+  int64_t others = 0;
+  const std::thread::id caller = std::this_thread::get_id();
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<int> seen(kCount);
+    std::atomic<int64_t> mine{0};
+    pool.parallel_for(kCount, 1, [&](int64_t begin, int64_t end) {
+      if (std::this_thread::get_id() == caller) ++mine;
+      for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+    });
+    REQUIRE(seen == std::vector<int>(kCount, 1));
+    REQUIRE(mine >= 1);
+    others += mine - 1;
+  }
+  return others;
+}
+
+}  // namespace
+
+TEST_CASE("parallel: every index runs once, and the caller runs parts of late workers only where it may", "[base]") {
+  ThreadPool pool(kThreads);
+  CHECK(parts_of_others(pool, 300) == 0);
+  {
+    const RunsDelayedParts here;
+    CHECK(parts_of_others(pool, 3000) > 0);
+  }
+  CHECK(parts_of_others(pool, 300) == 0);
+}
+
+TEST_CASE("parallel: an error of a part of a late worker reaches the caller, and the pool goes on", "[base]") {
+  ThreadPool pool(kThreads);
+  const RunsDelayedParts here;
+  for (int round = 0; round < 300; ++round) {
+    CHECK_THROWS_AS(pool.parallel_for(kThreads, 1,
+                                      [&](int64_t begin, int64_t) {
+                                        if (begin == round % kThreads) throw 5;
+                                      }),
+                    int);
+    std::atomic<int64_t> sum{0};
+    pool.parallel_for(kThreads, 1, [&](int64_t begin, int64_t) { sum += begin; });
+    CHECK(sum == kThreads * (kThreads - 1) / 2);
+  }
+}
