@@ -56,8 +56,7 @@ std::vector<JsonLineTokens::Mark>::const_iterator JsonLineTokens::before(int64_t
 }
 
 std::vector<JsonLineTokens::Mark>::const_iterator JsonLineTokens::after(int64_t end) const {
-  return std::lower_bound(marks_.begin(), marks_.end(), end,
-                          [](const Mark& mark, int64_t id) { return mark.id < id; });
+  return std::lower_bound(marks_.begin(), marks_.end(), end, [](const Mark& mark, int64_t id) { return mark.id < id; });
 }
 
 void JsonLineTokens::prefetch(int64_t begin, int64_t count) const {
