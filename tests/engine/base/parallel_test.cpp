@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges that threads share: every index once, and who runs the parts of workers that are late.
+// Ranges that threads share: every index runs once, and a caller takes the parts of late workers.
 
 #include "engine/base/parallel.h"
 
