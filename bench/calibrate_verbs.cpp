@@ -9,6 +9,7 @@
 #include <barrier>
 #include <chrono>
 #include <exception>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -36,13 +37,21 @@ constexpr int64_t kSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB};
 // Between hosts: a shaper's bucket holds the small ones.
 constexpr int64_t kFarSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB, 16 * kMiB};
 constexpr Op kVerbs[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::exchange, Op::send};
+constexpr double kCrowdedWork = 1e-3, kCrowdedSeconds = 1;
 constexpr comm::Link kEmulated{1e9, 100'000};
+const Work kNothing{"nothing", {}, {}, {}, [](LaunchContext&) {}};
 
 int64_t elems_of(int64_t bytes) { return std::max<int64_t>(1, bytes / 4); }
 
 int64_t process_ns() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * kSecond + now.tv_nsec;
+}
+
+int64_t thread_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return int64_t{now.tv_sec} * kSecond + now.tv_nsec;
 }
 
@@ -82,7 +91,8 @@ struct Measured {
 /// `ranks` threads with one communicator each.
 class Group {
  public:
-  Group(int ranks, int cores) : ranks_(ranks), barrier_(ranks) {
+  /// `pinned`: each rank to a core of its own, as a launcher does.
+  Group(int ranks, bool pinned) : ranks_(ranks), pinned_(pinned), barrier_(ranks) {
     const int64_t area = comm::shared_area_bytes(ranks);
     memory_ =
         std::shared_ptr<std::byte>(static_cast<std::byte*>(::operator new (
@@ -92,19 +102,37 @@ class Group {
       areas_.push_back(memory_.get() + r * area);
       comm::prepare_shared_area(areas_.back(), ranks);
     }
-    pinned_ = ranks <= cores;
   }
 
   /// `emulated`: behind a link of kEmulated.
   std::vector<std::vector<Measured>> run(bool emulated, double seconds) {
     std::vector<std::vector<Measured>> of_verbs(std::size(kVerbs), std::vector<Measured>(std::size(kSizes)));
+    on_ranks([&](int rank) { run_rank(rank, emulated, seconds, of_verbs); });
+    return of_verbs;
+  }
+
+  /// Mean seconds of a step: work of `work_seconds` on a core, then a small sum of all ranks. Other groups may run at
+  /// the same time.
+  double run_steps(double work_seconds, double seconds) {
+    double step_seconds = 0;
+    on_ranks([&](int rank) {
+      const double mean = run_steps_of_rank(rank, work_seconds, seconds);
+      if (rank == 0) step_seconds = mean;
+    });
+    return step_seconds;
+  }
+
+ private:
+  /// Blocks. Throws what a rank threw.
+  template <typename Run>
+  void on_ranks(const Run& run) {
     std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks_));
     std::vector<std::thread> threads;
     for (int r = 0; r < ranks_; ++r)
       threads.push_back(start_thread("a rank", [&, r] {
         try {
           if (pinned_) pin_to_core(r);
-          run_rank(r, emulated, seconds, of_verbs);
+          run(r);
         } catch (...) {
           errors[static_cast<size_t>(r)] = std::current_exception();
         }
@@ -112,42 +140,83 @@ class Group {
     for (std::thread& thread : threads) thread.join();
     for (const std::exception_ptr& error : errors)
       if (error) std::rethrow_exception(error);
-    return of_verbs;
   }
 
- private:
-  void run_rank(int rank, bool emulated, double seconds, std::vector<std::vector<Measured>>& of_verbs) {
+  /// What a rank has in a run: a stream for compute, one for a channel, and two events between them.
+  class Rank {
+   public:
+    Rank(const Group& group, int rank, bool emulated)
+        : communicator_(group.communicator(rank)),
+          compute_(device_->make_stream({.name = "compute"})),
+          channel_(device_->make_stream({.name = "channel", .high_priority = true})) {
+      if (emulated)
+        communicator_ = comm::emulate(std::move(communicator_), std::make_shared<comm::LinkPort>(kEmulated));
+      const int64_t most = kSizes[std::size(kSizes) - 1] * group.ranks_;
+      from_ = device_->allocate(most, "sent"), to_ = device_->allocate(most, "received");
+      memory_ = Memory({{from_->data(), 0, Instances::one}, {to_->data(), 0, Instances::one}});
+    }
+    comm::Communicator& communicator() { return *communicator_; }
+
+    /// Blocks. `count` times `compute`, then `transfer` on the channel, which compute awaits.
+    void repeat(const Work& compute, const Work& transfer, int count) {
+      const Frame frame{.memory = &memory_};
+      for (int i = 0; i < count; ++i) {
+        compute_->launch(compute, frame);
+        compute_->record(*ready_);
+        channel_->wait(*ready_, frame);
+        channel_->launch(transfer, frame);
+        channel_->record(*moved_);
+        compute_->wait(*moved_, frame);
+        // Events are recorded again, as in a run, only behind the wait for them.
+        compute_->launch(kNothing, frame);
+        compute_->synchronize();
+      }
+    }
+
+   private:
+    std::unique_ptr<Device> device_ = make_cpu_device();
+    std::unique_ptr<comm::Communicator> communicator_;
+    std::unique_ptr<Stream> compute_, channel_;
+    std::unique_ptr<Event> ready_ = device_->make_event(1), moved_ = device_->make_event(2);
+    std::unique_ptr<Allocation> from_, to_;
+    Memory memory_;
+  };
+
+  std::unique_ptr<comm::Communicator> communicator(int rank) const {
     std::vector<int> names(static_cast<size_t>(ranks_));
     std::iota(names.begin(), names.end(), 0);
-    const std::unique_ptr<Device> device = make_cpu_device();
-    std::unique_ptr<comm::Communicator> communicator = std::make_unique<comm::HostCommunicator>(
-        comm::make_shared_transport(areas_, rank, names, memory_), comm::CommOptions{.timeout_seconds = 60});
-    if (emulated) communicator = comm::emulate(std::move(communicator), std::make_shared<comm::LinkPort>(kEmulated));
-    const std::unique_ptr<Stream> compute = device->make_stream({.name = "compute"}),
-                                  channel = device->make_stream({.name = "channel", .high_priority = true});
-    const std::unique_ptr<Event> ready = device->make_event(1), moved = device->make_event(2);
-    const int64_t most = kSizes[std::size(kSizes) - 1] * ranks_;
-    const std::unique_ptr<Allocation> from = device->allocate(most, "sent"), to = device->allocate(most, "received");
-    const Memory memory({{from->data(), 0, Instances::one}, {to->data(), 0, Instances::one}});
-    const Frame frame{.memory = &memory};
-    const Work nothing{"nothing", {}, {}, {}, [](LaunchContext&) {}};
+    return std::make_unique<comm::HostCommunicator>(comm::make_shared_transport(areas_, rank, names, memory_),
+                                                    comm::CommOptions{.timeout_seconds = 60});
+  }
+
+  double run_steps_of_rank(int rank, double work_seconds, double seconds) {
+    Rank self(*this, rank, false);
+    const Work sum = bind(self.communicator(), Op::all_reduce, 1);
+    const auto work_ns = static_cast<int64_t>(work_seconds * 1e9);
+    const Work work{"work", {}, {}, {}, [work_ns](LaunchContext&) {
+                      for (const int64_t end_ns = thread_ns() + work_ns; thread_ns() < end_ns;) {
+                      }
+                    }};
+    self.repeat(work, sum, 2);
+    int steps = 0;
+    const int64_t begin_ns = monotonic_ns();
+    do {
+      self.repeat(work, sum, 1);
+      ++steps;
+      barrier_.arrive_and_wait();
+      if (rank == 0) goes_on_ = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9 < seconds;
+      barrier_.arrive_and_wait();
+    } while (goes_on_);
+    return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9 / steps;
+  }
+
+  void run_rank(int rank, bool emulated, double seconds, std::vector<std::vector<Measured>>& of_verbs) {
+    Rank self(*this, rank, emulated);
     std::vector<Work> works;  // bound once, as a run does
     for (const Op op : kVerbs)
       for (const int64_t bytes : kSizes)
-        works.push_back(op == Op::send && ranks_ % 2 == 1 ? nothing : bind(*communicator, op, elems_of(bytes)));
-    const auto repeat = [&](const Work& work, int count) {
-      for (int i = 0; i < count; ++i) {
-        compute->launch(nothing, frame);
-        compute->record(*ready);
-        channel->wait(*ready, frame);
-        channel->launch(work, frame);
-        channel->record(*moved);
-        compute->wait(*moved, frame);
-        // Events are recorded again, as in a run, only behind the wait for them.
-        compute->launch(nothing, frame);
-        compute->synchronize();
-      }
-    };
+        works.push_back(op == Op::send && ranks_ % 2 == 1 ? kNothing : bind(self.communicator(), op, elems_of(bytes)));
+    const auto repeat = [&](const Work& work, int count) { self.repeat(kNothing, work, count); };
     for (size_t v = 0; v < std::size(kVerbs); ++v)
       for (size_t s = 0; s < std::size(kSizes); ++s) {
         const Work& work = works[v * std::size(kSizes) + s];
@@ -173,7 +242,7 @@ class Group {
   }
 
   int ranks_;
-  bool pinned_ = false;
+  bool pinned_;
   std::barrier<> barrier_;
   bool goes_on_ = false;  // written by rank 0 between barriers
   std::shared_ptr<std::byte> memory_;
@@ -309,23 +378,40 @@ void measure_verbs(runtime::World& world, comm::Communicator& by, double seconds
   }
 }
 
+/// How long ranks of groups of `size` wait for each other in a step beyond their share of the cores and the verb.
+int64_t crowded_wait_ns(int size, int ranks, int cores, double seconds, const HostTimes& host) {
+  const int count = ranks / size;
+  std::vector<std::future<double>> groups;
+  for (int g = 0; g < count; ++g)
+    groups.push_back(
+        std::async(std::launch::async, [&] { return Group(size, false).run_steps(kCrowdedWork, seconds); }));
+  double mean = 0;
+  for (std::future<double>& group : groups) mean += group.get() / count;
+  const VerbTimes* verb = host.verb(name_of(Op::all_reduce), size);
+  const double share = kCrowdedWork * size * count / cores;
+  return std::max<int64_t>(0, static_cast<int64_t>((mean - share) * 1e9) - (verb ? verb->latency_ns : 0));
+}
+
 void measure_verbs(int ranks, int cores, double seconds, HostTimes& host) {
   std::vector<int> groups;
   for (int n = 2; n <= ranks; n *= 2) groups.push_back(n);
   if (groups.back() != ranks) groups.push_back(ranks);
   for (const int n : groups) {
-    Group group(n, cores);
+    Group group(n, n <= cores);
     const auto of_verbs = group.run(false, seconds / static_cast<double>(groups.size() + 1));
     for (size_t v = 0; v < std::size(kVerbs); ++v)
       if (kVerbs[v] != Op::send || n % 2 == 0) host.verbs.push_back(fitted(kVerbs[v], n, kSizes, of_verbs[v]));
   }
-  const auto behind_a_link = Group(2, cores).run(true, seconds / static_cast<double>(groups.size() + 1));
+  const auto behind_a_link = Group(2, cores >= 2).run(true, seconds / static_cast<double>(groups.size() + 1));
   std::vector<double> more;
   for (size_t v = 0; v < std::size(kVerbs); ++v) {
     const comm::WireCost cost = comm::wire_cost(kVerbs[v], Algorithm::direct, 2, kSizes[0] / 4, DType::f32, kEmulated);
     more.push_back(behind_a_link[v][0].seconds - static_cast<double>(cost.latency_ns + cost.wire_ns) * 1e-9);
   }
   host.emulated_ns = std::max<int64_t>(0, static_cast<int64_t>(median(more) * 1e9));
+  for (const int n : groups)
+    if (ranks > cores && ranks % n == 0)
+      host.waits.push_back({n, ranks, crowded_wait_ns(n, ranks, cores, kCrowdedSeconds, host)});
 }
 
 }  // namespace slipstream::bench

@@ -45,7 +45,8 @@ WireCost RooflinePrice::wire(Op op, Algorithm algorithm, Axis axis, int ranks, i
     WireCost cost = wire_cost(op, algorithm, ranks, elems, dtype, link(axis));
     const int64_t wire_ns = time_at(cost.bytes, verb->bytes_per_second);
     cost.wire_ns = rates_.emulated ? std::max(cost.wire_ns, wire_ns) : wire_ns;
-    cost.latency_ns = rates_.emulated ? cost.latency_ns + rates_.measured->emulated_ns : verb->latency_ns;
+    cost.latency_ns = (rates_.emulated ? cost.latency_ns + rates_.measured->emulated_ns : verb->latency_ns) +
+                      rates_.measured->crowded_wait_ns(ranks, rates_.shared.ranks, rates_.shared.threads);
     return cost;
   }
   const GroupSpan& span = spans_[static_cast<size_t>(axis)];

@@ -75,11 +75,23 @@ const VerbTimes* HostTimes::verb(std::string_view name, int ranks) const {
   return best;
 }
 
+int64_t HostTimes::crowded_wait_ns(int group, int ranks, int threads) const {
+  if (ranks * threads <= cores) return 0;
+  const CrowdedWait* best = nullptr;
+  const auto distance = [&](const CrowdedWait& row) {
+    return std::pair(std::abs(row.ranks - ranks), std::abs(row.group - group));
+  };
+  for (const CrowdedWait& row : waits)
+    if (!best || distance(row) < distance(*best)) best = &row;
+  return best ? best->wait_ns : 0;
+}
+
 std::string HostTimes::text() const {
   std::string text = fmt::format("cores {}\nemulated_ns {}\n", cores, emulated_ns);
   for (const VerbTimes& v : verbs)
     text += fmt::format("verb {} {} {} {} {} {:.6g}\n", v.verb, v.ranks, v.latency_ns, v.bytes_per_second, v.core_ns,
                         v.core_ns_per_byte);
+  for (const CrowdedWait& row : waits) text += fmt::format("wait {} {} {}\n", row.group, row.ranks, row.wait_ns);
   for (const auto& [threads, times] : by_threads) {
     text += fmt::format("rates {} {:.6g} {:.6g} {:.6g}\n", threads, times.products_per_second, times.scores_per_second,
                         times.bytes_per_second);
@@ -112,6 +124,12 @@ HostTimes HostTimes::parse(const std::string& text) {
           v.ranks < 2 || v.latency_ns < 0 || v.bytes_per_second <= 0 || v.core_ns < 0 || !(v.core_ns_per_byte >= 0))
         refuse(line, "a verb, at least 2 ranks, latency in ns, bytes/s above 0, core time in ns, core ns per byte");
       host.verbs.push_back(v);
+    } else if (kind == "wait") {
+      CrowdedWait row;
+      if (!(words >> row.group >> row.ranks >> row.wait_ns) || row.group < 2 || row.ranks < row.group ||
+          row.wait_ns < 0)
+        refuse(line, "at least 2 ranks of a group, at least as many of the host, and a time in ns");
+      host.waits.push_back(row);
     } else if (kind == "rates") {
       WorkTimes t;
       if (!(words >> threads >> t.products_per_second >> t.scores_per_second >> t.bytes_per_second) || threads < 1 ||
@@ -136,7 +154,7 @@ HostTimes HostTimes::parse(const std::string& text) {
       words >> work.name;
       host.by_threads[threads].works[std::strtoull(shape.c_str(), nullptr, 16)] = work;
     } else {
-      refuse(line, "cores, emulated_ns, verb, rates, local or work as its first word");
+      refuse(line, "cores, emulated_ns, verb, wait, rates, local or work as its first word");
     }
   }
   if (host.cores == 0 && !text.empty()) refuse("", "a row 'cores'");

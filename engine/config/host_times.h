@@ -41,16 +41,27 @@ struct VerbTimes {
   double core_ns_per_byte = 0;   // and a sent byte
 };
 
+/// More ranks than cores: a rank that is due waits for the time slice of another one.
+struct CrowdedWait {
+  int group = 2;        // ranks that meet
+  int ranks = 4;        // of the host
+  int64_t wait_ns = 0;  // of a group's ranks for each other, beyond their work and the verb
+};
+
 struct HostTimes {
   int cores = 0;
   int64_t emulated_ns = 0;  // of a transfer on an emulated link, beyond its latency and bytes
   std::map<int, WorkTimes> by_threads;
   std::vector<VerbTimes> verbs;
+  std::vector<CrowdedWait> waits;
 
   /// Pure. The works of a rank with `threads` threads, or with the nearest number that was measured.
   const WorkTimes& at(int threads) const;
   /// Pure. The nearest measured group of this verb; null if there is none.
   const VerbTimes* verb(std::string_view name, int ranks) const;
+  /// Pure. The wait of the nearest measured group if `ranks` ranks of `threads` threads share the cores; 0: they have
+  /// cores of their own, or it was not measured.
+  int64_t crowded_wait_ns(int group, int ranks, int threads) const;
 
   /// The rows of a machine file. parse() reads what text() writes.
   /// Throws: ConfigError "needs ..., got ..." for the first wrong row.

@@ -22,6 +22,7 @@ HostTimes two_cores() {
   host.by_threads[2].works[0x123].time_ns = 2300;
   host.verbs = {{"all_reduce", 2, 20'000, 4'000'000'000, 9000, 0.25},
                 {"all_reduce", 4, 50'000, 1'000'000'000, 9000, 0.5}};
+  host.waits = {{2, 4, 1'000'000}, {4, 4, 3'000'000}};
   return host;
 }
 
@@ -39,6 +40,17 @@ TEST_CASE("host times: parse reads what text writes", "[config]") {
   CHECK(read.verb("all_reduce", 4)->core_ns_per_byte == 0.5);
   CHECK(read.verb("all_reduce", 9)->ranks == 4);
   CHECK(read.verb("broadcast", 2) == nullptr);
+}
+
+TEST_CASE("host times: ranks wait for each other where they are more than the cores", "[config]") {
+  const HostTimes read = HostTimes::parse(two_cores().text());
+  CHECK(read.crowded_wait_ns(2, 2, 1) == 0);
+  CHECK(read.crowded_wait_ns(2, 1, 2) == 0);
+  CHECK(read.crowded_wait_ns(2, 4, 1) == 1'000'000);
+  CHECK(read.crowded_wait_ns(3, 3, 1) == 1'000'000);  // the nearest
+  CHECK(read.crowded_wait_ns(4, 4, 1) == 3'000'000);
+  CHECK(read.crowded_wait_ns(2, 2, 2) == 1'000'000);
+  CHECK(HostTimes{.cores = 2}.crowded_wait_ns(2, 4, 1) == 0);
 }
 
 TEST_CASE("host times: sizes between two measured ones lie on their line", "[config]") {
@@ -75,8 +87,9 @@ TEST_CASE("host times: wrong rows are refused with the row and its need", "[conf
     }
     return "";
   };
-  for (const char* row : {"cores 0", "verb all_reduce 1 5 5 5 5", "verb all_reduce 2 5 0 5 5", "rates 1 1e9 1e9 0",
-                          "local 1 update -4 5", "work 1 12 55 name", "work 1 000000000000zz23 55 name", "speed 4"}) {
+  for (const char* row : {"cores 0", "verb all_reduce 1 5 5 5 5", "verb all_reduce 2 5 0 5 5", "wait 1 4 5",
+                          "wait 4 2 5", "wait 2 4 -1", "rates 1 1e9 1e9 0", "local 1 update -4 5", "work 1 12 55 name",
+                          "work 1 000000000000zz23 55 name", "speed 4"}) {
     INFO(row);
     const std::string text = refusal(fmt::format("cores 2\n{}\n", row));
     CHECK(text.find(row) != std::string::npos);
