@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream plan: prints the plan and its rehearsed times without running it.
 
+#include <malloc.h>
+
 #include <memory>
 #include <sstream>
 #include <string>
@@ -97,7 +99,15 @@ int search(const PlanOptions& options) {
   return 0;
 }
 
+/// Plans of many stages free and allocate the same large arrays: their pages stay.
+void keep_pages() {
+  constexpr int kMost = 1 << 30;
+  mallopt(M_MMAP_THRESHOLD, kMost);
+  mallopt(M_TRIM_THRESHOLD, kMost);
+}
+
 int plan(const PlanOptions& options) {
+  keep_pages();
   if (!options.against.empty()) return against(options);
   if (!options.from.empty()) {
     planner::PlanRequest request = options;

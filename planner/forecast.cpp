@@ -4,6 +4,7 @@
 #include "planner/forecast.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/rehearse/rehearse.h"
 #include "engine/base/check.h"
@@ -15,10 +16,11 @@ namespace {
 struct Sample {
   double step_ms = 0, exposed_ms = 0, bubble_ms = 0;
   int64_t memory_bytes = 0;
+  FinishedJob finished;
 };
 
 Sample rehearse_short(const JobRequest& request) {
-  const FinishedJob finished = build_job_with_update(request, {});
+  FinishedJob finished = build_job_with_update(request, {});
   const Job& job = *finished.job;
   const comm::RooflinePrice price = price_of(*request.config, request.machine, job.mesh);
   constexpr int kSteps = 3;
@@ -29,7 +31,8 @@ Sample rehearse_short(const JobRequest& request) {
   return {.step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6,
           .exposed_ms = static_cast<double>(times.exposed_ns) / (1e6 * kSteps),
           .bubble_ms = static_cast<double>(times.bubble_ns) / (1e6 * kSteps),
-          .memory_bytes = most_bytes(finished)};
+          .memory_bytes = most_bytes(finished),
+          .finished = std::move(finished)};
 }
 
 Forecast middle(const Drawn& drawn) {
@@ -57,6 +60,7 @@ Forecast middle(const Drawn& drawn) {
   const double more = state.rounds - 1;
   result.step_ms += more * (last.step_ms - before.step_ms);
   result.exposed_ms += more * (last.exposed_ms - before.exposed_ms);
+  if (state.fills) result.memory_bytes = most_bytes_of_run(drawn.config, state, before.finished, last.finished);
   result.bubble_ms = std::max(0.0, result.bubble_ms + more * (last.bubble_ms - before.bubble_ms));
   return result;
 }

@@ -175,6 +175,9 @@ Planned make_plan(const PlanRequest& request) {
                     .round = state.round,
                     .rounds = state.rounds,
                     .one_more = planned_totals(planned, longer, rehearsal)};
+  if (state.fills)
+    planned.steady.memory_bytes = most_bytes_of_run(drawn.config, state, planned.finished, longer) +
+                                  sum_of(extra_memory_of(planned, largest_stage(longer), longer.engines));
   return planned;
 }
 
@@ -183,10 +186,12 @@ std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
   std::vector<ExtraMemory> extra = extra_memory_of(planned, largest, planned.finished.engines);
   const Steady& steady = planned.steady;
   if (steady.planned == 0) return extra;
-  const auto grown_bytes =
-      static_cast<double>(steady.one_more.memory_bytes - largest.buffers.total_bytes() - sum_of(extra));
-  if (const auto later_bytes = static_cast<int64_t>(steady.rounds * grown_bytes); later_bytes > 0)
-    extra.push_back({"micro-batches beyond the plan", later_bytes});
+  const int64_t planned_bytes = largest.buffers.total_bytes() + sum_of(extra);
+  const auto later_bytes =
+      steady.memory_bytes > 0
+          ? steady.memory_bytes - planned_bytes
+          : static_cast<int64_t>(steady.rounds * static_cast<double>(steady.one_more.memory_bytes - planned_bytes));
+  if (later_bytes > 0) extra.push_back({"micro-batches beyond the plan", later_bytes});
   return extra;
 }
 
@@ -233,7 +238,10 @@ StepTotals totals_of(const Planned& planned, const comm::Rehearsal& rehearsal) {
   for (double StepTotals::*member :
        {&StepTotals::step_ms, &StepTotals::communication_ms, &StepTotals::exposed_ms, &StepTotals::bubble_ms})
     extend(totals.*member, steady.one_more.*member);
-  extend(totals.memory_bytes, steady.one_more.memory_bytes);
+  if (steady.memory_bytes > 0)
+    totals.memory_bytes = steady.memory_bytes;
+  else
+    extend(totals.memory_bytes, steady.one_more.memory_bytes);
   extend(totals.wire.sent, steady.one_more.wire.sent);
   extend(totals.wire.theory, steady.one_more.wire.theory);
   for (auto& [name, load] : totals.channels)

@@ -63,6 +63,7 @@ struct Steady {
   int64_t round = 0;    // micro-batches
   double rounds = 0;    // beyond the plan
   StepTotals one_more;
+  int64_t memory_bytes = 0;  // of the largest stage with all micro-batches, where no line gives it; 0: a line does
 };
 
 struct Planned {

@@ -14,6 +14,7 @@
 #include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/parallel.h"
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/plan/keeping.h"
@@ -262,9 +263,11 @@ int64_t launches_of_step(const FinishedJob& finished) {
 }  // namespace
 
 const Job& largest_stage(const FinishedJob& finished) {
-  return **std::max_element(finished.stages.begin(), finished.stages.end(), [](const auto& a, const auto& b) {
-    return a->buffers.total_bytes() < b->buffers.total_bytes();
-  });
+  const Job* largest = nullptr;
+  int64_t most = -1;
+  for (const auto& job : finished.stages)
+    if (const int64_t bytes = job->buffers.total_bytes(); bytes > most) most = bytes, largest = job.get();
+  return *largest;
 }
 
 int64_t most_bytes(const FinishedJob& finished) { return largest_stage(finished).buffers.total_bytes(); }
@@ -393,8 +396,8 @@ Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, co
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
                                     std::optional<size_t> saved_before, size_t keep_interval) {
-  std::vector<comm::RankRuns> ranks;
-  for (size_t s = 0; s < stages.size(); ++s) {
+  std::vector<comm::RankRuns> ranks(stages.size());
+  for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
     std::vector<const Plan*> plans(runs, &stages[s]->train);
     for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2)
       plans[run] = &stages[s]->train_swapped;
@@ -406,10 +409,10 @@ std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>
     for (size_t run = runs; keep_interval > 0 && --run > 0;)
       if (run % keep_interval == 0) insert(run, &Job::keep, &Job::keep_swapped);
     if (saved_before) insert(*saved_before, &Job::save, &Job::save_swapped);
-    ranks.push_back({.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
-                     .runs = plans,
-                     .seams = comm::link_all(plans, stages[s]->channels)});
-  }
+    ranks[s] = {.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
+                .runs = plans,
+                .seams = comm::link_all(plans, stages[s]->channels)};
+  });
   return ranks;
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <future>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include <fmt/ranges.h>
 
 #include "engine/base/check.h"
+#include "engine/base/parallel.h"
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/report/utilization.h"
@@ -39,15 +39,6 @@ JobRequest compared_request(const Drawn& drawn, const ResolvedConfig& config) {
   return asked;
 }
 
-/// Runs `work(thread)` on `threads` threads, this one among them.
-template <typename Run>
-void on_threads(int threads, const Run& run) {
-  std::vector<std::future<void>> others;
-  for (int thread = 1; thread < threads; ++thread) others.push_back(std::async(std::launch::async, run, thread));
-  run(0);
-  for (std::future<void>& other : others) other.get();
-}
-
 class Search {
  public:
   Search(const SearchOptions& options, SearchResult& result, std::vector<std::optional<ResolvedConfig>> configs)
@@ -56,7 +47,7 @@ class Search {
   }
 
   void run(int threads, Clock::time_point begin) {
-    on_threads(threads, [&](int) {
+    for_each_index(static_cast<size_t>(threads), threads, [&](size_t) {
       while (true) {
         const double spent_s = std::chrono::duration<double>(Clock::now() - begin).count();
         if (options_.seconds > 0 && spent_s >= options_.seconds && has_winner()) return;
@@ -141,10 +132,10 @@ class Search {
 /// Bounds every layout. Those that break a rule or exceed the memory have no configuration.
 std::vector<std::optional<ResolvedConfig>> bound_all(const RunConfig& written, int threads, SearchResult& result) {
   std::vector<std::optional<ResolvedConfig>> configs(result.layouts.size());
-  on_threads(threads, [&](int thread) {
+  for_each_index(static_cast<size_t>(threads), threads, [&](size_t own) {
     LayoutBounds bounds(result.drawn.machine);
     // Neighbours in the list share works.
-    const size_t count = configs.size(), all = static_cast<size_t>(threads), own = static_cast<size_t>(thread);
+    const size_t count = configs.size(), all = static_cast<size_t>(threads);
     for (size_t i = count * own / all; i < count * (own + 1) / all; ++i) {
       SearchedLayout& layout = result.layouts[i];
       try {
@@ -195,6 +186,9 @@ int64_t over_steady_state(const Drawn& drawn, const ResolvedConfig& config, cons
   // T(longest) + (rounds - 1) (T(longest) - T(shorter))
   use(last, tried.finished, state.rounds - 1);
   use(before, shorter.finished, 1 - state.rounds);
+  if (state.fills)
+    return tried.memory_bytes - most_bytes(tried.finished) +
+           most_bytes_of_run(config, state, shorter.finished, tried.finished);
   return tried.memory_bytes +
          static_cast<int64_t>((state.rounds - 1) * static_cast<double>(tried.memory_bytes - shorter.memory_bytes));
 }
@@ -219,7 +213,9 @@ Rehearsed rehearse_config(const Drawn& drawn, const ResolvedConfig& config) {
         step_ns += weight * static_cast<double>(found->second);
         fits = true;
       });
-  if (fits) made.step_ms = step_ns / 1e6;
+  // The whole step may need more memory than its short plans.
+  const int64_t has_bytes = drawn.machine.memory_bytes;
+  if (fits && (has_bytes == 0 || made.memory_bytes <= has_bytes)) made.step_ms = step_ns / 1e6;
   return made;
 }
 

@@ -4,10 +4,9 @@
 #include "planner/stage_jobs.h"
 
 #include <algorithm>
-#include <future>
-#include <thread>
 #include <utility>
 
+#include "engine/base/parallel.h"
 #include "engine/plan/build_job.h"
 
 namespace slipstream::planner {
@@ -79,14 +78,8 @@ std::shared_ptr<Job> StageJobs::build(PlanOptions options, int stage) const {
 std::vector<std::shared_ptr<Job>> StageJobs::build_all(const PlanOptions& options) const {
   const int stages = options.sizes.pipeline;
   std::vector<std::shared_ptr<Job>> jobs(static_cast<size_t>(stages));
-  const int threads = is_deep(request_) ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : 1;
-  const auto build_some = [&](int first) {
-    for (int stage = first; stage < stages; stage += threads) jobs[static_cast<size_t>(stage)] = build(options, stage);
-  };
-  std::vector<std::future<void>> others;
-  for (int thread = 1; thread < threads; ++thread) others.push_back(std::async(std::launch::async, build_some, thread));
-  build_some(0);
-  for (std::future<void>& other : others) other.get();
+  for_each_index(jobs.size(), threads_for(is_deep(request_) ? SIZE_MAX : jobs.size()),
+                 [&](size_t stage) { jobs[stage] = build(options, static_cast<int>(stage)); });
   return jobs;
 }
 

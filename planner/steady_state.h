@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/config/resolve.h"
+#include "planner/finished_job.h"
 
 namespace slipstream::planner {
 
@@ -13,10 +14,17 @@ namespace slipstream::planner {
 struct SteadyState {
   int64_t planned = 0;
   int64_t round = 0;
-  double rounds = 0;  // 0: too few micro-batches
+  double rounds = 0;   // 0: too few micro-batches
+  bool fills = false;  // the plans have fewer micro-batches than stages
 };
-/// Pure.
+/// Deep pipelines are planned with fewer micro-batches than stages: a stage whose next ones are full is paced by them,
+/// so a further micro-batch takes the time of the steady state there as well. The first stages do not yet hold all
+/// micro-batches that they will, see most_bytes_of_run(). Pure.
 SteadyState steady_state(const ResolvedConfig& config);
+/// Memory of the largest stage with all micro-batches of the run, without memory outside the plan, from plans with
+/// `planned` and `planned + round`: activations grow with the micro-batches that the whole schedule keeps alive. Pure.
+int64_t most_bytes_of_run(const ResolvedConfig& run, const SteadyState& state, const FinishedJob& shorter,
+                          const FinishedJob& longer);
 /// The same run with another number of micro-batches in a step. Pure.
 ResolvedConfig with_micro_batches(const ResolvedConfig& config, int64_t micro_batches);
 

@@ -10,6 +10,7 @@
 #include "comm/rehearse/graph.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/check.h"
+#include "engine/base/parallel.h"
 
 namespace slipstream::comm {
 namespace {
@@ -180,12 +181,15 @@ Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vect
   Proof proof;
   std::vector<RankRuns> ranks = representatives(stages, mesh);
   std::vector<const Plan*> all;
-  for (size_t s = 0; s < stages.size(); ++s) {
+  std::vector<HazardReport> reports(stages.size());
+  for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
     ranks[s].seams = link_all(ranks[s].runs, channels);
+    reports[s] = find_hazards({ranks[s].runs, ranks[s].seams}, channels, stages[s].buffers);
+  });
+  for (size_t s = 0; s < stages.size(); ++s) {
     proof.seam_waits += static_cast<int64_t>(ranks[s].seams.back().size());
-    HazardReport report = find_hazards({ranks[s].runs, ranks[s].seams}, channels, stages[s].buffers);
-    proof.hazard_count += report.count;
-    std::move(report.hazards.begin(), report.hazards.end(), std::back_inserter(proof.hazards));
+    proof.hazard_count += reports[s].count;
+    std::move(reports[s].hazards.begin(), reports[s].hazards.end(), std::back_inserter(proof.hazards));
     for (const Plan* plan : distinct(stages[s].runs)) {
       all.push_back(plan);
       proof.items += static_cast<int64_t>(plan->size());
@@ -221,14 +225,18 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   sort_by_start(stages, in_order);
 
   Proof ordered;
-  for (const Stage& stage : stages) {
-    if (checks !=
-        Checks::none) {  // before pruning: afterwards channel order hides an order that a pass should have declared
-      HazardReport implicit_order = find_implicit_order(*stage.plan, channels, stage.buffers);
-      ordered.hazard_count += implicit_order.count;
-      std::move(implicit_order.hazards.begin(), implicit_order.hazards.end(), std::back_inserter(ordered.hazards));
-    }
-    ordered.pruned_count += prune(*stage.plan, channels.size());
+  std::vector<HazardReport> implicit_order(stages.size());
+  std::vector<int64_t> pruned(stages.size());
+  for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
+    const Stage& stage = stages[s];
+    // Before pruning: afterwards channel order hides an order that a pass should have declared.
+    if (checks != Checks::none) implicit_order[s] = find_implicit_order(*stage.plan, channels, stage.buffers);
+    pruned[s] = prune(*stage.plan, channels.size());
+  });
+  for (size_t s = 0; s < stages.size(); ++s) {
+    ordered.hazard_count += implicit_order[s].count;
+    std::move(implicit_order[s].hazards.begin(), implicit_order[s].hazards.end(), std::back_inserter(ordered.hazards));
+    ordered.pruned_count += pruned[s];
   }
   if (checks != Checks::all) return ordered;
   constexpr size_t kRunsProved = 3;

@@ -9,6 +9,7 @@
 
 #include "comm/rehearse/graph.h"
 #include "engine/base/check.h"
+#include "engine/base/parallel.h"
 #include "engine/report/overlap.h"
 
 namespace slipstream::comm {
@@ -188,15 +189,18 @@ Rehearsal rehearse(const Mesh& mesh, const std::vector<Channel>& channels, std::
     return rehearsal;
   }
   rehearsal.makespan_ns = graph.time().makespan_ns();
-  for (size_t r = 0; r < ranks.size(); ++r) rehearsal.ranks.push_back(times_of(graph, ranks[r], r, channels.size()));
+  rehearsal.ranks.resize(ranks.size());
+  const int threads = threads_for(ranks.size());
+  for_each_index(ranks.size(), threads,
+                 [&](size_t r) { rehearsal.ranks[r] = times_of(graph, ranks[r], r, channels.size()); });
   if (!options.splits_idle) return rehearsal;
   Graph instant(mesh, channels, ranks, price, {.rehearse = options, .instant = true});
   SLIP_ASSERT(instant.solve());
-  for (size_t r = 0; r < ranks.size(); ++r) {
+  for_each_index(ranks.size(), threads, [&](size_t r) {
     RankTimes& times = rehearsal.ranks[r];
     const Gaps gaps(ranks[r], channels.size(), options.replayed);
     split_idle(gaps.of(times.runs), gaps.of(spans_of(instant, ranks[r], r)), times);
-  }
+  });
   return rehearsal;
 }
 

@@ -42,6 +42,31 @@ void spin_then_wait(const std::atomic<uint32_t>& word, Ready ready) {
 
 }  // namespace
 
+void for_each_index(size_t count, int threads, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next{0};
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(std::max(threads, 1)));
+  const auto work = [&](size_t thread) {
+    try {
+      for (size_t i = next++; i < count; i = next++) body(i);
+    } catch (...) {
+      errors[thread] = std::current_exception();
+      next = count;
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t thread = 1; thread < errors.size(); ++thread)
+    others.push_back(start_thread("a thread of a plan", [&work, thread] { work(thread); }));
+  work(0);
+  for (std::thread& other : others) other.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+int threads_for(size_t count) {
+  constexpr size_t kMany = 64;
+  return count < kMany ? 1 : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
 struct ThreadPool::State {
   std::atomic<uint32_t> generation{0};  // bumped once per parallel_for, and once to stop
   std::atomic<uint32_t> remaining{0};

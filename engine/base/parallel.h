@@ -15,6 +15,14 @@ namespace slipstream {
 /// stack.
 std::thread start_thread(std::string_view what, std::function<void()> body);
 
+/// Blocks. body(i) for every i below `count`, on up to `threads` threads, the caller among them; each takes the next
+/// index that is free. Throws: what a body threw, after all threads have ended.
+void for_each_index(size_t count, int threads, const std::function<void(size_t)>& body);
+
+/// Threads for work on `count` objects, such as the stages of a pipeline: all cores for many objects, else 1, because
+/// the caller may be one of several threads.
+int threads_for(size_t count);
+
 /// A borrowed reference to a callable `void(int64_t begin, int64_t end)`; never allocates.
 class RangeFunction {
  public:

@@ -110,8 +110,8 @@ int64_t Buffers::bytes(Owner owner) const {
 
 int64_t Buffers::total_bytes() const {
   int64_t total = 0;
-  for (int owner = 0; owner < kOwners; ++owner)
-    if (is_on_device(static_cast<Owner>(owner))) total += bytes(static_cast<Owner>(owner));
+  for (BufferId id = 0; id < specs_.size(); ++id)
+    if (!specs_[id].is_view && is_on_device(specs_[id].owner)) total += instances(id) * stride_bytes(id);
   return total;
 }
 

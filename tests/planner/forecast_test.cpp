@@ -59,6 +59,21 @@ TEST_CASE("forecast: a line through two short plans equals the rehearsal of the 
   }
 }
 
+TEST_CASE("forecast: few micro-batches of a deep pipeline give the step and the memory of many", "[planner]") {
+  for (const char* schedule : {"1f1b", "zb_h1"}) {
+    CAPTURE(schedule);
+    const PlanRequest asked =
+        request(64, {"model.layers=64", "parallel.pipeline=64", std::string("pipeline.schedule=") + schedule,
+                     "train.global_batch_size=100"});
+    const Forecast made = forecast(asked);
+    CHECK(made.rehearsed == 64);
+    CHECK(made.step_ms == Approx(whole_ms(asked)).epsilon(0.01));
+    const Drawn drawn = draw(asked);
+    const FinishedJob whole = build_drafted_job({.config = drawn.config, .machine = drawn.machine, .nccl = drawn.nccl});
+    CHECK(static_cast<double>(made.memory_bytes) == Approx(most_bytes(whole)).epsilon(0.02));
+  }
+}
+
 TEST_CASE("forecast: slower software never takes less time", "[planner]") {
   const double ours = forecast(request(2, {}, "")).step_ms;
   CHECK(forecast(request(2, {}, "megatron")).step_ms > ours);
