@@ -51,8 +51,6 @@ const std::vector<std::string_view> kNeutral = {"log",
                                                 "weight-decay-incr",
                                                 "override",
                                                 "use-checkpoint",
-                                                "attention-dropout",
-                                                "hidden-dropout",
                                                 "adam-eps",
                                                 "no-masked-softmax",
                                                 "no-bias",
@@ -135,9 +133,6 @@ const std::vector<std::string_view> kNeutral = {"log",
                                                 "masked-softmax",
                                                 "gradient-accumulation-fusion",
                                                 "DDP-impl",
-                                                "recompute-method",
-                                                "recompute-num",
-                                                "activations-checkpoint",
                                                 "checkpoint-activations",
                                                 "nccl",
                                                 "disable-straggler",
@@ -420,10 +415,16 @@ Imported import_megatron(const std::string& path) {
   run.overlaps_gradients = from.flag("overlap-grad-reduce");
   run.overlaps_gathers = from.flag("overlap-param-gather");
   run.overlaps_tensor = from.flag("tp-comm-overlap");
-  const std::string granularity = from.word("recompute-granularity", "");
-  if (granularity == "full" || from.find("activations-checkpoint-method") || from.find("checkpoint-activations"))
-    run.recompute = "full";
-  if (granularity == "selective" || from.flag("recompute-activations")) run.recompute = "selective";
+  // Older versions have other names.
+  const std::string old_method = from.word("activations-checkpoint-method", "");
+  const bool all = !old_method.empty() || from.find("checkpoint-activations");
+  set_recomputation(
+      run, from.flag("recompute-activations") ? "selective" : from.word("recompute-granularity", all ? "full" : ""),
+      from.word("recompute-method", old_method),
+      from.integer("recompute-num-layers", from.integer("activations-checkpoint-num-layers", 1)));
+  // Megatron-Core drops 10 % unless told otherwise.
+  run.hidden_dropout = from.real("hidden-dropout", 0.1);
+  run.attention_dropout = from.real("attention-dropout", 0.1);
   run.bf16 = from.flag("bf16") || from.flag("fp16");
   run.learning_rate = from.real("lr", 1e-4);
   run.min_learning_rate = from.real("min-lr", 0);

@@ -28,9 +28,6 @@ const std::vector<std::string_view> kNeutral = {"defaults",
                                                 "model.nsys_profile",
                                                 "model.init_method",
                                                 "model.use_scaled_init",
-                                                "model.hidden_dropout",
-                                                "model.attention_dropout",
-                                                "model.ffn_dropout",
                                                 "model.embedding_dropout",
                                                 "model.apply_query_key",
                                                 "model.do_layer_norm",
@@ -280,9 +277,13 @@ Imported import_nemo(const std::string& path) {
   run.virtual_stages = std::max<int64_t>(1, from.integer("model.virtual_pipeline_model_parallel_size", 1));
   run.sequence_parallel = from.flag("model.sequence_parallel");
   run.overlaps_tensor = from.flag("model.ub_tp_comm_overlap");
-  const std::string granularity = from.word("model.activations_checkpoint_granularity", "");
-  if (granularity == "full") run.recompute = "full";
-  if (granularity == "selective") run.recompute = "selective";
+  set_recomputation(run, from.word("model.activations_checkpoint_granularity", ""),
+                    from.word("model.activations_checkpoint_method", ""),
+                    from.integer("model.activations_checkpoint_num_layers", 1));
+  // As its base configuration.
+  run.hidden_dropout = from.real("model.hidden_dropout", 0.1);
+  run.attention_dropout = from.real("model.attention_dropout", 0.1);
+  if (from.real("model.ffn_dropout", 0) != 0) from.refuse("model.ffn_dropout", "must be 0");
   const std::string optimizer = from.word("model.optim.name", "fused_adam");
   if (optimizer == "distributed_fused_adam" || optimizer == "mcore_distributed_optim") run.zero_stage = 1;
   run.overlaps_gradients = from.flag("model.optim.overlap_grad_sync", run.zero_stage == 1);

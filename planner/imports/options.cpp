@@ -92,6 +92,18 @@ void ForeignOptions::require_known(const std::vector<std::string_view>& neutral)
   }
 }
 
+void set_recomputation(ForeignRun& run, const std::string& granularity, const std::string& method, int64_t layers) {
+  if (granularity == "selective") run.recompute = "selective";
+  if (granularity != "full") return;
+  run.recompute = "full";
+  if (method != "block") return;
+  const int64_t of_part = run.layers / std::max<int64_t>(1, run.pipeline * run.virtual_stages);
+  if (layers <= 0)
+    run.recompute = "none";
+  else if (layers < of_part)
+    run.recompute_layers = layers;
+}
+
 Imported run_file_of(const ForeignRun& run, const std::string& source) {
   const auto need = [](int64_t value, const char* what) {
     if (value <= 0) throw ConfigError("[import] the configuration sets no {}. Add it.", what);
@@ -119,6 +131,11 @@ Imported run_file_of(const ForeignRun& run, const std::string& source) {
   if (run.tied) key("tie_embeddings", *run.tied);
   if (run.llama) key("rope_theta", fmt::format("{:.1f}", run.rope_theta));
   key("norm_eps", run.norm_eps);
+  if (run.hidden_dropout > 0) {
+    key("embd_pdrop", run.hidden_dropout);
+    key("resid_pdrop", run.hidden_dropout);
+  }
+  if (run.attention_dropout > 0) key("attn_pdrop", run.attention_dropout);
   table("data");
   key("train", "\"tokens.bin\"");
   key("tokenizer", "\"bytes\"");
@@ -130,6 +147,7 @@ Imported run_file_of(const ForeignRun& run, const std::string& source) {
   key("dtype", run.bf16 ? "\"bfloat16\"" : "\"float32\"");
   key("eval_interval", 0);
   key("recompute", quoted(run.recompute));
+  if (run.recompute_layers > 0) key("recompute_layers", run.recompute_layers);
   table("optimizer");
   key("learning_rate", run.learning_rate);
   if (run.min_learning_rate > 0 && run.min_learning_rate <= run.learning_rate)

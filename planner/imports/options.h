@@ -59,9 +59,15 @@ struct ForeignRun {
   bool sequence_parallel = false, overlaps_gradients = true, overlaps_gathers = true, overlaps_tensor = false;
   int64_t zero_stage = 0, shard_size = 0;
   std::string schedule = "1f1b", recompute = "none", grad_reduce;
+  int64_t recompute_layers = 0;  // of each part; 0: all
+  double hidden_dropout = 0, attention_dropout = 0;
   double learning_rate = 1e-4, min_learning_rate = 0, weight_decay = 0.1, grad_clip = 1, beta1 = 0.9, beta2 = 0.95;
   int64_t bucket_bytes = 0;
 };
+
+/// Megatron's and NeMo's words for recomputation. "block" recomputes the first `layers` layers of each part, "uniform"
+/// all layers, in groups of `layers`. Changes `run`. Pure.
+void set_recomputation(ForeignRun& run, const std::string& granularity, const std::string& method, int64_t layers);
 
 /// A run file of this program, and what it leaves out.
 struct Imported {

@@ -176,6 +176,41 @@ TEST_CASE("imports: a file of torchtitan becomes the published sizes", "[planner
       "fsdp+fp8");
 }
 
+TEST_CASE("imports: dropout and the layers that recompute", "[planner]") {
+  Files files;
+  const auto megatron = [&](const std::string& options) {
+    return files.run("megatron", replaced(kMegatron, "--bf16", "--bf16 " + options));
+  };
+  const RunConfig usual = megatron("");
+  CHECK(usual.model.resid_pdrop == 0.1);  // Megatron-Core's defaults
+  CHECK(usual.model.attn_pdrop == 0.1);
+  CHECK(usual.train.recompute == Recomputation::none);
+  const RunConfig none = megatron("--hidden-dropout 0.0 --attention-dropout 0");
+  CHECK(none.model.embd_pdrop == 0);
+  CHECK(none.model.attn_pdrop == 0);
+  const RunConfig block = megatron("--recompute-granularity full --recompute-method block --recompute-num-layers 5");
+  CHECK(block.train.recompute == Recomputation::full);
+  CHECK(block.train.recompute_layers == 5);
+  const RunConfig every = megatron("--recompute-granularity full --recompute-method block --recompute-num-layers 24");
+  CHECK(every.train.recompute_layers == 0);
+  const RunConfig zero = megatron("--recompute-granularity full --recompute-method block --recompute-num-layers 0");
+  CHECK(zero.train.recompute == Recomputation::none);
+  const RunConfig uniform =
+      megatron("--recompute-granularity full --recompute-method uniform --recompute-num-layers 5");
+  CHECK(uniform.train.recompute == Recomputation::full);
+  CHECK(uniform.train.recompute_layers == 0);
+  CHECK(megatron("--recompute-activations").train.recompute == Recomputation::selective);
+  CHECK(megatron("--activations-checkpoint-method uniform").train.recompute == Recomputation::full);
+  const RunConfig nemo =
+      files.run("nemo", replaced(kNemo, "  bias: false",
+                                 "  bias: false\n  hidden_dropout: 0.2\n  attention_dropout: 0.0\n"
+                                 "  activations_checkpoint_granularity: full\n  activations_checkpoint_method: block\n"
+                                 "  activations_checkpoint_num_layers: 3"));
+  CHECK(nemo.model.resid_pdrop == 0.2);
+  CHECK(nemo.model.attn_pdrop == 0);
+  CHECK(nemo.train.recompute_layers == 3);
+}
+
 TEST_CASE("imports: refusals name the option, its value and its line", "[planner]") {
   Files files;
   const auto megatron = [&](const std::string& option) {
