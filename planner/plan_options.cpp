@@ -255,8 +255,10 @@ models::ModelOptions model_options(const JobRequest& request) {
 namespace {
 
 /// Prices by shape, where the machine file has them for a GPU.
-std::optional<comm::KernelRates> kernel_rates(const RunConfig& config, const Machine& machine) {
+std::optional<comm::KernelRates> kernel_rates(const RunConfig& config, const Machine& machine, int ranks) {
   if (machine.attention_efficiency <= 0) return {};
+  // Cards differ in the clock that their power allows. The clock of the memory is the same on all.
+  const double slowest = comm::slowest_factor(machine.speed_spread, ranks);
   const bool narrow = config.train.dtype == DType::bf16;
   const Software& software = machine.software;
   return comm::KernelRates{
@@ -264,10 +266,10 @@ std::optional<comm::KernelRates> kernel_rates(const RunConfig& config, const Mac
       .fp8_flops_per_second = narrow && software.fp8 ? machine.flops_per_second_fp8 : 0,
       .bytes_per_second = static_cast<double>(machine.bytes_per_second),
       .multiprocessors = machine.multiprocessors,
-      .product_efficiency = machine.matmul_efficiency,
-      .fp8_efficiency = machine.fp8_efficiency > 0 ? machine.fp8_efficiency : machine.matmul_efficiency,
+      .product_efficiency = machine.matmul_efficiency / slowest,
+      .fp8_efficiency = (machine.fp8_efficiency > 0 ? machine.fp8_efficiency : machine.matmul_efficiency) / slowest,
       .depth_overhead = machine.depth_overhead,
-      .attention_efficiency = std::min(1.0, machine.attention_efficiency * software.attention_factor),
+      .attention_efficiency = std::min(1.0, machine.attention_efficiency * software.attention_factor) / slowest,
       .fused_attention = !software.stores_scores,
       .moved_bytes_factor = software.moved_bytes_factor};
 }
@@ -303,7 +305,7 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
                           .multiprocessors = machine.multiprocessors,
                           .snapshot_bytes_per_second = has_gpus ? kGpuSnapshots : std::min(memory_rate, kThread),
                           .seal_bytes_per_second = std::min(memory_rate, kThread),
-                          .kernels = kernel_rates(config, machine),
+                          .kernels = kernel_rates(config, machine, mesh.world()),
                           .host_ns = machine.software.host_ns,
                           .measured = computes_on_gpus(config, machine) ? nullptr : machine.measured,
                           .shared = shared_cores(config, machine, mesh),

@@ -111,4 +111,12 @@ double kernel_seconds(const KernelCost& kernel, const KernelRates& rates) {
   return moved;
 }
 
+double slowest_factor(double spread, int ranks) {
+  if (ranks <= 1 || spread <= 0) return 1;
+  const double t = std::sqrt(-2 * std::log(0.625 / (ranks + 0.25)));
+  const double quantile =
+      t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+  return 1 + spread * quantile;
+}
+
 }  // namespace slipstream::comm

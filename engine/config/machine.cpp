@@ -41,6 +41,8 @@ const std::vector<Field<Machine>>& machine_fields() {
           "shape."),
       F::real("depth_overhead", at(&Machine::depth_overhead), {0, 65536},
               "Start and end of a product's tile, as elements of depth."),
+      F::real("speed_spread", at(&Machine::speed_spread), {0, 1},
+              "Relative standard deviation of the speed of cards. A step waits for the slowest."),
       F::quantity("memory_bandwidth", at(&Machine::bytes_per_second), detail::rate_quantity(), rate,
                   "Rate of a large copy."),
       F::quantity("memory", at(&Machine::memory_bytes), detail::size_quantity(), {1, int64_t{1} << 50},
@@ -71,11 +73,17 @@ const std::vector<Field<Machine>>& machine_fields() {
 
 /// GPUs have these, and prices by shape need some of them.
 bool is_optional(const Field<Machine>& field) {
-  static const std::set<std::string> keys = {"device",          "card",
-                                             "multiprocessors", "flops_per_second_fp8",
-                                             "fp8_efficiency",  "attention_efficiency",
-                                             "depth_overhead",  "intra.reduce_bandwidth",
-                                             "nodes",           "measured.times"};
+  static const std::set<std::string> keys = {"device",
+                                             "card",
+                                             "multiprocessors",
+                                             "flops_per_second_fp8",
+                                             "fp8_efficiency",
+                                             "attention_efficiency",
+                                             "depth_overhead",
+                                             "speed_spread",
+                                             "intra.reduce_bandwidth",
+                                             "nodes",
+                                             "measured.times"};
   return keys.contains(field.key);
 }
 

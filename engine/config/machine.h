@@ -50,6 +50,7 @@ struct Machine {
   double attention_efficiency = 0;
   double fp8_efficiency = 0;
   double depth_overhead = 0;
+  double speed_spread = 0;       // relative standard deviation of the speed of cards: steps wait for the slowest
   int64_t bytes_per_second = 0;  // memory bandwidth that a copy reaches, read and written bytes together
   int64_t memory_bytes = 0;
   Card card = Card::other;      // cuda

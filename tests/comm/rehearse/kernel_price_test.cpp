@@ -3,6 +3,9 @@
 // against laws that hold on every card.
 
 #include "comm/rehearse/kernel_price.h"
+
+#include <cmath>
+
 #include "comm/rehearse/nccl_price.h"
 #include "tests/test.hpp"
 
@@ -100,6 +103,22 @@ TEST_CASE("kernel prices: stored scores are slower than fused attention", "[rehe
   KernelRates stored = h100();
   stored.fused_attention = false;
   CHECK(kernel_seconds(attention(2048, 128), stored) > 2 * kernel_seconds(attention(2048, 128), h100()));
+}
+
+TEST_CASE("kernel prices: the slowest of n cards is as slow as the mean of the largest of n normal variables",
+          "[rehearse]") {
+  CHECK(slowest_factor(0.02, 1) == 1);
+  CHECK(slowest_factor(0, 1024) == 1);
+  constexpr double kPi = 3.14159265358979;
+  for (const int ranks : {2, 4, 8, 64, 1024, 65536}) {
+    // The integral of x n density(x) distribution(x)^(n - 1).
+    double mean = 0;
+    constexpr double kStep = 1e-3;
+    for (double x = -8; x < 8; x += kStep)
+      mean += kStep * x * ranks * std::exp(-x * x / 2) / std::sqrt(2 * kPi) *
+              std::pow(std::erfc(-x / std::sqrt(2.0)) / 2, ranks - 1);
+    CHECK(slowest_factor(0.02, ranks) - 1 == Approx(0.02 * mean).epsilon(ranks == 2 ? 0.05 : 0.02));
+  }
 }
 
 TEST_CASE("NCCL prices: bus bandwidth on 8 H200 follows the published table", "[rehearse]") {
