@@ -68,6 +68,7 @@ def picture(figure, title, style):
         return None
     width, height = int(found[1]), int(found[2])
     inside = re.sub(r"<line class=\"cursor\".*?</line>", "", found[3]).replace("&nbsp;", "&#160;")
+    inside = re.sub(r'(="-?\d+\.\d\d)\d+"', r'\1"', inside)  # a hundredth of a pixel is enough
     entries = [(colour, words(name)) for colour, name in re.findall(r"<li><i style=\"background:([^\"]*)\"[^>]*></i>(.*?)</li>", figure)]
     placed = legend_rows(entries, width)
     below = TOP + height + 8
@@ -91,6 +92,7 @@ def main():
     options = parser.parse_args()
     if not options.page.is_file():
         fail(f"{options.page} is no file. Write it with slipstream report.")
+    options.folder.mkdir(parents=True, exist_ok=True)
     dom = drawn(options.page, options.width)
     style, count = style_of(dom), 0
     for section in re.findall(r"<section [^>]*>.*?</section>", dom, re.DOTALL):
