@@ -331,6 +331,24 @@ def deltas(done):
             print(f"{name:40} {both[0]:7.1f} {both[1]:7.1f}")
 
 
+def memory(rows, made):
+    """Planned and published memory of a rank, where the notes of a row have it."""
+    both = []
+    for row, m in zip(rows, made):
+        found = re.search(r"\bmem ([\d.]+) GiB", row["notes"])
+        if found and "memory_bytes" in m:
+            both.append((row, m["memory_bytes"] / 2**30, float(found[1])))
+    if not both:
+        return
+    print("\nmemory of a rank in GiB: published, planned, ratio")
+    for row, planned, published in both:
+        print(f"{row['model'][:20]:20} {row['gpus']:>4} {row['seq']:>7} {precision_of(row):8} {published:7.1f} {planned:7.1f} "
+              f"{planned / published:6.2f}")
+    errors = [abs(planned / published - 1) for _, planned, published in both]
+    print(f"{len(both)} rows: median error {100 * statistics.median(errors):.1f} %, within 10 %: "
+          f"{sum(e <= 0.1 for e in errors)}")
+
+
 def table(done, key, title):
     groups = collections.defaultdict(list)
     for row, ratio, constant in done:
@@ -383,6 +401,7 @@ def main():
         print(f"\nKendall tau over {len(taus)} groups of one model and GPU count: mean {statistics.mean(taus):.2f}")
     intervals(done)
     deltas(done)
+    memory(rows, made)
     if args.csv:
         with open(args.csv, "w", newline="", encoding="utf-8") as file:
             out = csv.writer(file, lineterminator="\n")

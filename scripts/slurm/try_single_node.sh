@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tries train.sbatch on a Slurm of its own: a controller and one node on this machine, as root, without accounting. A job
-# of two ranks needs several time limits. It must end with the bits of a run without a limit, within ten minutes.
+# Tries train.sbatch and the job arrays of sweep.py on a Slurm of its own: a controller and one node on this machine, as
+# root, without accounting. A job of two ranks needs several time limits. It must end with the bits of a run without a
+# limit, within ten minutes.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
@@ -94,6 +95,20 @@ EOF
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun --oversubscribe --bind-to none -np 2 "$program" train "$work/run.toml" --set output.dir="$work/whole" >"$work/whole.log" 2>&1 ||
   { cat "$work/whole.log" >&2; fail "the run without a limit failed."; }
+
+cat >"$work/sweep.toml" <<EOF
+run = "$work/run.toml"
+repeats = 2
+[set]
+ranks = 2
+"train.steps" = 6
+[grid]
+"overlap.bucket_size" = ["4KiB", "16KiB"]
+EOF
+sweep() { scripts/sweep.py "$work/sweep.toml" --dir "$work/sweep" --program "$program" "$@"; }
+sweep --slurm
+for _ in {1..120}; do [[ -z $(squeue -h) ]] && break || sleep 1; done
+sweep --collect | grep "4 of 4 runs" || { cat "$work"/sweep/array-*.log >&2; fail "the sweep's arrays did not make all runs."; }
 
 # An emulated link makes steps long, which changes no bits. Slurm's shortest limit is one minute, and the signal comes
 # up to a minute before its time.
