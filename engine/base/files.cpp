@@ -4,6 +4,7 @@
 #include "engine/base/files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -64,11 +65,33 @@ std::string printable(std::string_view text, size_t limit_bytes) {
   return out;
 }
 
-InputFile::InputFile(const std::string& path, Owner owner) : path_(path), owner_(owner) {
+namespace {
+
+/// Blocks. As open(2). Checkpoints of many ranks and weights in many shards have more files than the soft limit of most
+/// systems, 1024: the hard limit then becomes the soft one.
+int open_to_read(const std::string& path) {
   // O_NONBLOCK: opening a pipe without a writer must not hang.
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const auto open_it = [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); };
+  const int descriptor = open_it();
+  if (descriptor >= 0 || errno != EMFILE) return descriptor;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) return open_it();
+  }
+  errno = EMFILE;
+  return descriptor;
+}
+
+}  // namespace
+
+InputFile::InputFile(const std::string& path, Owner owner)
+    : path_(path), owner_(owner), descriptor_(open_to_read(path)) {
   if (descriptor_ < 0) {
     const int error = errno;
+    if (error == EMFILE)
+      throw ResourceError("{} cannot be read: this process has as many open files as it may. Raise the hard limit.",
+                          shown(path));
     if (error == ENOENT || error == ENOTDIR)
       refuse(owner, fmt::format("{} does not exist. Check the path, or create the file first.", shown(path)));
     refuse(owner, fmt::format("{} cannot be read: {}. Check its permissions.", shown(path), reason(error)));

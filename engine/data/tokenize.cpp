@@ -108,8 +108,7 @@ class Writer {
     ids = ids.subspan(static_cast<size_t>(skipped));
     while (!ids.empty()) {
       if (!writer_) {
-        name_ =
-            options_.shard_tokens > 0 ? fmt::format("{}-{:05}", options_.out, progress_.shards.size()) : options_.out;
+        name_ = name_of_shard(progress_.shards.size());
         writer_ = std::make_unique<ShardWriter>(name_, tokenizer_, tokenizer_file_);
       }
       if (begins_document && skipped == 0) writer_->begin_document();
@@ -124,15 +123,32 @@ class Writer {
   }
   void end_document() { ++progress_.documents; }
 
-  std::vector<TokenizeSummary::Shard> finish(int64_t& documents) {
+  std::vector<TokenizeSummary::Shard> finish(int64_t& documents, int64_t& removed) {
     if (writer_) finish_shard();
+    removed = remove_later_shards();
     documents = progress_.documents;
     std::error_code ignored;
     std::filesystem::remove(progress_path(options_), ignored);
     return std::move(progress_.shards);
   }
 
+  /// A pattern would read shards of an earlier command with more shards, too. Returns their number.
+  int64_t remove_later_shards() const {
+    int64_t removed = 0;
+    for (size_t number = progress_.shards.size(); options_.shard_tokens > 0; ++number, ++removed) {
+      const std::string name = name_of_shard(number);
+      std::error_code error;
+      if (!std::filesystem::remove(name + ".bin", error)) break;
+      for (const char* end : {".json", ".documents"}) std::filesystem::remove(name + end, error);
+    }
+    return removed;
+  }
+
  private:
+  std::string name_of_shard(size_t number) const {
+    return options_.shard_tokens > 0 ? fmt::format("{}-{:05}", options_.out, number) : options_.out;
+  }
+
   void finish_shard() {
     std::string hash = writer_->finish();
     progress_.shards.push_back({.path = name_ + ".bin",
@@ -213,7 +229,7 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
                           .vocab_size = tokenizer->vocab_size(),
                           .text_bytes = text.size_bytes(),
                           .shards = {}};
-  summary.shards = writer.finish(summary.documents);
+  summary.shards = writer.finish(summary.documents, summary.removed);
   for (const TokenizeSummary::Shard& shard : summary.shards) summary.count += shard.count;
   return summary;
 }

@@ -33,6 +33,7 @@ struct TokenizeSummary {
   int64_t text_bytes = 0;
   int64_t count = 0;      // tokens of all shards
   int64_t documents = 0;  // of JSON lines or with a separator
+  int64_t removed = 0;    // shards with later numbers, of an earlier command
   std::vector<Shard> shards;
 };
 

@@ -294,6 +294,15 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
       CHECK(std::equal(part.begin(), part.end(), ids.begin() + begin));
     }
   }
+  // Fewer shards than an earlier command wrote under the same name.
+  const TempFolder again;
+  for (const auto& [per_shard, shards, removed] : {std::tuple{100, 10, 0}, {337, 3, 7}, {100, 10, 0}}) {
+    const TokenizeSummary summary =
+        tokenize({.text = folder / "t.txt", .out = again / "s", .tokenizer = "chars", .shard_tokens = per_shard});
+    CHECK(summary.removed == removed);
+    CHECK(again.entries() == 2 * static_cast<size_t>(shards));
+    CHECK(open_shards(again / "s-*.bin").tokens->count() == 1000);
+  }
   CHECK_REFUSED(ResourceError, tokenize({.text = folder / "t.txt", .out = folder / "no/s"}), "cannot be written");
   put(folder / "bad.txt", "ab\xfe");
   CHECK_REFUSED(DataError, tokenize({.text = folder / "bad.txt", .out = folder / "s", .tokenizer = "chars"}), "byte 2",
