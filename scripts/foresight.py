@@ -45,7 +45,7 @@ def software_of(row):
     if "llmq" in source or "llm.c" in source:
         name = "llmq"
     elif "maxtext" in source or "paxml" in source:
-        name = "configs/software/jax.toml"
+        name = f"configs/software/{'maxtext' if 'maxtext' in source else 'paxml'}.toml"
     elif "torchtitan" in source:
         name = "configs/software/fsdp_eager.toml" if "eager" in notes else "fsdp"
     elif "vTrain" in source or "sc21" in source or "2205.05198" in source or "2201.11990" in source:

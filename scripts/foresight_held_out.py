@@ -7,7 +7,7 @@
 For every source of RUNS_CSV (both releases of a page are one source): fits the constants to the rows of all other
 sources, writes machine files and software profiles with them, and forecasts the rows of the source. Constants start
 from PRIOR, which no run of the table gave, and keep its value where no other source tells more. Slopes of the fit come
-from plans with one kind of constant 10 % larger.
+from plans with one kind of constant about 10 % larger or smaller.
 """
 import argparse
 import collections
@@ -22,14 +22,15 @@ import tempfile
 import foresight
 from foresight import MACHINES, ROOT, number, precision_of, software_of
 
-BUILT_IN = {"megatron": 2.0, "fsdp": 4.0, "llmq": 0.85}  # moved_bytes_factor, planner/software.cpp
-STEP = {"speed_spread": 2.0}  # times the constant; 1.1 for the others
+BUILT_IN = {"megatron": 2.4, "fsdp": 4.7, "llmq": 1.0}  # moved_bytes_factor, planner/software.cpp
+STEP = {"speed_spread": 2.0, "matmul_efficiency": 0.9, "fp8_efficiency": 0.9}  # times the constant; the others: 1.1
 # Median and standard deviation of the logarithm. Products: cuBLAS alone at 8192^3 reaches 0.80 on a cold H100 (fast.cu),
 # a training step less; fp8: 0.71 (ml-engineering). Bytes: a program without fusion moves 2 to 4 times as much. The spread
 # of the speed of cards is one number for all types.
-PRIOR = {"matmul_efficiency": (0.75, 0.2), "fp8_efficiency": (0.71, 0.2), "moved_bytes_factor": (2.0, 0.6),
+PRIOR = {"matmul_efficiency": (0.75, 0.2), "fp8_efficiency": (0.71, 0.2), "moved_bytes_factor": (2.8, 0.35),
          "host": (100.0, 0.7), "speed_spread": (0.01, 0.7)}
 SAME_CHIP = {"h200x8": "h100x8"}  # with other memory
+POWER_LIMITED = {"h100_500w_x8": "h100x8"}  # attention is slower as products are
 ROUNDS = 60
 
 
@@ -70,6 +71,12 @@ def write_files(constants, folder, machines):
             key = kind, SAME_CHIP.get(machine, machine)
             if key in constants:
                 text = re.sub(rf"^{kind} = [\d.]+", f"{kind} = {min(1.0, constants[key]):.5f}", text, flags=re.M)
+        if machine in POWER_LIMITED:
+            full = POWER_LIMITED[machine]
+            whole = float(re.search(r"^attention_efficiency = ([\d.]+)", (machines / f"{full}.toml").read_text(), re.M)[1])
+            share = constants["matmul_efficiency", machine] / constants["matmul_efficiency", full]
+            text = re.sub(r"^attention_efficiency = [\d.]+", f"attention_efficiency = {min(whole, whole * share):.5f}", text,
+                          flags=re.M)
         if ("speed_spread", "all") in constants:
             text = re.sub(r"^speed_spread = [\d.]+", f"speed_spread = {constants['speed_spread', 'all']:.5f}", text,
                           flags=re.M)

@@ -85,7 +85,7 @@ TEST_CASE("software: profiles are named or read, and a wrong one is refused", "[
   CHECK(software_profile("").sets.empty());
   CHECK(software_profile("slipstream").software.moved_bytes_factor == 1);
   CHECK(software_profile("megatron+fp8").software.fp8);
-  for (const char* name : {"megatron_2021", "fsdp_eager", "jax"})
+  for (const char* name : {"megatron_2021", "fsdp_eager", "maxtext", "paxml"})
     CHECK(software_profile(source_dir() + "/configs/software/" + name + ".toml").software.moved_bytes_factor > 0);
   CHECK_THROWS_WITH(software_profile("megatorn"), Catch::Contains("unknown software 'megatorn'. Use slipstream"));
 }
