@@ -70,15 +70,15 @@ Forecast middle(const Drawn& drawn) {
 double interval_factor(const Software& software) {
   switch (software.base) {
     case SoftwareBase::megatron:
-      return 1.13;
+      return 1.12;
     case SoftwareBase::fsdp:
-      return 1.28;
+      return 1.21;
     case SoftwareBase::llmq:
-      return 1.10;
+      return 1.14;
     case SoftwareBase::slipstream:  // no published runs: as the widest
-      return 1.28;
+      return 1.21;
   }
-  return 1.28;
+  return 1.21;
 }
 
 Forecast forecast(const PlanRequest& request) {

@@ -9,7 +9,7 @@
 namespace slipstream::planner {
 
 /// Eighty of a hundred published runs take between step / factor and step x factor, where `step` is the forecast. Pure.
-/// By software, from cross-validation over sources (docs/FORESIGHT.md).
+/// By software, from forecasts without the row's source (docs/FORESIGHT.md).
 double interval_factor(const Software& software);
 
 struct Forecast {

@@ -248,6 +248,7 @@ def main():
     print()
     describe("all", done)
     describe("another source has the GPU, the precision and the software", [d for d in done if not d[3]])
+    foresight.intervals([(row, ratio, flat) for row, ratio, flat, _ in done])
     if options.csv:
         with open(options.csv, "w", newline="", encoding="utf-8") as file:
             out = csv.writer(file, lineterminator="\n")
