@@ -366,7 +366,7 @@ TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits",
     CHECK(trajectory(folder.path(name)) == trajectory(folder.path("whole")));
   }
   if (!has_mpirun()) return;
-  steps = " --set train.steps=3000 --set train.hash_interval=0";
+  steps = " --set train.steps=8000 --set train.hash_interval=0";
   const std::string two = mpirun() + "-np 2 ";
   REQUIRE(on_ranks(2, train(folder, "whole2", steps)).code == 0);
   const Result stopped = stop("stopped2", two, "USR1");
