@@ -301,7 +301,7 @@ int calibrate(const CalibrateOptions& options) {
         Layout layout(setting, config, layout_ranks, t, alone ? std::clamp(cores / t, 1, ranks) : 1);
         const double built_s = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
         const auto count = static_cast<double>(turns.size());
-        if (round == 0 && i == turns[0].second && t == turns[0].first && alone)
+        if (alone && samples.empty())  // the first turn
           rounds = std::clamp(static_cast<int>(kBuildShare * options.seconds / (built_s * count)), 1, kMostRounds);
         world.barrier();
         layout.measure(options.seconds / (count * rounds), samples[t]);

@@ -37,6 +37,7 @@ constexpr int64_t kSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB};
 // Between hosts: a shaper's bucket holds the small ones.
 constexpr int64_t kFarSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB, 16 * kMiB};
 constexpr Op kVerbs[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::exchange, Op::send};
+// Seconds of work between two sums of ranks that share cores, as between those of a layer; seconds of each measurement.
 constexpr double kCrowdedWork = 1e-3, kCrowdedSeconds = 1;
 constexpr comm::Link kEmulated{1e9, 100'000};
 const Work kNothing{"nothing", {}, {}, {}, [](LaunchContext&) {}};

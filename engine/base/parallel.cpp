@@ -54,8 +54,11 @@ void for_each_index(size_t count, int threads, const std::function<void(size_t)>
     }
   };
   std::vector<std::thread> others;
-  for (size_t thread = 1; thread < errors.size(); ++thread)
-    others.push_back(start_thread("a thread of a plan", [&work, thread] { work(thread); }));
+  try {
+    for (size_t thread = 1; thread < errors.size(); ++thread)
+      others.push_back(start_thread("a loop", [&work, thread] { work(thread); }));
+  } catch (const ResourceError&) {  // fewer threads do the same
+  }
   work(0);
   for (std::thread& other : others) other.join();
   for (const std::exception_ptr& error : errors)
