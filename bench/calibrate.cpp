@@ -30,7 +30,7 @@ namespace {
 
 constexpr double kVerbShare = 0.4;   // time of verbs / time of works
 constexpr double kBuildShare = 0.3;  // time of building layouts / time of works, if there are several rounds
-constexpr int kMostRounds = 4;
+constexpr int kMostRounds = 3;
 
 std::vector<int> cores_of_process() {
   static const std::vector<int> cores = [] {

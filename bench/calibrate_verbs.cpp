@@ -112,7 +112,7 @@ class Group {
     return of_verbs;
   }
 
-  /// Mean seconds of a step: work of `work_seconds` on a core, then a small sum of all ranks. Other groups may run at
+  /// Seconds of a step: work of `work_seconds` on a core, then a small sum of all ranks. Other groups may run at
   /// the same time.
   double run_steps(double work_seconds, double seconds) {
     double step_seconds = 0;
@@ -199,16 +199,18 @@ class Group {
                       }
                     }};
     self.repeat(work, sum, 2);
-    int steps = 0;
+    constexpr int kSteps = 16;  // of a batch
+    std::vector<double> batches;
     const int64_t begin_ns = monotonic_ns();
     do {
-      self.repeat(work, sum, 1);
-      ++steps;
+      const int64_t from_ns = monotonic_ns();
+      self.repeat(work, sum, kSteps);
+      batches.push_back(static_cast<double>(monotonic_ns() - from_ns) * 1e-9 / kSteps);
       barrier_.arrive_and_wait();
       if (rank == 0) goes_on_ = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9 < seconds;
       barrier_.arrive_and_wait();
     } while (goes_on_);
-    return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9 / steps;
+    return lower_quarter(batches);
   }
 
   void run_rank(int rank, bool emulated, double seconds, std::vector<std::vector<Measured>>& of_verbs) {
