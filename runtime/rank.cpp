@@ -353,13 +353,14 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   }
   // NCCL needs the same mode on all ranks: every operation recorded, or none.
   if (all_agree_(graph != nullptr, fmt::format("whether step {} was recorded as a graph", step))) return graph;
+  // The scheduler issued a step that did not run. All earlier work is done, so no wait for that step is needed. If the
+  // GPU is lost, the refusal only follows from that: this throws the error.
+  synchronize();
   if (!refusal.empty())
     log_warn(
         "{} The step could not be recorded as a graph, so all ranks issue every step task by task, which costs more "
         "host time. device.graph = false avoids the attempt.",
         refusal);
-  // The scheduler issued a step that did not run. All earlier work is done, so no wait for that step is needed.
-  synchronize();
   graph_ = false;
   graphs_ = {};
   return nullptr;

@@ -461,9 +461,12 @@ TEST_CASE("a machine without GPU or NCCL gives one error and an exit code", "[cu
 TEST_CASE("a lost GPU ends the run with one error", "[cuda]") {
   Folder folder;
   const std::string run = small_run_file(folder);
-  const Result lost = shell("FAKE_GPU_LOST_AFTER=300 " + kFake + " train " + run + " --set device.kind=cuda");
-  check_refused(lost, 7, {"The GPU may be lost"});
-  CHECK(count(lost.text, "[cuda]") == 1);
+  // Also while a step is recorded: no warning about the recording precedes the error.
+  for (const char* when : {"FAKE_GPU_LOST_AFTER=300 ", "FAKE_GPU_LOST_AT_CAPTURE=0 "}) {
+    const Result lost = shell(when + kFake + " train " + run + " --set device.kind=cuda --set device.graph=true");
+    check_refused(lost, 7, {"The GPU may be lost"});
+    CHECK(count(lost.text, "[cuda]") == 1);
+  }
   if (!has_mpirun()) return;
   // One rank's GPU fails: the other is inside a collective that nothing else ends. Some failures occur while a step is
   // recorded: its recording holds the communicators, and no abort ends.
