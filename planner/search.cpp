@@ -23,6 +23,7 @@
 #include "planner/initial_model.h"
 #include "planner/plan_options.h"
 #include "planner/software.h"
+#include "planner/wire_types.h"
 
 namespace slipstream::planner {
 namespace {
@@ -268,6 +269,12 @@ Drawn draw_any(const PlanRequest& request) {
   }
 }
 
+bool searches_wires(const std::vector<SearchedKey>& keys) {
+  return std::any_of(keys.begin(), keys.end(), [](const SearchedKey& each) {
+    return each.key == "comm.grad_dtype" || each.key == "comm.quantize" || each.key == "zero.gather_dtype";
+  });
+}
+
 }  // namespace
 
 SearchResult search(const PlanRequest& request, const SearchOptions& options) {
@@ -302,6 +309,7 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
   if (result.rehearsed == 0) refuse_all(result);
   for (size_t i = 0; i < std::min(kShownLayouts, result.rehearsed); ++i)
     result.configs.push_back(resolved_with(written, result.drawn.config, result.layouts[i].sets));
+  if (!searches_wires(options.keys)) result.wires = rehearse_narrower_wires(result, written, threads);
   const ResolvedConfig& best = result.configs.front();
   const ResolvedConfig one = with_micro_batches(best, best->parallel.pipeline);
   result.flops = model_flops(build_drafted_job(compared_request(result.drawn, one)).stages) *

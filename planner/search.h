@@ -30,12 +30,20 @@ struct SearchedLayout {
   std::string refusal;       // sentence of the rule
 };
 
+/// A layout with narrower types on the wire.
+struct NarrowerWire {
+  size_t layout = 0;              // index in SearchResult::layouts
+  std::vector<std::string> sets;  // beside those of the layout
+  double step_ms = 0;             // rehearsed
+};
+
 constexpr size_t kShownLayouts = 20;
 
 struct SearchResult {
   std::vector<SearchedLayout> layouts;  // rehearsed ones first, the fastest first; then the others by bound
   std::vector<ResolvedConfig> configs;  // of the first ones, at most kShownLayouts
   size_t rehearsed = 0;                 // number of them
+  std::vector<NarrowerWire> wires;      // of the first ones, the fastest first; empty if `keys` names one of their keys
   bool is_certain = false;              // no other layout can be faster: none is open
   double seconds = 0;
   int64_t global_batch = 0;

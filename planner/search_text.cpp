@@ -102,6 +102,19 @@ std::map<std::string, Loss> losses_of(const SearchResult& result) {
   return losses;
 }
 
+void print_wires(const SearchResult& result) {
+  constexpr size_t kRows = 4;
+  if (result.wires.empty()) return;
+  print_result("  With narrower types on the wire, which round gradients or parameters:\n");
+  for (size_t i = 0; i < std::min(kRows, result.wires.size()); ++i) {
+    const NarrowerWire& wire = result.wires[i];
+    const double plain_ms = result.layouts[wire.layout].step_ms;
+    print_result("{:>15.2f}{:>7.3f}{:>12}  #{} with --set {}: {:.1f} ms shorter\n", wire.step_ms,
+                 mfu_of(result, wire.step_ms), "", wire.layout + 1, fmt::join(wire.sets, " --set "),
+                 plain_ms - wire.step_ms);
+  }
+}
+
 }  // namespace
 
 void print_search(const SearchResult& result, size_t rows) {
@@ -123,6 +136,7 @@ void print_search(const SearchResult& result, size_t rows) {
                  layout_text(row.layout->sets));
     if (!row.reason.empty()) print_result("{:>36}{}\n", "", row.reason);
   }
+  print_wires(result);
   print_result("try:     --set {}\n", fmt::join(result.layouts.front().sets, " --set "));
 }
 
@@ -156,6 +170,15 @@ void print_search_json(const SearchResult& result, size_t rows) {
     row["memory_bytes"] = each.layout->memory_bytes;
     row["reason"] = each.reason;
     json["rows"].push_back(row);
+  }
+  json["narrower_wires"] = Json::array();
+  for (const NarrowerWire& wire : result.wires) {
+    Json row = Json::object();
+    row["layout"] = static_cast<int64_t>(wire.layout + 1);
+    row["sets"] = Json::array();
+    for (const std::string& set : wire.sets) row["sets"].push_back(set);
+    row["step_ms"] = wire.step_ms;
+    json["narrower_wires"].push_back(row);
   }
   print_result("{}\n", json.dump(2));
 }

@@ -132,6 +132,31 @@ TEST_CASE("search: parts of a pipeline may differ by a layer, and a data rank ma
   CHECK(at_once > 0);
 }
 
+TEST_CASE("search: narrower types on the wire are priced as a search over them prices them", "[planner]") {
+  const std::vector<std::string> space = {"parallel.tensor=1",     "parallel.pipeline=1", "train.micro_batch_size=1",
+                                          "train.recompute=none",  "zero.stage=0,1,3",    "overlap.bucket_size=25MiB",
+                                          "zero.prefetch_depth=1", "zero.shard_size=0"};
+  const PlanRequest asked = request(8, {"comm.emulate.bandwidth=4GB/s"});  // a slow link: bytes decide
+  const SearchResult plain = search(asked, {.keys = keys(space), .seconds = 0, .exhaustive = true});
+  REQUIRE(plain.rehearsed == 3);
+  size_t checked = 0;
+  for (const NarrowerWire& wire : plain.wires) {
+    CHECK(wire.step_ms < plain.layouts[wire.layout].step_ms);
+    std::vector<std::string> sets = plain.layouts[wire.layout].sets, fixed = space;
+    sets.insert(sets.end(), wire.sets.begin(), wire.sets.end());
+    for (const std::string& set : wire.sets) fixed.push_back(set);
+    const SearchResult all = search(asked, {.keys = keys(fixed), .seconds = 0, .exhaustive = true});
+    CHECK(all.wires.empty());  // the table has them
+    for (size_t i = 0; i < all.rehearsed; ++i)
+      if (all.layouts[i].sets == sets) {
+        CHECK(all.layouts[i].step_ms == wire.step_ms);
+        ++checked;
+      }
+  }
+  CHECK(checked == plain.wires.size());
+  CHECK(plain.wires.size() >= 4);  // gradients of three stages and parameters of one
+}
+
 TEST_CASE("search: the bound of one stage without communication is its rehearsal but for the update", "[planner]") {
   const SearchResult one =
       search(request(1, {}), {.keys = keys({"train.micro_batch_size=1", "train.recompute=none,full"}), .seconds = 0});
