@@ -73,6 +73,7 @@ void forecast_line(const std::string& line, const planner::PlanRequest& defaults
     row["micro_batches"] = made.micro_batches;
     row["rehearsed_micro_batches"] = made.rehearsed;
     row["memory_bytes"] = made.memory_bytes;
+    if (made.software_bytes > 0) row["software_memory_bytes"] = made.software_bytes;
   } catch (const CLI::Error& error) {
     row["error"] = std::string(error.what());
   } catch (const Error& error) {

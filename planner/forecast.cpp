@@ -8,7 +8,9 @@
 
 #include "comm/rehearse/rehearse.h"
 #include "engine/base/check.h"
+#include "planner/extra_memory.h"
 #include "planner/planner.h"
+#include "planner/software_memory.h"
 
 namespace slipstream::planner {
 namespace {
@@ -87,6 +89,7 @@ Forecast forecast(const PlanRequest& request) {
   const double factor = interval_factor(drawn.machine.software);
   made.low_ms = made.step_ms / factor;
   made.high_ms = made.step_ms * factor;
+  made.software_bytes = sum_of(memory_of_software(drawn.config, drawn.machine.software));
   return made;
 }
 

@@ -21,6 +21,7 @@ struct Forecast {
   int64_t micro_batches = 0;       // of the run
   int64_t rehearsed = 0;           // most micro-batches that a plan of the forecast has
   int64_t memory_bytes = 0;        // of the largest stage, with all micro-batches in flight that it has
+  int64_t software_bytes = 0;      // the same in the software that the request names (software_memory.h); 0: not known
 };
 
 /// Reads files, blocks. Skips the proof, the fit of memory and the choice of the update's place. Throws: as

@@ -10,6 +10,7 @@
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/planned.h"
+#include "planner/software_memory.h"
 
 namespace slipstream::planner {
 namespace {
@@ -52,6 +53,8 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   memory["total"] = most_bytes(planned);
   json["memory_bytes"] = memory;
   json["memory_stage"] = largest.stage();
+  for (const ExtraMemory& row : memory_of_software(planned.config, planned.machine.software))
+    json["software_memory_bytes"][row.owner] = row.size_bytes;
   json["fits"] = fits(planned);
   if (planned.config->checkpoint.interval + planned.config->checkpoint.interval_minutes > 0) {
     const CheckpointCosts costs = checkpoint_costs_of(planned);

@@ -15,10 +15,12 @@
 #include "engine/plan/memory.h"
 #include "planner/advice.h"
 #include "planner/alternatives.h"
+#include "planner/extra_memory.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
 #include "planner/planned.h"
+#include "planner/software_memory.h"
 
 namespace slipstream::planner {
 namespace {
@@ -54,6 +56,16 @@ void print_tied(const Planned& planned) {
 }
 
 /// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
+/// What the plan above does not have: the values that the other program keeps.
+void print_software_memory(const Planned& planned) {
+  const std::vector<ExtraMemory> rows = memory_of_software(planned.config, planned.machine.software);
+  if (rows.empty()) return;
+  std::vector<std::string> parts;
+  for (const ExtraMemory& row : rows) parts.push_back(fmt::format("{} {}", row.owner, format_bytes(row.size_bytes)));
+  print_result("  in a run of {} (estimate): {}: {}\n", planned.machine.software.name, format_bytes(sum_of(rows)),
+               fmt::join(parts, ", "));
+}
+
 void print_zero_memory(const Planned& planned) {
   print_result("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
   int stage = -1;
@@ -271,6 +283,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_result("memory of a rank{}:\n{}",
                sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
                memory_table(largest, extra_memory_of_largest(planned)));
+  print_software_memory(planned);
   print_recomputation(planned);
   print_sequence_parallelism(planned);
   if (sizes.pipeline > 1) {

@@ -30,6 +30,8 @@ const std::vector<Field<Software>>& software_fields() {
       F::quantity("bucket_per_rank", at(&Software::bucket_bytes_per_rank), detail::size_quantity(),
                   {0, int64_t{1} << 40}, "Least bucket size, per data and context rank."),
       F::boolean("overlaps", at(&Software::overlaps), "Gradients and messages between stages travel beside compute."),
+      F::word("memory", at(&Software::memory), {"plan", "fsdp", "fsdp_compiled_loss"},
+              "What a rank keeps: as this program's plan, or as PyTorch's FSDP (planner/software_memory.h)."),
       F::boolean("stores_scores", at(&Software::stores_scores), "Attention as products with stored scores."),
   };
   return fields;
@@ -64,7 +66,8 @@ SoftwareProfile built_in(SoftwareBase base) {
                .moved_bytes_factor = 4.7,
                .attention_factor = 0.54,  // FlashAttention 2 against 3 on H100: 335 and 616 TFLOP/s
                .host_ns = 0,
-               .comm_multiprocessors = 24},
+               .comm_multiprocessors = 24,
+               .memory = SoftwareMemory::fsdp},
               overlap_of({"overlap.tensor_chunks=1"})};
     case SoftwareBase::llmq:
       return {{.name = "llmq",

@@ -139,6 +139,8 @@ def forecasts(rows, program, machine_dir, replace=None, jobs=1):
             path.write_text(text)
             machine = machine_dir / (MACHINES[row["gpu"]] + ".toml")
             name = (replace or {}).get(software_of(row), software_of(row))
+            if "202506" in row["source"]:  # changes the memory only
+                name = name.replace("fsdp+", "configs/software/fsdp_compiled_loss.toml+")
             if name.startswith("configs/"):
                 name = str(ROOT / name)
             sets = [f"overlap.tensor_chunks={4 if overlaps_tensor(row) else 1}"]
@@ -191,8 +193,9 @@ def search(rows, program, machine_dir, seconds):
                                   str(seconds), "--rows", "1", "--json"], text=True, capture_output=True, check=False)
         # Other programs keep states in fewer bytes or in host memory.
         has = 1e9 * float(re.search(r'^memory = "([\d.]+)GB"', machine.read_text(), re.M)[1])
-        if m.get("memory_bytes", 0) > has:
-            print(f"{row['model'][:24]:24} {row['gpus']:>5} the published layout needs {m['memory_bytes'] / 1e9:.0f} of "
+        need = m.get("software_memory_bytes", m.get("memory_bytes", 0))
+        if need > has:
+            print(f"{row['model'][:24]:24} {row['gpus']:>5} the published layout needs {need / 1e9:.0f} of "
                   f"{has / 1e9:.0f} GB here")
             continue
         if "error" in m or out.returncode != 0:
@@ -332,12 +335,12 @@ def deltas(done):
 
 
 def memory(rows, made):
-    """Planned and published memory of a rank, where the notes of a row have it."""
+    """Estimated and published memory of a rank, where the notes of a row have it."""
     both = []
     for row, m in zip(rows, made):
         found = re.search(r"\bmem ([\d.]+) GiB", row["notes"])
-        if found and "memory_bytes" in m:
-            both.append((row, m["memory_bytes"] / 2**30, float(found[1])))
+        if found and "software_memory_bytes" in m:
+            both.append((row, m["software_memory_bytes"] / 2**30, float(found[1])))
     if not both:
         return
     print("\nmemory of a rank in GiB: published, planned, ratio")

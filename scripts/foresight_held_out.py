@@ -54,8 +54,9 @@ def read_constants(machines):
         found["moved_bytes_factor", name] = value
     for path in sorted((ROOT / "configs/software").glob("*.toml")):
         text = path.read_text()
-        found["moved_bytes_factor", f"configs/software/{path.name}"] = float(
-            re.search(r"^moved_bytes_factor = ([\d.]+)", text, re.M)[1])
+        match = re.search(r"^moved_bytes_factor = ([\d.]+)", text, re.M)
+        if match:
+            found["moved_bytes_factor", f"configs/software/{path.name}"] = float(match[1])
         match = re.search(r'^host = "([\d.]+)us"', text, re.M)
         if match:
             found["host", f"configs/software/{path.name}"] = float(match[1])

@@ -22,19 +22,21 @@ const char* name_of(Card card);
 Card card_of(const std::string& gpu_name);
 
 enum class SoftwareBase : uint8_t { slipstream, megatron, fsdp, llmq };
+enum class SoftwareMemory : uint8_t { plan, fsdp, fsdp_compiled_loss };  // as this program's plan, or as PyTorch
 
 /// Properties of the training software on a machine, other than its plan. The defaults are this program's.
 struct Software {
   std::string name = "slipstream";
   SoftwareBase base = SoftwareBase::slipstream;
-  double moved_bytes_factor = 1;      // bytes of memory-bound kernels, relative to this program's
-  double attention_factor = 1;        // speed of attention, relative to Machine::attention_efficiency
-  int64_t host_ns = 0;                // of the host to launch one kernel; 0: hidden
-  int64_t comm_multiprocessors = -1;  // that a transfer takes from compute; -1: as planned
-  int64_t bucket_bytes_per_rank = 0;  // least bucket size, per data and context rank
-  bool stores_scores = false;         // attention as products with stored scores
-  bool fp8 = false;                   // products of layers
-  bool overlaps = true;               // gradients and messages between stages travel beside compute
+  double moved_bytes_factor = 1;                 // bytes of memory-bound kernels, relative to this program's
+  double attention_factor = 1;                   // speed of attention, relative to Machine::attention_efficiency
+  int64_t host_ns = 0;                           // of the host to launch one kernel; 0: hidden
+  int64_t comm_multiprocessors = -1;             // that a transfer takes from compute; -1: as planned
+  int64_t bucket_bytes_per_rank = 0;             // least bucket size, per data and context rank
+  bool stores_scores = false;                    // attention as products with stored scores
+  SoftwareMemory memory = SoftwareMemory::plan;  // what a rank keeps
+  bool fp8 = false;                              // products of layers
+  bool overlaps = true;                          // gradients and messages between stages travel beside compute
 };
 
 /// Rates are per rank (a GPU, or the threads of one process on a CPU). They are rates that real programs reach, not

@@ -2,9 +2,11 @@
 // Forecasts by two short plans against the rehearsal of the whole plan, and the properties of software profiles.
 
 #include "planner/forecast.h"
+#include "planner/extra_memory.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
 #include "planner/software.h"
+#include "planner/software_memory.h"
 #include "tests/paths.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
@@ -88,6 +90,65 @@ TEST_CASE("software: profiles are named or read, and a wrong one is refused", "[
   for (const char* name : {"megatron_2021", "fsdp_eager", "maxtext", "paxml"})
     CHECK(software_profile(source_dir() + "/configs/software/" + name + ".toml").software.moved_bytes_factor > 0);
   CHECK_THROWS_WITH(software_profile("megatorn"), Catch::Contains("unknown software 'megatorn'. Use slipstream"));
+}
+
+/// Llama 3 on H100, from torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: reserved GiB of a rank.
+TEST_CASE("software: the memory of FSDP is within 10 % of published runs", "[planner]") {
+  struct Row {
+    const char* model;
+    int ranks;
+    std::vector<std::string> sets;
+    double published_gib;
+  };
+  const std::vector<Row> rows = {
+      {"llama_8b", 8, {"train.sequence_length=8192", "train.micro_batch_size=2", "train.recompute=none"}, 77.0},
+      {"llama_8b", 128, {"train.sequence_length=8192", "train.micro_batch_size=2", "train.recompute=none"}, 62.0},
+      {"llama_8b", 8, {"model.context=32768", "train.sequence_length=32768", "train.recompute=full"}, 83.9},
+      {"llama_8b",
+       8,
+       {"model.context=65536", "train.sequence_length=65536", "parallel.context=2", "train.recompute=full"},
+       84.2},
+      {"llama_70b",
+       256,
+       {"train.sequence_length=8192", "parallel.tensor=8", "parallel.sequence_parallel=true", "parallel.pipeline=1",
+        "train.micro_batch_size=16", "train.recompute=full"},
+       67.6}};
+  for (const Row& row : rows) {
+    PlanRequest asked;
+    asked.run_file = source_dir() + "/configs/runs/" + row.model + ".toml";
+    asked.sets = {"zero.stage=3",           "zero.shard_size=0",         "pipeline.virtual_stages=1",
+                  "pipeline.schedule=1f1b", "train.global_batch_size=0", "model.vocab_size=128256"};
+    asked.sets.insert(asked.sets.end(), row.sets.begin(), row.sets.end());
+    asked.ranks = row.ranks;
+    asked.machine = source_dir() + "/configs/machines/h100_500w_x8.toml";
+    asked.as = "fsdp";
+    const Drawn drawn = draw(asked);
+    const auto gib = [&](const std::string& as) {
+      return static_cast<double>(sum_of(memory_of_software(drawn.config, software_profile(as).software))) / (1 << 30);
+    };
+    CAPTURE(row.model, row.ranks, row.published_gib, gib("fsdp"));
+    CHECK(gib("fsdp") == Approx(row.published_gib).epsilon(0.1));
+    CHECK(gib(source_dir() + "/configs/software/fsdp_compiled_loss.toml") < gib("fsdp"));
+    CHECK(gib("slipstream") == 0);  // the plan has it
+  }
+}
+
+TEST_CASE("software: each stage of a pipeline keeps its own part", "[planner]") {
+  const auto of = [](const std::string& owner, std::vector<std::string> sets) {
+    // Few logits: the first stage needs most.
+    sets.insert(sets.end(), {"model.layers=16", "zero.stage=3", "train.global_batch_size=64", "model.vocab_size=1024"});
+    const Drawn drawn = draw(request(16, sets, "fsdp"));
+    for (const ExtraMemory& row : memory_of_software(drawn.config, drawn.machine.software))
+      if (row.owner == owner) return row.size_bytes;
+    return int64_t{0};
+  };
+  // One rank of 16 has a sixteenth of the states, whatever the layout; the first stage also has the embedding.
+  CHECK(of("states", {"parallel.pipeline=4"}) > of("states", {}));
+  // 1F1B: as many micro-batches as stages are in flight; GPipe: all 16.
+  const int64_t one = of("activations", {"parallel.pipeline=4"});
+  CHECK(of("activations", {"parallel.pipeline=4", "pipeline.schedule=gpipe"}) == 4 * one);
+  CHECK(of("accumulated gradients", {}) == 0);
+  CHECK(of("accumulated gradients", {"parallel.pipeline=4"}) == 2 * of("weights in use", {"parallel.pipeline=4"}));
 }
 
 TEST_CASE("software: buckets of Megatron-LM grow with the data ranks unless --set names their size", "[planner]") {
