@@ -12,7 +12,10 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-constexpr int64_t kAheadBytes = 4 * 1024;  // of a stream; the hardware prefetches up to the end of a page
+// Of a stream; the hardware prefetches up to the end of a page. Into the L2 cache: the lines that several streams have
+// on their way would evict x from the L1 cache, which halves the speed of four rows.
+constexpr int64_t kAheadBytes = 8 * 1024;
+constexpr int kIntoL2 = 2;                 // locality of __builtin_prefetch
 constexpr int64_t kLineBytes = 64;         // of a cache
 constexpr int64_t kPartBytes = 64 * 1024;  // of weights for a thread at least
 
@@ -29,8 +32,11 @@ inline Vf multiply_add(Vf a, Vf b, Vf c) {
 }
 
 /// Weight rows that a thread multiplies at once. Their sums are independent, which hides the latency of additions; each
-/// vector of x is loaded once for all of them; and all sums fit into 16 registers.
-constexpr int streams_of(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }
+/// vector of x is loaded once for all of them; and all sums fit into the registers.
+constexpr int streams_of(int rows) {
+  if (SLIP_VECTOR_BYTES == 64) return rows <= 6 ? 4 : 3;  // 32 registers
+  return rows <= 2 ? 4 : rows <= 6 ? 2 : 1;
+}
 
 /// y[r][s * apart] = x[r] . w[s * apart] + bias[s * apart]. Each sum goes through one vector in the order of `in`, with
 /// any number of rows and streams.
@@ -52,7 +58,7 @@ inline void multiply(const FewRowsProduct& args, int64_t row, int64_t o, int64_t
   int64_t i = 0;
   for (; i + kStep <= in; i += kStep) {
     for (int s = 0; s < kStreams; ++s)
-      __builtin_prefetch(reinterpret_cast<const char*>(w + s * apart * in + i) + kAheadBytes);
+      __builtin_prefetch(reinterpret_cast<const char*>(w + s * apart * in + i) + kAheadBytes, 0, kIntoL2);
 #pragma GCC unroll 8
     for (int64_t v = 0; v < kStep; v += kLanes) add(Whole{}, i + v);
   }
@@ -123,7 +129,7 @@ void read_all_cpu(LaunchContext& context, const ReadAll& args) {
     Vf sums[kStreams][kVectors] = {};
     const auto add = [&](int64_t stream, int64_t line) {
       const float* const at = args.at + line * kLine;
-      __builtin_prefetch(reinterpret_cast<const char*>(at) + kAheadBytes);
+      __builtin_prefetch(reinterpret_cast<const char*>(at) + kAheadBytes, 0, kIntoL2);
       for (int64_t v = 0; v < kVectors; ++v) sums[stream][v] += load(at + v * kLanes);
     };
     const int64_t apart = (end - begin) / kStreams;
