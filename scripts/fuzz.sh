@@ -42,7 +42,7 @@ fi
 config=(defaults field fields learning_rate load machine multipliers nearest reference resolve supported toml validate
   validate_data)
 sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
-  engine/checkpoint/{folder_tensor,manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
+  engine/checkpoint/{direct_file,folder_tensor,manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
   engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,document_index,document_parts,documents_by_id,foreign_tokens}.cpp
   engine/data/{hash,json_lines,json_text,make_tokenizer,megatron,normalizer,pattern,raw_tokens,shards,sidecar,text}.cpp
   engine/data/{tiktoken,token_source,tokenizer,tokenizer_json,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
