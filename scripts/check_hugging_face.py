@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares models with Hugging Face transformers: folders in and out, logits, losses and weights of AdamW steps.
+"""Compares models with Hugging Face transformers: folders, every gradient, losses, and weights and logits after AdamW.
 
 usage: scripts/check_hugging_face.py build/slipstream [--configs 2] [--ranks 1]
 Needs: pip install torch transformers safetensors. Every model is random and small; nothing is downloaded.
@@ -41,6 +41,12 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 STEPS = 20
+TRAINING = dict(steps=STEPS, rate="1e-3", decay=0.1, adam_eps="1e-8")
+# One step whose update shows the gradient, with the largest rate and epsilon that a run file may have. A step is about
+# 1000 times the gradient, so that rounding the weight behind it to float32 costs 2^-24 of the gradient, and the weight
+# before it 2^-24 / 1000. The limit leaves room for sums in another order, which differ by up to 1e-5.
+GRADIENT = dict(steps=1, rate=1000.0, decay=0.0, adam_eps=1.0)
+GRADIENT_SHARE = 1e-4
 ADAM = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 RUN = """
 [model]
@@ -65,13 +71,13 @@ steps = {steps}
 sequence_length = {context}
 micro_batch_size = 1
 [optimizer]
-learning_rate = 1e-3
-min_learning_rate = 1e-3
-weight_decay = 0.1
+learning_rate = {rate}
+min_learning_rate = {rate}
+weight_decay = {decay}
 grad_clip = 0.0
 beta1 = 0.9
 beta2 = 0.95
-eps = 1e-8
+eps = {adam_eps}
 [device]
 kind = "cpu"
 [checkpoint]
@@ -176,6 +182,28 @@ def run(*command):
     return done.stdout
 
 
+def gradients_of(before, after):
+    """Gradients by the weights before and after a step of AdamW with GRADIENT's settings.
+
+    The first step moves a weight by rate * g / (|g| + eps), because both moments then are those of one gradient.
+    """
+    found = {}
+    for name in before:
+        moved = (before[name].double() - after[name].double()) / GRADIENT["rate"]
+        found[name] = GRADIENT["adam_eps"] * moved / (1 - moved.abs())
+    return found
+
+
+def compare_gradients(model, ids, before, after):
+    """The largest difference of a gradient, as a share of the largest one of its tensor."""
+    model.zero_grad()
+    torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[0, 1:]).backward()
+    ours = gradients_of(before, after)
+    theirs = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+    shares = [(ours[name] - grad).abs().max() / grad.abs().max() for name, grad in theirs.items()]
+    return torch.stack(shares).max().item()  # NaN if one is
+
+
 def train_torch(model, ids):
     model.train()
     decayed = [p for p in model.parameters() if p.dim() >= 2]
@@ -214,16 +242,13 @@ def check(program, launcher, family, rng, folder):
         weights_of(AutoModelForCausalLM.from_pretrained(ours, dtype="auto")),
     )
     folders = folders and all(torch.equal(before[name], weights_of(opened)[name]) for name in before)
-    (folder / "run.toml").write_text(
-        RUN.format(
-            **{**sizes, "family": family, "tied": str(sizes["tied"]).lower()},
-            init=theirs,
-            steps=STEPS,
-            text=folder / "text.txt",
-            run=folder / "run",
-        )
-    )
-    run(*launcher, program, "train", folder / "run.toml")
+    for name, training in (("gradient", GRADIENT), ("run", TRAINING)):
+        known = {**sizes, **training, "family": family, "tied": str(sizes["tied"]).lower()}
+        text = RUN.format(**known, init=theirs, text=folder / "text.txt", run=folder / name)
+        (folder / f"{name}.toml").write_text(text)
+        run(*launcher, program, "train", folder / f"{name}.toml")
+    stepped = AutoModelForCausalLM.from_pretrained(folder / "gradient/checkpoints/final", dtype="auto")
+    gradients = compare_gradients(model, ids, before, weights_of(stepped))
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     our_losses = [line["loss"] for line in lines if "loss" in line][:STEPS]
     their_losses = train_torch(model, ids)
@@ -235,12 +260,12 @@ def check(program, launcher, family, rng, folder):
         final_logits = (final(ids[:, :-1]).logits - model.eval()(ids[:, :-1]).logits).abs().max().item()
     tokenizer = AutoTokenizer.from_pretrained(folder / "run" / "checkpoints" / "final")
     tokens = tokenizer.encode("Grüße\n") == list("Grüße\n".encode()) and tokenizer.decode([72, 105]) == "Hi"
-    good = folders and tokens and loss < 1e-4 and final_logits < 1e-3 and weights < 5e-4
+    good = folders and tokens and gradients < GRADIENT_SHARE and loss < 1e-4
+    good = good and final_logits < 1e-3 and weights < 5e-4
     print(
         f"{family},{sizes['layers']},{sizes['heads']},{sizes['kv_heads']},{sizes['head_dim']},{sizes['width']},"
-        f"{sizes['ffn']},"
-        f"{sizes['vocab']},"
-        f"{sizes['tied']},{'same' if folders else 'DIFFERENT'},{loss:.1e},{weights:.1e},{final_logits:.1e},"
+        f"{sizes['ffn']},{sizes['vocab']},{sizes['tied']},"
+        f"{'same' if folders else 'DIFFERENT'},{gradients:.1e},{loss:.1e},{weights:.1e},{final_logits:.1e},"
         f"{'same' if tokens else 'DIFFERENT'},{'ok' if good else 'FAILED'}",
         flush=True,
     )
@@ -256,7 +281,8 @@ def main():
     parser.add_argument("--families", default=",".join(FAMILIES))
     options = parser.parse_args()
     launcher = ["mpirun", "-np", options.ranks] if options.ranks > 1 else []
-    print("family,layers,heads,kv_heads,head_dim,width,ffn,vocab,tied,folders,loss,weights,logits,tokenizer,verdict")
+    columns = "family,layers,heads,kv_heads,head_dim,width,ffn,vocab,tied"
+    print(f"{columns},folders,gradients,loss,weights,logits,tokenizer,verdict")
     failed = 0
     for family in options.families.split(","):
         for i in range(options.configs):

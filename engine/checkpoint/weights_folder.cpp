@@ -49,10 +49,10 @@ void refuse_pickled(const std::string& dir) {
   if (!exists(index)) return;
   if (exists(dir + "/metadata.json"))
     throw CheckpointError(
-        "[checkpoint] {} is a distributed checkpoint of Megatron-LM, whose names and order of weights this program "
-        "does "
-        "not know. Export it with Megatron-LM's converter to the Hugging Face format, and give that folder.",
-        files::shown(dir));
+        "[checkpoint] {} is a distributed checkpoint of Megatron-LM. Run scripts/dcp_to_safetensors.py {} OUT, and "
+        "give "
+        "the folder OUT.",
+        files::shown(dir), files::shown(dir));
   throw CheckpointError(
       "[checkpoint] {} is a distributed checkpoint of PyTorch with a pickled index, .metadata. Run "
       "scripts/dcp_to_safetensors.py {} OUT --config CONFIG_JSON, and give the folder OUT.",

@@ -94,6 +94,7 @@ def save(rank, folder, dtype):
 
 
 def load_script():
+    sys.path.insert(0, str(ROOT / "scripts"))
     spec = importlib.util.spec_from_file_location("dcp_to_safetensors", ROOT / "scripts/dcp_to_safetensors.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -105,7 +106,10 @@ def run(*command):
         text = io.StringIO()
         sys.argv = ["dcp_to_safetensors.py", *(str(part) for part in command[1:])]
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            code = SCRIPT.main()
+            try:
+                code = SCRIPT.main()
+            except SystemExit as end:  # of argparse
+                code = end.code
         return code, text.getvalue()
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
@@ -157,7 +161,10 @@ def check(folder, dtype):
     succeed(PROGRAM, "convert", folder / "unpickled", folder / "again")
     assert tensors_in(folder / "again/model.safetensors") == saved
     assert (folder / "again/config.json").read_text() == (folder / "joined/config.json").read_text()
+    succeed(SCRIPT, pickled, folder / "optim", "--strip", "optim.")
+    assert tensors_in(folder / "optim/model.safetensors") == {"step": ("I64", [], struct.pack("<q", 7))}
     refused(4, "is not empty", SCRIPT, pickled, folder / "unpickled")
+    refused(4, "Leave out --heads", SCRIPT, pickled, folder / "none", "--strip", "model.", "--heads", 3)
     refused(4, "no tensor begins with 'x.'", SCRIPT, pickled, folder / "none", "--strip", "x.")
 
     (sharded / "shard-00002-model-00001-of-00002.safetensors").unlink()
@@ -187,7 +194,7 @@ def check_attacks(folder):
         (hostile / ".metadata").write_bytes(content)
         refused(4, part, SCRIPT, hostile, folder / "none")
     assert not (folder / "ran").exists()
-    (hostile / "metadata.json").write_text("{}")
+    (hostile / "metadata.json").write_text('{"sharded_backend": "zarr"}')
     refused(4, "Megatron-LM", SCRIPT, hostile, folder / "none")
     refused(4, "Megatron-LM", PROGRAM, "convert", hostile, folder / "none")
     refused(4, "no .metadata", SCRIPT, folder, folder / "none")
