@@ -23,7 +23,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/decoder.h"
-#include "models/generation_device.h"
+#include "models/common/generation_device.h"
 
 namespace slipstream::models {
 namespace {

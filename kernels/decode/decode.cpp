@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
-#include "kernels/attention/attention.h"
 #include "kernels/common/checks.h"
 #include "kernels/decode/decode_cuda.h"
 
@@ -23,8 +22,8 @@ void require_room(std::string_view op, const KeyCache& cache, int64_t end) {
 
 /// Kernels keep a head of a query in shared memory and read keys in pieces of 16 bytes.
 void require_cuda_shape(std::string_view op, const OneTokenAttention& args) {
-  if (args.head_dim > kAttentionHeadDimMax)
-    throw ShapeError("[{}] head_dim is {}, need at most {} on cuda.", op, args.head_dim, kAttentionHeadDimMax);
+  if (args.head_dim > kDecodeHeadDimMax)
+    throw ShapeError("[{}] head_dim is {}, need at most {} on cuda.", op, args.head_dim, kDecodeHeadDimMax);
   for (const Attending& row : args.rows)
     if (reinterpret_cast<uintptr_t>(row.cache.at) % 16 != 0)
       throw ShapeError("[{}] a cache is not aligned to 16 bytes, as cuda needs.", op);

@@ -62,6 +62,9 @@ struct KeepKeys {
   int64_t kv_heads = 0, head_dim = 0;
 };
 
+/// Widest head on cuda, as in kernels/attention.
+constexpr int64_t kDecodeHeadDimMax = 256;
+
 /// The new token of a sequence attends to tokens [begin, token] of its cache; the last is itself.
 struct Attending {
   KeyCache cache;
@@ -76,7 +79,7 @@ struct Attending {
 /// Alias:   the rows are of different sequences
 /// Cost:    4·H·E·N flops; 8·N·G·E + 8·H·E bytes, each summed over the rows
 /// Errors:  ShapeError if G does not divide H, a size is below 1, a token exceeds its capacity, an operand is null, or,
-///          on cuda, E is above kAttentionHeadDimMax or a cache is not aligned to 16 bytes
+///          on cuda, E is above kDecodeHeadDimMax or a cache is not aligned to 16 bytes
 /// Source:  as kernels/attention. Bits of a row do not depend on threads or on the other rows.
 struct OneTokenAttention {
   const float* qkv = nullptr;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/attention/attention.h"
 #include "kernels/cuda/common.cuh"
 #include "kernels/decode/decode_cuda.h"
 
@@ -17,7 +16,7 @@ constexpr int kQuad = 4;  // floats of 16 bytes
 constexpr int kAcross = kBlock / kQuad,
               kAtOnce = kWarp / kAcross;  // lanes of a dimension of a block of keys, dimensions
 constexpr int kHeadsMost = 8;             // that share loads; more take turns
-constexpr int kHeadDimMax = kAttentionHeadDimMax;
+constexpr int kHeadDimMax = kDecodeHeadDimMax;
 static_assert(kTokens == kWarps * kBlock);  // a warp scores one block of keys
 
 /// A row of a launch: Attending, with its parts.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies between the host and the device of text generation, and its works.
 
-#include "models/generation_device.h"
+#include "models/common/generation_device.h"
 
 #include <algorithm>
 
