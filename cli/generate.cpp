@@ -37,13 +37,13 @@ void add_generate(CLI::App& app, Run& chosen) {
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--seed", options->seed, "seed of the sampling")->check(whole_numbers(INT64_MAX));
-  command->add_option("--device", options->device, "device: auto, cpu or cuda; auto: a GPU if available")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command
-      ->add_option("--dtype", options->dtype,
-                   "weights in memory on the CPU: float32, bfloat16 or auto, as in the folder")
+      ->add_option("--device", options->device,
+                   "device: auto, cpu or cuda; auto: a GPU if available, the CPU for several ranks")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command->add_option("--dtype", options->dtype, "weights in memory: float32, bfloat16 or auto, as in the folder")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
-  command->add_flag("--bound", options->bound, "also measure how fast memory is read, and print the share of it");
+  command->add_flag("--bound", options->bound, "also measure how fast the CPU reads memory, and print the share of it");
   command->callback([&chosen, options, prompt_ids] {
     chosen = [options, prompt_ids] {
       std::istringstream ids(*prompt_ids);

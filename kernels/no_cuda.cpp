@@ -9,6 +9,7 @@
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/cuda/algorithms.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/decode/decode_cuda.h"
 #include "kernels/dropout/dropout_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/gelu/gelu_cuda.h"
@@ -59,6 +60,9 @@ void columns_sum_cuda(LaunchContext&, const ColumnsSum&) { refuse("columns_sum")
 void cross_entropy_cuda(LaunchContext&, const CrossEntropy&) { refuse("cross_entropy"); }
 void cross_entropy_part_cuda(LaunchContext&, const CrossEntropyPart&) { refuse("cross_entropy_part"); }
 void cross_entropy_merge_cuda(LaunchContext&, const CrossEntropyMerge&) { refuse("cross_entropy_merge"); }
+void few_rows_product_cuda(LaunchContext&, const FewRowsProduct&) { refuse("few_rows_product"); }
+void keep_keys_cuda(LaunchContext&, const KeepKeys&) { refuse("keep_keys"); }
+void one_token_attention_cuda(LaunchContext&, const OneTokenAttention&) { refuse("one_token_attention"); }
 void dropout_cuda(LaunchContext&, const Dropout&) { refuse("dropout"); }
 void document_positions_cuda(LaunchContext&, const DocumentPositions&) { refuse("document_positions"); }
 void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }

@@ -11,10 +11,10 @@
 #include "engine/base/delayed_parts.h"
 #include "engine/base/units.h"
 #include "engine/device/clock.h"
-#include "engine/device/device.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
 #include "kernels/decode/decode.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -23,6 +23,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/decoder.h"
+#include "models/common/generation_device.h"
 
 namespace slipstream::models {
 namespace {
@@ -47,21 +48,17 @@ struct Generation::State {
         o(of_one_sequence(asked, setup.capacity)),
         family(architecture_of(o)),
         b(o, buffers),
-        pool(setup.threads),
-        device(make_cpu_device()) {
-    context.pool = &pool;
+        device(std::move(setup.device), setup.threads),
+        context(device.context()) {
     table = b.vocab_parameter(family.table, -1, {});
     if (!family.rotary) positions = b.parameter(family.positions, {o.context, o.width}, -1, {});
     for (int l = 0; l < o.layers; ++l) blocks.push_back(family.block(b, l));
     final_norm = family.final_norm(b);
     head = b.head_table(table, family.head, {});
     load(parts_of_parameters());
-    if (family.rotary) {
-      rope.resize(static_cast<size_t>(setup.capacity * b.head_dim()));
-      kernels::rope_table(rope.data(), setup.capacity, b.head_dim(), o.rope_theta, o.rope_scaling);
-    }
+    if (family.rotary) make_angles();
     lengths.resize(static_cast<size_t>(setup.sequences));
-    cache = device->allocate(o.layers * setup.sequences * cache_elems() * size_of(DType::f32), "keys and values");
+    cache = device.allocate(o.layers * setup.sequences * cache_elems() * size_of(DType::f32), "keys and values");
   }
 
   int64_t kv_width() const { return 2 * b.kv_heads() * b.head_dim(); }
@@ -111,7 +108,7 @@ struct Generation::State {
       all_bytes = round_up(all_bytes + held.back().size_bytes, kAlignment);
     }
     // In one piece, so that the kernel gives huge pages to small matrices, too.
-    memory = device->allocate(all_bytes, "the model");
+    memory = device.allocate(all_bytes, "the model");
     std::vector<float> piece;
     for (uint32_t p = 0; p < parts.size(); ++p) {
       std::byte* to = memory->data() + held[p].begin_bytes;
@@ -119,15 +116,26 @@ struct Generation::State {
         for (int64_t at = 0; at < part.elems; at += std::ssize(piece)) {
           piece.resize(static_cast<size_t>(std::min(kPieceElems, part.elems - at)));
           setup.read(*part.tensor, part.begin + at, piece);
-          kernels::cast(context, {.from = piece.data(), .to = to, .elems = std::ssize(piece), .to_dtype = dtype_of(p)});
+          device.store(piece, to, dtype_of(p));
           to += bytes_of(std::ssize(piece), dtype_of(p));
         }
     }
   }
 
-  float* rows_of(std::vector<float>& at, int64_t rows, int64_t width) {
-    at.resize(static_cast<size_t>(rows * width));
-    return at.data();
+  void make_angles() {
+    std::vector<float> turns(static_cast<size_t>(setup.capacity * b.head_dim()));
+    kernels::rope_table(turns.data(), setup.capacity, b.head_dim(), o.rope_theta, o.rope_scaling);
+    angles = device.allocate(bytes_of(std::ssize(turns), DType::f32), "angles of rotary embeddings");
+    device.store(turns, angles->data(), DType::f32);
+  }
+
+  float* rows_of(GenerationDevice::Scratch& at, int64_t rows, int64_t width) { return device.floats(at, rows * width); }
+
+  void sum_over_ranks(float* at, int64_t elems) {
+    if (o.tensor == 1) return;
+    const std::span<float> values = device.to_host(at, elems);
+    setup.sum(values);
+    device.to_device(values, at);
   }
 
   /// y = x w^T + bias; `adds_bias`: the first of the ranks that share a sum.
@@ -149,7 +157,7 @@ struct Generation::State {
   /// The part of a layer whose result is a sum over ranks.
   void partial_product(const float* x, const Linear& w, int64_t rows, float* y) {
     product(x, w, rows, y, o.tensor_index == 0);
-    if (o.tensor > 1) setup.sum({y, static_cast<size_t>(rows * w.out)});
+    sum_over_ranks(y, rows * w.out);
   }
 
   /// With delta: x += delta, y = norm(x).
@@ -179,29 +187,46 @@ struct Generation::State {
                                           .eps = o.norm_eps});
   }
 
-  /// x[r] = table[id] + positions[position]; rows of other ranks' vocabulary are theirs.
-  void embed(std::span<const int32_t> ids, std::span<const int64_t> at, float* x) {
-    const int64_t D = o.width, first = o.tensor_index * b.vocab_rows();
-    std::fill_n(x, std::ssize(ids) * D, 0.0f);
-    const auto add_row = [&](uint32_t p, int64_t row, float* to) {
-      std::vector<float>& values = embedded_row;
-      values.resize(static_cast<size_t>(D));
-      kernels::cast(context, {.from = weight(p) + bytes_of(row * D, setup.dtype),
-                              .to = values.data(),
-                              .elems = D,
-                              .from_dtype = setup.dtype});
-      for (int64_t i = 0; i < D; ++i) to[i] += values[static_cast<size_t>(i)];
-    };
-    for (size_t r = 0; r < ids.size(); ++r) {
-      float* const to = x + static_cast<int64_t>(r) * D;
-      if (const int64_t row = ids[r] - first; row >= 0 && row < b.vocab_rows()) add_row(table, row, to);
-      if (positions >= 0 && o.tensor_index == 0) add_row(static_cast<uint32_t>(positions), at[r], to);
-    }
-    if (o.tensor > 1) setup.sum({x, static_cast<size_t>(std::ssize(ids) * D)});
+  /// y[r] = row ids[r] of a table of `dtype` whose first row is `first`.
+  void look_up(const std::byte* from, DType dtype, const int32_t* ids, int64_t rows, int64_t width, float* y,
+               int64_t table_rows, int64_t first = 0, bool part = false) {
+    kernels::EmbeddingForward args{.ids = ids,
+                                   .table = from,
+                                   .y = y,
+                                   .batch = 1,
+                                   .tokens = rows,
+                                   .width = width,
+                                   .dtype = dtype,
+                                   .vocab = table_rows,
+                                   .first = first,
+                                   .part = part};
+    if (dtype != DType::f32) args.y = rows_of(narrow_rows, rows, width);
+    kernels::embedding_forward(context, args);
+    if (dtype != DType::f32)
+      kernels::cast(context, {.from = args.y, .to = y, .elems = rows * width, .from_dtype = dtype});
   }
 
-  /// Rotates queries and keys of rows [row, row + rows) of one sequence, whose first token is at `position`.
-  void rotate(float* qkv, int64_t rows, int64_t position) {
+  /// x[r] = table[id] + positions[position]; rows of other ranks' vocabulary are theirs.
+  void embed(const int32_t* ids, const int32_t* at, int64_t rows, float* x) {
+    const int64_t D = o.width, vocab = b.vocab_rows();
+    look_up(weight(table), setup.dtype, ids, rows, D, x, vocab, o.tensor_index * vocab, o.tensor > 1);
+    if (positions >= 0 && o.tensor_index == 0) {
+      float* const of_positions = rows_of(layer_out, rows, D);
+      look_up(weight(positions), setup.dtype, at, rows, D, of_positions, o.context);
+      kernels::add(context, {.x = of_positions, .y = x, .elems = rows * D});
+    }
+    sum_over_ranks(x, rows * D);
+  }
+
+  /// Cosines and sines of the rows' positions; null without rotary embeddings.
+  const float* angles_of(const int32_t* at, int64_t rows, bool begins) {
+    if (!family.rotary) return nullptr;
+    if (begins) return reinterpret_cast<const float*>(angles->data());
+    float* const some = rows_of(angles_of_rows, rows, b.head_dim());
+    look_up(angles->data(), DType::f32, at, rows, b.head_dim(), some, setup.capacity);
+    return some;
+  }
+  void rotate(float* qkv, int64_t rows, const float* turns) {
     kernels::Rope args{.x = qkv,
                        .batch = 1,
                        .tokens = rows,
@@ -209,8 +234,7 @@ struct Generation::State {
                        .head_dim = b.head_dim(),
                        .row_stride = b.qkv_width(),
                        .theta = o.rope_theta,
-                       .position_offset = position,
-                       .table = rope.data()};
+                       .table = turns};
     kernels::rope(context, args);
   }
 
@@ -236,7 +260,7 @@ struct Generation::State {
                                     .kv_heads = b.kv_heads(),
                                     .head_dim = b.head_dim(),
                                     .scale = scale};
-    args.scores = rows_of(statistics, kernels::attention_scores(args), 1);
+    args.scores = rows_of(statistics, kernels::attention_scores(args, device.kind()), 1);
     kernels::one_token_attention(context, args);
   }
   void attend_all(int64_t layer, int sequence, int64_t rows, float scale, const float* qkv, float* out) {
@@ -281,12 +305,39 @@ struct Generation::State {
   std::vector<std::vector<float>> run(std::span<const int> sequences, std::span<const int32_t> ids,
                                       std::span<const int64_t> at, bool begins) {
     const RunsDelayedParts latency_first;
-    const int64_t rows = std::ssize(ids), D = o.width, wanted = begins ? 1 : rows;
+    const int64_t wanted = begins ? 1 : std::ssize(ids), vocab = b.vocab_rows();
+    float* logits = nullptr;
+    device.run([&] { logits = forward(sequences, ids, at, begins, wanted); });
+    const std::span<const float> values = device.to_host(logits, wanted * vocab);
+    std::vector<std::vector<float>> all;
+    for (int64_t r = 0; r < wanted; ++r) {
+      const auto part = values.subspan(static_cast<size_t>(r * vocab), static_cast<size_t>(vocab));
+      std::vector<float> whole;
+      if (o.tensor > 1) {
+        whole.resize(static_cast<size_t>(vocab * o.tensor));
+        setup.gather(part, whole);
+        whole.resize(static_cast<size_t>(o.vocab));
+      } else {
+        whole.assign(part.begin(), part.begin() + o.vocab);
+      }
+      all.push_back(std::move(whole));
+    }
+    return all;
+  }
+
+  /// Returns the logits [wanted, vocab_rows] in the device's memory.
+  float* forward(std::span<const int> sequences, std::span<const int32_t> ids, std::span<const int64_t> at, bool begins,
+                 int64_t wanted) {
+    const int64_t rows = std::ssize(ids), D = o.width;
+    ids_and_places.assign(ids.begin(), ids.end());
+    ids_and_places.insert(ids_and_places.end(), at.begin(), at.end());
+    const int32_t *const ids_there = device.ids(ids_in, ids_and_places), *const places = ids_there + rows;
     float *const x = rows_of(residual, rows, D), *const normed = rows_of(norm_out, rows, D),
                  *const qkv = rows_of(qkv_out, rows, b.qkv_width()),
                  *const attended = rows_of(attention_out, rows, b.attention_width()),
                  *const delta = rows_of(layer_out, rows, D);
-    embed(ids, at, x);
+    embed(ids_there, places, rows, x);
+    const float* const turns = angles_of(places, rows, begins);
     for (int64_t l = 0; l < o.layers; ++l) {
       const BlockParameters& y = blocks[static_cast<size_t>(l)];
       norm(x, l > 0 ? delta : nullptr, y.norm_1, rows, normed);
@@ -303,9 +354,7 @@ struct Generation::State {
                                              .kv_heads = b.kv_heads(),
                                              .head_dim = b.head_dim(),
                                              .eps = o.norm_eps});
-      if (family.rotary && begins) rotate(qkv, rows, 0);
-      for (int64_t r = 0; r < rows && family.rotary && !begins; ++r)
-        rotate(qkv + r * b.qkv_width(), 1, at[static_cast<size_t>(r)]);
+      if (family.rotary) rotate(qkv, rows, turns);
       attend(l, sequences, at, begins, qkv, attended);
       partial_product(attended, y.out, rows, delta);
       norm(x, delta, y.norm_2, rows, normed);
@@ -317,19 +366,7 @@ struct Generation::State {
     for (int64_t r = 0; r < wanted; r += kernels::kFewRows)
       product(normed + (rows - wanted + r) * D, {.weight = head, .in = D, .out = vocab},
               std::min<int64_t>(kernels::kFewRows, wanted - r), logits + r * vocab);
-    std::vector<std::vector<float>> all;
-    for (int64_t r = 0; r < wanted; ++r) {
-      std::vector<float> whole;
-      if (o.tensor > 1) {
-        whole.resize(static_cast<size_t>(vocab * o.tensor));
-        setup.gather({logits + r * vocab, static_cast<size_t>(vocab)}, whole);
-        whole.resize(static_cast<size_t>(o.vocab));
-      } else {
-        whole.assign(logits + r * vocab, logits + r * vocab + o.vocab);
-      }
-      all.push_back(std::move(whole));
-    }
-    return all;
+    return logits;
   }
 
   /// Calls take(bytes) for the weights of a step: all but a table that only the embedding reads.
@@ -344,9 +381,8 @@ struct Generation::State {
   Architecture family;
   Buffers buffers;
   SpecBuilder b;
-  ThreadPool pool;
-  LaunchContext context;
-  std::unique_ptr<Device> device;
+  GenerationDevice device;
+  LaunchContext& context;
   uint32_t table = 0, head = 0;
   int64_t positions = -1;
   std::vector<BlockParameters> blocks;
@@ -359,8 +395,10 @@ struct Generation::State {
   std::unique_ptr<Allocation> cache;  // [layers, sequences] of KeyCache
   std::vector<int64_t> lengths;
   std::vector<kernels::Attending> attending;
-  std::vector<float> rope, wide_weight, statistics, embedded_row, residual, norm_out, qkv_raw, qkv_out, attention_out,
-      layer_out, up_out, activated, logits_out;
+  std::unique_ptr<Allocation> angles;  // of rotary embeddings: [capacity, head_dim]
+  std::vector<int32_t> ids_and_places;
+  GenerationDevice::Scratch ids_in, narrow_rows, angles_of_rows, wide_weight, statistics, residual, norm_out, qkv_raw,
+      qkv_out, attention_out, layer_out, up_out, activated, logits_out;
 };
 
 Generation::Generation(const ModelOptions& options, GenerationSetup setup)
@@ -408,6 +446,7 @@ int64_t Generation::cache_bytes(int sequence) const {
 }
 
 double Generation::read_seconds() const {
+  if (state_->device.kind() != DeviceKind::cpu) return 0;
   constexpr int kPasses = 5;
   const RunsDelayedParts as_a_step;
   double best = INFINITY;

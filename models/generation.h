@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The forward pass of text generation on the CPU: keys and values of earlier tokens are kept, so that a token costs one
-// pass over the weights.
+// The forward pass of text generation: keys and values of earlier tokens are kept, so that a token costs one pass over
+// the weights.
 
 #include <cstdint>
 #include <functional>
@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/device/device.h"
 #include "engine/plan/model_spec.h"
 #include "models/model.h"
 
@@ -19,9 +20,11 @@ struct GenerationSetup {
   int sequences = 1;         // that may be open at once
   int64_t capacity = 0;      // tokens of a sequence; at most the model's context
   int threads = 1;
+  std::unique_ptr<Device> device = {};  // that has the weights and runs the pass; null: the CPU
   /// Elements [begin, begin + out.size()) of the part of a tensor that this rank holds.
   std::function<void(const NamedTensor& tensor, int64_t begin, std::span<float> out)> read;
-  /// With ModelOptions::tensor > 1: sums over the ranks that share the model, in place; and gathers their parts.
+  /// With ModelOptions::tensor > 1: sums over the ranks that share the model, in place; and gathers their parts. Both
+  /// use memory of the host.
   std::function<void(std::span<float>)> sum = {};
   std::function<void(std::span<const float> part, std::span<float> all)> gather = {};
 };
@@ -44,7 +47,8 @@ class Generation {
   /// Bytes of weights that a step reads, and of keys and values that it reads for one sequence.
   int64_t weight_bytes() const;
   int64_t cache_bytes(int sequence) const;
-  /// Blocks. Seconds of the fastest of several passes of all threads that only read the weights of a step.
+  /// Blocks. Seconds of the fastest of several passes of all threads that only read the weights of a step; 0 on a GPU:
+  /// not measured.
   double read_seconds() const;
 
  private:

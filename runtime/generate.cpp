@@ -279,6 +279,19 @@ DType dtype_of(const ModelFolder& weights, const std::string& asked) {
   return asked == "bfloat16" || (asked == "auto" && all) ? DType::bf16 : DType::f32;
 }
 
+/// One process takes a GPU if it can. Ranks that share a model do so only when asked, because they exchange every sum
+/// through memory of the host.
+std::unique_ptr<Device> device_of(World& world, const std::string& asked) {
+  if (world.size() == 1)
+    return assign_device_alone(asked == "cuda"  ? DeviceChoice::cuda
+                               : asked == "cpu" ? DeviceChoice::cpu
+                                                : DeviceChoice::automatic)
+        .make_device();
+  RunConfig config;
+  config.device.kind = asked == "cuda" ? DeviceChoice::cuda : DeviceChoice::cpu;
+  return assign_device(world, config).make_device();
+}
+
 void generate_on(World& world, const GenerateOptions& options) {
   check_sampling(options.sampling);
   const ModelFolder weights(options.checkpoint);
@@ -293,13 +306,10 @@ void generate_on(World& world, const GenerateOptions& options) {
   int64_t longest = 0;
   for (const auto& text : prompts.texts) longest = std::max(longest, std::ssize(text));
   const int64_t capacity = std::min(model.context, longest + options.tokens);
-  const bool on_cpu =
-      world.size() > 1 || options.device == "cpu" ||
-      assign_device_alone(options.device == "cuda" ? DeviceChoice::cuda : DeviceChoice::automatic).kind ==
-          DeviceKind::cpu;
-  const int sequences = static_cast<int>(std::min<int64_t>(std::ssize(prompts.texts), options.batch));
-  const auto next = on_cpu ? cached_logits(weights, sequences, capacity, dtype_of(weights, options.dtype), world)
-                           : recomputed_logits(weights, capacity, options.device);
+  const CachedLogits asked{.sequences = static_cast<int>(std::min<int64_t>(std::ssize(prompts.texts), options.batch)),
+                           .capacity = capacity,
+                           .dtype = dtype_of(weights, options.dtype)};
+  const auto next = cached_logits(weights, asked, device_of(world, options.device), world);
   Continuation continuation(*next, options, *tokenizer, folder);
   Spent spent;
   (options.prompts_file.empty() ? print_one : print_many)(continuation, options, *tokenizer, prompts, world.rank() == 0,

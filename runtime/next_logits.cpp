@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two ways to the logits of the next token.
+// The logits of the next token from kept keys and values.
 
 #include "runtime/next_logits.h"
 
@@ -8,7 +8,6 @@
 #include "engine/base/check.h"
 #include "models/generation.h"
 #include "planner/plan_options.h"
-#include "runtime/evaluated_folder.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
@@ -51,10 +50,10 @@ class Exchange {
 
 class Cached : public NextLogits {
  public:
-  Cached(const ModelFolder& weights, int sequences, int64_t capacity, DType dtype, World& world)
+  Cached(const ModelFolder& weights, const CachedLogits& asked, std::unique_ptr<Device> device, World& world)
       : exchange_(world),
-        capacity_(capacity),
-        generation_(options(weights, world), setup(weights, sequences, dtype, world)) {}
+        capacity_(asked.capacity),
+        generation_(options(weights, world), setup(weights, asked, std::move(device), world)) {}
 
   std::vector<std::vector<float>> after(std::span<const int> which,
                                         std::span<const std::vector<int32_t>> texts) override {
@@ -85,7 +84,8 @@ class Cached : public NextLogits {
     return sum;
   }
   double read_rate() const override {
-    return static_cast<double>(generation_.weight_bytes()) / generation_.read_seconds();
+    const double seconds = generation_.read_seconds();
+    return seconds > 0 ? static_cast<double>(generation_.weight_bytes()) / seconds : 0;
   }
 
  private:
@@ -112,11 +112,13 @@ class Cached : public NextLogits {
     require_equal_parts(o);
     return o;
   }
-  models::GenerationSetup setup(const ModelFolder& weights, int sequences, DType dtype, const World& world) {
-    return {.dtype = dtype,
-            .sequences = sequences,
-            .capacity = capacity_,
+  models::GenerationSetup setup(const ModelFolder& weights, const CachedLogits& asked, std::unique_ptr<Device> device,
+                                const World& world) {
+    return {.dtype = asked.dtype,
+            .sequences = asked.sequences,
+            .capacity = asked.capacity,
             .threads = planner::threads_of(RunConfig{}, world.ranks_on_host()),
+            .device = std::move(device),
             .read = [&weights](const NamedTensor& tensor, int64_t begin,
                                std::span<float> out) { weights.read(tensor, begin, out); },
             .sum = [this](std::span<float> values) { exchange_.sum(values); },
@@ -128,40 +130,11 @@ class Cached : public NextLogits {
   models::Generation generation_;
 };
 
-class Recomputed : public NextLogits {
- public:
-  Recomputed(const ModelFolder& weights, int64_t capacity, const std::string& device)
-      : model_(weights, {.tokens = capacity, .device = device}), capacity_(capacity) {}
-
-  std::vector<std::vector<float>> after(std::span<const int> which,
-                                        std::span<const std::vector<int32_t>> texts) override {
-    std::vector<std::vector<float>> all;
-    const std::vector<int32_t> targets(static_cast<size_t>(capacity_), 0);
-    for (const int i : which) {
-      const std::vector<int32_t>& text = texts[static_cast<size_t>(i)];
-      const int64_t used = std::min(capacity_, std::ssize(text));
-      std::vector<int32_t> window(text.end() - used, text.end());
-      window.resize(static_cast<size_t>(capacity_));
-      model_.losses(window, targets);
-      all.push_back(model_.logits(used - 1));
-    }
-    return all;
-  }
-
- private:
-  EvaluatedFolder model_;
-  int64_t capacity_;
-};
-
 }  // namespace
 
-std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, int sequences, int64_t capacity, DType dtype,
-                                          World& world) {
-  return std::make_unique<Cached>(weights, sequences, capacity, dtype, world);
-}
-
-std::unique_ptr<NextLogits> recomputed_logits(const ModelFolder& weights, int64_t capacity, const std::string& device) {
-  return std::make_unique<Recomputed>(weights, capacity, device);
+std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, const CachedLogits& asked,
+                                          std::unique_ptr<Device> device, World& world) {
+  return std::make_unique<Cached>(weights, asked, std::move(device), world);
 }
 
 }  // namespace slipstream::runtime

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/base/dtype.h"
+#include "engine/device/device.h"
 #include "runtime/model_folder.h"
 
 namespace slipstream::runtime {
@@ -28,12 +29,15 @@ class NextLogits {
   virtual double read_rate() const { return 0; }
 };
 
-/// Blocks. On the CPU: keeps keys and values, so that a token costs one pass over the weights. The ranks of `world`, if
-/// there are several, share the model. Throws: CheckpointError, ConfigError, ResourceError.
-std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, int sequences, int64_t capacity, DType dtype,
-                                          World& world);
+struct CachedLogits {
+  int sequences = 1;         // texts at once
+  int64_t capacity = 0;      // tokens of a text that count
+  DType dtype = DType::f32;  // of matrices in memory
+};
 
-/// Blocks. On a GPU, with the forward pass of training: a token costs a pass over all earlier ones. Throws: as above.
-std::unique_ptr<NextLogits> recomputed_logits(const ModelFolder& weights, int64_t capacity, const std::string& device);
+/// Blocks. Keeps keys and values, so that a token costs one pass over the weights, on the given device. The ranks of
+/// `world`, if there are several, share the model. Throws: CheckpointError, ConfigError, ResourceError.
+std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, const CachedLogits& asked,
+                                          std::unique_ptr<Device> device, World& world);
 
 }  // namespace slipstream::runtime

@@ -423,7 +423,7 @@ sanitize_with() {
   while read -r path; do
     any=1
     run_test "$(basename "$path") $tool" bash -c "sanitized $tool '$path'"
-  done < <(tests_of tests | grep -v -E '/gpu_(device|golden|host_waits)_test$')
+  done < <(tests_of tests | grep -v -E '/gpu_(device|generation|golden|host_waits)_test$')
   ((any)) || nothing_to_run sanitize
 }
 part_memcheck() { sanitize_with memcheck; }

@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
+#include "kernels/decode/decode_cuda.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -17,6 +18,15 @@ void require_room(std::string_view op, const KeyCache& cache, int64_t end) {
   if (cache.capacity % kKeyBlock != 0)
     throw ShapeError("[{}] capacity is {}, need a multiple of {}.", op, cache.capacity, kKeyBlock);
   if (end > cache.capacity) throw ShapeError("[{}] {} tokens exceed the capacity of {}.", op, end, cache.capacity);
+}
+
+/// Kernels keep a head of a query in shared memory and read keys in pieces of 16 bytes.
+void require_cuda_shape(std::string_view op, const OneTokenAttention& args) {
+  if (args.head_dim > kDecodeHeadDimMax)
+    throw ShapeError("[{}] head_dim is {}, need at most {} on cuda.", op, args.head_dim, kDecodeHeadDimMax);
+  for (const Attending& row : args.rows)
+    if (reinterpret_cast<uintptr_t>(row.cache.at) % 16 != 0)
+      throw ShapeError("[{}] a cache is not aligned to 16 bytes, as cuda needs.", op);
 }
 
 }  // namespace
@@ -30,7 +40,8 @@ void few_rows_product(LaunchContext& context, const FewRowsProduct& args) {
   if (args.rows > kFewRows) throw ShapeError("[{}] rows is {}, need at most {}.", op, args.rows, kFewRows);
   if (args.rows * args.out == 0) return;
   require_pointers(op, {args.x, args.weight, args.y});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return few_rows_product_cuda(context, args);
   SLIP_CALL_ISA(few_rows_product_cpu(context, args));
 }
 
@@ -44,7 +55,8 @@ void keep_keys(LaunchContext& context, const KeepKeys& args) {
   if (args.rows == 0) return;
   require_pointers(op, {args.k, args.v});
   require_room(op, args.to, args.first + args.rows);
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) return keep_keys_cuda(context, args);
   SLIP_CALL_ISA(keep_keys_cpu(context, args));
 }
 
@@ -63,7 +75,11 @@ void one_token_attention(LaunchContext& context, const OneTokenAttention& args) 
     require_at_least(op, "token", row.token, row.begin);
     require_room(op, row.cache, row.token + 1);
   }
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
+  if (context.kind == DeviceKind::cuda) {
+    require_cuda_shape(op, args);
+    return one_token_attention_cuda(context, args);
+  }
   SLIP_CALL_ISA(one_token_attention_cpu(context, args));
 }
 
@@ -86,7 +102,15 @@ void read_all(LaunchContext& context, const ReadAll& args) {
   SLIP_CALL_ISA(read_all_cpu(context, args));
 }
 
-int64_t attention_scores(const OneTokenAttention& args) {
+int64_t most_parts(const OneTokenAttention& args) {
+  int64_t most = 0;
+  for (const Attending& row : args.rows) most = std::max(most, parts_of(row));
+  return most;
+}
+
+int64_t attention_scores(const OneTokenAttention& args, DeviceKind kind) {
+  if (kind == DeviceKind::cuda)
+    return std::ssize(args.rows) * args.heads * most_parts(args) * part_floats(args.head_dim);
   int64_t most = 0;
   for (const Attending& row : args.rows)
     most = std::max(most, key_cache_capacity(row.token + 1) - row.begin / kKeyBlock * kKeyBlock);

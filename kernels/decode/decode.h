@@ -2,7 +2,7 @@
 #pragma once
 // The ops of text generation that read much and compute little: products of few rows with a weight, attention of one
 // new token to all earlier ones, and the weights of all tokens for sampling. And their bound: a pass that only reads.
-// On cpu only; a GPU generates with the ops of training.
+// token_weights and read_all run on cpu only.
 //
 // Letters: R rows, H heads, G key-value heads (G divides H), E head_dim, N keys.
 
@@ -39,7 +39,7 @@ constexpr int64_t kKeyBlock = 16;
 
 /// Memory for keys and values of one sequence, in the order in which attention reads them, so that it reads forward
 /// only and adds whole vectors: for each key-value head the keys in blocks [E, kKeyBlock], then the values
-/// [capacity, E].
+/// [capacity, E]. A warp of a GPU reads whole lines of it, too.
 struct KeyCache {
   float* at = nullptr;
   int64_t capacity = 0;  // tokens, a multiple of kKeyBlock
@@ -62,6 +62,9 @@ struct KeepKeys {
   int64_t kv_heads = 0, head_dim = 0;
 };
 
+/// Widest head on cuda, as in kernels/attention.
+constexpr int64_t kDecodeHeadDimMax = 256;
+
 /// The new token of a sequence attends to tokens [begin, token] of its cache; the last is itself.
 struct Attending {
   KeyCache cache;
@@ -75,7 +78,8 @@ struct Attending {
 /// Types:   all f32
 /// Alias:   the rows are of different sequences
 /// Cost:    4·H·E·N flops; 8·N·G·E + 8·H·E bytes, each summed over the rows
-/// Errors:  ShapeError if G does not divide H, a size is below 1, a token exceeds its capacity, or an operand is null
+/// Errors:  ShapeError if G does not divide H, a size is below 1, a token exceeds its capacity, an operand is null, or,
+///          on cuda, E is above kDecodeHeadDimMax or a cache is not aligned to 16 bytes
 /// Source:  as kernels/attention. Bits of a row do not depend on threads or on the other rows.
 struct OneTokenAttention {
   const float* qkv = nullptr;
@@ -87,8 +91,8 @@ struct OneTokenAttention {
   int64_t head_dim = 0;
   float scale = 1.0f;
 };
-/// Pure. Elements of the workspace.
-int64_t attention_scores(const OneTokenAttention& args);
+/// Pure. Elements of the workspace on a device of this kind.
+int64_t attention_scores(const OneTokenAttention& args, DeviceKind kind = DeviceKind::cpu);
 
 /// weights[i] = e^((logits[i] - top) / temperature) where logits[i] >= floor, otherwise 0.
 ///
@@ -111,10 +115,11 @@ struct ReadAll {
   double* sum = nullptr;
 };
 
-/// Blocks. Throws: ShapeError, ResourceError (another device than cpu).
+/// Enqueue on cuda, block on cpu. Throws: ShapeError, ResourceError (no kernel for this device).
 void few_rows_product(LaunchContext& context, const FewRowsProduct& args);
 void keep_keys(LaunchContext& context, const KeepKeys& args);
 void one_token_attention(LaunchContext& context, const OneTokenAttention& args);
+/// Block. Throws: ShapeError, ResourceError (another device than cpu).
 void token_weights(LaunchContext& context, const TokenWeights& args);
 void read_all(LaunchContext& context, const ReadAll& args);
 

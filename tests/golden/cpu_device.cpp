@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The golden values are compared on the CPU.
+// The comparisons are on the CPU.
 
 #include "tests/golden/device.h"
 

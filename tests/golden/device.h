@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Selects the device on which the golden values are compared.
+// Selects the device on which golden values and text generation are compared.
 
 #include <memory>
 

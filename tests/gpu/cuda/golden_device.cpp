@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the golden values on a GPU.
+// The comparisons are on a GPU.
 
 #include "tests/golden/device.h"
 #include "tests/gpu/cuda/card.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/base/check.h"
-#include "tests/kernels/common/op_test.h"
+#include "tests/reference/decode.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -21,14 +21,7 @@ void check_product(int64_t rows, int64_t in, int64_t out, DType dtype, bool with
   const auto seed = static_cast<uint32_t>(rows * 1000 + in);
   const Doubles x = random_doubles(rows * in, DType::f32, seed), weight = random_doubles(out * in, dtype, seed + 1),
                 bias = random_doubles(out, DType::f32, seed + 2);
-  Doubles expected(static_cast<size_t>(rows * out));
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t o = 0; o < out; ++o) {
-      double sum = with_bias ? bias[static_cast<size_t>(o)] : 0;
-      for (int64_t i = 0; i < in; ++i)
-        sum += x[static_cast<size_t>(r * in + i)] * weight[static_cast<size_t>(o * in + i)];
-      expected[static_cast<size_t>(r * out + o)] = sum;
-    }
+  const Doubles expected = reference::few_rows_product(x, weight, with_bias ? bias : Doubles{}, rows, in, out);
   Tensor from(x, DType::f32), w(weight, dtype), b(bias, DType::f32), first(0, DType::f32);
   std::string first_isa;
   for_isas_and_threads<FewRowsProduct>(
@@ -49,46 +42,15 @@ void check_product(int64_t rows, int64_t in, int64_t out, DType dtype, bool with
       });
 }
 
-/// One sequence of a batch: its new token attends to `keys` tokens up to `token`.
-struct Sequence {
-  int64_t token, keys;
-};
+using Sequence = reference::DecodedSequence;
 
 void check_attention(const std::vector<Sequence>& sequences, int64_t heads, int64_t kv_heads, int64_t head_dim,
                      double spread = 1.0) {
-  const int64_t group = heads / kv_heads, kv_width = kv_heads * head_dim, width = heads * head_dim + 2 * kv_width,
-                rows = std::ssize(sequences);
+  const int64_t rows = std::ssize(sequences);
   INFO(fmt::format("R{} N{} H{}/{} E{}", rows, sequences.front().keys, heads, kv_heads, head_dim));
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  const auto seed = static_cast<uint32_t>(sequences.front().keys * 1000 + head_dim);
-  // The rows of k and v of all tokens, side by side as those of qkv; the last token's are in qkv.
-  const Doubles qkv = random_doubles(rows * width, DType::f32, seed, spread);
-  std::vector<Doubles> kv;
-  Doubles expected;
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto [token, keys] = sequences[static_cast<size_t>(r)];
-    Doubles all = random_doubles((token + 1) * 2 * kv_width, DType::f32, seed + 1 + static_cast<uint32_t>(r), spread);
-    std::copy_n(qkv.begin() + r * width + heads * head_dim, 2 * kv_width, all.begin() + token * 2 * kv_width);
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t at_k = h / group * head_dim, at_v = at_k + kv_width;
-      Doubles scores(static_cast<size_t>(keys)), out(static_cast<size_t>(head_dim));
-      const double* const row = all.data() + (token + 1 - keys) * 2 * kv_width;
-      for (int64_t s = 0; s < keys; ++s)
-        for (int64_t e = 0; e < head_dim; ++e)
-          scores[static_cast<size_t>(s)] += static_cast<double>(scale) *
-                                            qkv[static_cast<size_t>(r * width + h * head_dim + e)] *
-                                            row[s * 2 * kv_width + at_k + e];
-      const double highest = *std::max_element(scores.begin(), scores.end());
-      double sum = 0;
-      for (double& score : scores) sum += score = std::exp(score - highest);
-      for (int64_t s = 0; s < keys; ++s)
-        for (int64_t e = 0; e < head_dim; ++e)
-          out[static_cast<size_t>(e)] += scores[static_cast<size_t>(s)] / sum * row[s * 2 * kv_width + at_v + e];
-      expected.insert(expected.end(), out.begin(), out.end());
-    }
-    kv.push_back(std::move(all));
-  }
-  Tensor from(qkv, DType::f32), first(0, DType::f32);
+  const reference::DecodedTokens tokens(sequences, heads, kv_heads, head_dim, spread);
+  const int64_t kv_width = tokens.kv_width, width = tokens.width;
+  Tensor from(tokens.qkv, DType::f32), first(0, DType::f32);
   std::string first_isa;
   for_isas_and_threads<OneTokenAttention>(
       SLIP_EVERY_ISA(one_token_attention_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
@@ -102,7 +64,7 @@ void check_attention(const std::vector<Sequence>& sequences, int64_t heads, int6
           caches.emplace_back(Doubles(static_cast<size_t>(key_cache_elems(capacity, kv_heads, head_dim)), NAN),
                               DType::f32);
           const KeyCache cache{.at = caches.back().data<float>(), .capacity = capacity};
-          Tensor earlier(kv[static_cast<size_t>(r)], DType::f32);
+          Tensor earlier(tokens.kv[static_cast<size_t>(r)], DType::f32);
           keep_keys(context, {.k = earlier.data<float>(),
                               .v = earlier.data<float>() + kv_width,
                               .to = cache,
@@ -117,11 +79,11 @@ void check_attention(const std::vector<Sequence>& sequences, int64_t heads, int6
                                .heads = heads,
                                .kv_heads = kv_heads,
                                .head_dim = head_dim,
-                               .scale = scale};
+                               .scale = tokens.scale};
         Tensor out(rows * heads * head_dim, DType::f32), scores(attention_scores(args), DType::f32);
         args.out = out.data<float>(), args.scores = scores.data<float>();
         function(context, args);
-        CHECK(error_of(out.doubles(), expected) < forward_tolerance(DType::f32, head_dim + sequences.front().keys));
+        CHECK(error_of(out.doubles(), tokens.out) < forward_tolerance(DType::f32, head_dim + sequences.front().keys));
         CHECK((out.guard_intact() && scores.guard_intact()));
         for (const Tensor& cache : caches) CHECK(cache.guard_intact());
         if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first = out;

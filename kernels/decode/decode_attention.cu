@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of one new token of each of several sequences on CUDA. A block of threads reads the keys and values of one
+// part of a sequence, once for all heads that share them; a second kernel combines the parts.
+
+#include <algorithm>
+
+#include "kernels/cuda/common.cuh"
+#include "kernels/decode/decode_cuda.h"
+
+namespace slipstream::kernels {
+namespace {
+
+constexpr int kWarps = 8, kThreads = kWarps * kWarp, kCombineThreads = 128;
+constexpr int kTokens = kPartTokens, kBlock = kKeyBlock;
+constexpr int kQuad = 4;  // floats of 16 bytes
+constexpr int kAcross = kBlock / kQuad,
+              kAtOnce = kWarp / kAcross;  // lanes of a dimension of a block of keys, dimensions
+constexpr int kHeadsMost = 8;             // that share loads; more take turns
+constexpr int kHeadDimMax = kDecodeHeadDimMax;
+static_assert(kTokens == kWarps * kBlock);  // a warp scores one block of keys
+
+/// A row of a launch: Attending, with its parts.
+struct Row {
+  KeyCache cache;
+  int64_t begin, token, first_part, parts;
+};
+/// Part of the arguments, so that a step copies nothing to the device for them.
+struct Rows {
+  Row row[kFewRows];
+};
+
+struct Attend {
+  const float* qkv;
+  float* out;
+  float* workspace;  // [rows, heads, most_parts] of part_floats()
+  int64_t heads, kv_heads, head_dim, most_parts;
+  float scale;
+};
+
+__device__ __forceinline__ float* keys_of(const KeyCache& cache, int64_t kv_head, int64_t head_dim) {
+  return cache.at + 2 * kv_head * cache.capacity * head_dim;
+}
+__device__ __forceinline__ float* values_of(const KeyCache& cache, int64_t kv_head, int64_t head_dim) {
+  return cache.at + (2 * kv_head + 1) * cache.capacity * head_dim;
+}
+
+__device__ __forceinline__ void keep(const KeyCache& cache, int64_t kv_head, int64_t head_dim, int64_t token, int64_t i,
+                                     float k, float v) {
+  keys_of(cache, kv_head, head_dim)[(token / kBlock * head_dim + i) * kBlock + token % kBlock] = k;
+  values_of(cache, kv_head, head_dim)[token * head_dim + i] = v;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int bits = kWarp / 2; bits > 0; bits /= 2) value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, bits));
+  return value;
+}
+
+/// One thread for each element of k and of v.
+__global__ void __launch_bounds__(kThreads) keep_kernel(KeepKeys args) {
+  const int64_t width = args.kv_heads * args.head_dim, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t row = index / width, column = index % width;
+  if (row >= args.rows) return;
+  const int64_t at = row * args.row_stride + column;
+  keep(args.to, column / args.head_dim, args.head_dim, args.first + row, column % args.head_dim, args.k[at],
+       args.v[at]);
+}
+
+/// The part of a block of threads: tokens [low, high) from its first token on are visible.
+struct Part {
+  const float* keys;    // of its first token
+  const float* values;  // same
+  int low, high, head_dim;
+};
+
+/// A warp scores one block of keys with kHeads queries, 16 bytes of 8 dimensions at once. Hidden tokens get -infinity.
+template <int kHeads>
+__device__ __forceinline__ void score(const Part& part, const Shared<float>& queries, const Shared<float>& weights) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, block = static_cast<int>(threadIdx.x) / kWarp * kBlock;
+  const int dim = lane / kAcross, token = lane % kAcross * kQuad;
+  float sums[kHeads][kQuad] = {};
+  if (block < part.high) {
+    const float* const keys = part.keys + block * part.head_dim + token;
+#pragma unroll 4
+    for (int i = dim; i < part.head_dim; i += kAtOnce) {
+      float k[kQuad];
+      unpack(ptx::load_16(keys + i * kBlock), k, float{});
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float q = queries[h * part.head_dim + i];
+#pragma unroll
+        for (int t = 0; t < kQuad; ++t) sums[h][t] += q * k[t];
+      }
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+    for (int t = 0; t < kQuad; ++t) {
+      float sum = sums[h][t];
+#pragma unroll
+      for (int bits = kAcross; bits < kWarp; bits *= 2) sum += __shfl_xor_sync(kWholeWarp, sum, bits);
+      const int at = block + token + t;
+      if (dim == h) weights[h * kTokens + at] = at >= part.low && at < part.high ? sum : -__builtin_inff();
+    }
+}
+
+/// A warp replaces the scores of one head by their exponentials. statistics: largest score and sum, of all heads.
+template <int kHeads>
+__device__ __forceinline__ void exponentials(const Shared<float>& weights, const Shared<float>& statistics) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, head = static_cast<int>(threadIdx.x) / kWarp;
+  if (head >= kHeads) return;
+  float values[kTokens / kWarp], top = -__builtin_inff(), total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kTokens / kWarp; ++i) {
+    values[i] = weights[head * kTokens + i * kWarp + lane];
+    top = fmaxf(top, values[i]);
+  }
+  top = warp_max(top);
+#pragma unroll
+  for (int i = 0; i < kTokens / kWarp; ++i) {
+    const float weight = expf(values[i] - top);
+    weights[head * kTokens + i * kWarp + lane] = weight;
+    total += weight;
+  }
+  total = warp_sum(total);
+  if (lane == 0) statistics[2 * head] = top, statistics[2 * head + 1] = total;
+}
+
+/// Threads share the columns in packs of 16 bytes, and the tokens.
+struct Columns {
+  int packs, groups, pack, group;
+  __device__ explicit Columns(int head_dim)
+      : packs((head_dim + kQuad - 1) / kQuad),
+        groups(kThreads / packs),
+        pack(static_cast<int>(threadIdx.x) % packs),
+        group(static_cast<int>(threadIdx.x) / packs) {}
+};
+
+/// sums[group, head, i, pack] = sum of weight times value over the tokens of the group.
+template <int kHeads, bool kAligned>
+__device__ __forceinline__ void add_values(const Part& part, const Columns& columns, const Shared<float>& weights,
+                                           const Shared<float>& sums) {
+  if (columns.group >= columns.groups) return;
+  float of_heads[kHeads][kQuad] = {};
+  const int column = columns.pack * kQuad;
+#pragma unroll 4
+  for (int s = part.low + columns.group; s < part.high; s += columns.groups) {
+    float v[kQuad];
+    load_floats<kAligned>(part.values + s * part.head_dim + column, part.head_dim - column, v);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float weight = weights[h * kTokens + s];
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) of_heads[h][i] += weight * v[i];
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i)
+      sums[((columns.group * kHeads + h) * kQuad + i) * columns.packs + columns.pack] = of_heads[h][i];
+}
+
+/// One block for each part, key-value head and row. A row of one part gets its result at once.
+template <int kHeads, bool kAligned>
+__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2)
+    attend_kernel(Attend args, const __grid_constant__ Rows rows) {
+  __shared__ float of_queries[kHeads * kHeadDimMax], of_weights[kHeads * kTokens], of_sums[kHeads * kThreads * kQuad],
+      of_statistics[kHeads * 2];
+  const Shared<float> queries(of_queries), weights(of_weights), sums(of_sums), statistics(of_statistics);
+  const Row& row = rows.row[blockIdx.z];
+  const int64_t first = row.first_part + int64_t{blockIdx.x} * kTokens, kv_head = blockIdx.y;
+  if (first > row.token) return;  // the whole block
+  const int thread = static_cast<int>(threadIdx.x), head_dim = static_cast<int>(args.head_dim);
+  const int group = static_cast<int>(args.heads / args.kv_heads);
+  const Part part{.keys = keys_of(row.cache, kv_head, head_dim) + first * head_dim,
+                  .values = values_of(row.cache, kv_head, head_dim) + first * head_dim,
+                  .low = static_cast<int>(row.begin > first ? row.begin - first : 0),
+                  .high = static_cast<int>(row.token + 1 - first < kTokens ? row.token + 1 - first : kTokens),
+                  .head_dim = head_dim};
+  const float* const qkv = args.qkv + blockIdx.z * (args.heads + 2 * args.kv_heads) * head_dim;
+  const float* const k = qkv + (args.heads + kv_head) * head_dim;
+  for (int i = thread; i < head_dim && row.token < first + kTokens; i += kThreads)
+    keep(row.cache, kv_head, head_dim, row.token, i, k[i], k[args.kv_heads * head_dim + i]);
+  const Columns columns(head_dim);
+  const int of_group = kHeads * kQuad * columns.packs;
+  for (int turn = 0; turn < group; turn += kHeads) {
+    const int64_t head = kv_head * group + turn;
+    for (int i = thread; i < kHeads * head_dim; i += kThreads)
+      queries[i] = turn + i / head_dim < group ? qkv[head * head_dim + i] * args.scale : 0.0f;
+    __syncthreads();  // the queries, and the new token in the cache, are there
+    score<kHeads>(part, queries, weights);
+    __syncthreads();  // all scores are there
+    exponentials<kHeads>(weights, statistics);
+    __syncthreads();  // all weights are there
+    add_values<kHeads, kAligned>(part, columns, weights, sums);
+    __syncthreads();  // the sums of all groups are there
+    for (int i = thread; i < of_group; i += kThreads) {
+      const int h = i / (kQuad * columns.packs), place = i % (kQuad * columns.packs);
+      const int column = place % columns.packs * kQuad + place / columns.packs;
+      if (turn + h >= group || column >= head_dim) continue;
+      float sum = sums[i];
+      for (int g = 1; g < columns.groups; ++g) sum += sums[g * of_group + i];
+      const int64_t item = blockIdx.z * args.heads + head + h;
+      if (row.parts == 1) {
+        args.out[item * head_dim + column] = sum / statistics[2 * h + 1];
+        continue;
+      }
+      float* const to = args.workspace + (item * args.most_parts + blockIdx.x) * (head_dim + 2);
+      to[column] = sum;
+      if (column < 2) to[head_dim + column] = statistics[2 * h + column];
+    }
+  }
+}
+
+/// One block for each head and row: the parts' values, weighted by their largest scores and sums.
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend args, const __grid_constant__ Rows rows) {
+  const int64_t parts = rows.row[blockIdx.y].parts, item = blockIdx.y * args.heads + blockIdx.x;
+  if (parts == 1) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, head_dim = static_cast<int>(args.head_dim);
+  const int64_t floats = head_dim + 2;
+  const float* const from = args.workspace + item * args.most_parts * floats;
+  float top = -__builtin_inff(), total = 0.0f;  // the same in every warp
+  for (int64_t p = lane; p < parts; p += kWarp) top = fmaxf(top, from[p * floats + head_dim]);
+  top = warp_max(top);
+  for (int64_t p = lane; p < parts; p += kWarp)
+    total += expf(from[p * floats + head_dim] - top) * from[p * floats + head_dim + 1];
+  total = warp_sum(total);
+  for (int column = static_cast<int>(threadIdx.x); column < head_dim; column += kCombineThreads) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int64_t p = 0; p < parts; ++p) sum += expf(from[p * floats + head_dim] - top) * from[p * floats + column];
+    args.out[item * head_dim + column] = sum / total;
+  }
+}
+
+/// Enqueues. At most kFewRows rows.
+template <int kHeads>
+void attend(const LaunchContext& context, const Attend& args, const Rows& rows, int64_t count) {
+  int64_t parts = 1;
+  for (int64_t r = 0; r < count; ++r) parts = std::max(parts, rows.row[r].parts);
+  const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(args.kv_heads), static_cast<unsigned>(count));
+  for_flag(args.head_dim % kQuad == 0, [&](auto aligned) {
+    launch(stream_of(context), attend_kernel<kHeads, aligned.value>, grid, dim3(kThreads), 0, args, rows);
+  });
+  if (parts > 1)
+    launch(stream_of(context), combine_kernel, dim3(static_cast<unsigned>(args.heads), static_cast<unsigned>(count)),
+           dim3(kCombineThreads), 0, args, rows);
+}
+
+}  // namespace
+
+void keep_keys_cuda(LaunchContext& context, const KeepKeys& args) {
+  const int64_t elems = args.rows * args.kv_heads * args.head_dim;
+  launch(stream_of(context), keep_kernel, dim3(static_cast<unsigned>(blocks_for(elems, kThreads))), dim3(kThreads), 0,
+         args);
+}
+
+void one_token_attention_cuda(LaunchContext& context, const OneTokenAttention& args) {
+  const int64_t group = args.heads / args.kv_heads, most = most_parts(args);
+  Attend all{.qkv = args.qkv,
+             .out = args.out,
+             .workspace = args.scores,
+             .heads = args.heads,
+             .kv_heads = args.kv_heads,
+             .head_dim = args.head_dim,
+             .most_parts = most,
+             .scale = args.scale};
+  for (size_t begin = 0; begin < args.rows.size(); begin += kFewRows) {
+    const int64_t count = std::min<int64_t>(kFewRows, std::ssize(args.rows) - static_cast<int64_t>(begin));
+    Rows rows{};
+    for (int64_t r = 0; r < count; ++r) {
+      const Attending& row = args.rows[begin + static_cast<size_t>(r)];
+      rows.row[r] = {row.cache, row.begin, row.token, first_part(row), parts_of(row)};
+    }
+    group == 1   ? attend<1>(context, all, rows, count)
+    : group <= 4 ? attend<4>(context, all, rows, count)
+                 : attend<kHeadsMost>(context, all, rows, count);
+    all.qkv += count * (args.heads + 2 * args.kv_heads) * args.head_dim;
+    all.out += count * args.heads * args.head_dim;
+    all.workspace += count * args.heads * most * part_floats(args.head_dim);
+  }
+}
+
+}  // namespace slipstream::kernels
