@@ -62,7 +62,7 @@ Forecast middle(const Drawn& drawn) {
   const double more = state.rounds - 1;
   result.step_ms += more * (last.step_ms - before.step_ms);
   result.exposed_ms += more * (last.exposed_ms - before.exposed_ms);
-  if (state.fills) result.memory_bytes = most_bytes_of_run(drawn.config, state, before.finished, last.finished);
+  if (state.fills) result.memory_bytes = largest_of_run(drawn.config, state, before.finished, last.finished).size_bytes;
   result.bubble_ms = std::max(0.0, result.bubble_ms + more * (last.bubble_ms - before.bubble_ms));
   return result;
 }

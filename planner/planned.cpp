@@ -175,14 +175,22 @@ Planned make_plan(const PlanRequest& request) {
                     .round = state.round,
                     .rounds = state.rounds,
                     .one_more = planned_totals(planned, longer, rehearsal)};
-  if (state.fills)
-    planned.steady.memory_bytes = most_bytes_of_run(drawn.config, state, planned.finished, longer) +
-                                  sum_of(extra_memory_of(planned, largest_stage(longer), longer.engines));
+  if (state.fills) {
+    const StageMemory largest = largest_of_run(drawn.config, state, planned.finished, longer);
+    planned.steady.largest = largest.stage;
+    planned.steady.memory_bytes =
+        largest.size_bytes + sum_of(extra_memory_of(planned, *longer.stages[largest.stage], longer.engines));
+  }
   return planned;
 }
 
+const Job& largest_stage(const Planned& planned) {
+  if (planned.steady.memory_bytes > 0) return *planned.finished.stages[planned.steady.largest];
+  return largest_stage(planned.finished);
+}
+
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
-  const Job& largest = largest_stage(planned.finished);
+  const Job& largest = largest_stage(planned);
   std::vector<ExtraMemory> extra = extra_memory_of(planned, largest, planned.finished.engines);
   const Steady& steady = planned.steady;
   if (steady.planned == 0) return extra;
@@ -196,7 +204,7 @@ std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned) {
 }
 
 int64_t most_bytes(const Planned& planned) {
-  return largest_stage(planned.finished).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
+  return largest_stage(planned).buffers.total_bytes() + sum_of(extra_memory_of_largest(planned));
 }
 
 bool fits(const Planned& planned) {
@@ -205,7 +213,7 @@ bool fits(const Planned& planned) {
 
 void require_fits(const Planned& planned) {
   if (fits(planned)) return;
-  const Job& largest = largest_stage(planned.finished);
+  const Job& largest = largest_stage(planned);
   const int64_t need = most_bytes(planned), has = planned.machine.memory_bytes;
   throw ResourceError(
       "[plan] a rank{} needs {} but {} has {}. {}Use more ranks, a smaller train.micro_batch_size or a smaller "

@@ -63,7 +63,9 @@ struct Steady {
   int64_t round = 0;    // micro-batches
   double rounds = 0;    // beyond the plan
   StepTotals one_more;
-  int64_t memory_bytes = 0;  // of the largest stage with all micro-batches, where no line gives it; 0: a line does
+  // The largest stage with all micro-batches, where no line gives its memory; 0 bytes: a line does.
+  int64_t memory_bytes = 0;
+  size_t largest = 0;
 };
 
 struct Planned {
@@ -86,6 +88,9 @@ Planned make_plan(const PlanRequest& request);
 
 /// The inputs of the plan, to plan variants of it. Pure.
 JobRequest request_of(const Planned& planned);
+
+/// The stage that needs most in a step of all micro-batches, as planned. Pure.
+const Job& largest_stage(const Planned& planned);
 
 /// GPU memory outside the plan of the largest stage. Pure.
 std::vector<ExtraMemory> extra_memory_of_largest(const Planned& planned);

@@ -44,7 +44,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     json["weight_gradient_lags"] = Json::array();
     for (int lag : lags) json["weight_gradient_lags"].push_back(static_cast<int64_t>(lag));
   }
-  const Job& largest = largest_stage(planned.finished);
+  const Job& largest = largest_stage(planned);
   Json memory = Json::object();
   for (int owner = 0; owner < kOwners; ++owner)
     if (largest.buffers.is_on_device(static_cast<Owner>(owner)))

@@ -279,7 +279,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     print_result("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                  job.model.tied.as_rows ? "ids and rows" : "a dense table");
   print_tied(planned);
-  const Job& largest = largest_stage(planned.finished);
+  const Job& largest = largest_stage(planned);
   print_result("memory of a rank{}:\n{}",
                sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
                memory_table(largest, extra_memory_of_largest(planned)));

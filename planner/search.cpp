@@ -189,7 +189,7 @@ int64_t over_steady_state(const Drawn& drawn, const ResolvedConfig& config, cons
   use(before, shorter.finished, 1 - state.rounds);
   if (state.fills)
     return tried.memory_bytes - most_bytes(tried.finished) +
-           most_bytes_of_run(config, state, shorter.finished, tried.finished);
+           largest_of_run(config, state, shorter.finished, tried.finished).size_bytes;
   return tried.memory_bytes +
          static_cast<int64_t>((state.rounds - 1) * static_cast<double>(tried.memory_bytes - shorter.memory_bytes));
 }

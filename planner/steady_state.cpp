@@ -26,12 +26,12 @@ SteadyState steady_state(const ResolvedConfig& config) {
           .rounds = static_cast<double>(micro_batches - first) / static_cast<double>(stages)};
 }
 
-int64_t most_bytes_of_run(const ResolvedConfig& run, const SteadyState& state, const FinishedJob& shorter,
-                          const FinishedJob& longer) {
+StageMemory largest_of_run(const ResolvedConfig& run, const SteadyState& state, const FinishedJob& shorter,
+                           const FinishedJob& longer) {
   ScheduleShape shape = longer.stages[0]->schedule.shape;
   shape.micro_batches = static_cast<int>(run.batch().micro_batches);
   const PipelineSchedule whole = make_schedule(run->pipeline.schedule, shape);
-  int64_t most_bytes = 0;
+  StageMemory largest;
   for (size_t s = 0; s < shorter.stages.size(); ++s) {
     const Job &shorter_job = *shorter.stages[s], &longer_job = *longer.stages[s];
     const Buffers &few = shorter_job.buffers, &more = longer_job.buffers;
@@ -49,9 +49,9 @@ int64_t most_bytes_of_run(const ResolvedConfig& run, const SteadyState& state, c
                                                 : 0;
       bytes += static_cast<int64_t>(had + times * grown);
     }
-    most_bytes = std::max(most_bytes, bytes);
+    if (bytes > largest.size_bytes) largest = {.stage = s, .size_bytes = bytes};
   }
-  return most_bytes;
+  return largest;
 }
 
 ResolvedConfig with_micro_batches(const ResolvedConfig& config, int64_t micro_batches) {

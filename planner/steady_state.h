@@ -2,6 +2,7 @@
 #pragma once
 // The numbers of micro-batches whose plans give the step of many.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "engine/config/resolve.h"
@@ -21,10 +22,14 @@ struct SteadyState {
 /// so a further micro-batch takes the time of the steady state there as well. The first stages do not yet hold all
 /// micro-batches that they will, see most_bytes_of_run(). Pure.
 SteadyState steady_state(const ResolvedConfig& config);
-/// Memory of the largest stage with all micro-batches of the run, without memory outside the plan, from plans with
-/// `planned` and `planned + round`: activations grow with the micro-batches that the whole schedule keeps alive. Pure.
-int64_t most_bytes_of_run(const ResolvedConfig& run, const SteadyState& state, const FinishedJob& shorter,
-                          const FinishedJob& longer);
+struct StageMemory {
+  size_t stage = 0;
+  int64_t size_bytes = 0;
+};
+/// The largest stage with all micro-batches of the run, without memory outside the plan, from plans with `planned` and
+/// `planned + round`: activations grow with the micro-batches that the whole schedule keeps alive. Pure.
+StageMemory largest_of_run(const ResolvedConfig& run, const SteadyState& state, const FinishedJob& shorter,
+                           const FinishedJob& longer);
 /// The same run with another number of micro-batches in a step. Pure.
 ResolvedConfig with_micro_batches(const ResolvedConfig& config, int64_t micro_batches);
 

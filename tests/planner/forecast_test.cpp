@@ -76,6 +76,16 @@ TEST_CASE("forecast: few micro-batches of a deep pipeline give the step and the 
   }
 }
 
+TEST_CASE("plan: the largest stage of a short plan is that of the whole step", "[planner]") {
+  PlanRequest asked = request(64, {"model.layers=64", "parallel.pipeline=64", "train.global_batch_size=400"}, "");
+  asked.proves = false;
+  const Planned planned = make_plan(asked);
+  REQUIRE(planned.steady.memory_bytes > 0);
+  const Drawn drawn = draw(asked);
+  const FinishedJob whole = build_drafted_job({.config = drawn.config, .machine = drawn.machine, .nccl = drawn.nccl});
+  CHECK(largest_stage(planned).stage() == largest_stage(whole).stage());
+}
+
 TEST_CASE("forecast: slower software never takes less time", "[planner]") {
   const double ours = forecast(request(2, {}, "")).step_ms;
   CHECK(forecast(request(2, {}, "megatron")).step_ms > ours);
