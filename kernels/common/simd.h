@@ -37,7 +37,11 @@ inline void store(float* p, Vf v) { std::memcpy(p, &v, sizeof v); }
 inline Vf load(const bfloat16* p) {
   Vh half;
   std::memcpy(&half, p, sizeof half);
-#if SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)  // GCC 12 converts in halves
+  // GCC 12 converts in halves, and warns of an uninitialized value in the forms without a mask.
+#if SLIP_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  const Vu wide = reinterpret_cast<Vu>(_mm512_maskz_cvtepu16_epi32(__mmask16(0xffff), reinterpret_cast<__m256i>(half)))
+                  << 16;
+#elif SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)
   const Vu wide = reinterpret_cast<Vu>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half))) << 16;
 #else
   const Vu wide = __builtin_convertvector(half, Vu) << 16;
@@ -51,7 +55,10 @@ inline void store(bfloat16* p, Vf v) {
   const Vu nan = ((u >> 16) | 0x40u);
   const Vu is_nan = reinterpret_cast<Vu>((u & 0x7fffffffu) > 0x7f800000u);
   const Vu chosen = (rounded & ~is_nan) | (nan & is_nan);
-#if SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)
+#if SLIP_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  const Vh half =
+      reinterpret_cast<Vh>(_mm512_maskz_cvtepi32_epi16(__mmask16(0xffff), reinterpret_cast<__m512i>(chosen)));
+#elif SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)
   const __m256i packed = _mm256_packus_epi32(reinterpret_cast<__m256i>(chosen), reinterpret_cast<__m256i>(chosen));
   const Vh half = reinterpret_cast<Vh>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
 #else
