@@ -29,7 +29,7 @@ SearchedKey parse_searched_key(const std::string& text);
 /// kinds of recomputation, full recomputation also in a part of the layers, in steps of an eighth; 1F1B, interleaved
 /// and ZB-H1; for ZeRO-3 one or two layers of prefetch; for tensor ranks one or four chunks of tokens; otherwise
 /// buckets of the run file's size and of 100 MiB. Numbers on the wire keep their types, because others change the
-/// training (wire_types.h). `keys` replaces the values of one of these keys, or adds a key.
+/// training (narrower_wires). `keys` replaces the values of one of these keys, or adds a key.
 std::vector<std::vector<std::string>> layouts_of(const ResolvedConfig& config, const Machine& machine,
                                                  const std::vector<SearchedKey>& keys, int64_t global_batch);
 

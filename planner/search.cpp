@@ -23,7 +23,6 @@
 #include "planner/initial_model.h"
 #include "planner/plan_options.h"
 #include "planner/software.h"
-#include "planner/wire_types.h"
 
 namespace slipstream::planner {
 namespace {

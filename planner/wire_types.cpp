@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rehearses the fastest layouts again, with other types on the wire.
 
-#include "planner/wire_types.h"
-
 #include <algorithm>
 
 #include "engine/base/check.h"
 #include "engine/base/parallel.h"
+#include "planner/search.h"
 
 namespace slipstream::planner {
 namespace {
