@@ -56,7 +56,7 @@ void print_tied(const Planned& planned) {
 }
 
 /// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
-/// What the plan above does not have: the values that the other program keeps.
+/// The plan above lacks the values that the other program keeps.
 void print_software_memory(const Planned& planned) {
   const std::vector<ExtraMemory> rows = memory_of_software(planned.config, planned.machine.software);
   if (rows.empty()) return;

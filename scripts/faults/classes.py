@@ -60,7 +60,7 @@ def after(most_s, everyone=False, number=signal.SIGKILL):
                 except ProcessLookupError:
                     pass
             if number == signal.SIGKILL and not drill.jobs.relaunches and start.over.wait() and start.code == 0:
-                start.happened = False  # the ranks were past their work: no code follows from the signal
+                start.happened = False  # the ranks had already begun to exit
         start.during = during
     return arm
 
