@@ -55,7 +55,6 @@ void print_tied(const Planned& planned) {
       ms_of_a_step(together.exposed_ns), static_cast<double>(together.step_period_ns(1)) / 1e6);
 }
 
-/// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 /// The plan above lacks the values that the other program keeps.
 void print_software_memory(const Planned& planned) {
   const std::vector<ExtraMemory> rows = memory_of_software(planned.config, planned.machine.software);
@@ -66,6 +65,7 @@ void print_software_memory(const Planned& planned) {
                fmt::join(parts, ", "));
 }
 
+/// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 void print_zero_memory(const Planned& planned) {
   print_result("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
   int stage = -1;

@@ -140,7 +140,7 @@ def forecasts(rows, program, machine_dir, replace=None, jobs=1):
             machine = machine_dir / (MACHINES[row["gpu"]] + ".toml")
             name = (replace or {}).get(software_of(row), software_of(row))
             if "202506" in row["source"]:  # changes the memory only
-                name = name.replace("fsdp+", "configs/software/fsdp_compiled_loss.toml+")
+                name = re.sub(r"^fsdp(?=\+|$)", "configs/software/fsdp_compiled_loss.toml", name)
             if name.startswith("configs/"):
                 name = str(ROOT / name)
             sets = [f"overlap.tensor_chunks={4 if overlaps_tensor(row) else 1}"]
