@@ -300,29 +300,31 @@ struct Generation::State {
     partial_product(active, y.down, rows, delta);
   }
 
-  /// Logits of the last `wanted` rows. `begins`: all rows are of sequences[0], from its first token on; otherwise row r
-  /// is of sequences[r]. at: positions.
-  std::vector<std::vector<float>> run(std::span<const int> sequences, std::span<const int32_t> ids,
-                                      std::span<const int64_t> at, bool begins) {
+  /// `begins`: all rows are of sequences[0], from its first token on; otherwise row r is of sequences[r]. at:
+  /// positions. `first`: the index of sequences[0] for `take`.
+  void run(std::span<const int> sequences, std::span<const int32_t> ids, std::span<const int64_t> at, bool begins,
+           size_t first, const TakeLogits& take) {
     const RunsDelayedParts latency_first;
-    const int64_t wanted = begins ? 1 : std::ssize(ids), vocab = b.vocab_rows();
+    const int64_t wanted = begins ? 1 : std::ssize(ids);
     float* logits = nullptr;
     device.run([&] { logits = forward(sequences, ids, at, begins, wanted); });
-    const std::span<const float> values = device.to_host(logits, wanted * vocab);
-    std::vector<std::vector<float>> all;
-    for (int64_t r = 0; r < wanted; ++r) {
-      const auto part = values.subspan(static_cast<size_t>(r * vocab), static_cast<size_t>(vocab));
-      std::vector<float> whole;
-      if (o.tensor > 1) {
-        whole.resize(static_cast<size_t>(vocab * o.tensor));
-        setup.gather(part, whole);
-        whole.resize(static_cast<size_t>(o.vocab));
-      } else {
-        whole.assign(part.begin(), part.begin() + o.vocab);
-      }
-      all.push_back(std::move(whole));
-    }
-    return all;
+    const std::span<float> rows = of_all_ranks(device.to_host(logits, wanted * b.vocab_rows()), wanted);
+    const int64_t width = std::ssize(rows) / wanted;
+    device.host_threads().parallel_for(wanted, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        take(first + static_cast<size_t>(r),
+             rows.subspan(static_cast<size_t>(r * width), static_cast<size_t>(o.vocab)));
+    });
+  }
+
+  /// Rows of logits with the parts of the vocabulary that other ranks have.
+  std::span<float> of_all_ranks(std::span<float> parts, int64_t rows) {
+    if (o.tensor == 1) return parts;
+    const auto part = parts.size() / static_cast<size_t>(rows), whole = part * static_cast<size_t>(o.tensor);
+    gathered.resize(whole * static_cast<size_t>(rows));
+    for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
+      setup.gather(parts.subspan(r * part, part), std::span(gathered).subspan(r * whole, whole));
+    return gathered;
   }
 
   /// Returns the logits [wanted, vocab_rows] in the device's memory.
@@ -397,6 +399,7 @@ struct Generation::State {
   std::vector<kernels::Attending> attending;
   std::unique_ptr<Allocation> angles;  // of rotary embeddings: [capacity, head_dim]
   std::vector<int32_t> ids_and_places;
+  std::vector<float> gathered;  // logits of all ranks
   GenerationDevice::Scratch ids_in, narrow_rows, angles_of_rows, wide_weight, statistics, residual, norm_out, qkv_raw,
       qkv_out, attention_out, layer_out, up_out, activated, logits_out;
 };
@@ -406,17 +409,16 @@ Generation::Generation(const ModelOptions& options, GenerationSetup setup)
 Generation::~Generation() = default;
 Generation::Generation(Generation&&) noexcept = default;
 
-std::vector<float> Generation::begin(int sequence, std::span<const int32_t> ids) {
+void Generation::begin(int sequence, std::span<const int32_t> ids, const TakeLogits& take) {
   SLIP_ASSERT(!ids.empty() && std::ssize(ids) <= state_->setup.capacity);
   std::vector<int64_t> at(ids.size());
   for (size_t i = 0; i < at.size(); ++i) at[i] = static_cast<int64_t>(i);
   state_->lengths[static_cast<size_t>(sequence)] = std::ssize(ids);
-  return state_->run(std::span(&sequence, 1), ids, at, true).front();
+  state_->run(std::span(&sequence, 1), ids, at, true, 0, take);
 }
 
-std::vector<std::vector<float>> Generation::step(std::span<const int> sequences, std::span<const int32_t> ids) {
+void Generation::step(std::span<const int> sequences, std::span<const int32_t> ids, const TakeLogits& take) {
   SLIP_ASSERT(sequences.size() == ids.size());
-  std::vector<std::vector<float>> all;
   for (size_t first = 0; first < ids.size(); first += kernels::kFewRows) {
     const size_t count = std::min<size_t>(kernels::kFewRows, ids.size() - first);
     std::vector<int64_t> at;
@@ -425,10 +427,8 @@ std::vector<std::vector<float>> Generation::step(std::span<const int> sequences,
       SLIP_ASSERT(length < state_->setup.capacity);
       at.push_back(length++);
     }
-    auto some = state_->run(sequences.subspan(first, count), ids.subspan(first, count), at, false);
-    std::move(some.begin(), some.end(), std::back_inserter(all));
+    state_->run(sequences.subspan(first, count), ids.subspan(first, count), at, false, first, take);
   }
-  return all;
 }
 
 int64_t Generation::tokens(int sequence) const { return state_->lengths[static_cast<size_t>(sequence)]; }
@@ -447,19 +447,14 @@ int64_t Generation::cache_bytes(int sequence) const {
 
 double Generation::read_seconds() const {
   if (state_->device.kind() != DeviceKind::cpu) return 0;
-  constexpr int kPasses = 5;
   const RunsDelayedParts as_a_step;
-  double best = INFINITY;
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int64_t begin_ns = monotonic_ns();
-    state_->for_weights([&](const std::byte* at, int64_t size_bytes) {
-      double sum = 0;
-      kernels::read_all(state_->context,
-                        {.at = reinterpret_cast<const float*>(at), .elems = size_bytes / 4, .sum = &sum});
-    });
-    best = std::min(best, static_cast<double>(monotonic_ns() - begin_ns) / 1e9);
-  }
-  return best;
+  const int64_t begin_ns = monotonic_ns();
+  state_->for_weights([&](const std::byte* at, int64_t size_bytes) {
+    double sum = 0;
+    kernels::read_all(state_->context,
+                      {.at = reinterpret_cast<const float*>(at), .elems = size_bytes / 4, .sum = &sum});
+  });
+  return static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
 }
 
 }  // namespace slipstream::models

@@ -29,6 +29,10 @@ struct GenerationSetup {
   std::function<void(std::span<const float> part, std::span<float> all)> gather = {};
 };
 
+/// The logits after sequence number `index` of a call, valid until it returns; it may change them. Called once for each
+/// sequence, on several threads at once.
+using TakeLogits = std::function<void(size_t index, std::span<float> logits)>;
+
 /// Owns weights and caches. Not safe to use from several threads.
 class Generation {
  public:
@@ -37,18 +41,17 @@ class Generation {
   ~Generation();
   Generation(Generation&&) noexcept;
 
-  /// Blocks. Begins the sequence anew with 1 to capacity tokens. Returns the logits of the token after them.
-  std::vector<float> begin(int sequence, std::span<const int32_t> ids);
-  /// Blocks. Adds one token to each of several sequences. Returns their logits. A sequence's logits do not depend on
-  /// the others. Each must have room: tokens() < capacity.
-  std::vector<std::vector<float>> step(std::span<const int> sequences, std::span<const int32_t> ids);
+  /// Blocks. Begins the sequence anew with 1 to capacity tokens. Throws: what `take` throws.
+  void begin(int sequence, std::span<const int32_t> ids, const TakeLogits& take);
+  /// Blocks. Adds one token to each of several sequences. A sequence's logits do not depend on the others. Each must
+  /// have room: tokens() < capacity. Throws: what `take` throws.
+  void step(std::span<const int> sequences, std::span<const int32_t> ids, const TakeLogits& take);
 
   int64_t tokens(int sequence) const;
   /// Bytes of weights that a step reads, and of keys and values that it reads for one sequence.
   int64_t weight_bytes() const;
   int64_t cache_bytes(int sequence) const;
-  /// Blocks. Seconds of the fastest of several passes of all threads that only read the weights of a step; 0 on a GPU:
-  /// not measured.
+  /// Blocks. Seconds of one pass of all threads that only reads the weights of a step; 0 on a GPU: not measured.
   double read_seconds() const;
 
  private:

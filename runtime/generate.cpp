@@ -15,6 +15,7 @@
 #include "engine/base/finite.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/base/median.h"
 #include "engine/base/philox.h"
 #include "engine/base/print.h"
 #include "engine/data/make_tokenizer.h"
@@ -157,8 +158,9 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
 /// What a run has cost.
 struct Spent {
   int64_t prompt_tokens = 0, made = 0, steps = 0;
-  int64_t step_bytes = 0;                  // that the steps behind the prompts have read at least
   double prompt_seconds = 0, seconds = 0;  // until the first tokens of all groups; of the later ones
+  std::vector<double> read_rates;          // of passes that only read, one behind each step, bytes/s
+  std::vector<double> shares;              // of the speed of these passes, at which the steps have read
 };
 
 /// Continues some texts at once, of which the first is prompt number `first`. `made`: called with each new id; returns
@@ -176,30 +178,42 @@ class Continuation {
     for (const auto& text : texts) spent.prompt_tokens += std::ssize(text);
     for (int count = 0; count < options_.tokens && !open.empty(); ++count) {
       const int64_t begin_ns = monotonic_ns();
-      auto logits = next_.after(open, texts);
+      std::vector<int32_t> ids(open.size());
+      next_.after(open, texts, [&](size_t i, std::span<float> logits) {
+        const auto text = static_cast<size_t>(open[i]);
+        ids[i] = choose(logits, texts[text], first + text, count);
+      });
       std::vector<int> still_open;
       for (size_t i = 0; i < open.size(); ++i) {
-        std::vector<int32_t>& text = texts[static_cast<size_t>(open[i])];
-        const int32_t id = choose(std::move(logits[i]), text, first + static_cast<size_t>(open[i]), count);
-        text.push_back(id);
+        texts[static_cast<size_t>(open[i])].push_back(ids[i]);
         ++spent.made;
-        if (made(open[i], id)) still_open.push_back(open[i]);
+        if (made(open[i], ids[i])) still_open.push_back(open[i]);
       }
       const double seconds = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
       (count == 0 ? spent.prompt_seconds : spent.seconds) += seconds;
-      if (count > 0) spent.steps += std::ssize(open), spent.step_bytes += next_.bytes_read(open);
+      if (count > 0) spent.steps += std::ssize(open);
+      if (count > 0 && options_.bound)
+        compare_with_reading(static_cast<double>(next_.bytes_read(open)) / seconds, spent);
       open = std::move(still_open);
     }
   }
 
  private:
-  int32_t choose(std::vector<float> logits, const std::vector<int32_t>& text, size_t prompt, int count) const {
-    logits.resize(static_cast<size_t>(tokenizer_.vocab_size()));  // ids of the padding have no meaning
+  /// At once behind the step, because other programs on the host change the speed of the memory.
+  void compare_with_reading(double step_rate, Spent& spent) const {
+    const double rate = next_.read_rate();
+    if (rate == 0) return;
+    spent.read_rates.push_back(rate);
+    spent.shares.push_back(step_rate / rate);
+  }
+
+  int32_t choose(std::span<float> logits, const std::vector<int32_t>& text, size_t prompt, int count) const {
+    logits = logits.first(static_cast<size_t>(tokenizer_.vocab_size()));  // ids of the padding have no meaning
     if (!all_finite(logits))
       throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
                           count + 1, folder_);
     // By the prompt's number, so that a text does not depend on the others.
-    return sample(std::move(logits), options_.sampling, text,
+    return sample(logits, options_.sampling, text,
                   random_.uniform(uint64_t{prompt} << 32 | static_cast<uint64_t>(count)));
   }
 
@@ -259,17 +273,16 @@ void print_many(Continuation& continuation, const GenerateOptions& options, cons
   }
 }
 
-void print_speed(const Spent& spent, const NextLogits& next, bool bound) {
+void print_speed(const Spent& spent) {
   log_info("prompts: {} tokens, {:.1f} tokens/s", spent.prompt_tokens,
            static_cast<double>(spent.prompt_tokens) / spent.prompt_seconds);
   if (spent.steps == 0) return;
   const double rate = static_cast<double>(spent.steps) / spent.seconds;
   log_info("{} tokens, {:.1f} tokens/s", spent.made, rate);
-  if (!bound) return;
-  const double read_rate = next.read_rate(), moved = static_cast<double>(spent.step_bytes) / spent.seconds;
-  if (read_rate > 0)
-    log_info("bound: {:.1f} tokens/s by weights, keys and values at {:.2f} GB/s; {:.0f}% of it",
-             rate * read_rate / moved, read_rate / 1e9, 100 * moved / read_rate);
+  if (spent.shares.empty()) return;
+  const double share = median(spent.shares);
+  log_info("bound: {:.1f} tokens/s by weights, keys and values at {:.2f} GB/s; {:.0f}% of it", rate / share,
+           median(spent.read_rates) / 1e9, 100 * share);
 }
 
 DType dtype_of(const ModelFolder& weights, const std::string& asked) {
@@ -314,7 +327,7 @@ void generate_on(World& world, const GenerateOptions& options) {
   Spent spent;
   (options.prompts_file.empty() ? print_one : print_many)(continuation, options, *tokenizer, prompts, world.rank() == 0,
                                                           spent);
-  if (world.rank() == 0 && (options.bound || ::isatty(STDERR_FILENO) != 0)) print_speed(spent, *next, options.bound);
+  if (world.rank() == 0 && (options.bound || ::isatty(STDERR_FILENO) != 0)) print_speed(spent);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
-#include "models/generation.h"
 #include "planner/plan_options.h"
 #include "runtime/world.h"
 
@@ -55,9 +54,8 @@ class Cached : public NextLogits {
         capacity_(asked.capacity),
         generation_(options(weights, world), setup(weights, asked, std::move(device), world)) {}
 
-  std::vector<std::vector<float>> after(std::span<const int> which,
-                                        std::span<const std::vector<int32_t>> texts) override {
-    std::vector<std::vector<float>> all(which.size());
+  void after(std::span<const int> which, std::span<const std::vector<int32_t>> texts,
+             const models::TakeLogits& take) override {
     std::vector<int> one_more;
     std::vector<int32_t> ids;
     std::vector<size_t> at;
@@ -70,13 +68,11 @@ class Cached : public NextLogits {
         at.push_back(i);
       } else {
         // New, or full: then all positions change, and with them all keys.
-        all[i] = generation_.begin(which[i],
-                                   std::span(text).last(static_cast<size_t>(std::min(capacity_, std::ssize(text)))));
+        generation_.begin(which[i], std::span(text).last(static_cast<size_t>(std::min(capacity_, std::ssize(text)))),
+                          [&](size_t, std::span<float> logits) { take(i, logits); });
       }
     }
-    auto stepped = generation_.step(one_more, ids);
-    for (size_t i = 0; i < at.size(); ++i) all[at[i]] = std::move(stepped[i]);
-    return all;
+    generation_.step(one_more, ids, [&](size_t index, std::span<float> logits) { take(at[index], logits); });
   }
   int64_t bytes_read(std::span<const int> which) const override {
     int64_t sum = generation_.weight_bytes();

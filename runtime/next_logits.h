@@ -10,6 +10,7 @@
 
 #include "engine/base/dtype.h"
 #include "engine/device/device.h"
+#include "models/generation.h"
 #include "runtime/model_folder.h"
 
 namespace slipstream::runtime {
@@ -19,13 +20,13 @@ class World;
 class NextLogits {
  public:
   virtual ~NextLogits() = default;
-  /// Blocks. The logits after texts[i] for every i of `which`, in this order. Each text is that of the last call and at
-  /// least one token more. Longer texts than the capacity count with their last tokens.
-  virtual std::vector<std::vector<float>> after(std::span<const int> which,
-                                                std::span<const std::vector<int32_t>> texts) = 0;
+  /// Blocks. Gives `take` the logits after texts[which[i]] for every index i. Each text is that of the last call and at
+  /// least one token more. Longer texts than the capacity count with their last tokens. Throws: what `take` throws.
+  virtual void after(std::span<const int> which, std::span<const std::vector<int32_t>> texts,
+                     const models::TakeLogits& take) = 0;
   /// Bytes of memory that the next token of these texts reads at least; 0: not known.
   virtual int64_t bytes_read(std::span<const int> /*which*/) const { return 0; }
-  /// Blocks. Bytes per second at which all threads together read the weights and do nothing else; 0: not known.
+  /// Blocks. Bytes per second at which all threads together read the weights once and do nothing else; 0: not known.
   virtual double read_rate() const { return 0; }
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "engine/base/check.h"
@@ -13,14 +14,16 @@
 namespace slipstream::runtime {
 namespace {
 
-void penalise(std::vector<float>& logits, double penalty, std::span<const int32_t> before) {
+void penalise(std::span<float> logits, double penalty, std::span<const int32_t> before) {
   if (penalty == 1) return;
   std::vector<bool> seen(logits.size());
   for (const int32_t id : before) {
     const auto at = static_cast<size_t>(id);
     if (at >= logits.size() || seen[at]) continue;
     seen[at] = true;
-    logits[at] = static_cast<float>(logits[at] > 0 ? logits[at] / penalty : logits[at] * penalty);
+    const double less = logits[at] > 0 ? logits[at] / penalty : logits[at] * penalty;
+    logits[at] = static_cast<float>(
+        std::clamp<double>(less, std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max()));
   }
 }
 
@@ -37,7 +40,7 @@ double sum_of(std::span<const float> weights) {
 
 /// Zeroes the weights outside the fewest that sum to `share` of all; the largest is 1. Sorts only weights from a floor
 /// on, which falls until they suffice.
-void keep_most_likely(std::vector<float>& weights, double share) {
+void keep_most_likely(std::span<float> weights, double share) {
   const double enough = share * sum_of(weights);
   std::vector<size_t> order;
   for (float floor = 0.1f;; floor = floor > 1e-30f ? floor * 0.1f : 0.0f) {
@@ -51,14 +54,42 @@ void keep_most_likely(std::vector<float>& weights, double share) {
     if (sum >= enough || floor == 0) break;
   }
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
-  std::vector<float> kept(weights.size());
+  std::vector<float> kept;
   double sum = 0;
   for (const size_t at : order) {
     if (sum >= enough && sum > 0) break;
     sum += static_cast<double>(weights[at]);
-    kept[at] = weights[at];
+    kept.push_back(weights[at]);
   }
-  weights = std::move(kept);
+  std::fill(weights.begin(), weights.end(), 0.0f);
+  for (size_t i = 0; i < kept.size(); ++i) weights[order[i]] = kept[i];
+}
+
+/// Several maxima at once, as sums.
+float highest_of(std::span<const float> logits) {
+  constexpr size_t kMaxima = 16;
+  float maxima[kMaxima];
+  std::fill(std::begin(maxima), std::end(maxima), -INFINITY);
+  size_t i = 0;
+  for (; i + kMaxima <= logits.size(); i += kMaxima)
+    for (size_t m = 0; m < kMaxima; ++m) maxima[m] = logits[i + m] > maxima[m] ? logits[i + m] : maxima[m];
+  for (; i < logits.size(); ++i) maxima[0] = std::max(maxima[0], logits[i]);
+  return *std::max_element(std::begin(maxima), std::end(maxima));
+}
+
+/// The logit that has rank `k` from above, at least 1. Selects only among logits from a floor on, which falls until
+/// they suffice.
+float kth_highest(std::span<const float> logits, float top, size_t k) {
+  std::vector<float> some;
+  for (float below = 4;; below *= 2) {
+    const float floor = top - below;
+    some.clear();
+    for (const float logit : logits)
+      if (logit >= floor) some.push_back(logit);
+    if (some.size() >= k) break;
+  }
+  std::nth_element(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(k - 1), some.end(), std::greater<>());
+  return some[k - 1];
 }
 
 /// The index at which the sum of the weights passes `uniform` of all; block by block, then within one.
@@ -92,26 +123,22 @@ void check_sampling(const SamplingOptions& o) {
     throw ConfigError("--repetition-penalty {} must be above 0 and at most 100 (1: none).", o.repetition_penalty);
 }
 
-int32_t sample(std::vector<float> logits, const SamplingOptions& options, std::span<const int32_t> before,
+int32_t sample(std::span<float> logits, const SamplingOptions& options, std::span<const int32_t> before,
                double uniform) {
   penalise(logits, options.repetition_penalty, before);
-  const auto best = std::max_element(logits.begin(), logits.end());
-  const auto best_id = static_cast<int32_t>(best - logits.begin());
-  if (options.temperature == 0) return best_id;
-  float floor = -INFINITY;
-  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < logits.size()) {
-    std::vector<float> sorted = logits;
-    std::nth_element(sorted.begin(), sorted.begin() + (options.top_k - 1), sorted.end(), std::greater<>());
-    floor = sorted[static_cast<size_t>(options.top_k) - 1];
-  }
-  std::vector<float> weights(logits.size());
-  ThreadPool alone(1);
+  const float top = highest_of(logits);
+  if (options.temperature == 0)
+    return static_cast<int32_t>(std::find(logits.begin(), logits.end(), top) - logits.begin());
+  const auto k = static_cast<size_t>(options.top_k);
+  const float floor = k > 0 && k < logits.size() ? kth_highest(logits, top, k) : -INFINITY;
+  const std::span<float> weights = logits;
+  ThreadPool alone(1);  // the caller's: it may sample for other texts on other threads
   LaunchContext context;
   context.pool = &alone;
   kernels::token_weights(context, {.logits = logits.data(),
                                    .weights = weights.data(),
                                    .elems = std::ssize(logits),
-                                   .top = *best,
+                                   .top = top,
                                    .floor = floor,
                                    .temperature = options.temperature});
   if (options.top_p < 1) keep_most_likely(weights, options.top_p);

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 namespace slipstream::runtime {
 
@@ -20,8 +19,9 @@ struct SamplingOptions {
 void check_sampling(const SamplingOptions& options);
 
 /// The next token; `before` are the tokens that the penalty concerns, `uniform` a random number in [0, 1). The penalty
-/// comes first, then temperature, top_k, top_p and min_p, each among the tokens that the one before left. Pure.
-int32_t sample(std::vector<float> logits, const SamplingOptions& options, std::span<const int32_t> before,
+/// comes first, then temperature, top_k, top_p and min_p, each among the tokens that the one before left. Overwrites
+/// the logits, which are finite.
+int32_t sample(std::span<float> logits, const SamplingOptions& options, std::span<const int32_t> before,
                double uniform);
 
 }  // namespace slipstream::runtime

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -81,21 +82,6 @@ inline void store_part(T* p, Vf v, int64_t count) {
   std::memcpy(static_cast<void*>(p), lanes, static_cast<size_t>(count) * sizeof(T));
 }
 
-/// Sum of the lanes, pairwise: the same order in every call.
-inline float sum(Vf v) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-inline float max(Vf v) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
-}
 /// Returns b where a or b is NaN. GCC does not emit the single instruction for a > b ? a : b.
 #if SLIP_VECTOR_BYTES == 32 && defined(__AVX2__)
 inline Vf max(Vf a, Vf b) { return _mm256_max_ps(a, b); }
@@ -104,6 +90,31 @@ inline Vf min(Vf a, Vf b) { return _mm256_min_ps(a, b); }
 inline Vf max(Vf a, Vf b) { return a > b ? a : b; }
 inline Vf min(Vf a, Vf b) { return a < b ? a : b; }
 #endif
+
+/// Lane i is lane (i + kBy) mod kLanes of v.
+template <int kBy, int... kLane>
+inline Vf rotated(Vf v, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(v, v, ((kLane + kBy) % kLanes)...);
+}
+template <int kBy>
+inline Vf rotated(Vf v) {
+  return rotated<kBy>(v, std::make_integer_sequence<int, kLanes>());
+}
+/// Sum of the lanes, pairwise: the same order in every call.
+template <int kBy = kLanes / 2>
+inline float sum(Vf v) {
+  if constexpr (kBy == 0)
+    return v[0];
+  else
+    return sum<kBy / 2>(v + rotated<kBy>(v));
+}
+template <int kBy = kLanes / 2>
+inline float max(Vf v) {
+  if constexpr (kBy == 0)
+    return v[0];
+  else
+    return max<kBy / 2>(max(v, rotated<kBy>(v)));
+}
 
 /// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 polynomial for e^r, scaled by 2^n. Returns 0
 /// below -87.3, infinity above 88.7, NaN for NaN.

@@ -63,7 +63,10 @@ inline void multiply(const FewRowsProduct& args, int64_t row, int64_t o, int64_t
     for (int64_t v = 0; v < kStep; v += kLanes) add(Whole{}, i + v);
   }
   for_vectors(i, in, add);
+  // Unrolled, so that all sums stay in registers.
+#pragma GCC unroll 4
   for (int s = 0; s < kStreams; ++s)
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const int64_t at = o + s * apart;
       args.y[(row + r) * args.out + at] = sum(sums[s][r]) + (args.bias ? args.bias[at] : 0.0f);

@@ -26,6 +26,7 @@ class GenerationDevice {
   std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) {
     return device_->allocate(size_bytes, name);
   }
+  ThreadPool& host_threads() { return pool_; }
   /// Of the ops that the body of run() calls.
   LaunchContext& context() { return context_; }
 

@@ -113,6 +113,22 @@ int32_t best_of(const std::vector<float>& logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+std::vector<float> begin(models::Generation& generation, int sequence, const std::vector<int32_t>& ids) {
+  std::vector<float> logits;
+  generation.begin(sequence, ids, [&](size_t, std::span<float> seen) { logits.assign(seen.begin(), seen.end()); });
+  return logits;
+}
+/// Each thread writes its own element, and each element once.
+std::vector<std::vector<float>> step(models::Generation& generation, const std::vector<int>& sequences,
+                                     const std::vector<int32_t>& ids) {
+  std::vector<std::vector<float>> logits(sequences.size());
+  generation.step(sequences, ids, [&](size_t index, std::span<float> seen) {
+    logits[index].insert(logits[index].end(), seen.begin(), seen.end());
+    std::fill(seen.begin(), seen.end(), NAN);  // allowed
+  });
+  return logits;
+}
+
 constexpr Family kFamilies[] = {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3};
 // Sums of tens of terms in another order.
 constexpr double kTolerance = 5e-6;
@@ -129,7 +145,7 @@ TEST_CASE("generation: kept keys and values give the logits and tokens of the wh
       std::vector<int32_t> text, recomputed;
       for (int64_t i = 0; i < prompt; ++i) text.push_back(static_cast<int32_t>((7 * i + prompt) % 150));
       recomputed = text;
-      std::vector<float> logits = generation.begin(0, text);
+      std::vector<float> logits = begin(generation, 0, text);
       while (true) {
         const std::vector<float> expected = whole.logits_after(recomputed);
         CHECK(difference_of(logits, expected) < kTolerance);
@@ -137,7 +153,7 @@ TEST_CASE("generation: kept keys and values give the logits and tokens of the wh
         recomputed.push_back(best_of(expected));
         CHECK(generation.tokens(0) == std::ssize(text) - 1);
         if (std::ssize(text) > kCapacity) break;
-        logits = generation.step(std::vector<int>{0}, std::vector<int32_t>{text.back()}).front();
+        logits = step(generation, {0}, {text.back()}).front();
       }
       CHECK(text == recomputed);
     }
@@ -157,19 +173,18 @@ TEST_CASE("generation: a sequence has the same bits alone and among others", "[m
     for (int i = 0; i < kSequences; ++i) {
       texts.emplace_back(static_cast<size_t>(1 + i), 3 * i);
       which.push_back(i);
-      next.push_back(best_of(together.begin(i, texts.back())));
+      next.push_back(best_of(begin(together, i, texts.back())));
     }
     std::vector<std::vector<float>> logits;
     std::vector<std::vector<int32_t>> made;
-    for (int step = 0; step < 4; ++step) {
+    for (int count = 0; count < 4; ++count) {
       made.push_back(next);
-      logits = together.step(which, next);
+      logits = step(together, which, next);
       for (int i = 0; i < kSequences; ++i) next[static_cast<size_t>(i)] = best_of(logits[static_cast<size_t>(i)]);
     }
     for (const int i : which) {
-      std::vector<float> last = alone.begin(0, texts[static_cast<size_t>(i)]);
-      for (const auto& ids : made)
-        last = alone.step(std::vector<int>{0}, std::vector<int32_t>{ids[static_cast<size_t>(i)]}).front();
+      std::vector<float> last = begin(alone, 0, texts[static_cast<size_t>(i)]);
+      for (const auto& ids : made) last = step(alone, {0}, {ids[static_cast<size_t>(i)]}).front();
       CHECK(last == logits[static_cast<size_t>(i)]);
     }
   }
@@ -207,8 +222,8 @@ std::vector<std::vector<float>> shared_logits(const models::ModelOptions& option
         });
       };
       models::Generation generation(o, std::move(setup));
-      generation.begin(0, prompt);
-      results[rank] = generation.step(std::vector<int>{0}, std::vector<int32_t>{next}).front();
+      begin(generation, 0, prompt);
+      results[rank] = step(generation, {0}, {next}).front();
     });
   for (std::thread& thread : threads) thread.join();
   return results;
@@ -241,8 +256,7 @@ TEST_CASE("generation: weights in bfloat16 give the logits of rounded weights", 
   const std::vector<int32_t> prompt(12, 5);
   // A lane of a GPU adds the elements of 16 bytes: sums have another order.
   const double tolerance = golden::make_device()->kind() == DeviceKind::cpu ? 0 : kTolerance;
-  CHECK(difference_of(narrow.begin(0, prompt), wide.begin(0, prompt)) <= tolerance);
-  CHECK(difference_of(narrow.step(std::vector<int>{0}, std::vector<int32_t>{9}).front(),
-                      wide.step(std::vector<int>{0}, std::vector<int32_t>{9}).front()) <= tolerance);
+  CHECK(difference_of(begin(narrow, 0, prompt), begin(wide, 0, prompt)) <= tolerance);
+  CHECK(difference_of(step(narrow, {0}, {9}).front(), step(wide, {0}, {9}).front()) <= tolerance);
   CHECK(narrow.weight_bytes() < wide.weight_bytes());
 }

@@ -19,11 +19,16 @@ namespace {
 /// Logits of tokens with probabilities 4/10, 3/10, 2/10 and 1/10, in another order.
 const std::vector<float> kLogits = {std::log(2.0f), std::log(4.0f), std::log(1.0f), std::log(3.0f)};
 
+int32_t draw(std::vector<float> logits, const SamplingOptions& options, const std::vector<int32_t>& before,
+             double uniform) {
+  return sample(logits, options, before, uniform);
+}
+
 /// The share of each token among evenly spaced random numbers.
 std::map<int32_t, double> shares(const SamplingOptions& options, const std::vector<int32_t>& before = {}) {
   constexpr int kDraws = 10000;
   std::map<int32_t, double> counts;
-  for (int i = 0; i < kDraws; ++i) counts[sample(kLogits, options, before, (i + 0.5) / kDraws)] += 1.0 / kDraws;
+  for (int i = 0; i < kDraws; ++i) counts[draw(kLogits, options, before, (i + 0.5) / kDraws)] += 1.0 / kDraws;
   return counts;
 }
 
@@ -60,10 +65,10 @@ TEST_CASE("sampling: tokens come with their probabilities, among those that the 
 TEST_CASE("sampling: the penalty divides positive logits once and multiplies negative ones", "[generate]") {
   const std::vector<float> logits = {2, 3, -1, -1.5};
   const SamplingOptions greedy{.temperature = 0, .repetition_penalty = 2};
-  CHECK(sample(logits, greedy, {}, 0) == 1);
-  CHECK(sample(logits, greedy, std::vector<int32_t>{1, 1, 1}, 0) == 0);  // 2, 1.5, -1, -1.5
+  CHECK(draw(logits, greedy, {}, 0) == 1);
+  CHECK(draw(logits, greedy, std::vector<int32_t>{1, 1, 1}, 0) == 0);  // 2, 1.5, -1, -1.5
   const std::vector<float> low = {-1, -1.5f};
-  CHECK(sample(low, greedy, std::vector<int32_t>{0}, 0) == 1);  // -2, -1.5
+  CHECK(draw(low, greedy, std::vector<int32_t>{0}, 0) == 1);  // -2, -1.5
   check_shares({.temperature = 1, .repetition_penalty = 2}, {{0, 2 / 8.0}, {1, 2 / 8.0}, {2, 1 / 8.0}, {3, 3 / 8.0}},
                {1});
 }
@@ -76,13 +81,19 @@ TEST_CASE("sampling: a large vocabulary is drawn from as by adding all probabili
   std::vector<float> logits(kTokens);
   for (size_t i = 0; i < kTokens; ++i) logits[i] = 3 * random.normal(i);
   for (size_t i = 0; i < kTokens; i += 7) logits[i] = logits[0];  // equal ones: the first are kept
-  for (const double top_p : {0.05, 0.6, 0.999, 1.0}) {
+  std::vector<float> sorted = logits;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const std::pair<double, int> kChoices[] = {{0.05, 0}, {0.6, 0},   {0.999, 0},  {1.0, 0},     {1.0, 1},
+                                             {1.0, 40}, {1.0, 900}, {1.0, 5000}, {1.0, 10000}, {0.6, 900}};
+  for (const auto& [top_p, top_k] : kChoices) {
+    const float floor =
+        top_k == 0 || static_cast<size_t>(top_k) > kTokens ? -INFINITY : sorted[static_cast<size_t>(top_k) - 1];
     std::vector<double> weights(kTokens);
     std::vector<size_t> order(kTokens);
     double total = 0;
     for (size_t i = 0; i < kTokens; ++i) {
       order[i] = i;
-      total += weights[i] = std::exp(static_cast<double>(logits[i]) / 0.7);
+      total += weights[i] = logits[i] < floor ? 0 : std::exp(static_cast<double>(logits[i]) / 0.7);
     }
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
     double kept = 0, before = 0;
@@ -96,12 +107,12 @@ TEST_CASE("sampling: a large vocabulary is drawn from as by adding all probabili
       const double middle = (before + weights[i] / 2) / kept;
       before += weights[i];
       if (weights[i] < 1e-6 * kept) continue;
-      const int32_t id = sample(logits, {.temperature = 0.7, .top_p = top_p}, {}, middle);
+      const int32_t id = draw(logits, {.temperature = 0.7, .top_k = top_k, .top_p = top_p}, {}, middle);
       different += id != static_cast<int32_t>(i);
     }
-    CAPTURE(top_p);
+    CAPTURE(top_p, top_k);
     CHECK(different == 0);
-    CHECK(kept > 0.04 * total);
+    CHECK(kept > 0);
   }
 }
 
