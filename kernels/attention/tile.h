@@ -184,19 +184,12 @@ inline void prefetch_block(const Args& args, const AttentionBlock& block, int64_
   }
 }
 
-template <int kStep, int... kLane>
-inline void exchange(Vf& a, Vf& b, std::integer_sequence<int, kLane...>) {
-  const Vf low = __builtin_shufflevector(a, b, ((kLane & kStep) ? kLanes + kLane - kStep : kLane)...);
-  b = __builtin_shufflevector(a, b, ((kLane & kStep) ? kLanes + kLane : kLane + kStep)...);
-  a = low;
-}
-
 template <int kStep>
 inline void transpose_registers(Vf (&rows)[kLanes]) {
   if constexpr (kStep < kLanes) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i)
-      if ((i & kStep) == 0) exchange<kStep>(rows[i], rows[i + kStep], std::make_integer_sequence<int, kLanes>{});
+      if ((i & kStep) == 0) exchange<kStep>(rows[i], rows[i + kStep]);
     transpose_registers<2 * kStep>(rows);
   }
 }

@@ -15,7 +15,10 @@ namespace {
 // Of a stream; the hardware prefetches up to the end of a page. Into the L2 cache: the lines that several streams have
 // on their way would evict x from the L1 cache, which halves the speed of four rows.
 constexpr int64_t kAheadBytes = 8 * 1024;
-constexpr int kIntoL2 = 2;                 // locality of __builtin_prefetch
+constexpr int kIntoL2 = 2;  // locality of __builtin_prefetch
+// With several rows the sums of one line leave the core no room to look ahead to the next ones.
+constexpr int64_t kAheadInL2Bytes = 512;
+constexpr int kIntoL1 = 3;
 constexpr int64_t kLineBytes = 64;         // of a cache
 constexpr int64_t kPartBytes = 64 * 1024;  // of weights for a thread at least
 
@@ -33,9 +36,10 @@ inline Vf multiply_add(Vf a, Vf b, Vf c) {
 
 /// Weight rows that a thread multiplies at once. Their sums are independent, which hides the latency of additions; each
 /// vector of x is loaded once for all of them; and all sums fit into the registers.
+constexpr int kMostStreams = 4;
 constexpr int streams_of(int rows) {
-  if (SLIP_VECTOR_BYTES == 64) return rows <= 6 ? 4 : 3;  // 32 registers
-  return rows <= 2 ? 4 : rows <= 6 ? 2 : 1;
+  if (SLIP_VECTOR_BYTES == 64) return rows <= 6 ? kMostStreams : 3;  // 32 registers
+  return rows <= 2 ? kMostStreams : rows <= 6 ? 2 : 1;
 }
 
 /// y[r][s * apart] = x[r] . w[s * apart] + bias[s * apart]. Each sum goes through one vector in the order of `in`, with
@@ -46,31 +50,43 @@ inline void multiply(const FewRowsProduct& args, int64_t row, int64_t o, int64_t
   const int64_t in = args.in;
   const float* const x = args.x + row * in;
   const T* const w = static_cast<const T*>(args.weight) + o * in;
-  Vf sums[kStreams][kRows] = {};
+  // All loops over sums are unrolled, so that they stay in registers.
+  Vf of[kRows][kMostStreams];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int s = 0; s < kMostStreams; ++s) of[r][s] = Vf{};
   const auto add = [&](auto lanes, int64_t at) {
     Vf weights[kStreams];
+#pragma GCC unroll 4
     for (int s = 0; s < kStreams; ++s) weights[s] = lanes.load(w + s * apart * in + at);
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Vf values = lanes.load(x + r * in + at);
-      for (int s = 0; s < kStreams; ++s) sums[s][r] = multiply_add(values, weights[s], sums[s][r]);
+#pragma GCC unroll 4
+      for (int s = 0; s < kStreams; ++s) of[r][s] = multiply_add(values, weights[s], of[r][s]);
     }
   };
   int64_t i = 0;
   for (; i + kStep <= in; i += kStep) {
     for (int s = 0; s < kStreams; ++s)
       __builtin_prefetch(reinterpret_cast<const char*>(w + s * apart * in + i) + kAheadBytes, 0, kIntoL2);
+    if constexpr (kRows > 1)
+      for (int s = 0; s < kStreams; ++s)
+        __builtin_prefetch(reinterpret_cast<const char*>(w + s * apart * in + i) + kAheadInL2Bytes, 0, kIntoL1);
 #pragma GCC unroll 8
     for (int64_t v = 0; v < kStep; v += kLanes) add(Whole{}, i + v);
   }
   for_vectors(i, in, add);
-  // Unrolled, so that all sums stay in registers.
-#pragma GCC unroll 4
-  for (int s = 0; s < kStreams; ++s)
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
+    float y[kMostStreams];
+    sums(of[r][0], of[r][1], of[r][2], of[r][3], y);
+    for (int s = 0; s < kStreams; ++s) {
       const int64_t at = o + s * apart;
-      args.y[(row + r) * args.out + at] = sum(sums[s][r]) + (args.bias ? args.bias[at] : 0.0f);
+      args.y[(row + r) * args.out + at] = y[s] + (args.bias ? args.bias[at] : 0.0f);
     }
+  }
 }
 
 /// The streams of a part are its equal pieces, so that each reads forward.
