@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -18,12 +19,14 @@
 #include "engine/base/median.h"
 #include "engine/base/philox.h"
 #include "engine/base/print.h"
+#include "engine/base/utf8.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/device/clock.h"
 #include "runtime/device_assignment.h"
 #include "runtime/model_folder.h"
 #include "runtime/next_logits.h"
 #include "runtime/sampling.h"
+#include "runtime/text_stream.h"
 #include "runtime/world.h"
 
 namespace slipstream::runtime {
@@ -37,73 +40,6 @@ int32_t first_token(const data::Tokenizer& tokenizer) {
     return 0;
   }
 }
-
-/// Prints the text of ids as they come: whole characters, and nothing from a stop text on.
-class Printer {
- public:
-  /// `prints`: otherwise only text() has it.
-  Printer(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt, std::vector<std::string> stops, bool prints)
-      : tokenizer_(tokenizer),
-        ids_(std::move(prompt)),
-        stops_(std::move(stops)),
-        prints_(prints),
-        begin_(tokenizer.decode(ids_).size()) {}
-
-  /// True if the text contains a stop text now.
-  bool add(int32_t id) {
-    ids_.push_back(id);
-    const std::string text = tokenizer_.decode(ids_).substr(begin_);
-    size_t end = text.size();
-    bool stopped = false;
-    for (const std::string& stop : stops_)
-      if (const size_t at = text.find(stop); at != std::string::npos) {
-        end = std::min(end, at);
-        stopped = true;
-      }
-    // The end of the text may begin a stop text or be a part of a character.
-    if (!stopped) {
-      for (const std::string& stop : stops_)
-        for (size_t size = std::min(stop.size(), text.size()); size > 0; --size)
-          if (text.ends_with(stop.substr(0, size))) {
-            end = std::min(end, text.size() - size);
-            break;
-          }
-      end = std::min(end, text.size() - open_character(text));
-    }
-    stopped_ = stopped;
-    if (end > printed_.size()) {
-      const std::string more = text.substr(printed_.size(), end - printed_.size());
-      if (prints_) print_result("{}", more);
-      flush_printed();
-      printed_ += more;
-    }
-    return stopped;
-  }
-  /// The rest, once no more ids come.
-  void finish() const {
-    if (prints_) print_result("{}", rest());
-  }
-  /// All text so far.
-  std::string text() const { return stopped_ ? printed_ : printed_ + rest(); }
-
- private:
-  std::string rest() const { return tokenizer_.decode(ids_).substr(begin_ + printed_.size()); }
-  static size_t open_character(const std::string& text) {
-    for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-      const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-      if ((byte & 0xc0) == 0x80) continue;
-      return byte >= 0xc2 && byte < 0xf5 && back < (byte < 0xe0 ? 2u : byte < 0xf0 ? 3u : 4u) ? back : 0;
-    }
-    return 0;
-  }
-
-  const data::Tokenizer& tokenizer_;
-  std::vector<int32_t> ids_;
-  std::vector<std::string> stops_;
-  bool prints_, stopped_ = false;
-  size_t begin_;
-  std::string printed_;
-};
 
 /// The ids of the prompt as the model is used to them.
 std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::string& prompt) {
@@ -169,7 +105,10 @@ class Continuation {
  public:
   Continuation(NextLogits& next, const GenerateOptions& options, const data::Tokenizer& tokenizer,
                const std::string& folder)
-      : next_(next), options_(options), tokenizer_(tokenizer), folder_(folder), random_(options.seed, "generate") {}
+      : next_(next), options_(options), tokenizer_(tokenizer), folder_(folder), random_(options.seed, "generate") {
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+      if (!tokenizer.has_text(id)) without_text_.push_back(static_cast<size_t>(id));
+  }
 
   template <typename Made>
   void run(std::vector<std::vector<int32_t>> texts, size_t first, Spent& spent, const Made& made) {
@@ -212,6 +151,7 @@ class Continuation {
     if (!all_finite(logits))
       throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
                           count + 1, folder_);
+    for (const size_t id : without_text_) logits[id] = std::numeric_limits<float>::lowest();
     // By the prompt's number, so that a text does not depend on the others.
     return sample(logits, options_.sampling, text,
                   random_.uniform(uint64_t{prompt} << 32 | static_cast<uint64_t>(count)));
@@ -222,6 +162,7 @@ class Continuation {
   const data::Tokenizer& tokenizer_;
   const std::string& folder_;
   Philox random_;
+  std::vector<size_t> without_text_;  // ids that are never chosen
 };
 
 /// One prompt: text or ids as they come.
@@ -232,9 +173,12 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
     print_result("{}", prompts.shown[0]);
     flush_printed();
   }
-  std::optional<Printer> printer;  // ids may have no text
-  if (!as_ids) printer.emplace(tokenizer, prompts.texts[0], options.stops, prints);
-  bool stopped = false;
+  const auto show = [&](std::string_view text) {
+    if (prints) print_result("{}", text);
+    flush_printed();
+  };
+  std::optional<TextStream> stream;  // ids may have no text
+  if (!as_ids) stream.emplace(tokenizer, prompts.texts[0], options.stops, show);
   continuation.run(prompts.texts, 0, spent, [&](int, int32_t id) {
     if (as_ids) {
       if (prints) print_result("{},", id);
@@ -242,10 +186,9 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
       return true;
     }
     if (id == tokenizer.special().end_of_text) return false;
-    stopped = printer->add(id);
-    return !stopped;
+    return !stream->add(id);
   });
-  if (printer && !stopped) printer->finish();
+  if (stream) stream->finish();
   if (prints) print_result("\n");
   flush_printed();
 }
@@ -258,15 +201,15 @@ void print_many(Continuation& continuation, const GenerateOptions& options, cons
     const size_t count = std::min(batch, prompts.texts.size() - first);
     const auto begin = prompts.texts.begin() + static_cast<std::ptrdiff_t>(first);
     std::vector<std::vector<int32_t>> texts(begin, begin + static_cast<std::ptrdiff_t>(count));
-    std::vector<Printer> printers;
-    for (const auto& text : texts) printers.emplace_back(tokenizer, text, options.stops, false);
+    std::vector<TextStream> streams;
+    for (const auto& text : texts) streams.emplace_back(tokenizer, text, options.stops, [](std::string_view) {});
     continuation.run(std::move(texts), first, spent, [&](int which, int32_t id) {
-      return id != tokenizer.special().end_of_text && !printers[static_cast<size_t>(which)].add(id);
+      return id != tokenizer.special().end_of_text && !streams[static_cast<size_t>(which)].add(id);
     });
     for (size_t i = 0; i < count && prints; ++i) {
       Json line;
       line["prompt"] = prompts.shown[first + i];
-      line["continuation"] = printers[i].text();
+      line["continuation"] = streams[i].text();
       print_result("{}\n", line.dump());
       flush_printed();
     }
@@ -307,6 +250,10 @@ std::unique_ptr<Device> device_of(World& world, const std::string& asked) {
 
 void generate_on(World& world, const GenerateOptions& options) {
   check_sampling(options.sampling);
+  for (const std::string& stop : options.stops)
+    if (stop.empty() || valid_utf8_prefix(stop) != stop.size())
+      throw ConfigError("[generate] --stop is {}, need the text before which the output ends.",
+                        stop.empty() ? "empty" : "not UTF-8");
   const ModelFolder weights(options.checkpoint);
   const std::string& folder = weights.dir();
   const auto tokenizer = data::load_tokenizer(folder);

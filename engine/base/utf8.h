@@ -32,6 +32,27 @@ inline CodePoint next_code_point(std::string_view text, size_t at) {
   return {value, size};
 }
 
+/// Bytes at `at`, where no code point starts: the longest begin of one, at least 1; and whether the text ends with it,
+/// so that more bytes may complete it. Source: Unicode 15, D93b. Pure.
+struct Broken {
+  size_t size_bytes;
+  bool open;
+};
+inline Broken broken_at(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[i])); };
+  const uint32_t lead = byte(at);
+  const size_t whole = lead < 0xc2 || lead > 0xf4 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  const uint32_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+  const uint32_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+  size_t size = 1;
+  while (size < whole && at + size < text.size()) {
+    const uint32_t next = byte(at + size);
+    if (next < (size == 1 ? low : 0x80) || next > (size == 1 ? high : 0xbf)) break;
+    ++size;
+  }
+  return {size, size < whole && at + size == text.size()};
+}
+
 /// Appends `value` (a code point, not a surrogate) to `out`.
 inline void append_code_point(std::string& out, uint32_t value) {
   const auto put = [&](uint32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
@@ -61,6 +82,18 @@ inline size_t valid_utf8_prefix(std::string_view text) {
     at += static_cast<size_t>(size);
   }
   return at;
+}
+
+/// The text with U+FFFD in the place of each broken part, as the Unicode standard recommends. Pure.
+inline std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  while (true) {
+    const size_t good = valid_utf8_prefix(text);
+    valid += text.substr(0, good);
+    if (good == text.size()) return valid;
+    append_code_point(valid, 0xfffd);
+    text.remove_prefix(good + broken_at(text, good).size_bytes);
+  }
 }
 
 }  // namespace slipstream

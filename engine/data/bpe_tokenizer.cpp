@@ -101,11 +101,12 @@ class BpeTokenizer final : public Tokenizer {
     return static_cast<int64_t>(out.done_bytes());
   }
 
+  bool has_text(int32_t id) const override { return !decoded_[static_cast<size_t>(id)].empty(); }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (size_t i = 0; i < ids.size(); ++i) {
       const int32_t id = ids[i];
-      if (id < 0 || id >= vocab_size() || (decoded_[static_cast<size_t>(id)].empty()))
+      if (id < 0 || id >= vocab_size() || !has_text(id))
         throw DataError(
             "[data] id {} at index {} is not in the vocabulary, need one of its {} ids. Use the tokenizer "
             "of the ids.",

@@ -53,6 +53,8 @@ class Tokenizer {
   virtual int32_t vocab_size() const = 0;
   /// True if it can encode and decode; false for an external tokenizer. Pure.
   virtual bool knows_text() const { return true; }
+  /// False for ids below vocab_size() that no text has and decode() refuses. Pure.
+  virtual bool has_text(int32_t /*id*/) const { return true; }
   /// True if every byte of a text is its own id. Pure.
   virtual bool ids_are_bytes() const { return false; }
   /// Bytes behind a part of a text that its ids usually depend on. Pure.
