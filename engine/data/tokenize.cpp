@@ -3,10 +3,15 @@
 
 #include "engine/data/tokenize.h"
 
+#include <signal.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
@@ -78,6 +83,35 @@ Progress read_progress(const TokenizeOptions& options, const std::string& made_o
                                .hash = one.string("hash")});
   }
   return progress;
+}
+
+/// Does the command write a file of this name?
+bool writes(std::string_view name, std::string_view out) {
+  for (const std::string_view end : {".progress.json", ".bin", ".json", ".documents"}) {
+    if (!name.ends_with(end)) continue;
+    name.remove_suffix(end.size());
+    if (!name.starts_with(out)) return false;
+    name.remove_prefix(out.size());
+    return name.empty() || (name.starts_with('-') && name.find_first_not_of("0123456789", 1) == std::string_view::npos);
+  }
+  return false;
+}
+
+/// Removes what killed commands of this host with the same OUT left half written.
+void remove_abandoned(const TokenizeOptions& options) {
+  const std::string out = std::filesystem::path(options.out).filename();
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(files::folder_of(options.out), error)) {
+    const std::string name = entry.path().filename();
+    const size_t at = name.rfind(".tmp-");
+    if (at == std::string::npos || !writes(std::string_view(name).substr(0, at), out)) continue;
+    pid_t writer = 0;
+    const char *const from = name.data() + at + 5, *const end = name.data() + name.size();
+    const auto [stop, failed] = std::from_chars(from, end, writer);
+    if (failed != std::errc() || stop != end || writer <= 0) continue;
+    const bool ended = ::kill(writer, 0) != 0 && errno == ESRCH;
+    if (ended) std::filesystem::remove(entry.path(), error);
+  }
 }
 
 /// Divides ids into shards of equal counts.
@@ -210,6 +244,7 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
   if (progress.part.byte > text.size_bytes())
     throw DataError("[data] {} goes on at byte {} of a text of {}. Start again without --resume.",
                     files::shown(progress_path(options)), progress.part.byte, text.size_bytes());
+  remove_abandoned(options);
   const DocumentPlace begin = progress.part;
   Writer writer(options, tokenizer, std::move(progress));
   const auto take = [&](const DocumentPart& part, int64_t done) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokenizers of merges: ids and texts of the libraries tokenizers and tiktoken, cuts, hostile files.
 
+#include <filesystem>
 #include <random>
 
 #include "engine/base/json.h"
@@ -192,6 +193,14 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
     options.threads = 2;
     options.resume = true;
     int interruptions = 0;
+    // Of writers that are gone; of one that runs; and of other commands.
+    const std::string gone = ".tmp-999999999", here = ".tmp-1";
+    const std::vector<std::string> abandoned = {"many-00007.bin" + gone, "many-00007.documents" + gone,
+                                                "many.progress.json" + gone, "many-00001.json" + gone},
+                                   others = {"many-00008.bin" + here, "many-x.bin" + gone, "another-00007.bin" + gone,
+                                             "many-00007.bin.tmp-", "many-00007.txt" + gone};
+    for (const auto& names : {abandoned, others})
+      for (const std::string& file : names) put(folder / file, "half");
     for (bool done = false; !done;) {
       int parts = 0;
       options.progress = [&](int64_t, int64_t) {
@@ -207,6 +216,8 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
       }
     }
     CHECK(interruptions > 1);
+    for (const std::string& file : abandoned) CHECK_FALSE(std::filesystem::exists(folder / file));
+    for (const std::string& file : others) CHECK(std::filesystem::remove(folder / file));
     shards = open_shards(folder / "many-*.bin");
     CHECK(all_of(*shards.tokens) == expected);
     options.progress = {};
