@@ -16,7 +16,10 @@ int convert_model(const runtime::ConvertOptions& options) {
   const runtime::ConvertSummary summary = runtime::convert(options);
   print_result("{}\n{} tensors, {}, {} in {} file{}\n", summary.model, summary.tensors, summary.dtype,
                format_bytes(summary.size_bytes), summary.files, summary.files == 1 ? "" : "s");
-  print_result("tokenizer: {}\n", summary.tokenizer.empty() ? "none that this program reads" : summary.tokenizer);
+  if (!summary.tokenizer_problem.empty())
+    print_result("tokenizer: copied, but this program does not read it: {}\n", summary.tokenizer_problem);
+  else
+    print_result("tokenizer: {}\n", summary.tokenizer.empty() ? "none" : summary.tokenizer);
   return 0;
 }
 
@@ -28,7 +31,7 @@ void add_convert(CLI::App& app, Run& chosen) {
   CLI::App* command = app.add_subcommand("convert", "weights from and to Hugging Face folders");
   command->add_option("from", options->from, "Hugging Face folder, run folder, or checkpoint of llm.c (.bin)")
       ->required();
-  command->add_option("to", options->to, "folder of the result; an existing one is replaced")->required();
+  command->add_option("to", options->to, "folder of the result; one that a conversion wrote is replaced")->required();
   command->add_option("--dtype", options->dtype, "float32, bfloat16, or auto: bfloat16 if all tensors are")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
   command->add_option("--file-size", *file_size, "most bytes of a file of weights, such as 5GiB; without it, one file");

@@ -7,6 +7,8 @@
 #include <array>
 #include <optional>
 
+#include <fmt/ranges.h>
+
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 
@@ -61,14 +63,8 @@ class Config {
     fail(key, fmt::format("= {} is not supported, need {}",
                           value == nullptr ? "(absent)" : files::printable(value->dump(), 80), right));
   }
-  /// The first of several ids.
-  int32_t id(std::string_view key, int32_t absent) const {
-    const Json* value = json_.find(key);
-    if (value == nullptr) return absent;
-    if (value->is_array() && !value->as_array().empty()) value = value->as_array().data();
-    if (!value->is_int()) return -1;
-    return value->as_int() >= 0 && value->as_int() < kMaxSize ? static_cast<int32_t>(value->as_int()) : -1;
-  }
+  /// The library's default only without the key: null is none.
+  bool has(std::string_view key) const { return json_.find(key) != nullptr; }
 
  private:
   const Json& json_;
@@ -80,21 +76,23 @@ HuggingFaceModel read_gpt2(const Config& config) {
   const std::string activation = config.text("activation_function", "gelu_new");
   config.need("activation_function", activation == "gelu_new" || activation == "gelu_pytorch_tanh", "\"gelu_new\"");
   config.need("scale_attn_weights", config.boolean("scale_attn_weights", true), "true");
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"})
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
     config.need(key, !config.boolean(key, false), "false");
   const int64_t heads = config.whole("n_head", 12);
-  return {.options = {.family = Family::gpt2,
-                      .layers = config.whole("n_layer", 12, kMaxLayers),
-                      .heads = heads,
-                      .kv_heads = heads,
-                      .width = width,
-                      .ffn_width = config.whole("n_inner", 4 * width),
-                      .context = config.whole("n_positions", 1024),
-                      .vocab = config.whole("vocab_size", 50257),
-                      .tie_embeddings = config.boolean("tie_word_embeddings", true),
-                      .norm_eps = static_cast<float>(config.real("layer_norm_epsilon", 1e-5))},
-          .ids = {config.id("bos_token_id", 50256), config.id("eos_token_id", 50256)},
-          .prefix = "transformer."};
+  const auto rate = [&](const char* key) { return config.real(key, 0.1); };
+  return {
+      .options = {.family = Family::gpt2,
+                  .layers = config.whole("n_layer", 12, kMaxLayers),
+                  .heads = heads,
+                  .kv_heads = heads,
+                  .width = width,
+                  .ffn_width = config.whole("n_inner", 4 * width),
+                  .context = config.whole("n_positions", 1024),
+                  .vocab = config.whole("vocab_size", 50257),
+                  .tie_embeddings = config.boolean("tie_word_embeddings", true),
+                  .norm_eps = static_cast<float>(config.real("layer_norm_epsilon", 1e-5))},
+      .dropout = {.embedding = rate("embd_pdrop"), .residual = rate("resid_pdrop"), .attention = rate("attn_pdrop")},
+      .prefix = "transformer."};
 }
 
 /// A family whose config.json has Llama's keys, and the library's defaults of those that may be absent.
@@ -147,20 +145,26 @@ HuggingFaceModel read_llama(const Config& config, const LlamaDialect& dialect) {
   const int64_t width = config.whole("hidden_size", 4096), heads = config.whole("num_attention_heads", 32);
   const std::string activation = config.text("hidden_act", "silu");
   config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
-  for (const char* key : {"attention_bias", "mlp_bias"}) config.need(key, !config.boolean(key, false), "false");
+  const bool llama = dialect.family == Family::llama, qwen3 = dialect.family == Family::qwen3;
+  // The other families have no such keys, and the library ignores them.
+  if (llama || qwen3) config.need("attention_bias", !config.boolean("attention_bias", false), "false");
+  if (llama) config.need("mlp_bias", !config.boolean("mlp_bias", false), "false");
+  const int64_t layers = config.whole("num_hidden_layers", 32, kMaxLayers);
   const int64_t context = config.whole("max_position_embeddings", dialect.context);
   int64_t window = 0;
-  if (const Json* value = config.find("sliding_window"); dialect.family == Family::mistral && value != nullptr)
-    window = config.whole("sliding_window");
-  const bool qwen3 = dialect.family == Family::qwen3;
+  if (dialect.family == Family::mistral && !(config.has("sliding_window") && config.find("sliding_window") == nullptr))
+    window = config.whole("sliding_window", 4096);
   if (dialect.family == Family::qwen2 || qwen3)
-    config.need("use_sliding_window", !config.boolean("use_sliding_window", false), "false");
+    // Only layers from max_window_layers on have a window.
+    config.need("use_sliding_window",
+                !config.boolean("use_sliding_window", false) || config.whole("max_window_layers", 28) >= layers,
+                "false, or max_window_layers of at least the number of layers");
   std::optional<int64_t> head_dim;
   if (width % heads == 0) head_dim = width / heads;
   if (qwen3) head_dim = 128;
   HuggingFaceModel model{
       .options = {.family = dialect.family,
-                  .layers = config.whole("num_hidden_layers", 32, kMaxLayers),
+                  .layers = layers,
                   .heads = heads,
                   .kv_heads = config.whole("num_key_value_heads", dialect.kv_heads > 0 ? dialect.kv_heads : heads),
                   .head_dim = config.whole("head_dim", head_dim),
@@ -171,7 +175,6 @@ HuggingFaceModel read_llama(const Config& config, const LlamaDialect& dialect) {
                   .tie_embeddings = config.boolean("tie_word_embeddings", false),
                   .window = window < context ? window : 0,
                   .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
-      .ids = {config.id("bos_token_id", dialect.begin_of_text), config.id("eos_token_id", dialect.end_of_text)},
       .prefix = "model."};
   read_rope(config, model.options);
   return model;
@@ -191,8 +194,36 @@ std::string with_point(Real value) {
 }
 
 std::string id_or_null(int32_t id) { return id < 0 ? "null" : fmt::format("{}", id); }
+/// null, one id, or a list.
+std::string ids_or_null(const std::vector<int32_t>& ids) {
+  if (ids.size() <= 1) return id_or_null(ids.empty() ? -1 : ids[0]);
+  return fmt::format("[{}]", fmt::join(ids, ", "));
+}
 
 }  // namespace
+
+TextIds read_text_ids(const Json& config, int64_t vocab) {
+  const auto id_of = [&](const Json& value) {
+    return value.is_int() && value.as_int() >= 0 && value.as_int() < vocab ? static_cast<int32_t>(value.as_int()) : -1;
+  };
+  const auto ids_of = [&](std::string_view key) {
+    std::vector<int32_t> ids;
+    const auto add = [&](const Json& value) {
+      if (const int32_t id = id_of(value); id >= 0) ids.push_back(id);
+    };
+    const Json* value = config.find(key);
+    if (value == nullptr) return ids;
+    if (!value->is_array()) add(*value);
+    if (value->is_array())
+      for (const Json& one : value->as_array()) add(one);
+    return ids;
+  };
+  const auto one_of = [&](std::string_view key) {
+    const std::vector<int32_t> ids = ids_of(key);
+    return ids.empty() ? -1 : ids[0];
+  };
+  return {one_of("bos_token_id"), ids_of("eos_token_id"), one_of("pad_token_id")};
+}
 
 HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& where) {
   const Config config(json, where);
@@ -210,25 +241,32 @@ HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& w
   config.need(type == "gpt2" ? "n_head" : "num_attention_heads",
               options.head_dim > 0 || options.width % options.heads == 0,
               fmt::format("a divisor of the width, {}", options.width));
-  for (int32_t* id : {&model.ids.begin_of_text, &model.ids.end_of_text})
-    if (*id >= options.vocab) *id = -1;  // the library's defaults in the config of another vocabulary
+  model.ids = read_text_ids(json, options.vocab);
+  // The library's defaults, unless the vocabulary is another.
+  const int32_t begin = dialect == kLlamaDialects.end() ? 50256 : dialect->begin_of_text,
+                end = dialect == kLlamaDialects.end() ? 50256 : dialect->end_of_text;
+  if (!config.has("bos_token_id") && begin < options.vocab) model.ids.begin_of_text = begin;
+  if (!config.has("eos_token_id") && end >= 0 && end < options.vocab) model.ids.ends_of_text = {end};
   options.batch = 1;
   options.tokens = options.context;
   options.global_tokens = options.context;
   return model;
 }
 
-std::string hugging_face_generation_config(TextIds ids) {
+std::string hugging_face_generation_config(const TextIds& ids) {
   std::string out = "{\n";
   if (ids.begin_of_text >= 0) out += fmt::format("  \"bos_token_id\": {},\n", ids.begin_of_text);
-  if (ids.end_of_text >= 0) out += fmt::format("  \"eos_token_id\": {},\n", ids.end_of_text);
+  if (!ids.ends_of_text.empty()) out += fmt::format("  \"eos_token_id\": {},\n", ids_or_null(ids.ends_of_text));
+  if (ids.padding >= 0) out += fmt::format("  \"pad_token_id\": {},\n", ids.padding);
   if (out.ends_with(",\n")) out.erase(out.size() - 2, 1);
   return out + "}\n";
 }
 
-std::string hugging_face_config(const ModelOptions& o, TextIds ids) {
+std::string hugging_face_config(const ModelOptions& o, const TextIds& ids) {
   const char* dtype = o.dtype == DType::bf16 ? "bfloat16" : "float32";
-  const std::string begin = id_or_null(ids.begin_of_text), end = id_or_null(ids.end_of_text);
+  const std::string begin = id_or_null(ids.begin_of_text);
+  std::string end = ids_or_null(ids.ends_of_text);
+  if (ids.padding >= 0) end += fmt::format(",\n  \"pad_token_id\": {}", ids.padding);
   if (o.family == Family::gpt2)
     return fmt::format(
         "{{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"vocab_size\": {},\n"

@@ -4,30 +4,36 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/base/json.h"
 #include "models/model.h"
 
 namespace slipstream::models {
 
-/// Ids around a text; -1: none.
+/// Ids around a text; -1 and empty: none.
 struct TextIds {
   int32_t begin_of_text = -1;
-  int32_t end_of_text = -1;
+  std::vector<int32_t> ends_of_text;
+  int32_t padding = -1;
 };
 
 /// config.json of the model. Without an id the value is null, because the library's defaults are those of other models.
 /// Pure.
-std::string hugging_face_config(const ModelOptions& options, TextIds ids = {});
+std::string hugging_face_config(const ModelOptions& options, const TextIds& ids = {});
 
 /// generation_config.json. Pure.
-std::string hugging_face_generation_config(TextIds ids);
+std::string hugging_face_generation_config(const TextIds& ids);
 
 struct HuggingFaceModel {
   ModelOptions options;  // sizes, norm_eps, rope_theta; one sequence of the whole context
   TextIds ids;
-  std::string prefix;  // "transformer." where the tensors of a family may lack it
+  DropoutRates dropout;  // of its training; `options` has none
+  std::string prefix;    // "transformer." where the tensors of a family may lack it
 };
+
+/// Ids of a config.json or generation_config.json that are below `vocab`. Pure.
+TextIds read_text_ids(const Json& config, int64_t vocab);
 
 /// Reads the config.json at `where`: model_type gpt2, or llama and mistral where they compute the same. Pure.
 /// Throws: CheckpointError naming a key that is missing, wrong, or asks for arithmetic that the families lack.

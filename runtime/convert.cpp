@@ -11,10 +11,10 @@
 #include "engine/base/files.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/weights.h"
-#include "engine/data/make_tokenizer.h"
 #include "engine/plan/buffers.h"
 #include "runtime/llm_c_checkpoint.h"
 #include "runtime/model_folder.h"
+#include "runtime/text_files.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -60,42 +60,36 @@ ConvertSummary convert_llm_c(const ConvertOptions& options) {
           .files = saved.files,
           .size_bytes = saved.size_bytes,
           .dtype = std::string(name_of(dtype)),
-          .tokenizer = ""};
+          .tokenizer = {},
+          .tokenizer_problem = {}};
 }
 
-/// The files of a tokenizer that this program does not read travel as they are.
-std::vector<checkpoint::ExtraFile> tokenizer_files(const std::string& dir, ConvertSummary& summary,
-                                                   models::TextIds& ids) {
-  constexpr int64_t kBytesMax = 256 << 20;
-  std::vector<checkpoint::ExtraFile> files;
-  const auto has = [&](const std::string& name) {
-    std::error_code error;
-    return fs::exists(dir + "/" + name, error);
-  };
-  const auto copy = [&](const std::string& name) {
-    if (has(name)) files.emplace_back(name, files::read_file(dir + "/" + name, files::Owner::checkpoint, kBytesMax));
-  };
-  for (const char* name : {"special_tokens_map.json", "chat_template.jinja", "tokenizer.model"}) copy(name);
-  if (has(data::kTokenizerFile) || has("tokenizer.json")) {
-    try {
-      const auto tokenizer = data::load_tokenizer(dir);
-      for (auto& file : data::write_tokenizer(*tokenizer)) files.push_back(std::move(file));
-      summary.tokenizer = tokenizer->name();
-      const data::SpecialIds special = tokenizer->special();
-      if (ids.begin_of_text < 0) ids.begin_of_text = special.begin_of_text;
-      if (ids.end_of_text < 0) ids.end_of_text = special.end_of_text;
-      return files;
-    } catch (const DataError&) {
-      // Not supported here: others may read it.
-    }
+/// A folder may be replaced if it has nothing but what a conversion writes.
+void require_replaceable(const std::string& to) {
+  std::error_code error;
+  if (!fs::is_directory(to, error)) return;
+  std::string foreign;
+  bool is_empty = true, has_config = false;
+  for (const auto& entry : fs::directory_iterator(to, error)) {
+    const std::string name = entry.path().filename();
+    is_empty = false;
+    has_config |= name == checkpoint::kConfigFile;
+    const bool known = name.ends_with(".safetensors") || name.ends_with(".json") || name.ends_with(".jinja") ||
+                       name == "merges.txt" || name == "tokenizer.model";
+    if (!(known && fs::is_regular_file(entry.symlink_status(error)))) foreign = name;
   }
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"}) copy(name);
-  return files;
+  if (error)
+    throw ResourceError("[convert] {} cannot be read: {}. Choose another folder.", files::shown(to), error.message());
+  if (is_empty || (foreign.empty() && has_config)) return;
+  throw ConfigError("[convert] {} exists and is no converted model: it {}. Give a new folder, or remove it.",
+                    files::shown(to),
+                    foreign.empty() ? "lacks config.json" : fmt::format("has {}", files::shown(foreign)));
 }
 
 }  // namespace
 
 ConvertSummary convert(const ConvertOptions& options) {
+  require_replaceable(options.to);
   std::error_code no_file;
   if (fs::is_regular_file(options.from, no_file)) return convert_llm_c(options);
   const ModelFolder from(options.from);
@@ -129,14 +123,19 @@ ConvertSummary convert(const ConvertOptions& options) {
          .shape = found->shape(),
          .write = [found, dtype](const checkpoint::TensorSink& sink) { copy_tensor(*found, dtype, sink); }});
   }
-  ConvertSummary summary{
-      .model = spec.description, .tensors = std::ssize(tensors), .dtype = std::string(name_of(dtype))};
-  models::TextIds ids = model.ids;
-  std::vector<checkpoint::ExtraFile> extra = tokenizer_files(from.dir(), summary, ids);
-  extra.emplace_back("generation_config.json", models::hugging_face_generation_config(ids));
+  ConvertSummary summary{.model = spec.description,
+                         .tensors = std::ssize(tensors),
+                         .dtype = std::string(name_of(dtype)),
+                         .tokenizer = {},
+                         .tokenizer_problem = {}};
+  const TextFiles texts = text_files_of(from);
+  summary.tokenizer = texts.tokenizer;
+  summary.tokenizer_problem = texts.problem;
   model.options.dtype = dtype;
-  const checkpoint::SavedFolder saved = checkpoint::write_final(
-      options.to, std::move(tensors), models::hugging_face_config(model.options, ids), extra, options.file_bytes);
+  model.options.dropout = model.dropout;
+  const checkpoint::SavedFolder saved =
+      checkpoint::write_final(options.to, std::move(tensors), models::hugging_face_config(model.options, texts.ids),
+                              texts.files, options.file_bytes);
   summary.files = saved.files;
   summary.size_bytes = saved.size_bytes;
   return summary;

@@ -9,7 +9,7 @@ namespace slipstream::runtime {
 
 struct ConvertOptions {
   std::string from;            // a folder of weights, a run folder, or a checkpoint of llm.c
-  std::string to;              // a folder, which is replaced
+  std::string to;              // a folder; one that a conversion wrote is replaced
   std::string dtype = "auto";  // float32 | bfloat16 | auto: bfloat16 if all tensors are
   int64_t file_bytes = 0;      // most bytes of a file of weights with more than one tensor; 0: one file
 };
@@ -18,14 +18,16 @@ struct ConvertSummary {
   std::string model;  // in words
   int64_t tensors = 0, files = 0, size_bytes = 0;
   std::string dtype;
-  std::string tokenizer;  // its name; empty: the folder has none that this program knows
+  std::string tokenizer;          // its name; empty: the folder has none that this program knows
+  std::string tokenizer_problem;  // with which its file was refused
 };
 
 /// Blocks. Checks every tensor of `from` against the model of its config.json and writes `to` complete or not at all:
-/// weights under the names of transformers, config.json, generation_config.json and the tokenizer. Memory holds 1 MiB
+/// weights under the names of transformers, config.json, and the files that concern texts (text_files.h). Memory holds 1 MiB
 /// of the weights, or one matrix of a checkpoint of llm.c. float32 -> bfloat16 rounds to nearest even; all other
 /// conversions are exact.
-/// Throws: CheckpointError (`from`), ConfigError (`to` is `from`), ResourceError (`to`).
+/// Throws: CheckpointError (`from`), ConfigError (`to` has files that no conversion wrote, or is `from`), ResourceError
+/// (`to`).
 ConvertSummary convert(const ConvertOptions& options);
 
 }  // namespace slipstream::runtime

@@ -26,6 +26,7 @@
 #include "runtime/model_folder.h"
 #include "runtime/next_logits.h"
 #include "runtime/sampling.h"
+#include "runtime/text_files.h"
 #include "runtime/text_stream.h"
 #include "runtime/world.h"
 
@@ -55,9 +56,14 @@ std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::
 struct Prompts {
   std::vector<std::vector<int32_t>> texts;
   std::vector<std::string> shown;
+  std::vector<int32_t> ends;  // of texts, by the folder; the tokenizer may have another
+  int32_t end_of_text;
+
+  bool ends_at(int32_t id) const { return id == end_of_text || std::find(ends.begin(), ends.end(), id) != ends.end(); }
 };
 
-Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokenizer, const std::string& folder) {
+Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokenizer, const std::string& folder,
+                   std::vector<int32_t> ends) {
   if (options.prompt_ids.empty() && !tokenizer.knows_text())
     throw ConfigError(
         "[generate] {} was trained on ids of the external tokenizer \"{}\". Encode the prompt with it and give the "
@@ -67,7 +73,7 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
     if (id >= tokenizer.vocab_size())
       throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder,
                         tokenizer.vocab_size(), tokenizer.vocab_size() - 1);
-  Prompts prompts;
+  Prompts prompts{.texts = {}, .shown = {}, .ends = std::move(ends), .end_of_text = tokenizer.special().end_of_text};
   if (!options.prompt_ids.empty()) {
     prompts.texts.push_back(options.prompt_ids);
     prompts.shown.emplace_back();
@@ -185,8 +191,7 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
       flush_printed();
       return true;
     }
-    if (id == tokenizer.special().end_of_text) return false;
-    return !stream->add(id);
+    return !prompts.ends_at(id) && !stream->add(id);
   });
   if (stream) stream->finish();
   if (prints) print_result("\n");
@@ -204,7 +209,7 @@ void print_many(Continuation& continuation, const GenerateOptions& options, cons
     std::vector<TextStream> streams;
     for (const auto& text : texts) streams.emplace_back(tokenizer, text, options.stops, [](std::string_view) {});
     continuation.run(std::move(texts), first, spent, [&](int which, int32_t id) {
-      return id != tokenizer.special().end_of_text && !streams[static_cast<size_t>(which)].add(id);
+      return !prompts.ends_at(id) && !streams[static_cast<size_t>(which)].add(id);
     });
     for (size_t i = 0; i < count && prints; ++i) {
       Json line;
@@ -248,6 +253,17 @@ std::unique_ptr<Device> device_of(World& world, const std::string& asked) {
   return assign_device(world, config).make_device();
 }
 
+/// Ids need no tokenizer.
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateOptions& options, const std::string& folder,
+                                                    int64_t vocab) {
+  try {
+    return data::load_tokenizer(folder);
+  } catch (const DataError&) {
+    if (options.prompt_ids.empty()) throw;
+    return data::restore_tokenizer("ids", {}, vocab, folder);
+  }
+}
+
 void generate_on(World& world, const GenerateOptions& options) {
   check_sampling(options.sampling);
   for (const std::string& stop : options.stops)
@@ -256,13 +272,13 @@ void generate_on(World& world, const GenerateOptions& options) {
                         stop.empty() ? "empty" : "not UTF-8");
   const ModelFolder weights(options.checkpoint);
   const std::string& folder = weights.dir();
-  const auto tokenizer = data::load_tokenizer(folder);
   const models::ModelOptions& model = weights.model().options;
+  const auto tokenizer = tokenizer_of(options, folder, model.vocab);
   if (tokenizer->vocab_size() > model.vocab)
     throw CheckpointError(
         "[generate] the tokenizer of {} has {} ids, but its model has {}. Give the folder of a run or of its weights.",
         folder, tokenizer->vocab_size(), model.vocab);
-  const Prompts prompts = prompts_of(options, *tokenizer, folder);
+  const Prompts prompts = prompts_of(options, *tokenizer, folder, ends_of_text(weights));
   int64_t longest = 0;
   for (const auto& text : prompts.texts) longest = std::max(longest, std::ssize(text));
   const int64_t capacity = std::min(model.context, longest + options.tokens);

@@ -70,15 +70,22 @@ void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grow
                                      weights_.in_pieces() ? fmt::format(" in pieces ({})", found->pieces()) : "",
                                      text_of(shape)));
   }
+  size_t foreign = 0;
   for (const auto& tensor : weights_.tensors()) {
     const bool tied_head = tensor.name() == "lm_head.weight" && model_.options.tie_embeddings;
     if (used.contains(&tensor) || is_constant(tensor.name()) || tied_head) continue;
+    ++foreign;
     problems.push_back(fmt::format("{} {} belongs to no parameter of the model", files::printable(tensor.name(), 120),
                                    text_of(tensor.shape())));
   }
   if (problems.empty()) return;
+  // The names of both sides, because a wrong prefix makes all tensors missing and all of the folder unknown.
+  const size_t shown_foreign = std::min(foreign, kListed / 2), first_foreign = problems.size() - foreign,
+               shown = std::min(first_foreign, kListed - shown_foreign);
   std::string list;
-  for (size_t i = 0; i < std::min(problems.size(), kListed); ++i) list += (i > 0 ? "; " : "") + problems[i];
+  for (size_t i = 0; i < problems.size(); ++i)
+    if (i < shown || (i >= first_foreign && i < first_foreign + kListed - shown))
+      list += (list.empty() ? "" : "; ") + problems[i];
   if (problems.size() > kListed) list += fmt::format("; and {} more", problems.size() - kListed);
   throw CheckpointError("[checkpoint] {} does not fit the model: {}. {}Set the sizes of [model] as in its config.json.",
                         files::shown(dir()), list, weights_.in_pieces() ? "Copy the files of all ranks into it. " : "");
@@ -116,7 +123,7 @@ void ModelFolder::read(const NamedTensor& tensor, int64_t begin, std::span<float
       continue;
     }
     const int64_t rows = std::clamp<int64_t>(found->shape()[0] - box.row, 0, box.rows);
-    if (box.columns == whole_columns) {
+    if (box.columns == whole_columns && rows > 0) {
       read_run(box.row * whole_columns, box.held, rows * box.columns);
     } else {
       for (int64_t r = 0; r < rows; ++r)

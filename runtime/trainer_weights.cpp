@@ -7,10 +7,10 @@
 #include "engine/base/finite.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/data/hash.h"
-#include "engine/data/make_tokenizer.h"
 #include "models/hugging_face.h"
 #include "planner/plan_options.h"
 #include "runtime/shared_weights.h"
+#include "runtime/text_files.h"
 #include "runtime/trainer.h"
 
 namespace slipstream::runtime {
@@ -80,12 +80,9 @@ void Trainer::save_final() {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
       models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
       options.dtype = DType::f32;
-      const data::SpecialIds special = dataset_.tokenizer->special();
-      const models::TextIds ids{special.begin_of_text, special.end_of_text};
-      data::HuggingFaceFiles files = data::write_tokenizer(*dataset_.tokenizer);
-      files.emplace_back("generation_config.json", models::hugging_face_generation_config(ids));
+      const TextFiles texts = text_files_of(*dataset_.tokenizer, config_.model.init);
       checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
-                              models::hugging_face_config(options, ids), files);
+                              models::hugging_face_config(options, texts.ids), texts.files);
     });
   });
 }

@@ -280,7 +280,10 @@ HuggingFaceFiles write_tokenizer(const Tokenizer& tokenizer) {
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& folder) {
   const std::string path = folder + "/" + kTokenizerFile, other = folder + "/tokenizer.json";
   std::error_code error;
-  if (!std::filesystem::exists(path, error) && std::filesystem::exists(other, error)) return load_tokenizer_file(other);
+  if (!std::filesystem::exists(path, error)) {
+    if (std::filesystem::exists(other, error)) return load_tokenizer_file(other);
+    throw DataError("[data] {} has no tokenizer: need its {} or tokenizer.json.", files::shown(folder), kTokenizerFile);
+  }
   const std::string text = files::read_file(path, files::Owner::data, kSidecarBytesMax);
   const std::string where = files::shown(path);
   const VocabularyInfo info = parse_vocabulary_info({.text = text, .where = where, .owner = files::Owner::data});
