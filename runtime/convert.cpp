@@ -41,6 +41,23 @@ void copy_tensor(const checkpoint::FolderTensor& from, DType dtype, const checkp
   }
 }
 
+/// The transpose of a matrix, of which memory holds a whole copy.
+void copy_transposed(const checkpoint::FolderTensor& from, DType dtype, const checkpoint::TensorSink& sink) {
+  const int64_t rows = from.shape()[0], columns = from.shape()[1];
+  std::vector<float> whole(static_cast<size_t>(from.elems())), column(static_cast<size_t>(rows));
+  from.read_floats(0, whole);
+  std::vector<bfloat16> rounded(column.size());
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) column[static_cast<size_t>(r)] = whole[static_cast<size_t>(r * columns + c)];
+    if (dtype == DType::f32) {
+      sink(column.data(), 4 * rows);
+      continue;
+    }
+    std::transform(column.begin(), column.end(), rounded.begin(), [](float value) { return bfloat16(value); });
+    sink(rounded.data(), 2 * rows);
+  }
+}
+
 /// Without a tokenizer: the file has none.
 ConvertSummary convert_llm_c(const ConvertOptions& options) {
   const LlmCCheckpoint from(options.from);
@@ -117,11 +134,15 @@ ConvertSummary convert(const ConvertOptions& options) {
     if (std::any_of(tensors.begin(), tensors.end(), [&](const auto& other) { return other.name == tensor->name; }))
       continue;  // a tied table
     const checkpoint::FolderTensor* found = from.find(tensor->name);
-    tensors.push_back(
-        {.name = tensor->name,
-         .dtype = dtype,
-         .shape = found->shape(),
-         .write = [found, dtype](const checkpoint::TensorSink& sink) { copy_tensor(*found, dtype, sink); }});
+    const bool turns = tensor->transposed_on_disk && !from.is_transposed(*tensor);
+    std::vector<int64_t> shape = found->shape();
+    if (turns) std::swap(shape[0], shape[1]);
+    tensors.push_back({.name = tensor->name,
+                       .dtype = dtype,
+                       .shape = std::move(shape),
+                       .write = [found, dtype, turns](const checkpoint::TensorSink& sink) {
+                         (turns ? copy_transposed : copy_tensor)(*found, dtype, sink);
+                       }});
   }
   ConvertSummary summary{.model = spec.description,
                          .tensors = std::ssize(tensors),

@@ -254,13 +254,12 @@ std::unique_ptr<Device> device_of(World& world, const std::string& asked) {
 }
 
 /// Ids need no tokenizer.
-std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateOptions& options, const std::string& folder,
-                                                    int64_t vocab) {
+std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateOptions& options, const ModelFolder& weights) {
   try {
-    return data::load_tokenizer(folder);
+    return data::load_tokenizer(weights.model_dir());
   } catch (const DataError&) {
     if (options.prompt_ids.empty()) throw;
-    return data::restore_tokenizer("ids", {}, vocab, folder);
+    return data::restore_tokenizer("ids", {}, weights.model().options.vocab, weights.model_dir());
   }
 }
 
@@ -273,7 +272,7 @@ void generate_on(World& world, const GenerateOptions& options) {
   const ModelFolder weights(options.checkpoint);
   const std::string& folder = weights.dir();
   const models::ModelOptions& model = weights.model().options;
-  const auto tokenizer = tokenizer_of(options, folder, model.vocab);
+  const auto tokenizer = tokenizer_of(options, weights);
   if (tokenizer->vocab_size() > model.vocab)
     throw CheckpointError(
         "[generate] the tokenizer of {} has {} ids, but its model has {}. Give the folder of a run or of its weights.",

@@ -12,6 +12,7 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/finite.h"
+#include "engine/base/log.h"
 #include "engine/plan/tensor_boxes.h"
 #include "runtime/rank.h"
 
@@ -20,12 +21,6 @@ namespace {
 
 constexpr size_t kListed = 12;  // tensors in one sentence
 constexpr int64_t kPieceElems = 1 << 18;
-
-std::vector<int64_t> shape_on_disk(const NamedTensor& tensor) {
-  std::vector<int64_t> shape = tensor.whole_shape();
-  if (tensor.transposed_on_disk) std::swap(shape[0], shape[1]);
-  return shape;
-}
 
 std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
@@ -42,7 +37,10 @@ bool is_constant(const std::string& name) {
 
 ModelFolder::ModelFolder(const std::string& path)
     : weights_(checkpoint::find_weights(path)),
-      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {}
+      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {
+  if (weights_.is_checkpoint() && dir() != path)
+    log_info("{} has no final weights; those of its checkpoint {} are read", path, dir());
+}
 
 const checkpoint::FolderTensor* ModelFolder::find(const std::string& name) const {
   const checkpoint::FolderTensor* found = weights_.find(name);
@@ -55,7 +53,8 @@ void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grow
   std::set<const checkpoint::FolderTensor*> used;
   for (const NamedTensor* tensor : tensors) {
     const checkpoint::FolderTensor* found = find(tensor->name);
-    const std::vector<int64_t> shape = shape_on_disk(*tensor);
+    std::vector<int64_t> shape = tensor->whole_shape();
+    if (is_transposed(*tensor)) std::swap(shape[0], shape[1]);
     if (found == nullptr) {
       problems.push_back(fmt::format("{} {} is missing", tensor->name, text_of(shape)));
       continue;
@@ -114,7 +113,7 @@ void ModelFolder::read(const NamedTensor& tensor, int64_t begin, std::span<float
   };
   std::vector<float> column;
   for (const TensorBox& box : boxes_of(tensor, begin, std::ssize(out))) {
-    if (tensor.transposed_on_disk) {
+    if (is_transposed(tensor)) {
       column.resize(static_cast<size_t>(box.rows));
       for (int64_t c = 0; c < box.columns; ++c) {
         found->read_floats((box.column + c) * whole_rows + box.row, column);

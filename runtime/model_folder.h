@@ -19,12 +19,17 @@ namespace slipstream::runtime {
 /// Safe to read from several threads.
 class ModelFolder {
  public:
-  /// Blocks. `path` is a folder of weights, or a run folder with final weights.
+  /// Blocks. `path` is a folder of weights, a checkpoint, or a run folder: then its final weights, else its latest
+  /// checkpoint, which a line names.
   /// Throws: CheckpointError, as WeightsFolder and read_hugging_face_config().
   explicit ModelFolder(const std::string& path);
 
   const models::HuggingFaceModel& model() const { return model_; }
   const std::string& dir() const { return weights_.dir(); }
+  /// The folder with config.json and the tokenizer.
+  const std::string& model_dir() const { return weights_.model_dir(); }
+  /// Pure. True if the matrices of the folder are the transposes of those that the program holds.
+  bool is_transposed(const NamedTensor& tensor) const { return tensor.transposed_on_disk && !weights_.is_checkpoint(); }
   /// Null if the folder lacks the tensor. A family's prefix may be absent in the folder. Pure.
   const checkpoint::FolderTensor* find(const std::string& name) const;
 

@@ -19,6 +19,7 @@
 #include "engine/base/plural.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/store.h"
+#include "engine/checkpoint/weights_folder.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -214,8 +215,9 @@ void RunDir::move_older(const RunFolders& folders) const {
   if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
   require_folder(folders.checkpoints, "checkpoint.dir");
   std::vector<std::string> older;
-  if (const std::string weights = folders.checkpoints + "/final"; fs::exists(fs::symlink_status(weights, error)))
-    older.push_back(weights);
+  for (const std::string name : {"final", checkpoint::kModelDir})
+    if (const std::string path = folders.checkpoints + "/" + name; fs::exists(fs::symlink_status(path, error)))
+      older.push_back(path);
   for (const checkpoint::Found& found : checkpoint::find_checkpoints(folders.checkpoints)) older.push_back(found.path);
   for (const std::string& from : older) {
     const std::string old = free_name(from);

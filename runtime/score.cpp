@@ -248,7 +248,7 @@ int evaluate(const EvalOptions& options) {
     throw ConfigError("[eval] needs one of --text and --choices: a text for its perplexity, or a file of questions.");
   if (options.stride > 0 && options.text.empty()) throw ConfigError("[eval] --stride {} needs --text.", options.stride);
   const ModelFolder weights(options.checkpoint);
-  const auto tokenizer = data::load_tokenizer(weights.dir());
+  const auto tokenizer = data::load_tokenizer(weights.model_dir());
   if (!tokenizer->knows_text())
     throw ConfigError("[eval] {} was trained on ids of the external tokenizer \"{}\", which cannot encode a text.",
                       files::shown(weights.dir()), tokenizer->name());

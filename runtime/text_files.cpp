@@ -41,13 +41,13 @@ void add_file(const std::string& name, std::string bytes, TextFiles& to) {
 TextFiles text_files_of(const ModelFolder& folder) {
   TextFiles all{.ids = folder.model().ids, .files = {}, .tokenizer = {}, .problem = {}};
   const auto copy = [&](const std::string& name) {
-    if (auto bytes = read_beside(folder.dir(), name)) add_file(name, std::move(*bytes), all);
+    if (auto bytes = read_beside(folder.model_dir(), name)) add_file(name, std::move(*bytes), all);
   };
   std::error_code error;
-  if (std::filesystem::exists(folder.dir() + "/" + data::kTokenizerFile, error) ||
-      std::filesystem::exists(folder.dir() + "/tokenizer.json", error)) {
+  if (std::filesystem::exists(folder.model_dir() + "/" + data::kTokenizerFile, error) ||
+      std::filesystem::exists(folder.model_dir() + "/tokenizer.json", error)) {
     try {
-      const auto tokenizer = data::load_tokenizer(folder.dir());
+      const auto tokenizer = data::load_tokenizer(folder.model_dir());
       for (auto& [name, bytes] : data::write_tokenizer(*tokenizer)) add_file(name, std::move(bytes), all);
       all.tokenizer = tokenizer->name();
       add_ids(*tokenizer, all.ids);
@@ -85,11 +85,26 @@ TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& ini
   return all;
 }
 
+TextFiles read_text_files(const std::string& dir) {
+  TextFiles all;
+  std::error_code error;
+  if (!std::filesystem::exists(dir + "/" + checkpoint::kConfigFile, error)) return all;
+  const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
+  all.ids = models::read_hugging_face_config(checkpoint::read_config(dir), where).ids;
+  for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
+    const std::string name = entry.path().filename();
+    const bool unfinished = name.find(".tmp-") != std::string::npos;
+    if (name == checkpoint::kConfigFile || unfinished || !entry.is_regular_file(error)) continue;
+    if (auto bytes = read_beside(dir, name)) add_file(name, std::move(*bytes), all);
+  }
+  return all;
+}
+
 std::vector<int32_t> ends_of_text(const ModelFolder& folder) {
   const models::HuggingFaceModel& model = folder.model();
   std::vector<int32_t> ends = model.ids.ends_of_text;
-  if (const auto text = read_beside(folder.dir(), kGenerationFile)) {
-    const std::string where = files::shown(folder.dir() + "/" + kGenerationFile);
+  if (const auto text = read_beside(folder.model_dir(), kGenerationFile)) {
+    const std::string where = files::shown(folder.model_dir() + "/" + kGenerationFile);
     const Json config = parse_object({.text = *text, .where = where, .owner = files::Owner::checkpoint});
     const auto more = models::read_text_ids(config, model.options.vocab).ends_of_text;
     ends.insert(ends.end(), more.begin(), more.end());

@@ -29,6 +29,10 @@ TextFiles text_files_of(const ModelFolder& folder);
 /// name only. Warns if they cannot be read.
 TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& init);
 
+/// Blocks. Those in a folder that has nothing else but config.json; none if there is no config.json. Throws:
+/// CheckpointError if a file cannot be read.
+TextFiles read_text_files(const std::string& dir);
+
 /// Blocks. Ids behind which text generation ends, by config.json and generation_config.json.
 std::vector<int32_t> ends_of_text(const ModelFolder& folder);
 

@@ -269,6 +269,7 @@ void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
 ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals, const std::function<void()>& chosen) {
   run_dir_ = &run_dir;
   sinks_ = sinks;
+  save_model_files();
   const Train& train = config_.train;
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],

@@ -28,6 +28,7 @@
 #include "runtime/step_means.h"
 #include "runtime/stop_signals.h"
 #include "runtime/straggler_report.h"
+#include "runtime/text_files.h"
 #include "runtime/weights.h"
 #include "runtime/world.h"
 
@@ -87,6 +88,10 @@ class Trainer {
   std::string params_hash(std::string& not_finite);
   /// Writes the lines of the finished steps and throws Diverged. All ranks call it with the same values.
   [[noreturn]] void diverged(int64_t step, const std::string& what);
+  /// Writes the files beside the weights, which text generation from a checkpoint needs. A resumed run keeps those that
+  /// exist: model.init may be gone.
+  void save_model_files();
+  std::string hugging_face_config() const;
   void save_final();
   /// Saves a checkpoint at rest; the metrics of its steps are on disk before it. A failure is a warning if training
   /// goes on, otherwise a ResourceError on all ranks.
@@ -129,6 +134,7 @@ class Trainer {
   std::unique_ptr<PeerMemory> peers_;  // with checkpoint.peer_interval; outlives the rank, which writes into it
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Checkpoints> checkpoints_;
+  TextFiles texts_;  // rank 0
   StopSignals* signals_ = nullptr;
   int64_t saved_ns_ = 0;  // when the last checkpoint was due
   std::unique_ptr<OverlapMeter> meter_;

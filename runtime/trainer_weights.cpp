@@ -2,10 +2,12 @@
 // What the training loop does with whole weights: evaluation, their hash, and the final ones.
 
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 
 #include "engine/base/finite.h"
 #include "engine/checkpoint/weights.h"
+#include "engine/checkpoint/weights_folder.h"
 #include "engine/data/hash.h"
 #include "models/hugging_face.h"
 #include "planner/plan_options.h"
@@ -74,15 +76,32 @@ std::string Trainer::params_hash(std::string& not_finite) {
   return hex;
 }
 
+std::string Trainer::hugging_face_config() const {
+  models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
+  options.dtype = DType::f32;
+  return models::hugging_face_config(options, texts_.ids);
+}
+
+void Trainer::save_model_files() {
+  world_.together([&] {
+    if (world_.rank() > 0) return;
+    const std::string dir = config_.checkpoint.dir + "/" + checkpoint::kModelDir;
+    if (resumed_ > 0) texts_ = read_text_files(dir);
+    if (!texts_.files.empty()) return;
+    texts_ = text_files_of(*dataset_.tokenizer, config_.model.init);
+    std::error_code error;
+    std::filesystem::create_directories(dir, error);
+    for (const auto& [name, bytes] : texts_.files) files::write_file(dir + "/" + name, bytes);
+    files::write_file(dir + "/" + checkpoint::kConfigFile, hugging_face_config());
+  });
+}
+
 void Trainer::save_final() {
   const PhaseMark saving = world_.phase(comm::RunPhase::save);
   world_.together([&] {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
-      models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
-      options.dtype = DType::f32;
-      const TextFiles texts = text_files_of(*dataset_.tokenizer, config_.model.init);
-      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads),
-                              models::hugging_face_config(options, texts.ids), texts.files);
+      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads), hugging_face_config(),
+                              texts_.files);
     });
   });
 }

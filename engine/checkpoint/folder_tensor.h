@@ -22,7 +22,7 @@ namespace slipstream::checkpoint {
 /// A box of a tensor's values in one file.
 struct TensorPiece {
   const SafetensorsFile* file = nullptr;
-  const TensorInfo* info = nullptr;  // has the shape of the box
+  const TensorInfo* info = nullptr;  // has the shape of the box and the name of the tensor
   std::vector<int64_t> offsets;      // of the box in the tensor, one per dimension
 };
 

@@ -8,6 +8,8 @@
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
+#include "engine/checkpoint/state_file.h"
+#include "engine/checkpoint/store.h"
 
 namespace slipstream::checkpoint {
 namespace {
@@ -62,12 +64,16 @@ void refuse_pickled(const std::string& dir) {
 }  // namespace
 
 bool has_weights(const std::string& dir) {
-  return exists(dir + "/" + kWeightsFile) || exists(dir + "/" + kIndexFile) || !files_of_pieces(dir).empty();
+  return exists(dir + "/" + kWeightsFile) || exists(dir + "/" + kIndexFile) || exists(dir + "/" + kManifestFile) ||
+         !files_of_pieces(dir).empty();
 }
 
 std::string find_weights(const std::string& path) {
   for (const char* inside : {"", "/checkpoints/final", "/final"})
     if (has_weights(path + inside)) return path + inside;
+  for (const char* inside : {"/checkpoints", ""})
+    for (const Found& found : find_checkpoints(path + inside))
+      if (found.manifest) return found.path;
   refuse_pickled(path);
   throw CheckpointError(
       "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
@@ -75,7 +81,24 @@ std::string find_weights(const std::string& path) {
       files::shown(path), kWeightsFile, kIndexFile);
 }
 
-Json read_config(const std::string& dir) {
+/// The model of a checkpoint lies beside it: of step-00000120.old-1, which a later run moved, in model.old-1.
+std::string model_dir_of(const std::string& dir) {
+  if (!exists(dir + "/" + kManifestFile) || exists(dir + "/" + kConfigFile)) return dir;
+  const fs::path path = fs::absolute(dir).lexically_normal();
+  const fs::path folder = path.filename().empty() ? path.parent_path() : path;
+  const std::string name = folder.filename(), steps = name_of_step(0);
+  const std::string moved = name.size() > steps.size() ? name.substr(steps.size()) : "";
+  const std::string model = folder.parent_path() / (kModelDir + moved);
+  if (!exists(model + "/" + kConfigFile))
+    throw CheckpointError(
+        "[checkpoint] {} needs {}, which holds config.json and the tokenizer of its run. Copy that folder, too, or "
+        "resume the run once: it writes the folder.",
+        files::shown(dir), files::shown(model));
+  return model;
+}
+
+Json read_config(const std::string& given) {
+  const std::string dir = model_dir_of(given);
   if (!exists(dir + "/" + kConfigFile) && !files_of_pieces(dir).empty())
     throw CheckpointError(
         "[checkpoint] {} has pieces of weights but no {}. Copy the file of the model into the folder.",
@@ -87,8 +110,11 @@ WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
   if (!has_weights(dir_))
     throw CheckpointError("[checkpoint] {} has neither {} nor {}. Give a folder of weights in the Hugging Face format.",
                           files::shown(dir_), kWeightsFile, kIndexFile);
+  model_dir_ = model_dir_of(dir_);
   config_ = read_config(dir_);
-  if (exists(dir_ + "/" + kWeightsFile)) {
+  if (exists(dir_ + "/" + kManifestFile)) {
+    add_saved();
+  } else if (exists(dir_ + "/" + kWeightsFile)) {
     open({kWeightsFile});
     for (const TensorInfo& info : files_[0]->tensors()) tensors_.emplace_back(*files_[0], info);
   } else if (exists(dir_ + "/" + kIndexFile)) {
@@ -133,7 +159,45 @@ void WeightsFolder::add_indexed() {
         tensors_.emplace_back(*files_[i], info);
 }
 
-std::string WeightsFolder::config_path() const { return dir_ + "/" + kConfigFile; }
+void WeightsFolder::add_saved() {
+  is_checkpoint_ = true;
+  const std::string path = dir_ + "/" + kManifestFile;
+  const Manifest manifest =
+      parse_manifest(files::read_file(path, files::Owner::checkpoint, kJsonBytesMax), files::shown(path));
+  if (const std::string problem = size_problem_of(dir_, manifest.files); !problem.empty())
+    throw CheckpointError("[checkpoint] {} is damaged: {} Give another checkpoint.", files::shown(dir_), problem);
+  std::vector<std::string> names;
+  for (const StateFile& file : manifest.files) names.push_back(file.name);
+  open(names);
+  const auto refuse = [&](const std::string& tensor, const std::string& problem) {
+    throw CheckpointError("[checkpoint] {} is damaged: its weights of {} {}. Give another checkpoint.",
+                          files::shown(dir_), files::shown(tensor), problem);
+  };
+  std::unordered_map<std::string, const std::vector<int64_t>*> shapes;
+  for (const LogicalTensor& tensor : manifest.tensors) shapes.emplace(tensor.name, &tensor.shape);
+  std::unordered_map<std::string, std::vector<TensorPiece>> pieces;
+  for (const auto& file : files_)
+    for (const TensorInfo& info : file->tensors()) {
+      const std::optional<Box> box = box_of(info.name);
+      if (!box || box->array != kWeight) continue;
+      const auto shape = shapes.find(box->tensor);
+      if (shape == shapes.end() || info.dtype != "F32" || info.shape != std::vector<int64_t>{box->rows, box->columns})
+        refuse(box->tensor, fmt::format("differ from the manifest in {}", files::shown(file->path())));
+      boxes_.push_back(info);
+      boxes_.back().name = box->tensor;
+      std::vector<int64_t> offsets{box->row, box->column};
+      // A file has a column for the elements of a vector.
+      if (shape->second->size() == 1) offsets.resize(1), boxes_.back().shape.resize(1);
+      pieces[box->tensor].push_back({.file = file.get(), .info = &boxes_.back(), .offsets = std::move(offsets)});
+    }
+  for (const LogicalTensor& tensor : manifest.tensors) {
+    if (!pieces.contains(tensor.name)) refuse(tensor.name, "are missing");
+    tensors_.emplace_back(std::move(pieces[tensor.name]));
+    if (tensors_.back().shape() != tensor.shape) refuse(tensor.name, "are incomplete");
+  }
+}
+
+std::string WeightsFolder::config_path() const { return model_dir_ + "/" + kConfigFile; }
 
 const FolderTensor* WeightsFolder::find(const std::string& name) const {
   const auto found = index_of_.find(name);

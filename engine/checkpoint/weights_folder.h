@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The tensors of a Hugging Face folder: one model.safetensors, several files with an index, or the pieces of several
-// ranks (folder_tensor.h).
+// ranks (folder_tensor.h); and the weights of a checkpoint of this program.
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,6 +20,8 @@ namespace slipstream::checkpoint {
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kConfigFile = "config.json";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
+/// Beside the checkpoints of a run: config.json, tokenizer and settings of generation, as its final weights have them.
+inline constexpr const char* kModelDir = "model";
 
 /// Safe to read from several threads.
 class WeightsFolder {
@@ -34,27 +37,33 @@ class WeightsFolder {
   const std::vector<FolderTensor>& tensors() const { return tensors_; }
   /// True if the tensors are the pieces of several ranks.
   bool in_pieces() const { return in_pieces_; }
+  /// True if they are those of a checkpoint of this program, whose matrices have the program's layout.
+  bool is_checkpoint() const { return is_checkpoint_; }
   const std::string& dir() const { return dir_; }
+  /// The folder with config.json and the tokenizer.
+  const std::string& model_dir() const { return model_dir_; }
   const Json& config() const { return config_; }
   std::string config_path() const;
 
  private:
   void open(const std::vector<std::string>& names);
   void add_indexed();
+  void add_saved();
 
-  std::string dir_;
+  std::string dir_, model_dir_;
   Json config_;
-  bool in_pieces_ = false;
+  bool in_pieces_ = false, is_checkpoint_ = false;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::deque<TensorInfo> boxes_;  // of a checkpoint
   std::vector<FolderTensor> tensors_;
   std::unordered_map<std::string, size_t> index_of_;
 };
 
-/// True if `dir` has a file of weights, an index or pieces. Blocks.
+/// True if `dir` has a file of weights, an index or pieces, or is a checkpoint. Blocks.
 bool has_weights(const std::string& dir);
 
-/// Blocks. The folder itself, or the final weights of a run folder. Throws: CheckpointError if neither has weights; one
-/// for a checkpoint that PyTorch pickled names the script that reads it.
+/// Blocks. The folder itself, or of a run folder the final weights, else the latest checkpoint. Throws: CheckpointError
+/// if neither has weights; one for a checkpoint that PyTorch pickled names the script that reads it.
 std::string find_weights(const std::string& path);
 
 /// Blocks. config.json of a folder. Throws: CheckpointError if it is no JSON object.

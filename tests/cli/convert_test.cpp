@@ -2,6 +2,7 @@
 // Models between folders: convert, model.init, tokenizer files.
 
 #include <cstring>
+#include <fstream>
 
 #include "tests/cli/program.h"
 #include "tests/engine/checkpoint/pieces.h"
@@ -259,6 +260,75 @@ TEST_CASE("convert: folders that are no model are refused with what is wrong", "
   folder.write(index, R"({"weight_map": {"a": "model-00001-of-00002.safetensors"}})");
   fs::copy(final + "/model.safetensors", broken + "/model-00001-of-00002.safetensors");
   refused({"\"a\"", "does not contain it"});
+}
+
+TEST_CASE("checkpoints: their weights are converted, generate text, and begin other runs", "[cli][convert]") {
+  const Folder folder;
+  const std::string run = folder.path("run"), checkpoints = run + "/checkpoints", out = folder.path("out"),
+                    step = checkpoints + "/step-00000002";
+  for (const std::string family : {"gpt2", "llama"}) {
+    const std::string train = "train " + run_file(folder) + " --set model.family=" + family +
+                              " --set train.micro_batch_size=1 --set checkpoint.interval=1 --set train.steps=2 ";
+    std::vector<std::string> layouts = {""};
+    if (has_mpirun()) layouts = {"parallel.tensor=2", "zero.stage=3", "parallel.pipeline=2"};
+    for (const std::string& layout : layouts) {
+      INFO(family << " " << layout);
+      const Result trained = layout.empty() ? call(train) : on_ranks(2, train + "--set " + layout);
+      INFO(trained.text);
+      REQUIRE(trained.code == 0);
+      for (const std::string dtype : {"float32", "bfloat16"}) {
+        const Result converted = call("convert " + step + " " + out + " --dtype " + dtype);
+        INFO(converted.text);
+        REQUIRE(converted.code == 0);
+        REQUIRE(call("convert " + run + " " + folder.path("other") + " --dtype " + dtype).code == 0);
+        for (const fs::directory_entry& entry : fs::directory_iterator(out)) {
+          INFO(entry.path());
+          CHECK(read(entry.path()) == read(folder.path("other") + "/" + entry.path().filename().string()));
+        }
+      }
+    }
+  }
+  // An interrupted run, which has no final weights: of the latest checkpoint.
+  const std::string prompt = " --prompt the --tokens 20 --seed 3";
+  const auto text_of = [&](const std::string& from) {
+    const Result result = call("generate " + from + prompt);
+    INFO(result.text);
+    CHECK(result.code == 0);
+    return result.text.substr(result.text.rfind("\nthe") + 1);  // behind a line about the checkpoint
+  };
+  const std::string hash = metrics(run).back().at("params_hash").as_string(), text = text_of(run),
+                    score = call("eval " + run + " --text " + folder.path("text.txt")).text;
+  fs::rename(checkpoints + "/final", folder.path("final"));
+  CHECK(text_of(run) == text);
+  CHECK(contains(call("generate " + run + prompt).text, "has no final weights; those of its checkpoint"));
+  CHECK(text_of(step) == text);
+  REQUIRE(call("convert " + checkpoints + "/step-00000001 " + out).code == 0);
+  CHECK(read(out + "/model.safetensors") != read(folder.path("final") + "/model.safetensors"));
+  const Result scored = call("eval " + run + " --text " + folder.path("text.txt"));
+  CHECK(contains(scored.text, score));
+  const std::string init = "train " + run_file(folder) +
+                           " --set model.family=llama --set optimizer.learning_rate=0"
+                           " --set optimizer.min_learning_rate=0 --set train.steps=1 --set output.dir=" +
+                           folder.path("next") + " --set model.init=" + step;
+  const Result begun = call(init);
+  INFO(begun.text);
+  REQUIRE(begun.code == 0);
+  CHECK(metrics(folder.path("next")).back().at("params_hash").as_string() == hash);
+  // A later run moves both.
+  fs::rename(step, step + ".old-1");
+  fs::rename(checkpoints + "/model", checkpoints + "/model.old-1");
+  CHECK(text_of(step + ".old-1") == text);
+  check_refused(call("generate " + checkpoints + "/step-00000001" + prompt), 4, {"needs", "/model", "resume the run"});
+  fs::rename(checkpoints + "/model.old-1", checkpoints + "/model");
+  // Damage.
+  const std::string other = checkpoints + "/step-00000001", manifest = read(other + "/manifest.json");
+  const fs::path file = other + "/rank-0000.safetensors";
+  fs::resize_file(file, fs::file_size(file) - 1);
+  check_refused(call("generate " + other + prompt), 4, {"damaged", "rank-0000.safetensors"});
+  std::string flipped = manifest;
+  flipped[flipped.size() / 2] ^= 1;
+  std::ofstream(other + "/manifest.json") << flipped;
+  check_refused(call("generate " + other + prompt), 4, {"manifest.json"});
 }
 
 TEST_CASE("model.init: every layout continues with the same weights", "[cli][convert]") {
