@@ -29,7 +29,7 @@ void add_convert(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::ConvertOptions>();
   const auto file_size = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("convert", "weights from and to Hugging Face folders");
-  command->add_option("from", options->from, "Hugging Face folder, run folder, or checkpoint of llm.c (.bin)")
+  command->add_option("from", options->from, "Hugging Face folder, run folder, checkpoint, or one of llm.c (.bin)")
       ->required();
   command->add_option("to", options->to, "folder of the result; one that a conversion wrote is replaced")->required();
   command->add_option("--dtype", options->dtype, "float32, bfloat16, or auto: bfloat16 if all tensors are")

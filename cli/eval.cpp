@@ -11,7 +11,7 @@ namespace slipstream::cli {
 void add_eval(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::EvalOptions>();
   CLI::App* command = app.add_subcommand("eval", "perplexity of a text, or answers to multiple-choice questions");
-  command->add_option("checkpoint", options->checkpoint, "folder of weights, or a run folder")->required();
+  command->add_option("checkpoint", options->checkpoint, "folder of weights, run folder, or checkpoint")->required();
   command->add_option("--text", options->text, "text file: prints the perplexity");
   command
       ->add_option("--choices", options->choices,

@@ -14,7 +14,7 @@ void add_generate(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::GenerateOptions>();
   const auto prompt_ids = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("generate", "continue a prompt with trained weights");
-  command->add_option("checkpoint", options->checkpoint, "folder of weights, or a run folder")->required();
+  command->add_option("checkpoint", options->checkpoint, "folder of weights, run folder, or checkpoint")->required();
   command->add_option("--prompt", options->prompt, "text to continue");
   command->add_option("--prompt-ids", *prompt_ids, "token ids to continue, for instance 15496,995; prints ids")
       ->check(whole_numbers(INT32_MAX))
@@ -35,7 +35,8 @@ void add_generate(CLI::App& app, Run& chosen) {
   command->add_option("--repetition-penalty", sampling.repetition_penalty, "factor against earlier tokens; 1: none");
   command->add_option("--stop", options->stops, "text before which the output ends; may be given several times")
       ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->excludes("--prompt-ids");
   command->add_option("--seed", options->seed, "seed of the sampling")->check(whole_numbers(INT64_MAX));
   command
       ->add_option("--device", options->device,

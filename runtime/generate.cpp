@@ -85,7 +85,11 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
     constexpr int64_t kBytesMax = 256 << 20;
     std::istringstream file(files::read_file(options.prompts_file, files::Owner::data, kBytesMax));
     lines.clear();
-    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    for (std::string line; std::getline(file, line);) {
+      if (lines.empty() && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // marks UTF-8
+      if (line.ends_with('\r')) line.pop_back();
+      lines.push_back(line);
+    }
     if (lines.empty())
       throw DataError("[generate] {} has no line. Give a file with one prompt per line.",
                       files::shown(options.prompts_file));
@@ -186,12 +190,13 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
   std::optional<TextStream> stream;  // ids may have no text
   if (!as_ids) stream.emplace(tokenizer, prompts.texts[0], options.stops, show);
   continuation.run(prompts.texts, 0, spent, [&](int, int32_t id) {
+    if (prompts.ends_at(id)) return false;
     if (as_ids) {
       if (prints) print_result("{},", id);
       flush_printed();
       return true;
     }
-    return !prompts.ends_at(id) && !stream->add(id);
+    return !stream->add(id);
   });
   if (stream) stream->finish();
   if (prints) print_result("\n");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 
 #include "engine/checkpoint/weights.h"
@@ -177,6 +178,19 @@ TEST_CASE("generate: the likeliest bytes, alone, in a batch and on ranks that sh
     CHECK(contains(result.text, lines));
   }
   CHECK(contains(call("generate " + model + " --prompt a --bound" + greedy).text, "% of it"));
+  folder.write("prompts.txt",
+               "\xef\xbb\xbf"
+               "a\r\nab\r\nb \r\n");
+  CHECK(contains(call(many).text, lines));
+  // Ids end where texts do.
+  const std::string ids = "generate " + model + " --prompt-ids 98" + greedy;
+  CHECK(contains(call(ids).text, "98,98,98,98,98,\n"));
+  std::ofstream(model + "/generation_config.json") << R"({"eos_token_id": [7, 98]})";
+  CHECK(contains(call(ids).text, "98,\n"));
+  CHECK(!contains(call(ids).text, "98,98"));
+  CHECK(contains(text("ab"), "ab\n"));
+  fs::remove(model + "/generation_config.json");
+  check_refused(call(ids + " --stop a"), 2, {"--stop", "--prompt-ids"});
   check_refused(call("generate " + model + " --prompts " + folder.path("none")), 3, {"none"});
   folder.write("empty.txt", "");
   check_refused(call("generate " + model + " --prompts " + folder.path("empty.txt")), 3, {"has no line"});

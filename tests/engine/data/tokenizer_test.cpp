@@ -175,7 +175,7 @@ TEST_CASE("tokenizers: the sidecar brings them back, a damaged one is refused", 
   refused(R"({"tokenizer":"bytes","vocabulary":["a"]})", "need none");
   refused(std::string("{\"tokenizer\":\"bytes\"}\0x", 23), "not JSON");
   refused("{\"tokenizer\":" + std::string(100000, '['), "deeper than 64");
-  CHECK_REFUSED(DataError, load_tokenizer(folder / "none"), "does not exist");
+  CHECK_REFUSED(DataError, load_tokenizer(folder / "none"), "has no tokenizer", "slipstream_tokenizer.json");
 }
 
 TEST_CASE("tokenizers: an external tokenizer has a name and a number of ids, and no text", "[data]") {
