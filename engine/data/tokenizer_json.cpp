@@ -431,7 +431,7 @@ int32_t usual_of(std::initializer_list<std::string_view> usual, const std::vecto
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(const TokenizerJson& file) {
   const auto parsed = [&](std::string_view text, const std::string& where) {
     try {
-      return Json::parse(text, where);
+      return Json::parse(text, where, JsonNumbers::python);
     } catch (const DataError& error) {
       throw DataError("[data] {} Restore the file.", error.what());
     }

@@ -309,6 +309,9 @@ TEST_CASE("tokenizer files: what the format allows and this reader does not is n
       {"\"vocab\":{", "\"vocab\":{\"zz\":1,", "model.vocab[", "the id of another token"},
       {"\"vocab\":{", "\"vocab\":{\"zz\":16000000,", "model", "the id 16000000 in a vocabulary"},
       {"\"vocab\":{", "\"vocab\":{\"zz\":99999999999,", "model.vocab[\"zz\"]", "not an id"},
+      {"\"vocab\":{", "\"vocab\":{\"zz\":1000000000000000019884624838656,", "model.vocab[\"zz\"]",
+       "= 1e+30 is not an id"},
+      {"\"vocab\":{", "\"vocab\":{\"zz\":1.5,", "model.vocab[\"zz\"]", "= 1.5 is not an id"},
       {"\"vocab\":{", "\"vocab\":{\"zz\":-1,", "model.vocab[\"zz\"]", "not an id"},
       {"\"vocab\":{", "\"vocab\":{\"zz\":\"1\",", "model.vocab[\"zz\"]", "need an integer"},
       {"\"model\":{", "\"mode\":{", "mode", "unknown key"},
@@ -321,6 +324,23 @@ TEST_CASE("tokenizer files: what the format allows and this reader does not is n
     CHECK_REFUSED(DataError, parse(good.substr(0, size)), "T");
   CHECK_REFUSED(DataError, parse("[]"), "not a JSON object");
   CHECK_REFUSED(DataError, parse("{}"), "model", "missing");
+}
+
+TEST_CASE("tokenizer files: numbers of transformers in tokenizer_config.json are read", "[data]") {
+  const std::string text = bytes_in(path_of("llama3"));
+  const auto with = [&](const std::string& length) {
+    return parse_tokenizer_json({.text = text,
+                                 .where = "T",
+                                 .config_text = "{\n  \"model_max_length\": " + length +
+                                                ",\n  \"eos_token\": {\"content\": \"<tool>\", \"special\": true}\n}"});
+  };
+  const int32_t tool = with("1024")->encode("<tool>").at(0);
+  for (const std::string length : {"1000000000000000019884624838656", "Infinity", "NaN", "9223372036854775808"}) {
+    INFO(length);
+    CHECK(with(length)->special().end_of_text == tool);
+    CHECK(has(with(length)->hugging_face_files().at(1).second, length));
+  }
+  CHECK_REFUSED(DataError, with("Infinite"), "tokenizer_config.json beside T:2:", "is not JSON");
 }
 
 TEST_CASE("tiktoken files: damaged ones are refused with the line", "[data]") {
