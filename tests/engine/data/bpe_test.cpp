@@ -268,7 +268,7 @@ TEST_CASE("tokenizer files: what the format allows and this reader does not is n
       {"\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"", "model.continuing_subword_prefix",
        "null"},
       {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "model.end_of_word_suffix", "null"},
-      {"\"unk_token\":null", "\"unk_token\":\"<none>\"", "model.unk_token", "which model.vocab lacks"},
+      {"\"unk_token\":null", "\"unk_token\":7", "model.unk_token", "need a string"},
       {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}", "normalizer.type", "need NFC"},
       {"\"normalizer\":null",
        "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Strip\"}]}",
@@ -408,6 +408,28 @@ TEST_CASE("added tokens: white space that they take ends before the next token",
   // Every token ends the white space of the one before: the time stays linear.
   const std::string text(test_everything() ? 1 << 22 : 1 << 18, ' ');
   CHECK(with_added({{"  ", kRight}})->encode(text).size() == text.size() / 2);
+}
+
+TEST_CASE("tokenizer files: unk_token may be no token where no character is unknown", "[data]") {
+  const auto named = [](const std::string& name, const std::string& lost) {
+    Json file = Json::parse(bytes_in(path_of(name)));
+    file["model"]["unk_token"] = "<none>";
+    Json vocab = Json::object();
+    for (const auto& [token, id] : file.at("model").at("vocab").as_object())
+      if (token != lost) vocab[token] = id;
+    file["model"]["vocab"] = vocab;
+    return parse_tokenizer_json({.text = file.dump(), .where = "T"});
+  };
+  for (const std::string name : {"gpt2", "llama2"}) {
+    INFO(name);
+    const auto tokenizer = load_tokenizer_file(path_of(name));
+    const auto other = named(name, "");
+    for (const std::string& text : texts()) CHECK(other->encode(text) == tokenizer->encode(text));
+  }
+  // The library opens these and refuses a text with an unknown character.
+  CHECK_REFUSED(DataError, named("gpt2", "~"), "model.unk_token", "\"<none>\", which model.vocab lacks");
+  CHECK_REFUSED(DataError, named("llama2", "<0x00>"), "model.unk_token", "\"<none>\", which model.vocab lacks");
+  CHECK_REFUSED(DataError, named("llama2_unknown", ""), "model.unk_token", "\"<none>\", which model.vocab lacks");
 }
 
 TEST_CASE("tokenizer files: numbers of transformers in tokenizer_config.json are read", "[data]") {
