@@ -4,8 +4,10 @@
 #include "engine/base/json.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
@@ -26,6 +28,40 @@ std::string place(std::string_view text, std::string_view source, size_t offset)
   const size_t newline = before.rfind('\n');
   const size_t column = newline == std::string_view::npos ? before.size() : before.size() - newline - 1;
   return fmt::format("{}:{}:{}", source, line, std::max<size_t>(column, 1));
+}
+
+constexpr std::string_view kNotNumbers[] = {"NaN", "Infinity", "-Infinity"};  // as Python writes them
+
+/// The one of kNotNumbers at byte `at`, else empty.
+std::string_view not_number_at(std::string_view text, size_t at) {
+  if (at >= text.size() || (text[at] != 'N' && text[at] != 'I' && text[at] != '-')) return {};
+  for (const std::string_view name : kNotNumbers)
+    if (text.substr(at).starts_with(name)) return name;
+  return {};
+}
+
+/// True at the end of the text and at characters that stand between values.
+bool between_values(std::string_view text, size_t at) {
+  constexpr std::string_view kBetween = " \t\r\n[]{},:";
+  return at >= text.size() || kBetween.find(text[at]) != std::string_view::npos;
+}
+
+/// `text` with a real of the same size in the place of each of kNotNumbers, because the parser has no event for them.
+std::string with_numbers_only(std::string_view text) {
+  std::string out(text);
+  bool in_string = false;
+  for (size_t at = 0; at < out.size(); ++at) {
+    if (in_string && out[at] == '\\') {
+      ++at;
+    } else if (out[at] == '"') {
+      in_string = !in_string;
+    } else if (const size_t size = in_string ? 0 : not_number_at(text, at).size();
+               size > 0 && (at == 0 || between_values(text, at - 1)) && between_values(text, at + size)) {
+      out.replace(at, size, "-1.0000000", out[at] == '-' ? 0 : 1, size);
+      at += size - 1;
+    }
+  }
+  return out;
 }
 
 /// Reads characters and counts them, because the parser's events carry no position.
@@ -54,17 +90,18 @@ class CountingIterator {
 /// Builds the value. Throws at the first unsupported value.
 class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
-  Builder(std::string_view text, std::string_view source, const size_t& read)
-      : text_(text), source_(source), read_(read) {}
+  Builder(std::string_view text, std::string_view source, JsonNumbers numbers, const size_t& read)
+      : text_(text), source_(source), numbers_(numbers), read_(read) {}
 
   bool null() override { return add(Json()); }
   bool boolean(bool value) override { return add(Json(value)); }
   bool number_integer(number_integer_t value) override { return add(Json(int64_t{value})); }
   bool number_unsigned(number_unsigned_t value) override {
-    if (!std::in_range<int64_t>(value)) refuse(fmt::format("the integer {} does not fit into 64 signed bits", value));
-    return add(Json(static_cast<int64_t>(value)));
+    if (std::in_range<int64_t>(value)) return add(Json(static_cast<int64_t>(value)));
+    return number_float(static_cast<double>(value), fmt::format("{}", value));
   }
   bool number_float(number_float_t value, const string_t& digits) override {
+    if (numbers_ == JsonNumbers::python) return add(Json(real_of(value)));
     if (digits.find_first_of(".eE") == string_t::npos)
       refuse(fmt::format("the integer {} does not fit into 64 signed bits", files::printable(digits, 40)));
     return add(Json(value));
@@ -81,6 +118,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
+    if (const std::string_view name = not_number_at(text_, position - 1); !name.empty())
+      throw DataError("{} is not JSON: {} is not a number of JSON.", place(text_, source_, position), name);
     const std::string_view message = error.what();
     const size_t dash = message.find(" - ");
     const size_t colon = message.rfind(": ");
@@ -99,6 +138,13 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   };
   [[noreturn]] void refuse(const std::string& problem) const {
     throw DataError("{} {}.", place(text_, source_, read_), problem);
+  }
+  /// Of the original text, in which one of kNotNumbers may end here. The parser has read at most one character more.
+  double real_of(double value) const {
+    const char last = std::isalpha(static_cast<unsigned char>(text_[read_ - 1])) != 0 || read_ < 2 ? text_[read_ - 1]
+                                                                                                   : text_[read_ - 2];
+    if (last == 'N') return std::numeric_limits<double>::quiet_NaN();
+    return last == 'y' ? std::copysign(std::numeric_limits<double>::infinity(), value) : value;
   }
   bool add(Json value) {
     if (++values_ > kMaxValues) refuse(fmt::format("has more than {} values", kMaxValues));
@@ -134,6 +180,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::string_view text_, source_;
+  JsonNumbers numbers_;
   const size_t& read_;
   std::vector<Level> open_;
   size_t values_ = 0;
@@ -197,14 +244,16 @@ void new_line(std::string& out, int indent, int level) {
 
 }  // namespace
 
-Json Json::parse(std::string_view text, std::string_view source) {
+Json Json::parse(std::string_view text, std::string_view source, JsonNumbers numbers) {
   size_t read = 0;
-  Builder builder(text, source, read);
-  const char* begin = text.data();
+  Builder builder(text, source, numbers, read);
   if (text.empty()) throw DataError("{} is empty, a JSON text needs a value.", source);
   // The parser treats a NUL byte as the end of the text.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     throw DataError("{} is not JSON: a NUL byte.", place(text, source, nul + 1));
+  std::string changed;
+  if (numbers == JsonNumbers::python) changed = with_numbers_only(text);
+  const char* begin = numbers == JsonNumbers::python ? changed.data() : text.data();
   if (!nlohmann::json::sax_parse(CountingIterator(begin, &read), CountingIterator(begin + text.size(), &read),
                                  &builder))
     throw DataError("{} is not JSON.", place(text, source, read));

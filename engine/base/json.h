@@ -12,6 +12,12 @@
 
 namespace slipstream {
 
+/// The numbers that a text may have.
+enum class JsonNumbers {
+  exact,   // integers within int64, finite reals
+  python,  // also those of Python's module json: integers beyond int64, read as reals; NaN, Infinity and -Infinity
+};
+
 /// One JSON value: null, bool, 64-bit integer, real, string, array or object. A value type; owns all it holds.
 class Json {
  public:
@@ -33,9 +39,9 @@ class Json {
   static Json object() { return Json(Object{}); }
 
   /// Reads one JSON text (RFC 8259, UTF-8). `source` names it in errors, usually a path. Pure.
-  /// Throws: DataError "source:line:column ..." for malformed text, duplicate keys, integers beyond int64, reals beyond
-  /// double, nesting deeper than 64, and more than 4 million values.
-  static Json parse(std::string_view text, std::string_view source = "JSON");
+  /// Throws: DataError "source:line:column ..." for malformed text, duplicate keys, numbers that `numbers` excludes,
+  /// reals beyond double, nesting deeper than 64, and more than 4 million values.
+  static Json parse(std::string_view text, std::string_view source = "JSON", JsonNumbers numbers = JsonNumbers::exact);
 
   /// The text of this value. `indent` 0: one line; else one member per line, indented by that many spaces per level.
   /// Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and infinities are

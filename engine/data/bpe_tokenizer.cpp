@@ -169,8 +169,7 @@ class BpeTokenizer final : public Tokenizer {
     size_t at = 0;
     while (at < text.size()) {
       const AddedTokens::Found found = raw_.find(text, at);
-      const bool sure = found.token != nullptr &&
-                        (window.last || (found.at + raw_.longest() <= text.size() && found.end < text.size()));
+      const bool sure = found.token != nullptr && (window.last || raw_.is_sure(found, text.size()));
       const size_t end = sure ? found.begin : window.last ? text.size() : end_of_sure_text(text, at, found, raw_);
       if (end > at) {
         span.last = sure || window.last;
@@ -216,8 +215,7 @@ class BpeTokenizer final : public Tokenizer {
     Span part = span;
     while (at < text.size()) {
       const AddedTokens::Found found = normalized_.find(text, at);
-      const bool sure = found.token != nullptr &&
-                        (span.last || (found.at + normalized_.longest() <= text.size() && found.end < text.size()));
+      const bool sure = found.token != nullptr && (span.last || normalized_.is_sure(found, text.size()));
       const size_t end = sure ? found.begin : span.last ? text.size() : end_of_sure_text(text, at, found, normalized_);
       if (end > at) {
         part.last = sure || span.last;

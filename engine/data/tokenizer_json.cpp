@@ -251,8 +251,6 @@ class Reader {
     model.byte_fallback = node["byte_fallback"].boolean(false);
     model.fuse_unknown = node["fuse_unk"].boolean(false);
     model.whole_words = node["ignore_merges"].boolean(false);
-    if (const TokenizerNode unknown = node["unk_token"]; !unknown.is_null())
-      model.unknown = id_of(unknown, unknown.string());
     std::unordered_map<uint64_t, size_t> seen;
     const TokenizerNode list = node["merges"];
     if (!list.json().is_array()) list.fail("is not an array, need pairs of tokens");
@@ -286,6 +284,15 @@ class Reader {
         model.merges[known->second] = merge;  // the last of several counts, as in the library
     }
     tokens_into(model);
+    unknown(node["unk_token"]);
+  }
+
+  /// With a token for every byte no character is unknown, so the library opens files whose unk_token is no token.
+  void unknown(const TokenizerNode& node) {
+    BpeModel& model = parts_.model;
+    const auto missing = std::find_if(model.byte_ids.begin(), model.byte_ids.end(), [](int32_t id) { return id < 0; });
+    if (node.is_null() || (missing == model.byte_ids.end() && !ids_.contains(node.string()))) return;
+    model.unknown = id_of(node, node.string());
   }
 
   void tokens_into(BpeModel& model) {
@@ -431,7 +438,7 @@ int32_t usual_of(std::initializer_list<std::string_view> usual, const std::vecto
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(const TokenizerJson& file) {
   const auto parsed = [&](std::string_view text, const std::string& where) {
     try {
-      return Json::parse(text, where);
+      return Json::parse(text, where, JsonNumbers::python);
     } catch (const DataError& error) {
       throw DataError("[data] {} Restore the file.", error.what());
     }

@@ -54,8 +54,10 @@ class TokenizerNode {
   const std::string& string() const { return need(json_->is_string(), "a string").as_string(); }
   bool boolean(bool absent) const { return is_null() ? absent : need(json_->is_bool(), "true or false").as_bool(); }
   int64_t id() const {
+    const auto refuse = [&](auto value) { fail(fmt::format("= {} is not an id, need 0 to {}", value, kIdsMax - 1)); };
+    if (json_->is_number() && !json_->is_int()) refuse(json_->as_double());
     const int64_t value = need(json_->is_int(), "an integer").as_int();
-    if (value < 0 || value >= kIdsMax) fail(fmt::format("= {} is not an id, need 0 to {}", value, kIdsMax - 1));
+    if (value < 0 || value >= kIdsMax) refuse(value);
     return value;
   }
   /// Refuses members that have no meaning here.

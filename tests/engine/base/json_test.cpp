@@ -13,6 +13,7 @@
 
 using slipstream::DataError;
 using slipstream::Json;
+using slipstream::JsonNumbers;
 
 namespace {
 
@@ -106,6 +107,41 @@ TEST_CASE("json: the whole range of int64 is exact, and beyond it is refused", "
   CHECK_THROWS_WITH(
       Json(uint64_t{1} << 63),
       "the integer 9223372036854775808 does not fit into 64 signed bits, the range of JSON integers here.");
+}
+
+TEST_CASE("json: numbers of Python's json module are read where the reader allows them", "[base]") {
+  CHECK(refusal("[1.5, NaN]") == "a.json:1:7 is not JSON: NaN is not a number of JSON.");
+  CHECK(refusal("{\"a\":\n Infinity}") == "a.json:2:2 is not JSON: Infinity is not a number of JSON.");
+  CHECK(refusal("[-Infinity]").find("a.json:1:3 is not JSON: Infinity is not a number of JSON.") == 0);
+  const auto python = [](const std::string& text) { return Json::parse(text, "a.json", JsonNumbers::python); };
+  // The default of transformers for a tokenizer without a limit: int(1e30).
+  const Json config = python(R"({"model_max_length": 1000000000000000019884624838656, "exact": 9223372036854775807})");
+  CHECK(config.at("model_max_length").as_double() == 1e30);
+  CHECK(config.at("exact").as_int() == std::numeric_limits<int64_t>::max());
+  CHECK_THROWS_WITH(config.at("model_max_length").as_int("model_max_length"),
+                    "model_max_length needs an integer, got a real.");
+  CHECK(python("9223372036854775808").as_double() == 0x1p63);
+  CHECK(python("18446744073709551616").as_double() == 0x1p64);
+  CHECK(python("-9223372036854775809").as_double() == -0x1p63);
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const std::string_view space : {"", " ", "\n"}) {
+    const auto read = [&](std::string_view name) {
+      return python(fmt::format("{}{}{}", space, name, space)).as_double();
+    };
+    CHECK(std::isnan(read("NaN")));
+    CHECK(read("Infinity") == infinity);
+    CHECK(read("-Infinity") == -infinity);
+    CHECK(read("-1.0") == -1);
+  }
+  const Json mixed =
+      python(R"({"NaN": [NaN, 1.0, -Infinity,2.5], "a\\": Infinity, "\"NaN": "-Infinity \" NaN", "b": 1})");
+  CHECK(mixed.dump() == R"({"NaN": [null, 1.0, null, 2.5], "a\\": null, "\"NaN": "-Infinity \" NaN", "b": 1})");
+  CHECK(mixed.at("NaN").as_array()[2].as_double() == -infinity);
+  for (const std::string text : {"NaNx", "Infinit", "[-NaN]", "+Infinity", "[NaN NaN]", "1NaN", "1.5Infinity", "NaN5",
+                                 "[Infinitye5]", "nan", "\"a\"NaN"}) {
+    INFO(text);
+    CHECK_THROWS_AS(python(text), DataError);
+  }
 }
 
 TEST_CASE("json: duplicate keys and deep nesting are refused with their place", "[base]") {
