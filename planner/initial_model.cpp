@@ -16,7 +16,8 @@ namespace {
 std::vector<std::string> keys_of_folder(const std::string& path) {
   const std::string dir = checkpoint::find_weights(path);
   const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
-  const models::ModelOptions o = models::read_hugging_face_config(checkpoint::read_config(dir), where).options;
+  const models::ModelOptions o =
+      models::read_hugging_face_config(checkpoint::read_config(dir), where, checkpoint::count_tensors(dir)).options;
   std::vector<std::string> keys;
   const auto add = [&](const char* key, const auto& value) { keys.push_back(fmt::format("model.{}={}", key, value)); };
   add("family", name_of(o.family));

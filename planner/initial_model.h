@@ -10,7 +10,7 @@
 namespace slipstream::planner {
 
 /// Blocks. load_run_config() in which the folder of model.init, if there is one, decides the keys of [model] that
-/// neither the run file nor `sets` has. Reads its config.json alone.
+/// neither the run file nor `sets` has. Reads its config.json and the names of its tensors alone.
 /// Throws: ConfigError; CheckpointError if the folder has no model that this program supports.
 RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets);
 

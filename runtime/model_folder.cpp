@@ -42,7 +42,8 @@ bool is_constant(const std::string& name) {
 
 ModelFolder::ModelFolder(const std::string& path)
     : weights_(checkpoint::find_weights(path)),
-      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {}
+      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()),
+                                              std::ssize(weights_.tensors()))) {}
 
 const checkpoint::FolderTensor* ModelFolder::find(const std::string& name) const {
   const checkpoint::FolderTensor* found = weights_.find(name);

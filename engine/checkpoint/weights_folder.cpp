@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <unordered_set>
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
@@ -73,6 +74,18 @@ std::string find_weights(const std::string& path) {
       "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
       "weights.",
       files::shown(path), kWeightsFile, kIndexFile);
+}
+
+int64_t count_tensors(const std::string& dir) {
+  const bool in_one_file = exists(dir + "/" + kWeightsFile);
+  if (const std::string index = dir + "/" + kIndexFile; !in_one_file && exists(index))
+    return std::ssize(weight_map(index));
+  std::unordered_set<std::string> names;
+  for (const std::string& file : in_one_file ? std::vector<std::string>{kWeightsFile} : files_of_pieces(dir)) {
+    const SafetensorsFile opened(dir + "/" + file);
+    for (const TensorInfo& info : opened.tensors()) names.insert(info.name);
+  }
+  return std::ssize(names);
 }
 
 Json read_config(const std::string& dir) {

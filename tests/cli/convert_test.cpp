@@ -174,6 +174,39 @@ TEST_CASE("convert: folders that are no model are refused with what is wrong", "
   refused({"\"a\"", "does not contain it"});
 }
 
+TEST_CASE("a config.json with more layers than the files have tensors is refused before a model is built",
+          "[cli][convert]") {
+  const Folder folder;
+  REQUIRE(call("train " + run_file(folder)).code == 0);
+  const std::string final = folder.path("run") + "/checkpoints/final", out = folder.path("out"),
+                    whole = folder.path("whole"), split = folder.path("split"), pieces = folder.path("pieces");
+  fs::copy(final, whole);
+  REQUIRE(call("convert " + final + " " + split + " --file-size 4KiB").code == 0);
+  write_pieces(final + "/model.safetensors", folder, "pieces");
+  const std::string config = with(final + "/config.json", "n_layer", 65536);
+  for (const char* name : {"whole", "split", "pieces"}) {
+    INFO(name);
+    folder.write(std::string(name) + "/config.json", config);
+    const std::string from = folder.path(name);
+    folder.write("init.toml",
+                 "[model]\ninit = \"" + from + "\"\n[data]\ntrain = \"" + folder.path("text.txt") + "\"\n");
+    // A model of 65536 layers would take 2 GB and several seconds, and its plan minutes.
+    for (const std::string& command : {"convert " + from + " " + out, "generate " + from + " --prompt the",
+                                       "eval " + from + " --text " + folder.path("text.txt"),
+                                       "train " + folder.path("init.toml"), "plan " + folder.path("init.toml")})
+      check_refused(shell("ulimit -t 5; " + exe() + " " + command, 10), 4,
+                    {name, "config.json", "has 65536 layers, but the files beside it have only 28 tensors"});
+  }
+  CHECK(!fs::exists(out));
+  // A plan needs no file of weights beside the index.
+  fs::copy_file(final + "/config.json", split + "/config.json", fs::copy_options::overwrite_existing);
+  for (const auto& entry : fs::directory_iterator(split))
+    if (entry.path().extension() == ".safetensors") fs::remove(entry.path());
+  const Result planned = call("plan " + folder.path("init.toml") + " --set model.init=" + split);
+  INFO(planned.text);
+  CHECK(planned.code == 0);
+}
+
 TEST_CASE("model.init: every layout continues with the same weights", "[cli][convert]") {
   const Folder folder;
   for (const std::string family : {"gpt2", "llama"}) {
