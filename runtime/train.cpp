@@ -250,8 +250,10 @@ int train(const TrainOptions& options) {
     }
     if (!config.model.init.empty() && !resume)
       world.together([&] {
-        require_initial(ModelFolder(config.model.init),
-                        planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
+        const ModelFolder folder(config.model.init);
+        if (world.rank() == 0 && !options.replayed_step)
+          require_unmoved({.output = config.output.dir, .checkpoints = config.checkpoint.dir}, folder.dir());
+        require_initial(folder, planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
       });
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     if (options.replayed_step) {

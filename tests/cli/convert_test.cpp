@@ -315,6 +315,52 @@ TEST_CASE("model.init: the folder decides the keys of [model] that the run file 
   check_refused(call("plan " + folder.path("short.toml") + " --set model.init=" + folder.path("none")), 4, {"none"});
 }
 
+TEST_CASE("model.init: weights that the new run would move are refused before anything moves", "[cli][convert]") {
+  const Folder folder;
+  const std::string dir = folder.path("run"), final = dir + "/checkpoints/final", elsewhere = folder.path("elsewhere"),
+                    link = folder.path("link"), files = folder.path("files");
+  const std::string train = "train " + run_file(folder) + " --set train.steps=1";
+  REQUIRE(call(train).code == 0);
+  const auto refused = [&](const std::string& sets, const std::string& key) {
+    INFO(sets);
+    check_refused(call(train + sets), 2, {"model.init = ", "older results in " + key + " = ", "Set " + key + " to"});
+    CHECK(fs::exists(final + "/model.safetensors"));
+    CHECK(!fs::exists(dir + ".old-1"));
+  };
+  fs::create_directory_symlink(dir, link);
+  fs::create_directory(files);
+  for (const auto& file : fs::directory_iterator(final))
+    fs::create_symlink(file.path(), files + "/" + file.path().filename().string());
+  for (const std::string& init :
+       {final, dir, dir + "/../run//checkpoints/./final/", link + "/checkpoints/final", files})
+    refused(" --set model.init=" + init, "output.dir");
+  refused(" --set model.init=" + final + " --set output.dir=" + link, "output.dir");
+  refused(" --resume --set model.init=" + final + " --set checkpoint.dir=" + elsewhere, "output.dir");
+  refused(" --set model.init=" + dir + " --set checkpoint.dir=" + dir + "/checkpoints --set output.dir=" + elsewhere,
+          "checkpoint.dir");
+
+  // Weights elsewhere, another folder for the new run, and files that stay.
+  const auto trains = [&](const std::string& sets) {
+    const Result result = call(train + sets);
+    INFO(sets << "\n" << result.text);
+    CHECK(result.code == 0);
+  };
+  trains(" --set model.init=" + final + " --set output.dir=" + folder.path("run2"));
+  fs::copy(final, dir + "/mine");
+  trains(" --set model.init=" + dir + "/mine");
+  trains(" --set model.init=" + dir + ".old-1");
+  CHECK(fs::exists(dir + "/mine/model.safetensors"));
+  // A run that resumes moves nothing.
+  const std::string third = folder.path("run3"), begin = third + "/checkpoints/begin";
+  fs::create_directories(third + "/checkpoints");
+  fs::copy(folder.path("run2/checkpoints/final"), begin);
+  const std::string from_begin = " --set model.init=" + begin + " --set output.dir=" + third;
+  trains(from_begin);
+  trains(from_begin + " --resume --set train.steps=2");
+  check_refused(call(train + from_begin), 2, {"model.init = ", "older results in output.dir = "});
+  CHECK(fs::exists(begin));
+}
+
 TEST_CASE("model.init: another model is refused tensor by tensor, and a vocabulary may grow", "[cli][convert]") {
   const Folder folder;
   const std::string run = run_file(folder);
