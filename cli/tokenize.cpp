@@ -66,6 +66,7 @@ int tokenize_text(data::TokenizeOptions options) {
 
 void add_tokenize(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<data::TokenizeOptions>();
+  options->threads = 0;  // before add_option, which prints it as the default
   const auto no_end = std::make_shared<bool>(false);
   CLI::App* command = app.add_subcommand("tokenize", "convert text to token shards");
   command->add_option("text", options->text, "text file, or JSON lines with \"text\": NAME.jsonl")->required();
@@ -78,7 +79,6 @@ void add_tokenize(CLI::App& app, Run& chosen) {
   command->add_option("--threads", options->threads, "threads; 0: every core that the process may use")
       ->check(whole_numbers(4096));
   command->add_flag("--resume", options->resume, "continue an interrupted command behind its last complete shard");
-  options->threads = 0;
   command->callback([&chosen, options, no_end] {
     options->end_of_text = !*no_end;
     chosen = [options] { return alone("tokenize", [&] { return tokenize_text(*options); }); };

@@ -11,6 +11,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/plural.h"
 
 namespace slipstream::models {
 namespace {
@@ -225,7 +226,7 @@ TextIds read_text_ids(const Json& config, int64_t vocab) {
   return {one_of("bos_token_id"), ids_of("eos_token_id"), one_of("pad_token_id")};
 }
 
-HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& where) {
+HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& where, int64_t tensors) {
   const Config config(json, where);
   const std::string type = config.text("model_type", "");
   const auto* dialect = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(),
@@ -238,6 +239,11 @@ HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& w
   }
   HuggingFaceModel model = type == "gpt2" ? read_gpt2(config) : read_llama(config, *dialect);
   ModelOptions& options = model.options;
+  if (options.layers > tensors)
+    throw CheckpointError(
+        "[model] {} has {} layers, but the files beside it have only {}. Restore it, or copy the files that are "
+        "missing.",
+        where, options.layers, counted(tensors, "tensor"));
   config.need(type == "gpt2" ? "n_head" : "num_attention_heads",
               options.head_dim > 0 || options.width % options.heads == 0,
               fmt::format("a divisor of the width, {}", options.width));

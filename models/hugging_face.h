@@ -35,8 +35,10 @@ struct HuggingFaceModel {
 /// Ids of a config.json or generation_config.json that are below `vocab`. Pure.
 TextIds read_text_ids(const Json& config, int64_t vocab);
 
-/// Reads the config.json at `where`: model_type gpt2, or llama and mistral where they compute the same. Pure.
-/// Throws: CheckpointError naming a key that is missing, wrong, or asks for arithmetic that the families lack.
-HuggingFaceModel read_hugging_face_config(const Json& config, const std::string& where);
+/// Reads the config.json at `where`: model_type gpt2, or llama and mistral where they compute the same. `tensors`: the
+/// number in the files beside it. Pure.
+/// Throws: CheckpointError naming a key that is missing, wrong, or asks for arithmetic that the families lack, and for
+/// more layers than tensors: without this limit, a small folder could promise a model that fills the memory.
+HuggingFaceModel read_hugging_face_config(const Json& config, const std::string& where, int64_t tensors);
 
 }  // namespace slipstream::models

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translates config.json of a folder of initial weights to keys of a run file.
+// Translates the model of a folder of weights or of a checkpoint to keys of a run file.
 
 #include "planner/initial_model.h"
+
+#include <map>
 
 #include <fmt/core.h>
 
 #include "engine/base/files.h"
+#include "engine/checkpoint/store.h"
 #include "engine/checkpoint/weights_folder.h"
+#include "engine/config/defaults.h"
+#include "engine/config/fields.h"
 #include "engine/config/load.h"
 #include "models/hugging_face.h"
 
@@ -16,7 +21,8 @@ namespace {
 std::vector<std::string> keys_of_folder(const std::string& path) {
   const std::string dir = checkpoint::find_weights(path);
   const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
-  const models::ModelOptions o = models::read_hugging_face_config(checkpoint::read_config(dir), where).options;
+  const models::ModelOptions o =
+      models::read_hugging_face_config(checkpoint::read_config(dir), where, checkpoint::count_tensors(dir)).options;
   std::vector<std::string> keys;
   const auto add = [&](const char* key, const auto& value) { keys.push_back(fmt::format("model.{}={}", key, value)); };
   add("family", name_of(o.family));
@@ -42,10 +48,28 @@ std::vector<std::string> keys_of_folder(const std::string& path) {
   return keys;
 }
 
+/// By the newest manifest; none without a checkpoint.
+std::vector<std::string> keys_of_checkpoint(const std::string& dir) {
+  std::vector<std::string> keys;
+  for (const checkpoint::Found& found : checkpoint::find_checkpoints(dir)) {
+    if (!found.manifest) continue;
+    const std::map<std::string, std::string> saved(found.manifest->config.begin(), found.manifest->config.end());
+    for (const Field<RunConfig>& field : run_fields())  // a manifest of another version may have more keys
+      if (const auto key = saved.find(field.key); field.key.starts_with("model.") && key != saved.end())
+        keys.push_back(fmt::format("{}={}", key->first, key->second));
+    break;
+  }
+  return keys;
+}
+
 }  // namespace
 
-RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets) {
-  return load_run_config(run_file, sets, keys_of_folder);
+RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes) {
+  return load_run_config(run_file, sets, [&](const RunConfig& written) {
+    std::vector<std::string> keys;
+    if (resumes) keys = keys_of_checkpoint(resolve_defaults(written).checkpoint.dir);
+    return keys.empty() ? keys_of_folder(written.model.init) : keys;
+  });
 }
 
 }  // namespace slipstream::planner

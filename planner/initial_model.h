@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys of [model] that a folder of initial weights decides.
+// The keys of [model] that a folder of initial weights or, for a run that resumes, its checkpoint decides.
 
 #include <string>
 #include <vector>
@@ -10,8 +10,9 @@
 namespace slipstream::planner {
 
 /// Blocks. load_run_config() in which the folder of model.init, if there is one, decides the keys of [model] that
-/// neither the run file nor `sets` has. Reads its config.json alone.
+/// neither the run file nor `sets` has. Reads its config.json and the names of its tensors alone. With `resumes`, the
+/// newest checkpoint decides these keys, if there is one, and the folder need not exist.
 /// Throws: ConfigError; CheckpointError if the folder has no model that this program supports.
-RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets);
+RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes = false);
 
 }  // namespace slipstream::planner

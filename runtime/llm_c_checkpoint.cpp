@@ -75,7 +75,7 @@ LlmCCheckpoint::LlmCCheckpoint(const std::string& path) : file_(path, files::Own
       R"({{"model_type": "gpt2", "vocab_size": {}, "n_positions": {}, "n_embd": {}, "n_layer": {}, "n_head": {},
           "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "bos_token_id": {}, "eos_token_id": {}}})",
       h.vocab, h.context, h.width, h.layers, h.heads, id, id));
-  model_ = models::read_hugging_face_config(config, shown);
+  model_ = models::read_hugging_face_config(config, shown, INT64_MAX);  // the file has the size of its layers
   add_tensors();
 }
 

@@ -37,7 +37,8 @@ bool is_constant(const std::string& name) {
 
 ModelFolder::ModelFolder(const std::string& path)
     : weights_(checkpoint::find_weights(path)),
-      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()))) {
+      model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()),
+                                              std::ssize(weights_.tensors()))) {
   if (weights_.is_checkpoint() && dir() != path)
     log_info("{} has no final weights; those of its checkpoint {} are read", path, dir());
 }

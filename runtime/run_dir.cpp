@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -141,19 +142,60 @@ void move(const std::string& from, const std::string& to) {
                         error.message());
 }
 
+/// The names of the files of a run in `dir`; none if it holds no run.
+std::vector<std::string> files_of_run(const std::string& dir) {
+  std::error_code error;
+  if (!fs::exists(dir + "/run.json", error) && !fs::exists(dir + "/metrics.jsonl", error)) return {};
+  std::vector<std::string> names;
+  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "metrics.csv", "tensorboard", "stragglers.jsonl",
+                           "flight", "trace", "checkpoints", "report.html", "plan.json", "run.json"})
+    if (fs::exists(fs::symlink_status(dir + "/" + name, error))) names.emplace_back(name);
+  return names;
+}
+
 /// Moves the files of a run in `dir`, and no others, to a folder beside it.
 void move_run(const std::string& dir) {
+  const std::vector<std::string> names = files_of_run(dir);
+  if (names.empty()) return;
   std::error_code error;
   const std::string old = free_name(fs::is_symlink(dir, error) ? fs::canonical(dir).string() : dir);
   require_folder(old, "output.dir");
-  for (const char* name : {"config.resolved.toml", "metrics.jsonl", "metrics.csv", "tensorboard", "stragglers.jsonl",
-                           "flight", "trace", "checkpoints", "report.html", "plan.json", "run.json"})
-    if (const std::string from = dir + "/" + name; fs::exists(fs::symlink_status(from, error)))
-      move(from, old + "/" + name);
+  for (const std::string& name : names) move(dir + "/" + name, old + "/" + name);
   log_info("{} held a run; it is now {}", dir, old);
 }
 
+/// The final weights, checkpoints and their model in a folder of checkpoints.
+std::vector<std::string> results_in(const std::string& checkpoints) {
+  std::error_code error;
+  std::vector<std::string> paths;
+  for (const std::string name : {"final", checkpoint::kModelDir})
+    if (const std::string path = checkpoints + "/" + name; fs::exists(fs::symlink_status(path, error)))
+      paths.push_back(path);
+  for (const checkpoint::Found& found : checkpoint::find_checkpoints(checkpoints)) paths.push_back(found.path);
+  return paths;
+}
+
 }  // namespace
+
+void require_unmoved(const RunFolders& folders, const std::string& weights) {
+  std::error_code error;
+  std::vector<fs::path> needed{fs::canonical(weights, error)};
+  for (const auto& file : fs::directory_iterator(weights, error)) needed.push_back(fs::canonical(file.path(), error));
+  const auto require = [&](const std::string& moved, std::string_view key, const std::string& dir) {
+    const std::string from = fs::canonical(moved, error).string();
+    if (!from.empty() && std::any_of(needed.begin(), needed.end(),
+                                     [&](const fs::path& path) { return !path.empty() && is_inside(path, from); }))
+      throw ConfigError(
+          "[output] model.init = {} is among the older results in {} = {}, which a new run moves. Set {} to another "
+          "folder.",
+          files::shown(weights), key, files::shown(dir), key);
+  };
+  for (const std::string& name : files_of_run(folders.output))
+    require(folders.output + "/" + name, "output.dir", folders.output);
+  const bool follows = folders.checkpoints == folders.output + "/checkpoints";
+  for (const std::string& path : results_in(folders.checkpoints))
+    require(path, follows ? "output.dir" : "checkpoint.dir", follows ? folders.output : folders.checkpoints);
+}
 
 RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   if (!create) return;
@@ -211,15 +253,9 @@ void RunDir::rewrite_lines(int64_t step) {
 }
 
 void RunDir::move_older(const RunFolders& folders) const {
-  std::error_code error;
-  if (fs::exists(path("run.json"), error) || fs::exists(path("metrics.jsonl"), error)) move_run(dir_);
+  move_run(dir_);
   require_folder(folders.checkpoints, "checkpoint.dir");
-  std::vector<std::string> older;
-  for (const std::string name : {"final", checkpoint::kModelDir})
-    if (const std::string path = folders.checkpoints + "/" + name; fs::exists(fs::symlink_status(path, error)))
-      older.push_back(path);
-  for (const checkpoint::Found& found : checkpoint::find_checkpoints(folders.checkpoints)) older.push_back(found.path);
-  for (const std::string& from : older) {
+  for (const std::string& from : results_in(folders.checkpoints)) {
     const std::string old = free_name(from);
     move(from, old);
     log_info("{} existed; it is now {}. Remove it when you no longer need it.", from, old);

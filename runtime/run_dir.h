@@ -23,6 +23,10 @@ struct RunFolders {
   std::vector<std::string> skipped = {};  // newer checkpoints, which get another name (checkpoint::set_aside)
 };
 
+/// Blocks. Throws: ConfigError if `weights`, a folder that a new run begins with (model.init), or one of its files is
+/// among the older results that the run moves.
+void require_unmoved(const RunFolders& folders, const std::string& weights);
+
 class RunDir {
  public:
   /// Blocks. Only rank 0 creates the folders and moves older results: the files of an older run in the output folder

@@ -89,8 +89,9 @@ TextFiles read_text_files(const std::string& dir) {
   TextFiles all;
   std::error_code error;
   if (!std::filesystem::exists(dir + "/" + checkpoint::kConfigFile, error)) return all;
-  const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
-  all.ids = models::read_hugging_face_config(checkpoint::read_config(dir), where).ids;
+  const Json config = checkpoint::read_config(dir);
+  const Json* vocab = config.find("vocab_size");
+  if (vocab != nullptr && vocab->is_int()) all.ids = models::read_text_ids(config, vocab->as_int());
   for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename();
     const bool unfinished = name.find(".tmp-") != std::string::npos;

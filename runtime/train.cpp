@@ -126,7 +126,7 @@ comm::WaitLimits limits_of(const RunConfig& config) {
 /// Those of the run file, for the start of MPI. The defaults if it cannot be read, which ranks report together later.
 comm::WaitLimits limits_before_mpi(const TrainOptions& options) {
   try {
-    return limits_of(planner::load_run(options.run_file, options.sets));
+    return limits_of(planner::load_run(options.run_file, options.sets, options.resume));
   } catch (const Error&) {
     return {};
   }
@@ -152,7 +152,7 @@ int train(const TrainOptions& options) {
     // Before all else, because other builds may exchange other values.
     require_same(world, "build", build_id(), "Install the same build on all hosts; slipstream --version prints it.");
     world.together([&] {
-      written = planner::load_run(options.run_file, options.sets);
+      written = planner::load_run(options.run_file, options.sets, options.resume);
       require_supported(written);
       delays_asked();  // refuses a request that cannot be read
       if (const auto step = options.replayed_step; step && (*step < 1 || *step > written.train.steps))
@@ -250,8 +250,10 @@ int train(const TrainOptions& options) {
     }
     if (!config.model.init.empty() && !resume)
       world.together([&] {
-        require_initial(ModelFolder(config.model.init),
-                        planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
+        const ModelFolder folder(config.model.init);
+        if (world.rank() == 0 && !options.replayed_step)
+          require_unmoved({.output = config.output.dir, .checkpoints = config.checkpoint.dir}, folder.dir());
+        require_initial(folder, planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
       });
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     if (options.replayed_step) {

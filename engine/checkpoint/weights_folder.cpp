@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <unordered_set>
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
@@ -26,6 +27,11 @@ bool exists(const std::string& path) {
 Json read_object(const std::string& path) {
   const std::string text = files::read_file(path, files::Owner::checkpoint, kJsonBytesMax);
   return parse_object({.text = text, .where = files::shown(path), .owner = files::Owner::checkpoint});
+}
+
+Manifest read_manifest(const std::string& dir) {
+  const std::string path = dir + "/" + kManifestFile;
+  return parse_manifest(files::read_file(path, files::Owner::checkpoint, kJsonBytesMax), files::shown(path));
 }
 
 /// The file of every tensor by the index.
@@ -97,6 +103,19 @@ std::string model_dir_of(const std::string& dir) {
   return model;
 }
 
+int64_t count_tensors(const std::string& dir) {
+  if (exists(dir + "/" + kManifestFile)) return std::ssize(read_manifest(dir).tensors);
+  const bool in_one_file = exists(dir + "/" + kWeightsFile);
+  if (const std::string index = dir + "/" + kIndexFile; !in_one_file && exists(index))
+    return std::ssize(weight_map(index));
+  std::unordered_set<std::string> names;
+  for (const std::string& file : in_one_file ? std::vector<std::string>{kWeightsFile} : files_of_pieces(dir)) {
+    const SafetensorsFile opened(dir + "/" + file);
+    for (const TensorInfo& info : opened.tensors()) names.insert(info.name);
+  }
+  return std::ssize(names);
+}
+
 Json read_config(const std::string& given) {
   const std::string dir = model_dir_of(given);
   if (!exists(dir + "/" + kConfigFile) && !files_of_pieces(dir).empty())
@@ -161,9 +180,7 @@ void WeightsFolder::add_indexed() {
 
 void WeightsFolder::add_saved() {
   is_checkpoint_ = true;
-  const std::string path = dir_ + "/" + kManifestFile;
-  const Manifest manifest =
-      parse_manifest(files::read_file(path, files::Owner::checkpoint, kJsonBytesMax), files::shown(path));
+  const Manifest manifest = read_manifest(dir_);
   if (const std::string problem = size_problem_of(dir_, manifest.files); !problem.empty())
     throw CheckpointError("[checkpoint] {} is damaged: {} Give another checkpoint.", files::shown(dir_), problem);
   std::vector<std::string> names;

@@ -66,6 +66,10 @@ bool has_weights(const std::string& dir);
 /// if neither has weights; one for a checkpoint that PyTorch pickled names the script that reads it.
 std::string find_weights(const std::string& path);
 
+/// Blocks. The number of tensors in a folder of weights: by its index, whose files may be missing, or by the headers of
+/// its files. Throws: CheckpointError: a damaged index or file.
+int64_t count_tensors(const std::string& dir);
+
 /// Blocks. config.json of a folder. Throws: CheckpointError if it is no JSON object.
 Json read_config(const std::string& dir);
 

@@ -72,8 +72,7 @@ std::vector<Field<R>> make_fields() {
           "model.init", at(&R::model, &Model::init),
           "Hugging Face folder or run folder with the initial weights. It decides the keys of this table that the run "
           "file lacks; written ones must describe its model. Rows that its vocabulary lacks become the mean of its "
-          "rows. Empty: random weights from "
-          "train.seed."),
+          "rows. A run that resumes does not read it. Empty: random weights from train.seed."),
 
       F::text("data.train", at(&R::data, &Data::train),
               "Path of the training data. A pattern with * or ? names several token files, read in the order of their "

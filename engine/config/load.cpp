@@ -45,7 +45,7 @@ void apply_set(RunConfig& config, const std::string& set) {
 }  // namespace
 
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets,
-                          const KeysOfFolder& keys_of_folder) {
+                          const KeysOfModel& keys_of_model) {
   const auto written_over = [&](RunConfig config) {
     if (!path.empty())
       set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
@@ -53,10 +53,10 @@ RunConfig load_run_config(const std::string& path, const std::vector<std::string
     return config;
   };
   RunConfig config = written_over({});
-  if (!config.model.init.empty() && keys_of_folder) {
-    RunConfig of_folder;
-    for (const std::string& key : keys_of_folder(config.model.init)) apply_set(of_folder, key);
-    config = written_over(std::move(of_folder));
+  if (!config.model.init.empty() && keys_of_model) {
+    RunConfig of_model;
+    for (const std::string& key : keys_of_model(config)) apply_set(of_model, key);
+    config = written_over(std::move(of_model));
   }
   return with_sets(std::move(config), {});
 }

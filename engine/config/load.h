@@ -16,16 +16,16 @@ struct RunSource {
   std::vector<std::string> sets;  // --set key=value
 };
 
-/// Keys "key=value" of the model in a folder, for model.init.
-using KeysOfFolder = std::function<std::vector<std::string>(const std::string& folder)>;
+/// Keys "key=value" of [model] for a configuration with model.init. `written` has file and sets, and is not validated.
+using KeysOfModel = std::function<std::vector<std::string>(const RunConfig& written)>;
 
 /// Reads the run file at `path` (empty: none), then applies `sets` ("key=value", the last of equal keys wins; texts
 /// need no quotes) over it, fills in the derived values (resolve_defaults) and checks it (validate). Precedence:
-/// defaults < keys of the folder model.init, if `keys_of_folder` is given < file < sets. It does not read the other
-/// files that the configuration names (data, machines). Throws: what `keys_of_folder` throws; ConfigError, one sentence
+/// defaults < `keys_of_model`, if it is given and model.init is set < file < sets. It does not read the other
+/// files that the configuration names (data, machines). Throws: what `keys_of_model` throws; ConfigError, one sentence
 /// with file:line:column (or the `--set`), what is wrong and the nearest name or the range.
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {},
-                          const KeysOfFolder& keys_of_folder = {});
+                          const KeysOfModel& keys_of_model = {});
 
 /// `config`, which load_run_config() gave, with `sets` over it. Throws: as load_run_config(). Pure.
 RunConfig with_sets(RunConfig config, const std::vector<std::string>& sets);

@@ -109,6 +109,7 @@ TEST_CASE("--help shows the range and the default of a number once", "[cli]") {
   CHECK(contains(layers, "--chunks CHUNKS,... in [1 - 4096]=[1,2,4,8]"));
   CHECK(contains(layers, "--set KEY=VALUE "));
   CHECK(contains(call("train --help").text, "--inject-delays SEED "));
+  CHECK(contains(call("tokenize --help").text, "--threads WHOLE=0 "));
 }
 
 TEST_CASE("a wrong command line exits with code 2", "[cli]") {

@@ -331,6 +331,39 @@ TEST_CASE("checkpoints: their weights are converted, generate text, and begin ot
   check_refused(call("generate " + other + prompt), 4, {"manifest.json"});
 }
 
+TEST_CASE("a config.json with more layers than the files have tensors is refused before a model is built",
+          "[cli][convert]") {
+  const Folder folder;
+  REQUIRE(call("train " + run_file(folder)).code == 0);
+  const std::string final = folder.path("run") + "/checkpoints/final", out = folder.path("out"),
+                    whole = folder.path("whole"), split = folder.path("split"), pieces = folder.path("pieces");
+  fs::copy(final, whole);
+  REQUIRE(call("convert " + final + " " + split + " --file-size 4KiB").code == 0);
+  write_pieces(final + "/model.safetensors", folder, "pieces");
+  const std::string config = with(final + "/config.json", "n_layer", 65536);
+  for (const char* name : {"whole", "split", "pieces"}) {
+    INFO(name);
+    folder.write(std::string(name) + "/config.json", config);
+    const std::string from = folder.path(name);
+    folder.write("init.toml",
+                 "[model]\ninit = \"" + from + "\"\n[data]\ntrain = \"" + folder.path("text.txt") + "\"\n");
+    // A model of 65536 layers would take 2 GB and several seconds, and its plan minutes.
+    for (const std::string& command : {"convert " + from + " " + out, "generate " + from + " --prompt the",
+                                       "eval " + from + " --text " + folder.path("text.txt"),
+                                       "train " + folder.path("init.toml"), "plan " + folder.path("init.toml")})
+      check_refused(shell("ulimit -t 5; " + exe() + " " + command, 10), 4,
+                    {name, "config.json", "has 65536 layers, but the files beside it have only 28 tensors"});
+  }
+  CHECK(!fs::exists(out));
+  // A plan needs no file of weights beside the index.
+  fs::copy_file(final + "/config.json", split + "/config.json", fs::copy_options::overwrite_existing);
+  for (const auto& entry : fs::directory_iterator(split))
+    if (entry.path().extension() == ".safetensors") fs::remove(entry.path());
+  const Result planned = call("plan " + folder.path("init.toml") + " --set model.init=" + split);
+  INFO(planned.text);
+  CHECK(planned.code == 0);
+}
+
 TEST_CASE("model.init: every layout continues with the same weights", "[cli][convert]") {
   const Folder folder;
   for (const std::string family : {"gpt2", "llama"}) {
@@ -437,6 +470,52 @@ TEST_CASE("model.init: the folder decides the keys of [model] that the run file 
   check_refused(call("train " + folder.path("short.toml") + " --set model.rope_scaling_factor=2"), 4,
                 {"model.rope_scaling is llama3 (factor 2,", "but the folder has llama3 (factor 8,"});
   check_refused(call("plan " + folder.path("short.toml") + " --set model.init=" + folder.path("none")), 4, {"none"});
+}
+
+TEST_CASE("model.init: weights that the new run would move are refused before anything moves", "[cli][convert]") {
+  const Folder folder;
+  const std::string dir = folder.path("run"), final = dir + "/checkpoints/final", elsewhere = folder.path("elsewhere"),
+                    link = folder.path("link"), files = folder.path("files");
+  const std::string train = "train " + run_file(folder) + " --set train.steps=1";
+  REQUIRE(call(train).code == 0);
+  const auto refused = [&](const std::string& sets, const std::string& key) {
+    INFO(sets);
+    check_refused(call(train + sets), 2, {"model.init = ", "older results in " + key + " = ", "Set " + key + " to"});
+    CHECK(fs::exists(final + "/model.safetensors"));
+    CHECK(!fs::exists(dir + ".old-1"));
+  };
+  fs::create_directory_symlink(dir, link);
+  fs::create_directory(files);
+  for (const auto& file : fs::directory_iterator(final))
+    fs::create_symlink(file.path(), files + "/" + file.path().filename().string());
+  for (const std::string& init :
+       {final, dir, dir + "/../run//checkpoints/./final/", link + "/checkpoints/final", files})
+    refused(" --set model.init=" + init, "output.dir");
+  refused(" --set model.init=" + final + " --set output.dir=" + link, "output.dir");
+  refused(" --resume --set model.init=" + final + " --set checkpoint.dir=" + elsewhere, "output.dir");
+  refused(" --set model.init=" + dir + " --set checkpoint.dir=" + dir + "/checkpoints --set output.dir=" + elsewhere,
+          "checkpoint.dir");
+
+  // Weights elsewhere, another folder for the new run, and files that stay.
+  const auto trains = [&](const std::string& sets) {
+    const Result result = call(train + sets);
+    INFO(sets << "\n" << result.text);
+    CHECK(result.code == 0);
+  };
+  trains(" --set model.init=" + final + " --set output.dir=" + folder.path("run2"));
+  fs::copy(final, dir + "/mine");
+  trains(" --set model.init=" + dir + "/mine");
+  trains(" --set model.init=" + dir + ".old-1");
+  CHECK(fs::exists(dir + "/mine/model.safetensors"));
+  // A run that resumes moves nothing.
+  const std::string third = folder.path("run3"), begin = third + "/checkpoints/begin";
+  fs::create_directories(third + "/checkpoints");
+  fs::copy(folder.path("run2/checkpoints/final"), begin);
+  const std::string from_begin = " --set model.init=" + begin + " --set output.dir=" + third;
+  trains(from_begin);
+  trains(from_begin + " --resume --set train.steps=2");
+  check_refused(call(train + from_begin), 2, {"model.init = ", "older results in output.dir = "});
+  CHECK(fs::exists(begin));
 }
 
 TEST_CASE("model.init: another model is refused tensor by tensor, and a vocabulary may grow", "[cli][convert]") {

@@ -334,6 +334,54 @@ TEST_CASE("resume: another model, optimizer or setting is refused with the key",
   CHECK(metrics(folder.path("run")).size() == 6);
 }
 
+TEST_CASE("resume: the folder of model.init is not read again", "[cli]") {
+  Folder folder;
+  const std::string source = folder.path("source"), gone = folder.path("gone");
+  // Sizes that no default has, and a vocabulary that grows.
+  REQUIRE(call(train(folder, "first",
+                     " --set model.family=llama --set model.heads=4 --set model.kv_heads=2 "
+                     "--set model.head_dim=6 --set model.tie_embeddings=true"))
+              .code == 0);
+  fs::copy(folder.path("first") + "/checkpoints/final", source);
+  const std::string short_file = folder.write(
+      "short.toml", "[model]\ninit = \"" + source + "\"\nvocab_size = 300\n[data]\ntrain = \"" +
+                        folder.path("text.txt") +
+                        "\"\n[train]\nmicro_batch_size = 2\nglobal_batch_size = 4\nhash_interval = 1\n"
+                        "[optimizer]\ndecay_steps = 8\n[checkpoint]\ninterval = 2\n[device]\nthreads = 1\n");
+  const auto run = [&](const std::string& name, const std::string& more, const std::string& file) {
+    return call("train " + file + " --set output.dir=" + folder.path(name) + more);
+  };
+  const std::string four = " --set train.steps=4", again = " --resume --set train.steps=8";
+  REQUIRE(run("whole", " --set train.steps=8", short_file).code == 0);
+  const std::string hash = metrics(folder.path("whole")).back().at("params_hash").as_string();
+  for (const char* name : {"part", "resolved", "changed"}) REQUIRE(run(name, four, short_file).code == 0);
+  const auto goes_on = [&](const std::string& name, const std::string& file) {
+    const Result result = run(name, again, file);
+    INFO(name << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    CHECK(contains(result.text, "resumed from"));
+    CHECK(!contains(result.text, "weights:  from"));
+    CHECK(metrics(folder.path(name)).back().at("params_hash").as_string() == hash);
+  };
+  fs::rename(source, gone);
+  check_refused(run("new", four, short_file), 4, {"source", "has no model.safetensors"});
+  check_refused(run("new", again, short_file), 4, {"source", "has no model.safetensors"});  // it has no checkpoint
+  // What differs from the checkpoint is refused.
+  check_refused(run("part", again + " --set model.width=32", short_file), 4,
+                {"was trained with model.width = 16, this run has 32"});
+  check_refused(run("part", again + " --set model.init=" + gone, short_file), 4,
+                {"was trained with model.init = \"" + source, "this run has \"" + gone});
+  check_refused(run("part", again + " --set model.init=", folder.path("part") + "/config.resolved.toml"), 4,
+                {"was trained with model.init = \"" + source, "this run has \"\""});
+  goes_on("part", short_file);
+  goes_on("resolved", folder.path("resolved") + "/config.resolved.toml");
+  // Another model in the folder changes nothing.
+  fs::create_directory(source);
+  folder.write("source/config.json", "{}");
+  folder.write("source/model.safetensors", "");
+  goes_on("changed", short_file);
+}
+
 TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits", "[cli]") {
   Folder folder;
   // A step takes a quarter of a millisecond on a fast core, and the signal may come a second late on a busy one.
