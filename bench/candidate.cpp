@@ -165,16 +165,9 @@ std::vector<int64_t> spine_ns_of_slowest(runtime::World& world, const Candidate&
                              runtime::largest_over_ranks(world, work_ns_of_steps(candidate)));
 }
 
-std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate,
-                                                     const std::vector<std::shared_ptr<const Job>>& stages) {
-  const std::vector<int64_t> mine = adding_up_to_a_step(candidate.spine_ns(), work_ns_of_steps(candidate));
-  std::vector<std::vector<int64_t>> all;
-  for (const auto& stage : stages) {
-    std::vector<int64_t> measured_ns(stage->train.spine.size(), 0);
-    if (stage->stage() == candidate.job->stage()) measured_ns = mine;
-    all.push_back(runtime::largest_over_ranks(world, measured_ns));
-  }
-  return all;
+std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate) {
+  return runtime::largest_of_stages(world, candidate.job->mesh,
+                                    adding_up_to_a_step(candidate.spine_ns(), work_ns_of_steps(candidate)));
 }
 
 ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {

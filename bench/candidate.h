@@ -77,8 +77,7 @@ std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const st
 std::vector<int64_t> spine_ns_of_slowest(runtime::World& world, const Candidate& candidate);
 
 /// Blocks. Collective, one rank per stage. Time of every spine item of every stage, scaled to the stage's step.
-std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate,
-                                                     const std::vector<std::shared_ptr<const Job>>& stages);
+std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate);
 
 /// Times of a plan's items, from measurements of another plan of the same model: pieces by name; updates and sums of
 /// squares, whose buckets differ, by bytes.

@@ -89,8 +89,8 @@ class StepBench : WorldBench {
       loop_ns.push_back(static_cast<double>(monotonic_ns() - from) / in_a_row);
     }
     c.means = runtime::gather_steps(world_, c.times, {}, runtime::PlanItems(world_, *c.job)).means;
-    const std::vector<int64_t> spine_ns = runtime::largest_over_ranks(world_, c.spine_ns());
-    if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns);
+    const std::vector<std::vector<int64_t>> spine_ns = runtime::largest_of_stages(world_, c.job->mesh, c.spine_ns());
+    if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns[0]);
   }
 
  private:

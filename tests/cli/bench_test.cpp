@@ -308,6 +308,24 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
   CHECK(check_batch(1) != first);
 }
 
+TEST_CASE("bench step times the stages of pipelines, whose plans have different items", "[cli][pipeline]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), csv = folder.path("table.csv");
+  for (const std::string layout : {"parallel.pipeline=2", "parallel.pipeline=2 --set parallel.tensor=2"}) {
+    const int ranks = contains(layout, "tensor") ? 4 : 2;
+    const Result result =
+        on_ranks(ranks, "bench step " + run + " --steps 2 --set device.kind=cpu --set " + layout + " --csv " + csv);
+    INFO(layout << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    const auto rows = table_of(csv);
+    REQUIRE(rows.size() == 1);
+    CHECK(rows[0].at("ranks") == std::to_string(ranks));
+    CHECK(std::stod(rows[0].at("step_ms")) > 0);
+    CHECK(std::stod(rows[0].at("comm_ms")) > 0);
+  }
+}
+
 TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
