@@ -39,7 +39,11 @@ double median(std::vector<double> values) {
 
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
   const int64_t rows = 2 * job.model.batch * job.model.tokens;
-  const Philox random(static_cast<uint64_t>(rank) + 1, "bench");
+  // Stages and tensor ranks compute on the same sequences. Ranks whose jobs have one rank are not in each other's mesh.
+  const bool alone = job.mesh.world() == 1;
+  const int64_t replica = alone ? rank : job.mesh.index_in_group(Axis::replica, rank),
+                data = alone ? rank : job.mesh.index_in_group(Axis::data, rank);
+  const Philox random(static_cast<uint64_t>(replica) + 1, "bench");
   for (int64_t m = 0; m < job.buffers.micro_batches; ++m) {
     auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
     for (int64_t i = 0; i < rows; ++i)
@@ -47,7 +51,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
           random.zipf(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
     if (job.model.documents) std::fill_n(ids + rows, rows / 2, 0);  // one document
     runtime::number_sequences(job.model, staged.batch + m * staged.stride_bytes, 1,
-                              (rank * job.buffers.micro_batches + m) * job.model.batch);
+                              (data * job.buffers.micro_batches + m) * job.model.batch);
   }
   write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }

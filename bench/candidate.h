@@ -23,7 +23,8 @@ namespace slipstream::bench {
 double median(std::vector<double> values);
 
 /// The batch of one rank, ids and targets in the plan's layout, as frequent as tokens of text (Philox::zipf): the
-/// gradient of the embedding takes longer where ids repeat. The update is the optimizer's step 1 with a tiny learning
+/// gradient of the embedding takes longer where ids repeat. As in training, stages and tensor ranks share a batch. The
+/// update is the optimizer's step 1 with a tiny learning
 /// rate. Pure.
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 

@@ -67,8 +67,8 @@ class StepBench : WorldBench {
                 build_bench_job(assignment_, machine_, config_, world_.size(), world_.rank()), link);
     if (!options_.export_dir.empty()) write_start(c);
     c.run(1, false);
-    const double tokens =
-        static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
+    const double tokens = static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches *
+                                              c.job->mesh.group_size(Axis::replica));
     const double loss = c.rank->report(1).loss_sum / tokens;
     c.run(1, false);
     std::unique_ptr<ThreadPool> pool;

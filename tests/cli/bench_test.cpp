@@ -308,12 +308,12 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
   CHECK(check_batch(1) != first);
 }
 
-TEST_CASE("bench step times the stages of pipelines, whose plans have different items", "[cli][pipeline]") {
+TEST_CASE("bench step has the loss of one rank with stages, whose plans have different items, and tensor ranks",
+          "[cli][pipeline][tensor]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder), csv = folder.path("table.csv");
-  for (const std::string layout : {"parallel.pipeline=2", "parallel.pipeline=2 --set parallel.tensor=2"}) {
-    const int ranks = contains(layout, "tensor") ? 4 : 2;
+  const auto loss_of = [&](int ranks, const std::string& layout) {
     const Result result =
         on_ranks(ranks, "bench step " + run + " --steps 2 --set device.kind=cpu --set " + layout + " --csv " + csv);
     INFO(layout << "\n" << result.text);
@@ -322,8 +322,15 @@ TEST_CASE("bench step times the stages of pipelines, whose plans have different 
     REQUIRE(rows.size() == 1);
     CHECK(rows[0].at("ranks") == std::to_string(ranks));
     CHECK(std::stod(rows[0].at("step_ms")) > 0);
-    CHECK(std::stod(rows[0].at("comm_ms")) > 0);
-  }
+    CHECK((std::stod(rows[0].at("comm_ms")) > 0) == (ranks > 1));
+    return std::stod(rows[0].at("loss"));
+  };
+  const double alone = loss_of(1, "parallel.data=1"), replicas = loss_of(2, "parallel.data=2");
+  CHECK(alone != replicas);
+  CHECK(loss_of(2, "parallel.pipeline=2") == Approx(alone).epsilon(1e-6));
+  CHECK(loss_of(2, "parallel.tensor=2") == Approx(alone).epsilon(1e-6));
+  CHECK(loss_of(4, "parallel.pipeline=2 --set parallel.tensor=2") == Approx(alone).epsilon(1e-6));
+  CHECK(loss_of(4, "parallel.data=2 --set parallel.tensor=2") == Approx(replicas).epsilon(1e-6));
 }
 
 TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]") {
