@@ -192,6 +192,12 @@ int bench_step(const StepOptions& options) {
       if (setting.assignment.kind == DeviceKind::cuda && options.plain_loop)
         throw ConfigError(
             "[bench] --plain-loop runs on a CPU only, but device.kind is \"cuda\". Leave it out, or use \"cpu\".");
+      if (const Parallel& p = setting.config.parallel;
+          options.line_rate > 0 && (p.pipeline > 1 || p.tensor > 1 || p.context > 1))
+        throw ConfigError(
+            "[bench] --line-rate bounds the steps of data ranks, but parallel.pipeline x parallel.tensor x "
+            "parallel.context = {} x {} x {} ranks share a sequence. Use 1 for each, or leave --line-rate out.",
+            p.pipeline, p.tensor, p.context);
     });
     StepBench(options, setting).run();
   });

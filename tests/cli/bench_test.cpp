@@ -381,6 +381,9 @@ TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]
       {"overlap", " --set parallel.pipeline=2"},
       {"overlap", " --zero 3 --set parallel.pipeline=2"},
       {"overlap", " --ablate"},
+      {"step", " --line-rate 1Gbit/s --set parallel.pipeline=2"},
+      {"step", " --line-rate 1Gbit/s --set parallel.tensor=2"},
+      {"step", " --line-rate 1Gbit/s --set parallel.context=2"},
       {"layers", " --set parallel.tensor=1 --set parallel.pipeline=2"}};
   for (const auto& [benchmark, flags] : refusals) {
     const Result result =
