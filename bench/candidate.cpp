@@ -39,7 +39,11 @@ double median(std::vector<double> values) {
 
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
   const int64_t rows = 2 * job.model.batch * job.model.tokens;
-  const Philox random(static_cast<uint64_t>(rank) + 1, "bench");
+  // Stages and tensor ranks compute on the same sequences. Ranks whose jobs have one rank are not in each other's mesh.
+  const bool alone = job.mesh.world() == 1;
+  const int64_t replica = alone ? rank : job.mesh.index_in_group(Axis::replica, rank),
+                data = alone ? rank : job.mesh.index_in_group(Axis::data, rank);
+  const Philox random(static_cast<uint64_t>(replica) + 1, "bench");
   for (int64_t m = 0; m < job.buffers.micro_batches; ++m) {
     auto* ids = reinterpret_cast<int32_t*>(staged.batch + m * staged.stride_bytes);
     for (int64_t i = 0; i < rows; ++i)
@@ -47,7 +51,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
           random.zipf(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
     if (job.model.documents) std::fill_n(ids + rows, rows / 2, 0);  // one document
     runtime::number_sequences(job.model, staged.batch + m * staged.stride_bytes, 1,
-                              (rank * job.buffers.micro_batches + m) * job.model.batch);
+                              (data * job.buffers.micro_batches + m) * job.model.batch);
   }
   write_scalars(job, {}, 1e-5, 1, staged.scalars);
 }
@@ -165,16 +169,9 @@ std::vector<int64_t> spine_ns_of_slowest(runtime::World& world, const Candidate&
                              runtime::largest_over_ranks(world, work_ns_of_steps(candidate)));
 }
 
-std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate,
-                                                     const std::vector<std::shared_ptr<const Job>>& stages) {
-  const std::vector<int64_t> mine = adding_up_to_a_step(candidate.spine_ns(), work_ns_of_steps(candidate));
-  std::vector<std::vector<int64_t>> all;
-  for (const auto& stage : stages) {
-    std::vector<int64_t> measured_ns(stage->train.spine.size(), 0);
-    if (stage->stage() == candidate.job->stage()) measured_ns = mine;
-    all.push_back(runtime::largest_over_ranks(world, measured_ns));
-  }
-  return all;
+std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate) {
+  return runtime::largest_of_stages(world, candidate.job->mesh,
+                                    adding_up_to_a_step(candidate.spine_ns(), work_ns_of_steps(candidate)));
 }
 
 ItemTimes::ItemTimes(const Plan& measured, const std::vector<int64_t>& spine_ns) {

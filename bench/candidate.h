@@ -23,7 +23,8 @@ namespace slipstream::bench {
 double median(std::vector<double> values);
 
 /// The batch of one rank, ids and targets in the plan's layout, as frequent as tokens of text (Philox::zipf): the
-/// gradient of the embedding takes longer where ids repeat. The update is the optimizer's step 1 with a tiny learning
+/// gradient of the embedding takes longer where ids repeat. As in training, stages and tensor ranks share a batch. The
+/// update is the optimizer's step 1 with a tiny learning
 /// rate. Pure.
 void load_random(const Job& job, int rank, const runtime::StagedBatch& staged);
 
@@ -77,8 +78,7 @@ std::vector<int64_t> adding_up_to_a_step(std::vector<int64_t> items_ns, const st
 std::vector<int64_t> spine_ns_of_slowest(runtime::World& world, const Candidate& candidate);
 
 /// Blocks. Collective, one rank per stage. Time of every spine item of every stage, scaled to the stage's step.
-std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate,
-                                                     const std::vector<std::shared_ptr<const Job>>& stages);
+std::vector<std::vector<int64_t>> spine_ns_of_stages(runtime::World& world, const Candidate& candidate);
 
 /// Times of a plan's items, from measurements of another plan of the same model: pieces by name; updates and sums of
 /// squares, whose buckets differ, by bytes.

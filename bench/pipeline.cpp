@@ -113,7 +113,7 @@ class PipelineBench : WorldBench {
     if (paced_)
       for (const auto& stage : row.stages) spine_ns.push_back(equal_stage_ns(*stage, forward_ns_));
     else
-      spine_ns = spine_ns_of_stages(world_, c, row.stages);
+      spine_ns = spine_ns_of_stages(world_, c);
     if (ratio == 0) alone_ms_[row.name] = row.step_ms();
     int64_t busy_ns = 0;  // of the stage with the longest compute
     for (size_t s = 0; s < row.stages.size(); ++s) {

@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "bench/csv_file.h"
 #include "bench/harness.h"
+#include "engine/base/check.h"
 #include "engine/base/parallel.h"
 #include "engine/base/print.h"
 #include "engine/base/units.h"
@@ -25,7 +27,7 @@
 #include "models/hugging_face.h"
 #include "planner/plan_options.h"
 #include "planner/planner.h"
-#include "runtime/weights.h"
+#include "runtime/shared_weights.h"
 
 namespace slipstream::bench {
 namespace {
@@ -63,12 +65,13 @@ class StepBench : WorldBench {
   void run() {
     const bool plain = world_.size() == 1 && options_.plain_loop;
     const double link = static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second);
-    Candidate c("step", world_, assignment_, config_,
-                build_bench_job(assignment_, machine_, config_, world_.size(), world_.rank()), link);
-    if (!options_.export_dir.empty()) write_start(c);
+    planner::FinishedJob finished = build_bench_job(assignment_, machine_, config_, world_.size(), world_.rank());
+    const std::vector<std::shared_ptr<const Job>> stages = finished.stages;
+    Candidate c("step", world_, assignment_, config_, std::move(finished), link);
+    if (!options_.export_dir.empty()) write_start(c, stages);
     c.run(1, false);
-    const double tokens =
-        static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches * world_.size());
+    const double tokens = static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches *
+                                              c.job->mesh.group_size(Axis::replica));
     const double loss = c.rank->report(1).loss_sum / tokens;
     c.run(1, false);
     std::unique_ptr<ThreadPool> pool;
@@ -89,39 +92,43 @@ class StepBench : WorldBench {
       loop_ns.push_back(static_cast<double>(monotonic_ns() - from) / in_a_row);
     }
     c.means = runtime::gather_steps(world_, c.times, {}, runtime::PlanItems(world_, *c.job)).means;
-    const std::vector<int64_t> spine_ns = runtime::largest_over_ranks(world_, c.spine_ns());
-    if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns);
+    const std::vector<std::vector<int64_t>> spine_ns = runtime::largest_of_stages(world_, c.job->mesh, c.spine_ns());
+    if (world_.rank() == 0) report(c, loss, step_ns, loop_ns, spine_ns[0]);
   }
 
  private:
   static constexpr int kInARow = 8;
 
   /// Weights as one safetensors file, and the batch of every rank: int32, ids then targets.
-  void write_start(Candidate& c) {
+  void write_start(Candidate& c, const std::vector<std::shared_ptr<const Job>>& stages) {
     const Job& job = *c.job;
     world_.together([&] {
-      if (job.zero_stage > 0 || job.buffers.micro_batches > 1)
+      const int64_t sequences = job.model.batch * job.mesh.group_size(Axis::data);
+      if (job.buffers.micro_batches > 1)
         throw ConfigError(
-            "[bench] --export needs zero.stage = 0 and one micro-batch, got stage {} and {} micro-batches. Set "
-            "zero.stage = 0 and train.global_batch_size to micro_batch_size x ranks.",
-            job.zero_stage, job.buffers.micro_batches);
-      if (world_.rank() != 0) return;
-      const auto read = [&](size_t p, size_t t, int64_t begin, std::span<float> out) {
-        c.rank->read(&BucketStorage::master, p, t, begin, out);
-      };
-      models::ModelOptions options =
-          planner::model_options({.config = resolve_bench(config_, world_.size()), .machine = machine_});
-      options.dtype = DType::f32;
-      checkpoint::write_final(options_.export_dir, runtime::tensors_to_save({c.job}, {read}),
-                              models::hugging_face_config(options), {});
+            "[bench] --export needs one micro-batch, got {}. Set train.global_batch_size to micro_batch_size x data "
+            "ranks = {}.",
+            job.buffers.micro_batches, sequences);
     });
     world_.together([&] {
-      std::vector<int32_t> ids(static_cast<size_t>(2 * job.model.batch * job.model.tokens));
+      runtime::with_weights(world_, *c.rank, stages, [&](const std::vector<runtime::ReadWeights>& reads) {
+        models::ModelOptions options =
+            planner::model_options({.config = resolve_bench(config_, world_.size()), .machine = machine_});
+        options.dtype = DType::f32;
+        checkpoint::write_final(options_.export_dir, runtime::tensors_to_save(stages, reads),
+                                models::hugging_face_config(options), {});
+      });
+    });
+    world_.together([&] {
+      // Masks of documents and the numbers of sequences follow ids and targets, and are not exported.
+      std::vector<std::byte> batch(static_cast<size_t>(job.buffers[job.ids.batch_next].size_bytes));
+      const size_t ids_bytes = static_cast<size_t>(2 * job.model.batch * job.model.tokens) * sizeof(int32_t);
+      SLIP_ASSERT(ids_bytes <= batch.size());
       std::vector<float> scalars(static_cast<size_t>(job.scalars()));
-      load_random(job, world_.rank(), {.batch = reinterpret_cast<std::byte*>(ids.data()), .scalars = scalars});
+      load_random(job, world_.rank(), {.batch = batch.data(), .scalars = scalars});
       const std::string path = fmt::format("{}/batch_{}.bin", options_.export_dir, world_.rank());
       const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "wb"), std::fclose);
-      if (!file || std::fwrite(ids.data(), sizeof(int32_t), ids.size(), file.get()) != ids.size())
+      if (!file || std::fwrite(batch.data(), 1, ids_bytes, file.get()) != ids_bytes)
         throw ResourceError("[bench] {} cannot be written. Give --export a writable folder.", path);
     });
   }
@@ -185,6 +192,12 @@ int bench_step(const StepOptions& options) {
       if (setting.assignment.kind == DeviceKind::cuda && options.plain_loop)
         throw ConfigError(
             "[bench] --plain-loop runs on a CPU only, but device.kind is \"cuda\". Leave it out, or use \"cpu\".");
+      if (const Parallel& p = setting.config.parallel;
+          options.line_rate > 0 && (p.pipeline > 1 || p.tensor > 1 || p.context > 1))
+        throw ConfigError(
+            "[bench] --line-rate bounds the steps of data ranks, but parallel.pipeline x parallel.tensor x "
+            "parallel.context = {} x {} x {} ranks share a sequence. Use 1 for each, or leave --line-rate out.",
+            p.pipeline, p.tensor, p.context);
     });
     StepBench(options, setting).run();
   });

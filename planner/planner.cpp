@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
+
+#include <fmt/ranges.h>
 
 #include "comm/link.h"
 #include "comm/nccl/launch_order.h"
@@ -18,6 +21,7 @@
 #include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/plan/keeping.h"
+#include "engine/plan/update_shards.h"
 #include "planner/minimum_memory.h"
 #include "planner/plan_options.h"
 #include "planner/stage_jobs.h"
@@ -191,25 +195,34 @@ void for_tensors(const std::vector<std::shared_ptr<Job>>& stages, const Visit& v
         for (const NamedTensor& tensor : job->model.parameters[p].tensors) visit(group, tensor);
 }
 
-/// Every pattern of optimizer.multipliers must match a tensor, and none that is updated as a matrix.
+/// Every row of optimizer.multipliers must hold for a tensor, and none matches one that is updated as a matrix.
 void require_matches(const std::vector<std::shared_ptr<Job>>& stages) {
   const PlanOptions& options = stages[0]->options;
   for (const UpdateMultipliers& row : options.multipliers) {
-    bool matches = false;
+    std::set<const UpdateMultipliers*> holding;  // for the tensors that this row matches
     for_tensors(stages, [&](const ParameterGroup& group, const NamedTensor& tensor) {
-      matches |= ::fnmatch(row.pattern.c_str(), tensor.name.c_str(), 0) == 0;
-      if (group.optimizer->granularity == Granularity::matrix &&
-          ::fnmatch(row.pattern.c_str(), tensor.name.c_str(), 0) == 0)
+      if (::fnmatch(row.pattern.c_str(), tensor.name.c_str(), 0) != 0) return;
+      holding.insert(multipliers_of(options, tensor.name));
+      if (group.optimizer->granularity == Granularity::matrix)
         throw ConfigError(
             "optimizer.multipliers: the pattern {} matches {}, a matrix that {} updates. Restrict the pattern to the "
             "other parameters, or use optimizer.name = \"adamw\".",
             files::shown(row.pattern), tensor.name, name_of(group.optimizer->name));
     });
-    if (!matches)
+    if (holding.empty())
       throw ConfigError(
           "optimizer.multipliers: the pattern {} matches no tensor of the model. Use names such as {}, with * for any "
           "characters.",
           files::shown(row.pattern), stages[0]->model.parameters.at(0).name());
+    if (holding.contains(&row)) continue;
+    const auto number = [&](const UpdateMultipliers* each) { return each - options.multipliers.data() + 1; };
+    std::vector<std::string> earlier;
+    for (const UpdateMultipliers* each : holding)
+      earlier.push_back(fmt::format("row {} ({})", number(each), files::shown(each->pattern)));
+    throw ConfigError(
+        "optimizer.multipliers: row {} ({}) has no effect because all its tensors match {} first. Remove row {}, or "
+        "move it up.",
+        number(&row), files::shown(row.pattern), fmt::join(earlier, " or "), number(&row));
   }
 }
 

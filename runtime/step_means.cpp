@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -336,12 +337,23 @@ std::string waited_for(const std::map<std::string, double>& exposed_by, double s
 }
 
 std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>& values) {
+  return largest_of_stages(world, Mesh(MeshSizes{.data = world.size()}), values)[0];
+}
+
+std::vector<std::vector<int64_t>> largest_of_stages(World& world, const Mesh& mesh,
+                                                    const std::vector<int64_t>& values) {
   std::string bytes;
   for (int64_t value : values) put(bytes, value);
-  std::vector<int64_t> largest = values;
-  for (const std::string& theirs : world.all_gather(bytes, "the times of works")) {
-    Reader reader(theirs);
-    for (int64_t& value : largest) value = std::max(value, reader.next());
+  const std::vector<std::string> gathered = world.all_gather(bytes, "the times of works");
+  SLIP_ASSERT(gathered.size() == static_cast<size_t>(mesh.world()));
+  std::vector<std::vector<int64_t>> largest(static_cast<size_t>(mesh.group_size(Axis::pipeline)));
+  for (size_t r = 0; r < gathered.size(); ++r) {
+    std::vector<int64_t>& of_stage = largest[static_cast<size_t>(mesh.coordinates(static_cast<int>(r)).pipeline)];
+    const size_t count = gathered[r].size() / sizeof(int64_t);
+    if (of_stage.empty()) of_stage.assign(count, std::numeric_limits<int64_t>::min());
+    SLIP_ASSERT(of_stage.size() == count);
+    Reader reader(gathered[r]);
+    for (int64_t& value : of_stage) value = std::max(value, reader.next());
   }
   return largest;
 }

@@ -47,7 +47,11 @@ std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, 
 /// if compute waited for none.
 std::string waited_for(const std::map<std::string, double>& exposed_by, double steps);
 
-/// Blocks. Collective: element by element the largest value of any rank.
+/// Blocks. Collective: element by element the largest value of any rank. Every rank gives as many values.
 std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>& values);
+
+/// Blocks. Collective: the same among the ranks of each pipeline stage, by stage. `values` are of this rank's stage:
+/// the plans of stages have different items.
+std::vector<std::vector<int64_t>> largest_of_stages(World& world, const Mesh& mesh, const std::vector<int64_t>& values);
 
 }  // namespace slipstream::runtime

@@ -423,12 +423,7 @@ void Trainer::rehearse_bound() {
   // Without an emulated link, the rate of the wire is unknown and there is no bound.
   if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
   // Equal on all ranks: for every item of a stage, the fastest time on the stage's slowest rank.
-  std::vector<std::vector<int64_t>> item_ns;
-  for (size_t stage = 0; stage < stages_.size(); ++stage) {
-    const bool own = static_cast<int>(stage) == job.stage();
-    item_ns.push_back(
-        largest_over_ranks(world_, own ? item_ns_ : std::vector<int64_t>(stages_[stage]->train.size(), -1)));
-  }
+  const std::vector<std::vector<int64_t>> item_ns = largest_of_stages(world_, job.mesh, item_ns_);
   bound_ms_ = planner::rehearsed_step_ms(stages_, item_ns, machine, replayed_);
 }
 

@@ -171,8 +171,10 @@ std::vector<Field<R>> make_fields() {
           "optimizer.schedule", at(&R::optimizer, &Optimizer::schedule),
           "Learning rate behind the warm-up: cosine or linear (from learning_rate to min_learning_rate at "
           "decay_steps), warmup_stable_decay (learning_rate, then linear over the last cooldown_steps) or constant."),
-      F::integer("optimizer.cooldown_steps", at(&R::optimizer, &Optimizer::cooldown_steps), {0, kMaxSteps},
-                 "Steps of the decay of warmup_stable_decay, up to decay_steps. 0: a tenth of decay_steps."),
+      F::integer(
+          "optimizer.cooldown_steps", at(&R::optimizer, &Optimizer::cooldown_steps), {0, kMaxSteps},
+          "Steps of the decay of warmup_stable_decay, up to decay_steps. At most decay_steps - warmup_steps. 0: a "
+          "tenth of decay_steps."),
       F::real("optimizer.beta1", at(&R::optimizer, &Optimizer::beta1), in_float32({0, 1, false, true}),
               "Decay of the first moment."),
       F::real("optimizer.beta2", at(&R::optimizer, &Optimizer::beta2), in_float32({0, 1, false, true}),

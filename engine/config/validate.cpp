@@ -73,13 +73,16 @@ void validate_train(const RunConfig& config) {
         "optimizer.cooldown_steps = {} has no effect with optimizer.schedule = \"{}\". Remove it, or use "
         "\"warmup_stable_decay\".",
         optimizer.cooldown_steps, name_of(optimizer.schedule));
-  if (cools && optimizer.cooldown_steps > optimizer.decay_steps - optimizer.warmup_steps &&
-      optimizer.decay_steps != train.steps)
+  if (const int64_t left = optimizer.decay_steps - optimizer.warmup_steps;
+      cools && optimizer.cooldown_steps > std::max<int64_t>(0, left)) {
+    const std::string shorter = left > 0 ? fmt::format("at most {} for the cool-down, or ", left) : "";
     throw ConfigError(
-        "optimizer.cooldown_steps = {} and warmup_steps = {} exceed decay_steps = {}. Use at most {} for the "
-        "cool-down.",
+        "optimizer.cooldown_steps = {} and warmup_steps = {} exceed decay_steps = {}{}. Use {}at least {} for "
+        "decay_steps.",
         optimizer.cooldown_steps, optimizer.warmup_steps, optimizer.decay_steps,
-        optimizer.decay_steps - optimizer.warmup_steps);
+        optimizer.decay_steps == train.steps ? " = train.steps" : "", shorter,
+        optimizer.cooldown_steps + optimizer.warmup_steps);
+  }
 }
 
 /// Rules of optimizers that update whole matrices.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <sstream>
+#include <tuple>
 
 #include "tests/cli/program.h"
 
@@ -308,6 +309,70 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
   CHECK(check_batch(1) != first);
 }
 
+TEST_CASE("bench step has the loss of one rank with stages, whose plans have different items, and tensor ranks",
+          "[cli][pipeline][tensor]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  const std::string run = run_file(folder), csv = folder.path("table.csv");
+  const auto loss_of = [&](int ranks, const std::string& layout) {
+    const Result result =
+        on_ranks(ranks, "bench step " + run + " --steps 2 --set device.kind=cpu --set " + layout + " --csv " + csv);
+    INFO(layout << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    const auto rows = table_of(csv);
+    REQUIRE(rows.size() == 1);
+    CHECK(rows[0].at("ranks") == std::to_string(ranks));
+    CHECK(std::stod(rows[0].at("step_ms")) > 0);
+    CHECK((std::stod(rows[0].at("comm_ms")) > 0) == (ranks > 1));
+    return std::stod(rows[0].at("loss"));
+  };
+  const double alone = loss_of(1, "parallel.data=1"), replicas = loss_of(2, "parallel.data=2");
+  CHECK(alone != replicas);
+  CHECK(loss_of(2, "parallel.pipeline=2") == Approx(alone).epsilon(1e-6));
+  CHECK(loss_of(2, "parallel.tensor=2") == Approx(alone).epsilon(1e-6));
+  CHECK(loss_of(4, "parallel.pipeline=2 --set parallel.tensor=2") == Approx(alone).epsilon(1e-6));
+  CHECK(loss_of(4, "parallel.data=2 --set parallel.tensor=2") == Approx(replicas).epsilon(1e-6));
+}
+
+TEST_CASE("bench step exports the same weights on every layout, and the batch of each rank", "[cli][tensor]") {
+  Folder folder;
+  const std::string run = run_file(folder), start = folder.path("start");
+  const auto exported = [&](int ranks, const std::string& layout) {
+    fs::remove_all(start);
+    const std::string step = "bench step " + run +
+                             " --steps 1 --set device.kind=cpu --set train.global_batch_size=0 --export " + start +
+                             layout;
+    const Result result = ranks == 1 ? call(step) : on_ranks(ranks, step);
+    INFO(layout << "\n" << result.text);
+    REQUIRE(result.code == 0);
+    std::vector<std::string> batches;
+    for (int rank = 0; rank < ranks; ++rank) batches.push_back(read(start + "/batch_" + std::to_string(rank) + ".bin"));
+    return std::tuple(read(start + "/model.safetensors"), read(start + "/config.json"), batches);
+  };
+  const auto [weights, config, batches] = exported(1, "");
+  // Masks and numbers of sequences are behind the exported part of a staged batch.
+  const auto [longer_weights, longer_config, longer] =
+      exported(1, " --set data.document_mask=true --set model.embd_pdrop=0.1");
+  CHECK(longer_weights == weights);
+  CHECK(longer == batches);
+  check_refused(
+      call("bench step " + run + " --set device.kind=cpu --export " + start), 2,
+      {"--export needs one micro-batch, got 2. Set train.global_batch_size to micro_batch_size x data ranks = "
+       "2."});
+  if (!has_mpirun()) return;
+  for (const std::string layout : {"tensor=2", "pipeline=2", "context=2", "data=2 --set zero.stage=1",
+                                   "data=2 --set zero.stage=3", "tensor=2 --set parallel.pipeline=2"}) {
+    INFO(layout);
+    const auto [their_weights, their_config, theirs] =
+        exported(contains(layout, "parallel") ? 4 : 2, " --set parallel." + layout);
+    CHECK(their_weights == weights);
+    CHECK(their_config == config);
+    const bool replicas = contains(layout, "data") || contains(layout, "context");
+    CHECK((theirs[0] == theirs[1]) == !replicas);
+    if (!contains(layout, "context")) CHECK(theirs[0] == batches[0]);
+  }
+}
+
 TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
@@ -316,6 +381,9 @@ TEST_CASE("an error that all ranks of a benchmark raise is printed once", "[cli]
       {"overlap", " --set parallel.pipeline=2"},
       {"overlap", " --zero 3 --set parallel.pipeline=2"},
       {"overlap", " --ablate"},
+      {"step", " --line-rate 1Gbit/s --set parallel.pipeline=2"},
+      {"step", " --line-rate 1Gbit/s --set parallel.tensor=2"},
+      {"step", " --line-rate 1Gbit/s --set parallel.context=2"},
       {"layers", " --set parallel.tensor=1 --set parallel.pipeline=2"}};
   for (const auto& [benchmark, flags] : refusals) {
     const Result result =

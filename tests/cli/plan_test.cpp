@@ -257,6 +257,26 @@ TEST_CASE("plan uses the device of the machine file unless the run file sets one
   }
 }
 
+TEST_CASE("a row of optimizer.multipliers that holds for no tensor is refused beside the rows that do", "[cli]") {
+  Folder folder;
+  const auto plan = [&, run = run_file(folder)](const std::string& rows) {
+    return call("plan " + run + " --set device.kind=cpu --set \"optimizer.multipliers=[" + rows + "]\"");
+  };
+  const auto row = [](const std::string& pattern) { return "\\\"" + pattern + " learning_rate=2\\\""; };
+  check_refused(plan(row("*ln_*") + "," + row("*ln_*")), 2,
+                {"optimizer.multipliers: row 2 (\"*ln_*\") has no effect because all its tensors match row 1 "
+                 "(\"*ln_*\") first. Remove row 2, or move it up."});
+  check_refused(plan(row("*.bias") + "," + row("*wte*") + "," + row("*ln_*.weight") + "," + row("*ln_*")), 2,
+                {"optimizer.multipliers: row 4 (\"*ln_*\") has no effect because all its tensors match row 1 "
+                 "(\"*.bias\") or row 3 (\"*ln_*.weight\") first. Remove row 4, or move it up."});
+  check_refused(plan(row("*") + "," + row("*norm*")), 2, {"the pattern \"*norm*\" matches no tensor of the model"});
+  for (const std::string& rows : {row("*.bias") + "," + row("*ln_*"), row("*.bias") + "," + row("*")}) {
+    const Result accepted = plan(rows);
+    INFO(accepted.text);
+    CHECK(accepted.code == 0);
+  }
+}
+
 TEST_CASE("ranks beyond the nodes of a machine file are refused", "[cli]") {
   Folder folder;
   const std::string run = run_file(folder) + " --set train.global_batch_size=64",

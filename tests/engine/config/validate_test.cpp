@@ -159,6 +159,24 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"optimizer.warmup_steps=100", "optimizer.decay_steps=50"}) ==
         "optimizer.decay_steps = 50 is smaller than optimizer.warmup_steps = 100. Use at least 100.");
   CHECK(load_refusal({"optimizer.warmup_steps=100", "train.steps=50"}) == "accepted");
+  const std::string cools = "optimizer.schedule=warmup_stable_decay";
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=0", "optimizer.cooldown_steps=60", "train.steps=8"}) ==
+        "optimizer.cooldown_steps = 60 and warmup_steps = 0 exceed decay_steps = 8 = train.steps. Use at most 8 for "
+        "the cool-down, or at least 60 for decay_steps.");
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=5", "optimizer.cooldown_steps=7", "train.steps=8"}) ==
+        "optimizer.cooldown_steps = 7 and warmup_steps = 5 exceed decay_steps = 8 = train.steps. Use at most 3 for the "
+        "cool-down, or at least 12 for decay_steps.");
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=5", "optimizer.cooldown_steps=7", "optimizer.decay_steps=9"}) ==
+        "optimizer.cooldown_steps = 7 and warmup_steps = 5 exceed decay_steps = 9. Use at most 4 for the cool-down, or "
+        "at least 12 for decay_steps.");
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=8", "optimizer.cooldown_steps=1", "train.steps=8"}) ==
+        "optimizer.cooldown_steps = 1 and warmup_steps = 8 exceed decay_steps = 8 = train.steps. Use at least 9 for "
+        "decay_steps.");
+  // A trial of the first steps of a longer schedule, a cool-down right behind the warm-up, and the default cool-down.
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=5", "optimizer.cooldown_steps=7", "train.steps=8",
+                      "optimizer.decay_steps=12"}) == "accepted");
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=5", "optimizer.cooldown_steps=3", "train.steps=8"}) == "accepted");
+  CHECK(load_refusal({cools, "optimizer.warmup_steps=100", "train.steps=50"}) == "accepted");
   CHECK(load_refusal({"device.kind=cuda", "comm.backend=mpi"}) ==
         "comm.backend = \"mpi\" moves host memory, but device.kind = \"cuda\". Use \"auto\" or \"nccl\".");
   CHECK(load_refusal({"device.kind=cpu", "comm.backend=nccl"}) ==
