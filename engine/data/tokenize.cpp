@@ -119,13 +119,13 @@ class Writer {
  public:
   Writer(const TokenizeOptions& options, std::shared_ptr<const Tokenizer> tokenizer, Progress progress)
       : options_(options), tokenizer_(std::move(tokenizer)), progress_(std::move(progress)) {
-    const HuggingFaceFiles files = tokenizer_->hugging_face_files();
+    std::error_code reported_by_writing;
+    std::filesystem::create_directories(files::folder_of(options.out), reported_by_writing);
     if (!tokenizer_->name().starts_with(kFileTokenizer)) return;
     // The shards carry their tokenizer.
     const std::filesystem::path folder = options.out + ".tokenizer";
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    for (const auto& [name, bytes] : files) files::write_file(folder / name, bytes);
+    std::filesystem::create_directories(folder, reported_by_writing);
+    for (const auto& [name, bytes] : tokenizer_->hugging_face_files()) files::write_file(folder / name, bytes);
     tokenizer_file_ = (folder.filename() / "tokenizer.json").string();
   }
 

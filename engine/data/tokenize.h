@@ -37,8 +37,8 @@ struct TokenizeSummary {
   std::vector<Shard> shards;
 };
 
-/// Blocks. Every shard appears complete or not at all. The ids do not depend on the number of threads. A JSON line is
-/// an object whose string "text" is a document.
+/// Blocks. Every shard appears complete or not at all, in a folder that is created where it is missing. The ids do not
+/// depend on the number of threads. A JSON line is an object whose string "text" is a document.
 /// Throws: DataError (the text; nothing to resume), ConfigError (the tokenizer; a shard that would replace the text),
 /// ResourceError (the folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);
