@@ -138,12 +138,7 @@ class Reader {
 
   std::string hash() const {
     Xxh3 hash;
-    std::vector<char> bytes(static_cast<size_t>(std::min<int64_t>(file_.size_bytes(), 1 << 20)));
-    for (int64_t begin = 0; begin < file_.size_bytes(); begin += std::ssize(bytes)) {
-      const int64_t size = std::min(std::ssize(bytes), file_.size_bytes() - begin);
-      file_.read(begin, bytes.data(), size);
-      hash.update(bytes.data(), size);
-    }
+    hash.update(file_, 0, file_.size_bytes());
     return hash.hex();
   }
 

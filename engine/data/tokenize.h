@@ -27,6 +27,7 @@ struct TokenizeSummary {
     int64_t count = 0;
     int64_t size_bytes = 0;
     std::string hash;
+    std::string hash_beside;  // of its .json and its .documents; empty with one shard only
   };
   std::string tokenizer;
   int32_t vocab_size = 0;
@@ -39,7 +40,7 @@ struct TokenizeSummary {
 
 /// Blocks. Every shard appears complete or not at all, in a folder that is created where it is missing. The ids do not
 /// depend on the number of threads. A JSON line is an object whose string "text" is a document.
-/// Throws: DataError (the text; nothing to resume), ConfigError (the tokenizer; a shard that would replace the text),
+/// Throws: DataError (the text; a shard, a text or progress that changed before `resume`), ConfigError (the tokenizer; a shard that would replace the text),
 /// ResourceError (the folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);
 
