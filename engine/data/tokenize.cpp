@@ -72,23 +72,11 @@ class Writer {
   std::vector<TokenizeSummary::Shard> finish(int64_t& documents, int64_t& removed) {
     check_skipped();
     if (writer_) finish_shard();
-    removed = remove_later_shards();
+    removed = remove_earlier_shards(options_, std::ssize(progress_.shards));
     documents = progress_.documents;
     std::error_code ignored;
     std::filesystem::remove(progress_path(options_), ignored);
     return std::move(progress_.shards);
-  }
-
-  /// A pattern would read shards of an earlier command with more shards, too. Returns their number.
-  int64_t remove_later_shards() const {
-    int64_t removed = 0;
-    for (int64_t number = std::ssize(progress_.shards); options_.shard_tokens > 0; ++number, ++removed) {
-      const std::string name = name_of_shard(options_, number);
-      std::error_code error;
-      if (!std::filesystem::remove(name + ".bin", error)) break;
-      for (const char* end : {".json", ".documents"}) std::filesystem::remove(name + end, error);
-    }
-    return removed;
   }
 
  private:
@@ -137,20 +125,23 @@ std::string identity_of(const Tokenizer& tokenizer) {
   return vocabulary.empty() ? tokenizer.name() : tokenizer.name() + " " + hash.hex();
 }
 
-/// The shards must not replace the text.
+/// The shards must not replace the text or the tokenizer.
 void check_names(const TokenizeOptions& options, const TextFile& text) {
+  const auto check = [&](const std::string& written) {
+    if (std::error_code error; !std::filesystem::exists(written, error)) return;
+    for (const std::string& input : {options.text, options.tokenizer}) {
+      std::error_code error;
+      if (std::filesystem::equivalent(input, written, error))
+        throw ConfigError(
+            "[data] {} would be overwritten: it is the {}, and the command writes {}. Give the shards another name.",
+            files::shown(input), input == options.text ? "text" : "tokenizer", files::shown(written));
+    }
+  };
+  check(progress_path(options));
   // A text has at most as many ids as bytes, and an end of each document.
   const int64_t shards = options.shard_tokens > 0 ? 2 * text.size_bytes() / options.shard_tokens + 1 : 1;
   for (int64_t shard = 0; shard < std::min<int64_t>(shards, 100000); ++shard)
-    for (const char* end : {".bin", ".json"}) {
-      const std::string name =
-          options.shard_tokens > 0 ? fmt::format("{}-{:05}{}", options.out, shard, end) : options.out + end;
-      std::error_code error;
-      if (std::filesystem::equivalent(options.text, name, error))
-        throw ConfigError(
-            "[data] {} would be overwritten: it is the text, and the command writes {}. Give the shards another name.",
-            files::shown(options.text), files::shown(name));
-    }
+    for (const char* end : {".bin", ".json", ".documents"}) check(name_of_shard(options, shard) + end);
 }
 
 }  // namespace

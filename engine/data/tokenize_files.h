@@ -17,4 +17,9 @@ std::string progress_path(const TokenizeOptions& options);
 /// Blocks. Removes what killed commands of this host with the same OUT left half written.
 void remove_abandoned(const TokenizeOptions& options);
 
+/// Blocks. Removes the shards of earlier commands with the same OUT, which a pattern would read, too: all but the first
+/// `written`, and OUT.bin if the command writes numbered shards. Files that are no shards by name and sidecar, the text
+/// and the tokenizer stay. Returns the number of shards.
+int64_t remove_earlier_shards(const TokenizeOptions& options, int64_t written);
+
 }  // namespace slipstream::data

@@ -127,3 +127,75 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
   options.resume = true;
   CHECK_REFUSED(DataError, tokenize(options), "belongs to another command", "chars");
 }
+
+TEST_CASE("tokenize: shards of earlier commands that a pattern would read are removed, other files stay", "[data]") {
+  const TempFolder folder;
+  const std::string lines = lines_of(20);
+  put(folder / "t.jsonl", lines);
+  put(folder / "t.txt", lines);
+  const auto run = [&](const std::string& text, int64_t shard_tokens) {
+    const TokenizeSummary summary = tokenize({.text = text, .out = folder / "s", .shard_tokens = shard_tokens});
+    CHECK(open_shards(folder / "s*.bin").tokens->count() == summary.count);
+    return summary.removed;
+  };
+  const auto exists = [&](const std::string& name) { return std::filesystem::exists(folder / name); };
+  CHECK(run(folder / "t.jsonl", 100) == 0);
+  CHECK(exists("s-00002.documents"));
+  // What a command leaves that is killed while it removes or writes.
+  std::filesystem::remove(folder / "s-00001.bin");
+  std::filesystem::remove(folder / "s-00002.json");
+  CHECK(run(folder / "t.jsonl", 0) == 2);
+  CHECK_FALSE(exists("s-00000.bin"));
+  CHECK_FALSE(exists("s-00000.documents"));
+  CHECK_FALSE(exists("s-00002.bin"));
+  CHECK(run(folder / "t.txt", 0) == 0);
+  CHECK_FALSE(exists("s.documents"));  // the new shard has none
+  CHECK(run(folder / "t.jsonl", 100) == 1);
+  CHECK_FALSE(exists("s.bin"));
+  CHECK_FALSE(exists("s.json"));
+  // Fewer shards, with a gap between those of the earlier command.
+  CHECK(run(folder / "t.jsonl", 50) == 0);
+  std::filesystem::remove(folder / "s-00003.bin");
+  CHECK(run(folder / "t.jsonl", 100) == 2);
+
+  // Files of other names, of other programs and of the user.
+  const TempFolder other;
+  const std::string text = other / "s-00003.bin";
+  const std::vector<std::string> kept = {"s-00003.bin",          "s.bin",       "s-1.bin",
+                                         "s-00001-of-00002.bin", "s-x.bin",     "as-00000.bin",
+                                         "s-00007.json",         "s-00008.bin", "s-00008.json"};
+  for (const std::string& name : kept) put(other / name, lines);
+  put(other / "s-00004.bin", "killed");
+  CHECK(tokenize({.text = text, .out = other / "s", .shard_tokens = 1000}).removed == 1);
+  CHECK(tokenize({.text = text, .out = other / "t"}).removed == 0);
+  for (const std::string& name : kept) CHECK(bytes_in(other / name) == lines);
+  CHECK(tokenize({.text = text, .out = other / "s"}).removed == 1);
+  CHECK(bytes_in(text) == lines);
+  CHECK_FALSE(std::filesystem::exists(other / "s-00000.bin"));
+
+  for (const char* name : {"x.documents", "x.progress.json"}) {
+    put(other / name, lines);
+    CHECK_REFUSED(ConfigError, tokenize({.text = other / name, .out = other / "x"}), "would be overwritten", name);
+  }
+  const std::string file = bytes_in(std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json");
+  put(other / "tokenizer.json", file);
+  CHECK_REFUSED(ConfigError,
+                tokenize({.text = text, .out = other / "tokenizer", .tokenizer = other / "tokenizer.json"}),
+                "would be overwritten: it is the tokenizer");
+  CHECK(bytes_in(other / "tokenizer.json") == file);
+}
+
+TEST_CASE("tokenize: half a tokenizer of a killed command is removed", "[data]") {
+  const TempFolder folder;
+  put(folder / "t.txt", "some text");
+  std::filesystem::create_directory(folder / "s.tokenizer");
+  const std::string gone = ".tmp-999999999";
+  for (const std::string& name : {"tokenizer.json" + gone, "tokenizer_config.json" + gone})
+    put(folder / ("s.tokenizer/" + name), "half");
+  const std::vector<std::string> others = {"tokenizer.json.tmp-1", "vocab.json" + gone, "tokenizer.json"};
+  for (const std::string& name : others) put(folder / ("s.tokenizer/" + name), "whole");
+  tokenize({.text = folder / "t.txt", .out = folder / "s"});
+  CHECK_FALSE(std::filesystem::exists(folder / ("s.tokenizer/tokenizer.json" + gone)));
+  CHECK_FALSE(std::filesystem::exists(folder / ("s.tokenizer/tokenizer_config.json" + gone)));
+  for (const std::string& name : others) CHECK(std::filesystem::exists(folder / ("s.tokenizer/" + name)));
+}
