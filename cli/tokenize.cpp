@@ -55,7 +55,7 @@ int tokenize_text(data::TokenizeOptions options) {
   if (summary.documents > 0) print_result("{} documents\n", summary.documents);
   for (const auto& shard : summary.shards)
     print_result("{}  {} tokens  {} bytes  xxh3 {}\n", shard.path, shard.count, shard.size_bytes, shard.hash);
-  if (summary.removed > 0) print_result("removed {} of an earlier command\n", counted(summary.removed, "later shard"));
+  if (summary.removed > 0) print_result("removed {} of an earlier command\n", counted(summary.removed, "shard"));
   print_result("{:.2f} s, {:.1f} MB/s with {} thread{}\n", seconds,
                static_cast<double>(summary.text_bytes) / 1e6 / seconds, options.threads,
                options.threads == 1 ? "" : "s");

@@ -30,6 +30,12 @@ void check_length(const TokenSource& split, const char* name, const std::string&
       cut ? ", another data.validation_fraction or" : " or");
 }
 
+/// What makes data.tokenizer fit a shard. Its default accepts the tokenizers of files.
+std::string remedy_for(const Tokenizer& shards) {
+  const bool is_word = shards.knows_text() && !shards.name().starts_with(kFileTokenizer);
+  return is_word ? fmt::format("set data.tokenizer = \"{}\"", shards.name()) : "leave data.tokenizer out";
+}
+
 /// `file` is the tokenizer of `wanted` if that is a file.
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted, const Tokenizer* file) {
   if (file != nullptr) {
@@ -38,15 +44,16 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
     if (same && shards.vocab_size() == file->vocab_size()) return;
     throw DataError(
         "[data] the shard {} was made with the tokenizer \"{}\" of {} ids, but data.tokenizer = {} is \"{}\" with {}. "
-        "Write the shard again with slipstream tokenize, or leave data.tokenizer out.",
-        files::shown(path), shards.name(), shards.vocab_size(), files::shown(wanted), file->name(), file->vocab_size());
+        "Write the shard again with slipstream tokenize, or {}.",
+        files::shown(path), shards.name(), shards.vocab_size(), files::shown(wanted), file->name(), file->vocab_size(),
+        remedy_for(shards));
   }
   const bool default_word = wanted == "bytes" && shards.name().starts_with(kFileTokenizer);
   if (wanted.empty() || wanted == shards.name() || !shards.knows_text() || default_word) return;
   throw DataError(
-      "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Set data.tokenizer = \"{}\", "
-      "or write the shard again with slipstream tokenize.",
-      files::shown(path), shards.name(), files::shown(wanted), shards.name());
+      "[data] the shard {} was made with the tokenizer \"{}\", but data.tokenizer = {}. Write the shard "
+      "again with slipstream tokenize, or {}.",
+      files::shown(path), shards.name(), files::shown(wanted), remedy_for(shards));
 }
 
 /// A path of a run's data: a text, JSON lines or ids.

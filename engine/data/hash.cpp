@@ -5,7 +5,11 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "engine/base/check.h"
+#include "engine/base/units.h"
 
 namespace slipstream::data {
 
@@ -35,6 +39,16 @@ Xxh3::~Xxh3() = default;
 
 void Xxh3::update(const void* bytes, int64_t size_bytes) {
   if (size_bytes > 0) XXH3_128bits_update(state_->handle, bytes, static_cast<size_t>(size_bytes));
+}
+
+void Xxh3::update(const files::InputFile& file, int64_t begin, int64_t end) {
+  std::vector<char> bytes(static_cast<size_t>(std::clamp<int64_t>(end - begin, 0, kMiB)));
+  while (begin < end) {
+    const int64_t size = std::min(std::ssize(bytes), end - begin);
+    file.read(begin, bytes.data(), size);
+    update(bytes.data(), size);
+    begin += size;
+  }
 }
 
 uint64_t Xxh3::low_bits() const { return XXH3_128bits_digest(state_->handle).low64; }

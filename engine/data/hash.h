@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "engine/base/files.h"
+
 namespace slipstream::data {
 
 /// 32 lowercase hexadecimal digits, most significant first. Pure.
@@ -21,6 +23,8 @@ class Xxh3 {
   ~Xxh3();
 
   void update(const void* bytes, int64_t size_bytes);
+  /// Blocks. Bytes [begin, end) of a file. Throws: as InputFile::read.
+  void update(const files::InputFile& file, int64_t begin, int64_t end);
   /// The hash of all bytes so far. update() may follow. Pure.
   std::string hex() const;
   /// Its lower 64 bits. Pure.

@@ -78,7 +78,7 @@ class Reader {
       count += length;
     }
     if (begin_of_next != sequences_ || document + 1 != documents_)
-      fail("ends its documents at sequence {}, need {}", begin_of_next, sequences_);
+      fail_without_end(fmt::format("ends its documents at sequence {}, need {}", begin_of_next, sequences_));
     if (count == 0 || count * width_bytes != tokens_bytes)
       fail("has {} tokens of {} bytes, but {} has {} bytes", count, width_bytes, files::shown(tokens_path_),
            tokens_bytes);
@@ -91,6 +91,13 @@ class Reader {
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     throw DataError("[data] the index {} {}. Write it again with Megatron-LM.", files::shown(file_.path()),
                     fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  [[noreturn]] void fail_without_end(const std::string& problem) const {
+    throw DataError(
+        "[data] the index {} {}: its last document has no end. Write it again, and call end_document() of "
+        "Megatron-LM's IndexedDatasetBuilder behind every document.",
+        files::shown(file_.path()), problem);
   }
 
   void read_header() {
@@ -113,8 +120,8 @@ class Reader {
     if (!fits || (left != 0 && left != sequences))
       fail("has {} bytes behind its header, need 12 for each of {} sequences and 8 for each of {} ends of documents",
            rest, sequences, documents);
-    if (sequences < 1 || documents < 2)
-      fail("has {} sequences and {} ends of documents, need at least 1 and 2", sequences, documents);
+    if (sequences < 1) fail("has no sequences, need at least 1");
+    if (documents < 2) fail_without_end(fmt::format("has {} ends of documents, need at least 2", documents));
     sequences_ = static_cast<int64_t>(sequences);
     documents_ = static_cast<int64_t>(documents);
   }
@@ -138,12 +145,7 @@ class Reader {
 
   std::string hash() const {
     Xxh3 hash;
-    std::vector<char> bytes(static_cast<size_t>(std::min<int64_t>(file_.size_bytes(), 1 << 20)));
-    for (int64_t begin = 0; begin < file_.size_bytes(); begin += std::ssize(bytes)) {
-      const int64_t size = std::min(std::ssize(bytes), file_.size_bytes() - begin);
-      file_.read(begin, bytes.data(), size);
-      hash.update(bytes.data(), size);
-    }
+    hash.update(file_, 0, file_.size_bytes());
     return hash.hex();
   }
 

@@ -198,8 +198,12 @@ std::string ShardWriter::finish() {
                             .tokenizer_file = state_->tokenizer_file,
                             .documents = state_->documents.size()};
   state_->file.commit();
-  if (!state_->documents.empty())
-    files::write_file(state_->name + ".documents",
+  const std::string documents = state_->name + ".documents";
+  std::error_code ignored;
+  if (state_->documents.empty())
+    std::filesystem::remove(documents, ignored);
+  else
+    files::write_file(documents,
                       {reinterpret_cast<const char*>(state_->documents.data()), 8 * state_->documents.size()});
   files::write_file(state_->name + ".json", write_token_shard_info(info));
   return info.hash;

@@ -44,7 +44,7 @@ bool names_shards(std::string_view path);
 /// vocabulary (with its index), wrong hash, shards of different tokenizers.
 Shards open_shards(const std::string& path, ShardCheck check = ShardCheck::whole);
 
-/// Writes one shard. finish() makes it visible, the .bin before its .json.
+/// Writes one shard. finish() makes it visible, the .bin before its .json, and removes an earlier .documents.
 class ShardWriter {
  public:
   /// `name` is the path without ".bin", `tokenizer_file` as in TokenShardInfo. Throws: ResourceError if the folder

@@ -24,6 +24,7 @@ class TextFile {
   explicit TextFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
+  const files::InputFile& file() const { return file_; }
   int64_t size_bytes() const { return file_.size_bytes(); }
   /// Blocks. Bytes [begin, end). Throws: DataError if the disk fails or the file was truncated.
   std::string read(int64_t begin, int64_t end) const;

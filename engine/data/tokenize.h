@@ -27,19 +27,21 @@ struct TokenizeSummary {
     int64_t count = 0;
     int64_t size_bytes = 0;
     std::string hash;
+    std::string hash_beside;  // of its .json and its .documents; empty with one shard only
   };
   std::string tokenizer;
   int32_t vocab_size = 0;
   int64_t text_bytes = 0;
   int64_t count = 0;      // tokens of all shards
   int64_t documents = 0;  // of JSON lines or with a separator
-  int64_t removed = 0;    // shards with later numbers, of an earlier command
+  int64_t removed = 0;    // shards of earlier commands with the same `out`
   std::vector<Shard> shards;
 };
 
-/// Blocks. Every shard appears complete or not at all. The ids do not depend on the number of threads. A JSON line is
-/// an object whose string "text" is a document.
-/// Throws: DataError (the text; nothing to resume), ConfigError (the tokenizer; a shard that would replace the text),
+/// Blocks. Every shard appears complete or not at all, in a folder that is created where it is missing. The ids do not
+/// depend on the number of threads. A JSON line is an object whose string "text" is a document.
+/// Throws: DataError (the text; a shard, a text or progress that changed before `resume`), ConfigError (the tokenizer; a file that would replace the text or
+/// the tokenizer),
 /// ResourceError (the folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);
 

@@ -105,6 +105,22 @@ TEST_CASE("dataset: shards of an external tokenizer combine with any data.tokeni
         50257);
 }
 
+TEST_CASE("dataset: the advice for a shard of another tokenizer works", "[data]") {
+  const TempFolder folder;
+  put(folder / "t.txt", "some text of some words");
+  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  for (const std::string& tokenizer : {file, std::string("chars")})
+    tokenize({.text = folder / "t.txt", .out = folder / (tokenizer == file ? "f" : "c"), .tokenizer = tokenizer});
+  const auto open = [&](const char* shard, const std::string& tokenizer) {
+    return open_dataset({.train = folder / shard, .validation_fraction = 0, .tokenizer = tokenizer}).train->count();
+  };
+  CHECK_REFUSED(DataError, open("f.bin", "chars"), "again with slipstream tokenize, or leave data.tokenizer out.");
+  CHECK(open("f.bin", "bytes") > 0);  // the default of data.tokenizer
+  for (const std::string& tokenizer : {file, std::string("bytes")})
+    CHECK_REFUSED(DataError, open("c.bin", tokenizer), "or set data.tokenizer = \"chars\".");
+  CHECK(open("c.bin", "chars") == 23);
+}
+
 TEST_CASE("dataset: a split shorter than one window is refused with the numbers", "[data]") {
   const TempFolder folder;
   put(folder / "t.txt", std::string(100, 'a'));

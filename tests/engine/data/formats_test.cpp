@@ -168,8 +168,12 @@ TEST_CASE("formats: every count, length and offset of a Megatron index is checke
   CHECK_THAT(refusal([](Megatron& m) { m.documents = {1, 2}; }), Catch::Contains("first document at sequence 1"));
   CHECK_THAT(refusal([](Megatron& m) { m.documents[1] = 3; }), Catch::Contains("has document 1 at sequence 3"));
   CHECK_THAT(refusal([](Megatron& m) { m.documents = {0, 1, 0}; }), Catch::Contains("has document 2 at sequence 0"));
-  CHECK_THAT(refusal([](Megatron& m) { m.documents = {0, 1}; }), Catch::Contains("ends its documents at sequence 1"));
+  CHECK_THAT(refusal([](Megatron& m) {
+               m.documents = {0, 1};
+             }),
+             Catch::Contains("ends its documents at sequence 1, need 2: its last document has no end."));
   CHECK_THAT(refusal([](Megatron& m) { m.documents = {0}; }), Catch::Contains("1 ends of documents"));
+  CHECK_THAT(refusal([](Megatron& m) { m.documents = {0}; }), Catch::Contains("call end_document()"));
   const std::string bytes = index_of(good);
   CHECK_THAT(text_refusal(bytes.substr(0, 20)), Catch::Contains("has 20 bytes, need its header of 34"));
   CHECK_THAT(text_refusal(bytes + "a"), Catch::Contains("behind its header, need 12"));

@@ -303,7 +303,7 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
     CHECK(again.entries() == 2 * static_cast<size_t>(shards));
     CHECK(open_shards(again / "s-*.bin").tokens->count() == 1000);
   }
-  CHECK_REFUSED(ResourceError, tokenize({.text = folder / "t.txt", .out = folder / "no/s"}), "cannot be written");
+  CHECK_REFUSED(ResourceError, tokenize({.text = folder / "t.txt", .out = folder / "t.txt/s"}), "cannot be written");
   put(folder / "bad.txt", "ab\xfe");
   CHECK_REFUSED(DataError, tokenize({.text = folder / "bad.txt", .out = folder / "s", .tokenizer = "chars"}), "byte 2",
                 "bad.txt");
@@ -321,6 +321,17 @@ TEST_CASE("tokenize: a shard that would replace its own text is refused, and the
     CHECK(bytes_in(folder / name) == "some text");
     CHECK(folder.entries() == 1);
     std::filesystem::remove(folder / name);
+  }
+}
+
+TEST_CASE("tokenize: the folder of the shards is created, whatever the tokenizer", "[data]") {
+  const TempFolder folder;
+  put(folder / "t.txt", "some text");
+  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  for (const std::string& tokenizer : {std::string("bytes"), file}) {
+    const std::string out = folder / (tokenizer == file ? "new/file/s" : "new/bytes/s");
+    tokenize({.text = folder / "t.txt", .out = out, .tokenizer = tokenizer});
+    CHECK(open_shards(out + ".bin").tokens->count() > 0);
   }
 }
 
