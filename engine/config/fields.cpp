@@ -85,10 +85,10 @@ std::vector<Field<R>> make_fields() {
           "data.sources", at(&R::data, &Data::sources),
           "Paths of the sources of a mixture, as in data.train, which must be empty. Every source is permuted on its "
           "own; data.validation_fraction is held out of each."),
-      F::reals(
-          "data.weights", at(&R::data, &Data::weights), {0, 1e6},
-          "Shares of the sources in the samples, of at most 6 digits behind the point. After any number of samples "
-          "a source has less than 1 more or fewer than its share. Empty: equal shares."),
+      F::reals("data.weights", at(&R::data, &Data::weights), {0, 1e6},
+               "Shares of the sources in the samples, of at most 6 digits behind the point. The smallest whole numbers "
+               "with these ratios must add up to at most 1048576. After any number of samples a source has less than 1 "
+               "more or fewer than its share. Empty: equal shares."),
       F::text("data.validation", at(&R::data, &Data::validation),
               "Path of the validation data. Empty: the last data.validation_fraction of the training data."),
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
@@ -104,7 +104,8 @@ std::vector<Field<R>> make_fields() {
       F::boolean("data.document_mask", at(&R::data, &Data::document_mask),
                  "Attention does not cross documents of packed sequences, and positions count from the begin of a "
                  "document. The last token of a document still predicts the first of the next. Documents come from "
-                 "the index of the data, or end with the end-of-text token."),
+                 "the index of the data. Without one they end with the end-of-text token; those of llm.c files begin "
+                 "with it, or with the begin-of-text token of Llama 3."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
               "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
               "Face tokenizer.json or of a tiktoken file NAME.tiktoken. Token shards bring their own."),
