@@ -182,6 +182,7 @@ data::DatasetOptions dataset_options(const RunConfig& config, data::ShardCheck c
           .validation_fraction = config.data.validation_fraction,
           .tokenizer = config.data.tokenizer,
           .format = config.data.format,
+          .formats = config.data.formats,
           .vocab_size = config.model.vocab_size,
           .sequence_length = config.train.sequence_length,
           .threads = threads,
@@ -191,14 +192,16 @@ data::DatasetOptions dataset_options(const RunConfig& config, data::ShardCheck c
 
 int64_t vocab_of(const RunConfig& config) {
   if (config.model.vocab_size > 0) return config.model.vocab_size;
-  const auto is_text = [&](const std::string& path) {
-    const DataFormat format = data::format_of(path, config.data.format);
+  const auto is_text = [](const std::string& path, DataFormat named) {
+    const DataFormat format = data::format_of(path, named);
     return format == DataFormat::text || format == DataFormat::jsonl;
   };
   const std::vector<std::string>& sources = config.data.sources;
-  if (config.data.tokenizer == "bytes" &&
-      (sources.empty() ? is_text(config.data.train) : std::all_of(sources.begin(), sources.end(), is_text)))
-    return 256;
+  bool all_text =
+      config.data.tokenizer == "bytes" && (!sources.empty() || is_text(config.data.train, config.data.format));
+  for (size_t i = 0; all_text && i < sources.size(); ++i)
+    all_text = is_text(sources[i], i < config.data.formats.size() ? config.data.formats[i] : config.data.format);
+  if (all_text) return 256;
   if (data::names_tokenizer_file(config.data.tokenizer))
     return data::load_tokenizer_file(config.data.tokenizer)->vocab_size();
   return data::open_dataset(dataset_options(config, data::ShardCheck::size)).tokenizer->vocab_size();

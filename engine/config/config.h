@@ -55,6 +55,7 @@ struct Data {
   std::string validation;  // empty: the last validation_fraction of train
   double validation_fraction = 0.1;
   DataFormat format = DataFormat::automatic;
+  std::vector<DataFormat> formats;  // of `sources`; empty: `format` for all
   std::string tokenizer = "bytes";
   std::vector<std::string> sources;  // of a mixture, instead of `train`
   std::vector<double> weights;       // of `sources`; empty: equal

@@ -155,6 +155,26 @@ struct FieldKinds {
             [=](const Config& c) -> ConfigValue { return std::string(words.at(static_cast<size_t>(member(c)))); },
             [=](Config& c, const ConfigValue& v) { member(c) = static_cast<E>(detail::need_word(v, words)); }};
   }
+  /// A list of such words, kept as the enum values of the same positions.
+  template <typename At>
+  static Field<Config> words(std::string key, At member, detail::Words words, std::string sentence) {
+    using E = typename std::remove_cvref_t<decltype(member(std::declval<Config&>()))>::value_type;
+    return {std::move(key),
+            "a list of words, each " + detail::describe_need(words),
+            std::move(sentence),
+            false,
+            [=](const Config& c) -> ConfigValue {
+              std::vector<std::string> list;
+              for (const E value : member(c)) list.emplace_back(words.at(static_cast<size_t>(value)));
+              return list;
+            },
+            [=](Config& c, const ConfigValue& v) {
+              std::vector<E> values;
+              for (const std::string& text : detail::need_texts(v))
+                values.push_back(static_cast<E>(detail::need_word(text, words)));
+              member(c) = std::move(values);
+            }};
+  }
   /// One of the words of the member's enum (engine/base/modes.h).
   template <typename At>
   static Field<Config> mode(std::string key, At member, std::string sentence) {

@@ -13,6 +13,9 @@ constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxSteps = 1'000'000'000'000;  // sums and products of step counts fit in int64
 constexpr int64_t kMaxSizeBytes = 1024 * 1024 * kGiB;
 
+/// Of DataFormat, in its order.
+detail::Words data_formats() { return {"auto", "slipstream", "llm.c", "nanogpt", "megatron", "jsonl", "text"}; }
+
 std::vector<Field<R>> make_fields() {
   const auto& at = [](auto... members) { return F::at(members...); };
   const auto& size = detail::size_quantity();
@@ -81,25 +84,27 @@ std::vector<Field<R>> make_fields() {
           "data.sources", at(&R::data, &Data::sources),
           "Paths of the sources of a mixture, as in data.train, which must be empty. Every source is permuted on its "
           "own; data.validation_fraction is held out of each."),
-      F::reals(
-          "data.weights", at(&R::data, &Data::weights), {0, 1e6},
-          "Shares of the sources in the samples, of at most 6 digits behind the point. After any number of samples "
-          "a source has less than 1 more or fewer than its share. Empty: equal shares."),
+      F::reals("data.weights", at(&R::data, &Data::weights), {0, 1e6},
+               "Shares of the sources in the samples, of at most 6 digits behind the point. The smallest whole numbers "
+               "with these ratios must add up to at most 1048576. After any number of samples a source has less than 1 "
+               "more or fewer than its share. Empty: equal shares."),
       F::text("data.validation", at(&R::data, &Data::validation),
               "Path of the validation data. Empty: the last data.validation_fraction of the training data."),
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
               "Fraction of the training data held out for validation when data.validation is empty."),
       F::word(
-          "data.format", at(&R::data, &Data::format),
-          {"auto", "slipstream", "llm.c", "nanogpt", "megatron", "jsonl", "text"},
+          "data.format", at(&R::data, &Data::format), data_formats(),
           "Format of the data: token files of slipstream tokenize, llm.c, nanoGPT or Megatron-LM, JSON lines with a "
           "document in \"text\", or UTF-8 text. auto: by the name, the files beside it and the first bytes of "
           "every path. nanoGPT files have none of these and must be named. They and those of Megatron-LM need "
           "model.vocab_size or a tokenizer file."),
+      F::words("data.formats", at(&R::data, &Data::formats), data_formats(),
+               "Formats of data.sources, one for each, as in data.format. Empty: data.format for all."),
       F::boolean("data.document_mask", at(&R::data, &Data::document_mask),
                  "Attention does not cross documents of packed sequences, and positions count from the begin of a "
                  "document. The last token of a document still predicts the first of the next. Documents come from "
-                 "the index of the data, or end with the end-of-text token."),
+                 "the index of the data. Without one they end with the end-of-text token; those of llm.c files begin "
+                 "with it, or with the begin-of-text token of Llama 3."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
               "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
               "Face tokenizer.json or of a tiktoken file NAME.tiktoken. Token shards bring their own."),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares sources with their weights.
+// Compares sources with their weights and formats.
 
 #include "engine/config/validate_data.h"
 
@@ -16,6 +16,9 @@ void validate_data(const RunConfig& config) {
   if (!data.weights.empty() && data.weights.size() != data.sources.size())
     throw ConfigError("data.weights has {} numbers for {} data.sources. Give one weight per source.",
                       data.weights.size(), data.sources.size());
+  if (!data.formats.empty() && data.formats.size() != data.sources.size())
+    throw ConfigError("data.formats has {} words for {} data.sources. Give one format per source.", data.formats.size(),
+                      data.sources.size());
   if (!data.weights.empty() && std::all_of(data.weights.begin(), data.weights.end(), [](double w) { return w == 0; }))
     throw ConfigError("data.weights: all {} are 0, need a sum above 0. Change them.", data.weights.size());
 }

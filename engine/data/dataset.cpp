@@ -92,8 +92,9 @@ struct Input {
   }
 };
 
-Input open_input(const std::string& path, const DatasetOptions& options, const std::shared_ptr<const Tokenizer>& file) {
-  Input input{.format = format_of(path, options.format), .shards = {}, .text = nullptr};
+Input open_input(const std::string& path, DataFormat format, const DatasetOptions& options,
+                 const std::shared_ptr<const Tokenizer>& file) {
+  Input input{.format = format_of(path, format), .shards = {}, .text = nullptr};
   switch (input.format) {
     case DataFormat::text:
     case DataFormat::jsonl:
@@ -149,6 +150,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::vector<Input>& inputs, 
 }  // namespace
 
 Dataset open_dataset(const DatasetOptions& options) {
+  SLIP_ASSERT(options.formats.empty() || options.formats.size() == options.sources.size());
   std::vector<std::string> paths = options.sources;
   if (paths.empty()) paths = {options.train};
   const size_t sources = paths.size();
@@ -161,7 +163,10 @@ Dataset open_dataset(const DatasetOptions& options) {
   const std::shared_ptr<const Tokenizer> file =
       names_tokenizer_file(options.tokenizer) ? load_tokenizer_file(options.tokenizer) : nullptr;
   std::vector<Input> inputs;
-  for (const std::string& path : paths) inputs.push_back(open_input(path, options, file));
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const bool own_format = i < options.formats.size();
+    inputs.push_back(open_input(paths[i], own_format ? options.formats[i] : options.format, options, file));
+  }
   Dataset dataset;
   dataset.tokenizer = tokenizer_of(inputs, paths, options, file);
   std::vector<std::shared_ptr<const TokenSource>> train, validation;

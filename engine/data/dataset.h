@@ -24,7 +24,8 @@ struct DatasetOptions {
   std::string tokenizer;  // "bytes", "chars", a file, or empty: the shards' tokenizer, "bytes" for a text; shards of an
                           // external tokenizer accept any word, and a file with as many ids
   DataFormat format = DataFormat::automatic;
-  int64_t vocab_size = 0;  // of the model, for files that do not record it; 0: unknown
+  std::vector<DataFormat> formats;  // of the sources; empty: `format` for all
+  int64_t vocab_size = 0;           // of the model, for files that do not record it; 0: unknown
   int64_t sequence_length = 1;
   int threads = 1;         // that encode JSON lines
   bool documents = false;  // all sources must know their documents

@@ -2,47 +2,14 @@
 #pragma once
 // Writes the token shards of a text.
 
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
+#include "engine/data/tokenize_options.h"
 
 namespace slipstream::data {
 
-struct TokenizeOptions {
-  std::string text;  // path of the text, or of JSON lines: NAME.jsonl
-  std::string out;   // path of the shards without ".bin"
-  std::string tokenizer = "bytes";
-  int64_t shard_tokens = 0;  // tokens per shard; 0: one shard OUT.bin, else OUT-00000.bin, OUT-00001.bin, ..
-  std::string separator;     // ends each document of a text; empty: the text is one document
-  bool end_of_text = true;   // the tokenizer's end-of-text id follows each of several documents
-  int threads = 1;
-  bool resume = false;  // continue behind the last complete shard of an interrupted command
-  std::function<void(int64_t done_bytes, int64_t size_bytes)> progress;
-};
-
-struct TokenizeSummary {
-  struct Shard {
-    std::string path;  // of the .bin
-    int64_t count = 0;
-    int64_t size_bytes = 0;
-    std::string hash;
-    std::string hash_beside;  // of its .json and its .documents; empty with one shard only
-  };
-  std::string tokenizer;
-  int32_t vocab_size = 0;
-  int64_t text_bytes = 0;
-  int64_t count = 0;      // tokens of all shards
-  int64_t documents = 0;  // of JSON lines or with a separator
-  int64_t removed = 0;    // shards of earlier commands with the same `out`
-  std::vector<Shard> shards;
-};
-
 /// Blocks. Every shard appears complete or not at all, in a folder that is created where it is missing. The ids do not
 /// depend on the number of threads. A JSON line is an object whose string "text" is a document.
-/// Throws: DataError (the text; a shard, a text or progress that changed before `resume`), ConfigError (the tokenizer; a file that would replace the text or
-/// the tokenizer),
-/// ResourceError (the folder).
+/// Throws: DataError (the text; a shard, a text or progress that changed before `resume`), ConfigError (the tokenizer;
+/// a file that would replace the text or the tokenizer), ResourceError (the folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);
 
 }  // namespace slipstream::data

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/data/tokenize.h"
+#include "engine/data/tokenize_options.h"
 
 namespace slipstream::data {
 

@@ -9,7 +9,7 @@
 #include "engine/base/files.h"
 #include "engine/data/document_parts.h"
 #include "engine/data/hash.h"
-#include "engine/data/tokenize.h"
+#include "engine/data/tokenize_options.h"
 
 namespace slipstream::data {
 

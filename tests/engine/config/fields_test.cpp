@@ -221,6 +221,7 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        std::string("linear"),
                                                                        std::string("jsonl"),
                                                                        std::vector<std::string>{"a"},
+                                                                       std::vector<std::string>{"jsonl"},
                                                                        std::vector<int64_t>{3, 4}}) {
       try {
         field.set(config, value);

@@ -64,6 +64,13 @@ TEST_CASE("validate: sources of data that contradict each other are refused", "[
         "data.train and data.sources are both set. Keep data.train for one source, or data.sources.");
   CHECK(load_refusal({"data.sources=[\"a\"]", "data.weights=[1, 2]"}) ==
         "data.weights has 2 numbers for 1 data.sources. Give one weight per source.");
+  CHECK(load_refusal({"data.sources=[\"a\", \"b\"]", "data.formats=[\"nanogpt\", \"auto\"]"}) == "accepted");
+  CHECK(load_refusal({"data.sources=[\"a\"]", "data.formats=[\"nanogpt\", \"auto\"]"}) ==
+        "data.formats has 2 words for 1 data.sources. Give one format per source.");
+  CHECK(load_refusal({"data.train=a", "data.formats=[\"nanogpt\"]"}) ==
+        "data.formats has 1 words for 0 data.sources. Give one format per source.");
+  CHECK_THAT(load_refusal({"data.sources=[\"a\"]", "data.formats=[\"nanogtp\"]"}),
+             Catch::Contains("did you mean \"nanogpt\"?"));
   CHECK(load_refusal({"data.sources=[\"a\", \"b\"]", "data.weights=[0, 0]"}) ==
         "data.weights: all 2 are 0, need a sum above 0. Change them.");
   CHECK(load_refusal({"data.sources=[\"a\", \"b\"]", "data.weights=[1, -2]"}) ==

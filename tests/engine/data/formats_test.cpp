@@ -115,6 +115,29 @@ TEST_CASE("formats: nanoGPT files are raw ids of a named format", "[data]") {
                 "has 3 bytes, need 2 for each");
 }
 
+TEST_CASE("formats: every source has its own format", "[data]") {
+  const TempFolder folder;
+  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  const std::vector<int32_t> ids = {7, 400, 2};
+  put(folder / "n.bin", packed_as<uint16_t>(ids));
+  put(folder / "d.txt", "a text beside");
+  DatasetOptions options{.sources = {folder / "n.bin", folder / "d.txt"},
+                         .weights = {},
+                         .validation_fraction = 0,
+                         .tokenizer = file,
+                         .formats = {DataFormat::nanogpt, DataFormat::automatic},
+                         .sequence_length = 2};
+  std::vector<int32_t> expected = ids;
+  const std::vector<int32_t> text = load_tokenizer_file(file)->encode("a text beside");
+  expected.insert(expected.end(), text.begin(), text.end());
+  CHECK(contents(*open_dataset(options).train, 100).first == expected);
+  // The validation data has the one format.
+  options.validation = folder / "d.txt";
+  CHECK(contents(*open_dataset(options).validation, 100).first == text);
+  options.format = DataFormat::nanogpt;
+  CHECK_REFUSED(DataError, open_dataset(options), "d.txt", "nanoGPT");
+}
+
 TEST_CASE("formats: Megatron files of every type have the ids and documents of their index", "[data]") {
   const TempFolder folder;
   const std::vector<int32_t> ids{1, 2, 3, 4, 5, 6, 7, 100};

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What tokenize is to do, and what it did.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace slipstream::data {
+
+struct TokenizeOptions {
+  std::string text;  // path of the text, or of JSON lines: NAME.jsonl
+  std::string out;   // path of the shards without ".bin"
+  std::string tokenizer = "bytes";
+  int64_t shard_tokens = 0;  // tokens per shard; 0: one shard OUT.bin, else OUT-00000.bin, OUT-00001.bin, ..
+  std::string separator;     // ends each document of a text; empty: the text is one document
+  bool end_of_text = true;   // the tokenizer's end-of-text id follows each of several documents
+  int threads = 1;
+  bool resume = false;  // continue behind the last complete shard of an interrupted command
+  std::function<void(int64_t done_bytes, int64_t size_bytes)> progress;
+};
+
+struct TokenizeSummary {
+  struct Shard {
+    std::string path;  // of the .bin
+    int64_t count = 0;
+    int64_t size_bytes = 0;
+    std::string hash;
+    std::string hash_beside;  // of its .json and its .documents; empty with one shard only
+  };
+  std::string tokenizer;
+  int32_t vocab_size = 0;
+  int64_t text_bytes = 0;
+  int64_t count = 0;      // tokens of all shards
+  int64_t documents = 0;  // of JSON lines or with a separator
+  int64_t removed = 0;    // shards of earlier commands with the same `out`
+  std::vector<Shard> shards;
+};
+
+}  // namespace slipstream::data
