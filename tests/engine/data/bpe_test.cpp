@@ -294,7 +294,7 @@ TEST_CASE("tokenizer files: what the format allows and this reader does not is n
       {"\"post_processor\":{\"type\":\"Sequence\"", "\"post_processor\":{\"type\":\"BertProcessing\"",
        "post_processor.type", "Bert"},
       {"\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"WordPiece\"", "decoder.type", "ByteLevel"},
-      {"\"single_word\":false", "\"single_word\":true", "added_tokens[0].single_word", "need false"},
+      {"\"single_word\":false", "\"single_word\":1", "added_tokens[0].single_word", "need true or false"},
       {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "added_tokens[0].content", "empty"},
       {"\"added_tokens\":[{\"id\":", "\"added_tokens\":[{\"id\":9", "added_tokens[0].id", "need"},
       {"\"added_tokens\":[{\"id\":", "\"added_tokens\":[{\"id\":-", "added_tokens[0].id", "not an id"},
@@ -408,6 +408,40 @@ TEST_CASE("added tokens: white space that they take ends before the next token",
   // Every token ends the white space of the one before: the time stays linear.
   const std::string text(test_everything() ? 1 << 22 : 1 << 18, ' ');
   CHECK(with_added({{"  ", kRight}})->encode(text).size() == text.size() / 2);
+}
+
+TEST_CASE("added tokens: a single word has no word characters beside it", "[data]") {
+  const auto raw = with_added({{"foo", R"({"single_word": true, "normalized": false})"},
+                               {"oo b", R"({"normalized": false})"},
+                               {"<p>", R"({"normalized": false})"},
+                               {"<a", R"({"normalized": false})"}});
+  const auto normalized = with_added({{"<pad>", R"({"rstrip": true, "normalized": false})"},
+                                      {"foo", R"({"single_word": true, "lstrip": true})"},
+                                      {"  bar", R"({"single_word": true, "normalized": false})"}});
+  struct Row {
+    const Tokenizer& tokenizer;
+    const char *text, *ids;  // of the library tokenizers 0.23.3
+  };
+  const Row rows[] = {
+      {*raw, "foo", "[0]"},
+      {*raw, "xfoo foox -foo-", "xfoo foox -[0]-"},
+      {*raw, "foo b xfoo b", "[0] b xfoo b"},
+      {*raw, "<p>foo<p><afoo foo", "[2][0][2][3]foo [0]"},
+      {*raw, "_foo foo_ \u00e9foo \u4e2dfoo 1foo foo\u0301", "_foo foo_ \u00e9foo \u4e2dfoo 1foo foo\u0301"},
+      {*raw, "foo\u200d \u2014foo\u2581 \u00b2foo", "foo\u200d \u2014[0]\u2581 \u00b2[0]"},
+      {*raw, "foofoo foofoob", "foofoo foofoob"},
+      {*normalized, "<pad>  foo x  foo  food", "[0][1] x[1]  food"},
+      {*normalized, "<pad>   bar", "[0][2]"},
+      {*normalized, "<pad>   bars foo", "[0]bars[1]"},
+      {*normalized, "x  bar", "x  bar"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.text);
+    const std::vector<int32_t> ids = row.tokenizer.encode(row.text);
+    CHECK(shown_ids(ids) == row.ids);
+    for (size_t window = 1; window < 16; ++window)
+      for (const int64_t stop : {-1, 1, 3}) CHECK(ids_in_windows(row.tokenizer, row.text, window, stop) == ids);
+  }
 }
 
 TEST_CASE("tokenizer files: unk_token may be no token where no character is unknown", "[data]") {
