@@ -67,6 +67,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
   for (uint32_t i = 0; i < tokens_.size(); ++i) {
     SLIP_ASSERT(!tokens_[i].content.empty());
     by_first_[static_cast<unsigned char>(tokens_[i].content[0])].push_back(i);
+    begins_[static_cast<unsigned char>(tokens_[i].content[0])] = true;
     longest_ = std::max(longest_, tokens_[i].content.size());
     any_strips_left_ |= tokens_[i].strip_left;
     if (tokens_[i].single_word && words_.empty()) words_ = word_characters();
@@ -114,19 +115,21 @@ std::pair<size_t, size_t> AddedTokens::end_of_spaces(std::string_view text, size
 
 AddedTokens::Found AddedTokens::find(std::string_view text, size_t from, size_t next, Places& uncounted) const {
   if (tokens_.empty()) return {};
-  for (size_t at = next; at < text.size(); ++at)
-    if (const AddedToken* token = longest_at(text, at); token != nullptr) {
-      const size_t behind = at + token->content.size();
-      if (!counts(*token, text, at)) {
-        uncounted.emplace_back(at, behind);
-        at = behind - 1;
-        continue;
-      }
-      Found found{.token = token, .at = at, .begin = at, .end = behind, .next = behind};
-      if (token->strip_left) found.begin = from + end_without_spaces(text.substr(from, at - from));
-      if (token->strip_right) std::tie(found.end, found.next) = end_of_spaces(text, behind, uncounted);
-      return found;
+  for (size_t at = next; at < text.size(); ++at) {
+    if (!begins_[static_cast<unsigned char>(text[at])]) continue;
+    const AddedToken* token = longest_at(text, at);
+    if (token == nullptr) continue;
+    const size_t behind = at + token->content.size();
+    if (!counts(*token, text, at)) {
+      uncounted.emplace_back(at, behind);
+      at = behind - 1;
+      continue;
     }
+    Found found{.token = token, .at = at, .begin = at, .end = behind, .next = behind};
+    if (token->strip_left) found.begin = from + end_without_spaces(text.substr(from, at - from));
+    if (token->strip_right) std::tie(found.end, found.next) = end_of_spaces(text, behind, uncounted);
+    return found;
+  }
   return {};
 }
 

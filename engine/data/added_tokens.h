@@ -61,6 +61,7 @@ class AddedTokens {
 
   std::vector<AddedToken> tokens_;                     // longest first
   std::array<std::vector<uint32_t>, 256> by_first_{};  // indices of tokens, longest first
+  std::array<bool, 256> begins_{};                     // by byte: a token begins with it
   size_t longest_ = 0;
   bool any_strips_left_ = false;
   bool any_begins_with_space_ = false;

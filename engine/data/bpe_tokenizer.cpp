@@ -39,8 +39,8 @@ class Output {
   AddedTokens::Places& uncut() { return uncut_.places; }
   /// All ids so far belong to the first `bytes` of the window and depend on nothing behind.
   void cut(size_t bytes, bool end_of_text) {
-    if (uncut_.holds(bytes)) return;
     if (ids_.size() < Tokenizer::kPieceIds && bytes < stop_ && !end_of_text) return;
+    if (uncut_.holds(bytes)) return;
     for (size_t begin = 0; begin < ids_.size() || begin == 0; begin += Tokenizer::kPieceIds) {
       const size_t count = std::min(Tokenizer::kPieceIds, ids_.size() - begin);
       take_(std::span(ids_).subspan(begin, count),
