@@ -15,6 +15,17 @@ namespace {
 constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
 constexpr int64_t kContextBytes = 1024;
 
+/// Places that are asked for in ascending order.
+struct PlacesPassed {
+  AddedTokens::Places places;
+  size_t passed = 0;
+
+  bool holds(size_t at) {
+    while (passed < places.size() && places[passed].second <= at) ++passed;
+    return passed < places.size() && places[passed].first <= at;
+  }
+};
+
 /// The ids of a window so far.
 class Output {
  public:
@@ -24,9 +35,12 @@ class Output {
   }
   void add(int32_t id) { ids_.push_back(id); }
   std::vector<int32_t>& ids() { return ids_; }
+  /// Places of the window without cuts, ascending.
+  AddedTokens::Places& uncut() { return uncut_.places; }
   /// All ids so far belong to the first `bytes` of the window and depend on nothing behind.
   void cut(size_t bytes, bool end_of_text) {
     if (ids_.size() < Tokenizer::kPieceIds && bytes < stop_ && !end_of_text) return;
+    if (uncut_.holds(bytes)) return;
     for (size_t begin = 0; begin < ids_.size() || begin == 0; begin += Tokenizer::kPieceIds) {
       const size_t count = std::min(Tokenizer::kPieceIds, ids_.size() - begin);
       take_(std::span(ids_).subspan(begin, count),
@@ -42,6 +56,7 @@ class Output {
  private:
   const TakeIds& take_;
   std::vector<int32_t>& ids_;
+  PlacesPassed uncut_;
   size_t stop_, done_bytes_ = 0;
 };
 
@@ -166,9 +181,9 @@ class BpeTokenizer final : public Tokenizer {
 
   void encode_text(std::string_view text, const TextWindow& window, Work& work, Output& out) const {
     Span span{.begins = window.first, .begins_text = window.first};
-    size_t at = 0;
+    size_t at = 0, next = 0;
     while (at < text.size()) {
-      const AddedTokens::Found found = raw_.find(text, at);
+      const AddedTokens::Found found = raw_.find(text, at, next, out.uncut());
       const bool sure = found.token != nullptr && (window.last || raw_.is_sure(found, text.size()));
       const size_t end = sure ? found.begin : window.last ? text.size() : end_of_sure_text(text, at, found, raw_);
       if (end > at) {
@@ -179,8 +194,9 @@ class BpeTokenizer final : public Tokenizer {
       if (!sure || out.stopped()) return;
       out.add(found.token->id);
       at = found.end;
+      next = found.next;
       const bool ends = window.last && at == text.size();
-      if (!prefixes_segments() || ends) out.cut(at, ends);
+      if ((!prefixes_segments() || ends) && raw_.can_cut(text, at)) out.cut(at, ends);
       if (out.stopped()) return;
       span = {.begins = true};
     }
@@ -189,7 +205,7 @@ class BpeTokenizer final : public Tokenizer {
   /// The end of text[at ..] in which no added token can begin.
   static size_t end_of_sure_text(std::string_view text, size_t at, const AddedTokens::Found& found,
                                  const AddedTokens& tokens) {
-    size_t end = text.size() - std::min(text.size(), tokens.longest() > 0 ? tokens.longest() - 1 : 0);
+    size_t end = text.size() - std::min(text.size(), tokens.unsure_bytes());
     while (end > 0 && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
     if (found.token != nullptr) end = std::min(end, found.begin);
     end = std::max(end, at);
@@ -202,7 +218,9 @@ class BpeTokenizer final : public Tokenizer {
     parts_.normalizer.apply(segment, span.begins, normalized);
     const std::string_view text = normalized.text;
     size_t place = 0;
+    PlacesPassed uncut;
     const auto cut = [&](size_t end) {
+      if (uncut.holds(end)) return;
       if (end == text.size() && span.last) return out.cut(offset + segment.size(), span.ends_text);
       // Text behind could combine with the last character.
       if (end == text.size() && parts_.normalizer.form != NormalForm::none) return;
@@ -211,10 +229,10 @@ class BpeTokenizer final : public Tokenizer {
       if (place < normalized.places.size() && normalized.places[place].first == end)
         out.cut(offset + normalized.places[place].second, false);
     };
-    size_t at = 0;
+    size_t at = 0, next = 0;
     Span part = span;
     while (at < text.size()) {
-      const AddedTokens::Found found = normalized_.find(text, at);
+      const AddedTokens::Found found = normalized_.find(text, at, next, uncut.places);
       const bool sure = found.token != nullptr && (span.last || normalized_.is_sure(found, text.size()));
       const size_t end = sure ? found.begin : span.last ? text.size() : end_of_sure_text(text, at, found, normalized_);
       if (end > at) {
@@ -224,7 +242,8 @@ class BpeTokenizer final : public Tokenizer {
       if (!sure || out.stopped()) return;
       out.add(found.token->id);
       at = found.end;
-      if (!prefixes_segments() || (span.ends_text && at == text.size())) cut(at);
+      next = found.next;
+      if ((!prefixes_segments() || (span.ends_text && at == text.size())) && normalized_.can_cut(text, at)) cut(at);
       if (out.stopped()) return;
       part = {.begins = true};
     }

@@ -221,7 +221,6 @@ class Reader {
       const int64_t id = item["id"].id();
       const std::string content = item["content"].string();
       if (content.empty()) item["content"].fail("is empty, need at least one character");
-      if (item["single_word"].boolean(false)) item["single_word"].unsupported("false");
       const auto [known, fresh] = ids_.emplace(content, static_cast<int32_t>(id));
       if (known->second != id) item["id"].fail(fmt::format("= {}, but this token has the id {}", id, known->second));
       if (fresh) {
@@ -235,7 +234,8 @@ class Reader {
                               .strip_left = item["lstrip"].boolean(false),
                               .strip_right = item["rstrip"].boolean(false),
                               .normalized = item["normalized"].boolean(true),
-                              .special = item["special"].boolean(false)});
+                              .special = item["special"].boolean(false),
+                              .single_word = item["single_word"].boolean(false)});
     }
   }
 
