@@ -68,6 +68,13 @@ inline std::string read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// The JSON of a file with one member replaced.
+inline std::string json_with(const std::string& path, const std::string& key, Json value) {
+  Json config = Json::parse(read(path));
+  config[key] = std::move(value);
+  return config.dump(2);
+}
+
 /// About 20 kB of English-like text over 30 characters.
 inline std::string english() {
   const char* words[] = {"the",   "wind",    "carries", "every", "sail", "before", "a",
