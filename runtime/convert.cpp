@@ -23,21 +23,21 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kPieceElems = kMiB / 4;
 
+void pass_on(std::span<const float> values, DType dtype, const checkpoint::TensorSink& sink) {
+  if (dtype == DType::f32) return sink(values.data(), static_cast<int64_t>(values.size_bytes()));
+  std::vector<bfloat16> rounded(values.size());
+  std::transform(values.begin(), values.end(), rounded.begin(), [](float value) { return bfloat16(value); });
+  sink(rounded.data(), static_cast<int64_t>(2 * rounded.size()));
+}
+
 /// Passes all elements of a tensor on, in the order of the file.
 void copy_tensor(const checkpoint::FolderTensor& from, DType dtype, const checkpoint::TensorSink& sink) {
   const int64_t elems = from.elems();
   std::vector<float> piece(static_cast<size_t>(std::min(elems, kPieceElems)));
-  std::vector<bfloat16> rounded;
   for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
     const std::span<float> values = std::span(piece).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
     from.read_floats(begin, values);
-    if (dtype == DType::f32) {
-      sink(values.data(), static_cast<int64_t>(values.size_bytes()));
-      continue;
-    }
-    rounded.resize(values.size());
-    std::transform(values.begin(), values.end(), rounded.begin(), [](float value) { return bfloat16(value); });
-    sink(rounded.data(), static_cast<int64_t>(2 * rounded.size()));
+    pass_on(values, dtype, sink);
   }
 }
 
@@ -46,15 +46,9 @@ void copy_transposed(const checkpoint::FolderTensor& from, DType dtype, const ch
   const int64_t rows = from.shape()[0], columns = from.shape()[1];
   std::vector<float> whole(static_cast<size_t>(from.elems())), column(static_cast<size_t>(rows));
   from.read_floats(0, whole);
-  std::vector<bfloat16> rounded(column.size());
   for (int64_t c = 0; c < columns; ++c) {
     for (int64_t r = 0; r < rows; ++r) column[static_cast<size_t>(r)] = whole[static_cast<size_t>(r * columns + c)];
-    if (dtype == DType::f32) {
-      sink(column.data(), 4 * rows);
-      continue;
-    }
-    std::transform(column.begin(), column.end(), rounded.begin(), [](float value) { return bfloat16(value); });
-    sink(rounded.data(), 2 * rows);
+    pass_on(column, dtype, sink);
   }
 }
 

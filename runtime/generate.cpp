@@ -56,10 +56,9 @@ std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::
 struct Prompts {
   std::vector<std::vector<int32_t>> texts;
   std::vector<std::string> shown;
-  std::vector<int32_t> ends;  // of texts, by the folder; the tokenizer may have another
-  int32_t end_of_text;
+  std::vector<int32_t> ends;  // ids behind which a text ends
 
-  bool ends_at(int32_t id) const { return id == end_of_text || std::find(ends.begin(), ends.end(), id) != ends.end(); }
+  bool ends_at(int32_t id) const { return std::find(ends.begin(), ends.end(), id) != ends.end(); }
 };
 
 Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokenizer, const std::string& folder,
@@ -73,7 +72,8 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
     if (id >= tokenizer.vocab_size())
       throw ConfigError("[generate] --prompt-ids has {}, but the tokenizer of {} has {} ids: 0 to {}.", id, folder,
                         tokenizer.vocab_size(), tokenizer.vocab_size() - 1);
-  Prompts prompts{.texts = {}, .shown = {}, .ends = std::move(ends), .end_of_text = tokenizer.special().end_of_text};
+  ends.push_back(tokenizer.special().end_of_text);
+  Prompts prompts{.texts = {}, .shown = {}, .ends = std::move(ends)};
   if (!options.prompt_ids.empty()) {
     prompts.texts.push_back(options.prompt_ids);
     prompts.shown.emplace_back();

@@ -70,7 +70,8 @@ TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& ini
   TextFiles all;
   for (auto& [name, bytes] : data::write_tokenizer(tokenizer)) add_file(name, std::move(bytes), all);
   all.tokenizer = tokenizer.name();
-  if (!init.empty()) try {
+  if (!init.empty()) {
+    try {
       TextFiles before = text_files_of(ModelFolder(init));
       if (!tokenizer.knows_text() || before.tokenizer == all.tokenizer) {
         all.ids = before.ids;
@@ -80,6 +81,7 @@ TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& ini
       log_warn("[checkpoint] the chat template and the settings of generation of model.init are not copied: {}",
                error.what());
     }
+  }
   add_ids(tokenizer, all.ids);
   add_file(kGenerationFile, models::hugging_face_generation_config(all.ids), all);
   return all;

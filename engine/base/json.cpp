@@ -139,7 +139,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   [[noreturn]] void refuse(const std::string& problem) const {
     throw DataError("{} {}.", place(text_, source_, read_), problem);
   }
-  /// Of the original text, in which one of kNotNumbers may end here. The parser has read at most one character more.
+  /// The real that ends here in the original text, where it may be one of kNotNumbers. The parser has read at most one
+  /// character more.
   double real_of(double value) const {
     const char last = std::isalpha(static_cast<unsigned char>(text_[read_ - 1])) != 0 || read_ < 2 ? text_[read_ - 1]
                                                                                                    : text_[read_ - 2];

@@ -13,7 +13,7 @@ constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxSteps = 1'000'000'000'000;  // sums and products of step counts fit in int64
 constexpr int64_t kMaxSizeBytes = 1024 * 1024 * kGiB;
 
-/// Of DataFormat, in its order.
+/// In the order of DataFormat.
 detail::Words data_formats() { return {"auto", "slipstream", "llm.c", "nanogpt", "megatron", "jsonl", "text"}; }
 
 std::vector<Field<R>> make_fields() {
@@ -71,11 +71,11 @@ std::vector<Field<R>> make_fields() {
               "hidden state."),
       F::real("model.attn_pdrop", at(&R::model, &Model::attn_pdrop), {0, 1, false, true},
               "The same for attention probabilities. GPUs then use the general attention kernels, which are slower."),
-      F::text(
-          "model.init", at(&R::model, &Model::init),
-          "Hugging Face folder or run folder with the initial weights. It decides the keys of this table that the run "
-          "file lacks; written ones must describe its model. Rows that its vocabulary lacks become the mean of its "
-          "rows. A run that resumes does not read it. Empty: random weights from train.seed."),
+      F::text("model.init", at(&R::model, &Model::init),
+              "Hugging Face folder, run folder or checkpoint with the initial weights. It decides the keys of this "
+              "table that the run "
+              "file lacks; written ones must describe its model. Rows that its vocabulary lacks become the mean of its "
+              "rows. A run that resumes does not read it. Empty: random weights from train.seed."),
 
       F::text("data.train", at(&R::data, &Data::train),
               "Path of the training data. A pattern with * or ? names several token files, read in the order of their "

@@ -30,7 +30,7 @@ void check_length(const TokenSource& split, const char* name, const std::string&
       cut ? ", another data.validation_fraction or" : " or");
 }
 
-/// What makes data.tokenizer fit a shard. Its default accepts the tokenizers of files.
+/// The advice for a data.tokenizer that does not fit a shard, whose default accepts the tokenizers of files.
 std::string remedy_for(const Tokenizer& shards) {
   const bool is_word = shards.knows_text() && !shards.name().starts_with(kFileTokenizer);
   return is_word ? fmt::format("set data.tokenizer = \"{}\"", shards.name()) : "leave data.tokenizer out";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tokenize is to do, and what it did.
+// The options of tokenize, and its summary.
 
 #include <cstdint>
 #include <functional>

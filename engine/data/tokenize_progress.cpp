@@ -33,7 +33,7 @@ std::string hash_of_files(const std::string& name, std::initializer_list<const c
 
 std::string hash_beside(const std::string& name) { return hash_of_files(name, {".json", ".documents"}); }
 
-/// Of an object without its member "hash".
+/// Hashes an object without its member "hash".
 std::string hash_of(const Json& root) {
   Json::Object members = root.as_object();
   std::erase_if(members, [](const Json::Member& member) { return member.first == "hash"; });
@@ -64,7 +64,7 @@ Json json_of(const TokenizeProgress& progress) {
   return root;
 }
 
-/// What a shard is instead of the recorded one; empty: the recorded one.
+/// The difference between a shard and its record; empty: none.
 std::string difference(const std::string& name, const TokenizeSummary::Shard& shard) {
   if (!exists(shard.path)) return "it is missing";
   const int64_t size_bytes = files::InputFile(shard.path, files::Owner::data).size_bytes();

@@ -24,14 +24,14 @@ struct TokenizeProgress {
   std::vector<TokenizeSummary::Shard> shards;
 };
 
-/// The XXH3-128 of the begin of a file. Borrows the file.
+/// XXH3-128 of the first bytes of a file. Borrows the file.
 class TextHash {
  public:
   explicit TextHash(const files::InputFile& file) : file_(file) {}
-  /// Blocks. Of the first `size_bytes` bytes, or of more if it was called with more before.
+  /// Blocks. Hashes the first `size_bytes` bytes, at least as many as in the call before.
   std::string up_to(int64_t size_bytes);
   const files::InputFile& file() const { return file_; }
-  /// The bytes of the last hash. Pure.
+  /// The number of hashed bytes. Pure.
   int64_t size_bytes() const { return size_bytes_; }
 
  private:

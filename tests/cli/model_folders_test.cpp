@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies beside weights: tokenizers, chat templates and settings of generation; and weights of checkpoints.
+// Files beside weights, such as tokenizers and chat templates; and the weights of checkpoints.
 
 #include <fstream>
 
@@ -15,7 +15,7 @@ TEST_CASE("convert: only a folder that a conversion wrote is replaced", "[cli][c
   fs::create_directories(out);
   const std::string convert = "convert " + run + " ";
   for (int twice = 0; twice < 2; ++twice) REQUIRE(call(convert + out).code == 0);  // empty, and a converted model
-  // Any other folder stays as it is: the run itself, one with the weights in it, and one with files of somebody else.
+  // Every other folder stays as it is: the run, its parent, the folder of checkpoints, and folders with other files.
   fs::create_directories(folder.path("photos"));
   folder.write("photos/a.jpg", "x");
   folder.write("out/notes.txt", "x");
@@ -120,7 +120,7 @@ TEST_CASE("checkpoints: their weights are converted, generate text, and begin ot
       }
     }
   }
-  // An interrupted run, which has no final weights: of the latest checkpoint.
+  // An interrupted run has no final weights, so its latest checkpoint is read.
   const std::string prompt = " --prompt the --tokens 20 --seed 3";
   const auto text_of = [&](const std::string& from) {
     const Result result = call("generate " + from + prompt);

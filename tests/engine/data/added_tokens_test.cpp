@@ -48,6 +48,22 @@ std::vector<int32_t> ids_in_windows(const Tokenizer& tokenizer, std::string_view
   return seen;
 }
 
+struct Row {
+  const Tokenizer& tokenizer;
+  const char *text, *ids;  // of the library tokenizers 0.23.3
+};
+
+/// Whole and in windows of every small size.
+void check_rows(std::span<const Row> rows) {
+  for (const Row& row : rows) {
+    INFO(row.text);
+    const std::vector<int32_t> ids = row.tokenizer.encode(row.text);
+    CHECK(shown_ids(ids) == row.ids);
+    for (size_t window = 1; window < 16; ++window)
+      for (const int64_t stop : {-1, 1, 3}) CHECK(ids_in_windows(row.tokenizer, row.text, window, stop) == ids);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("added tokens: white space that they take ends before the next token", "[data]") {
@@ -60,10 +76,6 @@ TEST_CASE("added tokens: white space that they take ends before the next token",
   const auto dropped = with_added({{"<pad>", kRight}, {"  ", kBoth}, {"\n", kPlain}});
   const auto normalized = with_added({{"<pad>", R"({"rstrip": true})"}, {"  ", "{}"}});
   const auto mixed = with_added({{"<pad>", kRight}, {"  ", "{}"}});
-  struct Row {
-    const Tokenizer& tokenizer;
-    const char *text, *ids;  // of the library tokenizers 0.23.3
-  };
   const Row rows[] = {
       {*spaces, "<pad>  L", "[0][1]L"},
       {*spaces, "<pad>   L", "[0][1] L"},
@@ -84,13 +96,7 @@ TEST_CASE("added tokens: white space that they take ends before the next token",
       {*normalized, "<pad>   L", "[0][1] L"},
       {*mixed, "<pad>  L  L", "[0]L[1]L"},
   };
-  for (const Row& row : rows) {
-    INFO(row.text);
-    const std::vector<int32_t> ids = row.tokenizer.encode(row.text);
-    CHECK(shown_ids(ids) == row.ids);
-    for (size_t window = 1; window < 12; ++window)
-      for (const int64_t stop : {-1, 1, 3}) CHECK(ids_in_windows(row.tokenizer, row.text, window, stop) == ids);
-  }
+  check_rows(rows);
   // Every token ends the white space of the one before: the time stays linear.
   const std::string text(test_everything() ? 1 << 22 : 1 << 18, ' ');
   CHECK(with_added({{"  ", kRight}})->encode(text).size() == text.size() / 2);
@@ -104,10 +110,6 @@ TEST_CASE("added tokens: a single word has no word characters beside it", "[data
   const auto normalized = with_added({{"<pad>", R"({"rstrip": true, "normalized": false})"},
                                       {"foo", R"({"single_word": true, "lstrip": true})"},
                                       {"  bar", R"({"single_word": true, "normalized": false})"}});
-  struct Row {
-    const Tokenizer& tokenizer;
-    const char *text, *ids;  // of the library tokenizers 0.23.3
-  };
   const Row rows[] = {
       {*raw, "foo", "[0]"},
       {*raw, "xfoo foox -foo-", "xfoo foox -[0]-"},
@@ -121,11 +123,5 @@ TEST_CASE("added tokens: a single word has no word characters beside it", "[data
       {*normalized, "<pad>   bars foo", "[0]bars[1]"},
       {*normalized, "x  bar", "x  bar"},
   };
-  for (const Row& row : rows) {
-    INFO(row.text);
-    const std::vector<int32_t> ids = row.tokenizer.encode(row.text);
-    CHECK(shown_ids(ids) == row.ids);
-    for (size_t window = 1; window < 16; ++window)
-      for (const int64_t stop : {-1, 1, 3}) CHECK(ids_in_windows(row.tokenizer, row.text, window, stop) == ids);
-  }
+  check_rows(rows);
 }
