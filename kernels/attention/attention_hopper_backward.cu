@@ -362,11 +362,11 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) hopper_backward_kernel(co
   // Computed again where it is used: one that lives across the change of registers would be spilled.
   const auto warp = [] { return __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0); };
   if (warp() < 4) {
-    registers_lower<24>();
+    registers_lower<kFewRegisters>();
     if (warp() == 0) load(args, memory);
     if (warp() == 1 && lane_of() == 0) keep_order(args, memory);
   } else {
-    registers_raise<240>();
+    registers_raise<kRegisters>();
     compute(args, memory);
   }
 }

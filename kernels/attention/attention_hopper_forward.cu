@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention forward for sm_90a: TMA loads, products of warpgroups from shared memory, softmax in registers.
 //
-// A thread block stays on its multiprocessor and takes one block of queries after another. One warp loads queries, keys
-// and values into rings of stages, one warp stores results, and two or three warpgroups compute 64 queries each. A
-// warpgroup issues the scores of a step before the weighted values of the step before it, so that the softmax runs
-// beside a product. Queries are cut into blocks from the last one on: the block that is not whole is the first, with
-// the fewest keys.
+// A thread block stays on its multiprocessor and takes one block of queries after another from a counter, so that a
+// multiprocessor that another kernel occupies costs only its own share. One warp loads queries, keys and values into
+// rings of stages, one warp stores results, and two or three warpgroups compute 64 queries each. A warpgroup issues the
+// scores of a step before the weighted values of the step before it, so that the softmax runs beside a product. Queries
+// are cut into blocks from the last one on: the block that is not whole is the first, with the fewest keys.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608 (overlap within a warpgroup).
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/block.cuh"
 #include "kernels/attention/hopper_tiles.cuh"
+#include "kernels/cuda/workspace.h"
 
 namespace slipstream::kernels {
 namespace {
@@ -26,12 +27,13 @@ struct Sizes {
   static constexpr int kGroups = kHead == 64 ? 3 : 2;  // warpgroups that compute: as the 64K registers allow
   static constexpr int kRows = 64 * kGroups, kKeys = 128, kStages = kHead == 64 ? 4 : 2;
   static constexpr int kThreads = kGroupThreads * (1 + kGroups);
-  static constexpr int kRegisters = kGroups == 3 ? 160 : 232, kFewRegisters = kGroups == 3 ? 32 : 48;
-  static_assert(kGroupThreads * (kGroups * kRegisters + kFewRegisters) <= 65536);
+  static constexpr int kRegisters = kGroups == 3 ? 160 : 232, kFewRegisters = kGroups == 3 ? 32 : 40;
+  static_assert(kGroups * kRegisters + kFewRegisters <= (1 + kGroups) * registers_at_launch(kThreads));
   using Queries = HeadTile<kRows, kHead>;
   using Keys = HeadTile<kKeys, kHead>;
   static constexpr int kBarriersAt = 2 * Queries::kBytes + 2 * kStages * Keys::kBytes;
-  static constexpr int kBytes = kBarriersAt + 8 * (3 * 2 + 4 * kStages);
+  static constexpr int kItemsAt = kBarriersAt + 8 * (3 * 2 + 4 * kStages);
+  static constexpr int kBytes = kItemsAt + 2 * 4;
 };
 
 /// Shared memory of a thread block. A result replaces the queries that it belongs to.
@@ -46,6 +48,9 @@ struct Memory : Sizes<kHead> {
     return {bytes + 2 * S::Queries::kBytes + stage * S::Keys::kBytes};
   }
   __device__ __forceinline__ typename S::Keys values(int stage) const { return keys(S::kStages + stage); }
+
+  /// The number of the block of queries of each turn.
+  __device__ __forceinline__ Shared<int> items() const { return {bytes + S::kItemsAt, 2}; }
 
   __device__ __forceinline__ Barrier* barriers(int i) const {
     return reinterpret_cast<Barrier*>(bytes + S::kBarriersAt) + i;
@@ -68,21 +73,19 @@ struct Maps {
 /// their keys and values, and of these heads the longest blocks first.
 struct Order {
   int heads, blocks, together;  // heads of all sequences; blocks of a head; heads at a time
+  uint32_t* taken;              // blocks of queries taken so far
 };
 
 struct Item {
   int head, begin, end;  // of the heads of all sequences; the rows
 };
 
-/// The item of this thread block in a round; false behind the last one. Every second round runs backward through the
-/// thread blocks: one that had a long item in a round has a short one in the next.
+/// The block of queries with this number; false after the last one.
 template <int kRows>
-__device__ __forceinline__ bool item_of(Item& item, const Order& order, int round, int queries) {
-  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const int index = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
-  if (index >= order.heads * order.blocks) return false;
-  const int first = index / (order.together * order.blocks) * order.together;
-  const int together = min(order.together, order.heads - first), rest = index - first * order.blocks;
+__device__ __forceinline__ bool item_of(Item& item, const Order& order, int number, int queries) {
+  if (number >= order.heads * order.blocks) return false;
+  const int first = number / (order.together * order.blocks) * order.together;
+  const int together = min(order.together, order.heads - first), rest = number - first * order.blocks;
   const int end = queries - kRows * (rest / together);
   item = {first + rest % together, max(0, end - kRows), end};
   return true;
@@ -121,15 +124,23 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  const Shared<int> items = memory.items();
   Item item{};
   if (warp < 4) {
     registers_lower<S::kFewRegisters>();
     if (warp == 0 && lane == 0) {
-      for (int round = 0, used = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
+      for (int round = 0, used = 0;; ++round) {
         const Use<kTurns> turn(round);
+        const int number = static_cast<int>(atomicAdd(order.taken, 1u));
+        const bool more = item_of<S::kRows>(item, order, number, queries);
+        barrier_wait(memory.queries_free(turn.stage), turn.parity ^ 1);
+        items[turn.stage] = number;
+        if (!more) {
+          barrier_arrive(memory.queries_full(turn.stage));
+          return;
+        }
         const int head = item.head % heads, sequence = item.head / heads;
         const int kv_head = head / (heads / static_cast<int>(all.kv_heads));
-        barrier_wait(memory.queries_free(turn.stage), turn.parity ^ 1);
         barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
         memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
         const int steps = steps_of<kKeys>(block, item.end);
@@ -152,8 +163,10 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         used += steps;
       }
     } else if (warp == 1 && lane == 0) {
-      for (int round = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
+      for (int round = 0;; ++round) {
         const Use<kTurns> turn(round);
+        barrier_wait(memory.queries_full(turn.stage), turn.parity);
+        if (!item_of<S::kRows>(item, order, items[turn.stage], queries)) return;
         barrier_wait(memory.result_full(turn.stage), turn.parity);
         if (block.last()) {
           memory.queries(turn.stage)
@@ -177,8 +190,10 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
     const auto free_values = [&](const KeyUse& use) {
       if (lane == 0) barrier_arrive(memory.values_free(use.stage));
     };
-    for (int round = 0, used = 0; item_of<S::kRows>(item, order, round, queries); ++round) {
+    for (int round = 0, used = 0;; ++round) {
       const Use<kTurns> turn(round);
+      barrier_wait(memory.queries_full(turn.stage), turn.parity);
+      if (!item_of<S::kRows>(item, order, uniform(items[turn.stage]), queries)) return;
       const int base = uniform(used);
       const int first = uniform(item.begin + of_warp);  // the warp's first row
       const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
@@ -201,7 +216,6 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           sum[half] = column == 0 ? args.carried.sum[row_of_head(query)] : 0.0f;
         }
       }
-      barrier_wait(memory.queries_full(turn.stage), turn.parity);
       if (steps > 0) {
         const uint64_t q = memory.queries(turn.stage).over_columns(64 * group);
         Accumulator<kKeys> scores;
@@ -219,11 +233,11 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           multiply_weights<typename S::Keys>(out, weights, memory.values(stage).over_rows());
           wgmma_commit();
         };
-        // Turns the scores of a step into weights.
-        const auto weigh = [&](int step) {
-          // The last key that the warp's first row sees.
-          const int last = (block.causal() ? first : static_cast<int>(block.keys()) - 1) - step * kKeys;
-          if (last < kKeys - 1) {
+        // Turns the scores of a step into weights; kMasked: some row of the warpgroup does not see all its keys.
+        const auto weigh = [&]<bool kMasked>(std::bool_constant<kMasked>, int step) {
+          if constexpr (kMasked) {
+            // The last key that the warp's first row sees.
+            const int last = (block.causal() ? first : static_cast<int>(block.keys()) - 1) - step * kKeys;
 #pragma unroll
             for (int i = 0; i < kKeys / 2; ++i)
               if (8 * (i / 4) + column + i % 2 > last + (block.causal() ? row + 8 * (i / 2 % 2) : 0))
@@ -253,27 +267,36 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
 #pragma unroll
           for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
         };
+        // Steps all of whose keys the warpgroup's first row, and so every row, sees.
+        const int whole = uniform(min(steps, block.causal() ? (of_group + 1) / kKeys : static_cast<int>(block.keys()) / kKeys));
         await_keys(KeyUse(base));
         issue_scores(KeyUse(base).stage);
         wgmma_wait<0>(scores);
         free_keys(KeyUse(base));
-        weigh(0);
+        if (steps > 1) await_keys(KeyUse(base + 1));
+        weigh(std::true_type{}, 0);
         keep_out();
         pack<kKeys>(weights, scores);
-        for (int step = 1; step < steps; ++step) {
+        // Keys of the step have arrived: the wait for those of the next one stands between the softmax and the wait for
+        // its product, since ptxas moves a wait for products to the beginning of its basic block.
+        const auto turn_of = [&](auto masked, int step) {
           const KeyUse next(base + step), before(base + step - 1);
-          await_keys(next);
           issue_scores(next.stage);
           await_values(before);
           issue_sums(before.stage);
           wgmma_wait<1>(scores);
           free_keys(next);
-          weigh(step);
+          weigh(masked, step);
+          wgmma_pin(scores);
+          if (step + 1 < steps) await_keys(KeyUse(base + step + 1));
           wgmma_wait<0>(out);
           free_values(before);
           keep_out();
           pack<kKeys>(weights, scores);
-        }
+        };
+        int step = 1;
+        for (; step < whole; ++step) turn_of(std::false_type{}, step);
+        for (; step < steps; ++step) turn_of(std::true_type{}, step);
         const KeyUse last(base + steps - 1);
         await_values(last);
         issue_sums(last.stage);
@@ -334,8 +357,10 @@ void launch_forward(LaunchContext& context, const AttentionBlockForward& args, c
   const int64_t grid = std::min<int64_t>(multiprocessors(), heads * blocks);
   const int64_t fit = kCacheBytes / (4 * args.block.keys * kHead) * (all.heads / all.kv_heads);
   const int64_t together = std::clamp<int64_t>(fit, 1, grid);
+  auto* const taken = static_cast<uint32_t*>(scratch_of(context));
+  cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, stream_of(context)), "zeroing the counter of attention");
   launch(stream_of(context), hopper_forward_kernel<kHead, kWhole>, dim3(static_cast<unsigned>(grid)), dim3(S::kThreads),
-         S::kBytes, args, maps, Order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together)});
+         S::kBytes, args, maps, Order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together), taken});
 }
 
 /// The maps of a block, of its rows alone: rows of other blocks are zeros, and are not written.

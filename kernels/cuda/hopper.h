@@ -186,6 +186,12 @@ __device__ __forceinline__ void pin(T (&all)[kCount]) {
 }
 }  // namespace detail
 
+/// The compiler computes these sums before this point and reads them after it.
+template <typename... Sums>
+__device__ __forceinline__ void wgmma_pin(Sums&... sums) {
+  (detail::pin(sums), ...);
+}
+
 /// Required before the first product, and before a product one of whose registers other instructions have accessed:
 /// `registers` are these accumulators and A fragments.
 template <typename... Registers>

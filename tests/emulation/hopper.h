@@ -127,6 +127,8 @@ inline void wgmma_fence(Registers a = {}, Registers b = {}, Registers c = {}, Re
   for (const Registers& all : {a, b, c, d})
     if (all.visit) all.visit(all.all, visitor);
 }
+template <typename... Sums>
+void wgmma_pin(Sums&...) {}
 inline void wgmma_commit(SLIP_HERE) { emulation::wgmma_commit(here); }
 template <int kPending>
 void wgmma_wait(Registers a = {}, Registers b = {}, Registers c = {}, Registers d = {}, SLIP_HERE) {
