@@ -242,7 +242,10 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
   const TunedChannel tuned(options_.name, options_.channel);
   ncclConfig_t config = config_of(options_);
   ncclComm_t child = nullptr;
-  finish(lock, ncclCommSplit(comm_, color, key, &child, &config), "split");
+  // Without blocking, a split returns success before it has ended, and NCCL sets the child at its end: the state of the
+  // parent is what counts (NCCL 2.28, init.cc: ncclCommSplit, and the end of ncclCommInitRankFunc).
+  const ncclResult_t begun = ncclCommSplit(comm_, color, key, &child, &config);
+  finish(lock, begun == ncclSuccess ? ncclInProgress : begun, "split");
   const ncclResult_t result = settle(child, ncclInProgress, options_.timeout_seconds, rest);
   if (result != ncclSuccess) fail_with(child, options_.name, result, "connecting the ranks of a split");
   return std::make_unique<NcclCommunicator>(child, options_);

@@ -182,7 +182,7 @@ TEST_CASE("embedding: thousands of rows, distant ids and ids that are equal modu
     embedding_rows_pack(
         context, {on_ids.data<int32_t>(), on_dy.data(), row_ids.data<int32_t>(), rows.data<float>(), kRows, kRows, 1});
     CHECK(rows.doubles() == host_rows.doubles());
-    CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
+    CHECK(std::memcmp(row_ids.bytes().data(), host_ids.data(), host_ids.size() * 4) == 0);
   });
 }
 
@@ -223,7 +223,7 @@ TEST_CASE("embedding: rows that a warp adds, and rows that blocks add in tiles a
           CHECK(dtable.doubles() == host_table.doubles());
           CHECK(packed.doubles() == host_rows.doubles());
           CHECK(sum.doubles() == host_sum.doubles());
-          CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
+          CHECK(std::memcmp(row_ids.bytes().data(), host_ids.data(), host_ids.size() * 4) == 0);
           CHECK((dtable.intact() && packed.intact() && sum.intact() && row_ids.intact()));
         });
       }
@@ -271,7 +271,7 @@ TEST_CASE("embedding: packed rows and their sum have the CPU's bits") {
                                         rows.data<float>(rank * capacity * s.width), capacity, capacity, s.width, dtype,
                                         first, held, part});
         }
-        CHECK(std::memcmp(row_ids.data(), host_ids.data(), host_ids.size() * 4) == 0);
+        CHECK(std::memcmp(row_ids.bytes().data(), host_ids.data(), host_ids.size() * 4) == 0);
         CHECK(rows.doubles() == Doubles(host_rows.begin(), host_rows.end()));
         embedding_rows_add(context, {row_ids.data<int32_t>(), rows.data<float>(), total.data<float>(), ranks, capacity,
                                      s.width, held});

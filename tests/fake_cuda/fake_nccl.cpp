@@ -170,6 +170,8 @@ struct ncclComm {
   int rank = 0;
   uint64_t collectives = 0;
   int looks_until_ready = 3;
+  ncclComm** split_to = nullptr;  // where a split that has not ended puts its child
+  ncclComm* split_child = nullptr;
   bool aborted = false;
   std::string name = "a communicator";
   uint64_t capture = 0, recordings = 0;  // the latest one with an operation of this communicator, and how many
@@ -365,6 +367,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     *error = found->second;
   else if (connects_never || comm->looks_until_ready-- > 0)
     *error = ncclInProgress;
+  else if (comm->split_to)
+    *std::exchange(comm->split_to, nullptr) = comm->split_child;
   return ncclSuccess;
 }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
@@ -438,9 +442,13 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
   if (!group) group = std::make_shared<Group>();
   if (!between.empty() && !group->processes) group->processes = std::make_unique<SharedGroup>(between);
   group->size = static_cast<int>(members.size());
-  *child = new ncclComm{.group = group, .rank = static_cast<int>(at - members.begin())};
+  // As NCCL does without blocking: success at once, and the child only when the parent has ended the split (init.cc:
+  // ncclCommSplit drops the state of its group, ncclCommInitRankFunc sets the child at its end).
+  *child = nullptr;
+  comm->split_to = child;
+  comm->split_child = new ncclComm{.group = group, .rank = static_cast<int>(at - members.begin())};
   comm->looks_until_ready = 2;
-  return ncclInProgress;
+  return ncclSuccess;
 }
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
