@@ -28,12 +28,21 @@ namespace {
 
 int64_t size(int64_t on_a_card, int64_t emulated) { return on_card ? on_a_card : emulated; }
 
+/// Random values that repeat after a prime number of them: making them all would take longer than the tests.
+Doubles repeated_doubles(int64_t elems, DType dtype, uint32_t seed, double scale) {
+  constexpr int64_t kPeriod = 1'048'583;
+  Doubles values = random_doubles(std::min(elems, kPeriod), dtype, seed, scale);
+  values.reserve(static_cast<size_t>(elems));
+  while (std::ssize(values) < elems) values.push_back(values[values.size() - kPeriod]);
+  return values;
+}
+
 /// One operand in both places.
 class Both {
  public:
   Both(const Doubles& values, DType dtype, const char* name) : host_(values, dtype), device_(values, dtype, name) {}
   Both(int64_t elems, DType dtype, uint32_t seed, double scale = 1.0)
-      : Both(random_doubles(elems, dtype, seed, scale), dtype, "operand") {}
+      : Both(repeated_doubles(elems, dtype, seed, scale), dtype, "operand") {}
 
   template <typename T = void>
   T* at(bool device, int64_t elems = 0) {
