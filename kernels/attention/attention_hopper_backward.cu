@@ -111,27 +111,39 @@ __device__ __forceinline__ void add_dq(const Arguments& args, const Memory<kHead
   float sums[kColumns / 8][4];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[i / 4][i % 4] = dq[i];
+  const auto query_of = [&](int half) { return begin + 8 * half + lane_of() / 4; };
+  const auto at = [&](int half, int pair) {  // of the columns of this lane in sums[2 * pair] and sums[2 * pair + 1]
+    return args.exchange.dq + (head * queries + query_of(half)) * kHead + group * kColumns + 4 * (lane_of() % 4) +
+           16 * pair;
+  };
+  if (!last) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t query = begin + 8 * half + lane_of() / 4;
-    if (query >= queries) continue;
-    float* const to = args.exchange.dq + (head * queries + query) * kHead + group * kColumns + 4 * (lane_of() % 4);
+    for (int half = 0; half < 2; ++half) {
+      if (query_of(half) >= queries) continue;
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 2) {
-      float* const four = to + 8 * j;
-      float(&left)[4] = sums[j], (&right)[4] = sums[j + 1];
-      if (!last) {
+      for (int pair = 0; pair < kColumns / 16; ++pair) {
+        const float(&left)[4] = sums[2 * pair], (&right)[4] = sums[2 * pair + 1];
         const float mine[4] = {left[2 * half], left[2 * half + 1], right[2 * half], right[2 * half + 1]};
-        first ? ptx::store_16(four, packed(mine, 0.0f)) : add_16(four, mine);
-      } else if (!first) {
-        float others[4];
-        unpack(ptx::load_16(four), others, 0.0f);
-        left[2 * half] += others[0], left[2 * half + 1] += others[1];
-        right[2 * half] += others[2], right[2 * half + 1] += others[3];
+        first ? ptx::store_16(at(half, pair), packed(mine, 0.0f)) : add_16(at(half, pair), mine);
       }
     }
+    return;
   }
-  if (!last) return;
+  if (!first) {
+    // All loads are in flight before the first sum: one after the other they took a quarter of the kernel.
+    float others[2][kColumns / 16][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int pair = 0; pair < kColumns / 16; ++pair)
+        if (query_of(half) < queries) unpack(ptx::load_16(at(half, pair)), others[half][pair], 0.0f);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int pair = 0; pair < kColumns / 16; ++pair)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[2 * pair + i / 2][2 * half + i % 2] += others[half][pair][i];
+  }
   const int64_t first_row = of.block.first_query,
                 of_head = (head * of.all.tokens + first_row) * kHead + group * kColumns;
   if (!of.first) {
