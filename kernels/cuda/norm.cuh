@@ -88,8 +88,9 @@ void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
 /// Enqueues.
 template <bool kCentre, typename T>
 void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
-  // The sixteen warps for which 132 multiprocessors have registers, all at once.
-  constexpr int64_t kMostWarps = 16 * 132, kRowsLeast = 32, kSharedBytes = 96 * 1024;
+  // Three turns of the sixteen warps for which each of 132 multiprocessors has registers. In a single turn one
+  // multiprocessor that a transfer occupies would double the time of the kernel; in three it adds a third at most.
+  constexpr int64_t kMostWarps = 3 * 16 * 132, kRowsLeast = 32, kSharedBytes = 96 * 1024;
   const NormSums<kCentre, T> layout(args);
   const int64_t floats = layout.floats(), row_bytes = 4 * floats, fitting = kScratchBytes / row_bytes;
   require_at_least("norm_backward", "scratch bytes of a stream", kScratchBytes, row_bytes);
