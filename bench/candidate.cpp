@@ -119,6 +119,7 @@ void Candidate::run(int steps, bool counted) {
 
 void Candidate::compute(int steps) {
   for (int i = 0; i < steps; ++i) {
+    rank->wait_behind(1);  // as training does
     const bool keeps = keep_interval > 0 && step % keep_interval == 0;
     rank->issue(step + 1, false, keeps ? kept_slot(job->keeping, keep_interval, step) : -1);
     ++step;

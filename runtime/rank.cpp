@@ -71,9 +71,6 @@ void add_fail_points(const Plan& plan, BoundWorks& works) {
     };
 }
 
-// Steps before the recording, in which libraries choose their algorithms, NCCL connects and kernels are loaded.
-constexpr int64_t kEagerSteps = 2;
-
 /// Scratch memory of kernels belongs to their stream. It is allocated before the first step and freed after the last.
 /// Both are works, because only works have access to the device's stream.
 Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {

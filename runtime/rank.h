@@ -81,9 +81,11 @@ class Rank {
   /// Enqueues. Stages the first batch and gathers encoded parameters. Call once, after setting the weights and before
   /// the first step. Collective.
   void prime();
-  /// Enqueues one training step and returns; does not wait. On a device with graphs, the first steps run task by task,
-  /// the next kStepPeriod are recorded after a collective agreement, and later ones are replayed. If a rank refuses a
-  /// graph, all steps run task by task.
+  /// Steps before the recording, in which libraries choose their algorithms, NCCL connects and kernels are loaded.
+  static constexpr int kEagerSteps = 2;
+  /// Enqueues one training step and returns; does not wait. On a device with graphs, the first kEagerSteps steps run
+  /// task by task, the next kStepPeriod are recorded after a collective agreement, and later ones are replayed. If a
+  /// rank refuses a graph, all steps run task by task.
   /// Throws: InternalError if it would replay a graph whose previous run, kStepPeriod steps ago, has not ended.
   ///
   /// `saves`: first enqueues copies of the state before this step, that is after the step before it, to the snapshot
