@@ -29,6 +29,13 @@ int compute_capability();
 /// Multiprocessors of this GPU. Queried once.
 int multiprocessors();
 
+/// Registers that each thread of a compiled kernel has at its launch.
+int registers_of(const void* kernel);
+template <typename... Parameters>
+int registers_of(void (*kernel)(Parameters...), int /*threads*/) {
+  return registers_of(reinterpret_cast<const void*>(kernel));
+}
+
 /// Enqueues. Runs `kernel` on `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory: at most 99
 /// KiB, which every GPU has (and the emulated device exactly), or shared_memory_bytes().
 /// Throws: ResourceError if the launch is refused.

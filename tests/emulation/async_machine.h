@@ -81,7 +81,7 @@ struct Warpgroup {
   int32_t started = 0;           // products
   std::vector<int32_t> commits;  // products started before each commit
   std::vector<uint16_t> sites;   // of products
-  // Of each thread. The compiler chooses the count at the launch: at most an equal share.
+  // Of each thread.
   int registers = 0;
   bool registers_known = false;
   // Common knowledge of the lanes of each warp and, at [4], of all; it is computed again after a change.

@@ -91,7 +91,7 @@ void begin_clocks() {
     group.started = 0;
     group.commits.clear();
     group.sites.clear();
-    group.registers = static_cast<int>(std::min<size_t>(256, 65536 / m.threads / 8 * 8));
+    group.registers = launch_registers(m.threads);
     group.registers_known = false;
     group.common_known = false;
   }

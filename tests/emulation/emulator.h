@@ -32,7 +32,7 @@
 //   - warpgroup instructions that not all 128 threads reach on the same line, or with different operands;
 //   - an access by a vector to global memory that the kernel has written, without a wait_until for a store_release that
 //     knew of the write, in kernels that call store_release;
-//   - more registers than the multiprocessor has.
+//   - warpgroups that wait for more registers than their block was launched with.
 //
 // A barrier, a wait or a commit can be removed, weakened or moved at run time (machine.h), so that tests show which of
 // them are needed (mutate_barriers.py).
@@ -78,6 +78,11 @@ constexpr size_t kSharedMemoryBytes90 = 227 * 1024;
 void set_compute_capability(int capability);
 int compute_capability();
 size_t shared_memory_bytes();
+
+/// Registers that each thread of a block of `threads` has at its launch: as many as a compiler can give to a kernel with
+/// __launch_bounds__(threads, 1), or those that a test sets for every kernel (0: none).
+int launch_registers(size_t threads);
+void set_compiled_registers(int registers);
 
 /// Few, so that persistent blocks of small tests have several items.
 constexpr int kMultiprocessors = 2;
@@ -147,6 +152,15 @@ class Capability {
   ~Capability() { set_compute_capability(80); }
   Capability(const Capability&) = delete;
   Capability& operator=(const Capability&) = delete;
+};
+
+/// While it lives, every kernel is as if compiled to be launched with this number of registers a thread.
+class CompiledRegisters {
+ public:
+  explicit CompiledRegisters(int registers) { set_compiled_registers(registers); }
+  ~CompiledRegisters() { set_compiled_registers(0); }
+  CompiledRegisters(const CompiledRegisters&) = delete;
+  CompiledRegisters& operator=(const CompiledRegisters&) = delete;
 };
 
 /// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers that warpgroups give up and take (setmaxnreg): 65536 for all threads of a block.
+// Registers that warpgroups give up and take (setmaxnreg): those that the block was launched with.
 
 #include <fmt/core.h>
 
@@ -9,16 +9,19 @@ namespace slipstream::emulation {
 namespace {
 
 constexpr size_t kGroup = 128;
+int compiled_registers = 0;
 
-/// Gives waiting warpgroups their registers while there are enough.
+/// Gives waiting warpgroups their registers while there are enough. Source: PTX ISA, setmaxnreg: .inc blocks "until
+/// enough registers are available in the per-CTA-register-pool"; CUTLASS issue 2007: 232 * 2 + 24 of 168 * 3.
 void grant_registers() {
   const size_t groups = m.threads / kGroup;
+  const int pool = static_cast<int>(m.threads) * launch_registers(m.threads);
   int used = 0;
   for (size_t g = 0; g < groups; ++g) used += 128 * a.groups[g].registers;
   for (size_t g = 0; g < groups; ++g) {
     Warpgroup& group = a.groups[g];
     const int more = 128 * (a.of[kGroup * g].wanted_registers - group.registers);
-    if (more <= 0 || used + more > 65536) continue;
+    if (more <= 0 || used + more > pool) continue;
     used += more;
     group.registers = a.of[kGroup * g].wanted_registers;
     for (size_t t = kGroup * g; t < kGroup * (g + 1); ++t)
@@ -27,6 +30,13 @@ void grant_registers() {
 }
 
 }  // namespace
+
+int launch_registers(size_t threads) {
+  const int each =
+      compiled_registers > 0 ? compiled_registers : kernels::hopper::registers_at_launch(static_cast<int>(threads));
+  return (each + 7) / 8 * 8;
+}
+void set_compiled_registers(int registers) { compiled_registers = registers; }
 
 void registers_change(int registers, bool raise, const std::source_location& at) {
   const char* const operation = raise ? "registers_raise" : "registers_lower";
