@@ -95,6 +95,9 @@ struct AsyncThread {
   int parity = 0;
   int32_t phase = 0;
   bool unseen = false;
+  // The word of global memory that it waits for.
+  const uint32_t* word = nullptr;
+  uint32_t value = 0;
   int wanted_registers = 0;
   bool wgmma_fenced = false;
   struct Fragment {
@@ -112,8 +115,8 @@ struct Async {
   std::vector<Knowledge> threads;
   std::vector<AsyncThread> of;  // by thread
   std::vector<PhaseBarrier> barriers;
-  std::array<NamedBarrier, kNamedMax> named;
-  std::array<Warpgroup, kGroupsMax> groups;
+  std::vector<NamedBarrier> named = std::vector<NamedBarrier>(kNamedMax);
+  std::vector<Warpgroup> groups = std::vector<Warpgroup>(kGroupsMax);
   std::vector<Load> loads;
   size_t landed = 0;  // loads
   std::vector<Store> stores;
@@ -143,8 +146,8 @@ void acquire(size_t thread, const Knowledge& from);
 void pass_before_wait(Access::Kind last, const std::function<void()>& pass);
 /// Adds the writes that the running thread knows to those that a fence has ordered.
 void fence_now();
-/// The error of threads that all wait, with every line.
-[[noreturn]] void report_deadlock();
+/// The error of a block's threads that all wait, with every line, and `why` they wait for ever.
+[[noreturn]] void report_deadlock(const std::string& why);
 /// Checks that nothing is in flight any more.
 void end_thread();
 void end_block();

@@ -36,6 +36,7 @@ std::string waiting_threads() {
       what += fmt::format(", barrier {}: {} of {} threads have arrived", a.of[t].barrier, named.arrived, named.threads);
     }
     if (fiber.state == State::at_registers) what += fmt::format(" to {} registers", a.of[t].wanted_registers);
+    if (fiber.state == State::at_word) what += fmt::format(" for {}, it is {}", a.of[t].value, *a.of[t].word);
     ++places.try_emplace({file_of(fiber.at), what}, t, 0).first->second.second;
   }
   std::string text;
@@ -62,7 +63,7 @@ void require_hopper(const char* operation, const std::source_location& at) {
     fail(fmt::format("{} at {} needs compute capability 9.0, and the emulated device has {}.{}", operation, file_of(at),
                      compute_capability() / 10, compute_capability() % 10));
   if (m.clocked) return;
-  m.clocked = true;
+  m.clocked = m.clocked_kernel = true;
   begin_clocks();
 }
 
@@ -85,7 +86,7 @@ void begin_clocks() {
   }
   a.barriers.clear();
   a.barriers.reserve(kBarriersMax);
-  a.named = {};
+  a.named.assign(kNamedMax, {});
   for (Warpgroup& group : a.groups) {
     group.arrived = 0;
     group.started = 0;
@@ -145,11 +146,11 @@ void fence_now() {
   a.groups[m.current / 128].common_known = false;
 }
 
-void report_deadlock() {
+void report_deadlock(const std::string& why) {
   size_t first = 0;
   while (m.fibers[first].state == State::done) ++first;
   m.current = first;
-  fail("deadlock: " + waiting_threads());
+  fail("deadlock: " + waiting_threads() + why);
 }
 
 void end_thread() {

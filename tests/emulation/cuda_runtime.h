@@ -19,7 +19,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-// One block runs at a time, so a static is the block's. Only Shared<T> and the ptx twins check accesses.
+// A static is the running block's: grid.cpp exchanges its contents when blocks take turns. Only Shared<T> and the ptx
+// twins check accesses.
 #define __shared__ static
 
 struct uint3 {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "tests/emulation/async_machine.h"
 
@@ -146,7 +147,11 @@ void check_granules(const unsigned char* p, const Asynchronous& access) {
 void begin_shared() {
   m.regions.clear();
   m.shadow_used = 0;
-  if (m.clocked) pass_clocks();
+  if (std::exchange(m.clocked, false)) pass_clocks();
+  if (m.time > UINT32_MAX / 4) {
+    std::fill(m.shadow.begin(), m.shadow.end(), Granule{});
+    m.time = 0;
+  }
   m.block_began = m.block_ordered_at = ++m.time;
 }
 
