@@ -84,8 +84,8 @@ struct Warpgroup {
   // Of each thread.
   int registers = 0;
   bool registers_known = false;
-  // Common knowledge of the lanes of each warp and, at [4], of all; it is computed again after a change.
-  std::array<Knowledge, 5> common;
+  // Of all threads; it is computed again after a change.
+  Knowledge common;
   bool common_known = false;
 };
 

@@ -62,33 +62,25 @@ float element(const unsigned char* p) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-/// What all lanes of warp 0 to 3 know, and at [4] all of the group.
-const std::array<Knowledge, 5>& common_knowledge(size_t group_index) {
+/// What all threads of the group know: the warpgroup reads both operands (PTX ISA, wgmma.mma_async).
+const Knowledge& common_knowledge(size_t group_index) {
   Warpgroup& group = a.groups[group_index];
   if (std::exchange(group.common_known, true)) return group.common;
   const auto lower = [](std::vector<int32_t>& to, const std::vector<int32_t>& from) {
     for (size_t i = 0; i < from.size(); ++i) to[i] = std::min(to[i], from[i]);
   };
-  for (size_t w = 0; w < 4; ++w) {
-    Knowledge& warp = group.common[w] = a.threads[kGroup * group_index + 32 * w];
-    for (size_t l = 1; l < 32; ++l) {
-      lower(warp.known, a.threads[kGroup * group_index + 32 * w + l].known);
-      lower(warp.fenced, a.threads[kGroup * group_index + 32 * w + l].fenced);
-    }
-  }
-  group.common[4] = group.common[0];
-  for (size_t w = 1; w < 4; ++w) {
-    lower(group.common[4].known, group.common[w].known);
-    lower(group.common[4].fenced, group.common[w].fenced);
+  group.common = a.threads[kGroup * group_index];
+  for (size_t t = 1; t < kGroup; ++t) {
+    lower(group.common.known, a.threads[kGroup * group_index + t].known);
+    lower(group.common.fenced, a.threads[kGroup * group_index + t].fenced);
   }
   return group.common;
 }
 
 /// Checks that a product may read the operand, and copies its elements to values[k * pitch + i].
-void load_operand(const Operand& operand, int count, bool by_warps, float* values, int pitch,
-                  const std::source_location& at) {
+void load_operand(const Operand& operand, int count, float* values, int pitch, const std::source_location& at) {
   const size_t g = m.current / kGroup;
-  const std::array<Knowledge, 5>& common = common_knowledge(g);
+  const Asynchronous reads{common_knowledge(g), "wgmma reads", false, at};
   const int step = operand.major() == Major::k ? pitch : 1;
   operand.for_chunks(count, [&](uint32_t offset, int i, int k) {
     const unsigned char* p = m.dynamic + offset;
@@ -96,7 +88,6 @@ void load_operand(const Operand& operand, int count, bool by_warps, float* value
     if (!cell)
       fail(fmt::format("wgmma at {} reads 16 bytes at {}, which is out of bounds of its {}", file_of(at), offset_of(p),
                        m.dynamic_bytes));
-    const Asynchronous reads{common[by_warps ? static_cast<size_t>(i / 16) : 4], "wgmma reads", false, at};
     check_asynchronous(*cell, reads);
     if (cell->generic || cell->load == 0) check_granules(p, reads);
     cell->product[g] = a.groups[g].started;
@@ -143,9 +134,9 @@ void run_product(const std::source_location& at) {
           left[k * kRows + row] = std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
         }
   } else {
-    load_operand({first.a, first.major_a}, kRows, true, left, kRows, at);
+    load_operand({first.a, first.major_a}, kRows, left, kRows, at);
   }
-  load_operand({first.b, first.major_b}, columns, false, right, columns, at);
+  load_operand({first.b, first.major_b}, columns, right, columns, at);
   if (!first.accumulate) std::fill(sums, sums + kRows * columns, 0.0f);
   for (size_t t = 0; first.accumulate && t < kGroup; ++t)
     for (int i = 0; i < columns / 2; ++i) {
