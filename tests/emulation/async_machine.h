@@ -167,6 +167,8 @@ void check_asynchronous(Cell& cell, const Asynchronous& access);
 /// Bytes of dynamic shared memory hold no barrier.
 void check_no_barrier(const void* p, size_t size_bytes, const char* now, const std::source_location& at);
 std::string offset_of(const void* p);
+/// The address of [p, ...) in the shared memory of the device, for p in dynamic shared memory.
+uint32_t shared_address(const void* p);
 
 // --- shared_memory.cpp
 

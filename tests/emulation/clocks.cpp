@@ -184,6 +184,10 @@ Cell* cells_of(const void* p, size_t size_bytes) {
   return &a.cells[offset / 16];
 }
 
+uint32_t shared_address(const void* p) {
+  return dynamic_base() + static_cast<uint32_t>(static_cast<const unsigned char*>(p) - m.dynamic);
+}
+
 std::string offset_of(const void* p) {
   return fmt::format("byte {} of dynamic shared memory", static_cast<const unsigned char*>(p) - m.dynamic);
 }

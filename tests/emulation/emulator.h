@@ -75,6 +75,9 @@ void set_wait_for_streams(std::function<void()> wait);
 constexpr size_t kSharedMemoryBytes = 99 * 1024;
 /// The same of compute capability 9.0.
 constexpr size_t kSharedMemoryBytes90 = 227 * 1024;
+/// The address at which dynamic shared memory begins: 1024, or another multiple of 16 that a test sets.
+uint32_t dynamic_base();
+void set_dynamic_base(uint32_t address);
 /// Selects the emulated GPU: 90 has the instructions of hopper.h and their shared memory, 80 (the default) has neither.
 void set_compute_capability(int capability);
 int compute_capability();
@@ -160,6 +163,15 @@ class Capability {
   ~Capability() { set_compute_capability(80); }
   Capability(const Capability&) = delete;
   Capability& operator=(const Capability&) = delete;
+};
+
+/// While it lives, dynamic shared memory begins at this address.
+class DynamicBase {
+ public:
+  explicit DynamicBase(uint32_t address) { set_dynamic_base(address); }
+  ~DynamicBase() { set_dynamic_base(1024); }
+  DynamicBase(const DynamicBase&) = delete;
+  DynamicBase& operator=(const DynamicBase&) = delete;
 };
 
 /// While it lives, every kernel is as if compiled to be launched with this number of registers a thread.

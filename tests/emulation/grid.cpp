@@ -73,7 +73,8 @@ void begin_block(const Size3& index) {
   blockIdx = {index.x, index.y, index.z};
   m.done = m.at_barrier = 0;
   m.dynamic_storage.resize(m.dynamic_bytes + 1023);
-  m.dynamic = m.dynamic_storage.data() + (1024 - reinterpret_cast<uintptr_t>(m.dynamic_storage.data()) % 1024) % 1024;
+  m.dynamic =
+      m.dynamic_storage.data() + (dynamic_base() - reinterpret_cast<uintptr_t>(m.dynamic_storage.data())) % 1024;
   begin_shared();
   if (m.dynamic_bytes > 0) declare_shared(m.dynamic, m.dynamic_bytes);
   m.warps.resize(std::max(m.warps.size(), (m.threads + 31) / 32));

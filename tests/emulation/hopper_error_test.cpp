@@ -312,7 +312,7 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
     });
   };
   has(error([](const Tile& t) { tma_load<2>(shared() + 128, t.map, barrier(), 0, 0); }, good),
-      "uses byte 128 of dynamic shared memory: a swizzle of 128 bytes needs a multiple of 1024");
+      "uses byte 128 of dynamic shared memory, address 1152: a swizzle of 128 bytes needs a multiple of 1024");
   has(error([](const Tile& t) { tma_load<2>(shared() + 64, t.map, barrier(), 0, 0); }, Tile(Swizzle::none)),
       "a swizzle of 16 bytes needs a multiple of 128");
   has(error([](const Tile& t) { tma_load<2>(shared() + 31 * 1024, t.map, barrier(), 0, 0); }, good),
@@ -331,6 +331,35 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
   broken.map.shape.box[0] = 128;
   has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 0); }, broken),
       "with a map that TMA does not take: rows of the box have 256 bytes");
+}
+
+TEST_CASE("hopper errors: dynamic shared memory may begin elsewhere than at a multiple of 1024") {
+  const emulation::Capability hopper(90);
+  const auto loading = [](Swizzle swizzle, bool checked) {
+    const Tile tile(swizzle);
+    return error_in([&] {
+      if (checked) {
+        SLIP_DYNAMIC_SHARED_1024(bytes);
+        if (bytes != shared()) emulation::fail("other bytes");
+      }
+      init(1);
+      if (thread() == 0) {
+        barrier_arrive_expect(barrier(), 64 * span_bytes(swizzle));
+        tma_load<2>(shared(), tile.map, barrier(), 0, 0);
+      }
+      barrier_wait(barrier(), 0);
+    });
+  };
+  for (Swizzle swizzle : {Swizzle::none, Swizzle::b32, Swizzle::b64, Swizzle::b128})
+    CHECK(loading(swizzle, true).empty());
+  {
+    const emulation::DynamicBase base(1024 + 512);
+    for (Swizzle swizzle : {Swizzle::none, Swizzle::b32, Swizzle::b64}) CHECK(loading(swizzle, false).empty());
+    has(loading(Swizzle::b128, false), "uses byte 0 of dynamic shared memory, address 1536: a swizzle of 128 bytes");
+    has(loading(Swizzle::b64, true), ": dynamic shared memory begins at address 1536, not at a multiple of 1024");
+  }
+  const emulation::DynamicBase base(48);
+  has(loading(Swizzle::b32, false), "a swizzle of 32 bytes needs a multiple of 256");
 }
 
 TEST_CASE("hopper errors: a TMA store reads what is fenced, until it is waited for") {

@@ -142,7 +142,7 @@ struct Place {
   size_t shadow_used = 0;
   std::vector<unsigned char> static_contents;  // of static shared arrays while another block runs
   std::vector<unsigned char> dynamic_storage;
-  unsigned char* dynamic = nullptr;  // in it, a multiple of 1024
+  unsigned char* dynamic = nullptr;  // in it, as far from a multiple of 1024 as dynamic_base()
   size_t at_barrier = 0, done = 0;
   // Of barriers and blocks so far; that of the running block's beginning, and of its last barrier.
   uint32_t time = 0, block_began = 0, block_ordered_at = 0;

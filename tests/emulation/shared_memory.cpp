@@ -144,6 +144,16 @@ void check_granules(const unsigned char* p, const Asynchronous& access) {
   });
 }
 
+static uint32_t base_address = 1024;
+uint32_t dynamic_base() { return base_address; }
+void set_dynamic_base(uint32_t address) { base_address = address; }
+
+void require_aligned_1024(const void* shared, const std::source_location& at) {
+  if (shared_address(shared) % 1024 != 0)
+    fail(fmt::format("trap at {}: dynamic shared memory begins at address {}, not at a multiple of 1024", file_of(at),
+                     shared_address(shared)));
+}
+
 void begin_shared() {
   m.regions.clear();
   m.shadow_used = 0;

@@ -68,11 +68,10 @@ Cell* checked_cells(const char* operation, int rank, const TensorMap& map, const
   if (!cells)
     fail(fmt::format("{} at {} of a box of {} bytes, which is out of bounds of dynamic shared memory", operation,
                      file_of(at), box.bytes()));
-  const size_t offset = static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic),
-               needed = std::max<size_t>(128, 8 * span_bytes(map.shape.swizzle));
-  if (offset % needed != 0)
-    fail(fmt::format("{} at {} uses {}: a swizzle of {} bytes needs a multiple of {}", operation, file_of(at),
-                     offset_of(shared), span_bytes(map.shape.swizzle), needed));
+  const uint32_t needed = std::max(128u, 8 * span_bytes(map.shape.swizzle));
+  if (shared_address(shared) % needed != 0)
+    fail(fmt::format("{} at {} uses {}, address {}: a swizzle of {} bytes needs a multiple of {}", operation,
+                     file_of(at), offset_of(shared), shared_address(shared), span_bytes(map.shape.swizzle), needed));
   check_no_barrier(shared, box.bytes(), operation, at);
   return cells;
 }

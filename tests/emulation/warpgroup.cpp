@@ -28,7 +28,7 @@ class Operand {
         stride_(static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4),
         swizzle_(kSwizzles[descriptor >> 62]) {}
 
-  /// The offset in dynamic shared memory of the chunk with element (i, k): i is a row of A or a column of B.
+  /// The address in shared memory of the chunk with element (i, k): i is a row of A or a column of B.
   uint32_t chunk(int i, int k) const {
     const auto [minor, major] = major_ == Major::k ? std::pair(i, k / 8) : std::pair(k, i / 8);
     const auto row = static_cast<uint32_t>(minor % 8), rows = static_cast<uint32_t>(minor / 8);
@@ -82,8 +82,8 @@ void load_operand(const Operand& operand, int count, float* values, int pitch, c
   const size_t g = m.current / kGroup;
   const Asynchronous reads{common_knowledge(g), "wgmma reads", false, at};
   const int step = operand.major() == Major::k ? pitch : 1;
-  operand.for_chunks(count, [&](uint32_t offset, int i, int k) {
-    const unsigned char* p = m.dynamic + offset;
+  operand.for_chunks(count, [&](uint32_t address, int i, int k) {
+    const unsigned char* p = m.dynamic + (int64_t{address} - dynamic_base());
     Cell* cell = cells_of(p, 16);
     if (!cell)
       fail(fmt::format("wgmma at {} reads 16 bytes at {}, which is out of bounds of its {}", file_of(at), offset_of(p),
@@ -265,13 +265,12 @@ void wgmma(const Product& product, const std::source_location& at) {
 
 uint32_t descriptor_address(const void* shared, uint32_t leading_bytes, uint32_t stride_bytes,
                             const std::source_location& at) {
-  const size_t offset = static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic);
-  if (offset >= m.dynamic_bytes)
+  if (static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic) >= m.dynamic_bytes)
     fail(fmt::format("matrix_descriptor at {} of an address outside dynamic shared memory", file_of(at)));
-  if (offset % 16 != 0 || leading_bytes % 16 != 0 || stride_bytes % 16 != 0)
+  if (shared_address(shared) % 16 != 0 || leading_bytes % 16 != 0 || stride_bytes % 16 != 0)
     fail(fmt::format("matrix_descriptor at {} of {} with distances of {} and {} bytes: all must be multiples of 16",
                      file_of(at), offset_of(shared), leading_bytes, stride_bytes));
-  return static_cast<uint32_t>(offset);
+  return shared_address(shared);
 }
 
 }  // namespace slipstream::emulation
