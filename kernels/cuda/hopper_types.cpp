@@ -33,6 +33,9 @@ bool tensor_shape_fits(const TensorShape& shape, std::string& reason) {
     if (d > 0 && (shape.strides_bytes[d] % 16 != 0 || shape.strides_bytes[d] >= uint64_t{1} << 40))
       return refuse(fmt::format("the stride of dimension {} is {} bytes, not a multiple of 16 below 2^40", d,
                                 shape.strides_bytes[d]));
+    if (d > 1 && shape.strides_bytes[d] < shape.sizes[d - 1])
+      return refuse(fmt::format("the stride of dimension {} is {} bytes, fewer than the {} elements of dimension {}", d,
+                                shape.strides_bytes[d], shape.sizes[d - 1], d - 1));
     if (shape.box[d] < 1 || shape.box[d] > 256)
       return refuse(fmt::format("the box has {} elements of dimension {}, not 1 to 256", shape.box[d], d));
   }

@@ -190,6 +190,11 @@ void complete_phase(PhaseBarrier& barrier);
 /// Completes the oldest load in flight. False: there is none.
 bool land_next();
 
+// --- tensor_map.cpp
+
+/// What the driver has encoded.
+kernels::hopper::TensorShape decoded(const TensorMap& map, const char* operation, const std::source_location& at);
+
 // --- handover.cpp
 
 /// Forgets the global memory that the kernel before wrote.

@@ -9,17 +9,14 @@
 #include <cstdint>
 #include <source_location>
 
-#include "kernels/cuda/hopper_types.h"
+#include "kernels/cuda/tensor_map.h"
 #include "tests/emulation/emulator.h"
 
 namespace slipstream::emulation {
 
 using kernels::hopper::Major;
 using kernels::hopper::Swizzle;
-/// The shape itself takes the place of the bits that the driver encodes.
-struct TensorMap {
-  kernels::hopper::TensorShape shape;
-};
+using kernels::hopper::TensorMap;
 
 /// The trap of the device as an error.
 void require_aligned_1024(const void* shared, const std::source_location& at);

@@ -55,6 +55,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+// A function of the driver, of cuda.h.
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+constexpr unsigned long long cudaEnableDefault = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* result);
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t size_bytes, cudaStream_t stream) {
   slipstream::emulation::enqueue(stream, [=] { std::memset(p, value, size_bytes); });
   return cudaSuccess;

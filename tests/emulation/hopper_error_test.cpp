@@ -283,7 +283,7 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
   const emulation::Capability hopper(90);
   const Tile good;
   const auto refused = [&](auto change) {
-    TensorShape shape = good.map.shape;
+    TensorShape shape = good.shape;
     change(shape);
     TensorMap map;
     std::string reason;
@@ -295,6 +295,8 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
         "the tensor begins 8 bytes after a multiple of 16");
   CHECK(refused([](Shape s) { s.strides_bytes[1] = 120; }) ==
         "the stride of dimension 1 is 120 bytes, not a multiple of 16 below 2^40");
+  CHECK(refused([](Shape s) { s.rank = 3, s.sizes[1] = 129, s.sizes[2] = s.box[2] = 1, s.strides_bytes[2] = 128; }) ==
+        "the stride of dimension 2 is 128 bytes, fewer than the 129 elements of dimension 1");
   CHECK(refused([](Shape s) { s.box[1] = 257; }) == "the box has 257 elements of dimension 1, not 1 to 256");
   CHECK(refused([](Shape s) { s.box[0] = 128; }) ==
         "rows of the box have 256 bytes, but a swizzle of 128 bytes needs rows of 128");
@@ -323,14 +325,15 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
       "which holds a barrier");
   has(error([](const Tile& t) { tma_store<2>(t.map, shared(), -1, 0); }, good),
       "a store cannot begin before the tensor");
-  Tile beyond;
-  beyond.map.shape.sizes[1] = 65;
+  const Tile beyond(Swizzle::b128, 64, 65);
   has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 8); }, beyond),
       "access out of bounds, at byte 8192 of 'tile', which has 8192");
   Tile broken;
-  broken.map.shape.box[0] = 128;
+  broken.map.opaque[9] ^= 1;
   has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 0); }, broken),
-      "with a map that TMA does not take: rows of the box have 256 bytes");
+      "tma_load at tests/emulation/hopper_error_test.cpp:");
+  has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 0); }, broken),
+      "with a map whose bytes cuTensorMapEncodeTiled did not write");
 }
 
 TEST_CASE("hopper errors: dynamic shared memory may begin elsewhere than at a multiple of 1024") {

@@ -57,21 +57,18 @@ class Box {
 };
 
 /// The cells of a box in shared memory.
-Cell* checked_cells(const char* operation, int rank, const TensorMap& map, const Box& box, const void* shared,
+Cell* checked_cells(const char* operation, int rank, const TensorShape& shape, const Box& box, const void* shared,
                     const std::source_location& at) {
-  std::string reason;
-  if (!kernels::hopper::tensor_shape_fits(map.shape, reason))
-    fail(fmt::format("{} at {} with a map that TMA does not take: {}", operation, file_of(at), reason));
-  if (map.shape.rank != rank)
-    fail(fmt::format("{} at {} of rank {} with a map of rank {}", operation, file_of(at), rank, map.shape.rank));
+  if (shape.rank != rank)
+    fail(fmt::format("{} at {} of rank {} with a map of rank {}", operation, file_of(at), rank, shape.rank));
   Cell* cells = cells_of(shared, box.bytes());
   if (!cells)
     fail(fmt::format("{} at {} of a box of {} bytes, which is out of bounds of dynamic shared memory", operation,
                      file_of(at), box.bytes()));
-  const uint32_t needed = std::max(128u, 8 * span_bytes(map.shape.swizzle));
+  const uint32_t needed = std::max(128u, 8 * span_bytes(shape.swizzle));
   if (shared_address(shared) % needed != 0)
     fail(fmt::format("{} at {} uses {}, address {}: a swizzle of {} bytes needs a multiple of {}", operation,
-                     file_of(at), offset_of(shared), shared_address(shared), span_bytes(map.shape.swizzle), needed));
+                     file_of(at), offset_of(shared), shared_address(shared), span_bytes(shape.swizzle), needed));
   check_no_barrier(shared, box.bytes(), operation, at);
   return cells;
 }
@@ -109,8 +106,9 @@ void tma_load(int rank, void* shared, const TensorMap& map, uint64_t* words, con
   if (!barrier.init_fenced)
     fail(fmt::format("tma_load at {} uses a barrier without a barrier_init_fence since its barrier_init at {}",
                      file_of(at), file_of(m.sites.at[barrier.init_site])));
-  const Box box(map.shape, first);
-  Cell* const cells = checked_cells("tma_load", rank, map, box, shared, at);
+  const TensorShape shape = decoded(map, "tma_load", at);
+  const Box box(shape, first);
+  Cell* const cells = checked_cells("tma_load", rank, shape, box, shared, at);
   Fiber& fiber = m.fibers[m.current];
   before_access(fiber);
   fiber.last = {};
@@ -153,8 +151,9 @@ bool land_next() {
 void tma_store(int rank, const TensorMap& map, const void* shared, const Coordinates& first,
                const std::source_location& at) {
   require_hopper("tma_store", at);
-  const Box box(map.shape, first);
-  Cell* const cells = checked_cells("tma_store", rank, map, box, shared, at);
+  const TensorShape shape = decoded(map, "tma_store", at);
+  const Box box(shape, first);
+  Cell* const cells = checked_cells("tma_store", rank, shape, box, shared, at);
   for (int d = 0; d < rank; ++d)
     if (first[static_cast<size_t>(d)] < 0)
       fail(fmt::format("tma_store at {} begins at element {} of dimension {}: a store cannot begin before the tensor",
