@@ -93,7 +93,8 @@ T shuffle(const char* operation, unsigned mask, T value, int width, Source sourc
   const int base = lane() / width * width, from = source(lane() - base);
   if (from < 0 || from >= width) return value;
   if (base + from >= warp_lanes())
-    fail(std::string(operation) + " reads lane " + std::to_string(base + from) + ", which the block does not have");
+    fail(source::kShuffle,
+         std::string(operation) + " reads lane " + std::to_string(base + from) + ", which the block does not have");
   return from_lane<T>(lanes, base + from);
 }
 }  // namespace slipstream::emulation

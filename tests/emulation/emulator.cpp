@@ -161,7 +161,8 @@ void resume(size_t thread) {
     why = f.state == State::done ? place_of(other) + " has returned"
                                  : fmt::format("{} waits at {} ({})", place_of(other), file_of(f.at), f.operation);
   }
-  throw Error(sentence(fmt::format("divergent {}: it waits at {} and {}", fiber.operation, file_of(fiber.at), why)));
+  throw Error(source::kSyncthreads,
+              sentence(fmt::format("divergent {}: it waits at {} and {}", fiber.operation, file_of(fiber.at), why)));
 }
 
 bool can_run(Fiber& fiber, size_t thread, bool& waits_for_word) {
@@ -181,7 +182,7 @@ void prepare_fibers() {
     m.stacks_bytes = m.threads * kStackBytes;
     void* stacks =
         mmap(nullptr, m.stacks_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stacks == MAP_FAILED) throw Error("[emulation] no memory for the stacks of the threads.");
+    if (stacks == MAP_FAILED) throw Error(source::kEmulator, "[emulation] no memory for the stacks of the threads.");
     m.stacks = static_cast<unsigned char*>(stacks);
   }
   if (m.fibers.size() < m.threads) m.fibers.resize(m.threads);
@@ -213,8 +214,8 @@ void pass_block_barrier(const std::source_location& at) {
   } else {
     for (size_t t = 0; t < m.threads; ++t)
       if (m.fibers[t].at.line() != at.line())
-        fail(fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at), place_of(t),
-                         file_of(m.fibers[t].at)));
+        fail(source::kSyncthreads, fmt::format("divergent __syncthreads: it waits at {} and {} at {}", file_of(at),
+                                               place_of(t), file_of(m.fibers[t].at)));
     for (size_t t = 0; t < m.threads; ++t) m.fibers[t].state = State::ready;
     m.at_barrier = 0;
     m.block_ordered_at = ++m.time;
@@ -230,7 +231,8 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
   Warp& warp = m.warps[m.current / 32];
   const unsigned present = warp.lanes == 32 ? 0xffffffffu : (1u << warp.lanes) - 1;
   if ((mask & present) != present)
-    fail(fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
+    fail(source::kEmulator,
+         fmt::format("{} at {} with a mask of part of the warp: {:#x}", operation, file_of(at), mask));
   Fiber& fiber = m.fibers[m.current];
   fiber.state = State::at_warp_operation;
   fiber.at = at;
@@ -249,8 +251,8 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
   }
   for (size_t t = first; warp.differs && t < first + static_cast<size_t>(warp.lanes); ++t)
     if (m.fibers[t].at.line() != at.line() || m.fibers[t].operation != operation)
-      fail(fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at), place_of(t),
-                       file_of(m.fibers[t].at), m.fibers[t].operation));
+      fail(source::kShuffle, fmt::format("divergent {}: it waits at {} and {} at {} ({})", operation, file_of(at),
+                                         place_of(t), file_of(m.fibers[t].at), m.fibers[t].operation));
   for (size_t t = first; t < first + static_cast<size_t>(warp.lanes); ++t) m.fibers[t].state = State::ready;
   warp.arrived = 0;
   ++warp.generation;
@@ -264,9 +266,9 @@ void pass_warp_barrier(unsigned mask, const std::source_location& at) {
   meet_warp("__syncwarp", mask, nullptr, 0, true, at);
 }
 
-void fail(const std::string& what) { throw Error(sentence(what)); }
-void fail_quietly(const std::string& what) {
-  m.error = std::make_exception_ptr(Error(sentence(what)));
+void fail(const Source& source, const std::string& what) { throw Error(source, sentence(what)); }
+void fail_quietly(const Source& source, const std::string& what) {
+  m.error = std::make_exception_ptr(Error(source, sentence(what)));
   to_scheduler();
 }
 static int capability = 80;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A CUDA device on the host: grids of blocks of fibers in a fixed order, with the hardware's rules checked.
+// A CUDA device on the host: grids of blocks of fibers in a fixed order, with the hardware's rules checked; each rule
+// has its source (sources.h).
 //
 // One fiber per CUDA thread. As many blocks as fit on the device (resident_blocks) take turns; in its turn, each thread
 // of a block, in ascending (or descending) order, runs to its next wait. These are errors, which name kernel, launch
@@ -49,10 +50,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/emulation/sources.h"
+
 namespace slipstream::emulation {
 
+/// The text of a violated rule and its source.
 struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  Error(const Source& source, const std::string& text) : std::runtime_error(text + " [" + source.text + "]") {}
 };
 
 struct Size3 {
@@ -108,9 +112,9 @@ int64_t elapsed_ns();
 
 // --- called by device code, from a fiber
 
-[[noreturn]] void fail(const std::string& what);
+[[noreturn]] void fail(const Source& source, const std::string& what);
 /// The same where the compiler does not expect an exception: the thread never continues.
-void fail_quietly(const std::string& what);
+void fail_quietly(const Source& source, const std::string& what);
 /// Does this thread run a kernel?
 bool in_kernel();
 void block_barrier(const std::source_location& at);

@@ -173,10 +173,12 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   m.threads = size_t{block.x} * block.y * block.z;
   const size_t blocks = size_t{grid.x} * grid.y * grid.z;
   if (m.threads == 0 || m.threads > kThreadsMax || blocks == 0 || grid.y > 65535 || grid.z > 65535)
-    throw Error(fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.",
+    throw Error(source::kCapabilities,
+                fmt::format("[emulation] launch at {}: a grid of {} x {} x {} blocks of {} threads cannot run.",
                             file_of(site), grid.x, grid.y, grid.z, m.threads));
   if (shared_bytes > shared_memory_bytes())
-    throw Error(fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most {}.",
+    throw Error(source::kCapabilities,
+                fmt::format("[emulation] launch at {}: {} bytes of shared memory, a block has at most {}.",
                             file_of(site), shared_bytes, shared_memory_bytes()));
   struct sigaction action = {}, old_segv, old_bus;
   action.sa_sigaction = on_fault;
@@ -200,7 +202,7 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   };
   if (sigsetjmp(m.fault, 1)) {
     finish();
-    throw Error(sentence(describe(m.fault_address)));
+    throw Error(source::kOutOfBounds, sentence(describe(m.fault_address)));
   }
   runs_kernel = true;
   try {

@@ -102,6 +102,15 @@ TEST_CASE("grid: a word must have the awaited value when the waiting block looks
       "(wait_until for 1, it is 2); all 1 resident blocks wait, and 0 more begin");
 }
 
+TEST_CASE("grid: errors name the source of their rule") {
+  has(error_of_chain(1, 0),
+      "needs compute capability 9.0, and the emulated device has 8.0. [CUDA C++ Programming Guide, ");
+  const emulation::Capability hopper(90);
+  has(error_of_chain(5, 1), "[CUDA C++ Programming Guide, Thread Hierarchy]");
+  has(error_in([] { thread() < 128 ? registers_lower<48>() : registers_raise<232>(); }, 384), "[PTX ISA, setmaxnreg]");
+  has(error_in([] { barrier_wait(barrier(), 0); }), "[PTX ISA, Lifecycle of the mbarrier object]");
+}
+
 TEST_CASE("grid: resident blocks take turns, each with its own shared memory") {
   constexpr unsigned kBlocks = 5, kTurns = 3;
   DeviceMemory order(4 * kBlocks * kTurns, "order"), taken(4, "taken"), sums(4 * kBlocks, "sums");
@@ -120,7 +129,7 @@ TEST_CASE("grid: resident blocks take turns, each with its own shared memory") {
                   if (thread() == 0) as<uint32_t>(order)[atomicAdd(as<uint32_t>(taken), 1u)] = blockIdx.x;
                   __syncthreads();
                   const float other = fixed[(thread() + 1) % 256], same = dynamic[(thread() + 1) % 256];
-                  if (other != same) emulation::fail("another block's memory");
+                  if (other != same) wrong("another block's memory");
                   __syncthreads();
                   fixed[thread()] = other + 1;
                   dynamic[thread()] = same + 1;

@@ -70,8 +70,10 @@ void check_global(const void* p, size_t size_bytes, bool write, const std::sourc
     if (found != handover.writes.end() && (handover.releases > 0 || found->second.block != m.block)) {
       const Write& before = found->second;
       if (before.release == 0 || a.threads[m.current].known[a.releases()] < before.release)
-        fail(fmt::format("race on global memory at {}: {} what {} wrote at {}, {}", file_of(at),
-                         write ? "writes" : "reads", place_of(before.thread), file_of(m.sites.at[before.site]),
+        fail(source::kMemoryModel,
+             fmt::format("race on global memory at {}: {} what {} of {} block wrote at {}, {}", file_of(at),
+                         write ? "writes" : "reads", place_of(before.thread),
+                         before.block == m.block ? "this" : "another", file_of(m.sites.at[before.site]),
                          before.release == 0 ? "with no store_release since" : "without a wait_until for its release"));
     }
     if (!write) continue;

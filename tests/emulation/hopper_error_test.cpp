@@ -137,7 +137,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
         if (second) barrier_arrive(barrier(1));
         const float sum = floats()[thread() - 128] + floats()[255 - thread()];
         if (!second) barrier_arrive(barrier(1));
-        if (sum != 2.0f) emulation::fail("another sum");
+        if (sum != 2.0f) wrong("another sum");
       }
       if (thread() < 128) {
         barrier_wait(barrier(1), 0);
@@ -154,7 +154,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
         named_barrier_arrive(1, 256);
       } else {
         if (waits) named_barrier_sync(1, 256);
-        if (floats()[thread() - first] != 1.0f) emulation::fail("another value");
+        if (floats()[thread() - first] != 1.0f) wrong("another value");
       }
     };
     CHECK(error_in([&] { named(true, 128); }).empty());
@@ -169,7 +169,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
           if (thread() == 0) barrier_arrive(barrier());
         } else if (thread() < 64) {
           barrier_wait(barrier(), 0);
-          if (floats()[thread() - 32] != 1.0f) emulation::fail("another value");
+          if (floats()[thread() - 32] != 1.0f) wrong("another value");
         }
       }),
       "with no barrier between");
@@ -181,7 +181,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
             if (thread() == 0) barrier_arrive(barrier());
           } else if (thread() < 64) {
             barrier_wait(barrier(), 0);
-            if (floats()[thread() - 32] != 1.0f) emulation::fail("another value");
+            if (floats()[thread() - 32] != 1.0f) wrong("another value");
           }
         }).empty());
 }
@@ -197,7 +197,7 @@ TEST_CASE("hopper errors: bytes are free when every warpgroup that reads them ha
       if (thread() < 128) floats()[column] = 1.0f;
       named_barrier_sync(1, 384);
       if (thread() >= 128) {
-        if (floats()[column] != 1.0f) emulation::fail("another value");
+        if (floats()[column] != 1.0f) wrong("another value");
         if (thread() / 128 != missing) barrier_arrive(barrier());
         return;
       }
@@ -252,7 +252,7 @@ TEST_CASE("hopper errors: bytes of a TMA load are there when a wait for its barr
     if (mistake == 3 && thread() == 0) tma_load<2>(shared(), tile.map, barrier(), 0, 0);
     if (mistake != 4 || thread() != 9) barrier_wait(barrier(), 0);
     const float value = floats()[thread()];
-    if (value != 0.0f) emulation::fail("another value");
+    if (value != 0.0f) wrong("another value");
     if (mistake == 5 && thread() == 255) {
       load(tile);
       barrier_wait(barrier(), 1);
@@ -343,7 +343,7 @@ TEST_CASE("hopper errors: dynamic shared memory may begin elsewhere than at a mu
     return error_in([&] {
       if (checked) {
         SLIP_DYNAMIC_SHARED_1024(bytes);
-        if (bytes != shared()) emulation::fail("other bytes");
+        if (bytes != shared()) wrong("other bytes");
       }
       init(1);
       if (thread() == 0) {

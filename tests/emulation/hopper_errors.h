@@ -27,6 +27,9 @@ std::string error_in(const Body& body, unsigned threads = 256, size_t shared_byt
   return {};
 }
 
+/// The error of a kernel that sees wrong values.
+[[noreturn]] inline void wrong(const std::string& what) { emulation::fail({"a test"}, what); }
+
 inline int thread() { return static_cast<int>(threadIdx.x); }
 inline unsigned char* shared() { return emulation::dynamic_shared(); }
 inline Barrier* barrier(int i = 0) { return reinterpret_cast<Barrier*>(shared() + kBarrierAt) + i; }
@@ -55,7 +58,7 @@ struct Tile {
              .box = {span_bytes(swizzle) / 2, box_rows},
              .swizzle = swizzle};
     std::string reason;
-    if (!make_tensor_map(map, shape, reason)) throw emulation::Error(reason);
+    if (!make_tensor_map(map, shape, reason)) throw std::logic_error(reason);
   }
 };
 

@@ -11,8 +11,8 @@ namespace {
 constexpr size_t kGroup = 128;
 int compiled_registers = 0;
 
-/// Gives waiting warpgroups their registers while there are enough. Source: PTX ISA, setmaxnreg: .inc blocks "until
-/// enough registers are available in the per-CTA-register-pool"; CUTLASS issue 2007: 232 * 2 + 24 of 168 * 3.
+/// Gives waiting warpgroups their registers while there are enough. Source: PTX ISA, setmaxnreg, whose pool is that of
+/// the CTA; CUTLASS issue 2007: 2 x 232 and 24 of 3 x 168.
 void grant_registers() {
   const size_t groups = m.threads / kGroup;
   const int pool = static_cast<int>(m.threads) * launch_registers(m.threads);
@@ -45,8 +45,8 @@ void registers_change(int registers, bool raise, const std::source_location& at)
   a.of[m.current].wanted_registers = registers;
   meet_group(operation, at, [&] {
     if (group.registers_known && (raise ? registers < group.registers : registers > group.registers))
-      fail(fmt::format("{} at {} to {} registers: each thread of the warpgroup has {}", operation, file_of(at),
-                       registers, group.registers));
+      fail(source::kSetmaxnreg, fmt::format("{} at {} to {} registers: each thread of the warpgroup has {}", operation,
+                                            file_of(at), registers, group.registers));
     group.registers_known = true;
     if (registers < group.registers) group.registers = registers;
     grant_registers();

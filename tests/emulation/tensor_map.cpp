@@ -61,10 +61,12 @@ bool allowed(const Tiled& of) {
 
 TensorShape decoded(const TensorMap& map, const char* operation, const std::source_location& at) {
   if (reinterpret_cast<uintptr_t>(&map) % 64 != 0)
-    fail(fmt::format("{} at {} with a map that is not aligned to 64 bytes", operation, file_of(at)));
+    fail(source::kTensorMaps,
+         fmt::format("{} at {} with a map that is not aligned to 64 bytes", operation, file_of(at)));
   const auto& words = map.opaque;
   if (words[kSumAt] != sum_of(map))
-    fail(fmt::format("{} at {} with a map whose bytes cuTensorMapEncodeTiled did not write", operation, file_of(at)));
+    fail(source::kTensorMaps,
+         fmt::format("{} at {} with a map whose bytes cuTensorMapEncodeTiled did not write", operation, file_of(at)));
   const auto byte = [&](size_t word, size_t i) { return static_cast<uint32_t>(words[word] >> 8 * i & 0xff); };
   TensorShape shape{.base = reinterpret_cast<const void*>(words[0]),
                     .rank = static_cast<int>(byte(1, 1)),
@@ -78,10 +80,10 @@ TensorShape decoded(const TensorMap& map, const char* operation, const std::sour
   }
   if (byte(1, 0) != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || byte(1, 2) != CU_TENSOR_MAP_INTERLEAVE_NONE || steps ||
       byte(1, 5) != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-    fail(
-        fmt::format("{} at {} with a map of other elements than bfloat16, interleaved, with steps or filled with NaN, "
-                    "which the emulated TMA does not have",
-                    operation, file_of(at)));
+    fail(source::kEmulator,
+         fmt::format("{} at {} with a map of other elements than bfloat16, interleaved, with steps or filled with NaN, "
+                     "which the emulated TMA does not have",
+                     operation, file_of(at)));
   return shape;
 }
 

@@ -18,7 +18,8 @@ constexpr int kRows = 64, kDepth = 16, kColumnsMax = 256;
 
 Warpgroup& my_group() { return a.groups[m.current / kGroup]; }
 
-/// An operand in shared memory: 16-byte chunks of 8 elements along its major dimension.
+/// An operand in shared memory: 16-byte chunks of 8 elements along its major dimension. Source: PTX ISA, Matrix
+/// Descriptor Format, Strides and Canonical Layouts; CUTLASS, cute/atom/mma_traits_sm90_gmma.hpp.
 class Operand {
  public:
   Operand(uint64_t descriptor, Major major)
@@ -86,8 +87,8 @@ void load_operand(const Operand& operand, int count, float* values, int pitch, c
     const unsigned char* p = m.dynamic + (int64_t{address} - dynamic_base());
     Cell* cell = cells_of(p, 16);
     if (!cell)
-      fail(fmt::format("wgmma at {} reads 16 bytes at {}, which is out of bounds of its {}", file_of(at), offset_of(p),
-                       m.dynamic_bytes));
+      fail(source::kMatrixDescriptor, fmt::format("wgmma at {} reads 16 bytes at {}, which is out of bounds of its {}",
+                                                  file_of(at), offset_of(p), m.dynamic_bytes));
     check_asynchronous(*cell, reads);
     if (cell->generic || cell->load == 0) check_granules(p, reads);
     cell->product[g] = a.groups[g].started;
@@ -108,7 +109,8 @@ void multiply(const float* __restrict left, const float* __restrict right, float
     }
 }
 
-/// Element i of a thread's accumulator: its row and column in the tile.
+/// Element i of a thread's accumulator: its row and column in the tile. Source: PTX ISA, Register Fragments for
+/// wgmma.mma_async.m64nNk16.
 std::pair<int, int> place_in_tile(size_t thread, int i) {
   const int warp = static_cast<int>(thread / 32), lane = static_cast<int>(thread % 32);
   return {16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2};
@@ -119,7 +121,8 @@ void run_product(const std::source_location& at) {
   const Product& first = group.products[0];
   for (const Product& one : group.products)
     if (one.a != first.a || one.b != first.b || one.accumulate != first.accumulate || one.columns != first.columns)
-      fail(fmt::format("wgmma at {} with different operands in the threads of a warpgroup", file_of(at)));
+      fail(source::kWgmma,
+           fmt::format("wgmma at {} with different operands in the threads of a warpgroup", file_of(at)));
   ++group.started;
   group.sites.push_back(m.sites.of(at));
   static float left[kDepth * kRows], right[kDepth * kColumnsMax], sums[kRows * kColumnsMax];
@@ -165,13 +168,14 @@ void wait_for_products(size_t pending, const std::source_location& at) {
 void meet_group(const char* operation, const std::source_location& at, const std::function<void()>& action) {
   const size_t first = m.current / kGroup * kGroup;
   if (first + kGroup > m.threads)
-    fail(fmt::format("{} at {} in a warpgroup of {} threads: it needs 128", operation, file_of(at), m.threads - first));
+    fail(source::kWgmma,
+         fmt::format("{} at {} in a warpgroup of {} threads: it needs 128", operation, file_of(at), m.threads - first));
   Warpgroup& group = my_group();
   for (size_t t = first; t < first + kGroup; ++t) {
     const Fiber& other = m.fibers[t];
     if (other.state == State::at_group_operation && (other.at.line() != at.line() || other.operation != operation))
-      fail(fmt::format("divergent {} at {}: {} of the same warpgroup waits at {} ({})", operation, file_of(at),
-                       place_of(t), file_of(other.at), other.operation));
+      fail(source::kWgmma, fmt::format("divergent {} at {}: {} of the same warpgroup waits at {} ({})", operation,
+                                       file_of(at), place_of(t), file_of(other.at), other.operation));
     if (group.arrived > 0 && other.state == State::at_group_operation) break;
   }
   if (++group.arrived < kGroup) return wait_at(State::at_group_operation, operation, at);
@@ -182,12 +186,14 @@ void meet_group(const char* operation, const std::source_location& at, const std
 }
 
 void sums_access(SumsState& state, int i, int count, const std::source_location& at) {
-  if (i < 0 || i >= count) fail(fmt::format("element {} of an accumulator of {} at {}", i, count, file_of(at)));
+  if (i < 0 || i >= count)
+    fail(source::kHopper, fmt::format("element {} of an accumulator of {} at {}", i, count, file_of(at)));
   if (state.in_flight)
-    fail(fmt::format(
-        "access at {} to element {} of an accumulator that the wgmma at {} is writing, without a wgmma_wait "
-        "since that names it",
-        file_of(at), i, file_of(state.started_at)));
+    fail(source::kWgmma,
+         fmt::format(
+             "access at {} to element {} of an accumulator that the wgmma at {} is writing, without a wgmma_wait "
+             "since that names it",
+             file_of(at), i, file_of(state.started_at)));
   state.touched = true;
   state.touched_at = at;
 }
@@ -196,10 +202,11 @@ void RegistersVisitor::sums(SumsState& state) const {
   if (operation == Operation::fence) state.touched = false;
   if (operation != Operation::wait || !state.in_flight) return;
   if (state.product >= a.threads[m.current].known[a.product_of(m.current / kGroup)])
-    fail(fmt::format(
-        "wgmma_wait at {} names an accumulator whose wgmma at {} is still in flight, without a wait for its "
-        "group",
-        file_of(at), file_of(state.started_at)));
+    fail(source::kWgmmaWait,
+         fmt::format(
+             "wgmma_wait at {} names an accumulator whose wgmma at {} is still in flight, without a wait for its "
+             "group",
+             file_of(at), file_of(state.started_at)));
   state.in_flight = false;
 }
 
@@ -241,18 +248,21 @@ void wgmma(const Product& product, const std::source_location& at) {
   fiber.last = {};
   const AsyncThread& mine = a.of[m.current];
   SumsState& state = *product.state;
-  if (!mine.wgmma_fenced) fail(fmt::format("wgmma at {} without a wgmma_fence before the first one", file_of(at)));
+  if (!mine.wgmma_fenced)
+    fail(source::kWgmmaFence, fmt::format("wgmma at {} without a wgmma_fence before the first one", file_of(at)));
   if (state.touched)
-    fail(fmt::format(
-        "wgmma at {} uses an accumulator that instructions accessed at {}, without a wgmma_fence since that "
-        "names it",
-        file_of(at), file_of(state.touched_at)));
+    fail(source::kWgmmaFence,
+         fmt::format(
+             "wgmma at {} uses an accumulator that instructions accessed at {}, without a wgmma_fence since that "
+             "names it",
+             file_of(at), file_of(state.touched_at)));
   if (product.fragment) {
     const auto fenced = [&](const AsyncThread::Fragment& one) {
       return one.at == product.fragment && std::memcmp(one.values.data(), one.at, sizeof one.values) == 0;
     };
     if (std::none_of(mine.fragments.begin(), mine.fragments.end(), fenced))
-      fail(fmt::format("wgmma at {} uses an A fragment without a wgmma_fence since its last change that names it",
+      fail(source::kWgmmaFence,
+           fmt::format("wgmma at {} uses an A fragment without a wgmma_fence since its last change that names it",
                        file_of(at)));
   }
   Warpgroup& group = my_group();
@@ -266,9 +276,11 @@ void wgmma(const Product& product, const std::source_location& at) {
 uint32_t descriptor_address(const void* shared, uint32_t leading_bytes, uint32_t stride_bytes,
                             const std::source_location& at) {
   if (static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic) >= m.dynamic_bytes)
-    fail(fmt::format("matrix_descriptor at {} of an address outside dynamic shared memory", file_of(at)));
+    fail(source::kMatrixDescriptor,
+         fmt::format("matrix_descriptor at {} of an address outside dynamic shared memory", file_of(at)));
   if (shared_address(shared) % 16 != 0 || leading_bytes % 16 != 0 || stride_bytes % 16 != 0)
-    fail(fmt::format("matrix_descriptor at {} of {} with distances of {} and {} bytes: all must be multiples of 16",
+    fail(source::kMatrixDescriptor,
+         fmt::format("matrix_descriptor at {} of {} with distances of {} and {} bytes: all must be multiples of 16",
                      file_of(at), offset_of(shared), leading_bytes, stride_bytes));
   return shared_address(shared);
 }
