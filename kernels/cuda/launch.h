@@ -44,7 +44,7 @@ void launch(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 
             const Args&... args) {
   std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
   // More than 48 KiB of static and dynamic shared memory together must be requested explicitly (CUDA programming guide,
-  // "Technical Specifications per Compute Capability"). Static memory is not known here; kernels keep it below 16 KiB.
+  // "Technical Specifications per Compute Capability"). Static memory is not known here: the emulated device checks it.
   if (shared_bytes > 32 * 1024)
     cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)),

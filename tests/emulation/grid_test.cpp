@@ -102,6 +102,19 @@ TEST_CASE("grid: a word must have the awaited value when the waiting block looks
       "(wait_until for 1, it is 2); all 1 resident blocks wait, and 0 more begin");
 }
 
+TEST_CASE("grid: static and dynamic shared memory share a block's limit") {
+  static float storage[6 * 1024];  // __shared__
+  constexpr size_t kMost = emulation::kSharedMemoryBytes;
+  const auto all = [](size_t dynamic_bytes) { return error_in([] { Shared<float>{storage}; }, 32, dynamic_bytes); };
+  CHECK(all(kMost - sizeof storage).empty());
+  has(all(kMost - sizeof storage + 16), "101392 bytes of static and dynamic shared memory, a block has at most 101376");
+  // Between 24 and 32 KiB of dynamic memory the driver refuses what nothing has requested.
+  CHECK(all(24 * kKiB).empty());
+  CHECK(all(32 * kKiB + 16).empty());
+  for (size_t dynamic_bytes : {24 * kKiB + 16, 32 * kKiB})
+    has(all(dynamic_bytes), "launch() requests more than 49152 only for more than 32768 dynamic ones");
+}
+
 TEST_CASE("grid: errors name the source of their rule") {
   has(error_of_chain(1, 0),
       "needs compute capability 9.0, and the emulated device has 8.0. [CUDA C++ Programming Guide, ");

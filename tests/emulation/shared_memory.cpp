@@ -13,6 +13,8 @@ namespace slipstream::emulation {
 namespace {
 
 constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
+// Of shared memory without a request, and of dynamic memory for which launch() makes none.
+constexpr size_t kDefaultBytes = 48 * 1024, kUnrequestedBytes = 32 * 1024;
 
 /// Are the earlier touch and an access by the running thread now ordered by a barrier?
 inline bool ordered(const Touch& earlier) {
@@ -205,6 +207,15 @@ void declare_shared(void* base, size_t size_bytes) {
   m.regions.push_back({static_cast<unsigned char*>(base), size_bytes, m.shadow_used});
   m.shadow_used += (size_bytes + kGranuleBytes - 1) / kGranuleBytes;
   if (m.shadow.size() < m.shadow_used) m.shadow.resize(m.shadow_used);
+  size_t all = 0;
+  for (const Region& region : m.regions) all += region.size_bytes;
+  if (all > shared_memory_bytes())
+    fail(source::kCapabilities, fmt::format("{} bytes of static and dynamic shared memory, a block has at most {}", all,
+                                            shared_memory_bytes()));
+  if (m.dynamic_bytes <= kUnrequestedBytes && all > kDefaultBytes)
+    fail(source::kLaunch, fmt::format("{} bytes of static and dynamic shared memory, of which launch() requests more "
+                                      "than {} only for more than {} dynamic ones",
+                                      all, kDefaultBytes, kUnrequestedBytes));
 }
 
 bool is_shared(const void* p) {

@@ -57,6 +57,7 @@ constexpr Source kTensorMaps{"CUDA driver API, cuTensorMapEncodeTiled"};
 // Contracts of this project, and what the emulated device does not have
 constexpr Source kSharedView{"kernels/cuda/shared.h"};
 constexpr Source kHopper{"kernels/cuda/hopper.h"};
+constexpr Source kLaunch{"kernels/cuda/launch.h"};
 constexpr Source kEmulator{"a limit of the emulator"};
 
 }  // namespace source
