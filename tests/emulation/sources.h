@@ -52,6 +52,9 @@ constexpr Source kOrderOfBlocks{"CUDA C++ Programming Guide, Thread Hierarchy"};
 constexpr Source kCapabilities{"CUDA C++ Programming Guide, Technical Specifications per Compute Capability"};
 // other manuals
 constexpr Source kOutOfBounds{"Compute Sanitizer, Memcheck Tool"};
+constexpr Source kProductTypes{"cuBLAS, cublasLtMatmul"};
+constexpr Source kProductAttributes{"cuBLAS, cublasLtMatmulDescAttributes_t"};
+constexpr Source kEpilogues{"cuBLAS, cublasLtEpilogue_t"};
 constexpr Source kTensorMaps{"CUDA driver API, cuTensorMapEncodeTiled"};
 
 // Contracts of this project, and what the emulated device does not have
