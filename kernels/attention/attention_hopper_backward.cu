@@ -415,6 +415,8 @@ bool enqueue(LaunchContext& context, const AttentionBlockBackward& of, const Exc
              std::string& reason) {
   Arguments args{.of = of, .exchange = exchange, .maps = {}};
   if (!make_maps<kHead>(args.maps, of, reason)) return false;
+  require_registers("attention backward", kBackwardThreads,
+                    registers_of(hopper_backward_kernel<kHead>, kBackwardThreads), kAllRegisters);
   cuda_check(cudaMemsetAsync(exchange.taken, 0, counter_bytes, stream_of(context)), "zeroing counters of attention");
   const int64_t items = of.all.batch * of.all.kv_heads * exchange.key_blocks;
   launch(stream_of(context), hopper_backward_kernel<kHead>,

@@ -28,7 +28,8 @@ struct Sizes {
   static constexpr int kRows = 64 * kGroups, kKeys = 128, kStages = kHead == 64 ? 4 : 2;
   static constexpr int kThreads = kGroupThreads * (1 + kGroups);
   static constexpr int kRegisters = kGroups == 3 ? 160 : 232, kFewRegisters = kGroups == 3 ? 32 : 40;
-  static_assert(kGroups * kRegisters + kFewRegisters <= (1 + kGroups) * registers_at_launch(kThreads));
+  static constexpr int kAllRegisters = kGroups * kRegisters + kFewRegisters;
+  static_assert(kAllRegisters <= (1 + kGroups) * registers_at_launch(kThreads));
   using Queries = HeadTile<kRows, kHead>;
   using Keys = HeadTile<kKeys, kHead>;
   static constexpr int kBarriersAt = 2 * Queries::kBytes + 2 * kStages * Keys::kBytes;
@@ -268,7 +269,8 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
         };
         // Steps all of whose keys the warpgroup's first row, and so every row, sees.
-        const int whole = uniform(min(steps, block.causal() ? (of_group + 1) / kKeys : static_cast<int>(block.keys()) / kKeys));
+        const int whole =
+            uniform(min(steps, block.causal() ? (of_group + 1) / kKeys : static_cast<int>(block.keys()) / kKeys));
         await_keys(KeyUse(base));
         issue_scores(KeyUse(base).stage);
         wgmma_wait<0>(scores);
@@ -357,10 +359,13 @@ void launch_forward(LaunchContext& context, const AttentionBlockForward& args, c
   const int64_t grid = std::min<int64_t>(multiprocessors(), heads * blocks);
   const int64_t fit = kCacheBytes / (4 * args.block.keys * kHead) * (all.heads / all.kv_heads);
   const int64_t together = std::clamp<int64_t>(fit, 1, grid);
+  require_registers("attention forward", S::kThreads, registers_of(hopper_forward_kernel<kHead, kWhole>, S::kThreads),
+                    S::kAllRegisters);
   auto* const taken = static_cast<uint32_t*>(scratch_of(context));
   cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, stream_of(context)), "zeroing the counter of attention");
   launch(stream_of(context), hopper_forward_kernel<kHead, kWhole>, dim3(static_cast<unsigned>(grid)), dim3(S::kThreads),
-         S::kBytes, args, maps, Order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together), taken});
+         S::kBytes, args, maps,
+         Order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together), taken});
 }
 
 /// The maps of a block, of its rows alone: rows of other blocks are zeros, and are not written.

@@ -13,7 +13,8 @@ constexpr int kStages = 3;
 constexpr int kGroups = 2, kComputingWarps = 4 * kGroups;
 constexpr int kBackwardThreads = kGroupThreads * (1 + kGroups);
 constexpr int kRegisters = 240, kFewRegisters = 24;  // of a thread that computes, and of one that loads
-static_assert(kGroups * kRegisters + kFewRegisters <= (1 + kGroups) * registers_at_launch(kBackwardThreads));
+constexpr int kAllRegisters = kGroups * kRegisters + kFewRegisters;
+static_assert(kAllRegisters <= (1 + kGroups) * registers_at_launch(kBackwardThreads));
 // Key-value heads that are computed at a time: few, so that their sums of dq stay in the L2 cache, and as many as fill
 // the multiprocessors with blocks of 1024 keys.
 constexpr int kTogether = 16;

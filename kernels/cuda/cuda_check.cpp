@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error of a refused CUDA call, and what the GPU is: its compute capability and the shared-memory limit of a block.
+// The error of a refused CUDA call, and what the GPU and a compiled kernel are: compute capability, limits, registers.
 
 #include <launch.h>
 
@@ -36,6 +36,12 @@ int compute_capability() {
 int multiprocessors() {
   static const int count = attribute_of_gpu(cudaDevAttrMultiProcessorCount, "asking for the multiprocessors of a GPU");
   return count;
+}
+
+int registers_of(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  cuda_check(cudaFuncGetAttributes(&attributes, kernel), "asking for the registers of a kernel");
+  return attributes.numRegs;
 }
 
 }  // namespace slipstream::kernels

@@ -13,7 +13,9 @@
 #include "kernels/cuda/tensor_map.h"
 
 /// Declares `name`, the bytes of the block's dynamic shared memory, aligned to 1024 as the largest swizzle needs it.
-#define SLIP_DYNAMIC_SHARED_1024(name) extern __shared__ __align__(1024) unsigned char name[]
+#define SLIP_DYNAMIC_SHARED_1024(name)                    \
+  extern __shared__ __align__(1024) unsigned char name[]; \
+  ::slipstream::kernels::hopper::require_aligned_1024(name)
 
 namespace slipstream::kernels::hopper {
 
@@ -25,6 +27,15 @@ constexpr bool kDeviceCode = true;
 constexpr bool kDeviceCode = false;
 #define SLIP_SM90A(...) __trap()
 #endif
+
+/// Traps unless the address is a multiple of 1024. A declaration aligns static shared memory; no manual promises it for
+/// the beginning of dynamic shared memory, and a swizzle from another address would silently mix rows.
+__device__ __forceinline__ void require_aligned_1024(const void* shared) {
+  if (!kDeviceCode || threadIdx.x != 0) return;  // one thread: in all of them it costs the forward kernel spills
+  uint32_t address = ptx::shared_address(shared);
+  asm volatile("" : "+r"(address));  // the compiler takes the declaration for granted
+  if (address % 1024 != 0) __trap();
+}
 
 // --- barriers
 

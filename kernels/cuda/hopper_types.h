@@ -12,10 +12,14 @@ namespace slipstream::kernels::hopper {
 /// An mbarrier in shared memory.
 using Barrier = uint64_t;
 
-/// Registers that each thread of a block has at the launch of a kernel with __launch_bounds__(threads, 1): a multiple of 8
-/// of the 65536 of a multiprocessor. setmaxnreg moves registers only among the threads of the block (PTX ISA, setmaxnreg:
-/// "per-CTA-register-pool"), so the warpgroups' registers may sum up to those of the launch, not to 65536.
+/// Registers that each thread of a block has at the launch of a kernel with __launch_bounds__(threads, 1): a multiple
+/// of 8 of the 65536 of a multiprocessor. setmaxnreg moves registers only among the threads of the block (PTX ISA,
+/// setmaxnreg: "per-CTA-register-pool"), so the warpgroups' registers may sum up to those of the launch, not to 65536.
 constexpr int registers_at_launch(int threads) { return 65536 / threads / 8 * 8 < 255 ? 65536 / threads / 8 * 8 : 255; }
+
+/// Throws: ResourceError unless blocks of `threads`, launched with `at_launch` registers a thread, have `wanted` of them,
+/// summed up over one thread of each warpgroup. A kernel whose warpgroups raise theirs to more would wait for ever.
+void require_registers(const char* kernel, int threads, int at_launch, int wanted);
 
 /// How 16-byte chunks are permuted in rows of this many bytes: chunk c of row r is at c ^ (r % 8) (b128), c ^ (r / 2 %
 /// 4) (b64) or c ^ (r / 4 % 2) (b32).

@@ -29,6 +29,13 @@ int compute_capability();
 /// Multiprocessors of this GPU. Queried once.
 int multiprocessors();
 
+/// Registers that each thread of a compiled kernel has at its launch.
+int registers_of(const void* kernel);
+template <typename... Parameters>
+int registers_of(void (*kernel)(Parameters...), int /*threads*/) {
+  return registers_of(reinterpret_cast<const void*>(kernel));
+}
+
 /// Enqueues. Runs `kernel` on `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory: at most 99
 /// KiB, which every GPU has (and the emulated device exactly), or shared_memory_bytes().
 /// Throws: ResourceError if the launch is refused.
@@ -37,7 +44,7 @@ void launch(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 
             const Args&... args) {
   std::tuple<Parameters...> values(static_cast<Parameters>(args)...);
   // More than 48 KiB of static and dynamic shared memory together must be requested explicitly (CUDA programming guide,
-  // "Technical Specifications per Compute Capability"). Static memory is not known here; kernels keep it below 16 KiB.
+  // "Technical Specifications per Compute Capability"). Static memory is not known here: the emulated device checks it.
   if (shared_bytes > 32 * 1024)
     cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)),

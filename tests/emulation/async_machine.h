@@ -81,11 +81,11 @@ struct Warpgroup {
   int32_t started = 0;           // products
   std::vector<int32_t> commits;  // products started before each commit
   std::vector<uint16_t> sites;   // of products
-  // Of each thread. The compiler chooses the count at the launch: at most an equal share.
+  // Of each thread.
   int registers = 0;
   bool registers_known = false;
-  // Common knowledge of the lanes of each warp and, at [4], of all; it is computed again after a change.
-  std::array<Knowledge, 5> common;
+  // Of all threads; it is computed again after a change.
+  Knowledge common;
   bool common_known = false;
 };
 
@@ -95,6 +95,9 @@ struct AsyncThread {
   int parity = 0;
   int32_t phase = 0;
   bool unseen = false;
+  // The word of global memory that it waits for.
+  const uint32_t* word = nullptr;
+  uint32_t value = 0;
   int wanted_registers = 0;
   bool wgmma_fenced = false;
   struct Fragment {
@@ -112,8 +115,8 @@ struct Async {
   std::vector<Knowledge> threads;
   std::vector<AsyncThread> of;  // by thread
   std::vector<PhaseBarrier> barriers;
-  std::array<NamedBarrier, kNamedMax> named;
-  std::array<Warpgroup, kGroupsMax> groups;
+  std::vector<NamedBarrier> named = std::vector<NamedBarrier>(kNamedMax);
+  std::vector<Warpgroup> groups = std::vector<Warpgroup>(kGroupsMax);
   std::vector<Load> loads;
   size_t landed = 0;  // loads
   std::vector<Store> stores;
@@ -143,8 +146,8 @@ void acquire(size_t thread, const Knowledge& from);
 void pass_before_wait(Access::Kind last, const std::function<void()>& pass);
 /// Adds the writes that the running thread knows to those that a fence has ordered.
 void fence_now();
-/// The error of threads that all wait, with every line.
-[[noreturn]] void report_deadlock();
+/// The error of a block's threads that all wait, with every line, and `why` they wait for ever.
+[[noreturn]] void report_deadlock(const std::string& why);
 /// Checks that nothing is in flight any more.
 void end_thread();
 void end_block();
@@ -164,6 +167,8 @@ void check_asynchronous(Cell& cell, const Asynchronous& access);
 /// Bytes of dynamic shared memory hold no barrier.
 void check_no_barrier(const void* p, size_t size_bytes, const char* now, const std::source_location& at);
 std::string offset_of(const void* p);
+/// The address of [p, ...) in the shared memory of the device, for p in dynamic shared memory.
+uint32_t shared_address(const void* p);
 
 // --- shared_memory.cpp
 
@@ -184,6 +189,11 @@ void complete_phase(PhaseBarrier& barrier);
 
 /// Completes the oldest load in flight. False: there is none.
 bool land_next();
+
+// --- tensor_map.cpp
+
+/// What the driver has encoded.
+kernels::hopper::TensorShape decoded(const TensorMap& map, const char* operation, const std::source_location& at);
 
 // --- handover.cpp
 

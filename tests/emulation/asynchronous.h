@@ -9,17 +9,17 @@
 #include <cstdint>
 #include <source_location>
 
-#include "kernels/cuda/hopper_types.h"
+#include "kernels/cuda/tensor_map.h"
 #include "tests/emulation/emulator.h"
 
 namespace slipstream::emulation {
 
 using kernels::hopper::Major;
 using kernels::hopper::Swizzle;
-/// The shape itself takes the place of the bits that the driver encodes.
-struct TensorMap {
-  kernels::hopper::TensorShape shape;
-};
+using kernels::hopper::TensorMap;
+
+/// The trap of the device as an error.
+void require_aligned_1024(const void* shared, const std::source_location& at);
 
 void barrier_init(uint64_t* barrier, int arrivals, const std::source_location& at);
 void barrier_init_fence(const std::source_location& at);
@@ -70,7 +70,7 @@ struct Product {
   bool accumulate;
 };
 void wgmma(const Product& product, const std::source_location& at);
-/// The address of `shared` for a descriptor: its offset in dynamic shared memory.
+/// The address of `shared` for a descriptor.
 uint32_t descriptor_address(const void* shared, uint32_t leading_bytes, uint32_t stride_bytes,
                             const std::source_location& at);
 

@@ -237,6 +237,15 @@ TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is no
   CHECK_FALSE(taken(64, DType::bf16, 0, 385));
   CHECK_FALSE(taken(64, DType::bf16, 0, 384, false, 1));
   CHECK(noted("attention_forward: the carried sums"));
+  {
+    const emulation::CompiledRegisters few(160);  // a multiple of 8 registers is allocated
+    CHECK_THROWS_WITH(taken(128, DType::bf16),
+                      "[cuda] attention forward would never end on this GPU: its 3 warpgroups exchange 504 registers a "
+                      "thread in all, and the compiler launches them with 480 (160 each). Build with CUDA 13.0, "
+                      "without -G and -maxrregcount.");
+    const emulation::CompiledRegisters enough(161);
+    CHECK(taken(128, DType::bf16));
+  }
   emulation::set_compute_capability(80);
   CHECK_FALSE(taken(64, DType::bf16));
 }
@@ -290,6 +299,10 @@ TEST_CASE("attention backward, sm_90a: taken for rows that TMA takes, and a refu
   CHECK(noted("attention_backward: q: "));
   CHECK_FALSE((taken(DType::bf16, 64, 0, 1) || taken(DType::bf16, 64, 0, 0, 1)));
   CHECK(noted("attention_backward: gradients"));
+  {
+    const emulation::CompiledRegisters few(160);
+    CHECK_THROWS_WITH(taken(DType::bf16), Catch::Contains("attention backward would never end on this GPU"));
+  }
   emulation::set_compute_capability(80);
   CHECK_FALSE(taken(DType::bf16));
 }

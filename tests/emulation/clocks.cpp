@@ -36,6 +36,7 @@ std::string waiting_threads() {
       what += fmt::format(", barrier {}: {} of {} threads have arrived", a.of[t].barrier, named.arrived, named.threads);
     }
     if (fiber.state == State::at_registers) what += fmt::format(" to {} registers", a.of[t].wanted_registers);
+    if (fiber.state == State::at_word) what += fmt::format(" for {}, it is {}", a.of[t].value, *a.of[t].word);
     ++places.try_emplace({file_of(fiber.at), what}, t, 0).first->second.second;
   }
   std::string text;
@@ -46,8 +47,23 @@ std::string waiting_threads() {
   return text;
 }
 
-[[noreturn]] void fail_async(const Asynchronous& access, const void* p, const std::string& before) {
-  fail(fmt::format("race on shared memory at {}: {} {}, {}", file_of(access.at), access.now, offset_of(p), before));
+/// The rule that makes threads of the block wait.
+const Source& rule_of_wait() {
+  static constexpr std::pair<State, Source> kRules[] = {{State::at_registers, source::kSetmaxnreg},
+                                                        {State::at_word, source::kOrderOfBlocks},
+                                                        {State::at_phase, source::kMbarrierWait},
+                                                        {State::at_named_barrier, source::kNamedBarrier},
+                                                        {State::at_group_operation, source::kWgmma}};
+  for (const auto& [state, rule] : kRules)
+    for (size_t t = 0; t < m.threads; ++t)
+      if (m.fibers[t].state == state) return rule;
+  return source::kSyncthreads;
+}
+
+[[noreturn]] void fail_async(const Source& source, const Asynchronous& access, const void* p,
+                             const std::string& before) {
+  fail(source,
+       fmt::format("race on shared memory at {}: {} {}, {}", file_of(access.at), access.now, offset_of(p), before));
 }
 
 void merge(std::vector<int32_t>& to, const std::vector<int32_t>& from) {
@@ -59,10 +75,11 @@ void merge(std::vector<int32_t>& to, const std::vector<int32_t>& from) {
 
 void require_hopper(const char* operation, const std::source_location& at) {
   if (compute_capability() < 90)
-    fail(fmt::format("{} at {} needs compute capability 9.0, and the emulated device has {}.{}", operation, file_of(at),
+    fail(source::kCapabilities,
+         fmt::format("{} at {} needs compute capability 9.0, and the emulated device has {}.{}", operation, file_of(at),
                      compute_capability() / 10, compute_capability() % 10));
   if (m.clocked) return;
-  m.clocked = true;
+  m.clocked = m.clocked_kernel = true;
   begin_clocks();
 }
 
@@ -85,13 +102,13 @@ void begin_clocks() {
   }
   a.barriers.clear();
   a.barriers.reserve(kBarriersMax);
-  a.named = {};
+  a.named.assign(kNamedMax, {});
   for (Warpgroup& group : a.groups) {
     group.arrived = 0;
     group.started = 0;
     group.commits.clear();
     group.sites.clear();
-    group.registers = static_cast<int>(std::min<size_t>(256, 65536 / m.threads / 8 * 8));
+    group.registers = launch_registers(m.threads);
     group.registers_known = false;
     group.common_known = false;
   }
@@ -145,22 +162,23 @@ void fence_now() {
   a.groups[m.current / 128].common_known = false;
 }
 
-void report_deadlock() {
+void report_deadlock(const std::string& why) {
   size_t first = 0;
   while (m.fibers[first].state == State::done) ++first;
   m.current = first;
-  fail("deadlock: " + waiting_threads());
+  fail(rule_of_wait(), "deadlock: " + waiting_threads() + why);
 }
 
 void end_thread() {
   const Warpgroup& group = a.groups[m.current / 128];
   const int32_t complete = a.threads[m.current].known[a.product_of(m.current / 128)];
   if (complete < group.started)
-    fail(fmt::format("it returns while the wgmma at {} is in flight: wgmma_wait<0> is missing",
-                     file_of(m.sites.at[group.sites[static_cast<size_t>(complete)]])));
+    fail(source::kWgmmaWait, fmt::format("it returns while the wgmma at {} is in flight: wgmma_wait<0> is missing",
+                                         file_of(m.sites.at[group.sites[static_cast<size_t>(complete)]])));
   for (const Store& store : a.stores)
     if (store.thread == m.current && !store.read)
-      fail(fmt::format("it returns while its tma_store at {} reads shared memory: tma_store_wait_read<0> is missing",
+      fail(source::kTensorCopyWait,
+           fmt::format("it returns while its tma_store at {} reads shared memory: tma_store_wait_read<0> is missing",
                        file_of(m.sites.at[store.site])));
 }
 
@@ -170,8 +188,8 @@ void end_block() {
   for (const Load& load : a.loads) {
     if (load.phase < a.barriers[load.barrier].waited) continue;
     m.current = load.thread;
-    fail(
-        fmt::format("the block ends, and no thread has waited for its tma_load at {}", file_of(m.sites.at[load.site])));
+    fail(source::kAsyncCompletion, fmt::format("the block ends, and no thread has waited for its tma_load at {}",
+                                               file_of(m.sites.at[load.site])));
   }
   for (Store& store : a.stores)
     if (store.write) std::exchange(store.write, nullptr)();
@@ -181,6 +199,10 @@ Cell* cells_of(const void* p, size_t size_bytes) {
   const size_t offset = static_cast<size_t>(static_cast<const unsigned char*>(p) - m.dynamic);
   if (offset >= m.dynamic_bytes || size_bytes > m.dynamic_bytes - offset) return nullptr;
   return &a.cells[offset / 16];
+}
+
+uint32_t shared_address(const void* p) {
+  return dynamic_base() + static_cast<uint32_t>(static_cast<const unsigned char*>(p) - m.dynamic);
 }
 
 std::string offset_of(const void* p) {
@@ -193,7 +215,7 @@ void check_asynchronous(Cell& cell, const Asynchronous& access) {
   if (cell.load != 0) {
     const Load& load = a.loads[cell.load - 1];
     if (!knows(a.phase_of(load.barrier), load.phase + 1))
-      fail_async(access, p,
+      fail_async(source::kAsyncCompletion, access, p,
                  fmt::format("which {} began to load at {}, without a wait for its barrier since",
                              place_of(load.thread), file_of(m.sites.at[load.site])));
   }
@@ -202,13 +224,13 @@ void check_asynchronous(Cell& cell, const Asynchronous& access) {
     const Store& store = a.stores[cell.store - 1];
     const std::string by =
         fmt::format("which {} began to store at {}", place_of(store.thread), file_of(m.sites.at[store.site]));
-    if (!store.read) fail_async(access, p, by + ", without a wait since");
+    if (!store.read) fail_async(source::kTensorCopyWait, access, p, by + ", without a wait since");
     if (!knows(store.thread, store.step))
-      fail_async(access, p, by + ", with no barrier between its wait and this thread");
+      fail_async(source::kMemoryModel, access, p, by + ", with no barrier between its wait and this thread");
   }
   for (size_t g = 0; 128 * g < m.threads; ++g)
     if (!knows(a.product_of(g), cell.product[g]))
-      fail_async(access, p,
+      fail_async(source::kWgmmaWait, access, p,
                  fmt::format("which the wgmma of {} and 127 more at {} reads, without a wait since", place_of(128 * g),
                              file_of(m.sites.at[a.groups[g].sites[static_cast<size_t>(cell.product[g] - 1)]])));
 }
@@ -217,7 +239,8 @@ void check_no_barrier(const void* p, size_t size_bytes, const char* now, const s
   const size_t begin = static_cast<size_t>(static_cast<const unsigned char*>(p) - m.dynamic);
   for (size_t half = begin / 8; half * 8 < begin + size_bytes; ++half)
     if (a.cells[half / 2].barrier[half % 2])
-      fail(fmt::format("{} at {} {}, which holds a barrier", now, file_of(at), offset_of(m.dynamic + 8 * half)));
+      fail(source::kMbarrier,
+           fmt::format("{} at {} {}, which holds a barrier", now, file_of(at), offset_of(m.dynamic + 8 * half)));
 }
 
 void check_generic(const void* p, size_t size_bytes, bool write, const std::source_location& at) {

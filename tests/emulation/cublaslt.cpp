@@ -15,6 +15,8 @@
 #include "tests/emulation/fake_cublaslt.h"
 
 struct cublasLtMatmulDescOpaque_t {
+  cublasComputeType_t compute;
+  cudaDataType_t scale;
   int32_t a_transposed = CUBLAS_OP_N, b_transposed = CUBLAS_OP_N;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* bias = nullptr;
@@ -62,9 +64,11 @@ double gelu_slope(double v) {
   return 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * kRoot * (1 + 3 * 0.044715 * v * v);
 }
 
+cublasStatus_t refuse(const slipstream::emulation::Source&, cublasStatus_t status) { return status; }
+
 struct Call {
   cublasLtMatmulDescOpaque_t description;
-  cublasLtMatrixLayoutOpaque_t a, b, d;
+  cublasLtMatrixLayoutOpaque_t a, b, c, d;
   int64_t m() const { return d.rows; }
   int64_t n() const { return d.columns; }
   int64_t k() const { return description.a_transposed ? a.rows : a.columns; }
@@ -81,6 +85,12 @@ struct Call {
   bool has_sums() const {
     return description.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || description.epilogue == CUBLASLT_EPILOGUE_BGRADB;
   }
+  bool has_types() const {
+    const bool from_float = a.type == CUDA_R_32F && d.type == CUDA_R_32F,
+               from_bf16 = a.type == CUDA_R_16BF && (d.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+    return description.compute == CUBLAS_COMPUTE_32F && description.scale == CUDA_R_32F && a.type == b.type &&
+           c.type == d.type && (from_float || from_bf16);
+  }
   int64_t ns(uint64_t candidate) const {
     const auto more = fake_cublaslt().more_ns.find(description.epilogue);
     return 1000 + m() * n() * k() * kFourths[candidate] / 4 +
@@ -89,17 +99,22 @@ struct Call {
 
   cublasStatus_t status() const {
     const auto& t = description;
-    const bool shapes = (t.a_transposed ? a.columns : a.rows) == m() && (t.b_transposed ? b.columns : b.rows) == k() &&
-                        (t.b_transposed ? b.rows : b.columns) == n() && a.ld >= a.rows && b.ld >= b.rows &&
-                        d.ld >= d.rows && a.type == b.type;
-    if (!shapes) return CUBLAS_STATUS_INVALID_VALUE;
-    if (a.type == CUDA_R_32F && d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (has_bias() || has_sums())  // elements as those of D
-      if (!t.bias || (t.bias_type != -1 && t.bias_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (has_gelu() || has_gelu_gradient()) {
-      if (!t.aux || t.aux_ld < m() || (t.aux_type != -1 && t.aux_type != d.type)) return CUBLAS_STATUS_INVALID_VALUE;
-      if (t.aux_ld % 8 != 0) return CUBLAS_STATUS_INVALID_VALUE;
-    }
+    const auto is_op = [](int32_t op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T; };
+    const bool shapes = is_op(t.a_transposed) && is_op(t.b_transposed) &&
+                        (t.a_transposed ? a.columns : a.rows) == m() && (t.b_transposed ? b.columns : b.rows) == k() &&
+                        (t.b_transposed ? b.rows : b.columns) == n() && c.rows == d.rows && c.columns == d.columns &&
+                        a.ld >= a.rows && b.ld >= b.rows && c.ld >= c.rows && d.ld >= d.rows;
+    if (!shapes) return refuse(source::kProductTypes, CUBLAS_STATUS_INVALID_VALUE);
+    if (!has_types()) return refuse(source::kProductTypes, CUBLAS_STATUS_NOT_SUPPORTED);
+    if (t.epilogue != CUBLASLT_EPILOGUE_DEFAULT && !has_bias() && !has_gelu() && !has_gelu_gradient() && !has_sums())
+      return refuse(source::kEpilogues, CUBLAS_STATUS_INVALID_VALUE);
+    // Elements of the bias, of its gradient and of the matrix before GELU are those of D.
+    if (has_bias() || has_sums())
+      if (!t.bias || (t.bias_type != -1 && t.bias_type != d.type))
+        return refuse(source::kProductAttributes, CUBLAS_STATUS_INVALID_VALUE);
+    if (has_gelu() || has_gelu_gradient())
+      if (!t.aux || t.aux_ld < m() || t.aux_ld % 8 != 0 || (t.aux_type != -1 && t.aux_type != d.type))
+        return refuse(source::kProductAttributes, CUBLAS_STATUS_INVALID_VALUE);
     if (fake_cublaslt().refused.contains(t.epilogue)) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
   }
@@ -172,8 +187,9 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
   delete handle;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t, cudaDataType_t) {
-  *description = new cublasLtMatmulDescOpaque_t;
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  *description = new cublasLtMatmulDescOpaque_t{.compute = compute, .scale = scale};
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
@@ -242,10 +258,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t description,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int asked,
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
-  const Call call{*description, *a, *b, *d};
+  const Call call{*description, *a, *b, *c, *d};
   *found = 0;
   if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
   if (preference->workspace_bytes < slipstream::emulation::kWorkspaceBytes) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -257,8 +273,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                            CUBLAS_STATUS_SUCCESS,
                            1.0f,
                            {}};
-  for (uint64_t c = 0; c < slipstream::emulation::kSplitCandidate && *found < asked; ++c)
-    results[(*found)++] = {slipstream::emulation::candidate_of(c, call),
+  for (uint64_t candidate = 0; candidate < slipstream::emulation::kSplitCandidate && *found < asked; ++candidate)
+    results[(*found)++] = {slipstream::emulation::candidate_of(candidate, call),
                            slipstream::emulation::kWorkspaceBytes,
                            CUBLAS_STATUS_SUCCESS,
                            1.0f,
@@ -266,9 +282,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                        const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
-  const Call call{*description, *a, *b, *d};
+  const Call call{*description, *a, *b, *c, *d};
   if (const cublasStatus_t status = call.status(); status != CUBLAS_STATUS_SUCCESS) return status;
   const uint64_t candidate = algorithm->data[1];
   if (candidate >= slipstream::emulation::kCandidates) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -296,8 +312,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     ++fake_cublaslt().calls[candidate];
     ++fake_cublaslt().targets[description->multiprocessors];
   }
-  slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *d_layout}, a, b, d,
-                                          candidate, workspace, factor = *static_cast<const float*>(beta)] {
+  slipstream::emulation::enqueue(stream, [call = Call{*description, *a_layout, *b_layout, *c_layout, *d_layout}, a, b,
+                                          d, candidate, workspace, factor = *static_cast<const float*>(beta)] {
     std::memset(workspace, 0xff, slipstream::emulation::kWorkspaceBytes);  // no other product uses it meanwhile
     call.run(a, b, factor, d, candidate == slipstream::emulation::kSplitCandidate);
     slipstream::emulation::elapse(call.ns(candidate));

@@ -19,7 +19,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-// One block runs at a time, so a static is the block's. Only Shared<T> and the ptx twins check accesses.
+// A static is the running block's: grid.cpp exchanges its contents when blocks take turns. Only Shared<T> and the ptx
+// twins check accesses.
 #define __shared__ static
 
 struct uint3 {
@@ -54,6 +55,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+// A function of the driver, of cuda.h.
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+constexpr unsigned long long cudaEnableDefault = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* result);
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t size_bytes, cudaStream_t stream) {
   slipstream::emulation::enqueue(stream, [=] { std::memset(p, value, size_bytes); });
   return cudaSuccess;
@@ -87,7 +93,8 @@ T shuffle(const char* operation, unsigned mask, T value, int width, Source sourc
   const int base = lane() / width * width, from = source(lane() - base);
   if (from < 0 || from >= width) return value;
   if (base + from >= warp_lanes())
-    fail(std::string(operation) + " reads lane " + std::to_string(base + from) + ", which the block does not have");
+    fail(source::kShuffle,
+         std::string(operation) + " reads lane " + std::to_string(base + from) + ", which the block does not have");
   return from_lane<T>(lanes, base + from);
 }
 }  // namespace slipstream::emulation

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A CUDA device on the host: grids of blocks of fibers, one after another in a fixed order, with the hardware's rules
-// checked.
+// A CUDA device on the host: grids of blocks of fibers in a fixed order, with the hardware's rules checked; each rule
+// has its source (sources.h).
 //
-// One fiber per CUDA thread, the threads of a block in ascending (or descending) order between barriers, block after
-// block. These are errors, which name kernel, launch site, block and thread:
+// One fiber per CUDA thread. As many blocks as fit on the device (resident_blocks) take turns; in its turn, each thread
+// of a block, in ascending (or descending) order, runs to its next wait. These are errors, which name kernel, launch
+// site, block and thread:
 //   - a global access outside its DeviceMemory, by a byte or by many: the compiler calls access() before every load and
 //     store of a kernel (meson.build). What no compiler saw, such as a memcpy, is found in the protected pages around
 //     the memory, or by DeviceMemory::intact if it wrote beside them;
@@ -32,7 +33,8 @@
 //   - warpgroup instructions that not all 128 threads reach on the same line, or with different operands;
 //   - an access by a vector to global memory that the kernel has written, without a wait_until for a store_release that
 //     knew of the write, in kernels that call store_release;
-//   - more registers than the multiprocessor has.
+//   - a wait_until for a word that no resident block writes any more;
+//   - warpgroups that wait for more registers than their block was launched with.
 //
 // A barrier, a wait or a commit can be removed, weakened or moved at run time (machine.h), so that tests show which of
 // them are needed (mutate_barriers.py).
@@ -48,10 +50,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/emulation/sources.h"
+
 namespace slipstream::emulation {
 
+/// The text of a violated rule and its source.
 struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  Error(const Source& source, const std::string& text) : std::runtime_error(text + " [" + source.text + "]") {}
 };
 
 struct Size3 {
@@ -74,15 +79,30 @@ void set_wait_for_streams(std::function<void()> wait);
 constexpr size_t kSharedMemoryBytes = 99 * 1024;
 /// The same of compute capability 9.0.
 constexpr size_t kSharedMemoryBytes90 = 227 * 1024;
+/// The address at which dynamic shared memory begins: 1024, or another multiple of 16 that a test sets.
+uint32_t dynamic_base();
+void set_dynamic_base(uint32_t address);
 /// Selects the emulated GPU: 90 has the instructions of hopper.h and their shared memory, 80 (the default) has neither.
 void set_compute_capability(int capability);
 int compute_capability();
 size_t shared_memory_bytes();
 
+/// Registers that each thread of a block of `threads` has at its launch: as many as a compiler can give to a kernel
+/// with
+/// __launch_bounds__(threads, 1), or those that a test sets for every kernel (0: none), in the device's units of 8.
+int launch_registers(size_t threads);
+void set_compiled_registers(int registers);
+
 /// Few, so that persistent blocks of small tests have several items.
 constexpr int kMultiprocessors = 2;
+/// Blocks that run at the same time, by their threads, registers and dynamic shared memory; those of a kernel that
+/// declares no number of blocks in its launch bounds. Others begin when one of them ends. Source: CUDA C++ Programming
+/// Guide, "Technical Specifications per Compute Capability" (8.6 or 9.0) and "Shared Memory" of both, which reserves 1
+/// KB of each block's; registers by warps, in units of 256.
+int resident_blocks(size_t threads, size_t shared_bytes);
 
-/// Order of the threads between two barriers; results of a correct kernel do not change.
+/// Order of the threads between two barriers, and of the blocks of a grid. Blocks begin from the first one on in
+/// ascending order, as they do on a card, which no manual promises. Results of a correct kernel do not change.
 void set_descending(bool descending);
 /// Kernels run so far.
 int64_t launches();
@@ -92,9 +112,9 @@ int64_t elapsed_ns();
 
 // --- called by device code, from a fiber
 
-[[noreturn]] void fail(const std::string& what);
+[[noreturn]] void fail(const Source& source, const std::string& what);
 /// The same where the compiler does not expect an exception: the thread never continues.
-void fail_quietly(const std::string& what);
+void fail_quietly(const Source& source, const std::string& what);
 /// Does this thread run a kernel?
 bool in_kernel();
 void block_barrier(const std::source_location& at);
@@ -129,7 +149,7 @@ void copy_wait(size_t pending, const std::source_location& at);
 
 /// Hands what this thread knows to have been written to the threads that wait for `value` (handover.cpp).
 void store_release(uint32_t* p, uint32_t value, const std::source_location& at);
-/// An error unless `p` is `value`: blocks run one after another, and the word does not change any more.
+/// Waits until another block has written `value`; an error if all resident blocks wait.
 void wait_until(const uint32_t* p, uint32_t value, const std::source_location& at);
 
 /// For code compiled with `accesses_are_calls` (meson.build), before every load and store.
@@ -147,6 +167,24 @@ class Capability {
   ~Capability() { set_compute_capability(80); }
   Capability(const Capability&) = delete;
   Capability& operator=(const Capability&) = delete;
+};
+
+/// While it lives, dynamic shared memory begins at this address.
+class DynamicBase {
+ public:
+  explicit DynamicBase(uint32_t address) { set_dynamic_base(address); }
+  ~DynamicBase() { set_dynamic_base(1024); }
+  DynamicBase(const DynamicBase&) = delete;
+  DynamicBase& operator=(const DynamicBase&) = delete;
+};
+
+/// While it lives, every kernel is as if compiled to be launched with this number of registers a thread.
+class CompiledRegisters {
+ public:
+  explicit CompiledRegisters(int registers) { set_compiled_registers(registers); }
+  ~CompiledRegisters() { set_compiled_registers(0); }
+  CompiledRegisters(const CompiledRegisters&) = delete;
+  CompiledRegisters& operator=(const CompiledRegisters&) = delete;
 };
 
 /// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins

@@ -347,7 +347,7 @@ TEST_CASE(
     }
     // A thread issues before or after another one reads; either way both lines are named.
     const std::string early = run(pipeline_kernel<Mistake::issue_before_barrier>);
-    has(early, "block (0, 0, 0), thread (");
+    has(early, descending ? "block (1, 0, 0), thread (" : "block (0, 0, 0), thread (");
     has(early, "race on shared memory at");
     has(early, line(issue_line));
     has(early, line(read_line));

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Global memory that a kernel's blocks hand to each other with store_release and wait_until.
 //
-// Blocks run one after another, and one block may do the work that many do on a card. Program order within the block
-// orders nothing here: bytes that the kernel has written may be accessed again only by a thread that knows of a
-// wait_until for a store_release that knew of the write. Barriers pass both kinds of knowledge on, as those of shared
-// memory.
+// One block may do the work that many do on a card. Program order within the block orders nothing here: bytes that the
+// kernel has written may be accessed again only by a thread that knows of a wait_until for a store_release that knew of
+// the write. Barriers pass both kinds of knowledge on, as those of shared memory.
 
 #include <fmt/core.h>
 
@@ -20,8 +19,8 @@ constexpr uintptr_t kGranuleBytes = 8;  // the smallest vector
 /// The last write of a granule. `release`: the number of the first store_release that knew of it; 0: none did.
 struct Write {
   uint16_t thread, site;
-  uint32_t block;  // by the time of its beginning
-  int32_t step;    // of the thread
+  int32_t step;  // of the thread
+  uint64_t block;
   int32_t release = 0;
 };
 struct Handover {
@@ -33,7 +32,7 @@ struct Handover {
 Handover handover;
 
 bool known(const Write& write) {
-  return write.block == m.block_began && a.threads[m.current].known[write.thread] >= write.step;
+  return write.block == m.block && a.threads[m.current].known[write.thread] >= write.step;
 }
 
 void release_word(uint32_t* p, uint32_t value) {
@@ -49,8 +48,10 @@ void release_word(uint32_t* p, uint32_t value) {
 }
 
 void acquire_word(const uint32_t* p, uint32_t value, const std::source_location& at) {
-  if (*p != value)
-    fail(fmt::format("wait_until at {} for {}, which no earlier block wrote last: it is {}", file_of(at), value, *p));
+  AsyncThread& mine = a.of[m.current];
+  mine.word = p;
+  mine.value = value;
+  while (*p != value) wait_at(State::at_word, "wait_until", at);
   int32_t& seen = a.threads[m.current].known[a.releases()];
   if (const auto last = handover.of_word.find(p); last != handover.of_word.end()) seen = std::max(seen, last->second);
   a.groups[m.current / 128].common_known = false;
@@ -66,15 +67,17 @@ void check_global(const void* p, size_t size_bytes, bool write, const std::sourc
   for (uintptr_t granule = address / kGranuleBytes; granule * kGranuleBytes < address + size_bytes; ++granule) {
     const auto found = handover.writes.find(granule);
     // Without a release the kernel hands nothing over, and threads access what they wrote themselves.
-    if (found != handover.writes.end() && handover.releases > 0) {
+    if (found != handover.writes.end() && (handover.releases > 0 || found->second.block != m.block)) {
       const Write& before = found->second;
       if (before.release == 0 || a.threads[m.current].known[a.releases()] < before.release)
-        fail(fmt::format("race on global memory at {}: {} what {} wrote at {}, {}", file_of(at),
-                         write ? "writes" : "reads", place_of(before.thread), file_of(m.sites.at[before.site]),
+        fail(source::kMemoryModel,
+             fmt::format("race on global memory at {}: {} what {} of {} block wrote at {}, {}", file_of(at),
+                         write ? "writes" : "reads", place_of(before.thread),
+                         before.block == m.block ? "this" : "another", file_of(m.sites.at[before.site]),
                          before.release == 0 ? "with no store_release since" : "without a wait_until for its release"));
     }
     if (!write) continue;
-    handover.writes[granule] = {static_cast<uint16_t>(m.current), m.sites.of(at), m.block_began, a.step(m.current)};
+    handover.writes[granule] = {static_cast<uint16_t>(m.current), m.sites.of(at), a.step(m.current), m.block};
     handover.kept.push_back(granule);
   }
 }

@@ -9,24 +9,20 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <type_traits>
 
-#include "kernels/cuda/hopper_types.h"
+#include "kernels/cuda/tensor_map.h"
 #include "tests/emulation/asynchronous.h"
 
-#define SLIP_DYNAMIC_SHARED_1024(name) unsigned char* const name = ::slipstream::emulation::dynamic_shared()
+#define SLIP_DYNAMIC_SHARED_1024(name)                                   \
+  unsigned char* const name = ::slipstream::emulation::dynamic_shared(); \
+  ::slipstream::kernels::hopper::require_aligned_1024(name)
 
 namespace slipstream::kernels::hopper {
 
 constexpr bool kDeviceCode = true;
 
-using TensorMap = emulation::TensorMap;
-inline bool hopper_compiled() { return true; }
-inline bool make_tensor_map(TensorMap& map, const TensorShape& shape, std::string& reason) {
-  map.shape = shape;
-  return tensor_shape_fits(shape, reason);
-}
+inline void require_aligned_1024(const void* shared, SLIP_HERE) { emulation::require_aligned_1024(shared, here); }
 
 inline void barrier_init(Barrier* barrier, int arrivals, SLIP_HERE) {
   emulation::barrier_init(barrier, arrivals, here);

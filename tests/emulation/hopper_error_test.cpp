@@ -137,7 +137,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
         if (second) barrier_arrive(barrier(1));
         const float sum = floats()[thread() - 128] + floats()[255 - thread()];
         if (!second) barrier_arrive(barrier(1));
-        if (sum != 2.0f) emulation::fail("another sum");
+        if (sum != 2.0f) wrong("another sum");
       }
       if (thread() < 128) {
         barrier_wait(barrier(1), 0);
@@ -154,7 +154,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
         named_barrier_arrive(1, 256);
       } else {
         if (waits) named_barrier_sync(1, 256);
-        if (floats()[thread() - first] != 1.0f) emulation::fail("another value");
+        if (floats()[thread() - first] != 1.0f) wrong("another value");
       }
     };
     CHECK(error_in([&] { named(true, 128); }).empty());
@@ -169,7 +169,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
           if (thread() == 0) barrier_arrive(barrier());
         } else if (thread() < 64) {
           barrier_wait(barrier(), 0);
-          if (floats()[thread() - 32] != 1.0f) emulation::fail("another value");
+          if (floats()[thread() - 32] != 1.0f) wrong("another value");
         }
       }),
       "with no barrier between");
@@ -181,7 +181,7 @@ TEST_CASE("hopper errors: barriers order accesses of those that arrive before th
             if (thread() == 0) barrier_arrive(barrier());
           } else if (thread() < 64) {
             barrier_wait(barrier(), 0);
-            if (floats()[thread() - 32] != 1.0f) emulation::fail("another value");
+            if (floats()[thread() - 32] != 1.0f) wrong("another value");
           }
         }).empty());
 }
@@ -197,7 +197,7 @@ TEST_CASE("hopper errors: bytes are free when every warpgroup that reads them ha
       if (thread() < 128) floats()[column] = 1.0f;
       named_barrier_sync(1, 384);
       if (thread() >= 128) {
-        if (floats()[column] != 1.0f) emulation::fail("another value");
+        if (floats()[column] != 1.0f) wrong("another value");
         if (thread() / 128 != missing) barrier_arrive(barrier());
         return;
       }
@@ -252,7 +252,7 @@ TEST_CASE("hopper errors: bytes of a TMA load are there when a wait for its barr
     if (mistake == 3 && thread() == 0) tma_load<2>(shared(), tile.map, barrier(), 0, 0);
     if (mistake != 4 || thread() != 9) barrier_wait(barrier(), 0);
     const float value = floats()[thread()];
-    if (value != 0.0f) emulation::fail("another value");
+    if (value != 0.0f) wrong("another value");
     if (mistake == 5 && thread() == 255) {
       load(tile);
       barrier_wait(barrier(), 1);
@@ -283,7 +283,7 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
   const emulation::Capability hopper(90);
   const Tile good;
   const auto refused = [&](auto change) {
-    TensorShape shape = good.map.shape;
+    TensorShape shape = good.shape;
     change(shape);
     TensorMap map;
     std::string reason;
@@ -295,6 +295,8 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
         "the tensor begins 8 bytes after a multiple of 16");
   CHECK(refused([](Shape s) { s.strides_bytes[1] = 120; }) ==
         "the stride of dimension 1 is 120 bytes, not a multiple of 16 below 2^40");
+  CHECK(refused([](Shape s) { s.rank = 3, s.sizes[1] = 129, s.sizes[2] = s.box[2] = 1, s.strides_bytes[2] = 128; }) ==
+        "the stride of dimension 2 is 128 bytes, fewer than the 129 elements of dimension 1");
   CHECK(refused([](Shape s) { s.box[1] = 257; }) == "the box has 257 elements of dimension 1, not 1 to 256");
   CHECK(refused([](Shape s) { s.box[0] = 128; }) ==
         "rows of the box have 256 bytes, but a swizzle of 128 bytes needs rows of 128");
@@ -312,7 +314,7 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
     });
   };
   has(error([](const Tile& t) { tma_load<2>(shared() + 128, t.map, barrier(), 0, 0); }, good),
-      "uses byte 128 of dynamic shared memory: a swizzle of 128 bytes needs a multiple of 1024");
+      "uses byte 128 of dynamic shared memory, address 1152: a swizzle of 128 bytes needs a multiple of 1024");
   has(error([](const Tile& t) { tma_load<2>(shared() + 64, t.map, barrier(), 0, 0); }, Tile(Swizzle::none)),
       "a swizzle of 16 bytes needs a multiple of 128");
   has(error([](const Tile& t) { tma_load<2>(shared() + 31 * 1024, t.map, barrier(), 0, 0); }, good),
@@ -323,14 +325,44 @@ TEST_CASE("hopper errors: TMA takes aligned tensors and boxes") {
       "which holds a barrier");
   has(error([](const Tile& t) { tma_store<2>(t.map, shared(), -1, 0); }, good),
       "a store cannot begin before the tensor");
-  Tile beyond;
-  beyond.map.shape.sizes[1] = 65;
+  const Tile beyond(Swizzle::b128, 64, 65);
   has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 8); }, beyond),
       "access out of bounds, at byte 8192 of 'tile', which has 8192");
   Tile broken;
-  broken.map.shape.box[0] = 128;
+  broken.map.opaque[9] ^= 1;
   has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 0); }, broken),
-      "with a map that TMA does not take: rows of the box have 256 bytes");
+      "tma_load at tests/emulation/hopper_error_test.cpp:");
+  has(error([](const Tile& t) { tma_load<2>(shared(), t.map, barrier(), 0, 0); }, broken),
+      "with a map whose bytes cuTensorMapEncodeTiled did not write");
+}
+
+TEST_CASE("hopper errors: dynamic shared memory may begin elsewhere than at a multiple of 1024") {
+  const emulation::Capability hopper(90);
+  const auto loading = [](Swizzle swizzle, bool checked) {
+    const Tile tile(swizzle);
+    return error_in([&] {
+      if (checked) {
+        SLIP_DYNAMIC_SHARED_1024(bytes);
+        if (bytes != shared()) wrong("other bytes");
+      }
+      init(1);
+      if (thread() == 0) {
+        barrier_arrive_expect(barrier(), 64 * span_bytes(swizzle));
+        tma_load<2>(shared(), tile.map, barrier(), 0, 0);
+      }
+      barrier_wait(barrier(), 0);
+    });
+  };
+  for (Swizzle swizzle : {Swizzle::none, Swizzle::b32, Swizzle::b64, Swizzle::b128})
+    CHECK(loading(swizzle, true).empty());
+  {
+    const emulation::DynamicBase base(1024 + 512);
+    for (Swizzle swizzle : {Swizzle::none, Swizzle::b32, Swizzle::b64}) CHECK(loading(swizzle, false).empty());
+    has(loading(Swizzle::b128, false), "uses byte 0 of dynamic shared memory, address 1536: a swizzle of 128 bytes");
+    has(loading(Swizzle::b64, true), ": dynamic shared memory begins at address 1536, not at a multiple of 1024");
+  }
+  const emulation::DynamicBase base(48);
+  has(loading(Swizzle::b32, false), "a swizzle of 32 bytes needs a multiple of 256");
 }
 
 TEST_CASE("hopper errors: a TMA store reads what is fenced, until it is waited for") {
@@ -399,8 +431,8 @@ TEST_CASE("hopper errors: global memory that blocks hand over needs a release th
     for (int i = 0; i < 4 * 256; ++i) REQUIRE(as<float>(sums)[i] == 2.0f);
     const std::string unawaited = adding(blocks, true, true, false);
     has(unawaited, "race on global memory at tests/emulation/hopper_error_test.cpp:");
-    has(unawaited, "without a wait_until for its release");
+    has(unawaited, blocks == 1 ? "without a wait_until for its release" : "with no store_release since");
     has(adding(blocks, false, true, true), "with no store_release since");
-    has(adding(blocks, true, false, true), "for 1, which no earlier block wrote last: it is 0");
+    has(adding(blocks, true, false, true), "(wait_until for 1, it is 0)");
   }
 }

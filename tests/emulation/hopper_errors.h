@@ -27,6 +27,9 @@ std::string error_in(const Body& body, unsigned threads = 256, size_t shared_byt
   return {};
 }
 
+/// The error of a kernel that sees wrong values.
+[[noreturn]] inline void wrong(const std::string& what) { emulation::fail({"a test"}, what); }
+
 inline int thread() { return static_cast<int>(threadIdx.x); }
 inline unsigned char* shared() { return emulation::dynamic_shared(); }
 inline Barrier* barrier(int i = 0) { return reinterpret_cast<Barrier*>(shared() + kBarrierAt) + i; }
@@ -43,16 +46,19 @@ inline void init(int arrivals, int barriers = 1) {
 /// A tensor of 64 x 64 elements, loaded as one box.
 struct Tile {
   emulation::DeviceMemory memory{64 * 64 * 2, "tile"};
+  TensorShape shape;
   TensorMap map;
   static constexpr uint32_t kBytes = 64 * 64 * 2;
-  explicit Tile(Swizzle swizzle = Swizzle::b128, uint32_t rows = 64) {
+  explicit Tile(Swizzle swizzle = Swizzle::b128, uint32_t box_rows = 64, uint64_t rows = 64) {
     std::memset(memory.data(), 0, memory.size_bytes());
-    map.shape = {.base = memory.data(),
-                 .rank = 2,
-                 .sizes = {64, 64},
-                 .strides_bytes = {0, 128},
-                 .box = {span_bytes(swizzle) / 2, rows},
-                 .swizzle = swizzle};
+    shape = {.base = memory.data(),
+             .rank = 2,
+             .sizes = {64, rows},
+             .strides_bytes = {0, 128},
+             .box = {span_bytes(swizzle) / 2, box_rows},
+             .swizzle = swizzle};
+    std::string reason;
+    if (!make_tensor_map(map, shape, reason)) throw std::logic_error(reason);
   }
 };
 

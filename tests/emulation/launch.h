@@ -27,6 +27,12 @@ inline size_t shared_memory_bytes() { return emulation::shared_memory_bytes(); }
 inline int multiprocessors() { return emulation::kMultiprocessors; }
 inline int compute_capability() { return emulation::compute_capability(); }
 
+/// As many as the compiler may give a kernel with the launch bounds (threads, 1).
+template <typename... Parameters>
+int registers_of(void (*)(Parameters...), int threads) {
+  return emulation::launch_registers(static_cast<size_t>(threads));
+}
+
 /// The kernel in the text of a launch's arguments: the second one, without its template arguments.
 inline std::string kernel_of(std::string_view text) {
   size_t at = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The state of the emulated device, between emulator.cpp (fibers and barriers), shared_memory.cpp (the shadow of shared
-// memory and copies in flight), mutations.cpp (changed synchronizations) and the asynchronous parts (async_machine.h).
+// The state of the emulated device, between grid.cpp (blocks), emulator.cpp (fibers and barriers), shared_memory.cpp
+// (the shadow of shared memory and copies in flight), mutations.cpp (changed synchronizations) and the asynchronous
+// parts (async_machine.h).
 
 #include <setjmp.h>
 
@@ -31,6 +32,7 @@ enum class State : uint8_t {
   at_named_barrier,
   at_group_operation,  // of a warpgroup
   at_registers,        // which other warps must give up
+  at_word,             // of global memory, which another block must write
   done
 };
 
@@ -126,25 +128,38 @@ struct Sites {
   }
 };
 
-struct Machine {
-  std::vector<Fiber> fibers = std::vector<Fiber>(kThreadsMax);
+/// A place for a block on the device, with the block that runs there and what remains of earlier ones. References into
+/// the vectors live on while the blocks take turns.
+struct Place {
+  Size3 index;         // blockIdx
+  uint64_t block = 0;  // its number, of all so far
+  std::vector<Fiber> fibers;
   unsigned char* stacks = nullptr;
-  std::vector<Warp> warps = std::vector<Warp>(kThreadsMax / 32);
+  size_t stacks_bytes = 0;
+  std::vector<Warp> warps;
   std::vector<Region> regions;
   std::vector<Granule> shadow;  // of all regions of the block; times before block_began are of earlier blocks
   size_t shadow_used = 0;
-  Sites sites;
+  std::vector<unsigned char> static_contents;  // of static shared arrays while another block runs
   std::vector<unsigned char> dynamic_storage;
-  unsigned char* dynamic = nullptr;  // in it, a multiple of 1024
+  unsigned char* dynamic = nullptr;  // in it, as far from a multiple of 1024 as dynamic_base()
+  size_t at_barrier = 0, done = 0;
+  // Of barriers and blocks so far; that of the running block's beginning, and of its last barrier.
+  uint32_t time = 0, block_began = 0, block_ordered_at = 0;
+  bool clocked = false;  // the block's threads have clocks (async_machine.h)
+};
+
+/// The device, with the place whose block is running.
+struct Machine : Place {
+  Sites sites;
   size_t dynamic_bytes = 0;
   const std::function<void()>* body = nullptr;
   std::source_location site;
   std::string kernel;
-  size_t threads = 0, current = 0, at_barrier = 0, done = 0;
-  // Of barriers and blocks so far; that of the running block's beginning, and of its last barrier.
-  uint32_t time = 0, block_began = 0, block_ordered_at = 0;
+  size_t threads = 0, current = 0;
   bool descending = false;
-  bool clocked = false;  // the kernel has reached an asynchronous operation (async_machine.h)
+  bool clocked_kernel = false;  // it has reached an asynchronous operation
+  uint64_t blocks = 0;          // begun so far
   std::exception_ptr error;
   int64_t launches = 0;
 #if defined(__x86_64__)
@@ -158,6 +173,11 @@ struct Machine {
 extern Machine m;
 
 // --- emulator.cpp
+
+/// Memory for the fibers of the running place, which begin at the kernel.
+void prepare_fibers();
+/// Resumes each thread that can run, once. False: all wait for words of global memory.
+bool run_round();
 
 /// "kernels/x/x.cu:12".
 std::string file_of(const std::source_location& at);

@@ -29,7 +29,7 @@ Memories& memories = *new Memories;  // streams may free memory at exit
 constexpr size_t kRangeBytes = size_t{1} << 40;
 unsigned char* const range = [] {
   void* all = mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (all == MAP_FAILED) throw Error("[emulation] no addresses for the memory of the device.");
+  if (all == MAP_FAILED) throw Error(source::kEmulator, "[emulation] no addresses for the memory of the device.");
   return static_cast<unsigned char*>(all);
 }();
 
@@ -65,7 +65,7 @@ void access(const void* p, size_t size_bytes) {
   recent = next == memories.seen.begin() ? nullptr : *(next - 1);
   if (recent && recent->contains(p, size_bytes)) return;
   const bool begins_inside = recent && recent->contains(p, 0);
-  fail_quietly(describe(begins_inside ? recent->data() + recent->size_bytes() : p));
+  fail_quietly(source::kOutOfBounds, describe(begins_inside ? recent->data() + recent->size_bytes() : p));
 }
 
 DeviceMemory::DeviceMemory(size_t size_bytes, std::string name, size_t shift_bytes)
@@ -77,7 +77,7 @@ DeviceMemory::DeviceMemory(size_t size_bytes, std::string name, size_t shift_byt
   pages_ = range + memories.used_bytes;
   if (pages_bytes_ > kRangeBytes - memories.used_bytes ||
       mprotect(pages_ + page, pages_bytes_ - 2 * page, PROT_READ | PROT_WRITE) != 0)
-    throw Error("[emulation] no memory left for " + name_ + ".");
+    throw Error(source::kEmulator, "[emulation] no memory left for " + name_ + ".");
   std::memset(pages_ + page, 0xff, pages_bytes_ - 2 * page);
   data_ = pages_ + pages_bytes_ - page - used + shift_bytes;
   memories.used_bytes += pages_bytes_;

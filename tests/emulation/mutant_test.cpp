@@ -147,6 +147,19 @@ std::string run(const std::string& op) {
     args.batch = args.heads = args.kv_heads = 1, args.tokens = kTokens, args.head_dim = kHead, args.dtype = DType::bf16;
     args.q_stride = args.kv_stride = 3 * kHead, args.out_stride = kHead;
     attention_forward_cuda(context, args);
+  } else if (op == "hopper") {
+    const emulation::Capability hopper(90);
+    constexpr int64_t kHead = 128, kTokens = 8;
+    DeviceMemory qkv(kTokens * 3 * kHead * 2, "qkv"), out(kTokens * kHead * 2, "out"), lse(kTokens * 4, "lse");
+    fill(qkv);
+    const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
+    AttentionForward all;
+    all.q = x, all.k = x + kHead, all.v = x + 2 * kHead, all.out = out.data(), all.lse = at<float>(lse);
+    all.batch = all.heads = all.kv_heads = 1, all.tokens = kTokens, all.head_dim = kHead, all.dtype = DType::bf16;
+    all.q_stride = all.kv_stride = 3 * kHead, all.out_stride = kHead;
+    if (!attention_forward_hopper(context,
+                                  {.all = all, .block = {0, kTokens, 0, kTokens, true}, .first = true, .last = true}))
+      return "it does not run";
   } else {
     // A query sees two keys, one after the other: lse shows both scores.
     DeviceMemory qkv(2 * 3 * 64 * 2, "qkv"), out(2 * 64 * 2, "out"), lse(2 * 4, "lse"), carried(2 * 64 * 4, "carried"),

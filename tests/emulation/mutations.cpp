@@ -31,10 +31,10 @@ struct Mutations {
     std::istringstream(text) >> name >> kernel >> operation >> place;
     const auto* found = std::find(kNames.begin(), kNames.end(), name);
     if (found == kNames.end() || place.empty())
-      throw Error(
-          fmt::format("SLIPSTREAM_MUTATION = '{}' is not CHANGE KERNEL OPERATION FILE:LINE with a change of "
-                      "removed, weakened, early or late.",
-                      text));
+      throw Error(source::kEmulator,
+                  fmt::format("SLIPSTREAM_MUTATION = '{}' is not CHANGE KERNEL OPERATION FILE:LINE with a change of "
+                              "removed, weakened, early or late.",
+                              text));
     change = static_cast<Change>(found - kNames.begin());
   }
 };

@@ -24,8 +24,8 @@ std::string place_of(const PhaseBarrier& barrier) {
 void arrive(uint64_t* words, const char* operation, int64_t bytes, const std::source_location& at) {
   PhaseBarrier& barrier = barrier_at(words, operation, at);
   if (barrier.pending == 0)
-    fail(fmt::format("{} at {} is beyond the {} arrivals of phase {} of {}", operation, file_of(at), barrier.arrivals,
-                     barrier.phase, place_of(barrier)));
+    fail(source::kMbarrierArrive, fmt::format("{} at {} is beyond the {} arrivals of phase {} of {}", operation,
+                                              file_of(at), barrier.arrivals, barrier.phase, place_of(barrier)));
   barrier.expected_bytes += bytes;
   --barrier.pending;
   release(m.current, barrier.arriving);
@@ -36,7 +36,7 @@ void arrive(uint64_t* words, const char* operation, int64_t bytes, const std::so
 void wait(uint64_t* words, int parity, const std::source_location& at) {
   PhaseBarrier& barrier = barrier_at(words, "barrier_wait", at);
   if (parity != 0 && parity != 1)
-    fail(fmt::format("barrier_wait at {} for parity {}: it is 0 or 1", file_of(at), parity));
+    fail(source::kMbarrierWait, fmt::format("barrier_wait at {} for parity {}: it is 0 or 1", file_of(at), parity));
   AsyncThread& mine = a.of[m.current];
   if ((barrier.phase & 1) != parity) {
     acquire(m.current, barrier.completed);
@@ -53,17 +53,19 @@ void wait(uint64_t* words, int parity, const std::source_location& at) {
 
 void arrive_named(const char* operation, int id, int threads, const std::source_location& at) {
   if (id < 1 || id >= static_cast<int>(kNamedMax))
-    fail(fmt::format("{} at {} uses barrier {}: 1 to 15 are free, 0 belongs to __syncthreads", operation, file_of(at),
-                     id));
+    fail(source::kNamedBarrier, fmt::format("{} at {} uses barrier {}: 1 to 15 are free, 0 belongs to __syncthreads",
+                                            operation, file_of(at), id));
   if (threads < 32 || threads % 32 != 0 || static_cast<size_t>(threads) > m.threads)
-    fail(fmt::format("{} at {} is for {} threads: a multiple of 32 of at most the block's {}", operation, file_of(at),
-                     threads, m.threads));
+    fail(source::kNamedBarrier, fmt::format("{} at {} is for {} threads: a multiple of 32 of at most the block's {}",
+                                            operation, file_of(at), threads, m.threads));
   NamedBarrier& named = a.named[static_cast<size_t>(id)];
   if (named.arrived > 0 && named.threads != threads)
-    fail(fmt::format("{} at {} is for {} threads, but barrier {} has been reached at {} for {}", operation, file_of(at),
+    fail(source::kNamedBarrier,
+         fmt::format("{} at {} is for {} threads, but barrier {} has been reached at {} for {}", operation, file_of(at),
                      threads, id, file_of(m.sites.at[named.site]), named.threads));
   if (named.who[m.current])
-    fail(fmt::format("{} at {} reaches barrier {} twice, the last time at {}, before all {} threads have", operation,
+    fail(source::kNamedBarrier,
+         fmt::format("{} at {} reaches barrier {} twice, the last time at {}, before all {} threads have", operation,
                      file_of(at), id, file_of(m.sites.at[named.site]), threads));
   named.who[m.current] = true;
   named.threads = threads;
@@ -114,15 +116,18 @@ PhaseBarrier& barrier_at(uint64_t* words, const char* operation, const std::sour
   for (PhaseBarrier& barrier : a.barriers) {
     if (barrier.words != words) continue;
     if (*words != token_of(barrier))
-      fail(fmt::format("{} at {} uses {}, whose 8 bytes were overwritten since its barrier_init at {}", operation,
+      fail(source::kMbarrier,
+           fmt::format("{} at {} uses {}, whose 8 bytes were overwritten since its barrier_init at {}", operation,
                        file_of(at), place_of(barrier), file_of(m.sites.at[barrier.init_site])));
     if (m.current != barrier.init_thread && a.threads[m.current].known[barrier.init_thread] < barrier.init_step)
-      fail(fmt::format("{} at {} uses {}, which {} initialised at {} with no barrier between", operation, file_of(at),
+      fail(source::kMemoryModel,
+           fmt::format("{} at {} uses {}, which {} initialised at {} with no barrier between", operation, file_of(at),
                        place_of(barrier), emulation::place_of(barrier.init_thread),
                        file_of(m.sites.at[barrier.init_site])));
     return barrier;
   }
-  fail(fmt::format("{} at {} uses a barrier that no barrier_init has initialised in this block", operation,
+  fail(source::kMbarrierLifecycle,
+       fmt::format("{} at {} uses a barrier that no barrier_init has initialised in this block", operation,
                    file_of(at)));
 }
 
@@ -130,16 +135,18 @@ void complete_phase(PhaseBarrier& barrier) {
   if (barrier.pending > 0 || barrier.arrived_bytes < barrier.expected_bytes) return;
   if (barrier.arrived_bytes > barrier.expected_bytes)
     fail(
+        source::kMbarrierTransactions,
         fmt::format("phase {} of {} received {} bytes, but its arrivals expect {}: barrier_arrive_expect must name the "
                     "bytes of all boxes",
                     barrier.phase, place_of(barrier), barrier.arrived_bytes, barrier.expected_bytes));
   const size_t index = index_of(barrier);
   for (size_t t = 0; t < m.threads; ++t)
     if (a.of[t].unseen && a.of[t].barrier == index)
-      fail(fmt::format(
-          "phase {} of {} completes before {} has seen the end of phase {} at {}: its wait for that parity "
-          "may never end",
-          barrier.phase, place_of(barrier), emulation::place_of(t), a.of[t].phase, file_of(m.fibers[t].at)));
+      fail(source::kMbarrierPhases,
+           fmt::format(
+               "phase {} of {} completes before {} has seen the end of phase {} at {}: its wait for that parity "
+               "may never end",
+               barrier.phase, place_of(barrier), emulation::place_of(t), a.of[t].phase, file_of(m.fibers[t].at)));
   barrier.completed = std::exchange(barrier.arriving, {});
   ++barrier.phase;
   barrier.completed.known.resize(a.width, 0);
@@ -158,14 +165,18 @@ void complete_phase(PhaseBarrier& barrier) {
 void barrier_init(uint64_t* words, int arrivals, const std::source_location& at) {
   require_hopper("barrier_init", at);
   if (!is_shared(words) || reinterpret_cast<uintptr_t>(words) % 8 != 0)
-    fail(fmt::format("barrier_init at {} of an address that is not a multiple of 8 in shared memory", file_of(at)));
+    fail(source::kMbarrierSize,
+         fmt::format("barrier_init at {} of an address that is not a multiple of 8 in shared memory", file_of(at)));
   if (arrivals < 1 || arrivals >= 1 << 20)
-    fail(fmt::format("barrier_init at {} for {} arrivals: 1 to 1048575 are possible", file_of(at), arrivals));
+    fail(source::kMbarrierContents,
+         fmt::format("barrier_init at {} for {} arrivals: 1 to 1048575 are possible", file_of(at), arrivals));
   for (const PhaseBarrier& barrier : a.barriers)
     if (barrier.words == words)
-      fail(fmt::format("barrier_init at {} of {}, which {} initialised at {}", file_of(at), place_of(barrier),
+      fail(source::kMbarrierInit,
+           fmt::format("barrier_init at {} of {}, which {} initialised at {}", file_of(at), place_of(barrier),
                        emulation::place_of(barrier.init_thread), file_of(m.sites.at[barrier.init_site])));
-  if (a.barriers.size() == kBarriersMax) fail(fmt::format("more than {} barriers in a block", kBarriersMax));
+  if (a.barriers.size() == kBarriersMax)
+    fail(source::kEmulator, fmt::format("more than {} barriers in a block", kBarriersMax));
   shared_write(words, 8, at);
   m.fibers[m.current].last = {Access::Kind::init, words, 8, at};
   if (Cell* cell = cells_of(words, 8)) cell->barrier[reinterpret_cast<uintptr_t>(words) / 8 % 2] = true;

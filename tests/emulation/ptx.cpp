@@ -17,7 +17,8 @@ namespace detail {
 void load_matrix(uint32_t (&matrix)[4], const void* row, bool transposed, const std::source_location& here) {
   emulation::vector_access(row, 16, false, here);
   const emulation::Lane* lanes = emulation::warp_exchange("ldmatrix", 0xffffffffu, &row, sizeof row, here);
-  if (emulation::warp_lanes() != 32) emulation::fail("ldmatrix in a warp of fewer than 32 threads");
+  if (emulation::warp_lanes() != 32)
+    emulation::fail(emulation::source::kLdmatrix, "ldmatrix in a warp of fewer than 32 threads");
   const int lane = emulation::lane(), major = lane / 4, minor = 2 * (lane % 4);
   for (int i = 0; i < 4; ++i) {
     uint16_t element[2];
@@ -35,7 +36,7 @@ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
     uint32_t a[4], b[2];
   } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
   const emulation::Lane* lanes = emulation::warp_exchange("mma", 0xffffffffu, &mine, sizeof mine, here);
-  if (emulation::warp_lanes() != 32) emulation::fail("mma in a warp of fewer than 32 threads");
+  if (emulation::warp_lanes() != 32) emulation::fail(emulation::source::kMma, "mma in a warp of fewer than 32 threads");
   const int lane = emulation::lane();
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory, events and copies of the emulated device, for host code: allocation and virtual time.
 
+#include <cuda.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -97,4 +99,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   EmulatedEvent event;
   cudaEventRecord(&event, stream);
   return cudaEventSynchronize(&event);
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool found = std::string(name) == "cuTensorMapEncodeTiled" && version >= 12000;
+  *function = found ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+  *result = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
 }

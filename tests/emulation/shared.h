@@ -57,8 +57,9 @@ class Shared {
  private:
   void check(int64_t i, const std::source_location& at) const {
     if (i < 0 || i >= elems_)
-      emulation::fail("element " + std::to_string(i) + " of a shared array of " + std::to_string(elems_) +
-                      ", at line " + std::to_string(at.line()));
+      emulation::fail(emulation::source::kSharedView, "element " + std::to_string(i) + " of a shared array of " +
+                                                          std::to_string(elems_) + ", at line " +
+                                                          std::to_string(at.line()));
   }
   T* data_;
   int64_t elems_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "tests/emulation/async_machine.h"
 
@@ -12,6 +13,8 @@ namespace slipstream::emulation {
 namespace {
 
 constexpr size_t kGranuleBytes = 2;  // of the shadow: our smallest element
+// Of shared memory without a request, and of dynamic memory for which launch() makes none.
+constexpr size_t kDefaultBytes = 48 * 1024, kUnrequestedBytes = 32 * 1024;
 
 /// Are the earlier touch and an access by the running thread now ordered by a barrier?
 inline bool ordered(const Touch& earlier) {
@@ -26,22 +29,23 @@ inline Touch touch_now(uint16_t site, bool in_flight = false) {
   return {m.current, site, m.clocked ? static_cast<uint32_t>(a.step(m.current)) : m.time, in_flight};
 }
 
-[[noreturn]] void fail_race(const char* now, const Touch& earlier, const char* before, const char* why,
-                            const Region& region, size_t offset, const std::source_location& at) {
+[[noreturn]] void fail_race(const Source& source, const char* now, const Touch& earlier, const char* before,
+                            const char* why, const Region& region, size_t offset, const std::source_location& at) {
   const std::source_location& site = m.sites.at[earlier.site()];
-  fail(fmt::format("race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} at {}{}", file_of(at),
-                   now, offset, region.size_bytes, place_of(earlier.thread()), before,
-                   earlier.site() == 0 ? "an unknown line" : file_of(site), why));
+  fail(source, fmt::format("race on shared memory at {}: {} byte {} of an array of {} bytes, which {} {} at {}{}",
+                           file_of(at), now, offset, region.size_bytes, place_of(earlier.thread()), before,
+                           earlier.site() == 0 ? "an unknown line" : file_of(site), why));
 }
 inline void require_ordered(const Touch& earlier, const char* before, const char* now, const Region& region,
                             size_t offset, const std::source_location& at) {
-  if (!ordered(earlier)) fail_race(now, earlier, before, " with no barrier between", region, offset, at);
+  if (!ordered(earlier))
+    fail_race(source::kMemoryModel, now, earlier, before, " with no barrier between", region, offset, at);
 }
 inline bool written(const Granule& g) { return g.writer.when() >= m.block_began; }
 inline void require_landed(const Granule& g, const char* now, const Region& region, size_t offset,
                            const std::source_location& at) {
   if (g.writer.in_flight() && written(g))
-    fail_race(now, g.writer, "began to copy to", " without a wait since", region, offset, at);
+    fail_race(source::kCopyAsyncWait, now, g.writer, "began to copy to", " without a wait since", region, offset, at);
 }
 void require_free(const Granule& g, const char* now, const Region& region, size_t offset,
                   const std::source_location& at) {
@@ -82,7 +86,7 @@ void visit(const void* p, size_t size_bytes, const std::source_location& at, con
     }
     return;
   }
-  fail(fmt::format("access out of bounds of shared memory at {}", file_of(at)));
+  fail(source::kOutOfBounds, fmt::format("access out of bounds of shared memory at {}", file_of(at)));
 }
 
 /// The bytes are there for this thread, and after a barrier for others.
@@ -100,7 +104,8 @@ void read_now(const void* p, size_t size_bytes, const std::source_location& at) 
   const int kept_apart = m.clocked ? 7 : 5;  // bits of the threads of a warpgroup, of a warp
   visit(p, size_bytes, at, [&](const Region& region, Granule& g, size_t offset) {
     if (!written(g))
-      fail(fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
+      fail(source::kSharedVariables,
+           fmt::format("read of shared memory that no one wrote at {}: byte {} of an array of {} bytes", file_of(at),
                        offset, region.size_bytes));
     require_landed(g, "reads", region, offset, at);
     require_ordered(g.writer, "wrote", "reads", region, offset, at);
@@ -127,26 +132,45 @@ void check_granules(const unsigned char* p, const Asynchronous& access) {
   visit(p, 16, access.at, [&](const Region& region, Granule& g, size_t offset) {
     if (!written(g)) {
       if (!access.write)
-        fail(fmt::format("{} shared memory that no one wrote at {}: {}", access.now, file_of(access.at), offset_of(p)));
+        fail(source::kSharedVariables,
+             fmt::format("{} shared memory that no one wrote at {}: {}", access.now, file_of(access.at), offset_of(p)));
     } else {
       require_landed(g, access.now, region, offset, access.at);
       if (!known(g.writer))
-        fail_race(access.now, g.writer, "wrote", " with no barrier between", region, offset, access.at);
+        fail_race(source::kMemoryModel, access.now, g.writer, "wrote", " with no barrier between", region, offset,
+                  access.at);
       if (g.writer.of_a_thread() && static_cast<int32_t>(g.writer.when()) > access.by.fenced[g.writer.thread()])
-        fail_race(access.now, g.writer, "wrote", " without a fence_async since", region, offset, access.at);
+        fail_race(source::kAsyncProxy, access.now, g.writer, "wrote", " without a fence_async since", region, offset,
+                  access.at);
     }
     if (!access.write) return;
     for (const Touch* reader : {&g.last_reader, &g.other_reader, &g.other_warp_reader})
       if (!known(*reader))
-        fail_race(access.now, *reader, "read", " with no barrier between", region, offset, access.at);
+        fail_race(source::kMemoryModel, access.now, *reader, "read", " with no barrier between", region, offset,
+                  access.at);
     g = {.writer = Touch::of_no_thread(m.block_began)};
   });
+}
+
+static uint32_t base_address = 1024;
+uint32_t dynamic_base() { return base_address; }
+void set_dynamic_base(uint32_t address) { base_address = address; }
+
+void require_aligned_1024(const void* shared, const std::source_location& at) {
+  if (shared_address(shared) % 1024 != 0)
+    fail(source::kHopper,
+         fmt::format("trap at {}: dynamic shared memory begins at address {}, not at a multiple of 1024", file_of(at),
+                     shared_address(shared)));
 }
 
 void begin_shared() {
   m.regions.clear();
   m.shadow_used = 0;
-  if (m.clocked) pass_clocks();
+  if (std::exchange(m.clocked, false)) pass_clocks();
+  if (m.time > UINT32_MAX / 4) {
+    std::fill(m.shadow.begin(), m.shadow.end(), Granule{});
+    m.time = 0;
+  }
   m.block_began = m.block_ordered_at = ++m.time;
 }
 
@@ -183,6 +207,15 @@ void declare_shared(void* base, size_t size_bytes) {
   m.regions.push_back({static_cast<unsigned char*>(base), size_bytes, m.shadow_used});
   m.shadow_used += (size_bytes + kGranuleBytes - 1) / kGranuleBytes;
   if (m.shadow.size() < m.shadow_used) m.shadow.resize(m.shadow_used);
+  size_t all = 0;
+  for (const Region& region : m.regions) all += region.size_bytes;
+  if (all > shared_memory_bytes())
+    fail(source::kCapabilities, fmt::format("{} bytes of static and dynamic shared memory, a block has at most {}", all,
+                                            shared_memory_bytes()));
+  if (m.dynamic_bytes <= kUnrequestedBytes && all > kDefaultBytes)
+    fail(source::kLaunch, fmt::format("{} bytes of static and dynamic shared memory, of which launch() requests more "
+                                      "than {} only for more than {} dynamic ones",
+                                      all, kDefaultBytes, kUnrequestedBytes));
 }
 
 bool is_shared(const void* p) {
@@ -206,11 +239,12 @@ void shared_write(const void* p, size_t size_bytes, const std::source_location& 
 }
 
 void copy_async(void* to, const void* from, bool valid, const std::source_location& at) {
-  if (!is_shared(to)) fail(fmt::format("cp.async at {} to an address that is not shared memory", file_of(at)));
+  if (!is_shared(to))
+    fail(source::kCopyAsync, fmt::format("cp.async at {} to an address that is not shared memory", file_of(at)));
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0)
-    fail(fmt::format("cp.async at {} to an address that is not a multiple of 16", file_of(at)));
+    fail(source::kCopyAsync, fmt::format("cp.async at {} to an address that is not a multiple of 16", file_of(at)));
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
-    fail(fmt::format("cp.async at {} from an address that is not a multiple of 16", file_of(at)));
+    fail(source::kCopyAsync, fmt::format("cp.async at {} from an address that is not a multiple of 16", file_of(at)));
   if (valid) access(from, 16);
   Fiber& fiber = m.fibers[m.current];
   before_access(fiber);
@@ -221,8 +255,8 @@ void copy_async(void* to, const void* from, bool valid, const std::source_locati
 
 void vector_access(const void* p, size_t size_bytes, bool write, const std::source_location& at) {
   if (reinterpret_cast<uintptr_t>(p) % size_bytes != 0)
-    fail(fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple", size_bytes,
-                     file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
+    fail(source::kAlignment, fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple",
+                                         size_bytes, file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
   if (!is_shared(p)) {
     if (m.clocked) check_global(p, size_bytes, write, at);
     return;

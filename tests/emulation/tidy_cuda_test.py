@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA sources launch through launch() and keep inline PTX in two headers, whose twins have the same functions."""
+"""CUDA sources launch through launch() and keep inline PTX in two headers, whose twins have the same functions. Every rule of the emulated device has a source in sources.h."""
 
 import pathlib
 import re
@@ -34,5 +34,27 @@ for header in ("ptx.h", "hopper.h"):
     if missing:
         problems.append(f"tests/emulation/{header} lacks the twins of {', '.join(sorted(missing))}.")
     count += len(real)
-print("\n".join(problems) or f"{len(sources)} sources, {count} functions of ptx.h and hopper.h: in order")
+# An error of the emulated device, or a refusal of its libraries, is a rule; its first argument is the rule's source.
+MANUALS = ("PTX ISA, ", "CUDA C++ Programming Guide, ", "CUDA driver API, ", "Compute Sanitizer, ", "cuBLAS, ", "a limit of the emulator")
+RULE = re.compile(r"\b(?:fail(?:_quietly|_race|_async)?|refuse|throw Error)\(\s*([^;]{0,60})")
+emulator = root / "tests/emulation"
+table = dict(re.findall(r'constexpr Source (k\w+)\{"([^"]*)"\};', (emulator / "sources.h").read_text()))
+rules, named = 0, set()
+for name, text in table.items():
+    if not (text.startswith(MANUALS) or (root / text).is_file()):
+        problems.append(f"tests/emulation/sources.h: {name} names no manual and no file: {text}.")
+for path in sorted(emulator.glob("*.cpp")) + sorted(emulator.glob("*.h")):
+    if path.stem.endswith("_test") or path.name == "hopper_errors.h":
+        continue
+    text = re.sub("//.*", "", path.read_text())
+    named |= set(re.findall(r"source::(k\w+)", text))
+    for rule in RULE.finditer(text):
+        first = rule[1]
+        if re.match(r"(const )?(slipstream::emulation::)?Source&|source,", first):
+            continue  # a declaration, or the source of the caller
+        rules += 1
+        if not re.match(r"(emulation::)?source::k\w+,|rule_of_wait\(\),", first):
+            problems.append(f"tests/emulation/{path.name}:{text.count(chr(10), 0, rule.start()) + 1} is a rule without a source of sources.h.")
+problems += [f"tests/emulation/sources.h: no rule has the source {name}." for name in sorted(table.keys() - named)]
+print("\n".join(problems) or f"{len(sources)} sources, {count} functions of ptx.h and hopper.h, {rules} rules of the emulated device: in order")
 sys.exit(bool(problems))

@@ -14,7 +14,8 @@ namespace {
 using kernels::hopper::TensorShape;
 constexpr size_t kElementBytes = 2;
 
-/// The box of a map at a place, row by row in the order of shared memory.
+/// The box of a map at a place, row by row in the order of shared memory. Source: PTX ISA, Tensors: Bounding Box, Out
+/// of Boundary Access and Swizzling Modes.
 class Box {
  public:
   Box(const TensorShape& shape, const Coordinates& first) : shape_(shape), first_(first) {
@@ -57,22 +58,21 @@ class Box {
 };
 
 /// The cells of a box in shared memory.
-Cell* checked_cells(const char* operation, int rank, const TensorMap& map, const Box& box, const void* shared,
+Cell* checked_cells(const char* operation, int rank, const TensorShape& shape, const Box& box, const void* shared,
                     const std::source_location& at) {
-  std::string reason;
-  if (!kernels::hopper::tensor_shape_fits(map.shape, reason))
-    fail(fmt::format("{} at {} with a map that TMA does not take: {}", operation, file_of(at), reason));
-  if (map.shape.rank != rank)
-    fail(fmt::format("{} at {} of rank {} with a map of rank {}", operation, file_of(at), rank, map.shape.rank));
+  if (shape.rank != rank)
+    fail(source::kTensorCopy,
+         fmt::format("{} at {} of rank {} with a map of rank {}", operation, file_of(at), rank, shape.rank));
   Cell* cells = cells_of(shared, box.bytes());
   if (!cells)
-    fail(fmt::format("{} at {} of a box of {} bytes, which is out of bounds of dynamic shared memory", operation,
+    fail(source::kTensorCopy,
+         fmt::format("{} at {} of a box of {} bytes, which is out of bounds of dynamic shared memory", operation,
                      file_of(at), box.bytes()));
-  const size_t offset = static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic),
-               needed = std::max<size_t>(128, 8 * span_bytes(map.shape.swizzle));
-  if (offset % needed != 0)
-    fail(fmt::format("{} at {} uses {}: a swizzle of {} bytes needs a multiple of {}", operation, file_of(at),
-                     offset_of(shared), span_bytes(map.shape.swizzle), needed));
+  const uint32_t needed = std::max(128u, 8 * span_bytes(shape.swizzle));
+  if (shared_address(shared) % needed != 0)
+    fail(source::kSwizzle,
+         fmt::format("{} at {} uses {}, address {}: a swizzle of {} bytes needs a multiple of {}", operation,
+                     file_of(at), offset_of(shared), shared_address(shared), span_bytes(shape.swizzle), needed));
   check_no_barrier(shared, box.bytes(), operation, at);
   return cells;
 }
@@ -108,10 +108,12 @@ void tma_load(int rank, void* shared, const TensorMap& map, uint64_t* words, con
               const std::source_location& at) {
   PhaseBarrier& barrier = barrier_at(words, "tma_load", at);
   if (!barrier.init_fenced)
-    fail(fmt::format("tma_load at {} uses a barrier without a barrier_init_fence since its barrier_init at {}",
+    fail(source::kMbarrierFence,
+         fmt::format("tma_load at {} uses a barrier without a barrier_init_fence since its barrier_init at {}",
                      file_of(at), file_of(m.sites.at[barrier.init_site])));
-  const Box box(map.shape, first);
-  Cell* const cells = checked_cells("tma_load", rank, map, box, shared, at);
+  const TensorShape shape = decoded(map, "tma_load", at);
+  const Box box(shape, first);
+  Cell* const cells = checked_cells("tma_load", rank, shape, box, shared, at);
   Fiber& fiber = m.fibers[m.current];
   before_access(fiber);
   fiber.last = {};
@@ -140,10 +142,10 @@ bool land_next() {
   m.current = load.thread;
   PhaseBarrier& barrier = a.barriers[load.barrier];
   if (barrier.phase != load.phase)
-    fail(
-        fmt::format("bytes of its tma_load at {} in phase {} of a barrier arrive in phase {}: barrier_arrive_expect "
-                    "must name the bytes of all boxes of a phase",
-                    file_of(m.sites.at[load.site]), load.phase, barrier.phase));
+    fail(source::kMbarrierTransactions,
+         fmt::format("bytes of its tma_load at {} in phase {} of a barrier arrive in phase {}: barrier_arrive_expect "
+                     "must name the bytes of all boxes of a phase",
+                     file_of(m.sites.at[load.site]), load.phase, barrier.phase));
   std::memcpy(load.to, load.image.data(), load.image.size());
   barrier.arrived_bytes += static_cast<int64_t>(load.image.size());
   load.image = {};
@@ -154,11 +156,13 @@ bool land_next() {
 void tma_store(int rank, const TensorMap& map, const void* shared, const Coordinates& first,
                const std::source_location& at) {
   require_hopper("tma_store", at);
-  const Box box(map.shape, first);
-  Cell* const cells = checked_cells("tma_store", rank, map, box, shared, at);
+  const TensorShape shape = decoded(map, "tma_store", at);
+  const Box box(shape, first);
+  Cell* const cells = checked_cells("tma_store", rank, shape, box, shared, at);
   for (int d = 0; d < rank; ++d)
     if (first[static_cast<size_t>(d)] < 0)
-      fail(fmt::format("tma_store at {} begins at element {} of dimension {}: a store cannot begin before the tensor",
+      fail(source::kTensorCopy,
+           fmt::format("tma_store at {} begins at element {} of dimension {}: a store cannot begin before the tensor",
                        file_of(at), first[static_cast<size_t>(d)], d));
   Fiber& fiber = m.fibers[m.current];
   before_access(fiber);

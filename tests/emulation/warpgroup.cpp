@@ -18,7 +18,8 @@ constexpr int kRows = 64, kDepth = 16, kColumnsMax = 256;
 
 Warpgroup& my_group() { return a.groups[m.current / kGroup]; }
 
-/// An operand in shared memory: 16-byte chunks of 8 elements along its major dimension.
+/// An operand in shared memory: 16-byte chunks of 8 elements along its major dimension. Source: PTX ISA, Matrix
+/// Descriptor Format, Strides and Canonical Layouts; CUTLASS, cute/atom/mma_traits_sm90_gmma.hpp.
 class Operand {
  public:
   Operand(uint64_t descriptor, Major major)
@@ -28,7 +29,7 @@ class Operand {
         stride_(static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4),
         swizzle_(kSwizzles[descriptor >> 62]) {}
 
-  /// The offset in dynamic shared memory of the chunk with element (i, k): i is a row of A or a column of B.
+  /// The address in shared memory of the chunk with element (i, k): i is a row of A or a column of B.
   uint32_t chunk(int i, int k) const {
     const auto [minor, major] = major_ == Major::k ? std::pair(i, k / 8) : std::pair(k, i / 8);
     const auto row = static_cast<uint32_t>(minor % 8), rows = static_cast<uint32_t>(minor / 8);
@@ -62,41 +63,32 @@ float element(const unsigned char* p) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-/// What all lanes of warp 0 to 3 know, and at [4] all of the group.
-const std::array<Knowledge, 5>& common_knowledge(size_t group_index) {
+/// What all threads of the group know: the warpgroup reads both operands (PTX ISA, wgmma.mma_async).
+const Knowledge& common_knowledge(size_t group_index) {
   Warpgroup& group = a.groups[group_index];
   if (std::exchange(group.common_known, true)) return group.common;
   const auto lower = [](std::vector<int32_t>& to, const std::vector<int32_t>& from) {
     for (size_t i = 0; i < from.size(); ++i) to[i] = std::min(to[i], from[i]);
   };
-  for (size_t w = 0; w < 4; ++w) {
-    Knowledge& warp = group.common[w] = a.threads[kGroup * group_index + 32 * w];
-    for (size_t l = 1; l < 32; ++l) {
-      lower(warp.known, a.threads[kGroup * group_index + 32 * w + l].known);
-      lower(warp.fenced, a.threads[kGroup * group_index + 32 * w + l].fenced);
-    }
-  }
-  group.common[4] = group.common[0];
-  for (size_t w = 1; w < 4; ++w) {
-    lower(group.common[4].known, group.common[w].known);
-    lower(group.common[4].fenced, group.common[w].fenced);
+  group.common = a.threads[kGroup * group_index];
+  for (size_t t = 1; t < kGroup; ++t) {
+    lower(group.common.known, a.threads[kGroup * group_index + t].known);
+    lower(group.common.fenced, a.threads[kGroup * group_index + t].fenced);
   }
   return group.common;
 }
 
 /// Checks that a product may read the operand, and copies its elements to values[k * pitch + i].
-void load_operand(const Operand& operand, int count, bool by_warps, float* values, int pitch,
-                  const std::source_location& at) {
+void load_operand(const Operand& operand, int count, float* values, int pitch, const std::source_location& at) {
   const size_t g = m.current / kGroup;
-  const std::array<Knowledge, 5>& common = common_knowledge(g);
+  const Asynchronous reads{common_knowledge(g), "wgmma reads", false, at};
   const int step = operand.major() == Major::k ? pitch : 1;
-  operand.for_chunks(count, [&](uint32_t offset, int i, int k) {
-    const unsigned char* p = m.dynamic + offset;
+  operand.for_chunks(count, [&](uint32_t address, int i, int k) {
+    const unsigned char* p = m.dynamic + (int64_t{address} - dynamic_base());
     Cell* cell = cells_of(p, 16);
     if (!cell)
-      fail(fmt::format("wgmma at {} reads 16 bytes at {}, which is out of bounds of its {}", file_of(at), offset_of(p),
-                       m.dynamic_bytes));
-    const Asynchronous reads{common[by_warps ? static_cast<size_t>(i / 16) : 4], "wgmma reads", false, at};
+      fail(source::kMatrixDescriptor, fmt::format("wgmma at {} reads 16 bytes at {}, which is out of bounds of its {}",
+                                                  file_of(at), offset_of(p), m.dynamic_bytes));
     check_asynchronous(*cell, reads);
     if (cell->generic || cell->load == 0) check_granules(p, reads);
     cell->product[g] = a.groups[g].started;
@@ -117,7 +109,8 @@ void multiply(const float* __restrict left, const float* __restrict right, float
     }
 }
 
-/// Element i of a thread's accumulator: its row and column in the tile.
+/// Element i of a thread's accumulator: its row and column in the tile. Source: PTX ISA, Register Fragments for
+/// wgmma.mma_async.m64nNk16.
 std::pair<int, int> place_in_tile(size_t thread, int i) {
   const int warp = static_cast<int>(thread / 32), lane = static_cast<int>(thread % 32);
   return {16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2};
@@ -128,7 +121,8 @@ void run_product(const std::source_location& at) {
   const Product& first = group.products[0];
   for (const Product& one : group.products)
     if (one.a != first.a || one.b != first.b || one.accumulate != first.accumulate || one.columns != first.columns)
-      fail(fmt::format("wgmma at {} with different operands in the threads of a warpgroup", file_of(at)));
+      fail(source::kWgmma,
+           fmt::format("wgmma at {} with different operands in the threads of a warpgroup", file_of(at)));
   ++group.started;
   group.sites.push_back(m.sites.of(at));
   static float left[kDepth * kRows], right[kDepth * kColumnsMax], sums[kRows * kColumnsMax];
@@ -143,9 +137,9 @@ void run_product(const std::source_location& at) {
           left[k * kRows + row] = std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
         }
   } else {
-    load_operand({first.a, first.major_a}, kRows, true, left, kRows, at);
+    load_operand({first.a, first.major_a}, kRows, left, kRows, at);
   }
-  load_operand({first.b, first.major_b}, columns, false, right, columns, at);
+  load_operand({first.b, first.major_b}, columns, right, columns, at);
   if (!first.accumulate) std::fill(sums, sums + kRows * columns, 0.0f);
   for (size_t t = 0; first.accumulate && t < kGroup; ++t)
     for (int i = 0; i < columns / 2; ++i) {
@@ -174,13 +168,14 @@ void wait_for_products(size_t pending, const std::source_location& at) {
 void meet_group(const char* operation, const std::source_location& at, const std::function<void()>& action) {
   const size_t first = m.current / kGroup * kGroup;
   if (first + kGroup > m.threads)
-    fail(fmt::format("{} at {} in a warpgroup of {} threads: it needs 128", operation, file_of(at), m.threads - first));
+    fail(source::kWgmma,
+         fmt::format("{} at {} in a warpgroup of {} threads: it needs 128", operation, file_of(at), m.threads - first));
   Warpgroup& group = my_group();
   for (size_t t = first; t < first + kGroup; ++t) {
     const Fiber& other = m.fibers[t];
     if (other.state == State::at_group_operation && (other.at.line() != at.line() || other.operation != operation))
-      fail(fmt::format("divergent {} at {}: {} of the same warpgroup waits at {} ({})", operation, file_of(at),
-                       place_of(t), file_of(other.at), other.operation));
+      fail(source::kWgmma, fmt::format("divergent {} at {}: {} of the same warpgroup waits at {} ({})", operation,
+                                       file_of(at), place_of(t), file_of(other.at), other.operation));
     if (group.arrived > 0 && other.state == State::at_group_operation) break;
   }
   if (++group.arrived < kGroup) return wait_at(State::at_group_operation, operation, at);
@@ -191,12 +186,14 @@ void meet_group(const char* operation, const std::source_location& at, const std
 }
 
 void sums_access(SumsState& state, int i, int count, const std::source_location& at) {
-  if (i < 0 || i >= count) fail(fmt::format("element {} of an accumulator of {} at {}", i, count, file_of(at)));
+  if (i < 0 || i >= count)
+    fail(source::kHopper, fmt::format("element {} of an accumulator of {} at {}", i, count, file_of(at)));
   if (state.in_flight)
-    fail(fmt::format(
-        "access at {} to element {} of an accumulator that the wgmma at {} is writing, without a wgmma_wait "
-        "since that names it",
-        file_of(at), i, file_of(state.started_at)));
+    fail(source::kWgmma,
+         fmt::format(
+             "access at {} to element {} of an accumulator that the wgmma at {} is writing, without a wgmma_wait "
+             "since that names it",
+             file_of(at), i, file_of(state.started_at)));
   state.touched = true;
   state.touched_at = at;
 }
@@ -205,10 +202,11 @@ void RegistersVisitor::sums(SumsState& state) const {
   if (operation == Operation::fence) state.touched = false;
   if (operation != Operation::wait || !state.in_flight) return;
   if (state.product >= a.threads[m.current].known[a.product_of(m.current / kGroup)])
-    fail(fmt::format(
-        "wgmma_wait at {} names an accumulator whose wgmma at {} is still in flight, without a wait for its "
-        "group",
-        file_of(at), file_of(state.started_at)));
+    fail(source::kWgmmaWait,
+         fmt::format(
+             "wgmma_wait at {} names an accumulator whose wgmma at {} is still in flight, without a wait for its "
+             "group",
+             file_of(at), file_of(state.started_at)));
   state.in_flight = false;
 }
 
@@ -250,18 +248,21 @@ void wgmma(const Product& product, const std::source_location& at) {
   fiber.last = {};
   const AsyncThread& mine = a.of[m.current];
   SumsState& state = *product.state;
-  if (!mine.wgmma_fenced) fail(fmt::format("wgmma at {} without a wgmma_fence before the first one", file_of(at)));
+  if (!mine.wgmma_fenced)
+    fail(source::kWgmmaFence, fmt::format("wgmma at {} without a wgmma_fence before the first one", file_of(at)));
   if (state.touched)
-    fail(fmt::format(
-        "wgmma at {} uses an accumulator that instructions accessed at {}, without a wgmma_fence since that "
-        "names it",
-        file_of(at), file_of(state.touched_at)));
+    fail(source::kWgmmaFence,
+         fmt::format(
+             "wgmma at {} uses an accumulator that instructions accessed at {}, without a wgmma_fence since that "
+             "names it",
+             file_of(at), file_of(state.touched_at)));
   if (product.fragment) {
     const auto fenced = [&](const AsyncThread::Fragment& one) {
       return one.at == product.fragment && std::memcmp(one.values.data(), one.at, sizeof one.values) == 0;
     };
     if (std::none_of(mine.fragments.begin(), mine.fragments.end(), fenced))
-      fail(fmt::format("wgmma at {} uses an A fragment without a wgmma_fence since its last change that names it",
+      fail(source::kWgmmaFence,
+           fmt::format("wgmma at {} uses an A fragment without a wgmma_fence since its last change that names it",
                        file_of(at)));
   }
   Warpgroup& group = my_group();
@@ -274,13 +275,14 @@ void wgmma(const Product& product, const std::source_location& at) {
 
 uint32_t descriptor_address(const void* shared, uint32_t leading_bytes, uint32_t stride_bytes,
                             const std::source_location& at) {
-  const size_t offset = static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic);
-  if (offset >= m.dynamic_bytes)
-    fail(fmt::format("matrix_descriptor at {} of an address outside dynamic shared memory", file_of(at)));
-  if (offset % 16 != 0 || leading_bytes % 16 != 0 || stride_bytes % 16 != 0)
-    fail(fmt::format("matrix_descriptor at {} of {} with distances of {} and {} bytes: all must be multiples of 16",
+  if (static_cast<size_t>(static_cast<const unsigned char*>(shared) - m.dynamic) >= m.dynamic_bytes)
+    fail(source::kMatrixDescriptor,
+         fmt::format("matrix_descriptor at {} of an address outside dynamic shared memory", file_of(at)));
+  if (shared_address(shared) % 16 != 0 || leading_bytes % 16 != 0 || stride_bytes % 16 != 0)
+    fail(source::kMatrixDescriptor,
+         fmt::format("matrix_descriptor at {} of {} with distances of {} and {} bytes: all must be multiples of 16",
                      file_of(at), offset_of(shared), leading_bytes, stride_bytes));
-  return static_cast<uint32_t>(offset);
+  return shared_address(shared);
 }
 
 }  // namespace slipstream::emulation

@@ -53,6 +53,7 @@ bool DeviceMemory::protects(const void*) const { return false; }
 // The GPU has its own order and memory, and launches are not counted: tests that use these check `on_card` first.
 void set_descending(bool) {}
 void set_compute_capability(int) {}
+void set_compiled_registers(int) {}
 int64_t launches() { return 0; }
 
 }  // namespace slipstream::emulation
