@@ -93,8 +93,7 @@ __device__ __forceinline__ int hidden(const HiddenKeys& keys, int64_t sequence, 
 template <typename Tile>
 __device__ __forceinline__ int64_t keys_begin(const HiddenKeys& keys, int64_t sequence, int64_t begin) {
   if constexpr (!Tile::kHides) return 0;
-  const int64_t count = keys.before(sequence, begin);
-  return count > 0 ? count / Tile::kRows * Tile::kRows : 0;
+  return keys.keys_begin<Tile::kRows>(sequence, begin);
 }
 
 /// The factor of dropout on a weight of the current sequence; query and key count from the beginning of the block.
@@ -339,9 +338,11 @@ __global__ void __launch_bounds__(kThreads)
   load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                              all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
-  const int64_t queries_end = Tile::kHides ? hidden_keys.queries_end(key_begin + kRows) : block.queries;
+  const int64_t queries_begin = block.causal ? key_begin : 0;
+  const int64_t queries_end =
+      Tile::kHides ? hidden_keys.queries_end(blockIdx.z, queries_begin, key_begin + kRows) : block.queries;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = block.causal ? key_begin : 0; begin < queries_end; begin += kRows) {
+    for (int64_t begin = queries_begin; begin < queries_end; begin += kRows) {
       __syncthreads();
       load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim,
                                  all.q_stride, begin, block.queries, head_dim);
