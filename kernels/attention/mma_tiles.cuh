@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tiles of bf16 rows in shared memory, and their products on tensor cores (attention_mma.cu).
+// Tiles of bf16 rows in shared memory, and their products on tensor cores (attention_mma_*.cu).
 //
 // Rows consist of chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight rows of an ldmatrix are
 // in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l % 4 has rows g and g + 8
