@@ -174,7 +174,7 @@ def mma_kernel(v, kernel, rows, columns, batch, tokens, heads, reach, keys=False
 
 
 def mma_seconds(v, form, batch, tokens, heads, kv_heads, head):
-    """Attention by kernels/attention/attention_mma.cu: the path of older GPUs, and of rows that TMA does not take."""
+    """Attention by kernels/attention/attention_mma_*.cu: the path of older GPUs, and of rows that TMA does not take."""
     sizes = dict(batch=batch, tokens=tokens)
     cost = attention_cost(2 if form == "forward" else 5, batch, tokens, heads, kv_heads, head)
     reach = v[f"mma.sync {form} of bound"]

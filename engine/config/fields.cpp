@@ -70,7 +70,7 @@ std::vector<Field<R>> make_fields() {
               "The same for the outputs of attention and of the feed-forward network before they are added to the "
               "hidden state."),
       F::real("model.attn_pdrop", at(&R::model, &Model::attn_pdrop), {0, 1, false, true},
-              "The same for attention probabilities. GPUs then use the general attention kernels, which are slower."),
+              "The same for attention probabilities."),
       F::text("model.init", at(&R::model, &Model::init),
               "Hugging Face folder, run folder or checkpoint with the initial weights. It decides the keys of this "
               "table that the run "

@@ -3,7 +3,7 @@
 // of 16 by 16 for heads wider than 128, so that a block fits in the 99 KiB of the smallest GPUs.
 //
 // Four or eight threads, neighbours in a warp, share a row: a thread owns every fourth, or eighth, of its columns. The
-// tensor core paths (attention_hopper_*.cu, attention_mma.cu) handle bf16 heads of 64 and 128 with rows aligned to 16
+// tensor core paths (attention_hopper_*.cu, attention_mma_*.cu) handle bf16 heads of 64 and 128 with rows aligned to 16
 // bytes.
 
 #include <initializer_list>
@@ -18,6 +18,9 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 128;
+// Blocks per multiprocessor for which registers are chosen: as many as leave every instance without spills
+// (kernels/sass_budget.csv).
+constexpr int kBlocks = 5, kQueryBlocks = 4;
 
 /// Floats of a row in shared memory; one more than the row has, so that a column is in different banks.
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
@@ -93,8 +96,7 @@ __device__ __forceinline__ int hidden(const HiddenKeys& keys, int64_t sequence, 
 template <typename Tile>
 __device__ __forceinline__ int64_t keys_begin(const HiddenKeys& keys, int64_t sequence, int64_t begin) {
   if constexpr (!Tile::kHides) return 0;
-  const int64_t count = keys.before(sequence, begin);
-  return count > 0 ? count / Tile::kRows * Tile::kRows : 0;
+  return keys.keys_begin<Tile::kRows>(sequence, begin);
 }
 
 /// The factor of dropout on a weight of the current sequence; query and key count from the beginning of the block.
@@ -117,7 +119,7 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence
 }
 
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     forward_kernel(AttentionBlockForward args, HiddenKeys hidden_keys, WeightDropout dropout) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts, kKeys = Tile::kKeys;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
@@ -246,7 +248,7 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
 
 /// One block per tile of queries: dq.
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kQueryBlocks)
     query_kernel(AttentionBlockBackward args, HiddenKeys hidden_keys, WeightDropout dropout, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
@@ -318,7 +320,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// One block per tile of keys: dk and dv, heads of the group in order.
 template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     key_kernel(AttentionBlockBackward args, HiddenKeys hidden_keys, WeightDropout dropout, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
@@ -339,9 +341,11 @@ __global__ void __launch_bounds__(kThreads)
   load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                              all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
-  const int64_t queries_end = Tile::kHides ? hidden_keys.queries_end(key_begin + kRows) : block.queries;
+  const int64_t queries_begin = block.causal ? key_begin : 0;
+  const int64_t queries_end =
+      Tile::kHides ? hidden_keys.queries_end(blockIdx.z, queries_begin, key_begin + kRows) : block.queries;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = block.causal ? key_begin : 0; begin < queries_end; begin += kRows) {
+    for (int64_t begin = queries_begin; begin < queries_end; begin += kRows) {
       __syncthreads();
       load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim,
                                  all.q_stride, begin, block.queries, head_dim);

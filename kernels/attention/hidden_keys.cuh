@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The keys of a block that queries do not see although they are not behind them, on CUDA: keys outside of the window or
-// of earlier documents.
+// of earlier documents; and the ranges of keys and queries that are left for tiles.
+//
+// Positions and beginnings of documents do not descend along the queries of a block, so a later query hides at least
+// the keys that an earlier one hides. Two ranges follow: a tile of queries sees no key before the first one of its
+// first query, and a tile of keys is seen by no query behind the last one that sees its last key. The diagonal of a
+// causal block limits the other ends (AttentionBlock).
 
 #include "kernels/attention/attention.h"
+#include "kernels/cuda/common.cuh"
 #include "kernels/cuda/philox.cuh"
 
 namespace slipstream::kernels {
@@ -25,21 +31,35 @@ struct HiddenKeys {
         of_queries(args.all.queries),
         of_keys(args.all.keys) {}
 
-  /// Number of the keys before the first one that the query sees: none for rows behind the last query.
+  /// Number of the keys before the first one that the query sees; may exceed the block's keys. Rows behind the last
+  /// query hide what that one hides.
   __device__ __forceinline__ int64_t before(int64_t sequence, int64_t query) const {
-    if (query >= block.queries) return 0;
-    const int64_t token = block.first_query + query;
+    const int64_t token = block.first_query + (query < block.queries ? query : block.queries - 1);
     int64_t oldest = document_begins == nullptr ? 0 : document_begins[sequence * tokens + token];
     const int64_t in_window = static_cast<int64_t>(of_queries.of(token)) + 1 - window;
     if (window > 0 && in_window > oldest) oldest = in_window;
-    return of_keys.before(oldest) - block.first_key;
+    const int64_t count = of_keys.before(oldest) - block.first_key;
+    return count > 0 ? count : 0;
   }
-  /// End of the queries whose window has one of the keys before `end`.
-  __device__ __forceinline__ int64_t queries_end(int64_t end) const {
-    if (window == 0) return block.queries;
-    const int64_t last = (end < block.keys ? end : block.keys) - 1, position = of_keys.of(block.first_key + last);
-    const int64_t queries = of_queries.before(position + window) - block.first_query;
-    return queries < block.queries ? queries : block.queries;
+  /// First key of the first tile of kKeys keys that a tile of queries sees. `query` is the tile's first one.
+  template <int kKeys>
+  __device__ __forceinline__ int64_t keys_begin(int64_t sequence, int64_t query) const {
+    return before(sequence, query) / kKeys * kKeys;
+  }
+  /// End of the queries from `begin` on that see one of the keys before `end`; `begin` if none does. All lanes of a
+  /// warp call it: each step of the search looks at 32 queries.
+  __device__ __forceinline__ int64_t queries_end(int64_t sequence, int64_t begin, int64_t end) const {
+    const int64_t last = (end < block.keys ? end : block.keys) - 1, lane = threadIdx.x % kWarp;
+    int64_t low = begin, high = block.queries;  // queries before `low` see it, those from `high` on do not
+    while (low < high) {
+      const int64_t apart = (high - low + kWarp - 1) / kWarp, query = low + lane * apart;
+      const bool sees = query < high && before(sequence, query) <= last;
+      const int64_t seeing = __popc(__ballot_sync(kWholeWarp, sees));
+      if (seeing == 0) return low;
+      if (low + seeing * apart < high) high = low + seeing * apart;
+      low += (seeing - 1) * apart + 1;
+    }
+    return low;
   }
 };
 

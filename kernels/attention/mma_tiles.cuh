@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tiles of bf16 rows in shared memory, and their products on tensor cores (attention_mma.cu).
+// Tiles of bf16 rows in shared memory, and their products on tensor cores (attention_mma_*.cu).
 //
 // Rows consist of chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight rows of an ldmatrix are
 // in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l % 4 has rows g and g + 8
@@ -103,10 +103,11 @@ __device__ __forceinline__ void multiply_weights(float (&sums)[kTiles][kHead / 8
   }
 }
 
-/// In every group of four lanes, words[i] of lane c becomes word c of lane i: afterwards a lane has 16 neighbouring
-/// bytes of a row.
+/// In every group of four lanes that are kApart apart, words[i] of lane c becomes word c of lane i: afterwards
+/// neighbours have 16 neighbouring bytes of a row each.
+template <int kApart = 1>
 __device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
-  const int c = lane_of() % 4;
+  const int c = lane_of() / kApart % 4;
   ptx::Words whole = {};
 #pragma unroll
   for (int turn = 0; turn < 4; ++turn) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
     uint32_t word = words[0];
 #pragma unroll
     for (int i = 1; i < 4; ++i) word = i == other ? words[i] : word;
-    word = __shfl_xor_sync(kWholeWarp, word, turn);
+    word = __shfl_xor_sync(kWholeWarp, word, kApart * turn);
 #pragma unroll
     for (int i = 0; i < 4; ++i) whole.word[i] = i == other ? word : whole.word[i];
   }

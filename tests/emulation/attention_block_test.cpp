@@ -176,7 +176,7 @@ TEST_CASE("attention in a ring, general path: tokens see the last ones of a wind
   // Around tiles of 32: chunks of 33 tokens; tiles of 16 and chunks of 17.
   for (const int64_t window : {1, 30, 33, 70}) check({1, 132, 1, 1, 8, 2, window}, DType::f32);
   check({1, 68, 2, 1, 136, 2, 20}, DType::f32);
-  check({1, 36, 2, 1, 64, 3, 7}, DType::bf16);  // would fit the tensor cores
+  check({1, 36, 2, 1, 72, 3, 7}, DType::bf16);
 }
 
 TEST_CASE("attention in a ring, general path: windows, documents and dropout together") {
@@ -198,6 +198,20 @@ TEST_CASE("attention in a ring, tensor cores: every rank's share equals the whol
   check({2, 70, 2, 2, 64, 1}, DType::bf16);  // one block that is first and last, with gradients that travel
 }
 
+TEST_CASE("attention in a ring, tensor cores: windows, documents and dropout together") {
+  for (const int ranks : {1, 2, 4})
+    for (const int64_t window : {0, 3, 10}) {
+      check({2, 32, 2, 1, 64, ranks, window, 11, 0.3}, DType::bf16);
+      check({1, 32, 2, 1, 64, ranks, window, 11}, DType::bf16);
+    }
+  // Around tiles of 32 and 64: chunks of 68 and 36 tokens.
+  check({1, 4 * 68, 1, 1, 64, 2, 90, 150, 0.2}, DType::bf16);
+  for (const int64_t window : {1, 64, 130}) check({1, 4 * 68, 1, 1, 64, 2, window}, DType::bf16);
+  check({1, 4 * 68, 1, 1, 64, 2, 0, 150}, DType::bf16);
+  check({1, 6 * 36, 2, 1, 128, 3, 50, 100, 0.2}, DType::bf16);
+  check({1, 4 * 18, 2, 1, 64, 2, 20, 40, 0.2}, DType::bf16);  // chunks that are no whole fours: the general path
+}
+
 TEST_CASE("attention in a ring, sm_90a: every rank's share equals the whole matrix in double") {
   const emulation::Capability hopper(90);
   check({1, 4, 1, 1, 64, 2}, DType::bf16);        // chunks of one token
@@ -215,6 +229,7 @@ TEST_CASE("attention in a ring: the carried state is the same for the general pa
       if (!test_everything() && (capability == 90) != (head_dim == 128)) continue;
       const emulation::Capability emulated(capability);
       check({1, 4 * 18, 2, 1, head_dim, 4}, DType::bf16, 1);
+      check({1, 8 * 12, 2, 1, head_dim, 4, 40, 50, 0.2}, DType::bf16, 1);
     }
 }
 

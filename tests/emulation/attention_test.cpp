@@ -93,13 +93,13 @@ TEST_CASE("attention, general path: lengths around a tile, batches, shared heads
 
 TEST_CASE("attention, general path: documents of a sequence are attention of their own") {
   for (int64_t longest : {1, 3, 31, 32, 33, 64}) check({2, 100, 2, 1, 12, 0, longest}, DType::f32);
-  check({2, 66, 4, 2, 64, 0, 20}, DType::bf16);  // would fit the tensor cores
+  check({2, 66, 4, 2, 64, 0, 20}, DType::bf16, 1.0, 0.0f, 1);
   check({1, 50, 2, 1, 132, 9, 17}, DType::f32);  // a window within documents, tiles of 16
 }
 
 TEST_CASE("attention, general path: tokens see the last ones of a window") {
   for (int64_t window : {1, 3, 31, 32, 33, 64, 99}) check({1, 100, 2, 1, 12, window}, DType::f32);
-  check({2, 66, 4, 2, 64, 20}, DType::bf16);  // would fit the tensor cores
+  check({2, 66, 4, 2, 64, 20}, DType::bf16, 1.0, 0.0f, 1);
   check({1, 50, 2, 1, 132, 17}, DType::f32);  // tiles of 16
 }
 
@@ -133,6 +133,84 @@ TEST_CASE("attention, tensor cores: lengths around a tile, batches, shared heads
 
 TEST_CASE("attention, tensor cores: several steps through the keys") { check({1, 161, 1, 1, 64}, DType::bf16); }
 
+TEST_CASE("attention, tensor cores: documents of a sequence are attention of their own") {
+  for (int64_t longest : {1, 31, 32, 33, 64, 65, 130}) check({1, 161, 1, 1, 64, 0, longest}, DType::bf16);
+  check({2, 66, 4, 2, 64, 0, 20}, DType::bf16);
+  for (int64_t longest : {5, 33, 70}) check({1, 130, 2, 1, 128, 0, longest}, DType::bf16);
+  check({2, 140, 2, 1, 64, 50, 90}, DType::bf16);  // a window within documents
+}
+
+TEST_CASE("attention, tensor cores: tokens see the last ones of a window") {
+  for (int64_t window : {1, 31, 32, 33, 64, 65, 129, 160}) check({1, 161, 1, 1, 64, window}, DType::bf16);
+  check({2, 66, 4, 2, 64, 20}, DType::bf16);
+  for (int64_t window : {1, 33, 70}) check({1, 130, 2, 1, 128, window}, DType::bf16);
+}
+
+TEST_CASE("attention, tensor cores: no tile of another document is read") {
+  // Documents of whole tiles. 0 times NaN is NaN, so a hidden weight of 0 would not be enough.
+  for (int64_t head_dim : {64, 128}) {
+    constexpr int64_t kDocument = 128, kTokens = 3 * kDocument;
+    const int64_t width = 3 * head_dim;
+    const Doubles qkv = random_doubles(kTokens * width, DType::bf16, 1),
+                  dout = random_doubles(kTokens * head_dim, DType::bf16, 2);
+    std::vector<int32_t> begins;
+    for (int64_t t = 0; t < kTokens; ++t) begins.push_back(static_cast<int32_t>(t / kDocument * kDocument));
+    const OnDevice begins_there(begins, "begins");
+    const auto attend = [&](bool nan) {
+      const auto with_nan = [&](Doubles values, int64_t of_token) {
+        for (int64_t i = kDocument * of_token; nan && i < 2 * kDocument * of_token; ++i)
+          values[static_cast<size_t>(i)] = NAN;
+        return values;
+      };
+      const OnDevice x(with_nan(qkv, width), DType::bf16, "qkv"), d(with_nan(dout, head_dim), DType::bf16, "dout");
+      OnDevice out(kTokens * head_dim, DType::bf16, "out"), lse(kTokens, DType::f32, "lse"),
+          dqkv(kTokens * width, DType::bf16, "dqkv");
+      LaunchContext context = cuda_context();
+      attention_forward(
+          context, {x.data(), x.data(head_dim), x.data(2 * head_dim), out.data(), lse.data<float>(), 1, kTokens, 1, 1,
+                    head_dim, width, width, head_dim, 0.125f, DType::bf16, 0, begins_there.data<int32_t>()});
+      AttentionBackward args = {d.data(),
+                                x.data(),
+                                x.data(head_dim),
+                                x.data(2 * head_dim),
+                                out.data(),
+                                lse.data<float>(),
+                                dqkv.data(),
+                                dqkv.data(head_dim),
+                                dqkv.data(2 * head_dim),
+                                nullptr,
+                                1,
+                                kTokens,
+                                1,
+                                1,
+                                head_dim,
+                                width,
+                                width,
+                                head_dim,
+                                width,
+                                width,
+                                0.125f,
+                                DType::bf16,
+                                0,
+                                begins_there.data<int32_t>()};
+      OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
+      args.workspace = workspace.data<float>();
+      attention_backward(context, args);
+      Doubles seen;  // by the first and the last document
+      const auto take = [&](const Doubles& values, int64_t of_token) {
+        for (int64_t i = 0; i < kTokens * of_token; ++i)
+          if (i / of_token / kDocument != 1) seen.push_back(values[static_cast<size_t>(i)]);
+      };
+      take(out.doubles(), head_dim);
+      take(lse.doubles(), 1);
+      take(dqkv.doubles(), width);
+      return seen;
+    };
+    CAPTURE(head_dim);
+    CHECK(attend(true) == attend(false));
+  }
+}
+
 TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 16 bytes, and only then") {
   LaunchContext context = cuda_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse"),
@@ -151,6 +229,19 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
   CHECK_FALSE((taken(64, DType::bf16, 1, 384) || taken(64, DType::bf16, 0, 385)));
   CHECK((taken(64, DType::bf16, 0, 384, false) && taken(128, DType::bf16, 0, 384, false)));
   CHECK_FALSE(taken(64, DType::bf16, 0, 384, false, 1));
+  OnDevice samples(std::vector<int32_t>{1, 1}, "samples"), begins(std::vector<int32_t>{0}, "begins");
+  const AttentionDropout dropout{.samples = samples.data<DropoutSample>(), .rate = 0.5};
+  const auto taken_masked = [&](int64_t window, const int32_t* documents, const AttentionDropout* dropped,
+                                const ContextChunks& keys = {}) {
+    return attention_forward_mma(
+        context,
+        {.all = {x.data(), x.data(128), x.data(256), out.data(), lse.data<float>(), 1,       1,  1,   1, 64, 384, 384,
+                 128,      1.0f,        DType::bf16, window,     documents,         dropped, {}, keys},
+         .block = {0, 1, 0, 1}});
+  };
+  CHECK((taken_masked(1, nullptr, nullptr) && taken_masked(0, begins.data<int32_t>(), nullptr)));
+  CHECK((taken_masked(0, nullptr, &dropout) && taken_masked(0, nullptr, &dropout, {.tokens = 16, .ranks = 2})));
+  CHECK_FALSE(taken_masked(0, nullptr, &dropout, {.tokens = 8, .ranks = 2}));  // chunks of 2 tokens, need whole fours
   OnDevice gradients(Doubles(2 * 128 + 8), DType::f32, "gradients");
   const auto taken_backward = [&](DType dtype, int64_t shift, int64_t sums_shift, int64_t gradients_shift) {
     return attention_backward_mma(context,

@@ -18,6 +18,7 @@
 #include "kernels/layer_norm/layer_norm_cuda.h"
 #include "kernels/swiglu/swiglu_cuda.h"
 #include "tests/emulation/emulator.h"
+#include "tests/reference/masked_attention.h"
 #include "tests/reference/norms.h"
 
 using namespace slipstream;
@@ -44,9 +45,74 @@ T* at(const DeviceMemory& memory) {
   return reinterpret_cast<T*>(memory.data());
 }
 
+/// The first of the values that differs from the expected one by more than `tolerance` of the largest; empty if none.
+template <typename T>
+std::string difference(const std::string& name, const T* got, const reference::Doubles& expected, double tolerance) {
+  double largest = 0.0;
+  for (double value : expected) largest = std::max(largest, std::abs(value));
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double value = static_cast<double>(static_cast<float>(got[i]));
+    if (!(std::abs(value - expected[i]) <= tolerance * largest))
+      return fmt::format("{} of {} for {}", name, value, expected[i]);
+  }
+  return {};
+}
+
+/// Attention with a window, documents and dropout, forward and backward: tiles at each of their ends.
+std::string run_masks(LaunchContext& context) {
+  const reference::AttentionShape shape{1, 200, 2, 1, 64};
+  const reference::Masks masks = reference::masks_of(shape, 40, 150, 0.3);
+  const int64_t T = shape.tokens, width = shape.width(), out_width = shape.out_width();
+  const auto bytes = [](int64_t elems, size_t size) { return static_cast<size_t>(elems) * size; };
+  DeviceMemory qkv(bytes(T * width, 2), "qkv"), dout(bytes(T * out_width, 2), "dout"),
+      out(bytes(T * out_width, 2), "out"), lse(bytes(T * 2, 4), "lse"), dqkv(bytes(T * width, 2), "dqkv"),
+      delta(bytes(T * 2, 4), "delta"), begins(bytes(T, 4), "begins"), samples(8, "samples");
+  fill(qkv, 1), fill(dout, 2);
+  std::memcpy(begins.data(), masks.begins.data(), begins.size_bytes());
+  *at<DropoutSample>(samples) = {masks.step, masks.sequences[0]};
+  const auto doubles_of = [](const DeviceMemory& memory) {
+    reference::Doubles values;
+    for (size_t i = 0; i < memory.size_bytes() / 2; ++i)
+      values.push_back(static_cast<double>(static_cast<float>(at<bfloat16>(memory)[i])));
+    return values;
+  };
+  const reference::Doubles x = doubles_of(qkv), d = doubles_of(dout);
+  const reference::PackedAttention expected = reference::masked_attention(shape, x, d, 0.125, masks);
+  const AttentionDropout dropout{.samples = at<DropoutSample>(samples), .key = masks.key, .rate = masks.rate};
+  const auto set = [&](auto& all) {
+    const auto* q = at<bfloat16>(qkv);
+    all.q = q, all.k = q + 128, all.v = q + 192, all.out = out.data(), all.lse = at<float>(lse), all.scale = 0.125f;
+    all.batch = all.kv_heads = 1, all.heads = 2, all.tokens = T, all.head_dim = 64, all.dtype = DType::bf16;
+    all.q_stride = all.kv_stride = width, all.out_stride = out_width, all.window = masks.window;
+    all.document_begins = at<int32_t>(begins), all.dropout = &dropout;
+  };
+  AttentionForward forward;
+  set(forward);
+  if (!attention_forward_mma(context, {.all = forward, .block = {0, T, 0, T}})) return {};
+  if (auto seen = difference("an lse", at<float>(lse), expected.lse, 1e-3); !seen.empty()) return seen;
+  if (auto seen = difference("an out", at<bfloat16>(out), expected.out, 0x1p-6); !seen.empty()) return seen;
+  for (int64_t h = 0; h < 2; ++h)
+    for (int64_t t = 0; t < T; ++t) {
+      double sum = 0.0;
+      for (int64_t e = 0; e < 64; ++e) {
+        const auto i = static_cast<size_t>(t * out_width + h * 64 + e);
+        sum += d[i] * expected.out[i];
+      }
+      at<float>(delta)[h * T + t] = static_cast<float>(sum);
+    }
+  AttentionBackward backward;
+  set(backward);
+  auto* const to = at<bfloat16>(dqkv);
+  backward.dout = dout.data(), backward.dq = to, backward.dk = to + 128, backward.dv = to + 192;
+  backward.dq_stride = backward.dkv_stride = width;
+  if (!attention_backward_mma(context, {.all = backward, .block = {0, T, 0, T}}, at<float>(delta))) return {};
+  return difference("a gradient", to, expected.dqkv, 0x1p-5);
+}
+
 /// The detected error; empty if none.
 std::string run(const std::string& op) {
   LaunchContext context = context_of_cuda();
+  if (op == "masks") return run_masks(context);
   if (op == "swiglu") {
     DeviceMemory gate_up(3 * 2 * 16 * 2, "gate_up"), y(3 * 16 * 2, "y");
     fill(gate_up);

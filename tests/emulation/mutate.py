@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a copy of a source with one text replaced: mutate.py SOURCE OUTPUT FROM TO. FROM must be in it, or in a header that it includes."""
+"""Writes a copy of a source with one text replaced: mutate.py SOURCE OUTPUT FROM TO. FROM must be in it, or in a header of kernels that it includes."""
 
 import pathlib
 import re
@@ -10,17 +10,15 @@ path = pathlib.Path(source)
 root = path.parent.parent.parent
 
 
-def holding(text):
-    """`text` with the header that holds `old` in place of its #include; None if none does."""
-    if old in text:
-        return text
-    for include, header in re.findall(r'(#include "(kernels/[a-z_/]+\.cuh)")', text):
-        if held := holding((root / header).read_text().replace("#pragma once", "")):
-            return text.replace(include, held)
-    return None
+def inlined(text, done):
+    """`text` with every header of kernels in place of its first #include."""
+    def header_of(match):
+        header = match[1]
+        return "" if header in done else (done.add(header), inlined((root / header).read_text().replace("#pragma once", ""), done))[1]
+    return re.sub(r'#include "(kernels/[a-z_/]+\.cuh)"', header_of, text)
 
 
-text = holding(path.read_text())
-if text is None:
+text = inlined(path.read_text(), set())
+if old not in text:
     sys.exit(f"{source} no longer has {old!r}: choose the mutation again")
 pathlib.Path(output).write_text(text.replace(old, new, 1))

@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(sys.argv[1]) / "tests"))
 from checks import all_hold, check  # noqa: E402
 
 script = pathlib.Path(sys.argv[1]) / "scripts" / "sass_budget.py"
-SOURCE = "kernels/attention/attention_mma.cu"
+SOURCE = "kernels/attention/attention_mma_forward.cu"
 # Code is: an HMMA, a loop of two HMMA, SPARE additions and the branch back, EXIT, a branch to itself, padding. With
 # NESTED, six additions and a branch to the beginning stand before EXIT. With MEMORY, the three HMMA are an LDG of 16 bytes, one of 4 and a STG of 16 ("LDG.E.128" has 0x1d00 in its upper half),
 # and the branch waits for scoreboard 0; with MEMORY=stores, the second is a STG of 16, too. With LOOP, its instructions stand before the loop's additions. The branches are as nvdisasm prints them: a branch to itself is 0xfffffffc00fc7947 for sm_90 and 0xfffffff000007947 for sm_80.

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The masks of an attention kernel beyond the diagonal: hidden keys and dropped weights, chosen at compile time. A
+// kernel without masks has an empty argument, and neither registers nor instructions for them.
+
+#include <type_traits>
+
+#include "kernels/attention/fragment_dropout.cuh"
+#include "kernels/attention/hidden_keys.cuh"
+
+namespace slipstream::kernels {
+
+/// kHides: a window or documents may hide keys; kDrops: weights are dropped. A kernel that drops also hides: a kernel
+/// that only drops would save little and be compiled as well.
+template <bool kHides_, bool kDrops_>
+struct Masks {
+  static constexpr bool kHides = kHides_, kDrops = kDrops_;
+  static_assert(kHides || !kDrops);
+  HiddenKeys hidden;
+  WeightDropout dropout;
+
+  /// Of AttentionBlockForward or AttentionBlockBackward.
+  template <typename Args>
+  explicit Masks(const Args& args) : hidden(args), dropout(args.all) {}
+};
+template <>
+struct Masks<false, false> {
+  static constexpr bool kHides = false, kDrops = false;
+  template <typename Args>
+  explicit Masks(const Args&) {}
+};
+
+/// Calls body(Masks) with the masks of a block.
+template <typename Args, typename Body>
+void for_masks(const Args& args, const Body& body) {
+  if (args.all.dropout != nullptr)
+    body(Masks<true, true>(args));
+  else if (args.all.window > 0 || args.all.document_begins != nullptr)
+    body(Masks<true, false>(args));
+  else
+    body(Masks<false, false>(args));
+}
+
+}  // namespace slipstream::kernels
