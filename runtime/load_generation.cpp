@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The logits of the next token from kept keys and values.
+// Parts of the model for ranks that share it, and their exchange of sums.
 
-#include "runtime/next_logits.h"
+#include "runtime/load_generation.h"
 
 #include <algorithm>
 
@@ -47,90 +47,50 @@ class Exchange {
   std::unique_ptr<comm::Communicator> wire_;
 };
 
-class Cached : public NextLogits {
- public:
-  Cached(const ModelFolder& weights, const CachedLogits& asked, std::unique_ptr<Device> device, World& world)
-      : exchange_(world),
-        capacity_(asked.capacity),
-        generation_(options(weights, world), setup(weights, asked, std::move(device), world)) {}
+/// Throws: ConfigError that lists the numbers of ranks that can share the model.
+void require_equal_parts(const models::ModelOptions& o) {
+  const auto fits = [&](int64_t ranks) {
+    return o.heads % ranks == 0 && o.ffn_width % ranks == 0 && (o.kv_heads % ranks == 0 || ranks % o.kv_heads == 0);
+  };
+  if (fits(o.tensor)) return;
+  std::string possible = "1";
+  for (int64_t ranks = 2; ranks <= o.heads; ++ranks)
+    if (fits(ranks)) possible += fmt::format(", {}", ranks);
+  throw ConfigError(
+      "[generate] {} ranks cannot share the model equally: it has {} heads, {} key-value heads and {} hidden units. "
+      "Start one of {} ranks.",
+      o.tensor, o.heads, o.kv_heads, o.ffn_width, possible);
+}
 
-  void after(std::span<const int> which, std::span<const std::vector<int32_t>> texts,
-             const models::TakeLogits& take) override {
-    std::vector<int> one_more;
-    std::vector<int32_t> ids;
-    std::vector<size_t> at;
-    for (size_t i = 0; i < which.size(); ++i) {
-      const std::vector<int32_t>& text = texts[static_cast<size_t>(which[i])];
-      const int64_t kept = generation_.tokens(which[i]);
-      if (kept > 0 && kept + 1 == std::ssize(text) && std::ssize(text) <= capacity_) {
-        one_more.push_back(which[i]);
-        ids.push_back(text.back());
-        at.push_back(i);
-      } else {
-        // New, or full: then all positions change, and with them all keys.
-        generation_.begin(which[i], std::span(text).last(static_cast<size_t>(std::min(capacity_, std::ssize(text)))),
-                          [&](size_t, std::span<float> logits) { take(i, logits); });
-      }
-    }
-    generation_.step(one_more, ids, [&](size_t index, std::span<float> logits) { take(at[index], logits); });
-  }
-  int64_t bytes_read(std::span<const int> which) const override {
-    int64_t sum = generation_.weight_bytes();
-    for (const int sequence : which) sum += generation_.cache_bytes(sequence);
-    return sum;
-  }
-  double read_rate() const override {
-    const double seconds = generation_.read_seconds();
-    return seconds > 0 ? static_cast<double>(generation_.weight_bytes()) / seconds : 0;
-  }
-
- private:
-  /// Throws: ConfigError that lists the numbers of ranks that can share the model.
-  static void require_equal_parts(const models::ModelOptions& o) {
-    const auto fits = [&](int64_t ranks) {
-      return o.heads % ranks == 0 && o.ffn_width % ranks == 0 && (o.kv_heads % ranks == 0 || ranks % o.kv_heads == 0);
-    };
-    if (fits(o.tensor)) return;
-    std::string possible = "1";
-    for (int64_t ranks = 2; ranks <= o.heads; ++ranks)
-      if (fits(ranks)) possible += fmt::format(", {}", ranks);
-    throw ConfigError(
-        "[generate] {} ranks cannot share the model equally: it has {} heads, {} key-value heads and {} hidden units. "
-        "Start one of {} ranks.",
-        o.tensor, o.heads, o.kv_heads, o.ffn_width, possible);
-  }
-  static models::ModelOptions options(const ModelFolder& weights, const World& world) {
-    models::ModelOptions o = weights.model().options;
-    Buffers buffers;
-    weights.own_model(o, buffers);
-    o.tensor = world.size();
-    o.tensor_index = world.rank();
-    require_equal_parts(o);
-    return o;
-  }
-  models::GenerationSetup setup(const ModelFolder& weights, const CachedLogits& asked, std::unique_ptr<Device> device,
-                                const World& world) {
-    return {.dtype = asked.dtype,
-            .sequences = asked.sequences,
-            .capacity = asked.capacity,
-            .threads = planner::threads_of(RunConfig{}, world.ranks_on_host()),
-            .device = std::move(device),
-            .read = [&weights](const NamedTensor& tensor, int64_t begin,
-                               std::span<float> out) { weights.read(tensor, begin, out); },
-            .sum = [this](std::span<float> values) { exchange_.sum(values); },
-            .gather = [this](std::span<const float> part, std::span<float> all) { exchange_.gather(part, all); }};
-  }
-
-  Exchange exchange_;
-  int64_t capacity_;
-  models::Generation generation_;
-};
+models::ModelOptions options_of(const ModelFolder& weights, const World& world) {
+  models::ModelOptions o = weights.model().options;
+  Buffers buffers;
+  weights.own_model(o, buffers);
+  o.tensor = world.size();
+  o.tensor_index = world.rank();
+  require_equal_parts(o);
+  return o;
+}
 
 }  // namespace
 
-std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, const CachedLogits& asked,
-                                          std::unique_ptr<Device> device, World& world) {
-  return std::make_unique<Cached>(weights, asked, std::move(device), world);
+models::Generation load_generation(const ModelFolder& weights, const GenerationOptions& asked,
+                                   std::unique_ptr<Device> device, World& world) {
+  const auto exchange = std::make_shared<Exchange>(world);
+  return {options_of(weights, world),
+          {.dtype = asked.dtype,
+           .sequences = asked.sequences,
+           .capacity = asked.capacity,
+           .threads = planner::threads_of(RunConfig{}, world.ranks_on_host()),
+           .device = std::move(device),
+           .sampling = asked.sampling,
+           .seed = asked.seed,
+           .vocab = asked.vocab,
+           .holes = asked.holes,
+           .read = [&weights](const NamedTensor& tensor, int64_t begin,
+                              std::span<float> out) { weights.read(tensor, begin, out); },
+           .sum = [exchange](std::span<float> values) { exchange->sum(values); },
+           .gather = [exchange](std::span<const float> part, std::span<float> all) { exchange->gather(part, all); }}};
 }
 
 }  // namespace slipstream::runtime

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The logits of the token after a text, by weights of a folder.
+// Text generation by weights of a folder.
 
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "engine/base/dtype.h"
@@ -17,28 +15,19 @@ namespace slipstream::runtime {
 
 class World;
 
-class NextLogits {
- public:
-  virtual ~NextLogits() = default;
-  /// Blocks. Gives `take` the logits after texts[which[i]] for every index i. Each text is that of the last call and at
-  /// least one token more. Longer texts than the capacity count with their last tokens. Throws: what `take` throws.
-  virtual void after(std::span<const int> which, std::span<const std::vector<int32_t>> texts,
-                     const models::TakeLogits& take) = 0;
-  /// Bytes of memory that the next token of these texts reads at least; 0: not known.
-  virtual int64_t bytes_read(std::span<const int> /*which*/) const { return 0; }
-  /// Blocks. Bytes per second at which all threads together read the weights once and do nothing else; 0: not known.
-  virtual double read_rate() const { return 0; }
-};
-
-struct CachedLogits {
+struct GenerationOptions {
   int sequences = 1;         // texts at once
   int64_t capacity = 0;      // tokens of a text that count
-  DType dtype = DType::f32;  // of matrices in memory
+  DType dtype = DType::f32;  // of matrices, keys and values in memory
+  kernels::SamplingOptions sampling = {};
+  uint64_t seed = 1;
+  int64_t vocab = 0;                // tokens that may be drawn: the first ones
+  std::vector<int32_t> holes = {};  // and of these not
 };
 
-/// Blocks. Keeps keys and values, so that a token costs one pass over the weights, on the given device. The ranks of
-/// `world`, if there are several, share the model. Throws: CheckpointError, ConfigError, ResourceError.
-std::unique_ptr<NextLogits> cached_logits(const ModelFolder& weights, const CachedLogits& asked,
-                                          std::unique_ptr<Device> device, World& world);
+/// Blocks: reads the weights. The ranks of `world`, if there are several, share the model, and call this together.
+/// Throws: CheckpointError, ConfigError, ResourceError.
+models::Generation load_generation(const ModelFolder& weights, const GenerationOptions& asked,
+                                   std::unique_ptr<Device> device, World& world);
 
 }  // namespace slipstream::runtime

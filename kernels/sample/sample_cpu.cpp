@@ -8,26 +8,27 @@
 #include <vector>
 
 #include "engine/base/philox.h"
+#include "kernels/common/vectors.h"
 #include "kernels/sample/sample_devices.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-/// Several maxima at once, because comparisons of one wait for each other. NaN if any logit is not finite.
+/// NaN unless all logits are finite.
 float highest_of(const float* logits, int64_t count) {
-  constexpr int64_t kMaxima = 16;
-  float maxima[kMaxima], zeros[kMaxima] = {};
-  std::fill(std::begin(maxima), std::end(maxima), std::numeric_limits<float>::lowest());
-  const auto add = [&](int64_t m, float logit) {
-    maxima[m] = logit > maxima[m] ? logit : maxima[m];
-    zeros[m] += logit * 0.0f;  // NaN after an infinity or NaN
-  };
+  Vf tops = splat(std::numeric_limits<float>::lowest()), zeros = {};  // NaN after an infinity or NaN
   int64_t i = 0;
-  for (; i + kMaxima <= count; i += kMaxima)
-    for (int64_t m = 0; m < kMaxima; ++m) add(m, logits[i + m]);
-  for (; i < count; ++i) add(0, logits[i]);
-  const float zero = std::accumulate(std::begin(zeros), std::end(zeros), 0.0f);
-  return zero == 0 ? *std::max_element(std::begin(maxima), std::end(maxima)) : NAN;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vf some = load(logits + i);
+    tops = max(tops, some);
+    zeros += some * 0.0f;
+  }
+  float top = max(tops), zero = sum(zeros);
+  for (; i < count; ++i) {
+    top = std::max(top, logits[i]);
+    zero += logits[i] * 0.0f;
+  }
+  return zero == 0 ? top : NAN;
 }
 
 /// The exponents up to a bound that grows until `enough` holds for them, in the order of the tokens.
@@ -81,23 +82,20 @@ void keep_top_p(std::vector<uint32_t>& exponents, uint64_t share) {
 }
 
 /// The token at which the sum of the weights passes its share; block by block, then within one.
-int32_t drawn(const std::vector<uint32_t>& exponents, uint64_t min_weight, uint64_t random) {
+int32_t drawn(const std::vector<uint32_t>& exponents, uint64_t random) {
   constexpr size_t kBlock = 256;
-  const auto weight = [&](size_t i) {
-    const uint64_t w = weight_of(exponents[i]);
-    return w >= min_weight ? w : 0;
-  };
   std::vector<uint64_t> sums;
   for (size_t at = 0; at < exponents.size(); at += kBlock) {
     uint64_t sum = 0;
-    for (size_t i = at; i < std::min(at + kBlock, exponents.size()); ++i) sum += weight(i);
+    for (size_t i = at; i < std::min(at + kBlock, exponents.size()); ++i) sum += weight_of(exponents[i]);
     sums.push_back(sum);
   }
   uint64_t target = high_product(std::accumulate(sums.begin(), sums.end(), uint64_t{0}), random);
   size_t block = 0;
   while (target >= sums[block]) target -= sums[block++];
   size_t i = block * kBlock;
-  for (uint64_t w = weight(i); target >= w; w = weight(++i)) target -= w;
+  for (uint64_t weight = weight_of(exponents[i]); target >= weight; weight = weight_of(exponents[++i]))
+    target -= weight;
   return static_cast<int32_t>(i);
 }
 
@@ -121,7 +119,9 @@ int32_t choose_cpu(const Sample& args, int64_t row, uint64_t random) {
   for (size_t i = 0; i < exponents.size(); ++i) exponents[i] = exponent_of(top - logits[i], numbers.factor);
   if (numbers.top_k > 0) keep_top_k(exponents, numbers.top_k);
   if (numbers.top_p > 0) keep_top_p(exponents, numbers.top_p);
-  return drawn(exponents, numbers.min_weight, random);
+  for (uint32_t& exponent : exponents)
+    if (numbers.min_weight > 0 && weight_of(exponent) < numbers.min_weight) exponent = kNoWeight;
+  return drawn(exponents, random);
 }
 
 void sample_cpu(LaunchContext& context, const Sample& args) {

@@ -26,19 +26,24 @@ SLIP_ON_ANY_DEVICE uint32_t exponent_of(float below, float factor) {
                           : kNoWeight;
 }
 
+/// The product with x / 2^25; x is below 2^25.
+SLIP_ON_ANY_DEVICE uint32_t share_of(uint32_t sum, uint32_t x) {
+  return static_cast<uint32_t>(uint64_t{sum} * x >> kHalvingBits);
+}
+
 /// 2^40 2^-(exponent / 2^25). The polynomial interpolates 2^-x on [0, 1] at the nodes of Chebyshev, and at both ends;
 /// coefficients times 2^32, with alternating signs.
 SLIP_ON_ANY_DEVICE uint64_t weight_of(uint32_t exponent) {
-  const uint64_t x = exponent & (kHalving - 1);
-  uint64_t sum = 0xb5b4;
-  sum = 0x9a926 - (sum * x >> kHalvingBits);
-  sum = 0x570b52 - (sum * x >> kHalvingBits);
-  sum = 0x2763183 - (sum * x >> kHalvingBits);
-  sum = 0xe357d17 - (sum * x >> kHalvingBits);
-  sum = 0x3d7f7b6a - (sum * x >> kHalvingBits);
-  sum = 0xb17217f6 - (sum * x >> kHalvingBits);
-  sum = (uint64_t{1} << 32) - (sum * x >> kHalvingBits);
-  return sum << (kWeightBits - 32) >> (exponent >> kHalvingBits);
+  const uint32_t x = exponent & (kHalving - 1);
+  uint32_t sum = 0xb5b4;
+  sum = 0x9a926 - share_of(sum, x);
+  sum = 0x570b52 - share_of(sum, x);
+  sum = 0x2763183 - share_of(sum, x);
+  sum = 0xe357d17 - share_of(sum, x);
+  sum = 0x3d7f7b6a - share_of(sum, x);
+  sum = 0xb17217f6 - share_of(sum, x);
+  const uint64_t power = (uint64_t{1} << 32) - share_of(sum, x);
+  return power << (kWeightBits - 32) >> (exponent >> kHalvingBits);
 }
 
 /// The high 64 bits of a product.
