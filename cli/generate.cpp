@@ -42,7 +42,9 @@ void add_generate(CLI::App& app, Run& chosen) {
       ->add_option("--device", options->device,
                    "device: auto, cpu or cuda; auto: a GPU if available, the CPU for several ranks")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  command->add_option("--dtype", options->dtype, "weights in memory: float32, bfloat16 or auto, as in the folder")
+  command
+      ->add_option("--dtype", options->dtype,
+                   "weights, keys and values in memory: float32, bfloat16 or auto, as in the folder")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
   command->add_flag("--bound", options->bound, "also measure how fast the CPU reads memory, and print the share of it");
   command->callback([&chosen, options, prompt_ids] {

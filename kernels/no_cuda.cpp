@@ -21,6 +21,7 @@
 #include "kernels/residual/residual_cuda.h"
 #include "kernels/rms_norm/rms_norm_cuda.h"
 #include "kernels/rope/rope_cuda.h"
+#include "kernels/sample/sample_devices.h"
 #include "kernels/sum_squares/sum_squares_cuda.h"
 #include "kernels/swiglu/swiglu_cuda.h"
 #include "kernels/wire/wire_cuda.h"
@@ -63,6 +64,8 @@ void cross_entropy_merge_cuda(LaunchContext&, const CrossEntropyMerge&) { refuse
 void few_rows_product_cuda(LaunchContext&, const FewRowsProduct&) { refuse("few_rows_product"); }
 void keep_keys_cuda(LaunchContext&, const KeepKeys&) { refuse("keep_keys"); }
 void one_token_attention_cuda(LaunchContext&, const OneTokenAttention&) { refuse("one_token_attention"); }
+void sample_cuda(LaunchContext&, const Sample&) { refuse("sample"); }
+void next_rows_cuda(LaunchContext&, const NextRows&) { refuse("next_rows"); }
 void dropout_cuda(LaunchContext&, const Dropout&) { refuse("dropout"); }
 void document_positions_cuda(LaunchContext&, const DocumentPositions&) { refuse("document_positions"); }
 void embedding_forward_cuda(LaunchContext&, const EmbeddingForward&) { refuse("embedding_forward"); }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a decoder's layers over the newest tokens, with the ops of training and those of kernels/decode.
+// Runs a decoder's layers over the newest tokens, with the ops of training, of kernels/decode and of kernels/sample.
 
 #include "models/generation.h"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -24,6 +25,7 @@
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/decoder.h"
 #include "models/common/generation_device.h"
+#include "models/common/token_choice.h"
 
 namespace slipstream::models {
 namespace {
@@ -48,8 +50,13 @@ struct Generation::State {
         o(of_one_sequence(asked, setup.capacity)),
         family(architecture_of(o)),
         b(o, buffers),
-        device(std::move(setup.device), setup.threads),
-        context(device.context()) {
+        device(std::move(setup.device), setup.threads, setup.records),
+        context(device.context()),
+        choice(device, {.sequences = setup.sequences,
+                        .vocab = setup.vocab > 0 ? setup.vocab : o.vocab,
+                        .holes = setup.holes,
+                        .sampling = setup.sampling,
+                        .seed = setup.seed}) {
     table = b.vocab_parameter(family.table, -1, {});
     if (!family.rotary) positions = b.parameter(family.positions, {o.context, o.width}, -1, {});
     for (int l = 0; l < o.layers; ++l) blocks.push_back(family.block(b, l));
@@ -58,7 +65,7 @@ struct Generation::State {
     load(parts_of_parameters());
     if (family.rotary) make_angles();
     lengths.resize(static_cast<size_t>(setup.sequences));
-    cache = device.allocate(o.layers * setup.sequences * cache_elems() * size_of(DType::f32), "keys and values");
+    cache = device.allocate(bytes_of(o.layers * setup.sequences * cache_elems(), setup.dtype), "keys and values");
   }
 
   int64_t kv_width() const { return 2 * b.kv_heads() * b.head_dim(); }
@@ -138,26 +145,42 @@ struct Generation::State {
     device.to_device(values, at);
   }
 
-  /// y = x w^T + bias; `adds_bias`: the first of the ranks that share a sum.
-  void product(const float* x, const Linear& w, int64_t rows, float* y, bool adds_bias = true) {
+  /// The rows of a pass: a step's, or those of a prompt, which are of one sequence, from its first token on.
+  struct Rows : TextRows {
+    int prompt_of = -1;  // the sequence; -1: a step
+    bool are_a_prompt() const { return prompt_of >= 0; }
+    int64_t drawing() const { return are_a_prompt() ? 1 : count; }  // of these, the last, a token is drawn
+  };
+
+  void few_rows(const float* x, const Linear& w, const float* bias, int64_t rows, float* y) {
+    for (int64_t r = 0; r < rows; r += kernels::kFewRows)
+      kernels::few_rows_product(context, {.x = x + r * w.in,
+                                          .weight = weight(w.weight),
+                                          .bias = bias,
+                                          .y = y + r * w.out,
+                                          .rows = std::min(kernels::kFewRows, rows - r),
+                                          .in = w.in,
+                                          .out = w.out,
+                                          .dtype = setup.dtype});
+  }
+  /// y = x w^T + bias; `adds_bias`: the first of the ranks that share a sum. The rows of a step are multiplied by few,
+  /// so that the bits of one do not depend on their number.
+  void product(const float* x, const Linear& w, const Rows& rows, float* y, bool adds_bias = true) {
     const float* bias = adds_bias ? floats(w.bias) : nullptr;
     const std::byte* from = weight(w.weight);
-    if (rows <= kernels::kFewRows)
-      return kernels::few_rows_product(
-          context,
-          {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows, .in = w.in, .out = w.out, .dtype = setup.dtype});
+    if (rows.count <= kernels::kFewRows || !rows.are_a_prompt()) return few_rows(x, w, bias, rows.count, y);
     if (setup.dtype != DType::f32) {
       float* const wide = rows_of(wide_weight, w.out, w.in);
       kernels::cast(context, {.from = from, .to = wide, .elems = w.out * w.in, .from_dtype = setup.dtype});
       from = reinterpret_cast<const std::byte*>(wide);
     }
-    kernels::matmul_forward(context,
-                            {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows, .in = w.in, .out = w.out});
+    kernels::matmul_forward(
+        context, {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows.count, .in = w.in, .out = w.out});
   }
   /// The part of a layer whose result is a sum over ranks.
-  void partial_product(const float* x, const Linear& w, int64_t rows, float* y) {
+  void partial_product(const float* x, const Linear& w, const Rows& rows, float* y) {
     product(x, w, rows, y, o.tensor_index == 0);
-    sum_over_ranks(y, rows * w.out);
+    sum_over_ranks(y, rows.count * w.out);
   }
 
   /// With delta: x += delta, y = norm(x).
@@ -207,23 +230,23 @@ struct Generation::State {
   }
 
   /// x[r] = table[id] + positions[position]; rows of other ranks' vocabulary are theirs.
-  void embed(const int32_t* ids, const int32_t* at, int64_t rows, float* x) {
+  void embed(const Rows& rows, float* x) {
     const int64_t D = o.width, vocab = b.vocab_rows();
-    look_up(weight(table), setup.dtype, ids, rows, D, x, vocab, o.tensor_index * vocab, o.tensor > 1);
+    look_up(weight(table), setup.dtype, rows.ids, rows.count, D, x, vocab, o.tensor_index * vocab, o.tensor > 1);
     if (positions >= 0 && o.tensor_index == 0) {
-      float* const of_positions = rows_of(layer_out, rows, D);
-      look_up(weight(positions), setup.dtype, at, rows, D, of_positions, o.context);
-      kernels::add(context, {.x = of_positions, .y = x, .elems = rows * D});
+      float* const of_positions = rows_of(layer_out, rows.count, D);
+      look_up(weight(positions), setup.dtype, rows.places, rows.count, D, of_positions, o.context);
+      kernels::add(context, {.x = of_positions, .y = x, .elems = rows.count * D});
     }
-    sum_over_ranks(x, rows * D);
+    sum_over_ranks(x, rows.count * D);
   }
 
   /// Cosines and sines of the rows' positions; null without rotary embeddings.
-  const float* angles_of(const int32_t* at, int64_t rows, bool begins) {
+  const float* angles_of(const Rows& rows) {
     if (!family.rotary) return nullptr;
-    if (begins) return reinterpret_cast<const float*>(angles->data());
-    float* const some = rows_of(angles_of_rows, rows, b.head_dim());
-    look_up(angles->data(), DType::f32, at, rows, b.head_dim(), some, setup.capacity);
+    if (rows.are_a_prompt()) return reinterpret_cast<const float*>(angles->data());
+    float* const some = rows_of(angles_of_rows, rows.count, b.head_dim());
+    look_up(angles->data(), DType::f32, rows.places, rows.count, b.head_dim(), some, setup.capacity);
     return some;
   }
   void rotate(float* qkv, int64_t rows, const float* turns) {
@@ -238,24 +261,22 @@ struct Generation::State {
     kernels::rope(context, args);
   }
 
-  kernels::KeyCache cached(int64_t layer, int sequence) {
-    float* const all = reinterpret_cast<float*>(cache->data());
-    return {.at = all + (layer * setup.sequences + sequence) * cache_elems(), .capacity = kept()};
+  kernels::KeyCache cached(int64_t layer) {
+    const int64_t before = layer * setup.sequences * cache_elems();
+    return {.at = cache->data() + bytes_of(before, setup.dtype), .capacity = kept(), .dtype = setup.dtype};
   }
 
-  /// Keeps keys and values of the rows, and attends: all rows of a new sequence, or one row of each.
-  void attend(int64_t layer, std::span<const int> sequences, std::span<const int64_t> at, bool begins, const float* qkv,
-              float* out) {
+  /// Keeps keys and values of the rows, and attends.
+  void attend(int64_t layer, const Rows& rows, const float* qkv, float* out) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
-    if (begins) return attend_all(layer, sequences.front(), std::ssize(at), scale, qkv, out);
-    attending.clear();
-    for (size_t r = 0; r < at.size(); ++r)
-      attending.push_back({.cache = cached(layer, sequences[r]),
-                           .begin = o.window > 0 ? std::max<int64_t>(0, at[r] + 1 - o.window) : 0,
-                           .token = at[r]});
+    if (rows.are_a_prompt()) return attend_all(layer, rows.prompt_of, rows.count, scale, qkv, out);
     kernels::OneTokenAttention args{.qkv = qkv,
                                     .out = out,
-                                    .rows = attending,
+                                    .cache = cached(layer),
+                                    .sequences = rows.sequences,
+                                    .tokens = rows.places,
+                                    .rows = rows.count,
+                                    .window = o.window,
                                     .heads = b.heads(),
                                     .kv_heads = b.kv_heads(),
                                     .head_dim = b.head_dim(),
@@ -268,7 +289,8 @@ struct Generation::State {
     const float *const k = qkv + b.attention_width(), *const v = k + kv_width() / 2;
     kernels::keep_keys(context, {.k = k,
                                  .v = v,
-                                 .to = cached(layer, sequence),
+                                 .to = cached(layer),
+                                 .sequence = sequence,
                                  .rows = rows,
                                  .row_stride = width,
                                  .kv_heads = b.kv_heads(),
@@ -290,86 +312,103 @@ struct Generation::State {
                                          .window = o.window < rows ? o.window : 0});
   }
 
-  void mlp(const BlockParameters& y, const float* x, int64_t rows, float* delta) {
-    float *const up = rows_of(up_out, rows, y.up.out), *const active = rows_of(activated, rows, y.down.in);
+  void mlp(const BlockParameters& y, const float* x, const Rows& rows, float* delta) {
+    float *const up = rows_of(up_out, rows.count, y.up.out), *const active = rows_of(activated, rows.count, y.down.in);
     product(x, y.up, rows, up);
     if (family.gated)
-      kernels::swiglu_forward(context, {.gate_up = up, .y = active, .rows = rows, .width = y.down.in});
+      kernels::swiglu_forward(context, {.gate_up = up, .y = active, .rows = rows.count, .width = y.down.in});
     else
-      kernels::gelu_forward(context, {.x = up, .y = active, .elems = rows * y.up.out});
+      kernels::gelu_forward(context, {.x = up, .y = active, .elems = rows.count * y.up.out});
     partial_product(active, y.down, rows, delta);
   }
 
-  /// `begins`: all rows are of sequences[0], from its first token on; otherwise row r is of sequences[r]. at:
-  /// positions. `first`: the index of sequences[0] for `take`.
-  void run(std::span<const int> sequences, std::span<const int32_t> ids, std::span<const int64_t> at, bool begins,
-           size_t first, const TakeLogits& take) {
-    const RunsDelayedParts latency_first;
-    const int64_t wanted = begins ? 1 : std::ssize(ids);
-    float* logits = nullptr;
-    device.run([&] { logits = forward(sequences, ids, at, begins, wanted); });
-    const std::span<float> rows = of_all_ranks(device.to_host(logits, wanted * b.vocab_rows()), wanted);
-    const int64_t width = std::ssize(rows) / wanted;
-    device.host_threads().parallel_for(wanted, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        take(first + static_cast<size_t>(r),
-             rows.subspan(static_cast<size_t>(r * width), static_cast<size_t>(o.vocab)));
-    });
-  }
-
-  /// Rows of logits with the parts of the vocabulary that other ranks have.
-  std::span<float> of_all_ranks(std::span<float> parts, int64_t rows) {
-    if (o.tensor == 1) return parts;
-    const auto part = parts.size() / static_cast<size_t>(rows), whole = part * static_cast<size_t>(o.tensor);
-    gathered.resize(whole * static_cast<size_t>(rows));
-    for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
-      setup.gather(parts.subspan(r * part, part), std::span(gathered).subspan(r * whole, whole));
-    return gathered;
-  }
-
-  /// Returns the logits [wanted, vocab_rows] in the device's memory.
-  float* forward(std::span<const int> sequences, std::span<const int32_t> ids, std::span<const int64_t> at, bool begins,
-                 int64_t wanted) {
-    const int64_t rows = std::ssize(ids), D = o.width;
-    ids_and_places.assign(ids.begin(), ids.end());
-    ids_and_places.insert(ids_and_places.end(), at.begin(), at.end());
-    const int32_t *const ids_there = device.ids(ids_in, ids_and_places), *const places = ids_there + rows;
-    float *const x = rows_of(residual, rows, D), *const normed = rows_of(norm_out, rows, D),
-                 *const qkv = rows_of(qkv_out, rows, b.qkv_width()),
-                 *const attended = rows_of(attention_out, rows, b.attention_width()),
-                 *const delta = rows_of(layer_out, rows, D);
-    embed(ids_there, places, rows, x);
-    const float* const turns = angles_of(places, rows, begins);
+  /// Returns the logits of the rows that draw in the device's memory.
+  float* forward(const Rows& rows) {
+    const int64_t count = rows.count, D = o.width;
+    float *const x = rows_of(residual, count, D), *const normed = rows_of(norm_out, count, D),
+                 *const qkv = rows_of(qkv_out, count, b.qkv_width()),
+                 *const attended = rows_of(attention_out, count, b.attention_width()),
+                 *const delta = rows_of(layer_out, count, D);
+    embed(rows, x);
+    const float* const turns = angles_of(rows);
     for (int64_t l = 0; l < o.layers; ++l) {
       const BlockParameters& y = blocks[static_cast<size_t>(l)];
-      norm(x, l > 0 ? delta : nullptr, y.norm_1, rows, normed);
-      float* const raw = y.head_norms.exist() ? rows_of(qkv_raw, rows, b.qkv_width()) : qkv;
+      norm(x, l > 0 ? delta : nullptr, y.norm_1, count, normed);
+      float* const raw = y.head_norms.exist() ? rows_of(qkv_raw, count, b.qkv_width()) : qkv;
       product(normed, y.qkv, rows, raw);
       if (y.head_norms.exist())
         kernels::head_norm_forward(context, {.x = raw,
                                              .q_weight = weight(y.head_norms.q_weight),
                                              .k_weight = weight(y.head_norms.k_weight),
                                              .y = qkv,
-                                             .inv_rms = rows_of(statistics, rows, b.heads() + b.kv_heads()),
-                                             .rows = rows,
+                                             .inv_rms = rows_of(statistics, count, b.heads() + b.kv_heads()),
+                                             .rows = count,
                                              .heads = b.heads(),
                                              .kv_heads = b.kv_heads(),
                                              .head_dim = b.head_dim(),
                                              .eps = o.norm_eps});
-      if (family.rotary) rotate(qkv, rows, turns);
-      attend(l, sequences, at, begins, qkv, attended);
+      if (family.rotary) rotate(qkv, count, turns);
+      attend(l, rows, qkv, attended);
       partial_product(attended, y.out, rows, delta);
-      norm(x, delta, y.norm_2, rows, normed);
+      norm(x, delta, y.norm_2, count, normed);
       mlp(y, normed, rows, delta);
     }
-    norm(x, delta, final_norm, rows, normed);
-    const int64_t vocab = b.vocab_rows();
-    float* const logits = rows_of(logits_out, wanted, vocab);
-    for (int64_t r = 0; r < wanted; r += kernels::kFewRows)
-      product(normed + (rows - wanted + r) * D, {.weight = head, .in = D, .out = vocab},
-              std::min<int64_t>(kernels::kFewRows, wanted - r), logits + r * vocab);
-    return logits;
+    norm(x, delta, final_norm, count, normed);
+    const int64_t drawing = rows.drawing(), vocab = b.vocab_rows();
+    float* const logits = rows_of(logits_out, drawing, vocab);
+    few_rows(normed + (count - drawing) * D, {.weight = head, .in = D, .out = vocab}, nullptr, drawing, logits);
+    return logits_of_all_ranks(logits, drawing);
   }
+
+  int64_t logits_width() { return b.vocab_rows() * o.tensor; }
+  /// Rows of logits with the parts of the vocabulary that other ranks have.
+  float* logits_of_all_ranks(float* parts, int64_t rows) {
+    if (o.tensor == 1) return parts;
+    const auto part = static_cast<size_t>(b.vocab_rows()), whole = static_cast<size_t>(logits_width());
+    const std::span<float> mine = device.to_host(parts, rows * b.vocab_rows());
+    gathered.resize(whole * static_cast<size_t>(rows));
+    for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
+      setup.gather(mine.subspan(r * part, part), std::span(gathered).subspan(r * whole, whole));
+    float* const all = rows_of(logits_all, rows, logits_width());
+    device.to_device(gathered, all);
+    return all;
+  }
+
+  void begin(int sequence, std::span<const int32_t> text, uint32_t text_number, uint32_t draws) {
+    SLIP_ASSERT(!text.empty() && choice.on_their_way() == 0);
+    device.finish();
+    const std::span<const int32_t> known = text.last(static_cast<size_t>(std::min(setup.capacity, std::ssize(text))));
+    const int64_t count = lengths[static_cast<size_t>(sequence)] = std::ssize(known);
+    choice.start(sequence, text, count - 1, text_number, draws);
+    std::vector<int32_t> ids_and_places(known.begin(), known.end());
+    ids_and_places.resize(2 * known.size());
+    std::iota(ids_and_places.begin() + count, ids_and_places.end(), 0);
+    auto* const ids = reinterpret_cast<int32_t*>(device.floats(prompt, 2 * count));
+    device.write(ids, ids_and_places.data(), bytes_of(2 * count, DType::i32));
+    const Rows rows{{.count = count, .ids = ids, .places = ids + count}, sequence};
+    const size_t turn = choice.issue(1);
+    const RunsDelayedParts latency_first;
+    device.run(turn, [&] { choice.choose(choice.row_of(sequence), forward(rows), logits_width(), turn); });
+  }
+
+  void step(std::span<const int> sequences) {
+    SLIP_ASSERT(choice.on_their_way() <= passes_ahead());
+    for (const int sequence : sequences) {
+      SLIP_ASSERT(lengths[static_cast<size_t>(sequence)] < setup.capacity);
+      ++lengths[static_cast<size_t>(sequence)];
+    }
+    const Rows rows{choice.rows_of(sequences)};
+    const size_t turn = choice.issue(rows.count);
+    const auto body = [&] {
+      choice.update(rows);
+      choice.choose(rows, forward(rows), logits_width(), turn);
+    };
+    const RunsDelayedParts latency_first;
+    // Ranks that share the model exchange sums through the host, which cannot be recorded.
+    o.tensor == 1 ? device.repeat(turn, rows.count, body) : device.run(turn, body);
+  }
+
+  int passes_ahead() const { return device.kind() == DeviceKind::cuda && o.tensor == 1 ? 1 : 0; }
 
   /// Calls take(bytes) for the weights of a step: all but a table that only the embedding reads.
   template <typename Take>
@@ -385,6 +424,7 @@ struct Generation::State {
   SpecBuilder b;
   GenerationDevice device;
   LaunchContext& context;
+  TokenChoice choice;
   uint32_t table = 0, head = 0;
   int64_t positions = -1;
   std::vector<BlockParameters> blocks;
@@ -394,14 +434,12 @@ struct Generation::State {
   };
   std::vector<Held> held;  // of parameters, in `memory`
   std::unique_ptr<Allocation> memory;
-  std::unique_ptr<Allocation> cache;  // [layers, sequences] of KeyCache
-  std::vector<int64_t> lengths;
-  std::vector<kernels::Attending> attending;
+  std::unique_ptr<Allocation> cache;   // [layers, sequences] of KeyCache
+  std::vector<int64_t> lengths;        // tokens of each sequence in the cache, with those of issued passes
   std::unique_ptr<Allocation> angles;  // of rotary embeddings: [capacity, head_dim]
-  std::vector<int32_t> ids_and_places;
-  std::vector<float> gathered;  // logits of all ranks
-  GenerationDevice::Scratch ids_in, narrow_rows, angles_of_rows, wide_weight, statistics, residual, norm_out, qkv_raw,
-      qkv_out, attention_out, layer_out, up_out, activated, logits_out;
+  std::vector<float> gathered;         // logits of all ranks
+  GenerationDevice::Scratch prompt, narrow_rows, angles_of_rows, wide_weight, statistics, residual, norm_out, qkv_raw,
+      qkv_out, attention_out, layer_out, up_out, activated, logits_out, logits_all;
 };
 
 Generation::Generation(const ModelOptions& options, GenerationSetup setup)
@@ -409,26 +447,25 @@ Generation::Generation(const ModelOptions& options, GenerationSetup setup)
 Generation::~Generation() = default;
 Generation::Generation(Generation&&) noexcept = default;
 
-void Generation::begin(int sequence, std::span<const int32_t> ids, const TakeLogits& take) {
-  SLIP_ASSERT(!ids.empty() && std::ssize(ids) <= state_->setup.capacity);
-  std::vector<int64_t> at(ids.size());
-  for (size_t i = 0; i < at.size(); ++i) at[i] = static_cast<int64_t>(i);
-  state_->lengths[static_cast<size_t>(sequence)] = std::ssize(ids);
-  state_->run(std::span(&sequence, 1), ids, at, true, 0, take);
+void Generation::begin(int sequence, std::span<const int32_t> text, uint32_t text_number, uint32_t draws) {
+  state_->begin(sequence, text, text_number, draws);
+}
+void Generation::step(std::span<const int> sequences) { state_->step(sequences); }
+bool Generation::has_room(int sequence) const { return tokens(sequence) < state_->setup.capacity; }
+std::span<const int32_t> Generation::take() { return state_->choice.take(); }
+int Generation::passes_ahead() const { return state_->passes_ahead(); }
+
+std::vector<float> Generation::logits(int64_t row) {
+  State& s = *state_;
+  float* const rows = reinterpret_cast<float*>((s.o.tensor == 1 ? s.logits_out : s.logits_all)->data());
+  const std::span<float> at = s.device.to_host(rows + row * s.logits_width(), s.o.vocab);
+  return {at.begin(), at.end()};
 }
 
-void Generation::step(std::span<const int> sequences, std::span<const int32_t> ids, const TakeLogits& take) {
-  SLIP_ASSERT(sequences.size() == ids.size());
-  for (size_t first = 0; first < ids.size(); first += kernels::kFewRows) {
-    const size_t count = std::min<size_t>(kernels::kFewRows, ids.size() - first);
-    std::vector<int64_t> at;
-    for (const int sequence : sequences.subspan(first, count)) {
-      int64_t& length = state_->lengths[static_cast<size_t>(sequence)];
-      SLIP_ASSERT(length < state_->setup.capacity);
-      at.push_back(length++);
-    }
-    state_->run(sequences.subspan(first, count), ids.subspan(first, count), at, false, first, take);
-  }
+void Generation::replace_drawn(int sequence, int32_t id) {
+  SLIP_ASSERT(state_->choice.on_their_way() == 0);
+  state_->device.finish();
+  state_->choice.replace(sequence, id);
 }
 
 int64_t Generation::tokens(int sequence) const { return state_->lengths[static_cast<size_t>(sequence)]; }
@@ -442,7 +479,7 @@ int64_t Generation::weight_bytes() const {
 int64_t Generation::cache_bytes(int sequence) const {
   const State& s = *state_;
   const int64_t seen = s.o.window > 0 ? std::min(tokens(sequence), s.o.window) : tokens(sequence);
-  return s.o.layers * seen * s.kv_width() * size_of(DType::f32);
+  return s.o.layers * seen * s.kv_width() * size_of(s.setup.dtype);
 }
 
 double Generation::read_seconds() const {

@@ -6,25 +6,23 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
+#include <deque>
 #include <numeric>
 #include <optional>
 #include <sstream>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
-#include "engine/base/finite.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/median.h"
-#include "engine/base/philox.h"
 #include "engine/base/print.h"
 #include "engine/base/utf8.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/device/clock.h"
 #include "runtime/device_assignment.h"
+#include "runtime/load_generation.h"
 #include "runtime/model_folder.h"
-#include "runtime/next_logits.h"
 #include "runtime/sampling.h"
 #include "runtime/text_files.h"
 #include "runtime/text_stream.h"
@@ -113,67 +111,119 @@ struct Spent {
 /// false if its text ends there.
 class Continuation {
  public:
-  Continuation(NextLogits& next, const GenerateOptions& options, const data::Tokenizer& tokenizer,
-               const std::string& folder)
-      : next_(next), options_(options), tokenizer_(tokenizer), folder_(folder), random_(options.seed, "generate") {
-    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
-      if (!tokenizer.has_text(id)) without_text_.push_back(static_cast<size_t>(id));
-  }
+  Continuation(models::Generation& generation, const GenerateOptions& options, const std::string& folder)
+      : generation_(generation), options_(options), folder_(folder) {}
 
   template <typename Made>
   void run(std::vector<std::vector<int32_t>> texts, size_t first, Spent& spent, const Made& made) {
-    std::vector<int> open(texts.size());
-    std::iota(open.begin(), open.end(), 0);
-    for (const auto& text : texts) spent.prompt_tokens += std::ssize(text);
-    for (int count = 0; count < options_.tokens && !open.empty(); ++count) {
+    Group group(std::move(texts), first);
+    for (const auto& text : group.texts) spent.prompt_tokens += std::ssize(text);
+    for (int count = 0; count < options_.tokens && !group.open.empty(); ++count) {
       const int64_t begin_ns = monotonic_ns();
-      std::vector<int32_t> ids(open.size());
-      next_.after(open, texts, [&](size_t i, std::span<float> logits) {
-        const auto text = static_cast<size_t>(open[i]);
-        ids[i] = choose(logits, texts[text], first + text, count);
-      });
+      const std::vector<int> open = group.open;
+      if (group.on_their_way.empty()) issue(group, count);
+      const size_t passes = group.on_their_way.size();
+      // A GPU runs the next step while the host works on the tokens of this one. A text that ends here has one token
+      // too many then, which is dropped.
+      if (count + 1 < options_.tokens && generation_.passes_ahead() > 0 && all_have_room(open)) issue_step(group, open);
+      const std::vector<int32_t> ids = take(group, open, passes, count);
       std::vector<int> still_open;
       for (size_t i = 0; i < open.size(); ++i) {
-        texts[static_cast<size_t>(open[i])].push_back(ids[i]);
+        group.texts[static_cast<size_t>(open[i])].push_back(ids[i]);
         ++spent.made;
         if (made(open[i], ids[i])) still_open.push_back(open[i]);
       }
       const double seconds = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
       (count == 0 ? spent.prompt_seconds : spent.seconds) += seconds;
       if (count > 0) spent.steps += std::ssize(open);
-      if (count > 0 && options_.bound)
-        compare_with_reading(static_cast<double>(next_.bytes_read(open)) / seconds, spent);
-      open = std::move(still_open);
+      if (count > 0 && options_.bound) compare_with_reading(static_cast<double>(bytes_read(open)) / seconds, spent);
+      group.open = std::move(still_open);
     }
+    for (; !group.on_their_way.empty(); group.on_their_way.pop_front()) generation_.take();
   }
 
  private:
+  struct Group {
+    Group(std::vector<std::vector<int32_t>> texts_, size_t first_)
+        : texts(std::move(texts_)), first(first_), open(texts.size()), drawn(texts.size()) {
+      std::iota(open.begin(), open.end(), 0);
+    }
+    std::vector<std::vector<int32_t>> texts;
+    size_t first;
+    std::vector<int> open;                      // texts that have not ended
+    std::vector<int32_t> drawn;                 // the newest token of each text that has been taken
+    std::deque<std::vector<int>> on_their_way;  // texts of each pass whose tokens have not been taken
+  };
+
+  bool all_have_room(const std::vector<int>& texts) const {
+    return std::all_of(texts.begin(), texts.end(), [&](int text) { return generation_.has_room(text); });
+  }
+
+  void issue_step(Group& group, const std::vector<int>& texts) {
+    generation_.step(texts);
+    group.on_their_way.push_back(texts);
+  }
+
+  /// A new token for every open text. A text that is new or fills its cache begins anew: all positions change, and with
+  /// them all keys.
+  void issue(Group& group, int count) {
+    std::vector<int> longer;
+    for (const int text : group.open) {
+      if (count > 0 && generation_.has_room(text)) {
+        longer.push_back(text);
+        continue;
+      }
+      // By the prompt's number, so that a text does not depend on the others.
+      generation_.begin(text, group.texts[static_cast<size_t>(text)],
+                        static_cast<uint32_t>(group.first + static_cast<size_t>(text)), static_cast<uint32_t>(count));
+      group.drawn[static_cast<size_t>(text)] = generation_.take().front();
+    }
+    if (!longer.empty()) issue_step(group, longer);
+  }
+
+  /// Blocks. The next token of each of these texts.
+  std::vector<int32_t> take(Group& group, const std::vector<int>& texts, size_t passes, int count) {
+    for (; passes > 0; --passes) {
+      const std::span<const int32_t> ids = generation_.take();
+      for (size_t i = 0; i < ids.size(); ++i) group.drawn[static_cast<size_t>(group.on_their_way.front()[i])] = ids[i];
+      group.on_their_way.pop_front();
+    }
+    std::vector<int32_t> ids;
+    for (const int text : texts) ids.push_back(group.drawn[static_cast<size_t>(text)]);
+    if (std::find(ids.begin(), ids.end(), kernels::kNotFinite) != ids.end())
+      throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
+                          count + 1, folder_);
+    return ids;
+  }
+
+  /// Bytes of memory that the next token of these texts reads at least.
+  int64_t bytes_read(const std::vector<int>& texts) const {
+    int64_t sum = generation_.weight_bytes();
+    for (const int text : texts) sum += generation_.cache_bytes(text);
+    return sum;
+  }
+
   /// At once behind the step, because other programs on the host change the speed of the memory.
   void compare_with_reading(double step_rate, Spent& spent) const {
-    const double rate = next_.read_rate();
-    if (rate == 0) return;
+    const double seconds = generation_.read_seconds();
+    if (seconds == 0) return;
+    const double rate = static_cast<double>(generation_.weight_bytes()) / seconds;
     spent.read_rates.push_back(rate);
     spent.shares.push_back(step_rate / rate);
   }
 
-  int32_t choose(std::span<float> logits, const std::vector<int32_t>& text, size_t prompt, int count) const {
-    logits = logits.first(static_cast<size_t>(tokenizer_.vocab_size()));  // ids of the padding have no meaning
-    if (!all_finite(logits))
-      throw NumericsError("[generate] the logits of token {} are not finite: the weights of {} overflow. Give others.",
-                          count + 1, folder_);
-    for (const size_t id : without_text_) logits[id] = std::numeric_limits<float>::lowest();
-    // By the prompt's number, so that a text does not depend on the others.
-    return sample(logits, options_.sampling, text,
-                  random_.uniform(uint64_t{prompt} << 32 | static_cast<uint64_t>(count)));
-  }
-
-  NextLogits& next_;
+  models::Generation& generation_;
   const GenerateOptions& options_;
-  const data::Tokenizer& tokenizer_;
   const std::string& folder_;
-  Philox random_;
-  std::vector<size_t> without_text_;  // ids that are never chosen
 };
+
+/// Ids that the tokenizer has no text for.
+std::vector<int32_t> without_text(const data::Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+    if (!tokenizer.has_text(id)) ids.push_back(id);
+  return ids;
+}
 
 /// One prompt: text or ids as they come.
 void print_one(Continuation& continuation, const GenerateOptions& options, const data::Tokenizer& tokenizer,
@@ -286,11 +336,16 @@ void generate_on(World& world, const GenerateOptions& options) {
   int64_t longest = 0;
   for (const auto& text : prompts.texts) longest = std::max(longest, std::ssize(text));
   const int64_t capacity = std::min(model.context, longest + options.tokens);
-  const CachedLogits asked{.sequences = static_cast<int>(std::min<int64_t>(std::ssize(prompts.texts), options.batch)),
-                           .capacity = capacity,
-                           .dtype = dtype_of(weights, options.dtype)};
-  const auto next = cached_logits(weights, asked, device_of(world, options.device), world);
-  Continuation continuation(*next, options, *tokenizer, folder);
+  const GenerationOptions asked{
+      .sequences = static_cast<int>(std::min<int64_t>(std::ssize(prompts.texts), options.batch)),
+      .capacity = capacity,
+      .dtype = dtype_of(weights, options.dtype),
+      .sampling = options.sampling,
+      .seed = options.seed,
+      .vocab = tokenizer->vocab_size(),
+      .holes = without_text(*tokenizer)};
+  models::Generation generation = load_generation(weights, asked, device_of(world, options.device), world);
+  Continuation continuation(generation, options, folder);
   Spent spent;
   (options.prompts_file.empty() ? print_one : print_many)(continuation, options, *tokenizer, prompts, world.rank() == 0,
                                                           spent);

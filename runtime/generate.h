@@ -21,7 +21,7 @@ struct GenerateOptions {
   std::vector<std::string> stops;  // the text ends before the first of these
   uint64_t seed = 1;
   std::string device = "auto";  // auto | cpu | cuda
-  std::string dtype = "auto";   // of weights in memory: auto | float32 | bfloat16
+  std::string dtype = "auto";   // of weights, keys and values in memory: auto | float32 | bfloat16
   bool bound = false;           // measures the speed of memory, and prints the share of it
 };
 

@@ -35,6 +35,15 @@ class Philox {
     key_ = {mixed[0], mixed[1]};
   }
 
+  /// The stream of a key() that was taken from another one.
+  static Philox with_key(uint64_t key) {
+    Philox stream;
+    stream.key_ = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
+    return stream;
+  }
+  /// For kernels, which compute the same words (kernels/cuda/philox.cuh) of the counter {index, index >> 32, 0, 1}.
+  uint64_t key() const { return uint64_t{key_[1]} << 32 | key_[0]; }
+
   /// 64 uniform bits. Pure.
   uint64_t bits(uint64_t index) const {
     const auto r = block(index);
@@ -63,6 +72,7 @@ class Philox {
   }
 
  private:
+  Philox() = default;
   std::array<uint32_t, 4> block(uint64_t index) const {
     return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 1}, key_);
   }

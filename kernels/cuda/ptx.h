@@ -19,6 +19,9 @@ struct alignas(16) Words {
 __device__ __forceinline__ Words load_16(const void* p) { return *static_cast<const Words*>(p); }
 __device__ __forceinline__ void store_16(void* p, const Words& value) { *static_cast<Words*>(p) = value; }
 
+/// One 8-byte load; `p` is aligned to 8.
+__device__ __forceinline__ uint64_t load_8(const void* p) { return *static_cast<const uint64_t*>(p); }
+
 /// Makes the compiler treat the value as new: values derived from it are computed again instead of kept in registers.
 __device__ __forceinline__ void make_again(Words& value) {
   asm volatile("" : "+r"(value.word[0]), "+r"(value.word[1]), "+r"(value.word[2]), "+r"(value.word[3]));

@@ -14,6 +14,7 @@ namespace {
 
 /// Tokens of `cache` up to `end` must have room.
 void require_room(std::string_view op, const KeyCache& cache, int64_t end) {
+  require_activation_dtype(op, cache.dtype);
   require_pointers(op, {cache.at});
   if (cache.capacity % kKeyBlock != 0)
     throw ShapeError("[{}] capacity is {}, need a multiple of {}.", op, cache.capacity, kKeyBlock);
@@ -24,9 +25,8 @@ void require_room(std::string_view op, const KeyCache& cache, int64_t end) {
 void require_cuda_shape(std::string_view op, const OneTokenAttention& args) {
   if (args.head_dim > kDecodeHeadDimMax)
     throw ShapeError("[{}] head_dim is {}, need at most {} on cuda.", op, args.head_dim, kDecodeHeadDimMax);
-  for (const Attending& row : args.rows)
-    if (reinterpret_cast<uintptr_t>(row.cache.at) % 16 != 0)
-      throw ShapeError("[{}] a cache is not aligned to 16 bytes, as cuda needs.", op);
+  if (reinterpret_cast<uintptr_t>(args.cache.at) % 16 != 0)
+    throw ShapeError("[{}] the cache is not aligned to 16 bytes, as cuda needs.", op);
 }
 
 }  // namespace
@@ -48,6 +48,7 @@ void few_rows_product(LaunchContext& context, const FewRowsProduct& args) {
 void keep_keys(LaunchContext& context, const KeepKeys& args) {
   constexpr std::string_view op = "keep_keys";
   require_at_least(op, "rows", args.rows, 0);
+  require_at_least(op, "sequence", args.sequence, 0);
   require_at_least(op, "first", args.first, 0);
   require_at_least(op, "kv_heads", args.kv_heads, 1);
   require_at_least(op, "head_dim", args.head_dim, 1);
@@ -68,12 +69,14 @@ void one_token_attention(LaunchContext& context, const OneTokenAttention& args) 
   if (args.heads % args.kv_heads != 0)
     throw ShapeError("[{}] {} heads cannot share {} key-value heads: need a divisor of heads.", op, args.heads,
                      args.kv_heads);
-  if (args.rows.empty()) return;
-  require_pointers(op, {args.qkv, args.out, args.scores});
-  for (const Attending& row : args.rows) {
-    require_at_least(op, "begin", row.begin, 0);
-    require_at_least(op, "token", row.token, row.begin);
-    require_room(op, row.cache, row.token + 1);
+  require_at_least(op, "rows", args.rows, 0);
+  require_at_least(op, "window", args.window, 0);
+  if (args.rows == 0) return;
+  require_pointers(op, {args.qkv, args.out, args.scores, args.sequences, args.tokens});
+  require_room(op, args.cache, 1);
+  for (int64_t r = 0; context.kind == DeviceKind::cpu && r < args.rows; ++r) {
+    require_at_least(op, "token", args.tokens[r], 0);
+    require_room(op, args.cache, args.tokens[r] + 1);
   }
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   if (context.kind == DeviceKind::cuda) {
@@ -103,18 +106,19 @@ void read_all(LaunchContext& context, const ReadAll& args) {
 }
 
 int64_t most_parts(const OneTokenAttention& args) {
-  int64_t most = 0;
-  for (const Attending& row : args.rows) most = std::max(most, parts_of(row));
-  return most;
+  const int64_t most = (args.cache.capacity - 1) / kPartTokens + 1;
+  if (args.window == 0) return most;
+  // The first visible token may be the last one of its block of keys.
+  return std::min(most, (args.window + kKeyBlock - 2) / kPartTokens + 1);
 }
 
 int64_t attention_scores(const OneTokenAttention& args, DeviceKind kind) {
-  if (kind == DeviceKind::cuda)
-    return std::ssize(args.rows) * args.heads * most_parts(args) * part_floats(args.head_dim);
+  if (kind == DeviceKind::cuda) return args.rows * args.heads * most_parts(args) * part_floats(args.head_dim);
   int64_t most = 0;
-  for (const Attending& row : args.rows)
-    most = std::max(most, key_cache_capacity(row.token + 1) - row.begin / kKeyBlock * kKeyBlock);
-  return std::ssize(args.rows) * args.heads * most;
+  for (int64_t r = 0; r < args.rows; ++r)
+    most = std::max(most, key_cache_capacity(args.tokens[r] + 1) -
+                              first_visible(args.tokens[r], args.window) / kKeyBlock * kKeyBlock);
+  return args.rows * args.heads * most;
 }
 
 Cost few_rows_product_cost(const FewRowsProduct& args) {
@@ -122,11 +126,9 @@ Cost few_rows_product_cost(const FewRowsProduct& args) {
           bytes_of(args.out * args.in, args.dtype) + 4 * args.rows * (args.in + args.out)};
 }
 
-Cost one_token_attention_cost(const OneTokenAttention& args) {
-  int64_t keys = 0;
-  for (const Attending& row : args.rows) keys += row.token + 1 - row.begin;
-  return {4 * args.heads * args.head_dim * keys,
-          8 * args.kv_heads * args.head_dim * keys + 8 * args.heads * args.head_dim * std::ssize(args.rows)};
+Cost one_token_attention_cost(const OneTokenAttention& args, int64_t keys) {
+  return {4 * args.heads * args.head_dim * keys, bytes_of(2 * args.kv_heads * args.head_dim * keys, args.cache.dtype) +
+                                                     8 * args.heads * args.head_dim * args.rows};
 }
 
 }  // namespace slipstream::kernels

@@ -7,7 +7,6 @@
 // Letters: R rows, H heads, G key-value heads (G divides H), E head_dim, N keys.
 
 #include <cstdint>
-#include <span>
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
@@ -37,61 +36,70 @@ struct FewRowsProduct {
 /// Tokens of a block of keys: the widest vector.
 constexpr int64_t kKeyBlock = 16;
 
-/// Memory for keys and values of one sequence, in the order in which attention reads them, so that it reads forward
-/// only and adds whole vectors: for each key-value head the keys in blocks [E, kKeyBlock], then the values
-/// [capacity, E]. A warp of a GPU reads whole lines of it, too.
+/// Memory for keys and values of several sequences, in the order in which attention reads them, so that it reads
+/// forward only and adds whole vectors: for each sequence and key-value head the keys in blocks [E, kKeyBlock], then
+/// the values [capacity, E]. A warp of a GPU reads whole lines of it, too.
 struct KeyCache {
-  float* at = nullptr;
-  int64_t capacity = 0;  // tokens, a multiple of kKeyBlock
+  void* at = nullptr;
+  int64_t capacity = 0;  // tokens of a sequence, a multiple of kKeyBlock
+  DType dtype = DType::f32;
 };
 constexpr int64_t key_cache_capacity(int64_t tokens) { return (tokens + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+/// Elements of a sequence.
 constexpr int64_t key_cache_elems(int64_t capacity, int64_t kv_heads, int64_t head_dim) {
   return 2 * capacity * kv_heads * head_dim;
 }
 
-/// Stores keys and values of tokens [first, first + rows).
+/// Stores keys and values of tokens [first, first + rows) of a sequence.
 ///
 /// Shapes:  row r of k (of v) at + r * row_stride elements, its heads side by side
+/// Types:   k, v f32; the cache f32 or bf16, rounded to nearest, ties to even
 /// Errors:  ShapeError if the tokens exceed the capacity, the capacity is no multiple of kKeyBlock, G or E is below 1,
 ///          or an operand is null
 struct KeepKeys {
   const float* k = nullptr;
   const float* v = nullptr;
   KeyCache to;
+  int64_t sequence = 0;
   int64_t rows = 0, first = 0, row_stride = 0;
   int64_t kv_heads = 0, head_dim = 0;
 };
 
+/// The first token that `token` sees through a window; 0: it sees all.
+constexpr int64_t first_visible(int64_t token, int64_t window) {
+  return window > 0 && token >= window ? token + 1 - window : 0;
+}
+
 /// Widest head on cuda, as in kernels/attention.
 constexpr int64_t kDecodeHeadDimMax = 256;
 
-/// The new token of a sequence attends to tokens [begin, token] of its cache; the last is itself.
-struct Attending {
-  KeyCache cache;
-  int64_t begin = 0, token = 0;
-};
-
-/// For each row, stores the row's k and v as those of its token; then out[h] = sum over tokens s of
-/// softmax_s(scale * q[h].k[s]) v[s] with k and v of key-value head h / (H/G).
+/// For each row, stores the row's k and v as those of token tokens[r] of its sequence; then out[h] = sum over the
+/// sequence's tokens s up to this one of softmax_s(scale * q[h].k[s]) v[s] with k and v of key-value head h / (H/G).
 ///
-/// Shapes:  qkv [R, H E + 2 G E]: q, k, v side by side; out [R, H E]; scores: attention_scores() elements
-/// Types:   all f32
+/// Shapes:  qkv [R, H E + 2 G E]: q, k, v side by side; out [R, H E]; sequences, tokens [R]; scores:
+///          attention_scores() elements
+/// Types:   the cache f32 or bf16, as in KeepKeys; sums and all else f32
 /// Alias:   the rows are of different sequences
-/// Cost:    4·H·E·N flops; 8·N·G·E + 8·H·E bytes, each summed over the rows
-/// Errors:  ShapeError if G does not divide H, a size is below 1, a token exceeds its capacity, an operand is null, or,
-///          on cuda, E is above kDecodeHeadDimMax or a cache is not aligned to 16 bytes
+/// Cost:    4·H·E·N flops; 2·N·G·E·sizeof(T) + 8·H·E bytes, each summed over the rows
+/// Errors:  ShapeError if G does not divide H, a size is below 1, an operand is null, or, on cuda, E is above
+///          kDecodeHeadDimMax or the cache is not aligned to 16 bytes. On cpu, if a token exceeds the capacity: on cuda
+///          the host does not know the tokens, and the caller bounds them.
 /// Source:  as kernels/attention. Bits of a row do not depend on threads or on the other rows.
 struct OneTokenAttention {
   const float* qkv = nullptr;
   float* out = nullptr;
   float* scores = nullptr;  // workspace
-  std::span<const Attending> rows;
+  KeyCache cache;
+  const int32_t* sequences = nullptr;
+  const int32_t* tokens = nullptr;  // in memory of the device, so that a recorded launch serves every token
+  int64_t rows = 0;
+  int64_t window = 0;  // tokens that are visible, with the new one; 0: all
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   float scale = 1.0f;
 };
-/// Pure. Elements of the workspace on a device of this kind.
+/// Pure. Elements of the workspace on a device of this kind: on cpu for these tokens, on cuda for any tokens.
 int64_t attention_scores(const OneTokenAttention& args, DeviceKind kind = DeviceKind::cpu);
 
 /// weights[i] = e^((logits[i] - top) / temperature) where logits[i] >= floor, otherwise 0.
@@ -123,9 +131,9 @@ void one_token_attention(LaunchContext& context, const OneTokenAttention& args);
 void token_weights(LaunchContext& context, const TokenWeights& args);
 void read_all(LaunchContext& context, const ReadAll& args);
 
-/// Pure. Minimum flops and bytes. Pointers may be null.
+/// Pure. Minimum flops and bytes. Pointers may be null. `keys`: the visible tokens of all rows together.
 Cost few_rows_product_cost(const FewRowsProduct& args);
-Cost one_token_attention_cost(const OneTokenAttention& args);
+Cost one_token_attention_cost(const OneTokenAttention& args, int64_t keys);
 
 SLIP_DECLARE_PER_ISA(void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args);
                      void keep_keys_cpu(LaunchContext& context, const KeepKeys& args);

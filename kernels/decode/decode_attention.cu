@@ -2,8 +2,6 @@
 // Attention of one new token of each of several sequences on CUDA. A block of threads reads the keys and values of one
 // part of a sequence, once for all heads that share them; a second kernel combines the parts.
 
-#include <algorithm>
-
 #include "kernels/cuda/common.cuh"
 #include "kernels/decode/decode_cuda.h"
 
@@ -12,42 +10,66 @@ namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp, kCombineThreads = 128;
 constexpr int kTokens = kPartTokens, kBlock = kKeyBlock;
-constexpr int kQuad = 4;  // floats of 16 bytes
-constexpr int kAcross = kBlock / kQuad,
-              kAtOnce = kWarp / kAcross;  // lanes of a dimension of a block of keys, dimensions
-constexpr int kHeadsMost = 8;             // that share loads; more take turns
+constexpr int kQuad = 4;       // columns of values that a thread loads at once
+constexpr int kHeadsMost = 8;  // that share loads; more take turns
 constexpr int kHeadDimMax = kDecodeHeadDimMax;
 static_assert(kTokens == kWarps * kBlock);  // a warp scores one block of keys
 
-/// A row of a launch: Attending, with its parts.
-struct Row {
-  KeyCache cache;
-  int64_t begin, token, first_part, parts;
-};
-/// Part of the arguments, so that a step copies nothing to the device for them.
-struct Rows {
-  Row row[kFewRows];
-};
-
+template <typename T>
 struct Attend {
   const float* qkv;
   float* out;
   float* workspace;  // [rows, heads, most_parts] of part_floats()
-  int64_t heads, kv_heads, head_dim, most_parts;
+  T* cache;
+  int64_t capacity;  // tokens of a sequence
+  const int32_t* sequences;
+  const int32_t* tokens;
+  int64_t window, heads, kv_heads, head_dim, most_parts;
   float scale;
 };
 
-__device__ __forceinline__ float* keys_of(const KeyCache& cache, int64_t kv_head, int64_t head_dim) {
-  return cache.at + 2 * kv_head * cache.capacity * head_dim;
-}
-__device__ __forceinline__ float* values_of(const KeyCache& cache, int64_t kv_head, int64_t head_dim) {
-  return cache.at + (2 * kv_head + 1) * cache.capacity * head_dim;
-}
+/// The visible tokens of a row, and its parts: the first one begins where the block of keys of the first token does.
+struct Row {
+  int64_t token, begin, first_part, parts;
 
-__device__ __forceinline__ void keep(const KeyCache& cache, int64_t kv_head, int64_t head_dim, int64_t token, int64_t i,
-                                     float k, float v) {
-  keys_of(cache, kv_head, head_dim)[(token / kBlock * head_dim + i) * kBlock + token % kBlock] = k;
-  values_of(cache, kv_head, head_dim)[token * head_dim + i] = v;
+  __device__ __forceinline__ Row(int32_t token_, int64_t window)
+      : token(token_),
+        begin(window > 0 && token >= window ? token + 1 - window : 0),
+        first_part(begin / kBlock * kBlock),
+        parts((token - first_part) / kTokens + 1) {}
+};
+
+/// Keys and values of one sequence and key-value head.
+template <typename T>
+struct Kept {
+  T* keys;
+  T* values;
+
+  __device__ __forceinline__ Kept(T* cache, int64_t capacity, int64_t sequence, int64_t kv_heads, int64_t kv_head,
+                                  int64_t head_dim)
+      : keys(cache + 2 * (sequence * kv_heads + kv_head) * capacity * head_dim), values(keys + capacity * head_dim) {}
+
+  __device__ __forceinline__ void keep(int64_t head_dim, int64_t token, int64_t i, float k, float v) const {
+    keys[(token / kBlock * head_dim + i) * kBlock + token % kBlock] = from_float<T>(k);
+    values[token * head_dim + i] = from_float<T>(v);
+  }
+};
+
+/// values = p[0..kQuad), zeros from `count` on. With `kAligned`, `p` is a multiple of their bytes.
+template <bool kAligned>
+__device__ __forceinline__ void load_quad(const float* p, int64_t count, float (&values)[kQuad]) {
+  load_floats<kAligned>(p, count, values);
+}
+template <bool kAligned>
+__device__ __forceinline__ void load_quad(const bfloat16* p, int64_t count, float (&values)[kQuad]) {
+  if (kAligned && count >= kQuad) {
+    const uint64_t words = ptx::load_8(p);
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) values[i] = __uint_as_float(static_cast<uint32_t>(words >> 16 * i) << 16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) values[i] = i < count ? to_float(p[i]) : 0.0f;
+  }
 }
 
 __device__ __forceinline__ float warp_max(float value) {
@@ -57,46 +79,55 @@ __device__ __forceinline__ float warp_max(float value) {
 }
 
 /// One thread for each element of k and of v.
+template <typename T>
 __global__ void __launch_bounds__(kThreads) keep_kernel(KeepKeys args) {
   const int64_t width = args.kv_heads * args.head_dim, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = index / width, column = index % width;
   if (row >= args.rows) return;
   const int64_t at = row * args.row_stride + column;
-  keep(args.to, column / args.head_dim, args.head_dim, args.first + row, column % args.head_dim, args.k[at],
-       args.v[at]);
+  const Kept<T> kept(static_cast<T*>(args.to.at), args.to.capacity, args.sequence, args.kv_heads,
+                     column / args.head_dim, args.head_dim);
+  kept.keep(args.head_dim, args.first + row, column % args.head_dim, args.k[at], args.v[at]);
 }
 
 /// The part of a block of threads: tokens [low, high) from its first token on are visible.
+template <typename T>
 struct Part {
-  const float* keys;    // of its first token
-  const float* values;  // same
+  const T* keys;    // of its first token
+  const T* values;  // same
   int low, high, head_dim;
 };
 
-/// A warp scores one block of keys with kHeads queries, 16 bytes of 8 dimensions at once. Hidden tokens get -infinity.
-template <int kHeads>
-__device__ __forceinline__ void score(const Part& part, const Shared<float>& queries, const Shared<float>& weights) {
+/// A warp scores one block of keys with kHeads queries, 16 bytes of several dimensions at once. Hidden tokens get
+/// -infinity.
+template <int kHeads, typename T>
+__device__ __forceinline__ void score(const Part<T>& part, const Shared<float>& queries, const Shared<float>& weights) {
+  constexpr int kLoaded = kPack<T>;                                       // tokens of a lane
+  constexpr int kAcross = kBlock / kLoaded;                               // lanes of a dimension
+  constexpr int kAtOnce = kWarp / kAcross;                                // dimensions
+  [[maybe_unused]] constexpr int kAhead = kHeads * kLoaded > 32 ? 1 : 4;  // loads at once: sums take the registers
+  static_assert(kHeads <= kAtOnce);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, block = static_cast<int>(threadIdx.x) / kWarp * kBlock;
-  const int dim = lane / kAcross, token = lane % kAcross * kQuad;
-  float sums[kHeads][kQuad] = {};
+  const int dim = lane / kAcross, token = lane % kAcross * kLoaded;
+  float sums[kHeads][kLoaded] = {};
   if (block < part.high) {
-    const float* const keys = part.keys + block * part.head_dim + token;
-#pragma unroll 4
+    const T* const keys = part.keys + block * part.head_dim + token;
+#pragma unroll kAhead
     for (int i = dim; i < part.head_dim; i += kAtOnce) {
-      float k[kQuad];
-      unpack(ptx::load_16(keys + i * kBlock), k, float{});
+      float k[kLoaded];
+      unpack(ptx::load_16(keys + i * kBlock), k, T{});
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         const float q = queries[h * part.head_dim + i];
 #pragma unroll
-        for (int t = 0; t < kQuad; ++t) sums[h][t] += q * k[t];
+        for (int t = 0; t < kLoaded; ++t) sums[h][t] += q * k[t];
       }
     }
   }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
 #pragma unroll
-    for (int t = 0; t < kQuad; ++t) {
+    for (int t = 0; t < kLoaded; ++t) {
       float sum = sums[h][t];
 #pragma unroll
       for (int bits = kAcross; bits < kWarp; bits *= 2) sum += __shfl_xor_sync(kWholeWarp, sum, bits);
@@ -127,7 +158,7 @@ __device__ __forceinline__ void exponentials(const Shared<float>& weights, const
   if (lane == 0) statistics[2 * head] = top, statistics[2 * head + 1] = total;
 }
 
-/// Threads share the columns in packs of 16 bytes, and the tokens.
+/// Threads share the columns in packs of kQuad, and the tokens.
 struct Columns {
   int packs, groups, pack, group;
   __device__ explicit Columns(int head_dim)
@@ -138,8 +169,8 @@ struct Columns {
 };
 
 /// sums[group, head, i, pack] = sum of weight times value over the tokens of the group.
-template <int kHeads, bool kAligned>
-__device__ __forceinline__ void add_values(const Part& part, const Columns& columns, const Shared<float>& weights,
+template <int kHeads, bool kAligned, typename T>
+__device__ __forceinline__ void add_values(const Part<T>& part, const Columns& columns, const Shared<float>& weights,
                                            const Shared<float>& sums) {
   if (columns.group >= columns.groups) return;
   float of_heads[kHeads][kQuad] = {};
@@ -147,7 +178,7 @@ __device__ __forceinline__ void add_values(const Part& part, const Columns& colu
 #pragma unroll 4
   for (int s = part.low + columns.group; s < part.high; s += columns.groups) {
     float v[kQuad];
-    load_floats<kAligned>(part.values + s * part.head_dim + column, part.head_dim - column, v);
+    load_quad<kAligned>(part.values + s * part.head_dim + column, part.head_dim - column, v);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float weight = weights[h * kTokens + s];
@@ -162,27 +193,28 @@ __device__ __forceinline__ void add_values(const Part& part, const Columns& colu
       sums[((columns.group * kHeads + h) * kQuad + i) * columns.packs + columns.pack] = of_heads[h][i];
 }
 
-/// One block for each part, key-value head and row. A row of one part gets its result at once.
-template <int kHeads, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2)
-    attend_kernel(Attend args, const __grid_constant__ Rows rows) {
+/// One block for each part, key-value head and row; blocks of parts that a row does not have return. A row of one part
+/// gets its result at once.
+template <int kHeads, bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(Attend<T> args) {
   __shared__ float of_queries[kHeads * kHeadDimMax], of_weights[kHeads * kTokens], of_sums[kHeads * kThreads * kQuad],
       of_statistics[kHeads * 2];
   const Shared<float> queries(of_queries), weights(of_weights), sums(of_sums), statistics(of_statistics);
-  const Row& row = rows.row[blockIdx.z];
+  const Row row(args.tokens[blockIdx.z], args.window);
   const int64_t first = row.first_part + int64_t{blockIdx.x} * kTokens, kv_head = blockIdx.y;
   if (first > row.token) return;  // the whole block
   const int thread = static_cast<int>(threadIdx.x), head_dim = static_cast<int>(args.head_dim);
   const int group = static_cast<int>(args.heads / args.kv_heads);
-  const Part part{.keys = keys_of(row.cache, kv_head, head_dim) + first * head_dim,
-                  .values = values_of(row.cache, kv_head, head_dim) + first * head_dim,
-                  .low = static_cast<int>(row.begin > first ? row.begin - first : 0),
-                  .high = static_cast<int>(row.token + 1 - first < kTokens ? row.token + 1 - first : kTokens),
-                  .head_dim = head_dim};
+  const Kept<T> kept(args.cache, args.capacity, args.sequences[blockIdx.z], args.kv_heads, kv_head, head_dim);
+  const Part<T> part{.keys = kept.keys + first * head_dim,
+                     .values = kept.values + first * head_dim,
+                     .low = static_cast<int>(row.begin > first ? row.begin - first : 0),
+                     .high = static_cast<int>(row.token + 1 - first < kTokens ? row.token + 1 - first : kTokens),
+                     .head_dim = head_dim};
   const float* const qkv = args.qkv + blockIdx.z * (args.heads + 2 * args.kv_heads) * head_dim;
   const float* const k = qkv + (args.heads + kv_head) * head_dim;
   for (int i = thread; i < head_dim && row.token < first + kTokens; i += kThreads)
-    keep(row.cache, kv_head, head_dim, row.token, i, k[i], k[args.kv_heads * head_dim + i]);
+    kept.keep(head_dim, row.token, i, k[i], k[args.kv_heads * head_dim + i]);
   const Columns columns(head_dim);
   const int of_group = kHeads * kQuad * columns.packs;
   for (int turn = 0; turn < group; turn += kHeads) {
@@ -215,8 +247,9 @@ __global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2)
 }
 
 /// One block for each head and row: the parts' values, weighted by their largest scores and sums.
-__global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend args, const __grid_constant__ Rows rows) {
-  const int64_t parts = rows.row[blockIdx.y].parts, item = blockIdx.y * args.heads + blockIdx.x;
+template <typename T>
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend<T> args) {
+  const int64_t parts = Row(args.tokens[blockIdx.y], args.window).parts, item = blockIdx.y * args.heads + blockIdx.x;
   if (parts == 1) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, head_dim = static_cast<int>(args.head_dim);
   const int64_t floats = head_dim + 2;
@@ -235,52 +268,49 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend args, c
   }
 }
 
-/// Enqueues. At most kFewRows rows.
-template <int kHeads>
-void attend(const LaunchContext& context, const Attend& args, const Rows& rows, int64_t count) {
-  int64_t parts = 1;
-  for (int64_t r = 0; r < count; ++r) parts = std::max(parts, rows.row[r].parts);
-  const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(args.kv_heads), static_cast<unsigned>(count));
+/// Enqueues. The grid has all parts that a row may have, because the host does not know the tokens.
+template <int kHeads, typename T>
+void attend(const LaunchContext& context, const Attend<T>& args, int64_t rows) {
+  const dim3 grid(static_cast<unsigned>(args.most_parts), static_cast<unsigned>(args.kv_heads),
+                  static_cast<unsigned>(rows));
   for_flag(args.head_dim % kQuad == 0, [&](auto aligned) {
-    launch(stream_of(context), attend_kernel<kHeads, aligned.value>, grid, dim3(kThreads), 0, args, rows);
+    launch(stream_of(context), attend_kernel<kHeads, aligned.value, T>, grid, dim3(kThreads), 0, args);
   });
-  if (parts > 1)
-    launch(stream_of(context), combine_kernel, dim3(static_cast<unsigned>(args.heads), static_cast<unsigned>(count)),
-           dim3(kCombineThreads), 0, args, rows);
+  if (args.most_parts > 1)
+    launch(stream_of(context), combine_kernel<T>, dim3(static_cast<unsigned>(args.heads), static_cast<unsigned>(rows)),
+           dim3(kCombineThreads), 0, args);
 }
 
 }  // namespace
 
 void keep_keys_cuda(LaunchContext& context, const KeepKeys& args) {
-  const int64_t elems = args.rows * args.kv_heads * args.head_dim;
-  launch(stream_of(context), keep_kernel, dim3(static_cast<unsigned>(blocks_for(elems, kThreads))), dim3(kThreads), 0,
-         args);
+  const dim3 blocks(static_cast<unsigned>(blocks_for(args.rows * args.kv_heads * args.head_dim, kThreads)));
+  for_dtype(args.to.dtype, [&](auto type) {
+    launch(stream_of(context), keep_kernel<decltype(type)>, blocks, dim3(kThreads), 0, args);
+  });
 }
 
 void one_token_attention_cuda(LaunchContext& context, const OneTokenAttention& args) {
-  const int64_t group = args.heads / args.kv_heads, most = most_parts(args);
-  Attend all{.qkv = args.qkv,
-             .out = args.out,
-             .workspace = args.scores,
-             .heads = args.heads,
-             .kv_heads = args.kv_heads,
-             .head_dim = args.head_dim,
-             .most_parts = most,
-             .scale = args.scale};
-  for (size_t begin = 0; begin < args.rows.size(); begin += kFewRows) {
-    const int64_t count = std::min<int64_t>(kFewRows, std::ssize(args.rows) - static_cast<int64_t>(begin));
-    Rows rows{};
-    for (int64_t r = 0; r < count; ++r) {
-      const Attending& row = args.rows[begin + static_cast<size_t>(r)];
-      rows.row[r] = {row.cache, row.begin, row.token, first_part(row), parts_of(row)};
-    }
-    group == 1   ? attend<1>(context, all, rows, count)
-    : group <= 4 ? attend<4>(context, all, rows, count)
-                 : attend<kHeadsMost>(context, all, rows, count);
-    all.qkv += count * (args.heads + 2 * args.kv_heads) * args.head_dim;
-    all.out += count * args.heads * args.head_dim;
-    all.workspace += count * args.heads * most * part_floats(args.head_dim);
-  }
+  const int64_t group = args.heads / args.kv_heads;
+  for_dtype(args.cache.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Attend<T> all{.qkv = args.qkv,
+                        .out = args.out,
+                        .workspace = args.scores,
+                        .cache = static_cast<T*>(args.cache.at),
+                        .capacity = args.cache.capacity,
+                        .sequences = args.sequences,
+                        .tokens = args.tokens,
+                        .window = args.window,
+                        .heads = args.heads,
+                        .kv_heads = args.kv_heads,
+                        .head_dim = args.head_dim,
+                        .most_parts = most_parts(args),
+                        .scale = args.scale};
+    group == 1   ? attend<1>(context, all, args.rows)
+    : group <= 4 ? attend<4>(context, all, args.rows)
+                 : attend<kHeadsMost>(context, all, args.rows);
+  });
 }
 
 }  // namespace slipstream::kernels

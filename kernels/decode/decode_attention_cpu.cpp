@@ -11,26 +11,33 @@ namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
 constexpr int64_t kAheadBytes = 4 * 1024;
-constexpr int64_t kFloatsOfLine = 16;
+template <typename T>
+constexpr int64_t kElemsOfLine = 64 / static_cast<int64_t>(sizeof(T));
 constexpr int64_t kVectors = kKeyBlock / kLanes;  // of the scores of a block
 constexpr int kParts = kLanes >= 8 ? 4 : 2;       // sums of a score: latency hides behind the others
 constexpr int64_t kTokensOfTurn = 32;             // values that stay in the cache for all heads that share them
 
-float* keys_of(const KeyCache& cache, int64_t kv_head, int64_t head_dim) {
-  return cache.at + 2 * kv_head * cache.capacity * head_dim;
-}
-float* values_of(const KeyCache& cache, int64_t kv_head, int64_t head_dim) {
-  return cache.at + (2 * kv_head + 1) * cache.capacity * head_dim;
-}
+/// Keys and values of one sequence and key-value head.
+template <typename T>
+struct Kept {
+  T* keys;
+  T* values;
 
-void keep(const KeyCache& cache, int64_t kv_head, int64_t head_dim, int64_t token, const float* k, const float* v) {
-  float* const keys = keys_of(cache, kv_head, head_dim) + token / kKeyBlock * kKeyBlock * head_dim + token % kKeyBlock;
-  for (int64_t i = 0; i < head_dim; ++i) keys[i * kKeyBlock] = k[i];
-  std::copy_n(v, head_dim, values_of(cache, kv_head, head_dim) + token * head_dim);
-}
+  Kept(const KeyCache& cache, int64_t sequence, int64_t kv_heads, int64_t kv_head, int64_t head_dim)
+      : keys(static_cast<T*>(cache.at) + sequence * key_cache_elems(cache.capacity, kv_heads, head_dim) +
+             key_cache_elems(cache.capacity, kv_head, head_dim)),
+        values(keys + cache.capacity * head_dim) {}
+
+  void keep(int64_t head_dim, int64_t token, const float* k, const float* v) const {
+    T* const to = keys + token / kKeyBlock * kKeyBlock * head_dim + token % kKeyBlock;
+    for (int64_t i = 0; i < head_dim; ++i) to[i * kKeyBlock] = T(k[i]);
+    for (int64_t i = 0; i < head_dim; ++i) values[token * head_dim + i] = T(v[i]);
+  }
+};
 
 /// scores = scale * q . k for the tokens of one block, `keys` [head_dim, kKeyBlock].
-void score(const float* q, const float* keys, int64_t head_dim, float scale, float* scores) {
+template <typename T>
+void score(const float* q, const T* keys, int64_t head_dim, float scale, float* scores) {
   Vf sums[kParts][kVectors] = {};
   const auto add = [&](int part, int64_t i) {
     for (int64_t v = 0; v < kVectors; ++v) sums[part][v] += splat(q[i]) * load(keys + i * kKeyBlock + v * kLanes);
@@ -68,68 +75,82 @@ void softmax(float* scores, int64_t count) {
 }
 
 /// out += sum of weights[s] values[s] in columns [at, at + kWide vectors).
-template <int kWide>
-void add_columns(const float* weights, const float* values, int64_t tokens, int64_t head_dim, int64_t at, float* out) {
+template <int kWide, typename T>
+void add_columns(const float* weights, const T* values, int64_t tokens, int64_t head_dim, int64_t at, float* out) {
   Vf sums[kWide];
   for (int v = 0; v < kWide; ++v) sums[v] = load(out + at + v * kLanes);
   for (int64_t s = 0; s < tokens; ++s) {
-    const float* const row = values + s * head_dim + at;
-    for (int64_t i = 0; i < kWide * kLanes; i += kFloatsOfLine)
+    const T* const row = values + s * head_dim + at;
+    for (int64_t i = 0; i < kWide * kLanes; i += kElemsOfLine<T>)
       __builtin_prefetch(reinterpret_cast<const char*>(row + i) + kAheadBytes);
     for (int v = 0; v < kWide; ++v) sums[v] += splat(weights[s]) * load(row + v * kLanes);
   }
   for (int v = 0; v < kWide; ++v) store(out + at + v * kLanes, sums[v]);
 }
 
-void add_values(const float* weights, const float* values, int64_t tokens, int64_t head_dim, float* out) {
+template <typename T>
+void add_values(const float* weights, const T* values, int64_t tokens, int64_t head_dim, float* out) {
   int64_t at = 0;
   for (; at + 8 * kLanes <= head_dim; at += 8 * kLanes) add_columns<8>(weights, values, tokens, head_dim, at, out);
   for (; at + 4 * kLanes <= head_dim; at += 4 * kLanes) add_columns<4>(weights, values, tokens, head_dim, at, out);
   for (; at + kLanes <= head_dim; at += kLanes) add_columns<1>(weights, values, tokens, head_dim, at, out);
   for (int64_t s = 0; s < tokens; ++s)
-    for (int64_t i = at; i < head_dim; ++i) out[i] += weights[s] * values[s * head_dim + i];
+    for (int64_t i = at; i < head_dim; ++i) out[i] += weights[s] * static_cast<float>(values[s * head_dim + i]);
 }
 
 /// All heads of a row that share a key-value head. scores: [group, stride].
+template <typename T>
 void attend(const OneTokenAttention& args, int64_t row, int64_t kv_head, float* scores, int64_t stride) {
-  const Attending& at = args.rows[static_cast<size_t>(row)];
   const int64_t E = args.head_dim, group = args.heads / args.kv_heads, first = kv_head * group,
-                begin_of_blocks = at.begin / kKeyBlock * kKeyBlock, count = at.token + 1 - at.begin;
+                token = args.tokens[row], begin = first_visible(token, args.window),
+                begin_of_blocks = begin / kKeyBlock * kKeyBlock, count = token + 1 - begin;
   const float* const q = args.qkv + row * (args.heads + 2 * args.kv_heads) * E;
   const float* const new_k = q + (args.heads + kv_head) * E;
-  keep(at.cache, kv_head, E, at.token, new_k, new_k + args.kv_heads * E);
-  const float* const keys = keys_of(at.cache, kv_head, E);
-  const float* const values = values_of(at.cache, kv_head, E) + at.begin * E;
-  for (int64_t s = begin_of_blocks; s <= at.token; s += kKeyBlock)
+  const Kept<T> kept(args.cache, args.sequences[row], args.kv_heads, kv_head, E);
+  kept.keep(E, token, new_k, new_k + args.kv_heads * E);
+  const T* const values = kept.values + begin * E;
+  for (int64_t s = begin_of_blocks; s <= token; s += kKeyBlock)
     for (int64_t h = 0; h < group; ++h)
-      score(q + (first + h) * E, keys + s * E, E, args.scale, scores + h * stride + s - begin_of_blocks);
+      score(q + (first + h) * E, kept.keys + s * E, E, args.scale, scores + h * stride + s - begin_of_blocks);
   float* const out = args.out + (row * args.heads + first) * E;
   std::fill_n(out, group * E, 0.0f);
-  scores += at.begin - begin_of_blocks;
+  scores += begin - begin_of_blocks;
   for (int64_t h = 0; h < group; ++h) softmax(scores + h * stride, count);
   for (int64_t s = 0; s < count; s += kTokensOfTurn)
     for (int64_t h = 0; h < group; ++h)
       add_values(scores + h * stride + s, values + s * E, std::min(kTokensOfTurn, count - s), E, out + h * E);
 }
 
+/// Calls body(T{}) with the element type of the cache.
+template <typename Body>
+void for_type(const KeyCache& cache, const Body& body) {
+  cache.dtype == DType::f32 ? body(float{}) : body(bfloat16{});
+}
+
 }  // namespace
 
 void keep_keys_cpu(LaunchContext& context, const KeepKeys& args) {
-  context.parallel_for(args.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t kv_head = begin; kv_head < end; ++kv_head)
-      for (int64_t r = 0; r < args.rows; ++r) {
-        const int64_t at = r * args.row_stride + kv_head * args.head_dim;
-        keep(args.to, kv_head, args.head_dim, args.first + r, args.k + at, args.v + at);
+  for_type(args.to, [&](auto type) {
+    context.parallel_for(args.kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t kv_head = begin; kv_head < end; ++kv_head) {
+        const Kept<decltype(type)> kept(args.to, args.sequence, args.kv_heads, kv_head, args.head_dim);
+        for (int64_t r = 0; r < args.rows; ++r) {
+          const int64_t at = r * args.row_stride + kv_head * args.head_dim;
+          kept.keep(args.head_dim, args.first + r, args.k + at, args.v + at);
+        }
       }
+    });
   });
 }
 
 void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args) {
-  const int64_t rows = std::ssize(args.rows), group = args.heads / args.kv_heads,
-                stride = attention_scores(args) / (rows * args.heads);
-  for_shared(context, rows * args.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item)
-      attend(args, item / args.kv_heads, item % args.kv_heads, args.scores + item * group * stride, stride);
+  const int64_t group = args.heads / args.kv_heads, stride = attention_scores(args) / (args.rows * args.heads);
+  for_type(args.cache, [&](auto type) {
+    for_shared(context, args.rows * args.kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item)
+        attend<decltype(type)>(args, item / args.kv_heads, item % args.kv_heads, args.scores + item * group * stride,
+                               stride);
+    });
   });
 }
 

@@ -12,10 +12,7 @@ namespace slipstream::kernels {
 /// Tokens that a block of threads attends to. A sequence has as many parts as it needs, so that one long sequence
 /// occupies the whole GPU; the parts are combined at the end. The sizes do not depend on the other rows, nor do bits.
 constexpr int64_t kPartTokens = 128;
-/// First token of the first part: where the block of keys of the first visible token begins.
-constexpr int64_t first_part(const Attending& row) { return row.begin / kKeyBlock * kKeyBlock; }
-constexpr int64_t parts_of(const Attending& row) { return (row.token - first_part(row)) / kPartTokens + 1; }
-/// Most parts of a row.
+/// Most parts of a row, for any tokens.
 int64_t most_parts(const OneTokenAttention& args);
 /// Floats of a part and head in the workspace: its values, their largest score, and the sum of their weights.
 constexpr int64_t part_floats(int64_t head_dim) { return head_dim + 2; }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where text generation runs: on the CPU on the calling thread, on a GPU as works of one stream.
+// Where text generation runs: on the CPU on the calling thread, on a GPU as works of one stream, which are recorded
+// once and run again.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -16,8 +18,12 @@ namespace slipstream::models {
 /// Owns the device, its stream and outgrown memory. On the CPU all memory is the host's, and nothing is copied.
 class GenerationDevice {
  public:
-  /// Null: the CPU, with this number of threads. They also convert weights for a GPU.
-  GenerationDevice(std::unique_ptr<Device> device, int threads);
+  /// Passes that the host may have issued and not waited for.
+  static constexpr size_t kTurns = 2;
+
+  /// Null: the CPU, with this number of threads. They also convert weights for a GPU. `records`: whether repeat()
+  /// records works.
+  GenerationDevice(std::unique_ptr<Device> device, int threads, bool records);
   ~GenerationDevice();
   GenerationDevice(const GenerationDevice&) = delete;
   GenerationDevice& operator=(const GenerationDevice&) = delete;
@@ -26,20 +32,32 @@ class GenerationDevice {
   std::unique_ptr<Allocation> allocate(int64_t size_bytes, const std::string& name) {
     return device_->allocate(size_bytes, name);
   }
-  ThreadPool& host_threads() { return pool_; }
-  /// Of the ops that the body of run() calls.
+  /// That stream copies read and write without a wait of the host.
+  std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) {
+    return device_->allocate_host(size_bytes, name);
+  }
+  /// Of the ops that the body of run() and repeat() calls.
   LaunchContext& context() { return context_; }
 
-  /// Blocks. Throws: what body() throws, and errors of the device.
+  /// Enqueues on a GPU, blocks on the CPU. Throws: what body() throws, and errors of the device.
   template <typename Body>
-  void run(const Body& body) {
+  void run(size_t turn, const Body& body) {
     if (!stream_) return body();
-    pass_.fn = [&](LaunchContext& of_stream) {
-      context_ = of_stream;
-      body();
-    };
-    launch_pass();
+    set(body);
+    issue(turn);
   }
+  /// As run(), for a body that enqueues the same works in every call with the same turn and key, if it allocates no
+  /// memory. The second such call records them as a graph, and later ones run it.
+  template <typename Body>
+  void repeat(size_t turn, int64_t key, const Body& body) {
+    if (!stream_) return body();
+    set(body);
+    repeat(turn, key);
+  }
+  /// Blocks until the latest works of run() or repeat() with this turn have ended.
+  void wait(size_t turn);
+  /// Blocks until all works have ended.
+  void finish();
 
   /// Grows: its contents do not survive.
   using Scratch = std::unique_ptr<Allocation>;
@@ -48,20 +66,35 @@ class GenerationDevice {
 
   /// Blocks. Converts floats of the host to memory of the device.
   void store(std::span<const float> from, std::byte* to, DType dtype);
-  /// Blocks. These ids where kernels read them. The host keeps its own until the next call.
-  const int32_t* ids(Scratch& at, std::span<const int32_t> of_host);
-  /// Blocks. These floats where the host reads them, until the next call; after changes call to_device().
+  /// Blocks. Bytes of the host in memory of the device that no enqueued work uses.
+  void write(void* to, const void* from, int64_t size_bytes);
+  /// Blocks until all works have ended. These floats where the host reads them, until the next call; after changes call
+  /// to_device().
   std::span<float> to_host(float* at, int64_t elems);
-  void to_device(std::span<const float> of_host, float* at);
+  void to_device(std::span<const float> of_host, float* at) { write(at, of_host.data(), std::ssize(of_host) * 4); }
 
  private:
-  void launch_pass();
+  template <typename Body>
+  void set(const Body& body) {
+    pass_.fn = [this, &body](LaunchContext& of_stream) {
+      context_ = of_stream;
+      body();
+    };
+  }
+  void issue(size_t turn);
+  void repeat(size_t turn, int64_t key);
+  void record(size_t turn);
 
   ThreadPool pool_;
   LaunchContext host_, context_;
   std::unique_ptr<Device> device_;
   Work pass_, release_stream_;
   std::unique_ptr<Stream> stream_;  // of a GPU
+  std::array<std::unique_ptr<Event>, kTurns> ended_;
+  std::array<std::unique_ptr<Graph>, kTurns> graphs_;
+  bool records_;
+  std::pair<int64_t, int64_t> steady_{-1, -1};  // key of the last repeat(), and allocations after it
+  uint32_t replays_ = 0;
   std::vector<Span> spans_;
   std::vector<std::byte> converted_;
   std::vector<float> of_device_;

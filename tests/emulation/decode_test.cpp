@@ -41,67 +41,79 @@ void check_product(int64_t rows, int64_t in, int64_t out, DType dtype, bool with
   });
 }
 
-/// Keys and values of one sequence, with garbage behind its tokens.
-struct Cache {
-  Cache(const Doubles& kv, int64_t tokens, int64_t kv_heads, int64_t head_dim)
-      : at(Doubles(static_cast<size_t>(key_cache_elems(key_cache_capacity(tokens + 1), kv_heads, head_dim)), NAN),
-           DType::f32, "cache"),
-        earlier(kv, DType::f32, "earlier keys"),
-        keep{.k = earlier.data<float>(),
-             .v = earlier.data<float>(kv_heads * head_dim),
-             .to = {.at = at.data<float>(), .capacity = key_cache_capacity(tokens + 1)},
-             .rows = tokens,
-             .row_stride = 2 * kv_heads * head_dim,
-             .kv_heads = kv_heads,
-             .head_dim = head_dim} {}
-
-  OnDevice at, earlier;
-  KeepKeys keep;
+/// Attention of sequences whose caches lie side by side, with garbage after their tokens.
+struct Case {
+  std::vector<reference::DecodedSequence> sequences;
+  int64_t heads = 1, kv_heads = 1, head_dim = 8;
+  int64_t window = 0;
+  DType dtype = DType::f32;
+  double spread = 1.0;
 };
 
-void check_attention(const std::vector<reference::DecodedSequence>& sequences, int64_t heads, int64_t kv_heads,
-                     int64_t head_dim, double spread = 1.0) {
-  const int64_t rows = std::ssize(sequences), width = heads * head_dim;
-  CAPTURE(rows, sequences.front().token, sequences.front().keys, heads, kv_heads, head_dim);
-  const reference::DecodedTokens tokens(sequences, heads, kv_heads, head_dim, spread);
+void check_attention(const Case& c) {
+  const auto& sequences = c.sequences;
+  const int64_t rows = std::ssize(sequences), width = c.heads * c.head_dim;
+  CAPTURE(rows, sequences.front().token, c.window, c.heads, c.kv_heads, c.head_dim, name_of(c.dtype));
+  const reference::DecodedTokens tokens(sequences, c.heads, c.kv_heads, c.head_dim, c.spread, c.dtype);
+  int64_t longest = 0;
+  for (const auto& sequence : sequences) longest = std::max(longest, sequence.token + 1);
   for_orders([&](LaunchContext& context) {
-    std::vector<std::unique_ptr<Cache>> caches;
-    std::vector<Attending> attending;
+    const int64_t capacity = key_cache_capacity(longest), elems = key_cache_elems(capacity, c.kv_heads, c.head_dim);
+    OnDevice memory(Doubles(static_cast<size_t>((rows + 1) * elems), NAN), c.dtype, "cache");
+    const KeyCache cache{.at = memory.data(), .capacity = capacity, .dtype = c.dtype};
+    std::vector<int32_t> which, at;
     for (size_t r = 0; r < sequences.size(); ++r) {
-      const auto [token, keys] = sequences[r];
-      caches.push_back(std::make_unique<Cache>(tokens.kv[r], token, kv_heads, head_dim));
-      KeepKeys keep = caches.back()->keep;
-      // In two parts, as texts grow.
-      keep.rows = token / 2;
+      which.push_back(static_cast<int32_t>(rows - static_cast<int64_t>(r)));  // not in order, and the first one rests
+      at.push_back(static_cast<int32_t>(sequences[r].token));
+      OnDevice earlier(tokens.kv[r], DType::f32, "earlier keys");
+      KeepKeys keep{.k = earlier.data<float>(),
+                    .v = earlier.data<float>(c.kv_heads * c.head_dim),
+                    .to = cache,
+                    .sequence = which.back(),
+                    .rows = sequences[r].token / 2,  // in two parts, as texts grow
+                    .row_stride = 2 * c.kv_heads * c.head_dim,
+                    .kv_heads = c.kv_heads,
+                    .head_dim = c.head_dim};
       keep_keys(context, keep);
       keep.k += keep.rows * keep.row_stride, keep.v += keep.rows * keep.row_stride, keep.first = keep.rows;
-      keep.rows = token - keep.rows;
+      keep.rows = sequences[r].token - keep.rows;
       keep_keys(context, keep);
-      attending.push_back({.cache = keep.to, .begin = token + 1 - keys, .token = token});
     }
     OnDevice qkv(tokens.qkv, DType::f32, "qkv"), out(rows * width, DType::f32, "out"),
-        alone(width, DType::f32, "out of a row");
+        alone(width, DType::f32, "out of a row"), of_sequences(which, "sequences"), of_tokens(at, "tokens");
     OneTokenAttention args{.qkv = qkv.data<float>(),
                            .out = out.data<float>(),
-                           .rows = attending,
-                           .heads = heads,
-                           .kv_heads = kv_heads,
-                           .head_dim = head_dim,
+                           .cache = cache,
+                           .sequences = of_sequences.data<int32_t>(),
+                           .tokens = of_tokens.data<int32_t>(),
+                           .rows = rows,
+                           .window = c.window,
+                           .heads = c.heads,
+                           .kv_heads = c.kv_heads,
+                           .head_dim = c.head_dim,
                            .scale = tokens.scale};
     OnDevice workspace(attention_scores(args, DeviceKind::cuda), DType::f32, "workspace");
     args.scores = workspace.data<float>();
     one_token_attention(context, args);
     const Doubles all = out.doubles();
-    CHECK(error_of(all, tokens.out) < forward_tolerance(DType::f32, head_dim + sequences.front().keys));
-    CHECK((out.intact() && workspace.intact() && qkv.intact()));
-    for (const auto& cache : caches) CHECK(cache->at.intact());
+    CHECK(error_of(all, tokens.out) < forward_tolerance(DType::f32, c.head_dim + sequences.front().keys));
+    CHECK((out.intact() && workspace.intact() && qkv.intact() && memory.intact()));
     // The last row has the same bits alone.
-    args.rows = args.rows.last(1);
+    args.sequences += rows - 1, args.tokens += rows - 1, args.rows = 1;
     args.qkv += (rows - 1) * tokens.width, args.out = alone.data<float>();
     one_token_attention(context, args);
     CHECK(alone.doubles() == Doubles(all.end() - width, all.end()));
   });
 }
+
+/// The sequences of these tokens, of which `window` are visible.
+std::vector<reference::DecodedSequence> up_to(const std::vector<int64_t>& tokens, int64_t window = 0) {
+  std::vector<reference::DecodedSequence> sequences;
+  for (const int64_t token : tokens) sequences.push_back({token, window > 0 ? std::min(token + 1, window) : token + 1});
+  return sequences;
+}
+
+constexpr DType kCaches[] = {DType::f32, DType::bf16};
 
 }  // namespace
 
@@ -116,41 +128,61 @@ TEST_CASE("decode: products of few rows equal double, each row as if it were alo
 }
 
 TEST_CASE("decode: attention of one token equals double around the ends of blocks of keys and of parts") {
-  for (int64_t keys : {1, 2, 15, 16, 17, 127, 128, 129, 300}) check_attention({{keys - 1, keys}}, 2, 2, 16);
-  check_attention({{300, 301}}, 3, 1, 8, 8.0);  // scores far apart
+  for (const DType dtype : kCaches) {
+    for (int64_t token : {0, 1, 14, 15, 16, 126, 127, 128, 299})
+      check_attention({.sequences = up_to({token}), .heads = 2, .kv_heads = 2, .head_dim = 16, .dtype = dtype});
+    // Scores far apart.
+    check_attention({.sequences = up_to({300}), .heads = 3, .dtype = dtype, .spread = 8.0});
+  }
 }
 
 TEST_CASE("decode: attention of one token takes any width of heads up to 256") {
-  for (int64_t head_dim : {1, 3, 6, 20, 64, 104, 128, 255, 256}) check_attention({{8, 9}}, 2, 2, head_dim);
-  check_attention({{140, 141}}, 4, 2, 128);
+  for (const DType dtype : kCaches) {
+    for (int64_t head_dim : {1, 3, 6, 20, 64, 104, 128, 255, 256})
+      check_attention({.sequences = up_to({8}), .heads = 2, .kv_heads = 2, .head_dim = head_dim, .dtype = dtype});
+    check_attention({.sequences = up_to({140}), .heads = 4, .kv_heads = 2, .head_dim = 128, .dtype = dtype});
+  }
 }
 
 TEST_CASE("decode: heads share keys and values in groups of any size") {
-  for (int64_t group : {1, 2, 3, 4, 5, 8, 9, 16}) check_attention({{20, 21}, {150, 151}}, 2 * group, 2, 12);
+  for (const DType dtype : kCaches)
+    for (int64_t group : {1, 2, 3, 4, 5, 8, 9, 16})
+      check_attention(
+          {.sequences = up_to({20, 150}), .heads = 2 * group, .kv_heads = 2, .head_dim = 12, .dtype = dtype});
 }
 
 TEST_CASE("decode: attention of several sequences is that of each, and a window hides its earlier tokens") {
-  check_attention({{40, 41}, {0, 1}, {299, 300}}, 4, 2, 32);
-  for (int64_t token : {15, 16, 31, 140}) check_attention({{token, 5}, {token + 1, 16}, {250, 137}}, 4, 2, 12);
-  // More rows than one launch takes.
-  std::vector<reference::DecodedSequence> many;
-  for (int64_t r = 0; r < kFewRows + 3; ++r) many.push_back({20 * r, 20 * r + 1});
-  check_attention(many, 2, 1, 8);
+  for (const DType dtype : kCaches) {
+    check_attention({.sequences = up_to({40, 0, 299}), .heads = 4, .kv_heads = 2, .head_dim = 32, .dtype = dtype});
+    // A window may begin anywhere in a block of keys, and its last part may be full.
+    for (int64_t window : {1, 5, 16, 113, 114, 115, 128, 137, 1000})
+      check_attention({.sequences = up_to({15, 16, 140, 250, 255}, window),
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 12,
+                       .window = window,
+                       .dtype = dtype});
+    std::vector<int64_t> many;
+    for (int64_t r = 0; r < kFewRows + 3; ++r) many.push_back(20 * r);
+    check_attention({.sequences = up_to(many), .heads = 2, .dtype = dtype});
+  }
 }
 
 TEST_CASE("decode: operands that the device's kernels cannot take are refused") {
   LaunchContext context = cuda_context();
   OnDevice memory(64, DType::f32, "memory");
-  std::vector<Attending> rows{{.cache = {.at = memory.data<float>(1), .capacity = 16}, .begin = 0, .token = 4}};
   OneTokenAttention args{.qkv = memory.data<float>(),
                          .out = memory.data<float>(),
                          .scores = memory.data<float>(),
-                         .rows = rows,
+                         .cache = {.at = memory.data<float>(1), .capacity = 16},
+                         .sequences = memory.data<int32_t>(),
+                         .tokens = memory.data<int32_t>(),
+                         .rows = 1,
                          .heads = 1,
                          .kv_heads = 1,
                          .head_dim = 1};
   CHECK_THROWS_WITH(one_token_attention(context, args),
-                    "[one_token_attention] a cache is not aligned to 16 bytes, as cuda needs.");
+                    "[one_token_attention] the cache is not aligned to 16 bytes, as cuda needs.");
   args.head_dim = 257;
   CHECK_THROWS_WITH(one_token_attention(context, args),
                     "[one_token_attention] head_dim is 257, need at most 256 on cuda.");

@@ -29,6 +29,13 @@ inline void store_16(void* p, const Words& value, SLIP_HERE) {
   std::memcpy(p, &value, 16);
 }
 
+inline uint64_t load_8(const void* p, SLIP_HERE) {
+  emulation::vector_access(p, 8, false, here);
+  uint64_t value;
+  std::memcpy(&value, p, 8);
+  return value;
+}
+
 inline void make_again(Words&) {}
 inline void make_again(int&) {}
 

@@ -81,6 +81,20 @@ TEST_CASE("sampling on a GPU is that of the CPU, and auto takes a GPU where ther
   CHECK(on_gpu.code == 0);
   CHECK(on_gpu.text == generate(folder, sampled + "cpu").text);
   CHECK(on_gpu.text == generate(folder, sampled + "auto").text);
+  // By every option; several texts, of which some end early.
+  const std::string prompts = folder.write("prompts.txt", "the wind\na\nevery sail before \n"),
+                    options = "--prompts " + prompts +
+                              " --tokens 9 --batch 2 --temperature 1.3 --top-k 20 --top-p 0.9 "
+                              "--min-p 0.01 --repetition-penalty 1.3 --stop e --seed 3 --device ";
+  const Result many = generate(folder, options + "cuda");
+  CHECK(many.code == 0);
+  CHECK(many.text == generate(folder, options + "cpu").text);
+  // A driver that refuses to record steps costs time of the host, no text.
+  const std::string refusing =
+      "env FAKE_GPU_CAPTURES=0 " + kFake + " generate " + folder.path("run") + " " + sampled + "cuda";
+  CHECK(shell(refusing + " 2>/dev/null").text == on_gpu.text);
+  CHECK(contains(shell(refusing).text, "could not be recorded as a graph"));
+  CHECK(!contains(on_gpu.text, "could not be recorded"));
   const Result bound = generate(folder, sampled + "cuda --bound");
   CHECK(contains(bound.text, " tokens/s"));
   CHECK(!contains(bound.text, "bound:"));

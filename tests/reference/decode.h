@@ -30,10 +30,11 @@ struct DecodedSequence {
   int64_t token, keys;
 };
 
-/// Random operands of one new token of each sequence, and what attention gives.
+/// Random operands of one new token of each sequence, and what attention gives with keys and values that were rounded
+/// to `dtype`.
 struct DecodedTokens {
   DecodedTokens(const std::vector<DecodedSequence>& sequences, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                double spread)
+                double spread, DType dtype = DType::f32)
       : kv_width(kv_heads * head_dim),
         width(heads * head_dim + 2 * kv_width),
         scale(1.0f / std::sqrt(static_cast<float>(head_dim))) {
@@ -45,9 +46,10 @@ struct DecodedTokens {
       Doubles all =
           test::random_doubles((token + 1) * 2 * kv_width, DType::f32, seed + 1 + static_cast<uint32_t>(r), spread);
       std::copy_n(row + heads * head_dim, 2 * kv_width, all.begin() + token * 2 * kv_width);
+      const Doubles rounded = test::Tensor(all, dtype).doubles();
       for (int64_t h = 0; h < heads; ++h)
-        add(row + h * head_dim, all.data() + (token + 1 - keys) * 2 * kv_width + h * kv_heads / heads * head_dim, keys,
-            head_dim);
+        add(row + h * head_dim, rounded.data() + (token + 1 - keys) * 2 * kv_width + h * kv_heads / heads * head_dim,
+            keys, head_dim);
       kv.push_back(std::move(all));
     }
   }

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the choice of tokens shares between its dispatch and its devices.
+
+#include "kernels/sample/sample.h"
+#include "kernels/sample/sample_rule.h"
+
+namespace slipstream::kernels {
+
+/// Pure. Of checked arguments.
+SamplingNumbers numbers_of(const Sample& args);
+
+/// Enqueue. Arguments are checked and not empty. Throw: ResourceError if a launch is refused.
+void sample_cuda(LaunchContext& context, const Sample& args);
+void next_rows_cuda(LaunchContext& context, const NextRows& args);
+
+}  // namespace slipstream::kernels
