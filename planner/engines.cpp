@@ -38,20 +38,32 @@ ChannelEngine emulated(const Emulate& link) {
   return {};
 }
 
-ChannelEngine through_nccl(const comm::NcclChannel& written, const comm::NcclChannel& channel, Card card,
-                           comm::CardLink link, bool gathers, int version) {
-  const bool has_row = comm::card_share(card, link) != nullptr;
-  const std::string row = fmt::format("{}, {}", name_of(card), name_of(link));
-  if (channel.policy == comm::NcclPolicy::zero && gathers && link == comm::CardLink::node &&
+/// The remark on a channel whose group can hang with copy engines; empty without such a risk.
+std::string hang_of_copies(int version, const comm::CardGroup& group) {
+  if (!group.gathers || !comm::copies_may_hang(version, group.ranks)) return "";
+  return fmt::format("copies between two ranks can hang in NCCL {}.{}.{}, fixed in 2.31.2", version / 10000,
+                     version / 100 % 100, version % 100);
+}
+
+ChannelEngine through_nccl(const comm::NcclChannel& written, const comm::NcclChannel& channel,
+                           const comm::CardGroup& group, int version) {
+  const comm::CardShare* const share = comm::card_share(group.card, group.link);
+  const bool has_row = share != nullptr;
+  const std::string row = fmt::format("{}, {}", name_of(group.card), name_of(group.link));
+  const std::string hang = hang_of_copies(version, group);
+  if (channel.policy == comm::NcclPolicy::zero && group.gathers && group.link == comm::CardLink::node &&
       (version == 0 || version >= comm::kNcclWithPolicies))
-    return {.engine = Engine::copy, .why = written.policy == channel.policy ? "comm.nccl" : row};
+    return {.engine = Engine::copy,
+            .why = written.policy != channel.policy ? row
+                   : hang.empty()                   ? "comm.nccl"
+                                                    : "comm.nccl; " + hang};
   const int64_t blocks = comm::nccl_blocks(channel);
   return {.engine = Engine::sm,
           .blocks = static_cast<int>(blocks),
           .cluster_size = channel.cluster_size,
           .why = blocks != channel.max_ctas ? "NCCL_MAX_CTAS or NCCL_MAX_NCHANNELS"
                  : written.max_ctas > 0     ? "comm.nccl"
-                 : has_row                  ? row
+                 : has_row                  ? row + (share->copies_gathers && !hang.empty() ? "; " + hang : "")
                                             : "NCCL's choice: the table of GPU models has no row for " + row};
 }
 
@@ -86,15 +98,16 @@ Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::v
     const Axis axis = channels[c].axis;
     if (axis == Axis::self || axis == Axis::hosts || mesh.group_size(axis) == 1) continue;
     const std::string& name = channels[c].name;
-    const comm::CardLink link = link_of(mesh, axis, request.machine.ranks_per_node);
-    const bool gathers = only_gathers(channels[c].role);
+    const comm::CardGroup group{.card = request.machine.card,
+                                .link = link_of(mesh, axis, request.machine.ranks_per_node),
+                                .ranks = mesh.group_size(axis),
+                                .gathers = only_gathers(channels[c].role)};
     const comm::NcclChannel& written = request.nccl.of(name);
-    const comm::NcclChannel channel =
-        comm::completed(written, request.machine.card, link, gathers, request.nccl_version);
+    const comm::NcclChannel channel = comm::completed(written, group, request.nccl_version);
     engines.nccl.set(name, channel);
-    ChannelEngine chosen = emulate.bandwidth_bytes_per_second > 0 ? emulated(emulate)
-                                                                  : through_nccl(written, channel, request.machine.card,
-                                                                                 link, gathers, request.nccl_version);
+    ChannelEngine chosen = emulate.bandwidth_bytes_per_second > 0
+                               ? emulated(emulate)
+                               : through_nccl(written, channel, group, request.nccl_version);
     if (request.machine.software.comm_multiprocessors >= 0) chosen = of_software(request.machine.software, axis);
     chosen.channel = c;
     chosen.name = name;

@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
+#include "kernels/attention/attention_path.h"
 #include "kernels/hold/hold.h"
 #include "planner/plan_options.h"
 #include "runtime/library_tables.h"
@@ -90,6 +91,7 @@ DeviceAssignment choose(World& world, const RunConfig& config) {
             r, versions[r], versions[0]);
     const CudaGpu gpu = describe_cuda_device(assignment.gpu);
     assignment.name = gpu.name;
+    assignment.capability = gpu.capability;
     assignment.driver = gpu.driver;
   });
   for (const std::string& theirs : world.all_gather(fmt::format("{}", assignment.driver)))
@@ -102,8 +104,12 @@ DeviceAssignment choose(World& world, const RunConfig& config) {
 }  // namespace
 
 DeviceAssignment assign_device(World& world, const RunConfig& config) {
+  world.together([] { kernels::require_attention_path(); });
   DeviceAssignment assignment = choose(world, config);
   if (assignment.kind == DeviceKind::cuda) {
+    world.together([&] { kernels::attention_path(assignment.capability); });  // refuses a path that this GPU lacks
+    if (const std::string remark = kernels::attention_remark(assignment.capability); !remark.empty())
+      log_info("note: {}", remark);
     read_tables(world, config, assignment);
   } else {
     world.together([&] {
@@ -170,11 +176,14 @@ WireOptions DeviceAssignment::wire(const RunConfig& config, Device& device) cons
 }
 
 DeviceAssignment assign_device_alone(DeviceChoice kind) {
+  kernels::require_attention_path();
   if (kind == DeviceChoice::cpu) return {};
   const CudaDevices devices = find_cuda_devices();
   if (kind == DeviceChoice::automatic && devices.count() == 0) return {};
   const int gpu = cuda_device_of(devices, 0);
-  return {.kind = DeviceKind::cuda, .gpu = gpu, .name = describe_cuda_device(gpu).name};
+  const CudaGpu described = describe_cuda_device(gpu);
+  kernels::attention_path(described.capability);
+  return {.kind = DeviceKind::cuda, .gpu = gpu, .name = described.name, .capability = described.capability};
 }
 
 Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, int threads, int ranks_on_host) {

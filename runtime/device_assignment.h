@@ -21,6 +21,7 @@ struct DeviceAssignment : LibraryTables {
   int ranks = 1;                  // of the run
   std::vector<int> ranks_on_gpu;  // of the world, including this rank; more than one only on shared GPUs
   std::string name = "cpu";       // for run.json and messages: "cpu" or the GPU's name
+  int capability = 0;             // of this rank's GPU: 90 is 9.0
   int driver = 0;                 // oldest of all ranks, as in CudaGpu
 
   /// If several ranks communicate through it, NCCL allocates its memory. Throws: ResourceError if the GPU does not

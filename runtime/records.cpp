@@ -36,6 +36,7 @@ constexpr Row kRun[] = {
     {"threads", "cpu: threads of a rank's compute stream"},
     {"isa", "cpu: instruction set of the kernels"},
     {"gpu", "cuda: GPU of rank 0"},
+    {"attention", "cuda: the first kernels that attention tries: `hopper` (sm_90a), `mma` (mma.sync) or `plain`"},
     {"nccl", "cuda: version of NCCL (22809 is 2.28.9); 0 without NCCL"},
     {"nccl_table", "cuda: path and XXH3 hash of the `comm.nccl` table"},
     {"engines", "cuda: engine, blocks and origin by channel; multiprocessors of `products` beside transfers"},
@@ -71,6 +72,10 @@ constexpr Row kEnvironment[] = {
     {"SLIPSTREAM_ISA",
      "`baseline`, `avx2` or `avx512`, the highest instruction set of the CPU kernels. It gives the bits of an older "
      "CPU."},
+    {"SLIPSTREAM_ATTENTION",
+     "`hopper`, `mma` or `plain`, the first kernels that attention on a GPU tries. Unset: the fastest that the GPU "
+     "has. "
+     "Attention uses the next ones in this order where a path has no kernels for a shape."},
     {"SLIPSTREAM_DELAY",
      "`PLACE@RANK#FIRST[-LAST]:MILLISECONDS` delays a rank in these steps, for tests. Places: `compute[/WORK]`, "
      "`link[/OP]` (emulated), `input`, `host`."},

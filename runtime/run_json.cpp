@@ -10,6 +10,7 @@
 #include "comm/nccl/nccl.h"
 #include "engine/plan/memory.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_path.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
 #include "planner/extra_memory.h"
@@ -59,6 +60,7 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
   if (assignment.kind == DeviceKind::cuda) {
     run["device"] = "cuda";
     run["gpu"] = assignment.name;
+    run["attention"] = std::string(kernels::name_of(kernels::attention_path(assignment.capability)));
     run["nccl"] = comm::nccl_version();
     if (!assignment.nccl_hash.empty())
       run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, assignment.nccl_hash);
@@ -85,6 +87,8 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
   run["notes"] = Json::array();
   for (const std::string& remark : planner::remarks(resolved, machine, finished)) run["notes"].push_back(remark);
   if (const std::string note = driver_note(config, finished); !note.empty()) run["notes"].push_back(note);
+  if (const std::string note = kernels::attention_remark(assignment.capability); !note.empty())
+    run["notes"].push_back(note);
   if (const std::string note = planner::remark_on_threads(config); !note.empty()) run["notes"].push_back(note);
   return run;
 }

@@ -6,18 +6,24 @@
                                           bench step's, and may be missing
 
 Prints tables. --csv FILE writes the rows too, --measured FILE adds lines "what,value,unit" for gpu_summary.py; both after each row,
-so that an interrupted run keeps its rows. PyTorch's times come from CUDA events, the median of seven turns of 20 ms, like ours.
+so that an interrupted run keeps its rows. PyTorch's times come from CUDA events, the median of seven turns of 20 ms, like ours. Exit
+code 77: no PyTorch, or none that sees a GPU.
 """
 import argparse
 import contextlib
 import csv
 import os
 import statistics
+import sys
 import time
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+except (ImportError, OSError) as error:
+    print(f"this python3 has no PyTorch: {error}")
+    sys.exit(77)
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("what", choices=["kernels", "step"])
@@ -29,6 +35,7 @@ arguments.add_argument("--sequences", type=int, default=64, help="step: number o
 arguments.add_argument("--micro-batch", type=int, default=64, help="step: sequences computed at once; halved until they fit")
 arguments.add_argument("--layers", type=int, default=12)
 arguments.add_argument("--steps", type=int, default=20)
+arguments.add_argument("--warm", action="store_true", help="step: only fill the caches of torch.compile, with one step of each mode")
 arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try the script itself")
 options = arguments.parse_args()
 try:  # a compiled backward pass is called again and again here
@@ -37,6 +44,9 @@ try:  # a compiled backward pass is called again and again here
 except (ImportError, AttributeError):
     pass
 on_gpu = options.device == "cuda"
+if on_gpu and not torch.cuda.is_available():
+    print("PyTorch sees no GPU")
+    sys.exit(77)
 BF16 = torch.bfloat16
 IN_A_ROW = 5  # steps without a wait of the host, as training does; scripts/gpu_check.sh measures ours like this, too
 written = []
@@ -253,7 +263,8 @@ def step_ms(micro_batch, mode):
         optimizer.step()
 
     times = []
-    for turn in range(1 + -(-options.steps // IN_A_ROW)):  # the first turn compiles and is not counted
+    turns = 0 if options.warm else -(-options.steps // IN_A_ROW)
+    for _ in range(1 + turns):  # the first turn compiles and is not counted
         if on_gpu:
             torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -262,7 +273,7 @@ def step_ms(micro_batch, mode):
         if on_gpu:
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - begin) / IN_A_ROW)
-    return statistics.median(times[1:]), tokens
+    return statistics.median(times[1:] or times), tokens
 
 
 def step():
@@ -282,6 +293,8 @@ def step():
                 torch.cuda.empty_cache()
                 micro_batch //= 2
                 continue
+            if options.warm:
+                break
             rate = 1e3 * options.sequences * tokens / ms
             how = mode if mode == "eager" else f"torch.compile {mode}"
             print(f"PyTorch {torch.__version__}, {how}, micro-batch {micro_batch}: {ms:.2f} ms a step, {rate:,.0f} tokens/s"

@@ -64,7 +64,7 @@ while read -r folder path; do
 done < <(list_gpu_programs | sort -u)
 [[ -n $(ls -A "$root/tests") ]] || { echo "bundle: $build has no GPU tests. Set it up with -Dcuda=enabled -Dnccl=enabled -Dtests=true and build it." >&2; exit 3; }
 cp -r configs "$root/"
-cp scripts/gpu_check.sh scripts/gpu_summary.py scripts/bench_gpu_pytorch.py "$root/scripts/"
+cp scripts/gpu_check.sh scripts/gpu_parts.sh scripts/gpu_summary.py scripts/bench_gpu_pytorch.py "$root/scripts/"
 if [[ -n $results ]]; then cp -r -- "$results" "$root/results"; fi
 mkdir -p "$root/docs/benchmarks"
 cp docs/benchmarks/h[12]00-forecast.csv "$root/docs/benchmarks/"

@@ -5,45 +5,56 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: scripts/gpu_check.sh [--call 1|2|3]... [--stage STAGE]... [--out DIR] [--from DIR] [--again]
-  --call N       runs the parts of a call, most important first, for machines with a limit of 600 s per command; each call ends within 570 s:
-                 1  tests of kernels, a GPT-2 124M step and PyTorch's, kernels with their bounds and PyTorch's, the table of
-                    products, the step with that table, a Llama 1.2B step, profiles of four kernels and of one overlapped step
-                 2  communication of 0.6 of the backward pass, two NCCL ranks on one GPU, the order of tasks on three, emulated
-                    links in three forms, the table of Llama's products and the step with it, overlap on two ranks
-                 3  compute-sanitizer: memcheck, racecheck, initcheck, synccheck
-  --stage STAGE  kernels   the tests of one process: every kernel, streams, golden values, waits of the host
-                 nccl      the communicator's laws, the equivalence table and a training run on 1, 2 and 4 ranks of one GPU, and
-                           the order of tasks on 3
-                 sanitize  compute-sanitizer over the kernel tests
-                 bench     kernels, GPT-2 124M and overlap, compared with PyTorch if python3 has it
-                 all       all four, in this order (default)
+usage: scripts/gpu_check.sh [--call 1|2]... [--stage STAGE]... [--seconds N] [--out DIR] [--from DIR] [--again] [--bundle FILE]
+  --call N       for a machine that is lent for fifteen minutes: call 1, and directly after it call 2. Their parts, with their seconds:
+                 1 (590 s)   15  canary: every kernel once. It chooses the kernels of attention for all other tests
+                             30  a step of GPT-2 124M
+                             70  tests of kernels, a process per op, attention last; beside them torch.compile fills its cache
+                             60  PyTorch's step, eager and compiled
+                             60  kernels beside their bounds, and PyTorch's
+                            130  the table of products
+                             30  the step of GPT-2 124M with that table
+                             40  a step of Llama 1.2B
+                             30  Nsight Compute of attention
+                 2 (150 s)   40  communication of 0.6 of the backward pass, emulated by blocks
+                             40  NCCL's laws on two ranks of one GPU
+                             50  memcheck of attention and products
+  --stage STAGE  everything of a kind, 590 s each; the default is all four:
+                 kernels   canary, and tests of one process: kernels, streams, golden values, waits of the host
+                 nccl      NCCL's laws, the equivalence table and a training run on 1, 2 and 4 ranks of one GPU; the order of tasks on 3
+                 sanitize  compute-sanitizer over the kernel tests: memcheck, racecheck, initcheck, synccheck
+                 bench     kernels, steps, tables of products, PyTorch, profiles, and overlap on emulated links
+                 all       all four, in this order
+  --seconds N    end within N seconds (at least 30; default: the sum of the above). Parts are cut off from the end
   --out DIR      folder of the results (default: gpu_check)
   --from DIR     results of an earlier call to continue from (default: results/ of the bundle, if it has that folder)
   --again        discard earlier results of the requested parts
+  --bundle FILE  unpack this bundle into slipstream-gpu/ beside it, and run the check from there. Needs tar with xz, or python3
   In the environment: SLIPSTREAM_BUILD=DIR, a build directory to use outside of a bundle (default: build);
-  SLIPSTREAM_STAGE_SECONDS=N, seconds after which a stage starts no test (default: 420); SLIPSTREAM_CHECK_SCALE=F, a factor on every
-  time limit (default: 1); SLIPSTREAM_CHECK_FILE_MIB=N, the largest file that a test may write (default: 4096)
+  SLIPSTREAM_CHECK_SCALE=F, a factor on every time limit (default: 1); SLIPSTREAM_CHECK_FILE_MIB=N, the largest file that a test may
+  write (default: 4096)
 
-Results, at most 8 files: DIR/found.txt; kernels.txt, nccl.txt, sanitize.txt and bench.txt with a line per test, its numbers and the
-end of its output; kernels.csv; measured.csv ("what,value,unit", a later line replaces an earlier one); products.json. Each is
-written before the next test begins. The next call continues: tests that never ran come first, then those that
-failed or were refused. scripts/gpu_summary.py DIR makes a page of them. Exit code: 0 all passed, 1 something failed, 2 a wrong argument, or DIR
-holds results of another bundle or GPU, 3 not finished, 7 something is missing on this machine.
+A test that hangs, crashes or fills the disk stops no other. Time that a part leaves goes at the end to tests that never ran or were cut
+off, then to those that failed in an earlier call. What had no time is named before the summary; the next call continues with it.
+
+Seven files: DIR/found.txt; tests.txt, for each test a line, its numbers, the GPU's clocks beside it and the end of its output;
+kernels.csv; measured.csv ("what,value,unit", a later line replaces an earlier one); products.json; clocks.csv, clocks and power of each
+second; summary.md, which is printed last. All but the last are written as they are measured.
+Exit code: 0 all passed, 1 something failed, 2 a wrong argument, or DIR holds results of another bundle or GPU, 3 not finished, 7
+something is missing on this machine.
 TEXT
 }
 
-out=gpu_check
-from=""
-again=0
+out=gpu_check from="" again=0 bundle="" seconds=0
 plans=()  # "call N" and "stage NAME", in the requested order
+arguments=("$@")
 while (($#)); do
   case "$1" in
     -h | --help) usage; exit 0 ;;
     --call)
       case "${2:-}" in
-        1 | 2 | 3) plans+=("call $2") ;;
-        *) echo "gpu_check: unknown call '${2:-}'. Use 1, 2 or 3." >&2; usage >&2; exit 2 ;;
+        1 | 2) plans+=("call $2") ;;
+        *) echo "gpu_check: unknown call '${2:-}'. Use 1 or 2." >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
     --stage)
@@ -53,9 +64,14 @@ while (($#)); do
         *) echo "gpu_check: unknown stage '${2:-}'" >&2; usage >&2; exit 2 ;;
       esac
       shift 2 ;;
+    --seconds)
+      if [[ ! ${2:-} =~ ^[0-9]{2,6}$ ]] || ((10#$2 < 30)); then echo "gpu_check: --seconds '${2:-}' must be a whole number of at least 30." >&2; exit 2; fi
+      seconds=$((10#$2))
+      shift 2 ;;
     --out) out=${2:?--out needs a directory}; shift 2 ;;
     --from) from=${2:?--from needs a directory}; shift 2 ;;
     --again) again=1; shift ;;
+    --bundle) bundle=${2:?--bundle needs a file}; shift 2 ;;
     *) usage >&2; exit 2 ;;
   esac
 done
@@ -63,17 +79,35 @@ done
 
 # --- time: milliseconds, times the scale that rehearsals set
 
-readonly scale=${SLIPSTREAM_CHECK_SCALE:-1}
+scale=$(awk -v scale="${SLIPSTREAM_CHECK_SCALE:-1}" 'BEGIN { printf "%d", 1000 * scale }')
+readonly scale
 now_ms() { local us=${EPOCHREALTIME//[.,]/}; echo $((us / 1000)); }
-scaled_ms() { awk -v seconds="$1" -v scale="$scale" 'BEGIN { printf "%d", 1000 * seconds * scale }'; }
+scaled_ms() { echo $(($1 * scale)); }
 seconds_of() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }
-began_ms=$(now_ms)
+began_ms=${SLIPSTREAM_CHECK_BEGAN_MS:-$(now_ms)}
 readonly began_ms
-# A stage begins no test after stage_seconds and ends last_seconds later; no test gets more than test_seconds.
-readonly stage_seconds=${SLIPSTREAM_STAGE_SECONDS:-420} last_seconds=40 test_seconds=300 call_seconds=570
-# A test that ignores its termination signal is killed after this time. CUDA and NCCL use memory files in addition to
-# the tests' files.
-readonly kill_seconds=3 file_kib=$((${SLIPSTREAM_CHECK_FILE_MIB:-4096} * 1024))
+# A test that ignores its termination signal is killed after kill_seconds. Tests end reserve_seconds before the time is over: that is for
+# the kill, and for the summary.
+readonly kill_seconds=3 reserve_seconds=8
+# CUDA and NCCL use memory files in addition to the tests' files.
+readonly file_kib=$((${SLIPSTREAM_CHECK_FILE_MIB:-4096} * 1024))
+
+if [[ -n $bundle ]]; then
+  [[ -f $bundle ]] || { echo "gpu_check: there is no bundle $bundle. scripts/bundle.sh makes one." >&2; exit 2; }
+  here=$(dirname -- "$bundle")
+  if [[ ! -f $here/slipstream-gpu/MANIFEST || $bundle -nt $here/slipstream-gpu/MANIFEST ]]; then
+    rm -rf -- "$here/slipstream-gpu"
+    if ! tar -C "$here" -xf "$bundle" 2>/dev/null \
+        && ! python3 -W ignore -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$bundle" "$here"; then
+      echo "gpu_check: cannot unpack $bundle: it needs tar with xz, or a python3 with lzma, and room in $here." >&2
+      exit 7
+    fi
+    touch -- "$here/slipstream-gpu/MANIFEST"
+  fi
+  i=0
+  while [[ ${arguments[i]} != --bundle ]]; do ((++i)); done
+  SLIPSTREAM_CHECK_BEGAN_MS=$began_ms exec "$here/slipstream-gpu/scripts/gpu_check.sh" "${arguments[@]:0:i}" "${arguments[@]:i + 2}"
+fi
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 mkdir -p "$out"
@@ -82,7 +116,7 @@ out=$(cd -- "$out" && pwd)
 remove_unfinished() { rm -f -- "$out"/*.new "$out"/*.tmp-*; }
 remove_unfinished
 if [[ -z $from && -d $root/results ]]; then from=$root/results; fi
-readonly result_files=(kernels.txt nccl.txt sanitize.txt bench.txt kernels.csv measured.csv products.json)
+readonly result_files=(tests.txt kernels.csv measured.csv products.json clocks.csv)
 
 # Results hold for one bundle on one kind of GPU.
 origin_of() { grep -E '^(bundle of commit|found: GPU) ' "$1" 2>/dev/null || true; }
@@ -94,7 +128,7 @@ note() { printf '%s\n' "$*" | tee -a "$found"; }
 
 # --- what is here
 
-missing=0
+missing=0 hopper=0
 library_path=$root/lib
 if [[ -f $root/MANIFEST ]]; then
   program=$root/bin/slipstream
@@ -171,6 +205,7 @@ if command -v nvidia-smi >/dev/null && gpus=$(timeout 30 nvidia-smi --query-gpu=
     ((arch / 10 == here / 10)) && if [[ $suffix == a ]]; then ((arch == here)); else ((arch <= here)); fi
   }
   while read -r capability; do
+    [[ $capability == 9.* ]] && hopper=1
     [[ $capability =~ ^[0-9]+\.[0-9]$ && -n $archs ]] || continue
     here=${capability/./} fits=0
     for arch in $archs; do if runs_on "$arch" "$here"; then fits=1; fi; done
@@ -220,13 +255,21 @@ fi
 
 # From here on, failures do not end the script, because a broken part must not stop the next one.
 set +e
-failed=0   # a test that failed or hung in this call
-cut=0      # a test that this call began and did not finish
-waiting=0  # tests that no time was left for
-declare -A tried=()
+readonly results=$out/tests.txt measured_csv=$out/measured.csv products_json=$out/products.json clocks_csv=$out/clocks.csv
 work=$(mktemp -d)
-trap 'rm -rf -- "$work"' EXIT
-readonly measured_csv=$out/measured.csv products_json=$out/products.json scratch=$work/scratch
+readonly scratch=$work/scratch
+beside=()  # processes that run beside the tests
+# shellcheck disable=SC2154  # the loop assigns it
+trap 'for process in "${beside[@]}"; do kill "$process"; done 2>/dev/null; rm -rf -- "$work"' EXIT
+failed=0             # a test that failed or hung in this call
+declare -A state=()  # the result of every test in the file of results
+declare -A tried=()  # tests that this call finished
+declare -A cut=()    # tests that this call began and did not finish
+unrun=()             # tests that no time was left for
+touch "$results"
+while read -r result _ _ name; do state[$name]=$result; done < <(grep -E '^[a-z]+ +[0-9]+ s  ' "$results")
+kill_after=$(seconds_of "$(scaled_ms "$kill_seconds")")
+readonly kill_after
 
 # Records a number in a test's own process: WHAT VALUE UNIT. It is printed above the test's output.
 measured() {
@@ -250,35 +293,56 @@ replace_results() {
   fi
 }
 
-# Runs a command as test NAME of a part, unless the file of results has it, within the part's time; writes "RESULT SECONDS NAME".
+# Clocks and power each second, until the script ends. A driver may lack the last column.
+log_clocks() {
+  local columns=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu reasons=clocks_throttle_reasons.active
+  timeout 10 nvidia-smi --id=0 --query-gpu=$columns,$reasons --format=csv >/dev/null 2>&1 && columns+=,$reasons
+  stdbuf -oL nvidia-smi --id=0 --query-gpu=$columns --format=csv,nounits --loop=1 </dev/null >>"$clocks_csv" 2>/dev/null &
+  beside+=($!)
+}
+# "SM clock 1410 to 1980 MHz, at most 690 W" of the lines after line $1.
+clocks_since() {
+  tail -n +$(($1 + 1)) "$clocks_csv" 2>/dev/null | awk -F', ' '
+    $2 ~ /^[0-9]+$/ { if (!n++ || $2 < low) low = $2; if ($2 > high) high = $2; if ($4 + 0 > watts) watts = $4 + 0 }
+    END { if (n) printf "SM clock %d to %d MHz, at most %d W\n", low, high, watts }'
+}
+
+# Runs a command as test NAME of a part, within the part's time; writes "RESULT SECONDS NAME". Passes:
+#   first   tests that have no result or were cut off
+#   rest    the same, with all the time that is left
+#   again   those that failed, timed out or were refused in an earlier call
+#   forget  none: removes their results
 run_test() {
-  local name=$1 code=0 result left limit cap began text
+  local name=$1 code=0 result earlier left limit began text clock_lines
   shift
   if [[ $pass == forget ]]; then
-    results_without "$name" | replace_results
+    if [[ -n ${state[$name]:-} ]]; then results_without "$name" | replace_results; fi
+    unset "state[$name]"
     return 0
   fi
-  if grep -E "^ok +[0-9]+ s  $name\$" "$results" >/dev/null; then return 0; fi
-  if [[ -n ${tried[$results $name]:-} ]]; then return 0; fi
-  if [[ $pass == first ]] && grep -E "^[a-z]+ +[0-9]+ s  $name\$" "$results" >/dev/null; then return 0; fi
+  earlier=${state[$name]:-}
+  case $pass:$earlier in
+    *:ok) return 0 ;;
+    first: | first:cut | rest: | rest:cut) ;;
+    first:* | rest:*) return 0 ;;
+    *) if [[ -z $earlier || -n ${tried[$name]:-} ]]; then return 0; fi ;;
+  esac
   began=$(now_ms)
-  if ((began >= begins_until)); then
-    if [[ $pass == first ]]; then waiting=1; else cut=1; fi
+  if ((began >= ends_by)); then
+    if [[ $pass != first && -z ${cut[$name]:-} ]]; then unrun+=("$name"); fi
     return 0
   fi
-  tried[$results $name]=1
-  cap=$test_ms
-  if ((cap > part_ms)); then cap=$part_ms; fi
   left=$((ends_by - began))
-  limit=$((left < cap ? left : cap))
+  limit=$((left < test_ms ? left : test_ms))
   rm -rf -- "$scratch" "$work/headline"
   mkdir -p "$scratch"
+  clock_lines=$(wc -l 2>/dev/null <"$clocks_csv")
   # Without standard input, from which mpirun would read the list of tests. The test's files go to a folder that is
   # removed afterwards. The outer redirection is for this shell's own line about a killed test.
   {
     (
       ulimit -f "$file_kib"
-      TMPDIR=$scratch exec timeout -k "$(seconds_of "$(scaled_ms "$kill_seconds")")" "$(seconds_of "$limit")" "$@"
+      TMPDIR=$scratch exec timeout -k "$kill_after" "$(seconds_of "$limit")" "$@"
     ) </dev/null >"$work/log" 2>&1
   } 2>/dev/null
   code=$?
@@ -287,17 +351,25 @@ run_test() {
   case $code in
     0) result=ok ;;
     77 | 99) result=refused ;;  # 77: the test skips itself and prints the reason
-    98) result=cut cut=1 ;;     # the test saved a part of its work, and continues in the next call
+    98) result="cut" ;;         # the test saved a part of its work, and continues later
     124 | 137)
-      # Ended by the part's time limit; the next call may give it more. The start of a part takes a little of its time.
-      if ((10 * limit < 9 * cap)); then result=cut cut=1; else result=timeout failed=1; fi ;;
-    *) result=failed failed=1 ;;
+      # Cut off by the end of its part or of the call; the start of a part takes a little of its time.
+      if ((10 * limit < 9 * test_ms)); then result="cut"; else result=timeout; fi ;;
+    *) result=failed ;;
+  esac
+  unset "cut[$name]"
+  state[$name]=$result
+  case $result in
+    cut) cut[$name]=1 ;;
+    failed | timeout) failed=1 tried[$name]=1 ;;
+    *) tried[$name]=1 ;;
   esac
   # The numbers first, then what the test printed.
   text=$(
     printf '%-8s %4d s  %s\n' "$result" $((($(now_ms) - began) / 1000)) "$name"
     {
       cat "$work/headline" 2>/dev/null
+      if [[ ${keep_output:-0} == 1 ]]; then clocks_since "${clock_lines:-0}"; fi
       if [[ $result != ok ]]; then tail -n 40 "$work/log"; elif [[ ${keep_output:-0} == 1 ]]; then head -n 400 "$work/log"; fi
     } | cut -c 1-400 | sed 's/^/    | /'
   )
@@ -305,390 +377,55 @@ run_test() {
   { results_without "$name"; printf '%s\n' "$text"; } | replace_results
   printf '%s\n' "$text"
 }
-refuse() { printf 'echo %q; exit 99' "$1"; }
 
-# --- parts; each sets the file of its results
-
-nothing_to_run() { run_test "programs of $1" bash -c "$(refuse "this build has no program for $1")"; }
-
-part_kernels() {
-  local results=$out/kernels.txt path any=0
-  while read -r path; do
-    any=1
-    run_test "$(basename "$path")" "$path"
-  done < <(tests_of tests)
-  ((any)) || nothing_to_run kernels
-}
-
-launch_on() {
-  local ranks=$1
-  shift
-  if ((ranks == 1)); then SLIPSTREAM_SHARE_GPU=1 "$@"; return; fi
-  SLIPSTREAM_SHARE_GPU=1 mpirun --oversubscribe --bind-to none -np "$ranks" "$@"
-}
-
-write_run_file() {
-  # Text that every machine has.
-  seq 1 100000 | sed 's/$/ follows what came before it./' >"$work/text.txt"
-  cat >"$work/run.toml" <<TOML
-[model]
-family = "gpt2"
-layers = 2
-heads = 2
-width = 128
-context = 64
-[data]
-train = "$work/text.txt"
-tokenizer = "bytes"
-[train]
-steps = 5
-global_batch_size = 8
-eval_batches = 1
-log_interval = 1
-TOML
-}
-# Trains a few steps on `ranks` ranks of one GPU; the losses go to losses.RANKS.
-train_on() {
-  local ranks=$1
-  launch_on "$ranks" "$program" train "$work/run.toml" --set "output.dir=\"$work/run.$ranks\"" \
-    --set "train.micro_batch_size=$((8 / ranks))" --set "checkpoint.dir=\"$work/run.$ranks/weights\"" --set "device.kind=\"$kind\"" || return
-  sed -n 's/.*"loss": *\([-+.0-9e]*\).*/\1/p' "$work/run.$ranks/metrics.jsonl" >"$work/losses.$ranks"
-  [[ -s $work/losses.$ranks ]]
-}
-# The losses of two runs agree step by step, but not bit for bit, because ranks add gradients in a different order.
-same_losses() {
-  paste "$work/losses.$1" "$work/losses.$2" | awk '
-    { d = $1 - $2; if (d < 0) d = -d; if (d > worst) worst = d; if (NF != 2 || !(d <= 1e-3 * $1)) bad = 1 }
-    END { printf "%d steps, largest difference %g\n", NR, worst; exit bad || NR == 0 }'
-}
-equivalence() {
-  # A later call no longer has the losses of one rank.
-  if [[ ! -s $work/losses.1 ]]; then train_on 1 || return; fi
-  if [[ $1 != 1 ]]; then train_on "$1" && same_losses 1 "$1"; fi
-}
-# NCCL tests whose file names match the pattern, on the given number of ranks. `--list RANKS` names the groups of a
-# test.
-nccl_tests() {
-  local results=$out/nccl.txt pattern=$1 path ranks group
-  shift
-  while read -r path; do
-    [[ $(basename "$path") =~ $pattern ]] || continue
-    for ranks in "$@"; do
-      for group in $(timeout 30 "$path" --list "$ranks"); do
-        keep_output=1 run_test "$(basename "$path") $group on $ranks" bash -c "launch_on $ranks '$path' $group"
-      done
-    done
-  done < <(tests_of nccl)
-}
-part_nccl() { nccl_tests 'contract|equivalence' 1 2 4; }
-part_two_ranks() { nccl_tests 'contract|equivalence' 2; }
-part_order() { nccl_tests order 3; }
-training_on() {
-  local results=$out/nccl.txt ranks
-  write_run_file
-  for ranks in "$@"; do
-    run_test "training on $ranks" bash -c "equivalence $ranks"
-  done
-}
-part_training() { training_on 1 2 4; }
-part_training_on_two() { training_on 2; }
-
-# A machine may refuse the tool's way of tracing; that is not a failure.
-sanitized() {
-  local tool=$1 path=$2 code=0
-  "$sanitizer" --tool "$tool" --error-exitcode 86 "$path" >"$scratch/sanitizer" 2>&1 || code=$?
-  cat "$scratch/sanitizer"
-  if grep -E "not supported|permission|Unable to|Target application terminated before first instrumented" "$scratch/sanitizer" >/dev/null \
-      && [[ $code != 86 ]]; then
-    return 99
-  fi
-  return "$code"
-}
-tool_of() {
-  local place
-  command -v "$1" && return
-  for place in "${CUDA_HOME:-/usr/local/cuda}"/bin /usr/local/cuda-*/bin /opt/nvidia/nsight-compute/* /opt/nvidia/nsight-systems/*/bin; do
-    [[ -x $place/$1 ]] && { echo "$place/$1"; return; }
-  done
-}
-# The kernel tests under one tool. Their sizes are those of the emulated device, small enough for racecheck.
-sanitize_with() {
-  local results=$out/sanitize.txt tool=$1 path any=0
-  sanitizer=$(tool_of compute-sanitizer)
-  if [[ -z $sanitizer ]]; then
-    run_test "compute-sanitizer $tool" bash -c "$(refuse "this machine has no compute-sanitizer")"
-    return
-  fi
-  results_without "compute-sanitizer $tool" | replace_results  # of a machine without
-  while read -r path; do
-    any=1
-    run_test "$(basename "$path") $tool" bash -c "sanitized $tool '$path'"
-  done < <(tests_of tests | grep -v -E '/gpu_(device|generation|golden|host_waits)_test$')
-  ((any)) || nothing_to_run sanitize
-}
-part_memcheck() { sanitize_with memcheck; }
-part_racecheck() { sanitize_with racecheck; }
-part_initcheck() { sanitize_with initcheck; }
-part_synccheck() { sanitize_with synccheck; }
-
-# A benchmark of a model: GPT-2 124M with 64 sequences of 1024 tokens a step, or Llama 1.2B with 8 of 2048.
-on_model() {
-  local model=$1 command=$2 micro_batch=$3 table=$4 sets
-  shift 4
-  case $model in
-    "GPT-2 124M") sets=(gpt2_124m.toml --set model.vocab_size=50304 --set train.global_batch_size=64) ;;
-    "Llama 1.2B") sets=(llama_1b.toml --set train.sequence_length=2048 --set train.global_batch_size=8) ;;
-  esac
-  "$program" bench "$command" "$root/configs/runs/${sets[0]}" "${sets[@]:1}" --set "device.kind=$kind" \
-    --set "device.algorithms=\"$table\"" --set "train.micro_batch_size=$micro_batch" "$@"
-}
-micro_batch_before() { sed -n "s/^$1 micro-batch,\([0-9]*\),.*/\1/p" "$measured_csv" 2>/dev/null | tail -n 1; }
-# With a table of algorithms (empty: none), under a name.
-bench_step() {
-  local model=$1 micro_batch tokens sizes tokens_of_step csv=$work/step.csv
-  case $model in
-    "GPT-2 124M") sizes="64 32 16 8" tokens_of_step=65536 ;;
-    "Llama 1.2B") sizes="8 4 2 1" tokens_of_step=16384 csv=$work/llama.csv ;;
-  esac
-  for micro_batch in $sizes; do
-    on_model "$model" step "$micro_batch" "$2" --steps "$4" --in-a-row 5 --csv "$csv" || continue  # the largest that fits
-    tokens=$(awk -F, -v tokens="$tokens_of_step" 'NR == 2 { printf "%.0f", 1e3 * tokens / $5 }' "$csv")
-    measured "$3" "$tokens" tokens/s
-    measured "$model micro-batch" "$micro_batch" sequences
-    return 0
-  done
-  return 1
-}
-# The fastest algorithm of every product of that step. The program writes the table after each product and continues an
-# incomplete table.
-bench_products() {
-  local micro_batch
-  set -o pipefail
-  micro_batch=$(micro_batch_before "$1")
-  on_model "$1" products "${micro_batch:-$2}" "$products_json" --steps 3 --seconds "$3" | tee "$scratch/products" || return
-  measured "products timed" "$(sed -n 's/^\([0-9]*\) of [0-9]* products timed: .*/\1/p' "$scratch/products")" products
-  if grep '^[0-9]* products left' "$scratch/products" >/dev/null; then return 98; fi
-}
-# The tests of a model: a step without a table, the table of its products, and the step with it.
-without_table() {
-  local results=$out/bench.txt
-  keep_output=1 run_test "$1 without a table" bash -c "bench_step '$1' '' '$1 without a table' $2"
-}
-timed_products() {
-  local results=$out/bench.txt
-  keep_output=1 run_test "$1" bash -c "bench_products '$2' $3 $(seconds_of $((part_ms * 8 / 10)))"
-}
-with_table() {
-  local results=$out/bench.txt
-  keep_output=1 run_test "$1" bash -c \
-    "if [[ -s \$products_json ]]; then bench_step '$1' \"\$products_json\" '$1' $2; else echo 'skipped: there is no table of products'; exit 77; fi"
-}
-part_step() { without_table "GPT-2 124M" 8; }
-part_products() { timed_products "products" "GPT-2 124M" 16; }
-part_tabled() { with_table "GPT-2 124M" 8; }
-part_llama() { without_table "Llama 1.2B" 4; }
-part_llama_products() { timed_products "products of Llama 1.2B" "Llama 1.2B" 2; }
-part_llama_tabled() { with_table "Llama 1.2B" 4; }
-
-# This machine's PyTorch, if it sees the GPU; checked once.
-torch_state=""
-has_torch() {
-  if [[ -z $torch_state ]]; then
-    torch_state=no
-    timeout 60 "${python[@]}" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1 && torch_state=yes
-  fi
-  [[ $torch_state == yes ]]
-}
-torch_test() {
-  local name=$1
-  shift
-  if [[ $pass == forget ]] || has_torch; then
-    keep_output=1 run_test "$name" "${python[@]}" "$root/scripts/bench_gpu_pytorch.py" "$@" --measured "$measured_csv"
-  else
-    run_test "$name" bash -c "$(refuse "python3 has no PyTorch that sees this GPU")"
-  fi
-}
-part_torch() {
-  local results=$out/bench.txt mode
-  for mode in eager default; do
-    torch_test "PyTorch: GPT-2 124M $mode" step "$work/step.csv" --modes "$mode"
-  done
-}
-# Minutes of tuning: no part of a call.
-part_torch_tuned() {
-  local results=$out/bench.txt
-  torch_test "PyTorch: GPT-2 124M max-autotune-no-cudagraphs" step "$work/step.csv" --modes max-autotune-no-cudagraphs
-}
-part_compare() {
-  local results=$out/bench.txt path any=0
-  while read -r path; do
-    any=1
-    keep_output=1 run_test "$(basename "$path")" "$path" "$out/kernels.csv"
-  done < <(tests_of bench)
-  ((any)) || nothing_to_run bench
-  torch_test "PyTorch: kernels" kernels "$out/kernels.csv"
-}
-
-# The kernels of one op under Nsight Compute: the number of launches in the benchmark's first call.
-profile_kernels() {
-  local ncu=$1 op=$2 launches=$3 path=$4
-  "$ncu" --launch-count "$launches" --kill yes --section SpeedOfLight --section MemoryWorkloadAnalysis --section Occupancy \
-    --section WarpStateStats "$path" /dev/null "$op" >"$scratch/ncu" 2>&1
-  grep -v '^==PROF==' "$scratch/ncu"
-  if grep -E 'ERR_NVGPUCTRPERM|not supported' "$scratch/ncu" >/dev/null; then return 99; fi
-  grep 'Duration' "$scratch/ncu" >/dev/null
-}
-# Eight ranks' plan on one GPU, the others imitated, with a link of half the compute's time.
-profile_step() {
-  local nsys=$1
-  # shellcheck disable=SC2016  # the profiled bash expands it
-  "$nsys" profile --force-overwrite=true --trace=cuda,nvtx --sample=none --output="$scratch/step" bash -c \
-    'on_model "GPT-2 124M" overlap 8 "$products_json" --ranks 8 --forms copies --ratios 0.5 --steps 1 --set device.graph=false' || return
-  "$nsys" stats --force-export=true --report cuda_gpu_kern_sum,nvtx_sum --format table "$scratch/step.nsys-rep"
-}
-part_profile() {
-  local results=$out/bench.txt path row ncu nsys
-  path=$(tests_of bench | head -n 1)
-  ncu=$(tool_of ncu)
-  nsys=$(tool_of nsys)
-  # The op and its launches.
-  for row in "attention_forward 1" "attention_backward 2" "layer_norm_backward 2" "cross_entropy 2"; do
-    if [[ -n $ncu && -n $path ]]; then
-      keep_output=1 run_test "ncu ${row% *}" bash -c "profile_kernels '$ncu' $row '$path'"
-    else
-      run_test "ncu ${row% *}" bash -c "$(refuse "this machine has no ncu, or the build has no bench")"
-    fi
-  done
-  if [[ -n $nsys ]]; then
-    keep_output=1 run_test "nsys overlapped step" bash -c "profile_step '$nsys'"
-  else
-    run_test "nsys overlapped step" bash -c "$(refuse "this machine has no nsys")"
-  fi
-}
-
-# The plan of 8 ranks on this GPU, with 7 imitated ranks and an emulated link of form $1: for every ratio of $2 the ratio,
-# the hidden share and the slow-down of compute, both in %, to $scratch/overlap. Columns are found by name.
-bench_link() {
-  local form=$1 ratios=$2
-  shift 2
-  on_model "GPT-2 124M" overlap 8 "$([[ -s $products_json ]] && echo "$products_json")" --ranks 8 --forms "$form" --ratios "$ratios" --steps 6 \
-    --csv "$scratch/link.csv" "$@" || return
-  awk -F, '
-    NR == 1 { for (i = 1; i <= NF; ++i) at[$i] = i; next }
-    $1 == "no_communication" { alone = $at["compute_ms"] }
-    $1 == "bucketed" && alone > 0 { printf "%s %.1f %.1f\n", $at["ratio"], 100 * $at["hidden_fraction"], 100 * ($at["compute_ms"] / alone - 1) }
-  ' "$scratch/link.csv" >"$scratch/overlap"
-}
-bench_form() {
-  local ratio hidden slower
-  bench_link "$1" 0.25,0.5,1 || return
-  while read -r ratio hidden slower; do
-    measured "overlap $1 $ratio hidden" "$hidden" %
-    measured "overlap $1 $ratio compute slow-down" "$slower" %
-  done <"$scratch/overlap"
-}
-# Blocks occupy multiprocessors, as NCCL does.
-bench_goal() {
-  local ratio hidden slower
-  bench_link blocks 0.6 --ratio-of backward || return
-  read -r ratio hidden slower <"$scratch/overlap" || return
-  measured "communication hidden at 0.6 of backward" "$hidden" %
-  measured "compute slow-down at 0.6 of backward" "$slower" %
-  measured "communication / compute at 0.6 of backward" "$ratio" x
-}
-# Through NCCL. The ranks share the GPU, so only the order is realistic.
-bench_overlap_shared() {
-  launch_on 2 "$program" bench overlap "$work/run.toml" --steps 6 --set "device.kind=$kind" --set train.micro_batch_size=4
-}
-part_links() {
-  local results=$out/bench.txt form
-  for form in gate copies blocks; do
-    keep_output=1 run_test "overlap of 8 ranks, 7 imitated, $form" bash -c "bench_form $form"
-  done
-}
-part_goal() {
-  local results=$out/bench.txt
-  keep_output=1 run_test "overlap at 0.6 of backward" bash -c bench_goal
-}
-part_shared() {
-  local results=$out/bench.txt
-  write_run_file
-  keep_output=1 run_test "overlap on 2 ranks" bash -c bench_overlap_shared
-}
+# shellcheck source=scripts/gpu_parts.sh
+source "$root/scripts/gpu_parts.sh"
 
 # --- calls and stages
 
 python=(env "LD_LIBRARY_PATH=$machine_library_path" python3)
+export TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_AUTOGRAD_CACHE=1
 export root out work program sanitizer="" kind=cuda measured_csv products_json scratch
-export -f launch_on train_on same_losses equivalence sanitized measured on_model bench_step micro_batch_before bench_products \
-  profile_kernels profile_step bench_link bench_form bench_goal bench_overlap_shared
-
-# Runs part $1 in at most $2 ms, $3 ms of them for a last test to end, $4 ms for a test; no later than call_end.
-run_part() {
-  local part=$1 now file
-  now=$(now_ms)
-  part_ms=$2
-  test_ms=$4
-  ends_by=$((now + part_ms))
-  if ((ends_by > call_end)); then ends_by=$call_end; fi
-  begins_until=$((ends_by - $3))
-  for file in kernels nccl sanitize bench; do touch "$out/$file.txt" 2>/dev/null; done
-  "part_$part"
-}
-forget() {
-  local pass=forget part
-  ((again)) || return 0
-  for part in "$@"; do run_part "${part%%:*}" 0 0 0; done
-}
-
-# "PART:SECONDS:SECONDS OF A TEST" in order, each within its own limits: a test that hangs leaves time for the part's others.
-# The remaining time goes to tests that never ran.
-run_call() {
-  local row part seconds of_a_test pass
-  call_end=$((began_ms + $(scaled_ms "$call_seconds")))
-  forget "$@"
-  for row in "$@"; do
-    IFS=: read -r part seconds of_a_test <<<"$row"
-    echo "== $part"
-    pass=first run_part "$part" "$(scaled_ms "$seconds")" 0 "$(scaled_ms "$of_a_test")"
-    pass=again "part_$part"
-  done
-  waiting=0
-  for row in "$@"; do
-    IFS=: read -r part seconds of_a_test <<<"$row"
-    pass=first run_part "$part" $((call_end - $(now_ms))) 0 "$(scaled_ms "$of_a_test")"
-  done
-}
-# The parts of a stage share its time.
-run_stage() {
-  local part pass stage_ms
-  stage_ms=$(scaled_ms $((stage_seconds + last_seconds)))
-  call_end=$(($(now_ms) + stage_ms))
-  forget "${@:2}"
-  echo "== $1"
-  for pass in first again; do
-    for part in "${@:2}"; do run_part "$part" "$stage_ms" "$(scaled_ms "$last_seconds")" "$(scaled_ms "$test_seconds")"; done
+# Every row in its own time, then all of them in the time that is left.
+run_rows() {
+  local row part of_part of_test pass
+  for pass in forget first rest again; do
+    [[ $pass != forget || $again == 1 ]] || continue
+    if [[ $pass == first ]]; then choose_attention; fi
+    for row in "$@"; do
+      IFS=: read -r part of_part of_test <<<"$row"
+      test_ms=$(scaled_ms "$of_test")
+      ends_by=$call_end
+      if [[ $pass == first ]]; then
+        echo "== $part"
+        ends_by=$(($(now_ms) + $(scaled_ms "$of_part")))
+        if ((ends_by > call_end)); then ends_by=$call_end; fi
+      fi
+      "part_$part"
+    done
   done
 }
 
+rows=() default_seconds=0
 for plan in "${plans[@]}"; do
-  case $plan in
-    "call 1") run_call kernels:90:45 step:40:40 torch:90:60 compare:70:45 products:140:140 tabled:40:40 llama:50:50 profile:50:30 ;;
-    "call 2") run_call goal:30:30 two_ranks:160:60 order:60:40 training_on_two:40:40 links:130:50 llama_products:60:60 llama_tabled:50:50 shared:40:40 ;;
-    "call 3") run_call memcheck:200:60 racecheck:160:60 initcheck:120:60 synccheck:70:60 ;;
-    "stage kernels") run_stage kernels kernels ;;
-    "stage nccl") run_stage nccl nccl order training ;;
-    "stage sanitize") run_stage sanitize memcheck racecheck initcheck synccheck ;;
-    "stage bench") run_stage bench compare step products tabled llama llama_products llama_tabled goal links shared torch torch_tuned ;;
-  esac
+  read -ra more <<<"$(rows_of "$plan")"
+  rows+=("${more[@]}")
+  ((default_seconds += $([[ $plan == "call 2" ]] && echo 150 || echo 590)))
 done
-for file in kernels.txt nccl.txt sanitize.txt bench.txt; do [[ -s $out/$file ]] || rm -f -- "$out/$file"; done
+((seconds)) || seconds=$default_seconds
+call_end=$((began_ms + $(scaled_ms $((seconds - reserve_seconds)))))
+log_clocks
+run_rows "${rows[@]}"
+
+one_line() { printf '%s; ' "${@:1:20}" | sed 's/; $//'; (($# <= 20)) || printf ' and %d more' $(($# - 20)); }
+if ((${#cut[@]})); then echo "cut off after $seconds s: $(one_line "${!cut[@]}")"; fi
+if ((${#unrun[@]})); then echo "not run for lack of time: $(one_line "${unrun[@]}")"; fi
+if ((${#cut[@]} + ${#unrun[@]})); then echo "not finished: call again with the same arguments"; fi
 if command -v python3 >/dev/null && [[ -f $root/scripts/gpu_summary.py ]]; then
-  timeout 20 "${python[@]}" "$root/scripts/gpu_summary.py" "$out" 2>/dev/null
+  summary=$(timeout 5 "${python[@]}" "$root/scripts/gpu_summary.py" "$out" 2>/dev/null)
+  { printf '%s\n' "$summary" >"$out/summary.md"; } 2>/dev/null || rm -f -- "$out/summary.md"
+  printf '%s\n' "$summary"
 fi
 if ((failed)); then exit 1; fi
-if ((cut || waiting)); then
-  echo "not finished: call again with the same arguments"
-  exit 3
-fi
+if ((${#cut[@]} + ${#unrun[@]})); then exit 3; fi
 exit 0

@@ -20,13 +20,14 @@ import csv
 import math
 import pathlib
 import re
+import statistics
 import sys
 
 LESS_IS_BETTER = {"us", "ms", "s", "waits", "launches"}
 COLUMNS = ["name", "unit", "low", "expected", "high", "basis"]
 PEERS = ["torch", "cudnn", "flash", "torch-eager", "torch-compile", "torch-tuned"]
 RESULT = re.compile(r"(ok|refused|cut|timeout|failed) +\d+ s  (.+)")
-STAGES = ["kernels", "nccl", "sanitize", "bench"]
+OUTCOMES = ["failed", "timeout", "cut", "refused", "ok"]
 
 
 def refuse(sentence):
@@ -48,9 +49,9 @@ def positive(text):
     return value if value and value > 0 else None
 
 
-def results_of(folder, stage):
-    """[(result, test)] of a stage."""
-    path = folder / f"{stage}.txt"
+def results_of(folder):
+    """[(result, test)]."""
+    path = folder / "tests.txt"
     return [match.groups() for match in map(RESULT.fullmatch, path.read_text().splitlines()) if match] if path.exists() else []
 
 
@@ -82,7 +83,7 @@ def read_derived(folder, measured):
     ours, theirs = measured.get(("GPT-2 124M", "tokens/s")), measured.get(("torch-compile GPT-2 124M", "tokens/s"))
     if ours and theirs:
         measured["GPT-2 124M / torch-compile", "x"] = ours / theirs
-    if ("ok", "gpu_host_waits_test") in results_of(folder, "kernels"):
+    if ("ok", "gpu_host_waits_test") in results_of(folder):
         measured["host synchronisations a step", "waits"] = 0.0
         measured["graph launches a step", "launches"] = 1.0
 
@@ -160,17 +161,27 @@ def print_peers(measured):
 
 def print_tests(folder):
     print("## Tests\n")
-    counts, bad = [], []
-    for stage in STAGES:
-        results = results_of(folder, stage)
-        count = collections.Counter(result for result, _ in results)
-        counts.append((stage, *(str(count[result]) for result in ("ok", "failed", "timeout", "cut", "refused"))))
-        bad += [(result, stage, name) for result, name in results if result not in ("ok", "refused")]
-    table(["stage", "ok", "failed", "timeout", "cut", "refused"], counts)
-    for result, stage, name in sorted(bad, key=lambda one: ["failed", "timeout", "cut"].index(one[0])):
-        print(f"- {result}: {name} ({stage}.txt)")
+    results = results_of(folder)
+    count = collections.Counter(result for result, _ in results)
+    print(", ".join(f"{count[outcome]} {outcome}" for outcome in reversed(OUTCOMES) if count[outcome]) or "none", end=".\n\n")
+    bad = sorted((one for one in results if one[0] not in ("ok", "refused")), key=lambda one: OUTCOMES.index(one[0]))
+    for result, name in bad:
+        print(f"- {result}: {name}")
     if bad:
         print()
+
+
+def print_clocks(folder):
+    """The clocks while the GPU was busy: products at a low clock explain a missed forecast."""
+    path = folder / "clocks.csv"
+    rows = [line.split(", ") for line in path.read_text(errors="replace").splitlines()] if path.exists() else []
+    # timestamp, SM clock, memory clock, power, temperature, utilisation in %
+    busy = [(finite(row[1]), finite(row[3])) for row in rows if len(row) >= 6 and (finite(row[5]) or 0) >= 50]
+    clocks = sorted(clock for clock, _ in busy if clock)
+    if clocks:
+        watts = max((power for _, power in busy if power), default=0)
+        print(f"In {len(clocks)} s at 50 % utilisation or more: SM clock {clocks[0]:.0f} to {clocks[-1]:.0f} MHz, median {statistics.median(clocks):.0f}; "
+              f"power at most {watts:.0f} W.\n")
 
 
 def main():
@@ -186,6 +197,10 @@ def main():
     print("<!-- SPDX-License-Identifier: Apache-2.0 -->")
     print(f"# GPU check: {gpus[0].split(',')[0] if gpus else 'no GPU'}\n")
     print(f"{lines[0][0].upper() + lines[0][1:] if lines else 'Nothing found'}. GPUs: {'; '.join(gpus) or 'none'}.\n")
+    for line in lines:
+        if line.startswith("attention: "):
+            print(f"A{line[1:]}.\n")
+    print_clocks(options.folder)
     measured = read_measured(options.folder)
     read_derived(options.folder, measured)
     card = "h100" if gpus and "H100" in gpus[0] else "h200"

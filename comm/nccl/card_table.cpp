@@ -38,14 +38,18 @@ const CardShare* card_share(Card card, CardLink link) {
   return found == std::end(kRows) ? nullptr : &found->share;
 }
 
-NcclChannel completed(const NcclChannel& written, Card card, CardLink link, bool gathers, int nccl_version) {
+bool copies_may_hang(int nccl_version, int64_t ranks) {
+  return ranks == 2 && nccl_version >= 22900 && nccl_version < 23102;
+}
+
+NcclChannel completed(const NcclChannel& written, const CardGroup& group, int nccl_version) {
   NcclChannel channel = written;
-  const CardShare* const share = card_share(card, link);
+  const CardShare* const share = card_share(group.card, group.link);
   if (!share) return channel;
   if (channel.max_ctas == 0) channel.max_ctas = std::max(share->max_ctas, channel.min_ctas);
   if (channel.cluster_size < 0) channel.cluster_size = std::min(share->cluster_size, channel.max_ctas);
-  if (channel.policy == NcclPolicy::unset && gathers && share->copies_gathers &&
-      (nccl_version == 0 || nccl_version >= kNcclWithPolicies))
+  if (channel.policy == NcclPolicy::unset && group.gathers && share->copies_gathers &&
+      (nccl_version == 0 || nccl_version >= kNcclWithPolicies) && !copies_may_hang(nccl_version, group.ranks))
     channel.policy = NcclPolicy::zero;
   return channel;
 }

@@ -13,6 +13,7 @@
 //            four multiprocessors of one group are free. Ampere has no clusters.
 //   Copies   Gathers inside a node of Hopper cards use copy engines. PyTorch issues 176613 and 179937 report steps 15 %
 //            and 2.4 % shorter. Across nodes Megatron-LM issue 5657 reports longer steps, and reductions need blocks.
+//            Groups of two ranks use blocks where NCCL can hang in their first copy (copies_may_hang).
 
 #include <cstdint>
 
@@ -42,8 +43,19 @@ const CardShare* card_share(Card card, CardLink link);
 /// NCCL has the zero-CTA policy since this version (2.28).
 constexpr int kNcclWithPolicies = 22800;
 
-/// Pure. `written` with the table's values where it has none, as a whole: no cluster exceeds the blocks. `gathers`: the
-/// channel carries only gathers. `nccl_version`: 0 is unknown and has policies.
-NcclChannel completed(const NcclChannel& written, Card card, CardLink link, bool gathers, int nccl_version);
+/// Pure. Can the first collective of copy engines hang in a group of so many ranks? With two of them in NCCL 2.29 to
+/// 2.31.1: a rank may write a flag before the other one has bound its memory (NCCL issue 2241, pull request 2290).
+bool copies_may_hang(int nccl_version, int64_t ranks);
+
+/// A channel and its group.
+struct CardGroup {
+  Card card = Card::other;
+  CardLink link = CardLink::node;
+  int64_t ranks = 1;
+  bool gathers = false;  // the channel carries only gathers
+};
+/// Pure. `written` with the table's values where it has none, as a whole: no cluster exceeds the blocks.
+/// `nccl_version`: 0 is unknown and has policies.
+NcclChannel completed(const NcclChannel& written, const CardGroup& group, int nccl_version);
 
 }  // namespace slipstream::comm

@@ -10,6 +10,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/attention_path.h"
 #include "kernels/attention/hidden_keys.cuh"
 #include "kernels/attention/weight_dropout.cuh"
 #include "kernels/cuda/common.cuh"
@@ -445,7 +446,9 @@ dim3 grid_of(int64_t tokens, int64_t heads, int64_t batch) {
 }  // namespace
 
 void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockForward& args) {
-  if (attention_forward_hopper(context, args) || attention_forward_mma(context, args)) return;
+  const AttentionPath path = attention_path(compute_capability());
+  if (path == AttentionPath::hopper && attention_forward_hopper(context, args)) return;
+  if (path != AttentionPath::plain && attention_forward_mma(context, args)) return;
   const AttentionForward& all = args.all;
   for_dtype(all.dtype, [&](auto type) {
     using T = decltype(type);
@@ -482,7 +485,9 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
   launch_delta<T>(context, args.all);
   const AttentionBackward& all = args.all;
   const float* delta = all.workspace;
-  if (attention_backward_hopper(context, args, delta) || attention_backward_mma(context, args, delta)) return;
+  const AttentionPath path = attention_path(compute_capability());
+  if (path == AttentionPath::hopper && attention_backward_hopper(context, args, delta)) return;
+  if (path != AttentionPath::plain && attention_backward_mma(context, args, delta)) return;
   const bool whole =
       whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
   for_tile(all, [&](auto tile) {

@@ -49,6 +49,8 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(fs::exists(dir + ".old-2"));
   // A refusal before training leaves older runs unchanged.
   check_refused(shell("SLIPSTREAM_ISA=avx3 " + exe() + " train " + run), 2, {"avx3", "baseline, avx2 or avx512"});
+  check_refused(shell("SLIPSTREAM_ATTENTION=flash " + exe() + " train " + run), 2,
+                {"SLIPSTREAM_ATTENTION=flash is unknown, need hopper, mma or plain"});
   CHECK(!fs::exists(dir + ".old-3"));
 
   // The resolved run file trains the same weights.

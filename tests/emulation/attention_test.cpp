@@ -4,6 +4,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/hold/hold.h"
 
+#include "engine/base/check.h"
 #include "kernels/attention/attention_cuda.h"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/packed_attention.h"
@@ -474,4 +475,58 @@ TEST_CASE("hold_blocks launches with the shared memory that the device has") {
   CHECK_NOTHROW(hold_blocks(
       context, {.memory = x.data<std::byte>(), .size_bytes = 8192, .release = &released, .blocks = 2, .ns = 1000}));
   CHECK_NOTHROW(await_flag(context, {.flag = &released}));
+}
+
+TEST_CASE("attention: SLIPSTREAM_ATTENTION is the first path that the dispatch tries") {
+  if (on_card) return;  // it has one compute capability
+  constexpr int64_t kTokens = 200, kHead = 64;
+  const Doubles qkv = random_doubles(kTokens * 3 * kHead, DType::bf16, 1),
+                dout = random_doubles(kTokens * kHead, DType::bf16, 2);
+  // The bits of forward and backward, which add in another order on every path.
+  const auto bits = [&](int capability, const char* asked) {
+    const emulation::Capability gpu(capability);
+    if (asked) ::setenv("SLIPSTREAM_ATTENTION", asked, 1);
+    LaunchContext context = cuda_context();
+    OnDevice x(qkv, DType::bf16, "qkv"), d(dout, DType::bf16, "dout"), out(kTokens * kHead, DType::bf16, "out"),
+        dqkv(kTokens * 3 * kHead, DType::bf16, "dqkv"), lse(kTokens, DType::f32, "lse");
+    attention_forward(context, {x.data(), x.data(kHead), x.data(2 * kHead), out.data(), lse.data<float>(), 1, kTokens,
+                                1, 1, kHead, 3 * kHead, 3 * kHead, kHead, 0.125f, DType::bf16});
+    AttentionBackward args = {d.data(),
+                              x.data(),
+                              x.data(kHead),
+                              x.data(2 * kHead),
+                              out.data(),
+                              lse.data<float>(),
+                              dqkv.data(),
+                              dqkv.data(kHead),
+                              dqkv.data(2 * kHead),
+                              nullptr,
+                              1,
+                              kTokens,
+                              1,
+                              1,
+                              kHead,
+                              3 * kHead,
+                              3 * kHead,
+                              kHead,
+                              3 * kHead,
+                              3 * kHead,
+                              0.125f,
+                              DType::bf16};
+    OnDevice workspace(attention_backward_workspace_elems(args), DType::f32, "workspace");
+    args.workspace = workspace.data<float>();
+    attention_backward(context, args);
+    ::unsetenv("SLIPSTREAM_ATTENTION");
+    return std::pair(lse.doubles(), dqkv.doubles());
+  };
+  const auto differ = [](const auto& a, const auto& b) { return a.first != b.first && a.second != b.second; };
+  const auto hopper = bits(90, "hopper"), mma = bits(90, "mma"), plain = bits(90, "plain");
+  CHECK(bits(90, nullptr) == hopper);
+  CHECK((differ(hopper, mma) && differ(mma, plain) && differ(plain, hopper)));
+  for (int capability : {80, 89, 100, 120}) {
+    CHECK(bits(capability, nullptr) == mma);
+    CHECK(bits(capability, "plain") == plain);
+    CHECK_THROWS_AS(bits(capability, "hopper"), ConfigError);
+    ::unsetenv("SLIPSTREAM_ATTENTION");
+  }
 }

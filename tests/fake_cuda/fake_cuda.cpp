@@ -104,7 +104,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   properties->uuid.bytes[15] = static_cast<char>(device + 1);
   std::string("Fake GPU").copy(properties->name, sizeof properties->name - 1);
-  properties->major = 9;
+  properties->major = current_settings.capability / 10;
+  properties->minor = current_settings.capability % 10;
   properties->multiProcessorCount = 2;
   return cudaSuccess;
 }

@@ -20,6 +20,7 @@ namespace slipstream::fake_cuda {
 struct Settings {
   int devices = 2;
   int driver = 13000;  // 0: none
+  int capability = 90;
   int runtime = CUDART_VERSION;
   int64_t memory_bytes = int64_t{8} << 30;   // of a device
   double clock_ppm = 0;                      // by which the GPU's clock is faster than the host's, from reset() on

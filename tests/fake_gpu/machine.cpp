@@ -47,7 +47,8 @@ const bool made = [] {
   machine.captures_until_lost = variable("FAKE_GPU_LOST_AT_CAPTURE", machine.captures_until_lost);
   machine.captures_until_stuck = variable("FAKE_GPU_STUCK_AFTER", machine.captures_until_stuck);
   machine.drop_captured_waits = variable("FAKE_GPU_DROPS_CAPTURED_WAITS", 0) != 0;
-  emulation::set_compute_capability(static_cast<int>(variable("FAKE_GPU_CAPABILITY", 80)));
+  machine.capability = static_cast<int>(variable("FAKE_GPU_CAPABILITY", 80));
+  emulation::set_compute_capability(machine.capability);
   emulation::FakeCublasLt& products = emulation::fake_cublaslt();
   products.version = static_cast<size_t>(variable("FAKE_CUBLASLT_VERSION", static_cast<int64_t>(products.version)));
   machine.memory_bytes = variable("FAKE_GPU_MEMORY", machine.memory_bytes);

@@ -421,6 +421,30 @@ TEST_CASE("run.json notes why attention does not use the instructions of sm_90a"
   CHECK(!contains(notes_of("taken", "90", " --set model.width=128"), refused));
 }
 
+TEST_CASE("SLIPSTREAM_ATTENTION chooses the kernels of attention, and run.json has the choice", "[cuda]") {
+  Folder folder;
+  run_file(folder);
+  const auto run = [&](const std::string& capability, const std::string& more) {
+    return shell("env FAKE_GPU_CAPABILITY=" + capability + " " + more + kFake + " train " + folder.path("run.toml") +
+                 " --set device.kind=cuda --set train.steps=1 --set train.eval_batches=1 --set output.dir=" +
+                 folder.path("run"));
+  };
+  const auto choice = [&](const std::string& capability, const std::string& more) {
+    const Result result = run(capability, more);
+    INFO(result.text);
+    REQUIRE(result.code == 0);
+    CHECK(count(result.text, "attention uses mma.sync") == (capability == "120" ? 1 : 0));
+    return Json::parse(read(folder.path("run") + "/run.json")).at("attention").as_string();
+  };
+  CHECK(choice("90", "") == "hopper");
+  CHECK(choice("90", "SLIPSTREAM_ATTENTION=mma ") == "mma");
+  CHECK(choice("80", "") == "mma");
+  CHECK(choice("120", "") == "mma");
+  CHECK(choice("80", "SLIPSTREAM_ATTENTION=plain ") == "plain");
+  check_refused(run("89", "SLIPSTREAM_ATTENTION=hopper "), 2, {"needs compute capability 9.0, and this GPU has 8.9"});
+  check_refused(run("90", "SLIPSTREAM_ATTENTION=MMA "), 2, {"=MMA is unknown, need hopper, mma or plain"});
+}
+
 TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;

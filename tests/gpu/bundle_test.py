@@ -56,12 +56,37 @@ with tempfile.TemporaryDirectory() as name:
         inside = {member.name.removeprefix("slipstream-gpu/") for member in archive.getmembers()}
         manifest = archive.extractfile("slipstream-gpu/MANIFEST").read().decode()
         archive.extractall(folder / "there", filter="data")
-    check({"bin/slipstream", "tests/gpu_a_test", "nccl/gpu_nccl_b_test", "bench/gpu_kernels_bench", "scripts/gpu_check.sh", "scripts/gpu_summary.py",
+    check({"bin/slipstream", "tests/gpu_a_test", "nccl/gpu_nccl_b_test", "bench/gpu_kernels_bench", "scripts/gpu_check.sh", "scripts/gpu_parts.sh", "scripts/gpu_summary.py",
            "docs/benchmarks/h200-forecast.csv", "configs/runs/gpt2_124m.toml", "tests/golden/gpt2.bin"} <= inside, sorted(inside))
     check(not any(path.endswith("cpu_test") or path.startswith(("lib/libc.so", "lib/libcuda")) for path in inside), sorted(inside))
     check("archs=80 90a\n" in manifest and "cuda_major=none\n" in manifest and "glibc=" in manifest, manifest)
     ran = subprocess.run([folder / "there/slipstream-gpu/scripts/gpu_check.sh", "--out", folder / "out", "--stage", "kernels"], capture_output=True, text=True)
     check(ran.returncode == 7 and "missing: CUDA in the program itself" in ran.stdout, ran.returncode, ran.stdout)
+
+    # --bundle unpacks beside the bundle, once, and runs the check that is inside; without xz Python opens the archive.
+    def check_bundle(*arguments):
+        ran = subprocess.run([source / "scripts/gpu_check.sh", "--stage", "kernels", "--bundle", out, "--out", folder / "out", *arguments], capture_output=True, text=True,
+                             env={**os.environ, "PATH": f"{machine}:{os.environ['PATH']}"})
+        return ran.returncode, ran.stdout + ran.stderr
+
+    unpacked = folder / "slipstream-gpu"
+    for with_xz in (True, False):
+        shutil.rmtree(unpacked, ignore_errors=True)
+        if not with_xz:
+            (machine / "tar").write_text("#!/bin/sh\necho 'tar (child): xz: Cannot exec' >&2\nexit 2\n")
+            (machine / "tar").chmod(0o755)
+        code, printed = check_bundle()
+        check(code == 7 and f"bundle of commit {manifest.split('commit=')[1].split()[0]}\n" in printed and "missing: CUDA in the program itself" in printed, printed)
+        check((unpacked / "MANIFEST").read_text() == manifest and os.access(unpacked / "bin/slipstream", os.X_OK), list(unpacked.iterdir()))
+    (unpacked / "MANIFEST").write_text("commit=unpacked\ncuda_major=none\n")
+    check("bundle of commit unpacked\n" in check_bundle()[1], "a bundle is unpacked twice")
+    out.write_bytes(out.read_bytes()[:1000])
+    code, printed = check_bundle()
+    check(code == 7 and f"gpu_check: cannot unpack {out}: it needs tar with xz, or a python3 with lzma, and room in {folder}." in printed, printed)
+    out.unlink()
+    code, printed = check_bundle()
+    check(code == 2 and printed == f"gpu_check: there is no bundle {out}. scripts/bundle.sh makes one.\n", printed)
+    (machine / "tar").unlink()
 
     # One byte too much.
     (machine / "xz").write_text("#!/bin/sh\ncat >/dev/null\nhead -c 60000001 /dev/zero\n")

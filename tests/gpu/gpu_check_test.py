@@ -5,6 +5,7 @@ usage: gpu_check_test.py SOURCE_ROOT
 """
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,8 @@ with tempfile.TemporaryDirectory() as folder:
         script(bundle / name, TEST)
     (bundle / "MANIFEST").write_text("commit=none\ncuda_major=13\n")
     (bundle / "scripts").mkdir()
-    shutil.copy(source / "scripts/gpu_check.sh", bundle / "scripts")
+    for name in ("gpu_check.sh", "gpu_parts.sh"):
+        shutil.copy(source / "scripts" / name, bundle / "scripts")
     script(machine / "mpirun", MPIRUN)
     calls = root / "calls"
 
@@ -69,8 +71,9 @@ with tempfile.TemporaryDirectory() as folder:
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
         return result.returncode, result.stdout, calls.read_text().splitlines()
 
-    def lines(stage):
-        return [line for line in (out / f"{stage}.txt").read_text().splitlines() if not line.startswith("    |")]
+    def lines(pattern=""):
+        """Results of the tests whose lines hold the pattern."""
+        return [line for line in (out / "tests.txt").read_text().splitlines() if not line.startswith("    |") and re.search(pattern, line)]
 
     # No driver: a sentence, code 7, nothing runs.
     script(machine / "nvidia-smi", "#!/bin/sh\nexit 9\n")
@@ -105,16 +108,20 @@ with tempfile.TemporaryDirectory() as folder:
     # A failure is one line and the code; the next call runs only what was not ok.
     (bundle / "tests/gpu_b_test.code").write_text("1")
     code, printed, called = run("--stage", "kernels")
-    check(code == 1 and called == ["gpu_a_test  on 1", "gpu_b_test  on 1", "gpu_golden_test  on 1"], printed, called)
-    check([line.split()[0] for line in lines("kernels")] == ["ok", "failed", "ok"], lines("kernels"))
+    check(code == 1 and called == ["gpu_kernels_bench /dev/null trial on 1", "gpu_a_test  on 1", "gpu_b_test  on 1", "gpu_golden_test  on 1"], printed, called)
+    check([line.split()[0] for line in lines("_test$") if "canary" not in line] == ["ok", "failed", "ok"], lines())
     (bundle / "tests/gpu_b_test.code").unlink()
     code, printed, called = run("--stage", "kernels")
     check(code == 0 and called == ["gpu_b_test  on 1"], printed, called)
-    check(sorted(line.split()[0] for line in lines("kernels")) == ["ok"] * 3, lines("kernels"))
+    check(sorted(line.split()[0] for line in lines("_test$")) == ["ok"] * 3, lines())
 
-    # A stage without time left starts no test and prints it; the next call continues.
-    code, printed, called = run("--stage", "nccl", SLIPSTREAM_STAGE_SECONDS="0")
-    check(code == 3 and "not finished" in printed and not any("nccl" in call for call in called), printed, called)
+    # A stage without time left starts no test and names them; the next call continues.
+    for seconds in ("29", "soon", ""):
+        code, printed, called = run("--seconds", seconds)
+        check(code == 2 and printed == f"gpu_check: --seconds '{seconds}' must be a whole number of at least 30.\n", printed)
+    code, printed, called = run("--stage", "nccl", "--seconds", "30", SLIPSTREAM_CHECK_SCALE="0")
+    check(code == 3 and not any("nccl" in call for call in called), printed, called)
+    check(re.search("^not run for lack of time: .*gpu_nccl_contract_test first on 2; .*\\nnot finished: call again", printed, re.M), printed)
     code, printed, called = run("--stage", "nccl")
     tests = [call for call in called if call.startswith("gpu_")]
     check(code == 0, printed)
@@ -129,13 +136,12 @@ with tempfile.TemporaryDirectory() as folder:
         check(code == 0 and "this machine has no compute-sanitizer" in printed and not called, printed)
     script(machine / "compute-sanitizer", "#!/bin/sh\necho 'Error: Device not supported'; exit 1\n")
     code, printed, called = run("--stage", "sanitize", "--again")
-    check(code == 0 and len([line for line in lines("sanitize") if line.startswith("refused")]) == 8, lines("sanitize"))
-    check(not any("golden" in line for line in lines("sanitize")), lines("sanitize"))
+    check(code == 0 and len(lines("^refused .* (mem|race|init|sync)check$")) == 8 and not lines("golden_test memcheck"), lines())
 
     # The benchmarks: kernels, the step with and without a table, links in three forms, overlap; PyTorch is refused where there is none.
-    script(machine / "python3", "#!/bin/sh\nexit 1\n")
+    script(machine / "python3", "#!/bin/sh\necho 'this python3 has no PyTorch'; exit 77\n")
     code, printed, called = run("--stage", "bench")
-    check(code == 0 and "GPT-2 124M without a table: 436907 tokens/s" in printed and "python3 has no PyTorch" in printed, printed)
+    check(code == 0 and "GPT-2 124M without a table: 436907 tokens/s" in printed and len(lines("^refused .*PyTorch")) == 4, printed)
     check(sum("bench overlap" in call for call in called) == 5 and f"gpu_kernels_bench {out}/kernels.csv on 1" in called, called)
     for model, sequences in (("gpt2_124m", 64), ("llama_1b", 8)):
         check(any("bench products" in call and model in call and f"micro_batch_size={sequences}" in call and f'device.algorithms="{out}/products.json"' in call

@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
     (results_folder / "kernels.csv").write_text("op,shape,us,spread,tflops,gbytes\ncopy,1024 MiB,500,0,0,4000\nadamw,7,10,0,0,3000\nnorm,3 x 4,5,0,2,")
     (results_folder / "measured.csv").write_text("GPT-2 124M,100,tokens/s\nGPT-2 124M,600000,tokens/s\ntorch adamw 7,20,us\ntorch-compile GPT-2 124M,500000,tokens/s\n"
                                                  "overlap gate 1 hidden,0.0,%\noverlap gate 1 compute slow-down,-0.5,%\ncompute slow-down at 0.6 of backward,4.0,%\ncut off li")
-    (results_folder / "kernels.txt").write_text("failed      3 s  gpu_b_test\n    | ok          0 s  not a result\nok          0 s  gpu_host_waits_test\n")
+    (results_folder / "tests.txt").write_text("failed      3 s  gpu_b_test\n    | ok          0 s  not a result\nok          0 s  gpu_host_waits_test\n")
     code, printed = summary()
     check(code == 0 and "forecast.csv has no forecast" in printed, printed)
     forecast.write_text(HEADER + "GPT-2 124M,tokens/s,610000,640000,700000,\"a sum, of parts\"\nadamw 7,us,7,8,12,bytes\nadamw 7,% of copy,50,60,75,\nother,us,1,1,1,\n"
@@ -53,9 +53,16 @@ with tempfile.TemporaryDirectory() as folder:
         ["graph launches a step", "2", "2", "2", "1", "launches", "2.00", "no"],
         ["overlap gate 1 compute slow-down", "0", "1", "2", "-0.5", "%", "inf", "no"]], printed)
     check("6 of 9 measurements lie inside their interval." in printed and "Not measured: other (us)." in printed, printed)
-    check("- failed: gpu_b_test (kernels.txt)" in printed, printed)
-    check(["adamw 7", "10", "torch", "20", "us", "2.00 x"] in rows and ["kernels", "1", "1", "0", "0", "0"] in rows, printed)
+    check("\n1 ok, 1 failed.\n\n- failed: gpu_b_test\n" in printed and "SM clock" not in printed and "attention" not in printed, printed)
+    check(["adamw 7", "10", "torch", "20", "us", "2.00 x"] in rows, printed)
     check(["copy 1024 MiB", "500", "us"] in rows and ["GPT-2 124M", "100", "tokens/s"] not in rows, printed)
+    # Clocks of the seconds in which the GPU was busy; a line that was cut off does not count. The kernels of attention, if a canary chose.
+    (results_folder / "clocks.csv").write_text("timestamp, clocks.current.sm [MHz], clocks.current.memory [MHz], power.draw [W], temperature.gpu, utilization.gpu [%]\n"
+                                               "t, 345, 2619, 70.1, 30, 0\nt, 1410, 2619, 690.2, 60, 99\nt, 1980, 2619, 500.0, 61, 50\nt, 1755, 2619, [N/A], 61, 100\nt, 9, 26")
+    (results_folder / "found.txt").write_text("bundle of commit one\nfound: GPU A GPU, 580.0, 80000 MiB\nattention: mma, because the canary of hopper timed out\n")
+    printed = summary()[1]
+    check("In 3 s at 50 % utilisation or more: SM clock 1410 to 1980 MHz, median 1755; power at most 690 W.\n" in printed, printed)
+    check("\nAttention: mma, because the canary of hopper timed out.\n" in printed, printed)
     for text, sentence in ((HEADER + "adamw 7,us,1,soon,2,\n", "forecast.csv:2: the forecast of 'adamw 7' needs numbers with 0 <= low <= expected <= high"),
                            (HEADER + "adamw 7,us,3,2,4,\n", "forecast.csv:2: the forecast of 'adamw 7' needs numbers"),
                            (HEADER + "adamw 7,us\n", "forecast.csv:2: the forecast of 'adamw 7' needs numbers"),

@@ -85,8 +85,8 @@ TEST_CASE("engines: the table has rows for the GPU model of every machine file w
 }
 
 TEST_CASE("engines: settings of comm.nccl win, and the table completes the others as a whole", "[nccl]") {
-  const auto with = [](const comm::NcclChannel& written, bool gathers = false, int version = 0) {
-    return comm::completed(written, Card::h100, CardLink::node, gathers, version);
+  const auto with = [](const comm::NcclChannel& written, bool gathers = false, int version = 0, int ranks = 8) {
+    return comm::completed(written, {Card::h100, CardLink::node, ranks, gathers}, version);
   };
   CHECK((with({}).max_ctas == 16 && with({}).cluster_size == 2 && with({}).policy == NcclPolicy::unset));
   CHECK((with({.max_ctas = 3}).max_ctas == 3 && with({.max_ctas = 3}).cluster_size == 2));
@@ -97,8 +97,31 @@ TEST_CASE("engines: settings of comm.nccl win, and the table completes the other
   CHECK(with({.policy = NcclPolicy::standard}, true).policy == NcclPolicy::standard);
   CHECK(with({}, true, 22800).policy == NcclPolicy::zero);
   CHECK(with({}, true, 22799).policy == NcclPolicy::unset);
-  CHECK(comm::completed({}, Card::h100, CardLink::both, true, 0).policy == NcclPolicy::unset);
-  CHECK(comm::completed({}, Card::other, CardLink::node, true, 0).max_ctas == 0);
+  CHECK(comm::completed({}, {Card::h100, CardLink::both, 16, true}, 0).policy == NcclPolicy::unset);
+  CHECK(comm::completed({}, {Card::other, CardLink::node, 8, true}, 0).max_ctas == 0);
+  // NCCL issue 2241: 2.29 to 2.31.1 can hang in the first copy between two ranks.
+  for (int version : {22900, 22907, 23004, 23101}) {
+    CHECK(with({}, true, version, 2).policy == NcclPolicy::unset);
+    CHECK(with({}, true, version, 3).policy == NcclPolicy::zero);
+    CHECK(with({.policy = NcclPolicy::zero}, true, version, 2).policy == NcclPolicy::zero);
+  }
+  for (int version : {0, 22809, 23102, 23200}) CHECK(with({}, true, version, 2).policy == NcclPolicy::zero);
+}
+
+TEST_CASE("engines: two ranks gather by blocks where NCCL can hang in copies, and the plan names the reason",
+          "[nccl]") {
+  const auto gather = [](int version, int ranks, const std::string& table = "") {
+    JobRequest asked = request({"zero.stage=2"}, ranks, table);
+    asked.nccl_version = version;
+    return engine_of(build_finished_job(asked), "gather");
+  };
+  const std::string hang = "copies between two ranks can hang in NCCL 2.30.7, fixed in 2.31.2";
+  CHECK(gather(23007, 2).engine == Engine::sm);
+  CHECK(gather(23007, 2).why == "H100, NVLink; " + hang);
+  CHECK(gather(23007, 4).why == "H100, NVLink");
+  CHECK(gather(23102, 2).engine == Engine::copy);
+  CHECK(gather(23007, 2, R"({"policy": "zero"})").engine == Engine::copy);
+  CHECK(gather(23007, 2, R"({"policy": "zero"})").why == "comm.nccl; " + hang);
 }
 
 TEST_CASE("engines: every channel of a job on GPUs has an engine with its origin, and none on CPUs", "[nccl]") {

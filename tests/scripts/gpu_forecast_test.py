@@ -174,7 +174,7 @@ check(hidden == sorted(hidden, reverse=True) and hidden[0] < 0.70 and hidden[-1]
 # The committed forecasts: the columns of gpu_summary.py, intervals in order, every row of the goals, and names of ops and links
 # that the benchmarks print.
 bench = (source / "tests/gpu/cuda/kernels_bench.cpp").read_text()
-ratios = re.search(r'bench_link "\$1" ([\d.,]+)', (source / "scripts/gpu_check.sh").read_text())[1].split(",")
+ratios = re.search(r'bench_link "\$1" ([\d.,]+)', (source / "scripts/gpu_parts.sh").read_text())[1].split(",")
 GOALS = ["GPT-2 124M", "GPT-2 124M / torch-compile", "Llama 1.2B", "attention_forward B32 T1024 H12/12 x 64", "attention_backward B32 T1024 H12/12 x 64",
          "attention_forward B8 T2048 H12/12 x 128", "attention_backward B8 T2048 H12/12 x 128", "layer_norm_backward 32768 x 768", "cross_entropy 8192 x 50304",
          "adamw 124475904", "host synchronisations a step", "graph launches a step", "communication hidden at 0.6 of backward", "compute slow-down at 0.6 of backward"]
