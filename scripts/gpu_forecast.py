@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the GPU path on an H200 and an H100, counted before any measurement.
+"""Speed of the GPU path on an H200 and an H100, counted; its constants are corrected by measurements on an H200.
 
 usage: gpu_forecast.py [--card h200|h100] [--csv FILE]   prints the forecast, or writes it for gpu_summary.py
        gpu_forecast.py [--card h200|h100] --attention    prints the bounds of attention
@@ -29,7 +29,7 @@ WORKSPACE = 32 << 20  # bytes, kernels/cuda/workspace.h
 
 # --- times
 
-NORM_WARPS, NORM_LANES = 16, 32  # warps of a multiprocessor in the backward, lanes of a column in its last kernel
+NORM_WARPS, NORM_TURNS, NORM_LANES = 16, 3, 32  # backward: warps of a multiprocessor, turns of blocks; lanes of a column in its last kernel
 LOSS_THREADS, LOSS_SUM = 512, 73  # LOSS_SUM: the other loop of row_kernel, whose budget has the loop of the gradient
 LOSS_STATIC, SHARED, SHARED_BLOCK = 128, 228 << 10, 227 << 10  # bytes
 FEW, WINDOW, TILE = 64, 8192, 128  # rows of an id in one warp, of one list of rows, of one tile (kernels/embedding/embedding.cu)
@@ -68,7 +68,7 @@ def product_seconds(v, form, rows, inner, out, aux=False, table=True, **_):
     edge = v["edge of a product, k"]
     of_square = math.ceil(2048 / MULTIPROCESSORS) * MULTIPROCESSORS / 2048 * (8192 + edge) / 8192  # what the ceiling itself loses
     rate = v["product ceiling, TFLOP/s"] * 1e12 * of_square / MULTIPROCESSORS
-    edge *= 1.5 if aux or form == "weight" else 1  # two results, or one of four bytes
+    edge *= v["edge beside an aux result"] if aux else 1.5 if form == "weight" else 1  # two results, or one of four bytes
     best = math.inf
     for tile_down, tile_across, of_rate in ((128, 256, 1), (256, 128, 1), (128, 128, 0.92)):
         tiles = math.ceil(down / tile_down) * math.ceil(across / tile_across)
@@ -106,24 +106,21 @@ def attention_bounds(v, form, head):
 
 
 @functools.cache
-def forward_work(heads, tokens, head, group):
-    """[(steps, blocks of queries)] of every thread block: item_of() of kernels/attention/attention_hopper_forward.cu. A warpgroup skips
-    keys that its queries do not see, and begins the next block."""
+def forward_steps(heads, tokens, head, group, more):
+    """Steps until the last thread block ends: blocks of queries in the order of item_of() in kernels/attention/attention_hopper_forward.cu,
+    each taken by the first thread block that is free; a block takes `more` steps more. A warpgroup skips keys that its queries do not see."""
     groups = 3 if head == 64 else 2
     rows = 64 * groups
     blocks = math.ceil(tokens / rows)
-    grid = min(MULTIPROCESSORS, heads * blocks)
-    together = max(1, min(grid, CACHE // (4 * tokens * head) * group))
-    work = [(0.0, 0)] * grid
+    free = [0.0] * min(MULTIPROCESSORS, heads * blocks)
+    together = max(1, min(len(free), CACHE // (4 * tokens * head) * group))
     for index in range(heads * blocks):
-        turn, at = divmod(index, grid)
-        at = at if turn % 2 == 0 else grid - 1 - at
         first = index // (together * blocks) * together
         end = tokens - rows * ((index - first * blocks) // min(together, heads - first))
         begin = max(0, end - rows)
         steps = sum(math.ceil(min(begin + 64 * (i + 1), end) / SCORES) for i in range(groups) if begin + 64 * i < end) / groups
-        work[at] = work[at][0] + steps, work[at][1] + 1
-    return work
+        heapq.heapreplace(free, free[0] + steps + more)
+    return max(free)
 
 
 @functools.cache
@@ -149,8 +146,7 @@ def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
     cost = attention_cost(2 if form == "forward" else 5, batch, tokens, heads, kv_heads, head)
     step = longest(*attention_bounds(v, form, head).values()) / v[f"attention {form} of bound"] / v.clock
     if form == "forward":
-        more = v["steps more for a block of queries"]
-        seconds = step * max(steps + more * blocks for steps, blocks in forward_work(batch * heads, tokens, head, heads // kv_heads))
+        seconds = step * forward_steps(batch * heads, tokens, head, heads // kv_heads, v["steps more for a block of queries"])
     else:
         seconds = step * backward_steps(batch * kv_heads, tokens, heads // kv_heads, v["steps more for a block of keys"])
         seconds += v.stream(BF16 * 2 * batch * tokens * heads * head + 4 * batch * heads * tokens)  # delta_kernel
@@ -199,10 +195,11 @@ def norm_seconds(v, form, rows, width, centre, with_residual=True, sums=False):
     every, loop, _ = counts_of(start + f"{3 if width <= 768 * shared_by else 4}, bfloat16>")
     latency, alone = v["memory latency, us"] * 1e-6, v["instructions per clock of a warp"] * v.clock
     warps = max(4, shared_by)
-    of_block = math.ceil(rows / min(math.ceil(rows / 32), NORM_WARPS * MULTIPROCESSORS // warps))
+    of_block = math.ceil(rows / min(math.ceil(rows / 32), NORM_TURNS * NORM_WARPS * MULTIPROCESSORS // warps))
     blocks = math.ceil(rows / of_block)
     issue = (shared_by * rows * loop + blocks * warps * (every - loop)) / rate
-    in_turn = math.ceil(of_block * shared_by / warps) * longest(latency, loop / alone)  # a row travels while another one is computed
+    turns = math.ceil(blocks * warps / (NORM_WARPS * MULTIPROCESSORS))
+    in_turn = turns * math.ceil(of_block * shared_by / warps) * longest(latency, loop / alone)  # a row travels while another one is computed
     finish = (every - loop) / alone + math.ceil(blocks / (8 * NORM_LANES)) * latency + v.gap  # eight loads at once
     return longest(v.stream(size + 4 * (1 + centre + sums) * blocks * width), issue, in_turn) + finish
 
