@@ -17,8 +17,8 @@ using Barrier = uint64_t;
 /// setmaxnreg: "per-CTA-register-pool"), so the warpgroups' registers may sum up to those of the launch, not to 65536.
 constexpr int registers_at_launch(int threads) { return 65536 / threads / 8 * 8 < 255 ? 65536 / threads / 8 * 8 : 255; }
 
-/// Throws: ResourceError unless blocks of `threads`, launched with `at_launch` registers a thread, have `wanted` of them,
-/// summed up over one thread of each warpgroup. A kernel whose warpgroups raise theirs to more would wait for ever.
+/// Throws: ResourceError unless blocks of `threads`, launched with `at_launch` registers a thread, have the `wanted`
+/// ones, summed up over one thread of each warpgroup. A kernel whose warpgroups want more would wait for ever.
 void require_registers(const char* kernel, int threads, int at_launch, int wanted);
 
 /// How 16-byte chunks are permuted in rows of this many bytes: chunk c of row r is at c ^ (r % 8) (b128), c ^ (r / 2 %

@@ -226,6 +226,26 @@ std::string run(const std::string& op) {
     if (!attention_forward_hopper(context,
                                   {.all = all, .block = {0, kTokens, 0, kTokens, true}, .first = true, .last = true}))
       return "it does not run";
+  } else if (op == "hopper_backward") {
+    // Three blocks of 128 keys for two multiprocessors: blocks that began in another order would wait for the third.
+    const emulation::Capability hopper(90);
+    constexpr int64_t kHead = 64, kTokens = 3 * 128;
+    DeviceMemory qkv(kTokens * 3 * kHead * 2, "qkv"), dout(kTokens * kHead * 2, "dout"), lse(kTokens * 4, "lse"),
+        gradients(kTokens * 3 * kHead * 2, "gradients");
+    fill(qkv), fill(dout, 2);
+    std::memset(lse.data(), 0, lse.size_bytes());
+    const auto* x = reinterpret_cast<const bfloat16*>(qkv.data());
+    auto* const dx = reinterpret_cast<bfloat16*>(gradients.data());
+    AttentionBackward all;
+    all.dout = dout.data(), all.q = x, all.k = x + kHead, all.v = x + 2 * kHead, all.lse = at<float>(lse);
+    all.dq = dx, all.dk = dx + kHead, all.dv = dx + 2 * kHead, all.dtype = DType::bf16;
+    all.batch = all.heads = all.kv_heads = 1, all.tokens = kTokens, all.head_dim = kHead, all.out_stride = kHead;
+    all.q_stride = all.kv_stride = all.dq_stride = all.dkv_stride = 3 * kHead;
+    DeviceMemory workspace(static_cast<size_t>(attention_backward_workspace_elems(all)) * 4, "workspace");
+    std::memset(workspace.data(), 0, workspace.size_bytes());
+    all.workspace = at<float>(workspace);
+    if (!attention_backward_hopper(context, {.all = all, .block = {0, kTokens, 0, kTokens, true}}, all.workspace))
+      return "it does not run";
   } else {
     // A query sees two keys, one after the other: lse shows both scores.
     DeviceMemory qkv(2 * 3 * 64 * 2, "qkv"), out(2 * 64 * 2, "out"), lse(2 * 4, "lse"), carried(2 * 64 * 4, "carried"),
