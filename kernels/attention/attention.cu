@@ -7,12 +7,12 @@
 // bytes.
 
 #include <initializer_list>
+#include <type_traits>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_path.h"
-#include "kernels/attention/hidden_keys.cuh"
-#include "kernels/attention/weight_dropout.cuh"
+#include "kernels/attention/masks.cuh"
 #include "kernels/cuda/common.cuh"
 
 namespace slipstream::kernels {
@@ -27,10 +27,8 @@ constexpr int kBlocks = 5, kQueryBlocks = 4;
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
 
 /// A block: kRows queries by kRows keys, with at most kParts * kColumns columns.
-/// kHides: a window or documents hide old keys; kDrops: weights are dropped. The other kernels need fewer registers.
-template <int kRows_, int kColumns_, bool kHides_, bool kDrops_>
+template <int kRows_, int kColumns_>
 struct TileOf {
-  static constexpr bool kHides = kHides_, kDrops = kDrops_;
   static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;       // per thread
   static constexpr int kParts = kThreads / kRows;  // threads per row
@@ -85,27 +83,18 @@ __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t quer
   return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
-/// Number of keys from key_begin on that the query does not see.
-template <typename Tile>
-__device__ __forceinline__ int hidden(const HiddenKeys& keys, int64_t sequence, int64_t query, int64_t key_begin) {
-  if constexpr (!Tile::kHides) return 0;
-  const int64_t count = keys.before(sequence, query) - key_begin;
-  return count < 0 ? 0 : static_cast<int>(count);
-}
-
-/// First key of the first tile that the tile of queries at `begin` sees.
-template <typename Tile>
-__device__ __forceinline__ int64_t keys_begin(const HiddenKeys& keys, int64_t sequence, int64_t begin) {
-  if constexpr (!Tile::kHides) return 0;
-  return keys.keys_begin<Tile::kRows>(sequence, begin);
+/// Number of keys from key_begin on that the query hides.
+template <typename Masks>
+__device__ __forceinline__ int hidden(const Masks& masks, int64_t query, int64_t key_begin) {
+  const int64_t count = masks.hidden.before(blockIdx.z, query) - key_begin;
+  return !Masks::kHides || count < 0 ? 0 : static_cast<int>(count);
 }
 
 /// The factor of dropout on a weight of the current sequence; query and key count from the beginning of the block.
-template <typename Tile>
-__device__ __forceinline__ float factor_of(const WeightDropout& dropout, const AttentionBlock& block, int64_t head,
-                                           int64_t query, int64_t key) {
-  if constexpr (!Tile::kDrops) return 1.0f;
-  return dropout.factor(blockIdx.z, head, block.first_query + query, block.first_key + key);
+template <typename Masks>
+__device__ __forceinline__ float factor_of(const Masks& masks, const AttentionBlock& block, int64_t head, int64_t query,
+                                           int64_t key) {
+  return masks.dropout.factor(blockIdx.z, head, block.first_query + query, block.first_key + key);
 }
 
 /// End of the keys for the tile of queries at `begin`.
@@ -119,9 +108,8 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence
   return (sequence * all.heads + head) * all.tokens + token;
 }
 
-template <typename Tile, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    forward_kernel(AttentionBlockForward args, HiddenKeys hidden_keys, WeightDropout dropout) {
+template <typename Tile, typename Masks, bool kAligned, typename T>
+__global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(AttentionBlockForward args, Masks masks) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts, kKeys = Tile::kKeys;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -151,26 +139,25 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (column < head_dim) out[i] = args.carried.out[carried * head_dim + column];
     }
   }
-  for (int64_t key_begin = keys_begin<Tile>(hidden_keys, blockIdx.z, begin); key_begin < keys_end(block, begin);
-       key_begin += kRows) {
+  for (int64_t key_begin = masks.hidden.template keys_begin<kRows>(blockIdx.z, begin);
+       key_begin < keys_end(block, begin); key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, keys, all.kv_stride, key_begin, block.keys, head_dim);
     load_tile<kRows, kAligned>(v, values, all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin),
-              old = hidden<Tile>(hidden_keys, blockIdx.z, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin), old = hidden(masks, query, key_begin);
     float scores[kKeys], highest = largest;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int key = part + i * kParts;
       scores[i] =
-          (!Tile::kHides || key >= old) && key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
+          (!Masks::kHides || key >= old) && key < seen ? all.scale * dot(q, row, k, key, head_dim) : -__builtin_inff();
       highest = fmaxf(highest, scores[i]);
     }
 #pragma unroll
     for (int bits = 1; bits < kParts; bits *= 2) highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, bits));
     // In the first tiles a query may see no key.
-    const float base = !Tile::kHides || highest > -__builtin_inff() ? highest : 0.0f, keep = expf(largest - base);
+    const float base = !Masks::kHides || highest > -__builtin_inff() ? highest : 0.0f, keep = expf(largest - base);
     largest = highest;
     sum *= keep;
 #pragma unroll
@@ -178,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const float weight = expf(scores[i] - base);
       sum += weight;
       p[row * kScorePitch + part + i * kParts] =
-          weight * factor_of<Tile>(dropout, block, head, query, key_begin + part + i * kParts);
+          weight * factor_of(masks, block, head, query, key_begin + part + i * kParts);
     }
     __syncwarp();  // only its own threads read a row of p
 #pragma unroll
@@ -248,9 +235,9 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
 }
 
 /// One block per tile of queries: dq.
-template <typename Tile, bool kAligned, typename T>
+template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kQueryBlocks)
-    query_kernel(AttentionBlockBackward args, HiddenKeys hidden_keys, WeightDropout dropout, const float* delta) {
+    query_kernel(AttentionBlockBackward args, Masks masks, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -278,22 +265,20 @@ __global__ void __launch_bounds__(kThreads, kQueryBlocks)
       if (column < head_dim) dq[i] = args.dq_sum[carried + column];
     }
   }
-  for (int64_t key_begin = keys_begin<Tile>(hidden_keys, blockIdx.z, begin); key_begin < keys_end(block, begin);
-       key_begin += kRows) {
+  for (int64_t key_begin = masks.hidden.template keys_begin<kRows>(blockIdx.z, begin);
+       key_begin < keys_end(block, begin); key_begin += kRows) {
     __syncthreads();
     load_tile<kRows, kAligned>(k, static_cast<const T*>(all.k) + first_key * all.kv_stride + kv_head * head_dim,
                                all.kv_stride, key_begin, block.keys, head_dim);
     load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                                all.kv_stride, key_begin, block.keys, head_dim);
     __syncthreads();
-    const int seen = visible<kRows>(block, query, key_begin),
-              old = hidden<Tile>(hidden_keys, blockIdx.z, query, key_begin);
+    const int seen = visible<kRows>(block, query, key_begin), old = hidden(masks, query, key_begin);
     for (int key = part; key < kRows; key += kParts) {
       float slope = 0.0f;
-      if ((!Tile::kHides || key >= old) && key < seen)
+      if ((!Masks::kHides || key >= old) && key < seen)
         slope = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse) *
-                (dot(d, row, v, key, head_dim) * factor_of<Tile>(dropout, block, head, query, key_begin + key) -
-                 mine.delta);
+                (dot(d, row, v, key, head_dim) * factor_of(masks, block, head, query, key_begin + key) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
     __syncwarp();  // only its own threads read a row of ds
@@ -320,9 +305,9 @@ __global__ void __launch_bounds__(kThreads, kQueryBlocks)
 }
 
 /// One block per tile of keys: dk and dv, heads of the group in order.
-template <typename Tile, bool kAligned, typename T>
+template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    key_kernel(AttentionBlockBackward args, HiddenKeys hidden_keys, WeightDropout dropout, const float* delta) {
+    key_kernel(AttentionBlockBackward args, Masks masks, const float* delta) {
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -342,11 +327,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   load_tile<kRows, kAligned>(v, static_cast<const T*>(all.v) + first_key * all.kv_stride + kv_head * head_dim,
                              all.kv_stride, key_begin, block.keys, head_dim);
   float dk[kColumns] = {}, dv[kColumns] = {};
-  const int64_t queries_begin = block.causal ? key_begin : 0;
-  const int64_t queries_end =
-      Tile::kHides ? hidden_keys.queries_end(blockIdx.z, queries_begin, key_begin + kRows) : block.queries;
+  const int64_t first = block.causal ? key_begin : 0;
+  int64_t end = block.queries;
+  if constexpr (Masks::kHides) end = masks.hidden.queries_end(blockIdx.z, first, key_begin + kRows);
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t begin = queries_begin; begin < queries_end; begin += kRows) {
+    for (int64_t begin = first; begin < end; begin += kRows) {
       __syncthreads();
       load_tile<kRows, kAligned>(q, static_cast<const T*>(all.q) + first_row * all.q_stride + head * head_dim,
                                  all.q_stride, begin, block.queries, head_dim);
@@ -354,12 +339,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                                  all.out_stride, begin, block.queries, head_dim);
       __syncthreads();
       const Row mine = row_of(args, delta, blockIdx.z, head, begin + row);
-      const int seen = visible<kRows>(block, begin + row, key_begin),
-                old = hidden<Tile>(hidden_keys, blockIdx.z, begin + row, key_begin);
+      const int seen = visible<kRows>(block, begin + row, key_begin), old = hidden(masks, begin + row, key_begin);
       for (int key = part; key < kRows; key += kParts) {
         float weight = 0.0f, slope = 0.0f;
-        if ((!Tile::kHides || key >= old) && key < seen) {
-          const float factor = factor_of<Tile>(dropout, block, head, begin + row, key_begin + key);
+        if ((!Masks::kHides || key >= old) && key < seen) {
+          const float factor = factor_of(masks, block, head, begin + row, key_begin + key);
           weight = expf(all.scale * dot(q, row, k, key, head_dim) - mine.lse);
           slope = weight * (dot(d, row, v, key, head_dim) * factor - mine.delta);
           weight *= factor;
@@ -398,29 +382,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-template <typename Args>
-bool hides_keys(const Args& all) {
-  return all.window > 0 || all.document_begins != nullptr;
-}
-
-template <bool kHides, bool kDrops, typename Body>
-void for_size(int64_t head_dim, const Body& body) {
-  if (head_dim <= 64)
-    body(TileOf<32, 16, kHides, kDrops>{});
-  else if (head_dim <= 128)
-    body(TileOf<32, 32, kHides, kDrops>{});
-  else
-    body(TileOf<16, 32, kHides, kDrops>{});
-}
-/// Calls body with the tile of the head's size. Kernels that drop can also hide.
+/// Calls body with the tile of the head's size, `aligned` as a constant, and the masks.
 template <typename Args, typename Body>
-void for_tile(const Args& all, const Body& body) {
-  if (all.dropout != nullptr)
-    for_size<true, true>(all.head_dim, body);
-  else if (hides_keys(all))
-    for_size<true, false>(all.head_dim, body);
+void for_instance(const Args& args, bool aligned, const Body& body) {
+  const auto of_tile = [&](auto tile) {
+    for_flag(aligned,
+             [&](auto is_aligned) { for_masks(args, [&](const auto& masks) { body(tile, is_aligned, masks); }); });
+  };
+  if (args.all.head_dim <= 64)
+    of_tile(TileOf<32, 16>{});
+  else if (args.all.head_dim <= 128)
+    of_tile(TileOf<32, 32>{});
   else
-    for_size<false, false>(all.head_dim, body);
+    of_tile(TileOf<16, 32>{});
 }
 
 /// Does every row of a head consist of whole packs at a multiple of 16 bytes?
@@ -452,13 +426,12 @@ void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockFo
   const AttentionForward& all = args.all;
   for_dtype(all.dtype, [&](auto type) {
     using T = decltype(type);
-    for_tile(all, [&](auto tile) {
+    const bool whole = whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride}, all.q, all.k, all.v);
+    for_instance(args, whole, [&](auto tile, auto aligned, const auto& masks) {
       using Tile = decltype(tile);
-      for_flag(whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride}, all.q, all.k, all.v), [&](auto aligned) {
-        launch(stream_of(context), forward_kernel<Tile, aligned.value, T>,
-               grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
-               shared_bytes<Tile>(all.head_dim, 3, 1), args, HiddenKeys(args), WeightDropout(all));
-      });
+      launch(stream_of(context), forward_kernel<Tile, std::decay_t<decltype(masks)>, aligned.value, T>,
+             grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
+             shared_bytes<Tile>(all.head_dim, 3, 1), args, masks);
     });
   });
 }
@@ -490,17 +463,16 @@ void launch_backward(LaunchContext& context, const AttentionBlockBackward& args)
   if (path != AttentionPath::plain && attention_backward_mma(context, args, delta)) return;
   const bool whole =
       whole_packs<T>({all.head_dim, all.q_stride, all.kv_stride, all.out_stride}, all.dout, all.q, all.k, all.v);
-  for_tile(all, [&](auto tile) {
+  for_instance(args, whole, [&](auto tile, auto aligned, const auto& masks) {
     using Tile = decltype(tile);
-    for_flag(whole, [&](auto aligned) {
-      if (args.block.keys > 0)
-        launch(stream_of(context), key_kernel<Tile, aligned.value, T>,
-               grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
-               shared_bytes<Tile>(all.head_dim, 4, 2), args, HiddenKeys(args), WeightDropout(all), delta);
-      launch(stream_of(context), query_kernel<Tile, aligned.value, T>,
-             grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
-             shared_bytes<Tile>(all.head_dim, 4, 1), args, HiddenKeys(args), WeightDropout(all), delta);
-    });
+    using Masks = std::decay_t<decltype(masks)>;
+    if (args.block.keys > 0)
+      launch(stream_of(context), key_kernel<Tile, Masks, aligned.value, T>,
+             grid_of<Tile>(args.block.keys, all.kv_heads, all.batch), dim3(kThreads),
+             shared_bytes<Tile>(all.head_dim, 4, 2), args, masks, delta);
+    launch(stream_of(context), query_kernel<Tile, Masks, aligned.value, T>,
+           grid_of<Tile>(args.block.queries, all.heads, all.batch), dim3(kThreads),
+           shared_bytes<Tile>(all.head_dim, 4, 1), args, masks, delta);
   });
 }
 

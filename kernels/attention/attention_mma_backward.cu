@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
       const int64_t index = row_of_head(all, head, block.first_query()) + begin + thread;
       next_lse = begin + thread < block.queries() ? all.lse[index] * kLog2E : kInfinity;
       next_delta = begin + thread < block.queries() ? delta[index] : 0.0f;
-      if constexpr (Masks::kHides) next_hidden = static_cast<int>(masks.hidden.before(blockIdx.z, begin + thread));
+      next_hidden = static_cast<int>(masks.hidden.before(blockIdx.z, begin + thread));
     }
   };
   // These stay in registers while the previous step is computed.

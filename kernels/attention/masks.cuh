@@ -5,10 +5,26 @@
 
 #include <type_traits>
 
-#include "kernels/attention/fragment_dropout.cuh"
 #include "kernels/attention/hidden_keys.cuh"
+#include "kernels/attention/weight_dropout.cuh"
 
 namespace slipstream::kernels {
+
+/// HiddenKeys and WeightDropout of a kernel without them.
+struct NothingHidden {
+  template <typename Args>
+  explicit NothingHidden(const Args&) {}
+  __device__ __forceinline__ static int64_t before(int64_t, int64_t) { return 0; }
+  template <int kKeys>
+  __device__ __forceinline__ static int64_t keys_begin(int64_t, int64_t) {
+    return 0;
+  }
+};
+struct NothingDropped {
+  template <typename Args>
+  explicit NothingDropped(const Args&) {}
+  __device__ __forceinline__ static float factor(int64_t, int64_t, int64_t, int64_t) { return 1.0f; }
+};
 
 /// kHides: a window or documents may hide keys; kDrops: weights are dropped. A kernel that drops also hides: a kernel
 /// that only drops would save little and be compiled as well.
@@ -16,18 +32,12 @@ template <bool kHides_, bool kDrops_>
 struct Masks {
   static constexpr bool kHides = kHides_, kDrops = kDrops_;
   static_assert(kHides || !kDrops);
-  HiddenKeys hidden;
-  WeightDropout dropout;
+  std::conditional_t<kHides, HiddenKeys, NothingHidden> hidden;
+  std::conditional_t<kDrops, WeightDropout, NothingDropped> dropout;
 
   /// Of AttentionBlockForward or AttentionBlockBackward.
   template <typename Args>
   explicit Masks(const Args& args) : hidden(args), dropout(args.all) {}
-};
-template <>
-struct Masks<false, false> {
-  static constexpr bool kHides = false, kDrops = false;
-  template <typename Args>
-  explicit Masks(const Args&) {}
 };
 
 /// Calls body(Masks) with the masks of a block.

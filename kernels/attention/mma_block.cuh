@@ -7,6 +7,7 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/block.cuh"
+#include "kernels/attention/fragment_dropout.cuh"
 #include "kernels/attention/masks.cuh"
 #include "kernels/attention/mma_tiles.cuh"
 
@@ -69,14 +70,12 @@ struct QueryRows {
   __device__ __forceinline__ QueryRows(const Block& block, const Args& all, const Masks& masks)
       : begin((gridDim.x - 1 - blockIdx.x) * kRows),  // the longest rows first, so that short ones fill the end
         head(blockIdx.y),
-        first_step(0),
+        first_step(masks.hidden.template keys_begin<kKeys>(blockIdx.z, begin) / kKeys),
         steps_end((block.seen_by(begin, kRows) + kKeys - 1) / kKeys),
         first_row(blockIdx.z * all.tokens + block.first_query()),
         kv_offset((blockIdx.z * all.tokens + block.first_key()) * all.kv_stride +
                   head / (all.heads / all.kv_heads) * kHead),
-        of_head(row_of_head(all, head, block.first_query())) {
-    if constexpr (Masks::kHides) first_step = masks.hidden.template keys_begin<kKeys>(blockIdx.z, begin) / kKeys;
-  }
+        of_head(row_of_head(all, head, block.first_query())) {}
 };
 
 /// hidden[i] = number of keys that row begin + i hides. Threads read it after the next barrier.

@@ -4,7 +4,8 @@
 
 #include <launch.h>
 
-#include "kernels/attention/masks.cuh"
+#include "kernels/attention/fragment_dropout.cuh"
+#include "kernels/attention/hidden_keys.cuh"
 #include "tests/emulation/on_device.h"
 #include "tests/reference/dropout.h"
 #include "tests/reference/packed_attention.h"
