@@ -18,8 +18,9 @@ void attention_block_forward_cuda(LaunchContext& context, const AttentionBlockFo
 void attention_block_backward_cuda(LaunchContext& context, const AttentionBlockBackward& args);
 
 /// Enqueues. Returns false and enqueues nothing unless the GPU has compute capability 9.x, the type is bf16, head_dim
-/// is 64 or 128, the block has keys, and TMA takes all rows: pointers and strides are multiples of 16 bytes. A refusal
-/// on such a GPU and type is noted, except that of a block without keys.
+/// is 64 or 128, the block has keys, and TMA takes all rows: pointers and strides are multiples of 16 bytes. Dropout
+/// needs keys whose positions begin at a multiple of four. A refusal on such a GPU and type is noted, except that of a
+/// block without keys.
 bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForward& args);
 
 /// As above, for at least one query; `delta` [B, H, T] holds dout . out of every row, at the beginning of the

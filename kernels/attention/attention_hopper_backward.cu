@@ -11,6 +11,10 @@
 // that a thread block waits only for blocks of keys that are already taken. In causal attention a block of keys begins
 // with the queries on the diagonal: neighbours that begin together are always one step apart, and none waits.
 //
+// With masks (hopper_masks.cuh) a block of keys ends with the last query that sees its last key, and a tile of queries
+// begins with the first key that its first query sees. The blocks that add to a tile still follow one another, so the
+// order is the same with another end.
+//
 // One warp loads, one lane keeps the order of the additions, and two warpgroups compute.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
 
@@ -29,8 +33,8 @@ namespace {
 using namespace hopper;
 
 /// Takes blocks of keys and loads them and the queries that see them: one warp.
-template <int kHead>
-__device__ __forceinline__ void load(const Arguments& args, const Memory<kHead>& memory) {
+template <int kHead, typename Kind>
+__device__ __forceinline__ void load(const Arguments<Kind>& args, const Memory<kHead>& memory) {
   using M = Memory<kHead>;
   const AttentionBlockBackward& of = args.of;
   const int lane = lane_of();
@@ -77,8 +81,8 @@ __device__ __forceinline__ void load(const Arguments& args, const Memory<kHead>&
 }
 
 /// Lets the warpgroups add to dq of a tile when all blocks of keys before theirs have: one lane.
-template <int kHead>
-__device__ __forceinline__ void keep_order(const Arguments& args, const Memory<kHead>& memory) {
+template <int kHead, typename Kind>
+__device__ __forceinline__ void keep_order(const Arguments<Kind>& args, const Memory<kHead>& memory) {
   Ring<1> additions;
   for (Ring<1> turn;; turn.advance()) {
     barrier_wait(memory.keys_full(), turn.parity);
@@ -94,20 +98,21 @@ __device__ __forceinline__ void keep_order(const Arguments& args, const Memory<k
       memory.additions()[0] = earlier;
       barrier_arrive(memory.may_add());
       barrier_wait(memory.added(), additions.parity);
-      if (item.key_block > 0) ptx::store_release(of_tile, static_cast<uint32_t>(earlier) + 1);
+      if (Kind::kHides ? !adds_last(args, item, step) : item.key_block > 0)
+        ptx::store_release(of_tile, static_cast<uint32_t>(earlier) + 1);
     }
   }
 }
 
 /// Adds a warp's 16 rows and kHead / 2 columns to dq of a tile; the last block of keys rounds the sum.
-template <int kHead>
-__device__ __forceinline__ void add_dq(const Arguments& args, const Memory<kHead>& memory, const Item& item,
+template <int kHead, typename Kind>
+__device__ __forceinline__ void add_dq(const Arguments<Kind>& args, const Memory<kHead>& memory, const Item& item,
                                        const Step& step, int group, int warp, Accumulator<kHead / 2>& dq) {
   constexpr int kColumns = kHead / 2;
   const AttentionBlockBackward& of = args.of;
   const int64_t head = head_of(args, item, step), queries = of.block.queries;
   const int64_t begin = step.tile * kQueries + 16 * warp;
-  const bool first = memory.additions()[0] == 0, last = item.key_block == 0;
+  const bool first = memory.additions()[0] == 0, last = adds_last(args, item, step);
   float sums[kColumns / 8][4];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[i / 4][i % 4] = dq[i];
@@ -169,8 +174,8 @@ __device__ __forceinline__ void add_dq(const Arguments& args, const Memory<kHead
 }
 
 /// Writes dk and dv of a warp's 16 keys.
-template <int kHead>
-__device__ __forceinline__ void store_gradients(const Arguments& args, const Item& item, int begin,
+template <int kHead, typename Kind>
+__device__ __forceinline__ void store_gradients(const Arguments<Kind>& args, const Item& item, int begin,
                                                 Accumulator<kHead>& dk, Accumulator<kHead>& dv) {
   const AttentionBlockBackward& of = args.of;
   const AttentionBackward& all = of.all;
@@ -194,8 +199,8 @@ __device__ __forceinline__ void store_gradients(const Arguments& args, const Ite
 
 /// The products: a warpgroup with 64 keys. In narrow heads dk and dq of a step are computed beside the weights of the
 /// next step; wide ones have no registers for that.
-template <int kHead>
-__device__ __forceinline__ void compute(const Arguments& args, const Memory<kHead>& memory) {
+template <int kHead, typename Kind>
+__device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memory<kHead>& memory) {
   using M = Memory<kHead>;
   const AttentionBlockBackward& of = args.of;
   const int thread = static_cast<int>(threadIdx.x), lane = lane_of(), row = lane / 4, column = 2 * (lane % 4);
@@ -214,11 +219,21 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
     if (!item_of(item, args, memory.item()[0])) return;
     const int first_key = item.key_block * kKeys + of_warp;
     Step step = first_step(args, item);
-    int hidden[2] = {};  // the queries of the tile before this one do not see the lane's two keys
+    int hidden[2] = {};            // the queries of the tile before this one do not see the lane's two keys
+    [[maybe_unused]] int seen[2];  // the end of the queries that see these keys
+    if constexpr (Kind::kHides)
+      for (int half = 0; half < 2; ++half) seen[half] = args.ends.of(item.sequence, first_key + row + 8 * half);
     Accumulator<kQueries> weights, slopes;
     Accumulator<kHead> dk, dv;
     Accumulator<kHead / 2> dq;
     uint32_t left_dv[kQueries / 16][4], left_dk[kQueries / 16][4];
+    [[maybe_unused]] Kept<kQueries> kept;
+    const auto dropped = [&](int i, float value) {
+      if constexpr (Kind::kDrops)
+        return kept[i] ? args.masks.dropout.scale * value : 0.0f;
+      else
+        return value;
+    };
     const auto issue_scores = [&] {
       barrier_wait(memory.full(ring.stage), ring.parity);
       wgmma_fence(weights);
@@ -233,7 +248,14 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
       wgmma_commit();
     };
     const auto issue_dv = [&] {
-      pack<kQueries>(left_dv, weights);
+      if constexpr (Kind::kDrops) {
+        Accumulator<kQueries> rest;
+#pragma unroll
+        for (int i = 0; i < kQueries / 2; ++i) rest[i] = dropped(i, weights[i]);
+        pack<kQueries>(left_dv, rest);
+      } else {
+        pack<kQueries>(left_dv, weights);
+      }
       wgmma_fence(dv, left_dv);
       multiply_weights<typename M::Queries>(dv, left_dv, memory.gradients(ring.stage).over_rows());
       wgmma_commit();
@@ -257,6 +279,16 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
       for (int i = 0; i < kQueries / 2; ++i)
         if (8 * (i / 4) + column + i % 2 < hidden[i / 2 % 2]) of_keys[i] = value;
     };
+    const auto hide_old = [&](Accumulator<kQueries>& of_keys, float value) {
+#pragma unroll
+      for (int i = 0; i < kQueries / 2; ++i)
+        if (8 * (i / 4) + column + i % 2 >= seen[i / 2 % 2] - step.tile * kQueries) of_keys[i] = value;
+    };
+    const auto draw = [&] {
+      if constexpr (Kind::kDrops)
+        kept = kept_queries<kQueries>(args.masks, args.masks.dropout.of(item.sequence, step.head), step.tile * kQueries,
+                                      item.key_block * kKeys + of_warp);
+    };
     const auto weigh = [&] {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -264,6 +296,8 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
         hidden[half] = of.block.causal ? key - step.tile * kQueries : key < of.block.keys ? 0 : kQueries;
       }
       if (hidden[1] > 0) hide(weights, -kInfinity);
+      if constexpr (Kind::kHides)
+        if (seen[0] < (step.tile + 1) * kQueries) hide_old(weights, -kInfinity);
 #pragma unroll
       for (int j = 0; j < kQueries / 8; ++j) {
         float lse[2];
@@ -276,16 +310,19 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
     // one after both have written to the other, which they do after their products with this one.
     const auto slope = [&](int place) {
       if (hidden[1] > 0) hide(slopes, 0.0f);  // 0 times the slope of a hidden weight may be NaN
+      if constexpr (Kind::kHides)
+        if (seen[0] < (step.tile + 1) * kQueries) hide_old(slopes, 0.0f);
 #pragma unroll
       for (int j = 0; j < kQueries / 8; ++j) {
         float delta[2];
         ptx::load_pair(deltas.at(ring.stage * kQueries + 8 * j + column), delta[0], delta[1]);
 #pragma unroll
-        for (int i = 4 * j; i < 4 * j + 4; ++i) slopes[i] = weights[i] * (slopes[i] - delta[i % 2]);
+        for (int i = 4 * j; i < 4 * j + 4; ++i) slopes[i] = weights[i] * (dropped(i, slopes[i]) - delta[i % 2]);
       }
       pack<kQueries>(left_dk, slopes);
       const Shared<uint32_t> words(memory.slopes(place).bytes, M::Slopes::kBytes / 4);
-      const int at = M::Slopes::word(of_warp + row, 0);  // chunk j of the row is at ^ 4 j
+      int at = M::Slopes::word(of_warp + row, 0);       // chunk j of the row is at ^ 4 j
+      if constexpr (Kind::kHides) ptx::make_again(at);  // else the places of all chunks stay in registers
 #pragma unroll
       for (int j = 0; j < kQueries / 8; ++j)
 #pragma unroll
@@ -306,10 +343,14 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
 #pragma unroll
     for (int i = 0; i < kHead / 2; ++i) dk[i] = 0.0f, dv[i] = 0.0f;
     int count = steps_of(args, item);
-    if constexpr (kHead == 64) {
+    if (Kind::kHides && count == 0) {  // no query sees the block of keys
+      __syncwarp();
+      if (lane == 0) barrier_arrive(memory.keys_free());
+    } else if constexpr (kHead == 64) {
       issue_scores();
       wgmma_wait<0>(weights);
       issue_slopes();
+      draw();
       weigh();
       issue_dv();
       wgmma_wait<1>(slopes);
@@ -323,6 +364,7 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
         wgmma_wait<0>(weights);
         issue_slopes();
         issue_dk_dq(stage);
+        draw();
         weigh();
         issue_dv();
         wgmma_wait<1>(slopes, dq);
@@ -336,6 +378,7 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
       ring.advance();
     } else {
       for (; count > 0; --count, advance(step, args, item), ring.advance()) {
+        draw();
         issue_scores();
         issue_slopes();
         wgmma_wait<1>(weights);
@@ -353,8 +396,9 @@ __device__ __forceinline__ void compute(const Arguments& args, const Memory<kHea
   }
 }
 
-template <int kHead>
-__global__ void __launch_bounds__(kBackwardThreads, 1) hopper_backward_kernel(const __grid_constant__ Arguments args) {
+template <int kHead, typename Kind>
+__global__ void __launch_bounds__(kBackwardThreads, 1)
+    hopper_backward_kernel(const __grid_constant__ Arguments<Kind> args) {
   if constexpr (!kDeviceCode) return;
   SLIP_DYNAMIC_SHARED_1024(bytes);
   const Memory<kHead> memory{bytes};
@@ -383,45 +427,39 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) hopper_backward_kernel(co
   }
 }
 
-/// The maps of a block, of its rows alone: rows of other blocks are zeros.
-template <int kHead>
-bool make_maps(Maps& maps, const AttentionBlockBackward& args, std::string& reason) {
-  const AttentionBackward& all = args.all;
-  const AttentionBlock& block = args.block;
-  const auto size = [](int64_t value) { return static_cast<uint64_t>(value); };
-  const auto map = [&](TensorMap& to, const char* name, const void* from, int64_t heads, int64_t first, int64_t rows,
-                       int64_t stride, int box_rows, int box_columns) {
-    if (make_tensor_map(to,
-                        {.base = static_cast<const bfloat16*>(from) + first * stride,
-                         .rank = 4,
-                         .sizes = {kHead, size(heads), size(rows), size(all.batch)},
-                         .strides_bytes = {0, 2 * kHead, size(2 * stride), size(2 * all.tokens * stride)},
-                         .box = {static_cast<uint32_t>(box_columns), 1, static_cast<uint32_t>(box_rows), 1},
-                         .swizzle = box_columns == kSlab ? Swizzle::b128 : Swizzle::b64},
-                        reason))
-      return true;
-    reason = std::string(name) + ": " + reason;
-    return false;
-  };
-  return map(maps.q, "q", all.q, all.heads, block.first_query, block.queries, all.q_stride, kQueries, kSlab) &&
-         map(maps.dout, "dout", all.dout, all.heads, block.first_query, block.queries, all.out_stride, kQueries,
-             kSlab) &&
-         map(maps.k, "k", all.k, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kHead / 2) &&
-         map(maps.v, "v", all.v, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kSlab);
+/// Writes the end of the queries that see a key: a thread for each key.
+__global__ void __launch_bounds__(kEndsThreads) ends_kernel(HiddenKeys hidden, Ends ends) {
+  const int key = static_cast<int>(blockIdx.x * kEndsThreads + threadIdx.x), sequence = static_cast<int>(blockIdx.y);
+  if (key >= ends.keys) return;
+  int low = 0, high = static_cast<int>(hidden.block.queries);  // queries before `low` see it if they are not before it
+  while (low < high) {
+    const int query = (low + high) / 2;
+    if (hidden.before(sequence, query) <= key)
+      low = query + 1;
+    else
+      high = query;
+  }
+  ends.queries[sequence * ends.keys + key] = low;
 }
 
 template <int kHead>
-bool enqueue(LaunchContext& context, const AttentionBlockBackward& of, const Exchange& exchange, size_t counter_bytes,
+bool enqueue(LaunchContext& context, const AttentionBlockBackward& of, const Exchange& exchange, const Ends& ends,
              std::string& reason) {
-  Arguments args{.of = of, .exchange = exchange, .maps = {}};
-  if (!make_maps<kHead>(args.maps, of, reason)) return false;
-  require_registers("attention backward", kBackwardThreads,
-                    registers_of(hopper_backward_kernel<kHead>, kBackwardThreads), kAllRegisters);
+  Maps maps{};
+  if (!make_maps<kHead>(maps, of, reason)) return false;
+  const size_t counter_bytes = 4 * (1 + static_cast<size_t>(of.all.batch * of.all.heads * exchange.tiles));
   cuda_check(cudaMemsetAsync(exchange.taken, 0, counter_bytes, stream_of(context)), "zeroing counters of attention");
   const int64_t items = of.all.batch * of.all.kv_heads * exchange.key_blocks;
-  launch(stream_of(context), hopper_backward_kernel<kHead>,
-         dim3(static_cast<unsigned>(std::min<int64_t>(multiprocessors(), items))), dim3(kBackwardThreads),
-         Memory<kHead>::kBytes, args);
+  for_masks(of, [&]<typename Kind>(const Kind& masks) {
+    const auto kernel = hopper_backward_kernel<kHead, Kind>;
+    require_registers("attention backward", kBackwardThreads, registers_of(kernel, kBackwardThreads), kAllRegisters);
+    if constexpr (Kind::kHides)
+      launch(stream_of(context), ends_kernel,
+             dim3(static_cast<unsigned>(blocks_for(ends.keys, kEndsThreads)), static_cast<unsigned>(of.all.batch)),
+             dim3(kEndsThreads), 0, masks.hidden, ends);
+    launch(stream_of(context), kernel, dim3(static_cast<unsigned>(std::min<int64_t>(multiprocessors(), items))),
+           dim3(kBackwardThreads), Memory<kHead>::kBytes, Arguments<Kind>{of, exchange, maps, masks, ends});
+  });
   return true;
 }
 
@@ -434,25 +472,25 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
   if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || block.keys == 0) return false;
   const int64_t heads = all.batch * all.heads, tiles = blocks_for(block.queries, kQueries);
   auto* const counters = static_cast<uint32_t*>(scratch_of(context));
-  const int64_t counter_bytes = 4 * (1 + heads * tiles);
+  const int64_t counters_end = 1 + heads * tiles;
   const Exchange exchange = {.delta = delta,
                              .dq = all.workspace + attention_backward_delta_elems(all),
                              .additions = counters + 1,
                              .taken = counters,
                              .key_blocks = static_cast<int>(blocks_for(block.keys, kKeys)),
                              .tiles = static_cast<int>(tiles)};
-  std::string reason = all.window > 0                   ? "a sliding window"
-                       : all.document_begins != nullptr ? "documents"
-                       : all.dropout != nullptr         ? "dropout"
-                                                        : hopper_refusal(all.head_dim);
+  const Ends ends = {.queries = reinterpret_cast<int*>(counters + counters_end),
+                     .keys = static_cast<int>(block.keys),
+                     .tiles = exchange.tiles};
+  std::string reason = hopper_refusal(all.head_dim);
+  if (reason.empty()) reason = masks_refusal(args);
   if (reason.empty() && (!all_aligned(all.workspace, args.dq_sum, args.dkv, all.dq, all.dk, all.dv) ||
                          all.dq_stride % 8 != 0 || all.dkv_stride % 8 != 0))
     reason = "gradients or the workspace are not aligned to 16 bytes";
-  if (reason.empty() && counter_bytes > kScratchBytes)
-    reason = "more than 2 million tiles of 64 queries in all heads and sequences";
-  if (reason.empty() &&
-      (all.head_dim == 64 ? enqueue<64>(context, args, exchange, static_cast<size_t>(counter_bytes), reason)
-                          : enqueue<128>(context, args, exchange, static_cast<size_t>(counter_bytes), reason)))
+  if (reason.empty() && 4 * (counters_end + all.batch * block.keys) > kScratchBytes)
+    reason = "more than 2 million tiles of 64 queries in all heads and sequences, and keys in all sequences";
+  if (reason.empty() && (all.head_dim == 64 ? enqueue<64>(context, args, exchange, ends, reason)
+                                            : enqueue<128>(context, args, exchange, ends, reason)))
     return true;
   note_attention_fallback("attention_backward: " + reason);
   return false;

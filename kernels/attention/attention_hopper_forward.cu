@@ -6,6 +6,10 @@
 // rings of stages, one warp stores results, and two or three warpgroups compute 64 queries each. A warpgroup issues the
 // scores of a step before the weighted values of the step before it, so that the softmax runs beside a product. Queries
 // are cut into blocks from the last one on: the block that is not whole is the first, with the fewest keys.
+//
+// With masks (hopper_masks.cuh) a block of queries begins with the first key that its first query sees, and so does
+// each warpgroup. Steps at the edge of a window or a document have the code of those on the diagonal.
+//
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608 (overlap within a warpgroup).
 
 #include <algorithm>
@@ -13,7 +17,7 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/block.cuh"
-#include "kernels/attention/hopper_tiles.cuh"
+#include "kernels/attention/hopper_masks.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::kernels {
@@ -22,9 +26,10 @@ namespace {
 using namespace hopper;
 
 /// Sizes for a head.
-template <int kHead>
+template <int kHead, typename Kind>
 struct Sizes {
-  static constexpr int kGroups = kHead == 64 ? 3 : 2;  // warpgroups that compute: as the 64K registers allow
+  // Warpgroups that compute: as the 64K registers allow. A thread needs more than 160 of them with masks.
+  static constexpr int kGroups = kHead == 64 && !Kind::kHides ? 3 : 2;
   static constexpr int kRows = 64 * kGroups, kKeys = 128, kStages = kHead == 64 ? 4 : 2;
   static constexpr int kThreads = kGroupThreads * (1 + kGroups);
   static constexpr int kRegisters = kGroups == 3 ? 160 : 232, kFewRegisters = kGroups == 3 ? 32 : 40;
@@ -38,9 +43,9 @@ struct Sizes {
 };
 
 /// Shared memory of a thread block. A result replaces the queries that it belongs to.
-template <int kHead>
-struct Memory : Sizes<kHead> {
-  using S = Sizes<kHead>;
+template <int kHead, typename Kind>
+struct Memory : Sizes<kHead, Kind> {
+  using S = Sizes<kHead, Kind>;
   unsigned char* bytes;
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) : bytes(shared) {}
@@ -98,14 +103,23 @@ __device__ __forceinline__ int steps_of(const Block& block, int end) {
   return (static_cast<int>(block.seen_by(0, end)) + kKeys - 1) / kKeys;
 }
 
-template <int kHead, bool kWhole>
-__global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
+/// The first step with a key that queries from `begin` on see; `steps` if there is none.
+template <int kKeys, typename Kind>
+__device__ __forceinline__ int first_step(const Kind& masks, int sequence, int begin, int steps) {
+  if constexpr (Kind::kHides)
+    return min(first_key(masks, sequence, begin) / kKeys, steps);
+  else
+    return 0;
+}
+
+template <int kHead, bool kWhole, typename Kind>
+__global__ void __launch_bounds__(Sizes<kHead, Kind>::kThreads, 1)
     hopper_forward_kernel(const __grid_constant__ AttentionBlockForward args, const __grid_constant__ Maps maps,
-                          const __grid_constant__ Order order) {
+                          const __grid_constant__ Order order, const __grid_constant__ Kind masks) {
   SLIP_DYNAMIC_SHARED_1024(bytes);
-  using S = Sizes<kHead>;
+  using S = Sizes<kHead, Kind>;
   constexpr int kKeys = S::kKeys, kTurns = 2, kComputingWarps = 4 * S::kGroups;
-  const Memory<kHead> memory(bytes);
+  const Memory<kHead, Kind> memory(bytes);
   const AttentionForward& all = args.all;
   const Block<kWhole, const AttentionBlockForward&> block{args};
   const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
@@ -144,24 +158,25 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         const int kv_head = head / (heads / static_cast<int>(all.kv_heads));
         barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
         memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
-        const int steps = steps_of<kKeys>(block, item.end);
+        const int steps = steps_of<kKeys>(block, item.end),
+                  first = first_step<kKeys>(masks, sequence, item.begin, steps);
         // In the order of their use: the scores of a step come before the values of the step before it.
 #pragma unroll 1
-        for (int step = 0; step <= steps; ++step) {
-          const Use<S::kStages> keys(used + step), values(used + step - 1);
+        for (int step = first; step <= steps; ++step) {
+          const Use<S::kStages> keys(used + step - first), values(used + step - first - 1);
           if (step < steps) {
             barrier_wait(memory.keys_free(keys.stage), keys.parity ^ 1);
             barrier_arrive_expect(memory.keys_full(keys.stage), S::Keys::kBytes);
             memory.keys(keys.stage).load(maps.k, memory.keys_full(keys.stage), kv_head, step * kKeys, sequence);
           }
-          if (step > 0) {
+          if (step > first) {
             barrier_wait(memory.values_free(values.stage), values.parity ^ 1);
             barrier_arrive_expect(memory.values_full(values.stage), S::Keys::kBytes);
             memory.values(values.stage)
                 .load(maps.v, memory.values_full(values.stage), kv_head, (step - 1) * kKeys, sequence);
           }
         }
-        used += steps;
+        used += steps - first;
       }
     } else if (warp == 1 && lane == 0) {
       for (int round = 0;; ++round) {
@@ -195,10 +210,16 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
       const Use<kTurns> turn(round);
       barrier_wait(memory.queries_full(turn.stage), turn.parity);
       if (!item_of<S::kRows>(item, order, uniform(items[turn.stage]), queries)) return;
-      const int base = uniform(used);
+      [[maybe_unused]] int sequence = 0;
+      int item_first = 0, seen = 0;  // the first steps of the block of queries and of the warpgroup
+      if constexpr (Kind::kHides) {
+        sequence = item.head / heads;
+        item_first = uniform(first_step<kKeys>(masks, sequence, item.begin, steps_of<kKeys>(block, item.end)));
+      }
+      const int base = uniform(used - item_first);      // uses of stages before step 0
       const int first = uniform(item.begin + of_warp);  // the warp's first row
       const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
-      const int steps = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : 0);
+      const int steps = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : item_first);
       const auto row_of_head = [&](int query) {  // in [B, H, T]
         return item.head * all.tokens + block.first_query() + query;
       };
@@ -217,8 +238,25 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           sum[half] = column == 0 ? args.carried.sum[row_of_head(query)] : 0.0f;
         }
       }
-      if (steps > 0) {
+      // Keys that only other warpgroups see. A lane that waited here after lane 0's arrival could miss the phase.
+      const auto skip = [&](int begin, int end) {
+        for (int step = begin; step < end && lane == 0; ++step) {
+          const KeyUse unseen(base + step);
+          await_keys(unseen), free_keys(unseen);
+          await_values(unseen), free_values(unseen);
+        }
+      };
+      [[maybe_unused]] int oldest[2] = {}, hiding = 0;  // of the lane's rows; the end of the steps with hidden keys
+      if constexpr (Kind::kHides) {
+        for (int half = 0; half < 2; ++half) oldest[half] = first_key(masks, sequence, first + 8 * half + row);
+        seen = uniform(first_step<kKeys>(masks, sequence, of_group, steps));
+        skip(item_first, seen);
+        // The other lanes wait for lane 0 here.
+        hiding = uniform((first_key(masks, sequence, group_end - 1) + kKeys - 1) / kKeys);
+      }
+      if (seen < steps) {
         const uint64_t q = memory.queries(turn.stage).over_columns(64 * group);
+        [[maybe_unused]] const auto dropout = dropout_of(masks, sequence, item.head % heads);
         Accumulator<kKeys> scores;
         uint32_t weights[kKeys / 16][4];
         float keep[2];
@@ -243,6 +281,11 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
             for (int i = 0; i < kKeys / 2; ++i)
               if (8 * (i / 4) + column + i % 2 > last + (block.causal() ? row + 8 * (i / 2 % 2) : 0))
                 scores[i] = -kInfinity;
+            if constexpr (Kind::kHides) {
+#pragma unroll
+              for (int i = 0; i < kKeys / 2; ++i)
+                if (step * kKeys + 8 * (i / 4) + column + i % 2 < oldest[i / 2 % 2]) scores[i] = -kInfinity;
+            }
           }
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
@@ -251,8 +294,10 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
             for (int j = 0; j < kKeys / 8; ++j)
               highest = fmaxf(highest, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
             highest = across_row<true>(highest);
-            const float shift = highest * scale;
-            keep[half] = ptx::exp2_approx((largest[half] - highest) * scale);
+            // In the first steps a row may see no key.
+            const float base_score = Kind::kHides && kMasked && highest == -kInfinity ? 0.0f : highest;
+            const float shift = base_score * scale;
+            keep[half] = ptx::exp2_approx((largest[half] - base_score) * scale);
             largest[half] = highest;
             sum[half] *= keep[half];
 #pragma unroll
@@ -264,6 +309,17 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
               }
           }
         };
+        // Which weights of a step dropout keeps: drawn beside the products.
+        [[maybe_unused]] Kept<kKeys> kept;
+        const auto draw = [&](int step) {
+          if constexpr (Kind::kDrops) kept = kept_keys<kKeys>(masks, dropout, first, step * kKeys);
+        };
+        const auto drop = [&] {
+          if constexpr (Kind::kDrops) {
+#pragma unroll
+            for (int i = 0; i < kKeys / 2; ++i) scores[i] = kept[i] ? masks.dropout.scale * scores[i] : 0.0f;
+          }
+        };
         const auto keep_out = [&] {
 #pragma unroll
           for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
@@ -271,13 +327,16 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
         // Steps all of whose keys the warpgroup's first row, and so every row, sees.
         const int whole =
             uniform(min(steps, block.causal() ? (of_group + 1) / kKeys : static_cast<int>(block.keys()) / kKeys));
-        await_keys(KeyUse(base));
-        issue_scores(KeyUse(base).stage);
+        const KeyUse start(base + seen);
+        await_keys(start);
+        issue_scores(start.stage);
+        draw(seen);
         wgmma_wait<0>(scores);
-        free_keys(KeyUse(base));
-        if (steps > 1) await_keys(KeyUse(base + 1));
-        weigh(std::true_type{}, 0);
+        free_keys(start);
+        if (seen + 1 < steps) await_keys(KeyUse(base + seen + 1));
+        weigh(std::true_type{}, seen);
         keep_out();
+        drop();
         pack<kKeys>(weights, scores);
         // Keys of the step have arrived: the wait for those of the next one stands between the softmax and the wait for
         // its product, since ptxas moves a wait for products to the beginning of its basic block.
@@ -286,6 +345,7 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           issue_scores(next.stage);
           await_values(before);
           issue_sums(before.stage);
+          draw(step);
           wgmma_wait<1>(scores);
           free_keys(next);
           weigh(masked, step);
@@ -294,24 +354,28 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
           wgmma_wait<0>(out);
           free_values(before);
           keep_out();
+          drop();
           pack<kKeys>(weights, scores);
         };
-        int step = 1;
-        for (; step < whole; ++step) turn_of(std::false_type{}, step);
-        for (; step < steps; ++step) turn_of(std::true_type{}, step);
+        int step = seen + 1;
+        if constexpr (Kind::kHides) {
+          for (; step < steps; ++step)
+            if (step < hiding || step >= whole)
+              turn_of(std::true_type{}, step);
+            else
+              turn_of(std::false_type{}, step);
+        } else {
+          for (; step < whole; ++step) turn_of(std::false_type{}, step);
+          for (; step < steps; ++step) turn_of(std::true_type{}, step);
+        }
         const KeyUse last(base + steps - 1);
         await_values(last);
         issue_sums(last.stage);
         wgmma_wait<0>(out);
         free_values(last);
       }
-      // Keys that only later warpgroups see. A lane that waited here after lane 0's arrival could miss the phase.
       const int all_steps = steps_of<kKeys>(block, item.end);
-      for (int step = steps; step < all_steps && lane == 0; ++step) {
-        const KeyUse unseen(base + step);
-        await_keys(unseen), free_keys(unseen);
-        await_values(unseen), free_values(unseen);
-      }
+      skip(steps, all_steps);
       used = base + all_steps;
       ptx::make_again(item.head);  // else rows of the head and places of words occupy registers in the loops
 #pragma unroll
@@ -351,27 +415,27 @@ __global__ void __launch_bounds__(Sizes<kHead>::kThreads, 1)
 /// Keys and values of the heads that are computed at a time: most of the 50 MB L2 cache of an H100.
 constexpr int64_t kCacheBytes = int64_t{40} << 20;
 
-template <int kHead, bool kWhole>
-void launch_forward(LaunchContext& context, const AttentionBlockForward& args, const Maps& maps) {
-  using S = Sizes<kHead>;
+template <int kHead, bool kWhole, typename Kind>
+void launch_forward(LaunchContext& context, const AttentionBlockForward& args, const Maps& maps, const Kind& masks) {
+  using S = Sizes<kHead, Kind>;
   const AttentionForward& all = args.all;
   const int64_t heads = all.batch * all.heads, blocks = blocks_for(args.block.queries, S::kRows);
   const int64_t grid = std::min<int64_t>(multiprocessors(), heads * blocks);
   const int64_t fit = kCacheBytes / (4 * args.block.keys * kHead) * (all.heads / all.kv_heads);
   const int64_t together = std::clamp<int64_t>(fit, 1, grid);
-  require_registers("attention forward", S::kThreads, registers_of(hopper_forward_kernel<kHead, kWhole>, S::kThreads),
-                    S::kAllRegisters);
+  const auto kernel = hopper_forward_kernel<kHead, kWhole, Kind>;
+  require_registers("attention forward", S::kThreads, registers_of(kernel, S::kThreads), S::kAllRegisters);
   auto* const taken = static_cast<uint32_t*>(scratch_of(context));
   cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, stream_of(context)), "zeroing the counter of attention");
-  launch(stream_of(context), hopper_forward_kernel<kHead, kWhole>, dim3(static_cast<unsigned>(grid)), dim3(S::kThreads),
-         S::kBytes, args, maps,
-         Order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together), taken});
+  const Order order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together), taken};
+  launch(stream_of(context), kernel, dim3(static_cast<unsigned>(grid)), dim3(S::kThreads), S::kBytes, args, maps, order,
+         masks);
 }
 
 /// The maps of a block, of its rows alone: rows of other blocks are zeros, and are not written.
-template <int kHead>
+template <int kHead, typename Kind>
 bool make_maps(Maps& maps, const AttentionBlockForward& args, std::string& reason) {
-  using S = Sizes<kHead>;
+  using S = Sizes<kHead, Kind>;
   const AttentionForward& all = args.all;
   const auto map = [&](TensorMap& to, const char* name, const void* from, int64_t heads, int64_t first, int64_t rows,
                        int64_t stride, int box_rows) {
@@ -402,16 +466,21 @@ bool attention_forward_hopper(LaunchContext& context, const AttentionBlockForwar
   const AttentionForward& all = args.all;
   // A block without keys only writes what is carried.
   if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || args.block.keys == 0) return false;
-  std::string reason = all.window > 0                   ? "a sliding window"
-                       : all.document_begins != nullptr ? "documents"
-                       : all.dropout != nullptr         ? "dropout"
-                                                        : hopper_refusal(all.head_dim);
+  std::string reason = hopper_refusal(all.head_dim);
+  if (reason.empty()) reason = masks_refusal(args);
+  const bool whole = args.first && args.last && args.block == AttentionBlock{0, all.tokens, 0, all.tokens, true};
   const auto run = [&](auto head) {
     Maps maps{};
-    if (!make_maps<head.value>(maps, args, reason)) return false;
-    const bool whole = args.first && args.last && args.block == AttentionBlock{0, all.tokens, 0, all.tokens, true};
-    for_flag(whole, [&](auto is_whole) { launch_forward<head.value, is_whole.value>(context, args, maps); });
-    return true;
+    bool fits = false;
+    for_masks(args, [&]<typename Kind>(const Kind& masks) {
+      fits = make_maps<head.value, Kind>(maps, args, reason);
+      if (!fits) return;
+      if constexpr (Kind::kHides)
+        launch_forward<head.value, false>(context, args, maps, masks);
+      else
+        for_flag(whole, [&](auto is_whole) { launch_forward<head.value, is_whole.value>(context, args, maps, masks); });
+    });
+    return fits;
   };
   if (reason.empty() && !all_aligned(args.carried.out)) reason = "the carried sums are not aligned to 16 bytes";
   if (reason.empty() &&

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sizes of attention backward for sm_90a, the shared memory of a thread block, and the order of blocks of keys and of
-// tiles of queries.
+// Sizes of attention backward for sm_90a, the shared memory and the maps of a thread block, and the order of blocks of
+// keys and of tiles of queries.
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/attention/hopper_tiles.cuh"
+#include "kernels/attention/hopper_masks.cuh"
 
 namespace slipstream::kernels::hopper {
 
@@ -15,6 +15,7 @@ constexpr int kBackwardThreads = kGroupThreads * (1 + kGroups);
 constexpr int kRegisters = 240, kFewRegisters = 24;  // of a thread that computes, and of one that loads
 constexpr int kAllRegisters = kGroups * kRegisters + kFewRegisters;
 static_assert(kAllRegisters <= (1 + kGroups) * registers_at_launch(kBackwardThreads));
+constexpr int kEndsThreads = 256;
 // Key-value heads that are computed at a time: few, so that their sums of dq stay in the L2 cache, and as many as fill
 // the multiprocessors with blocks of 1024 keys.
 constexpr int kTogether = 16;
@@ -107,6 +108,33 @@ struct Maps {
   TensorMap q, dout, k, v;
 };
 
+/// The maps of a block, of its rows alone: rows of other blocks are zeros.
+template <int kHead>
+bool make_maps(Maps& maps, const AttentionBlockBackward& args, std::string& reason) {
+  const AttentionBackward& all = args.all;
+  const AttentionBlock& block = args.block;
+  const auto size = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const auto map = [&](TensorMap& to, const char* name, const void* from, int64_t heads, int64_t first, int64_t rows,
+                       int64_t stride, int box_rows, int box_columns) {
+    if (make_tensor_map(to,
+                        {.base = static_cast<const bfloat16*>(from) + first * stride,
+                         .rank = 4,
+                         .sizes = {kHead, size(heads), size(rows), size(all.batch)},
+                         .strides_bytes = {0, 2 * kHead, size(2 * stride), size(2 * all.tokens * stride)},
+                         .box = {static_cast<uint32_t>(box_columns), 1, static_cast<uint32_t>(box_rows), 1},
+                         .swizzle = box_columns == kSlab ? Swizzle::b128 : Swizzle::b64},
+                        reason))
+      return true;
+    reason = std::string(name) + ": " + reason;
+    return false;
+  };
+  return map(maps.q, "q", all.q, all.heads, block.first_query, block.queries, all.q_stride, kQueries, kSlab) &&
+         map(maps.dout, "dout", all.dout, all.heads, block.first_query, block.queries, all.out_stride, kQueries,
+             kSlab) &&
+         map(maps.k, "k", all.k, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kHead / 2) &&
+         map(maps.v, "v", all.v, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kSlab);
+}
+
 /// What thread blocks share.
 struct Exchange {
   const float* delta;     // [B, H, T]
@@ -116,25 +144,53 @@ struct Exchange {
   int key_blocks, tiles;  // of a head
 };
 
+/// The end of the queries that see a key, from a kernel before this one: it does not descend along the keys.
+struct Ends {
+  int* queries;     // [B, keys]
+  int keys, tiles;  // of the block
+
+  __device__ __forceinline__ int of(int sequence, int key) const {
+    return queries[sequence * keys + min(key, keys - 1)];
+  }
+  /// The end of the tiles that add to dk and dv of a block of keys. The last one also has the tiles that see no key: it
+  /// writes their dq.
+  __device__ __forceinline__ int end_tile(int sequence, int key_block) const {
+    const int end = (key_block + 1) * kKeys;
+    return end >= keys ? tiles : (of(sequence, end - 1) + kQueries - 1) / kQueries;
+  }
+};
+
+template <typename Kind_>
 struct Arguments {
+  using Kind = Kind_;
+
   AttentionBlockBackward of;
   Exchange exchange;
   Maps maps;
+  Kind masks;
+  Ends ends;  // with masks
 };
 
-/// A block of keys of a key-value head, and the tiles of 64 queries that see it.
+/// A block of keys of a key-value head, and the tiles of 64 queries that see it: without masks all from the first one
+/// on. From last_tile on they see no block of keys before it, so that it is the last one to add to their dq.
 struct Item {
   int sequence, kv_head, key_block, first_tile;
+  int end_tile, last_tile;  // with masks
 };
 
 /// The block of keys with this number; false behind the last one.
-__device__ __forceinline__ bool item_of(Item& item, const Arguments& args, int number) {
+template <typename Args>
+__device__ __forceinline__ bool item_of(Item& item, const Args& args, int number) {
   const int kv_heads = static_cast<int>(args.of.all.kv_heads), all = static_cast<int>(args.of.all.batch) * kv_heads,
             blocks = args.exchange.key_blocks;
   if (number >= all * blocks) return false;
   const int first = number / (kTogether * blocks) * kTogether, together = min(kTogether, all - first),
             rest = number - first * blocks, head = first + rest % together, block = blocks - 1 - rest / together;
-  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / kQueries) : 0};
+  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / kQueries) : 0, 0, 0};
+  if constexpr (Args::Kind::kHides) {
+    item.end_tile = args.ends.end_tile(item.sequence, block);
+    item.last_tile = block == 0 ? 0 : args.ends.end_tile(item.sequence, block - 1);
+  }
   return true;
 }
 
@@ -142,20 +198,34 @@ __device__ __forceinline__ bool item_of(Item& item, const Arguments& args, int n
 struct Step {
   int head, tile;
 };
-__device__ __forceinline__ int group_of(const Arguments& args) {
+template <typename Args>
+__device__ __forceinline__ int group_of(const Args& args) {
   return static_cast<int>(args.of.all.heads / args.of.all.kv_heads);
 }
-__device__ __forceinline__ Step first_step(const Arguments& args, const Item& item) {
+template <typename Args>
+__device__ __forceinline__ Step first_step(const Args& args, const Item& item) {
   return {item.kv_head * group_of(args), item.first_tile};
 }
-__device__ __forceinline__ int steps_of(const Arguments& args, const Item& item) {
-  return group_of(args) * (args.exchange.tiles - item.first_tile);
+template <typename Args>
+__device__ __forceinline__ int end_tile(const Args& args, const Item& item) {
+  return Args::Kind::kHides ? item.end_tile : args.exchange.tiles;
 }
-__device__ __forceinline__ void advance(Step& step, const Arguments& args, const Item& item) {
-  if (++step.tile == args.exchange.tiles) step.tile = item.first_tile, ++step.head;
+template <typename Args>
+__device__ __forceinline__ int steps_of(const Args& args, const Item& item) {
+  return group_of(args) * (end_tile(args, item) - item.first_tile);
+}
+template <typename Args>
+__device__ __forceinline__ void advance(Step& step, const Args& args, const Item& item) {
+  if (++step.tile == end_tile(args, item)) step.tile = item.first_tile, ++step.head;
+}
+/// Is the block of keys the last one to add to dq of the step's tile?
+template <typename Args>
+__device__ __forceinline__ bool adds_last(const Args&, const Item& item, const Step& step) {
+  return Args::Kind::kHides ? step.tile >= item.last_tile : item.key_block == 0;
 }
 /// The head of a step in [B, H].
-__device__ __forceinline__ int64_t head_of(const Arguments& args, const Item& item, const Step& step) {
+template <typename Args>
+__device__ __forceinline__ int64_t head_of(const Args& args, const Item& item, const Step& step) {
   return item.sequence * args.of.all.heads + step.head;
 }
 

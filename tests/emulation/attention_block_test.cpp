@@ -223,6 +223,17 @@ TEST_CASE("attention in a ring, sm_90a: every rank's share equals the whole matr
   check({2, 70, 2, 2, 64, 1}, DType::bf16);       // one block that is first and last, with gradients that travel
 }
 
+TEST_CASE("attention in a ring, sm_90a: windows, documents and dropout") {
+  const emulation::Capability hopper(90);
+  for (const int64_t window : {1, 50, 97, 130, 300}) check({1, 4 * 97, 2, 1, 64, 2, window}, DType::bf16);
+  for (const int64_t longest : {1, 60, 200}) check({1, 4 * 97, 2, 1, 64, 2, 0, longest}, DType::bf16);
+  check({1, 8 * 36, 2, 1, 128, 4, 90, 100}, DType::bf16);
+  check({2, 4 * 76, 2, 1, 64, 2, 0, 110, 0.3}, DType::bf16);
+  check({1, 4 * 132, 1, 1, 128, 2, 70, 0, 0.2}, DType::bf16);
+  check({1, 300, 2, 1, 64, 1, 40, 150, 0.3}, DType::bf16);  // one block that is first and last
+  check({1, 270, 2, 2, 128, 1, 0, 0, 0.5}, DType::bf16);
+}
+
 TEST_CASE("attention in a ring: the carried state is the same for the general path and the tensor cores") {
   for (int capability : {80, 90})
     for (int64_t head_dim : {64, 128}) {
