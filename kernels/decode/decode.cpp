@@ -86,16 +86,6 @@ void one_token_attention(LaunchContext& context, const OneTokenAttention& args) 
   SLIP_CALL_ISA(one_token_attention_cpu(context, args));
 }
 
-void token_weights(LaunchContext& context, const TokenWeights& args) {
-  constexpr std::string_view op = "token_weights";
-  require_at_least(op, "elems", args.elems, 0);
-  if (!(args.temperature > 0)) throw ShapeError("[{}] temperature is {}, need more than 0.", op, args.temperature);
-  if (args.elems == 0) return;
-  require_pointers(op, {args.logits, args.weights});
-  if (context.kind != DeviceKind::cpu) no_kernel(op, context.kind);
-  SLIP_CALL_ISA(token_weights_cpu(context, args));
-}
-
 void read_all(LaunchContext& context, const ReadAll& args) {
   constexpr std::string_view op = "read_all";
   require_at_least(op, "elems", args.elems, 0);

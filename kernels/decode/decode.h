@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ops of text generation that read much and compute little: products of few rows with a weight, attention of one
-// new token to all earlier ones, and the weights of all tokens for sampling. And their bound: a pass that only reads.
-// token_weights and read_all run on cpu only.
+// The ops of text generation that read much and compute little: products of few rows with a weight, and attention of
+// one new token to all earlier ones. And their bound: a pass that only reads, on cpu only.
 //
 // Letters: R rows, H heads, G key-value heads (G divides H), E head_dim, N keys.
 
@@ -102,20 +101,6 @@ struct OneTokenAttention {
 /// Pure. Elements of the workspace on a device of this kind: on cpu for these tokens, on cuda for any tokens.
 int64_t attention_scores(const OneTokenAttention& args, DeviceKind kind = DeviceKind::cpu);
 
-/// weights[i] = e^((logits[i] - top) / temperature) where logits[i] >= floor, otherwise 0.
-///
-/// Types:   all f32
-/// Alias:   weights may be logits
-/// Errors:  ShapeError if elems is below 0 or temperature is not above 0
-struct TokenWeights {
-  const float* logits = nullptr;
-  float* weights = nullptr;
-  int64_t elems = 0;
-  float top = 0;    // at least every logit
-  float floor = 0;  // -infinity: none
-  double temperature = 1;
-};
-
 /// sum = of all floats at `at`, in any order: the fastest that a CPU can read memory.
 struct ReadAll {
   const float* at = nullptr;
@@ -127,8 +112,7 @@ struct ReadAll {
 void few_rows_product(LaunchContext& context, const FewRowsProduct& args);
 void keep_keys(LaunchContext& context, const KeepKeys& args);
 void one_token_attention(LaunchContext& context, const OneTokenAttention& args);
-/// Block. Throws: ShapeError, ResourceError (another device than cpu).
-void token_weights(LaunchContext& context, const TokenWeights& args);
+/// Blocks. Throws: ShapeError, ResourceError (another device than cpu).
 void read_all(LaunchContext& context, const ReadAll& args);
 
 /// Pure. Minimum flops and bytes. Pointers may be null. `keys`: the visible tokens of all rows together.
@@ -138,7 +122,6 @@ Cost one_token_attention_cost(const OneTokenAttention& args, int64_t keys);
 SLIP_DECLARE_PER_ISA(void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args);
                      void keep_keys_cpu(LaunchContext& context, const KeepKeys& args);
                      void one_token_attention_cpu(LaunchContext& context, const OneTokenAttention& args);
-                     void token_weights_cpu(LaunchContext& context, const TokenWeights& args);
                      void read_all_cpu(LaunchContext& context, const ReadAll& args);)
 
 }  // namespace slipstream::kernels

@@ -15,12 +15,11 @@ constexpr int kHeadsMost = 8;  // that share loads; more take turns
 constexpr int kHeadDimMax = kDecodeHeadDimMax;
 static_assert(kTokens == kWarps * kBlock);  // a warp scores one block of keys
 
-template <typename T>
 struct Attend {
   const float* qkv;
   float* out;
   float* workspace;  // [rows, heads, most_parts] of part_floats()
-  T* cache;
+  void* cache;
   int64_t capacity;  // tokens of a sequence
   const int32_t* sequences;
   const int32_t* tokens;
@@ -30,11 +29,11 @@ struct Attend {
 
 /// The visible tokens of a row, and its parts: the first one begins where the block of keys of the first token does.
 struct Row {
-  int64_t token, begin, first_part, parts;
+  int token, begin, first_part, parts;
 
-  __device__ __forceinline__ Row(int32_t token_, int64_t window)
-      : token(token_),
-        begin(window > 0 && token >= window ? token + 1 - window : 0),
+  __device__ __forceinline__ Row(const Attend& args, unsigned row)
+      : token(args.tokens[row]),
+        begin(args.window > 0 && token >= args.window ? token + 1 - static_cast<int>(args.window) : 0),
         first_part(begin / kBlock * kBlock),
         parts((token - first_part) / kTokens + 1) {}
 };
@@ -98,24 +97,25 @@ struct Part {
   int low, high, head_dim;
 };
 
-/// A warp scores one block of keys with kHeads queries, 16 bytes of several dimensions at once. Hidden tokens get
-/// -infinity.
+/// A warp scores one block of keys with kHeads queries, 16 bytes of several dimensions at once, or 8 where more sums
+/// would not fit into the registers. Hidden tokens get -infinity.
 template <int kHeads, typename T>
 __device__ __forceinline__ void score(const Part<T>& part, const Shared<float>& queries, const Shared<float>& weights) {
-  constexpr int kLoaded = kPack<T>;                                       // tokens of a lane
-  constexpr int kAcross = kBlock / kLoaded;                               // lanes of a dimension
-  constexpr int kAtOnce = kWarp / kAcross;                                // dimensions
-  [[maybe_unused]] constexpr int kAhead = kHeads * kLoaded > 32 ? 1 : 4;  // loads at once: sums take the registers
+  constexpr int kLoaded = kHeads * kPack < T >> 32 ? kQuad : kPack<T>;  // tokens of a lane
+  constexpr int kAcross = kBlock / kLoaded, kAtOnce = kWarp / kAcross;  // lanes of a dimension, dimensions
   static_assert(kHeads <= kAtOnce);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, block = static_cast<int>(threadIdx.x) / kWarp * kBlock;
   const int dim = lane / kAcross, token = lane % kAcross * kLoaded;
   float sums[kHeads][kLoaded] = {};
   if (block < part.high) {
     const T* const keys = part.keys + block * part.head_dim + token;
-#pragma unroll kAhead
+#pragma unroll 4
     for (int i = dim; i < part.head_dim; i += kAtOnce) {
       float k[kLoaded];
-      unpack(ptx::load_16(keys + i * kBlock), k, T{});
+      if constexpr (kLoaded == kPack<T>)
+        unpack(ptx::load_16(keys + i * kBlock), k, T{});
+      else
+        load_quad<true>(keys + i * kBlock, kQuad, k);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         const float q = queries[h * part.head_dim + i];
@@ -196,20 +196,22 @@ __device__ __forceinline__ void add_values(const Part<T>& part, const Columns& c
 /// One block for each part, key-value head and row; blocks of parts that a row does not have return. A row of one part
 /// gets its result at once.
 template <int kHeads, bool kAligned, typename T>
-__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(Attend<T> args) {
+__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(Attend args) {
   __shared__ float of_queries[kHeads * kHeadDimMax], of_weights[kHeads * kTokens], of_sums[kHeads * kThreads * kQuad],
       of_statistics[kHeads * 2];
   const Shared<float> queries(of_queries), weights(of_weights), sums(of_sums), statistics(of_statistics);
-  const Row row(args.tokens[blockIdx.z], args.window);
-  const int64_t first = row.first_part + int64_t{blockIdx.x} * kTokens, kv_head = blockIdx.y;
+  const Row row(args, blockIdx.z);
+  const int first = row.first_part + static_cast<int>(blockIdx.x) * kTokens;
+  const int64_t kv_head = blockIdx.y;
   if (first > row.token) return;  // the whole block
   const int thread = static_cast<int>(threadIdx.x), head_dim = static_cast<int>(args.head_dim);
   const int group = static_cast<int>(args.heads / args.kv_heads);
-  const Kept<T> kept(args.cache, args.capacity, args.sequences[blockIdx.z], args.kv_heads, kv_head, head_dim);
-  const Part<T> part{.keys = kept.keys + first * head_dim,
-                     .values = kept.values + first * head_dim,
-                     .low = static_cast<int>(row.begin > first ? row.begin - first : 0),
-                     .high = static_cast<int>(row.token + 1 - first < kTokens ? row.token + 1 - first : kTokens),
+  const Kept<T> kept(static_cast<T*>(args.cache), args.capacity, args.sequences[blockIdx.z], args.kv_heads, kv_head,
+                     head_dim);
+  const Part<T> part{.keys = kept.keys + int64_t{first} * head_dim,
+                     .values = kept.values + int64_t{first} * head_dim,
+                     .low = row.begin > first ? row.begin - first : 0,
+                     .high = row.token + 1 - first < kTokens ? row.token + 1 - first : kTokens,
                      .head_dim = head_dim};
   const float* const qkv = args.qkv + blockIdx.z * (args.heads + 2 * args.kv_heads) * head_dim;
   const float* const k = qkv + (args.heads + kv_head) * head_dim;
@@ -247,9 +249,8 @@ __global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(A
 }
 
 /// One block for each head and row: the parts' values, weighted by their largest scores and sums.
-template <typename T>
-__global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend<T> args) {
-  const int64_t parts = Row(args.tokens[blockIdx.y], args.window).parts, item = blockIdx.y * args.heads + blockIdx.x;
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend args) {
+  const int64_t parts = Row(args, blockIdx.y).parts, item = blockIdx.y * args.heads + blockIdx.x;
   if (parts == 1) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, head_dim = static_cast<int>(args.head_dim);
   const int64_t floats = head_dim + 2;
@@ -270,14 +271,14 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend<T> args
 
 /// Enqueues. The grid has all parts that a row may have, because the host does not know the tokens.
 template <int kHeads, typename T>
-void attend(const LaunchContext& context, const Attend<T>& args, int64_t rows) {
+void attend(const LaunchContext& context, const Attend& args, int64_t rows) {
   const dim3 grid(static_cast<unsigned>(args.most_parts), static_cast<unsigned>(args.kv_heads),
                   static_cast<unsigned>(rows));
   for_flag(args.head_dim % kQuad == 0, [&](auto aligned) {
     launch(stream_of(context), attend_kernel<kHeads, aligned.value, T>, grid, dim3(kThreads), 0, args);
   });
   if (args.most_parts > 1)
-    launch(stream_of(context), combine_kernel<T>, dim3(static_cast<unsigned>(args.heads), static_cast<unsigned>(rows)),
+    launch(stream_of(context), combine_kernel, dim3(static_cast<unsigned>(args.heads), static_cast<unsigned>(rows)),
            dim3(kCombineThreads), 0, args);
 }
 
@@ -294,22 +295,22 @@ void one_token_attention_cuda(LaunchContext& context, const OneTokenAttention& a
   const int64_t group = args.heads / args.kv_heads;
   for_dtype(args.cache.dtype, [&](auto type) {
     using T = decltype(type);
-    const Attend<T> all{.qkv = args.qkv,
-                        .out = args.out,
-                        .workspace = args.scores,
-                        .cache = static_cast<T*>(args.cache.at),
-                        .capacity = args.cache.capacity,
-                        .sequences = args.sequences,
-                        .tokens = args.tokens,
-                        .window = args.window,
-                        .heads = args.heads,
-                        .kv_heads = args.kv_heads,
-                        .head_dim = args.head_dim,
-                        .most_parts = most_parts(args),
-                        .scale = args.scale};
-    group == 1   ? attend<1>(context, all, args.rows)
-    : group <= 4 ? attend<4>(context, all, args.rows)
-                 : attend<kHeadsMost>(context, all, args.rows);
+    const Attend all{.qkv = args.qkv,
+                     .out = args.out,
+                     .workspace = args.scores,
+                     .cache = args.cache.at,
+                     .capacity = args.cache.capacity,
+                     .sequences = args.sequences,
+                     .tokens = args.tokens,
+                     .window = args.window,
+                     .heads = args.heads,
+                     .kv_heads = args.kv_heads,
+                     .head_dim = args.head_dim,
+                     .most_parts = most_parts(args),
+                     .scale = args.scale};
+    group == 1   ? attend<1, T>(context, all, args.rows)
+    : group <= 4 ? attend<4, T>(context, all, args.rows)
+                 : attend<kHeadsMost, T>(context, all, args.rows);
   });
 }
 

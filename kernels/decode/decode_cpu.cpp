@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products and the weights of text generation on the CPU: one pass over memory, at its speed.
+// The products of text generation on the CPU: one pass over memory, at its speed.
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 
 #include "kernels/common/vectors.h"
 #include "kernels/decode/decode.h"
@@ -128,17 +127,6 @@ void products(LaunchContext& context, const FewRowsProduct& args) {
 void few_rows_product_cpu(LaunchContext& context, const FewRowsProduct& args) {
   if (args.dtype == DType::f32) return products<float>(context, args);
   products<bfloat16>(context, args);
-}
-
-void token_weights_cpu(LaunchContext& context, const TokenWeights& args) {
-  // Finite, so that the likeliest token keeps its weight of 1.
-  const float factor = static_cast<float>(std::min<double>(1 / args.temperature, std::numeric_limits<float>::max()));
-  context.parallel_for(args.elems, 4096, [&](int64_t begin, int64_t end) {
-    for_vectors(begin, end, [&](auto lanes, int64_t i) {
-      const Vf logits = lanes.load(args.logits + i), weights = exp((logits - args.top) * factor);
-      lanes.store(args.weights + i, logits < splat(args.floor) ? Vf{} : weights);
-    });
-  });
 }
 
 void read_all_cpu(LaunchContext& context, const ReadAll& args) {

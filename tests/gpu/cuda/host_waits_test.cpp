@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Issuing a step never makes the host wait, from the seventh step on it is one launch, and it never fills memory that a
-// launched step still reads. The counters are in the calls of the CUDA runtime, which the linker redirects here
-// (--wrap); calls inside cuBLAS and NCCL are not counted.
+// launched step still reads. A step of text generation is one launch from the fourth on. The counters are in the calls
+// of the CUDA runtime, which the linker redirects here (--wrap); calls inside cuBLAS and NCCL are not counted.
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <thread>
 
+#include "engine/base/philox.h"
+#include "models/generation.h"
 #include "tests/equivalence/trained.h"
 #include "tests/gpu/cuda/card.h"
 #include "tests/test.hpp"
@@ -121,6 +124,42 @@ TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, 
     }
     CHECK(waits > 0);  // wait_behind
     one.rank->synchronize();
+  }
+}
+
+TEST_CASE("a step of text generation waits for nothing, and becomes one launch", "[gpu]") {
+  for (models::ModelOptions model : {tiny_gpt2(), tiny_llama()}) {
+    model.context = model.tokens = 24;
+    models::Generation generation(model, {.dtype = DType::bf16,
+                                          .sequences = 2,
+                                          .capacity = 24,
+                                          .device = make_cuda_device(0),
+                                          .sampling = {.temperature = 1, .top_p = 0.9, .repetition_penalty = 1.1},
+                                          .read = [](const NamedTensor& tensor, int64_t begin, std::span<float> out) {
+                                            const Philox random(9, tensor.name);
+                                            for (float& value : out)
+                                              value = 0.2f * random.normal(static_cast<uint64_t>(begin++));
+                                          }});
+    const std::vector<int> texts{0, 1};
+    for (const int text : texts) {
+      generation.begin(text, std::vector<int32_t>{5, 7, 9});
+      generation.take();
+    }
+    constexpr int kSteps = 12;
+    for (int step = 1; step <= kSteps; ++step) {
+      waits = allocations = launches = graph_launches = 0;
+      generation.step(texts);
+      std::printf("  step %2d: %d waits of the host, %d allocations, %d kernels, %d graphs launched\n", step,
+                  waits.load(), allocations.load(), launches.load(), graph_launches.load());
+      // The first step takes memory and uploads its rows, the second and the third one record their turns' graphs.
+      CHECK((step == 1 || (waits == 0 && allocations == 0)));
+      CHECK(graph_launches == (step == 1 ? 0 : 1));
+      if (step <= 3 && __real_cudaLaunchKernel) CHECK(launches > 20);
+      if (step > 3) CHECK(launches == 0);
+      if (step > 1) generation.take();  // of the step before
+    }
+    const std::span<const int32_t> last = generation.take();
+    CHECK(std::all_of(last.begin(), last.end(), [&](int32_t id) { return id >= 0 && id < model.vocab; }));
   }
 }
 
