@@ -249,9 +249,10 @@ struct Generation::State {
     const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
     if (begins) return attend_all(layer, sequences.front(), std::ssize(at), scale, qkv, out);
     attending.clear();
+    const int64_t window = o.window_of(layer);
     for (size_t r = 0; r < at.size(); ++r)
       attending.push_back({.cache = cached(layer, sequences[r]),
-                           .begin = o.window > 0 ? std::max<int64_t>(0, at[r] + 1 - o.window) : 0,
+                           .begin = window > 0 ? std::max<int64_t>(0, at[r] + 1 - window) : 0,
                            .token = at[r]});
     kernels::OneTokenAttention args{.qkv = qkv,
                                     .out = out,
@@ -287,7 +288,7 @@ struct Generation::State {
                                          .kv_stride = width,
                                          .out_stride = b.attention_width(),
                                          .scale = scale,
-                                         .window = o.window < rows ? o.window : 0});
+                                         .window = o.window_of(layer) < rows ? o.window_of(layer) : 0});
   }
 
   void mlp(const BlockParameters& y, const float* x, int64_t rows, float* delta) {
@@ -441,8 +442,12 @@ int64_t Generation::weight_bytes() const {
 
 int64_t Generation::cache_bytes(int sequence) const {
   const State& s = *state_;
-  const int64_t seen = s.o.window > 0 ? std::min(tokens(sequence), s.o.window) : tokens(sequence);
-  return s.o.layers * seen * s.kv_width() * size_of(DType::f32);
+  int64_t seen = 0;  // tokens, over all layers
+  for (int64_t layer = 0; layer < s.o.layers; ++layer) {
+    const int64_t window = s.o.window_of(layer);
+    seen += window > 0 ? std::min(tokens(sequence), window) : tokens(sequence);
+  }
+  return seen * s.kv_width() * size_of(DType::f32);
 }
 
 double Generation::read_seconds() const {
