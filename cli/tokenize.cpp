@@ -71,7 +71,8 @@ void add_tokenize(CLI::App& app, Run& chosen) {
   CLI::App* command = app.add_subcommand("tokenize", "convert text to token shards");
   command->add_option("text", options->text, "text file, or JSON lines with \"text\": NAME.jsonl")->required();
   command->add_option("out", options->out, "path of the shards, without .bin")->required();
-  command->add_option("--tokenizer", options->tokenizer, "bytes, chars, a tokenizer.json or NAME.tiktoken");
+  command->add_option("--tokenizer", options->tokenizer,
+                      "bytes, chars, a folder with a tokenizer, a tokenizer.json or NAME.tiktoken");
   command->add_option("--shard-tokens", options->shard_tokens, "tokens per shard; 0: one shard")
       ->check(whole_numbers(INT64_MAX / 8));
   command->add_option("--separator", options->separator, "text that ends a document, such as <|endoftext|>");

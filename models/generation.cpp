@@ -276,7 +276,7 @@ struct Generation::State {
                                     .sequences = rows.sequences,
                                     .tokens = rows.places,
                                     .rows = rows.count,
-                                    .window = o.window,
+                                    .window = o.window_of(layer),
                                     .heads = b.heads(),
                                     .kv_heads = b.kv_heads(),
                                     .head_dim = b.head_dim(),
@@ -309,7 +309,7 @@ struct Generation::State {
                                          .kv_stride = width,
                                          .out_stride = b.attention_width(),
                                          .scale = scale,
-                                         .window = o.window < rows ? o.window : 0});
+                                         .window = o.window_of(layer) < rows ? o.window_of(layer) : 0});
   }
 
   void mlp(const BlockParameters& y, const float* x, const Rows& rows, float* delta) {
@@ -478,8 +478,12 @@ int64_t Generation::weight_bytes() const {
 
 int64_t Generation::cache_bytes(int sequence) const {
   const State& s = *state_;
-  const int64_t seen = s.o.window > 0 ? std::min(tokens(sequence), s.o.window) : tokens(sequence);
-  return s.o.layers * seen * s.kv_width() * size_of(s.setup.dtype);
+  int64_t seen = 0;  // tokens, over all layers
+  for (int64_t layer = 0; layer < s.o.layers; ++layer) {
+    const int64_t window = s.o.window_of(layer);
+    seen += window > 0 ? std::min(tokens(sequence), window) : tokens(sequence);
+  }
+  return seen * s.kv_width() * size_of(s.setup.dtype);
 }
 
 double Generation::read_seconds() const {

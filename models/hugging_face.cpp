@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads and writes config.json. Keys that would change the arithmetic are checked, and others are ignored.
+// Reads and writes config.json. Every key is read, known to change no arithmetic, or refused (config_json.h).
 
 #include "models/hugging_face.h"
 
@@ -12,154 +12,191 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/plural.h"
+#include "models/common/config_json.h"
 
 namespace slipstream::models {
 namespace {
 
-/// Larger sizes indicate a damaged file.
-constexpr int64_t kMaxLayers = 65536, kMaxSize = int64_t{1} << 24;
+constexpr int64_t kMaxLayers = 65536;
 
-class Config {
- public:
-  Config(const Json& json, const std::string& where) : json_(json), where_(where) {}
-
-  [[noreturn]] void fail(std::string_view key, const std::string& problem) const {
-    throw CheckpointError("[model] {}: {} {}. Give the folder of a supported model.", where_, key, problem);
-  }
-  /// Null if the key is absent or null.
-  const Json* find(std::string_view key) const {
-    const Json* value = json_.find(key);
-    return value == nullptr || value->is_null() ? nullptr : value;
-  }
-  int64_t whole(std::string_view key, std::optional<int64_t> absent = {}, int64_t most = kMaxSize) const {
-    const Json* value = find(key);
-    if (value == nullptr && absent) return *absent;
-    if (value == nullptr) fail(key, "is missing");
-    if (!value->is_int()) fail(key, fmt::format("is {}, need an integer", value->type_name()));
-    if (value->as_int() < 1 || value->as_int() > most)
-      fail(key, fmt::format("= {}, need 1 to {}", value->as_int(), most));
-    return value->as_int();
-  }
-  double real(std::string_view key, double absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return absent;
-    if (!value->is_number()) fail(key, fmt::format("is {}, need a number", value->type_name()));
-    return value->as_double();
-  }
-  bool boolean(std::string_view key, bool absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return absent;
-    if (!value->is_bool()) fail(key, fmt::format("is {}, need true or false", value->type_name()));
-    return value->as_bool();
-  }
-  std::string text(std::string_view key, std::string_view absent) const {
-    const Json* value = find(key);
-    if (value == nullptr) return std::string(absent);
-    if (!value->is_string()) fail(key, fmt::format("is {}, need a string", value->type_name()));
-    return value->as_string();
-  }
-  void need(std::string_view key, bool is_right, std::string_view right) const {
-    if (is_right) return;
-    const Json* value = find(key);
-    fail(key, fmt::format("= {} is not supported, need {}",
-                          value == nullptr ? "(absent)" : files::printable(value->dump(), 80), right));
-  }
-  /// The library's default only without the key: null is none.
-  bool has(std::string_view key) const { return json_.find(key) != nullptr; }
-
- private:
-  const Json& json_;
-  const std::string& where_;
-};
-
-HuggingFaceModel read_gpt2(const Config& config) {
+HuggingFaceModel read_gpt2(ConfigJson& config) {
+  for (const auto& [key, alias] : {std::pair{"n_embd", "hidden_size"},
+                                   {"n_positions", "max_position_embeddings"},
+                                   {"n_head", "num_attention_heads"},
+                                   {"n_layer", "num_hidden_layers"}})
+    config.alias(key, alias);
   const int64_t width = config.whole("n_embd", 768);
   const std::string activation = config.text("activation_function", "gelu_new");
-  config.need("activation_function", activation == "gelu_new" || activation == "gelu_pytorch_tanh", "\"gelu_new\"");
+  config.need("activation_function",
+              activation == "gelu_new" || activation == "gelu_pytorch_tanh" || activation == "gelu_fast",
+              "\"gelu_new\"");
   config.need("scale_attn_weights", config.boolean("scale_attn_weights", true), "true");
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
-    config.need(key, !config.boolean(key, false), "false");
+  config.need("scale_attn_by_inverse_layer_idx", !config.boolean("scale_attn_by_inverse_layer_idx", false), "false");
   const int64_t heads = config.whole("n_head", 12);
-  const auto rate = [&](const char* key) { return config.real(key, 0.1); };
-  return {
-      .options = {.family = Family::gpt2,
-                  .layers = config.whole("n_layer", 12, kMaxLayers),
-                  .heads = heads,
-                  .kv_heads = heads,
-                  .width = width,
-                  .ffn_width = config.whole("n_inner", 4 * width),
-                  .context = config.whole("n_positions", 1024),
-                  .vocab = config.whole("vocab_size", 50257),
-                  .tie_embeddings = config.boolean("tie_word_embeddings", true),
-                  .norm_eps = static_cast<float>(config.real("layer_norm_epsilon", 1e-5))},
-      .dropout = {.embedding = rate("embd_pdrop"), .residual = rate("resid_pdrop"), .attention = rate("attn_pdrop")},
-      .prefix = "transformer."};
+  return {.options = {.family = Family::gpt2,
+                      .layers = config.whole("n_layer", 12, kMaxLayers),
+                      .heads = heads,
+                      .kv_heads = heads,
+                      .width = width,
+                      .ffn_width = config.whole("n_inner", 4 * width),
+                      .context = config.whole("n_positions", 1024),
+                      .vocab = config.whole("vocab_size", 50257),
+                      .tie_embeddings = config.boolean("tie_word_embeddings", true),
+                      .norm_eps = static_cast<float>(config.real("layer_norm_epsilon", 1e-5))},
+          .dropout = {.embedding = config.rate("embd_pdrop", 0.1),
+                      .residual = config.rate("resid_pdrop", 0.1),
+                      .attention = config.rate("attn_pdrop", 0.1)},
+          .prefix = "transformer.",
+          .table = "transformer.wte.weight"};
 }
+
+/// Which layers have the window of `sliding_window`, without `layer_types`.
+enum class Windows { none, all, from_max_window_layers };
 
 /// A family whose config.json has Llama's keys, and the library's defaults of those that may be absent.
 struct LlamaDialect {
   Family family;
   const char* model_type;
-  const char* architecture;
+  const char* name;  // of its classes
   int64_t kv_heads;  // 0: as heads
   int64_t ffn_width, context, vocab;
   int32_t begin_of_text, end_of_text;
+  Windows windows;
 };
-constexpr std::array<LlamaDialect, 4> kLlamaDialects{{
-    {Family::llama, "llama", "LlamaForCausalLM", 0, 11008, 2048, 32000, 1, 2},
-    {Family::mistral, "mistral", "MistralForCausalLM", 8, 14336, 4096 * 32, 32000, 1, 2},
-    {Family::qwen2, "qwen2", "Qwen2ForCausalLM", 0, 22016, 32768, 151936, -1, -1},
-    {Family::qwen3, "qwen3", "Qwen3ForCausalLM", 0, 22016, 32768, 151936, -1, -1},
+/// Ministral is Mistral with layer_types.
+constexpr std::array<LlamaDialect, 5> kLlamaDialects{{
+    {Family::llama, "llama", "Llama", 0, 11008, 2048, 32000, 1, 2, Windows::none},
+    {Family::mistral, "mistral", "Mistral", 8, 14336, 4096 * 32, 32000, 1, 2, Windows::all},
+    {Family::mistral, "ministral", "Ministral", 8, 14336, 4096 * 32, 32000, 1, 2, Windows::all},
+    {Family::qwen2, "qwen2", "Qwen2", 0, 22016, 32768, 151936, -1, -1, Windows::from_max_window_layers},
+    {Family::qwen3, "qwen3", "Qwen3", 0, 22016, 32768, 151936, -1, -1, Windows::from_max_window_layers},
 }};
 
-/// Theta and scaling. Before version 5 of the library they are rope_theta and rope_scaling, since then both are in
-/// rope_parameters.
-void read_rope(const Config& config, ModelOptions& options) {
-  double theta = config.real("rope_theta", 10000);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const Json* rope = config.find(key);
-    if (rope == nullptr) continue;
-    config.need(key, rope->is_object(), "an object");
-    const Json* kind = rope->find("rope_type") != nullptr ? rope->find("rope_type") : rope->find("type");
-    const std::string name = kind == nullptr ? "default" : kind->is_string() ? kind->as_string() : kind->dump();
-    config.need(key, name == "default" || name == "llama3", "rope_type \"default\" or \"llama3\"");
-    if (const Json* value = rope->find("rope_theta"); value != nullptr && value->is_number())
-      theta = value->as_double();
-    if (name == "default") continue;
-    const auto number = [&](const char* part) {
-      const Json* value = rope->find(part);
-      const double found = value != nullptr && value->is_number() ? value->as_double() : 0;
-      config.need(key, found > 0 && found < kMaxSize, fmt::format("{} above 0 in it", part));
-      return static_cast<float>(found);
+/// rope_scaling or rope_parameters: the frequencies, and theta where the object has it.
+struct Rope {
+  std::optional<double> theta;
+  kernels::RopeScaling scaling;
+};
+
+Rope read_rope_object(const ConfigJson& config, const char* key, const Json& rope) {
+  config.need(key, rope.is_object(), "an object");
+  const Json *type = rope.find("rope_type"), *older = rope.find("type");
+  config.need(key, type == nullptr || older == nullptr || *type == *older, "one type");
+  const Json* kind = type != nullptr ? type : older;
+  const std::string name = kind == nullptr ? "default" : kind->is_string() ? kind->as_string() : kind->dump();
+  config.need(key, name == "default" || name == "llama3", "rope_type \"default\" or \"llama3\"");
+  const auto number = [&](const char* part) {
+    const Json* value = rope.find(part);
+    const double found = value != nullptr && value->is_number() ? value->as_double() : 0;
+    config.need(key, found > 0 && found < 1e12, fmt::format("{} above 0 in it", part));
+    return found;
+  };
+  std::vector<std::string_view> used = {"rope_type", "type", "rope_theta"};
+  Rope read;
+  if (rope.find("rope_theta") != nullptr) read.theta = number("rope_theta");
+  if (name == "llama3") {
+    const auto factor = [&](const char* part) {
+      used.push_back(part);
+      const double value = number(part);
+      config.need(key, value < ConfigJson::kMaxSize, fmt::format("{} below {} in it", part, ConfigJson::kMaxSize));
+      return static_cast<float>(value);
     };
-    options.rope_scaling = {.factor = number("factor"),
-                            .low_freq_factor = number("low_freq_factor"),
-                            .high_freq_factor = number("high_freq_factor"),
-                            .original_context = static_cast<int64_t>(number("original_max_position_embeddings"))};
-    config.need(key, options.rope_scaling.low_freq_factor < options.rope_scaling.high_freq_factor,
+    read.scaling = {.factor = factor("factor"),
+                    .low_freq_factor = factor("low_freq_factor"),
+                    .high_freq_factor = factor("high_freq_factor"),
+                    .original_context = static_cast<int64_t>(factor("original_max_position_embeddings"))};
+    config.need(key, read.scaling.low_freq_factor < read.scaling.high_freq_factor,
                 "low_freq_factor below high_freq_factor in it");
   }
-  options.rope_theta = static_cast<float>(theta);
+  for (const auto& [part, value] : rope.as_object()) {
+    const bool whole_head = part == "partial_rotary_factor" && value.is_number() && value.as_double() == 1;
+    if (value.is_null() || whole_head || std::find(used.begin(), used.end(), part) != used.end()) continue;
+    config.need(key, false, fmt::format("no {} in it, which rope_type \"{}\" lacks", files::printable(part, 80), name));
+  }
+  return read;
 }
 
-HuggingFaceModel read_llama(const Config& config, const LlamaDialect& dialect) {
+/// Theta and scaling. Before version 5 of the library they are rope_theta and rope_scaling, since then both are in
+/// rope_parameters. A file may have both forms of the same values.
+void read_rope(const ConfigJson& config, ModelOptions& options) {
+  std::optional<Rope> read;
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const Json* object = config.find(key);
+    if (object == nullptr || (object->is_object() && object->as_object().empty())) continue;
+    const Rope more = read_rope_object(config, key, *object);
+    if (read && (more.scaling != read->scaling || (more.theta && read->theta && more.theta != read->theta)))
+      config.fail(key, fmt::format("= {} contradicts rope_parameters = {}", config.shown(key),
+                                   config.shown("rope_parameters")));
+    if (!read) read = more;
+    if (!read->theta) read->theta = more.theta;
+  }
+  const double theta = config.real("rope_theta", read && read->theta ? *read->theta : 10000);
+  config.need("rope_theta", theta > 0 && theta < 1e12, "a number above 0");
+  if (read && read->theta && *read->theta != theta)
+    config.fail("rope_theta", fmt::format("= {} contradicts {} in rope_parameters", theta, *read->theta));
+  options.rope_theta = static_cast<float>(theta);
+  if (read) options.rope_scaling = read->scaling;
+  // The library prefers this key of other families to the number in rope_parameters.
+  const int64_t original = config.whole("original_max_position_embeddings", options.rope_scaling.original_context);
+  config.need("original_max_position_embeddings",
+              options.rope_scaling.factor == 0 || original == options.rope_scaling.original_context,
+              fmt::format("{} as in rope_parameters", options.rope_scaling.original_context));
+}
+
+/// The layers with a window, as the classes of the library have them, and a note where they differ from the file.
+void read_windows(const ConfigJson& config, const LlamaDialect& dialect, HuggingFaceModel& model) {
+  constexpr const char *kFull = "full_attention", *kSliding = "sliding_attention";
+  ModelOptions& o = model.options;
+  const bool qwen = dialect.windows == Windows::from_max_window_layers;
+  // The other families have no such keys: their libraries ignore them, so they must agree with the layers.
+  const bool uses = config.boolean("use_sliding_window", dialect.windows == Windows::all);
+  int64_t first = 0;
+  if (qwen || dialect.windows == Windows::none) first = config.whole("max_window_layers", 28, ConfigJson::kMaxSize, 0);
+  int64_t window = 0;  // none
+  if (config.find("sliding_window") != nullptr || (dialect.windows != Windows::none && !config.has("sliding_window")))
+    window = config.whole("sliding_window", 4096);
+  if (qwen && !uses) window = 0;
+  const std::vector<std::string> types = config.texts("layer_types");
+  for (const std::string& type : types)
+    if (type != kFull && type != kSliding)
+      config.fail("layer_types", fmt::format("has {}, need \"{}\" or \"{}\"", files::shown(type), kFull, kSliding));
+  config.need("layer_types", types.empty() || std::ssize(types) == o.layers,
+              fmt::format("{} items, one for each layer", o.layers));
+  std::vector<int64_t> layers;
+  for (int64_t l = 0; l < o.layers; ++l)
+    if (types.empty() ? window > 0 && dialect.windows != Windows::none && l >= first
+                      : types[static_cast<size_t>(l)] == kSliding)
+      layers.push_back(l);
+  if (dialect.windows == Windows::none) {
+    config.need("layer_types", layers.empty(), "full_attention in all layers; mistral has windows");
+    config.need("sliding_window", window == 0 || window >= o.context, "null; mistral has windows");
+    config.need("use_sliding_window", !uses, "false");
+    return;
+  }
+  config.need("use_sliding_window", uses || layers.empty() || !qwen, "true for the sliding layers of layer_types");
+  config.need("use_sliding_window", uses || qwen, "true, or sliding_window = null");
+  config.need("sliding_window", window > 0 || layers.empty(), "a number of tokens for the sliding layers");
+  if (window == 0 || window >= o.context) return;
+  const bool all = std::ssize(layers) == o.layers;
+  if (!all && std::string_view(dialect.name) == "Mistral")
+    model.notes.push_back(fmt::format(
+        "{} of {} layers have a window, by layer_types; MistralForCausalLM of transformers gives all layers "
+        "one, MinistralForCausalLM these",
+        layers.size(), o.layers));
+  if (layers.empty()) return;
+  o.window = window;
+  if (!all) o.window_layers = std::move(layers);
+}
+
+HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialect) {
   const int64_t width = config.whole("hidden_size", 4096), heads = config.whole("num_attention_heads", 32);
   const std::string activation = config.text("hidden_act", "silu");
   config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
-  const bool llama = dialect.family == Family::llama, qwen3 = dialect.family == Family::qwen3;
-  // The other families have no such keys, and the library ignores them.
-  if (llama || qwen3) config.need("attention_bias", !config.boolean("attention_bias", false), "false");
-  if (llama) config.need("mlp_bias", !config.boolean("mlp_bias", false), "false");
+  const bool qwen2 = dialect.family == Family::qwen2, qwen3 = dialect.family == Family::qwen3;
+  // Qwen2 always has biases of queries, keys and values: its class has no such key, and the tensors show them.
+  config.need("attention_bias", !config.boolean("attention_bias", false) || qwen2, "false");
+  config.need("mlp_bias", !config.boolean("mlp_bias", false), "false");
   const int64_t layers = config.whole("num_hidden_layers", 32, kMaxLayers);
-  const int64_t context = config.whole("max_position_embeddings", dialect.context);
-  int64_t window = 0;
-  if (dialect.family == Family::mistral && !(config.has("sliding_window") && config.find("sliding_window") == nullptr))
-    window = config.whole("sliding_window", 4096);
-  if (dialect.family == Family::qwen2 || qwen3)
-    // Only layers from max_window_layers on have a window.
-    config.need("use_sliding_window",
-                !config.boolean("use_sliding_window", false) || config.whole("max_window_layers", 28) >= layers,
-                "false, or max_window_layers of at least the number of layers");
   std::optional<int64_t> head_dim;
   if (width % heads == 0) head_dim = width / heads;
   if (qwen3) head_dim = 128;
@@ -171,19 +208,46 @@ HuggingFaceModel read_llama(const Config& config, const LlamaDialect& dialect) {
                   .head_dim = config.whole("head_dim", head_dim),
                   .width = width,
                   .ffn_width = config.whole("intermediate_size", dialect.ffn_width),
-                  .context = context,
+                  .context = config.whole("max_position_embeddings", dialect.context),
                   .vocab = config.whole("vocab_size", dialect.vocab),
                   .tie_embeddings = config.boolean("tie_word_embeddings", false),
-                  .window = window < context ? window : 0,
                   .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
-      .prefix = "model."};
+      // The first two are keys of this program: the library has no such dropout in these families.
+      .dropout = {.embedding = config.rate("embd_pdrop", 0),
+                  .residual = config.rate("resid_pdrop", 0),
+                  .attention = config.rate("attention_dropout", 0)},
+      .prefix = "model.",
+      .table = "model.embed_tokens.weight"};
+  read_windows(config, dialect, model);
   read_rope(config, model.options);
   return model;
 }
 
-const LlamaDialect* dialect_of(Family family) {
-  const auto* found = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(),
-                                   [&](const LlamaDialect& dialect) { return dialect.family == family; });
+/// The classes with the arithmetic of the tensors that the families have.
+void check_architectures(const ConfigJson& config, const std::string& name) {
+  const std::string causal = name + (name == "GPT2" ? "LMHeadModel" : "ForCausalLM");
+  for (const std::string& architecture : config.texts("architectures"))
+    config.need("architectures",
+                architecture == causal || architecture == name + "Model" ||
+                    (name == "Llama" && architecture == "LLaMAForCausalLM"),
+                fmt::format("[\"{}\"]", causal));
+}
+
+/// Code of its own may compute anything, except where it only reads texts.
+void check_own_code(const ConfigJson& config) {
+  const Json* code = config.find("auto_map");
+  if (code == nullptr) return;
+  config.need("auto_map", code->is_object(), "an object");
+  for (const auto& [what, source] : code->as_object())
+    config.need("auto_map", what == "AutoTokenizer", "no code of its own for the model");
+}
+
+/// The first dialect of the family whose classes have the windows.
+const LlamaDialect* dialect_of(const ModelOptions& options) {
+  const bool mixed = options.window > 0 && !options.window_layers.empty();
+  const auto* found = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(), [&](const LlamaDialect& dialect) {
+    return dialect.family == options.family && !(mixed && std::string_view(dialect.name) == "Mistral");
+  });
   return found == kLlamaDialects.end() ? nullptr : found;
 }
 
@@ -192,6 +256,24 @@ template <typename Real>
 std::string with_point(Real value) {
   const std::string text = fmt::format("{}", value);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+/// The keys that give layers of the family their windows.
+std::string windows_of(const ModelOptions& o, const LlamaDialect& dialect) {
+  if (dialect.windows == Windows::none) return "";
+  const bool qwen = dialect.windows == Windows::from_max_window_layers;
+  std::string keys;
+  if (qwen) keys += fmt::format("  \"use_sliding_window\": {},\n", o.window > 0);
+  if (!qwen || o.window > 0)
+    keys += fmt::format("  \"sliding_window\": {},\n", o.window > 0 ? fmt::format("{}", o.window) : "null");
+  if (o.window == 0 || (o.window_layers.empty() && !qwen)) return keys;
+  std::vector<std::string> types;
+  for (int64_t l = 0; l < o.layers; ++l)
+    types.push_back(o.window_of(l) > 0 ? "\"sliding_attention\"" : "\"full_attention\"");
+  // The key by which older versions know the layers, where these are the last ones.
+  if (qwen)
+    keys += fmt::format("  \"max_window_layers\": {},\n", o.window_layers.empty() ? 0 : o.window_layers.front());
+  return keys + fmt::format("  \"layer_types\": [{}],\n", fmt::join(types, ", "));
 }
 
 std::string id_or_null(int32_t id) { return id < 0 ? "null" : fmt::format("{}", id); }
@@ -227,7 +309,7 @@ TextIds read_text_ids(const Json& config, int64_t vocab) {
 }
 
 HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& where, int64_t tensors) {
-  const Config config(json, where);
+  ConfigJson config(json, where);
   const std::string type = config.text("model_type", "");
   const auto* dialect = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(),
                                      [&](const LlamaDialect& row) { return type == row.model_type; });
@@ -237,7 +319,10 @@ HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& w
       supported += fmt::format("{}\"{}\"", &row == &kLlamaDialects.back() ? " or " : ", ", row.model_type);
     config.fail("model_type", fmt::format("= {} is not supported, need {}", files::shown(type), supported));
   }
+  check_architectures(config, type == "gpt2" ? "GPT2" : dialect->name);
+  check_own_code(config);
   HuggingFaceModel model = type == "gpt2" ? read_gpt2(config) : read_llama(config, *dialect);
+  for (std::string& note : config.finish()) model.notes.push_back(std::move(note));
   ModelOptions& options = model.options;
   if (options.layers > tensors)
     throw CheckpointError(
@@ -279,10 +364,10 @@ std::string hugging_face_config(const ModelOptions& o, const TextIds& ids) {
         "  \"n_positions\": {},\n  \"n_embd\": {},\n  \"n_layer\": {},\n  \"n_head\": {},\n  \"n_inner\": {},\n"
         "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": {},\n  \"resid_pdrop\": {},\n"
         "  \"embd_pdrop\": {},\n  \"attn_pdrop\": {},\n  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
-        "  \"tie_word_embeddings\": {},\n  \"torch_dtype\": \"{}\"\n}}\n",
+        "  \"tie_word_embeddings\": {},\n  \"dtype\": \"{}\"\n}}\n",
         o.vocab, o.context, o.width, o.layers, o.heads, o.ffn_width, o.norm_eps, with_point(o.dropout.residual),
         with_point(o.dropout.embedding), with_point(o.dropout.attention), begin, end, o.tie_embeddings, dtype);
-  const LlamaDialect* dialect = dialect_of(o.family);
+  const LlamaDialect* dialect = dialect_of(o);
   SLIP_ASSERT(dialect != nullptr);
   const kernels::RopeScaling& r = o.rope_scaling;
   const std::string scaling = r.factor == 0 ? "\"rope_type\": \"default\""
@@ -293,21 +378,21 @@ std::string hugging_face_config(const ModelOptions& o, const TextIds& ids) {
                                                   with_point(r.high_freq_factor), r.original_context);
   std::string more;
   if (r.factor != 0) more += fmt::format("  \"rope_scaling\": {{{}}},\n", scaling);
-  if (o.family == Family::mistral)
-    more += fmt::format("  \"sliding_window\": {},\n", o.window > 0 ? fmt::format("{}", o.window) : "null");
-  if (o.family == Family::qwen2 || o.family == Family::qwen3) more += "  \"use_sliding_window\": false,\n";
+  more += windows_of(o, *dialect);
   if (o.family == Family::llama || o.family == Family::qwen3) more += "  \"attention_bias\": false,\n";
   if (o.family == Family::llama) more += "  \"mlp_bias\": false,\n";
+  if (o.dropout.embedding > 0) more += fmt::format("  \"embd_pdrop\": {},\n", with_point(o.dropout.embedding));
+  if (o.dropout.residual > 0) more += fmt::format("  \"resid_pdrop\": {},\n", with_point(o.dropout.residual));
+  more += fmt::format("  \"attention_dropout\": {},\n", with_point(o.dropout.attention));
   return fmt::format(
-      "{{\n  \"model_type\": \"{}\",\n  \"architectures\": [\"{}\"],\n  \"vocab_size\": {},\n"
+      "{{\n  \"model_type\": \"{}\",\n  \"architectures\": [\"{}ForCausalLM\"],\n  \"vocab_size\": {},\n"
       "  \"max_position_embeddings\": {},\n  \"hidden_size\": {},\n  \"intermediate_size\": {},\n"
       "  \"num_hidden_layers\": {},\n  \"num_attention_heads\": {},\n  \"num_key_value_heads\": {},\n"
       "  \"head_dim\": {},\n  \"hidden_act\": \"silu\",\n  \"rms_norm_eps\": {},\n  \"rope_theta\": {},\n"
       "  \"rope_parameters\": {{{}, \"rope_theta\": {}}},\n{}  \"bos_token_id\": {},\n  \"eos_token_id\": {},\n"
-      "  \"tie_word_embeddings\": {},\n  \"torch_dtype\": \"{}\"\n}}\n",
-      dialect->model_type, dialect->architecture, o.vocab, o.context, o.width, o.ffn_width, o.layers, o.heads,
-      o.kv_heads, o.size_of_head(), o.norm_eps, o.rope_theta, scaling, o.rope_theta, more, begin, end, o.tie_embeddings,
-      dtype);
+      "  \"tie_word_embeddings\": {},\n  \"dtype\": \"{}\"\n}}\n",
+      dialect->model_type, dialect->name, o.vocab, o.context, o.width, o.ffn_width, o.layers, o.heads, o.kv_heads,
+      o.size_of_head(), o.norm_eps, o.rope_theta, scaling, o.rope_theta, more, begin, end, o.tie_embeddings, dtype);
 }
 
 }  // namespace slipstream::models

@@ -26,19 +26,20 @@ std::string hugging_face_config(const ModelOptions& options, const TextIds& ids 
 std::string hugging_face_generation_config(const TextIds& ids);
 
 struct HuggingFaceModel {
-  ModelOptions options;  // sizes, norm_eps, rope_theta; one sequence of the whole context
+  ModelOptions options;  // sizes and constants; one sequence of the whole context
   TextIds ids;
-  DropoutRates dropout;  // of its training; `options` has none
-  std::string prefix;    // "transformer." where the tensors of a family may lack it
+  DropoutRates dropout;                 // of its training; `options` has none
+  std::string prefix;                   // "transformer." where the tensors of a family may lack it
+  std::string table;                    // the tensor that a tied head is
+  std::vector<std::string> notes = {};  // on what the file has and the model ignores
 };
 
 /// Ids of a config.json or generation_config.json that are below `vocab`. Pure.
 TextIds read_text_ids(const Json& config, int64_t vocab);
 
-/// Reads the config.json at `where`: model_type gpt2, or llama and mistral where they compute the same. `tensors`: the
-/// number in the files beside it. Pure.
-/// Throws: CheckpointError naming a key that is missing, wrong, or asks for arithmetic that the families lack, and for
-/// more layers than tensors: without this limit, a small folder could promise a model that fills the memory.
+/// Reads the config.json at `where`. `tensors`: the number in the files beside it. Pure.
+/// Throws: CheckpointError naming a key that is missing, wrong, unknown, or asks for arithmetic that the families lack,
+/// and for more layers than tensors: without this limit, a small folder could promise a model that fills the memory.
 HuggingFaceModel read_hugging_face_config(const Json& config, const std::string& where, int64_t tensors);
 
 }  // namespace slipstream::models

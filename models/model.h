@@ -2,6 +2,7 @@
 #pragma once
 // Builds the spec of a model: its parameters, buffers and pieces, with explicit forward and backward.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -38,8 +39,9 @@ struct ModelOptions {
   bool tie_embeddings = true;
   float rope_theta = 10000;
   kernels::RopeScaling rope_scaling = {};
-  bool documents = false;  // attention does not cross documents
-  int64_t window = 0;      // tokens that a token attends to, itself included; 0: all before it
+  bool documents = false;                   // attention does not cross documents
+  int64_t window = 0;                       // tokens that a token attends to, itself included; 0: all before it
+  std::vector<int64_t> window_layers = {};  // layers with the window, ascending; empty: all
   float norm_eps = 1e-5f;
   DropoutRates dropout = {};
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
@@ -65,6 +67,10 @@ struct ModelOptions {
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: smaller chunks can be sent earlier
 
   int64_t size_of_head() const { return head_dim > 0 ? head_dim : width / heads; }
+  /// The window of a layer; 0: none.
+  int64_t window_of(int64_t layer) const {
+    return window_layers.empty() || std::binary_search(window_layers.begin(), window_layers.end(), layer) ? window : 0;
+  }
   ContextChunks chunks() const {
     return {.tokens = tokens * context_ranks, .ranks = context_ranks, .rank = context_rank};
   }

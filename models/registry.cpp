@@ -3,7 +3,10 @@
 
 #include <array>
 
+#include <fmt/ranges.h>
+
 #include "engine/base/check.h"
+#include "models/common/config_json.h"
 #include "models/common/decoder.h"
 #include "models/gpt2/gpt2.h"
 #include "models/hugging_face.h"
@@ -24,7 +27,7 @@ struct Row {
 
 constexpr std::array<Row, 5> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
                                         {Family::llama, llama, "Llama 2, 3, 3.1, 3.2", "RoPE scaling `llama3`"},
-                                        {Family::mistral, mistral, "Mistral 7B, Mistral Nemo", "sliding window"},
+                                        {Family::mistral, mistral, "Mistral 7B, Mistral Nemo, Ministral 8B", "-"},
                                         {Family::qwen2, qwen2, "Qwen2, Qwen2.5", "biases of queries, keys and values"},
                                         {Family::qwen3, qwen3, "Qwen3 (dense)", "norms of query and key heads"}}};
 
@@ -46,6 +49,26 @@ Architecture architecture_of(const ModelOptions& options) {
   for (const Row& row : kFamilies)
     if (row.family == options.family) return row.describe(options);
   throw InternalError("[model] the model family has no row in models/registry.cpp.");
+}
+
+/// The keys of config.json by what they do.
+static std::string config_keys_markdown() {
+  std::string text =
+      "\n## Keys of config.json\n\n"
+      "Every key of a folder is used, neutral, or refused with its value. Rates of dropout (`embd_pdrop`, "
+      "`resid_pdrop`,\n"
+      "`attn_pdrop`, `attention_dropout`) are used by training (`model.init`) and stay in converted folders. Null and "
+      "empty\nvalues, and names that begin with an underscore, are neutral; names that end in `_version` are noted. An "
+      "unknown key is\nrefused, because any other program may have given it a meaning: if the model is the same "
+      "without "
+      "it, remove it from a\ncopy of the file.\n\n| Neutral keys, which | |\n|---|---|\n";
+  for (const NeutralKeys& row : neutral_keys())
+    text += fmt::format("| {} | `{}` |\n", row.reason, fmt::join(row.keys, "`, `"));
+  text += "\n| Key | Only value |\n|---|---|\n";
+  for (const FixedKey& row : fixed_keys()) text += fmt::format("| `{}` | `{}` |\n", row.key, row.value.dump());
+  return text +
+         "\nTensors without a parameter are refused. A head beside `tie_word_embeddings = true`, masks and rotary "
+         "frequencies are\ncompared with the values of the model.\n";
 }
 
 std::string supported_models_markdown() {
@@ -75,9 +98,13 @@ std::string supported_models_markdown() {
   }
   return page +
          "\nAll families have tied and untied heads, float32 and bfloat16, CPU and CUDA kernels, tensor, sequence, "
-         "pipeline and\ncontext parallelism, ZeRO 1 to 3, recomputation, and folders in and out. On GPUs a sliding "
-         "window excludes tensor\ncores of attention. Refused: RoPE scaling other than `llama3`, `use_sliding_window` "
-         "of Qwen, mixtures of experts.\n";
+         "pipeline and\ncontext parallelism, ZeRO 1 to 3, recomputation, and folders in and out. Mistral, Qwen2 and "
+         "Qwen3 have a sliding\nwindow in all layers or in some (`layer_types`, `max_window_layers`); on GPUs it "
+         "excludes "
+         "tensor cores of attention of\nthese layers. Mistral with both kinds of layers is written as `ministral`, "
+         "whose "
+         "class in `transformers` has them.\nRefused: RoPE scaling other than `llama3`, mixtures of experts.\n" +
+         config_keys_markdown();
 }
 
 ModelSpec build_model(const ModelOptions& options, Buffers& buffers) {

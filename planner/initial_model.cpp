@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "engine/base/files.h"
 #include "engine/checkpoint/store.h"
@@ -21,8 +21,9 @@ namespace {
 std::vector<std::string> keys_of_folder(const std::string& path) {
   const std::string dir = checkpoint::find_weights(path);
   const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
-  const models::ModelOptions o =
-      models::read_hugging_face_config(checkpoint::read_config(dir), where, checkpoint::count_tensors(dir)).options;
+  const models::HuggingFaceModel model =
+      models::read_hugging_face_config(checkpoint::read_config(dir), where, checkpoint::count_tensors(dir));
+  const models::ModelOptions& o = model.options;
   std::vector<std::string> keys;
   const auto add = [&](const char* key, const auto& value) { keys.push_back(fmt::format("model.{}={}", key, value)); };
   add("family", name_of(o.family));
@@ -36,9 +37,13 @@ std::vector<std::string> keys_of_folder(const std::string& path) {
   add("vocab_size", o.vocab);
   add("tie_embeddings", o.tie_embeddings);
   add("norm_eps", o.norm_eps);
+  add("embd_pdrop", model.dropout.embedding);
+  add("resid_pdrop", model.dropout.residual);
+  add("attn_pdrop", model.dropout.attention);
   if (!is_rotary(o.family)) return keys;
   add("rope_theta", o.rope_theta);
   add("sliding_window", o.window);
+  add("window_layers", fmt::format("[{}]", fmt::join(o.window_layers, ", ")));
   if (o.rope_scaling.factor == 0) return keys;
   add("rope_scaling", name_of(RopeScalingKind::llama3));
   add("rope_scaling_factor", o.rope_scaling.factor);

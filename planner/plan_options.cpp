@@ -232,6 +232,8 @@ models::ModelOptions model_options(const JobRequest& request) {
           .rope_scaling = rope_scaling_of(config.model),
           .documents = config.data.document_mask,
           .window = config.model.sliding_window,
+          .window_layers = std::ssize(config.model.window_layers) < config.model.layers ? config.model.window_layers
+                                                                                        : std::vector<int64_t>(),
           .norm_eps = static_cast<float>(config.model.norm_eps),
           .dropout = {.embedding = config.model.embd_pdrop,
                       .residual = config.model.resid_pdrop,

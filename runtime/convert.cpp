@@ -15,6 +15,7 @@
 #include "runtime/llm_c_checkpoint.h"
 #include "runtime/model_folder.h"
 #include "runtime/text_files.h"
+#include "runtime/weights.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -22,13 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kPieceElems = kMiB / 4;
-
-void pass_on(std::span<const float> values, DType dtype, const checkpoint::TensorSink& sink) {
-  if (dtype == DType::f32) return sink(values.data(), static_cast<int64_t>(values.size_bytes()));
-  std::vector<bfloat16> rounded(values.size());
-  std::transform(values.begin(), values.end(), rounded.begin(), [](float value) { return bfloat16(value); });
-  sink(rounded.data(), static_cast<int64_t>(2 * rounded.size()));
-}
 
 /// Passes all elements of a tensor on, in the order of the file.
 void copy_tensor(const checkpoint::FolderTensor& from, DType dtype, const checkpoint::TensorSink& sink) {
@@ -118,11 +112,7 @@ ConvertSummary convert(const ConvertOptions& options) {
   }
   const std::vector<const NamedTensor*> names = tensors_of_model(spec);
   from.require(names, false);
-  const bool all_bfloat16 = std::all_of(names.begin(), names.end(), [&](const NamedTensor* tensor) {
-    return from.find(tensor->name)->dtype() == "BF16";
-  });
-  const DType dtype =
-      options.dtype == "bfloat16" || (options.dtype == "auto" && all_bfloat16) ? DType::bf16 : DType::f32;
+  const DType dtype = options.dtype == "auto" ? from.dtype() : options.dtype == "bfloat16" ? DType::bf16 : DType::f32;
   std::vector<checkpoint::TensorToSave> tensors;
   for (const NamedTensor* tensor : names) {
     if (std::any_of(tensors.begin(), tensors.end(), [&](const auto& other) { return other.name == tensor->name; }))

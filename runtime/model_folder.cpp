@@ -15,6 +15,7 @@
 #include "engine/base/log.h"
 #include "engine/plan/tensor_boxes.h"
 #include "runtime/rank.h"
+#include "runtime/unused_tensors.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -28,11 +29,6 @@ bool is_table(const std::string& name) {
   return name.ends_with("wte.weight") || name.ends_with("embed_tokens.weight") || name == "lm_head.weight";
 }
 
-/// Constants that older versions of the library saved.
-bool is_constant(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
-}
-
 }  // namespace
 
 ModelFolder::ModelFolder(const std::string& path)
@@ -41,6 +37,7 @@ ModelFolder::ModelFolder(const std::string& path)
                                               std::ssize(weights_.tensors()))) {
   if (weights_.is_checkpoint() && dir() != path)
     log_info("{} has no final weights; those of its checkpoint {} are read", path, dir());
+  for (const std::string& note : model_.notes) log_info("note: {}: {}", files::shown(weights_.config_path()), note);
 }
 
 const checkpoint::FolderTensor* ModelFolder::find(const std::string& name) const {
@@ -69,16 +66,17 @@ void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grow
       problems.push_back(fmt::format("{} is {}{}, but the model needs {}", tensor->name, text_of(found->shape()),
                                      weights_.in_pieces() ? fmt::format(" in pieces ({})", found->pieces()) : "",
                                      text_of(shape)));
+    if (const std::string& dtype = found->dtype(); dtype != "F32" && dtype != "BF16" && dtype != "F16")
+      problems.push_back(fmt::format("{} has the type {}, need F32, BF16 or F16", tensor->name, dtype));
   }
   size_t foreign = 0;
   for (const auto& tensor : weights_.tensors()) {
-    const bool tied_head = tensor.name() == "lm_head.weight" && model_.options.tie_embeddings;
-    if (used.contains(&tensor) || is_constant(tensor.name()) || tied_head) continue;
+    if (used.contains(&tensor) || is_constant(tensor.name()) || is_tied_head(tensor)) continue;
     ++foreign;
     problems.push_back(fmt::format("{} {} belongs to no parameter of the model", files::printable(tensor.name(), 120),
                                    text_of(tensor.shape())));
   }
-  if (problems.empty()) return;
+  if (problems.empty()) return require_unused();
   // The names of both sides, because a wrong prefix makes all tensors missing and all of the folder unknown.
   const size_t shown_foreign = std::min(foreign, kListed / 2), first_foreign = problems.size() - foreign,
                shown = std::min(first_foreign, kListed - shown_foreign);
@@ -89,6 +87,29 @@ void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grow
   if (problems.size() > kListed) list += fmt::format("; and {} more", problems.size() - kListed);
   throw CheckpointError("[checkpoint] {} does not fit the model: {}. {}Set the sizes of [model] as in its config.json.",
                         files::shown(dir()), list, weights_.in_pieces() ? "Copy the files of all ranks into it. " : "");
+}
+
+DType ModelFolder::dtype() const {
+  const auto& tensors = weights_.tensors();
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const auto& tensor) { return tensor.dtype() == "BF16" || is_constant(tensor.name()); })
+             ? DType::bf16
+             : DType::f32;
+}
+
+bool ModelFolder::is_tied_head(const checkpoint::FolderTensor& tensor) const {
+  return tensor.name() == "lm_head.weight" && model_.options.tie_embeddings;
+}
+
+void ModelFolder::require_unused() const {
+  for (const checkpoint::FolderTensor& tensor : weights_.tensors()) {
+    std::string problem;
+    if (is_tied_head(tensor))
+      problem = problem_of_tied(tensor, *find(model_.table));
+    else if (is_constant(tensor.name()))
+      problem = problem_of_constant(tensor, model_.options);
+    if (!problem.empty()) throw CheckpointError("[checkpoint] {}: {}.", files::shown(dir()), problem);
+  }
 }
 
 ModelSpec ModelFolder::own_model(const models::ModelOptions& sizes, Buffers& buffers) const {
@@ -177,7 +198,12 @@ std::string described(const kernels::RopeScaling& scaling) {
 }
 
 /// A window that reaches to the beginning of every sequence is none.
-int64_t seen(const models::ModelOptions& options) { return options.window < options.context ? options.window : 0; }
+std::string windows_of(const models::ModelOptions& options) {
+  if (options.window == 0 || options.window >= options.context) return "0";
+  return options.window_layers.empty()
+             ? fmt::format("{}", options.window)
+             : fmt::format("{} in layers {}", options.window, fmt::join(options.window_layers, ", "));
+}
 
 }  // namespace
 
@@ -199,7 +225,7 @@ void require_initial(const ModelFolder& folder, const models::ModelOptions& opti
     compare("head_dim", options.size_of_head(), theirs.size_of_head());
     if (is_rotary(options.family)) compare("rope_theta", options.rope_theta, theirs.rope_theta);
     compare("rope_scaling", described(options.rope_scaling), described(theirs.rope_scaling));
-    compare("sliding_window", seen(options), seen(theirs));
+    compare("sliding_window", windows_of(options), windows_of(theirs));
   }
   if (!list.empty())
     throw CheckpointError("[checkpoint] model.init = {} is another model: {}. Set [model] as in its config.json.",

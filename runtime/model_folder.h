@@ -33,11 +33,15 @@ class ModelFolder {
   /// Null if the folder lacks the tensor. A family's prefix may be absent in the folder. Pure.
   const checkpoint::FolderTensor* find(const std::string& name) const;
 
+  /// bfloat16 if all tensors are; otherwise float32, which holds them all. Pure.
+  DType dtype() const;
+
   const std::vector<checkpoint::FolderTensor>& tensors() const { return weights_.tensors(); }
 
-  /// Pure. With `grows`, tables of the vocabulary may have fewer rows than the model, but no
+  /// Blocks. With `grows`, tables of the vocabulary may have fewer rows than the model, but no
   /// fewer than config.json.
-  /// Throws: CheckpointError that lists every tensor that is missing, has another shape, or belongs to no parameter.
+  /// Throws: CheckpointError that lists every tensor that is missing, has another shape, or belongs to no parameter, or
+  /// names one that the model makes itself (a tied head, masks, frequencies) with other values.
   void require(std::span<const NamedTensor* const> tensors, bool grows) const;
   /// The model of config.json, for which the folder must have all weights. `sizes` are its options, with a batch.
   /// Throws: CheckpointError as require(), and if config.json is no model.
@@ -47,6 +51,8 @@ class ModelFolder {
   void read(const NamedTensor& tensor, int64_t begin, std::span<float> out) const;
 
  private:
+  bool is_tied_head(const checkpoint::FolderTensor& tensor) const;
+  void require_unused() const;
   /// The mean of all rows of a table, read once.
   const std::vector<float>& mean_row(const std::string& name) const;
 
@@ -62,8 +68,8 @@ class Rank;
 /// Throws: CheckpointError, as ModelFolder::read().
 void load_weights(Rank& rank, const ModelFolder& folder);
 
-/// Pure. Throws: CheckpointError that lists the sizes and constants in which the folder's model differs from `options`,
-/// or the tensors that do not fit those of all stages.
+/// Blocks. Throws: CheckpointError that lists the sizes and constants in which the folder's model differs from
+/// `options`, or the tensors that do not fit those of all stages.
 void require_initial(const ModelFolder& folder, const models::ModelOptions& options,
                      const std::vector<std::shared_ptr<const Job>>& stages);
 

@@ -24,10 +24,11 @@ std::optional<std::string> read_beside(const std::string& dir, const std::string
   return files::read_file(path, files::Owner::checkpoint, kBytesMax);
 }
 
-void add_ids(const data::Tokenizer& tokenizer, models::TextIds& ids) {
+models::TextIds ids_of(const data::Tokenizer& tokenizer) {
   const data::SpecialIds special = tokenizer.special();
-  if (ids.begin_of_text < 0) ids.begin_of_text = special.begin_of_text;
-  if (ids.ends_of_text.empty() && special.end_of_text >= 0) ids.ends_of_text = {special.end_of_text};
+  models::TextIds ids{.begin_of_text = special.begin_of_text};
+  if (special.end_of_text >= 0) ids.ends_of_text = {special.end_of_text};
+  return ids;
 }
 
 void add_file(const std::string& name, std::string bytes, TextFiles& to) {
@@ -39,7 +40,7 @@ void add_file(const std::string& name, std::string bytes, TextFiles& to) {
 }  // namespace
 
 TextFiles text_files_of(const ModelFolder& folder) {
-  TextFiles all{.ids = folder.model().ids, .files = {}, .tokenizer = {}, .problem = {}};
+  TextFiles all{.ids = folder.model().ids, .dtype = folder.dtype(), .files = {}, .tokenizer = {}, .problem = {}};
   const auto copy = [&](const std::string& name) {
     if (auto bytes = read_beside(folder.model_dir(), name)) add_file(name, std::move(*bytes), all);
   };
@@ -50,7 +51,6 @@ TextFiles text_files_of(const ModelFolder& folder) {
       const auto tokenizer = data::load_tokenizer(folder.model_dir());
       for (auto& [name, bytes] : data::write_tokenizer(*tokenizer)) add_file(name, std::move(bytes), all);
       all.tokenizer = tokenizer->name();
-      add_ids(*tokenizer, all.ids);
     } catch (const DataError& refused) {
       all.problem = refused.what();  // others may read it
     }
@@ -70,9 +70,11 @@ TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& ini
   TextFiles all;
   for (auto& [name, bytes] : data::write_tokenizer(tokenizer)) add_file(name, std::move(bytes), all);
   all.tokenizer = tokenizer.name();
+  all.ids = ids_of(tokenizer);
   if (!init.empty()) {
     try {
       TextFiles before = text_files_of(ModelFolder(init));
+      all.dtype = before.dtype;
       if (!tokenizer.knows_text() || before.tokenizer == all.tokenizer) {
         all.ids = before.ids;
         for (auto& [name, bytes] : before.files) add_file(name, std::move(bytes), all);
@@ -82,7 +84,6 @@ TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& ini
                error.what());
     }
   }
-  add_ids(tokenizer, all.ids);
   add_file(kGenerationFile, models::hugging_face_generation_config(all.ids), all);
   return all;
 }
@@ -94,6 +95,8 @@ TextFiles read_text_files(const std::string& dir) {
   const Json config = checkpoint::read_config(dir);
   const Json* vocab = config.find("vocab_size");
   if (vocab != nullptr && vocab->is_int()) all.ids = models::read_text_ids(config, vocab->as_int());
+  const Json* dtype = config.find("dtype");
+  if (dtype != nullptr && *dtype == Json("bfloat16")) all.dtype = DType::bf16;
   for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename();
     const bool unfinished = name.find(".tmp-") != std::string::npos;

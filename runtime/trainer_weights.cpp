@@ -78,7 +78,7 @@ std::string Trainer::params_hash(std::string& not_finite) {
 
 std::string Trainer::hugging_face_config() const {
   models::ModelOptions options = planner::model_options({.config = resolved_, .machine = machine_});
-  options.dtype = DType::f32;
+  options.dtype = texts_.dtype;
   return models::hugging_face_config(options, texts_.ids);
 }
 
@@ -87,8 +87,11 @@ void Trainer::save_model_files() {
     if (world_.rank() > 0) return;
     const std::string dir = config_.checkpoint.dir + "/" + checkpoint::kModelDir;
     if (resumed_ > 0) texts_ = read_text_files(dir);
-    if (!texts_.files.empty()) return;
-    texts_ = text_files_of(*dataset_.tokenizer, config_.model.init);
+    const bool is_new = texts_.files.empty();
+    if (is_new) texts_ = text_files_of(*dataset_.tokenizer, config_.model.init);
+    if (config_.checkpoint.final_dtype != DTypeChoice::automatic)
+      texts_.dtype = config_.checkpoint.final_dtype == DTypeChoice::bfloat16 ? DType::bf16 : DType::f32;
+    if (!is_new) return;
     std::error_code error;
     std::filesystem::create_directories(dir, error);
     for (const auto& [name, bytes] : texts_.files) files::write_file(dir + "/" + name, bytes);
@@ -100,8 +103,8 @@ void Trainer::save_final() {
   const PhaseMark saving = world_.phase(comm::RunPhase::save);
   world_.together([&] {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
-      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads), hugging_face_config(),
-                              texts_.files);
+      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads, texts_.dtype),
+                              hugging_face_config(), texts_.files);
     });
   });
 }

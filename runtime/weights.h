@@ -20,8 +20,11 @@ using ReadWeights = std::function<void(size_t parameter, size_t tensor, int64_t 
 void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor,
                 const std::function<void(std::span<const float>)>& take);
 
-/// Every named tensor of the model. The `reads` of its stage supply the values during the write. Pure.
+/// Passes values on in `dtype`: float32, or rounded to the nearest bfloat16.
+void pass_on(std::span<const float> values, DType dtype, const checkpoint::TensorSink& sink);
+
+/// Every named tensor of the model in `dtype`. The `reads` of its stage supply the values during the write. Pure.
 std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::shared_ptr<const Job>>& stages,
-                                                      const std::vector<ReadWeights>& reads);
+                                                      const std::vector<ReadWeights>& reads, DType dtype = DType::f32);
 
 }  // namespace slipstream::runtime

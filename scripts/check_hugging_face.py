@@ -130,6 +130,12 @@ def random_model(family, rng):
             window = rng.choice([None, 3, 8, 16])
             more["sliding_window"] = window
             sizes["more"] = f"sliding_window = {window or 0}\n"
+        if family.startswith("qwen") and rng.random() < 0.7:  # in some layers
+            window = rng.choice([3, 8, 16])
+            layers = sorted(rng.sample(range(sizes["layers"]), rng.randint(1, sizes["layers"])))
+            types = ["sliding_attention" if i in layers else "full_attention" for i in range(sizes["layers"])]
+            more |= dict(use_sliding_window=True, sliding_window=window, layer_types=types)
+            sizes["more"] = f"sliding_window = {window}\nwindow_layers = {layers}\n"
         if family == "llama" and rng.random() < 0.5:
             low, factor, original = rng.choice([1.0, 0.5]), rng.choice([2.0, 8.0]), rng.choice([8, 16, 64])
             rope |= dict(

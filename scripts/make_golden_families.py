@@ -4,9 +4,9 @@
 
 Initial weights, ids, logits, loss, every gradient and the weights after 20 AdamW steps, in the form of make_golden.py.
 The models run in float64; transformers computes norms and rotations of some families in float32. Needs: pip install
-torch transformers; run it again only to change the models:
+torch transformers; run it again only to change the models, some of them by name:
 
-    scripts/make_golden_families.py tests/golden
+    scripts/make_golden_families.py tests/golden [hf_qwen3 ...]
 """
 import os
 import pathlib
@@ -25,8 +25,9 @@ LLAMA3 = dict(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_ma
 class Model:
     """A family by its config class; `more`: what the test needs beside the sizes."""
 
-    def __init__(self, name, make, tied=False, kv_heads=2, head_dim=0, more=None, **config):
-        self.name, self.family, self.heads, self.kv_heads, self.ffn, self.tied = f"hf_{name}", name, 4, kv_heads, 24, tied
+    def __init__(self, name, make, tied=False, kv_heads=2, head_dim=0, more=None, family=None, **config):
+        self.name, self.family, self.heads, self.kv_heads, self.ffn = f"hf_{name}", family or name, 4, kv_heads, 24
+        self.tied = tied
         self.more = {"head_dim": head_dim} | (more or {})
         sizes = dict(
             vocab_size=golden.VOCAB, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
@@ -65,7 +66,15 @@ def main(folder):
         Model("mistral", hf.MistralForCausalLM, head_dim=6, sliding_window=3, more={"sliding_window": 3}),
         Model("qwen2", hf.Qwen2ForCausalLM),
         Model("qwen3", hf.Qwen3ForCausalLM, head_dim=6, tied=True),
+        *(Model(f"{family}_windows", make, family=family, sliding_window=3, layer_types=[
+            "sliding_attention" if layer in layers else "full_attention" for layer in range(golden.LAYERS)
+        ], more={"sliding_window": 3, "window_layers": layers}, **config) for family, make, layers, config in (
+            ("mistral", hf.MinistralForCausalLM, [0], {}),
+            ("qwen2", hf.Qwen2ForCausalLM, [1], {"use_sliding_window": True}),
+            ("qwen3", hf.Qwen3ForCausalLM, [0], {"use_sliding_window": True}))),
     )
+    wanted = sys.argv[2:] or [model.name for model in models]
+    models = [model for model in models if model.name in wanted]
     golden.write(folder, models, f"scripts/make_golden_families.py, transformers {hf.__version__}", steps=20)
 
 

@@ -446,7 +446,7 @@ def config_of(name, family, sizes, tied, dtype, options, arguments):
     if name in ("llama", "qwen3"):
         config["attention_bias"] = False
     dtype = {"torch.float32": "float32", "torch.float16": "float16"}.get(str(dtype), "bfloat16")
-    return config | {"bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": tied, "torch_dtype": dtype}
+    return config | {"bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": tied, "dtype": dtype}
 
 
 def plan(entries, options, config, arguments):

@@ -240,10 +240,17 @@ void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out
 
 void SafetensorsFile::read_floats(const TensorInfo& tensor, int64_t first, std::span<float> out) const {
   if (tensor.dtype == "F32") return read(tensor, 4 * first, out.data(), 4 * std::ssize(out));
+  if (tensor.dtype == "BOOL" || tensor.dtype == "U8") {
+    std::vector<uint8_t> bytes(out.size());
+    read(tensor, first, bytes.data(), std::ssize(bytes));
+    std::copy(bytes.begin(), bytes.end(), out.begin());
+    return;
+  }
   const bool half = tensor.dtype == "F16";
   if (!half && tensor.dtype != "BF16")
-    throw CheckpointError("[checkpoint] tensor {} of {} has the type {}, need F32, BF16 or F16. Convert it first.",
-                          files::shown(tensor.name), files::shown(path()), tensor.dtype);
+    throw CheckpointError(
+        "[checkpoint] tensor {} of {} has the type {}, need F32, BF16, F16, U8 or BOOL. Convert it first.",
+        files::shown(tensor.name), files::shown(path()), tensor.dtype);
   std::vector<uint16_t> chunk(std::min<size_t>(kChunkBytes / 2, out.size()));
   for (size_t done = 0; done < out.size();) {
     const size_t take = std::min(chunk.size(), out.size() - done);

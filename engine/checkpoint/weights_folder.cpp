@@ -67,6 +67,42 @@ void refuse_pickled(const std::string& dir) {
       files::shown(dir), files::shown(dir));
 }
 
+/// Throws for a folder with weights in another format.
+void refuse_other_formats(const std::string& dir) {
+  struct Format {
+    std::string_view begin, end, what;
+  };
+  constexpr Format kFormats[] = {{"pytorch_model", ".bin", "PyTorch's pickles"},
+                                 {"consolidated", ".pth", "PyTorch's pickles"},
+                                 {"", ".gguf", "weights of llama.cpp"},
+                                 {"tf_model", ".h5", "weights of TensorFlow"},
+                                 {"flax_model", ".msgpack", "weights of Flax"}};
+  std::error_code error;
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(dir, error)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  for (const Format& format : kFormats) {
+    std::vector<std::string> found;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(found),
+                 [&](const std::string& name) { return name.starts_with(format.begin) && name.ends_with(format.end); });
+    if (found.empty()) continue;
+    const std::string path = dir + "/" + found[0];
+    const bool one_pickle = found[0] == "pytorch_model.bin";
+    const std::string how =
+        one_pickle ? fmt::format(
+                         "Convert it: python3 -c 'import torch, safetensors.torch as s; s.save_file({{k: v.clone() for "
+                         "k, v in torch.load(\"{}\", weights_only=True).items()}}, \"{}/{}\")'",
+                         path, dir, kWeightsFile)
+                   : fmt::format(
+                         "Load the folder with transformers (AutoModelForCausalLM.from_pretrained{}) and save it with "
+                         "save_pretrained, which writes {}",
+                         format.end == ".gguf" ? ", gguf_file = " + files::shown(found[0]) : "", kWeightsFile);
+    throw CheckpointError(
+        "[checkpoint] {} has {}{} ({}), but no {}. {}.", files::shown(dir), files::printable(found[0], 80),
+        found.size() > 1 ? fmt::format(" and {} more", found.size() - 1) : "", format.what, kWeightsFile, how);
+  }
+}
+
 }  // namespace
 
 bool has_weights(const std::string& dir) {
@@ -81,6 +117,7 @@ std::string find_weights(const std::string& path) {
     for (const Found& found : find_checkpoints(path + inside))
       if (found.manifest) return found.path;
   refuse_pickled(path);
+  refuse_other_formats(path);
   throw CheckpointError(
       "[checkpoint] {} has no {} and no {}, and neither has its checkpoints/final. Give the folder of a run or of its "
       "weights.",
@@ -126,6 +163,7 @@ Json read_config(const std::string& given) {
 }
 
 WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
+  if (!has_weights(dir_)) refuse_other_formats(dir_);
   if (!has_weights(dir_))
     throw CheckpointError("[checkpoint] {} has neither {} nor {}. Give a folder of weights in the Hugging Face format.",
                           files::shown(dir_), kWeightsFile, kIndexFile);

@@ -42,7 +42,8 @@ struct Model {
   double rope_low_freq_factor = 1;
   double rope_high_freq_factor = 4;
   int64_t rope_original_context = 8192;
-  int64_t sliding_window = 0;  // 0: none
+  int64_t sliding_window = 0;          // 0: none
+  std::vector<int64_t> window_layers;  // with the window; empty: all
   double norm_eps = 1e-5;
   double embd_pdrop = 0;
   double resid_pdrop = 0;
@@ -166,8 +167,9 @@ struct Checkpoint {
   int64_t interval_minutes = 0;  // 0: no limit
   int64_t keep = 2;
   bool async = true;
-  int64_t bandwidth_bytes_per_second = 0;  // of one rank's writer; 0: no limit
-  int64_t peer_interval = 0;               // steps between snapshots in a peer's memory; 0: none
+  int64_t bandwidth_bytes_per_second = 0;            // of one rank's writer; 0: no limit
+  int64_t peer_interval = 0;                         // steps between snapshots in a peer's memory; 0: none
+  DTypeChoice final_dtype = DTypeChoice::automatic;  // of the final weights; automatic: as model.init
 };
 
 struct Trace {

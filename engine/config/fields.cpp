@@ -23,8 +23,8 @@ std::vector<Field<R>> make_fields() {
       F::mode(
           "model.family", at(&R::model, &Model::family),
           "Model architecture: gpt2 (learned positions, LayerNorm, GELU), llama (RoPE, RMSNorm, SwiGLU), or a variant "
-          "of llama: mistral (sliding window), qwen2 (biases of queries, keys and values) or qwen3 (norms of query "
-          "and key heads)."),
+          "of llama: mistral, qwen2 (biases of queries, keys and values) or qwen3 (norms of query and key "
+          "heads)."),
       F::integer("model.layers", at(&R::model, &Model::layers), {1, 65536}, "Number of transformer blocks."),
       F::integer("model.heads", at(&R::model, &Model::heads), {1, 65536},
                  "Number of attention heads. Must divide model.width if model.head_dim = 0."),
@@ -58,7 +58,11 @@ std::vector<Field<R>> make_fields() {
       F::integer("model.rope_original_context", at(&R::model, &Model::rope_original_context), {1, 1 << 24},
                  "Longest sequence of the training before rope_scaling, in tokens."),
       F::integer("model.sliding_window", at(&R::model, &Model::sliding_window), {0, 1 << 24},
-                 "Tokens that a token attends to, itself included. 0: all before it. mistral only."),
+                 "Tokens that a token attends to, itself included. 0: all before it. For mistral, qwen2 and qwen3."),
+      F::integers(
+          "model.window_layers", at(&R::model, &Model::window_layers), {0, 65535},
+          "Layers with the window of sliding_window, from 0 on, ascending. The others attend to all tokens before. "
+          "Empty: all layers have it."),
       F::real("model.norm_eps", at(&R::model, &Model::norm_eps), in_float32({0, 1, true}),
               "Constant added to the variance in every norm."),
       F::real(
@@ -106,8 +110,9 @@ std::vector<Field<R>> make_fields() {
                  "the index of the data. Without one they end with the end-of-text token; those of llm.c files begin "
                  "with it, or with the begin-of-text token of Llama 3."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
-              "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging "
-              "Face tokenizer.json or of a tiktoken file NAME.tiktoken. Token shards bring their own."),
+              "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging Face "
+              "folder, of its tokenizer.json (the files beside it name more tokens), or of a tiktoken file "
+              "NAME.tiktoken. Token shards bring their own."),
 
       F::integer("train.steps", at(&R::train, &Train::steps), {1, kMaxSteps},
                  "Number of optimizer steps. The first is step 1."),
@@ -368,6 +373,10 @@ std::vector<Field<R>> make_fields() {
                  "Steps between snapshots of each rank's state in the memory of its host and of another host. --resume "
                  "continues from them after the loss of ranks or of a host. A run of one rank has one copy, on its "
                  "host. plan prints bytes and cost. 0: none."),
+      F::word(
+          "checkpoint.final_dtype", at(&R::checkpoint, &Checkpoint::final_dtype), {"auto", "float32", "bfloat16"},
+          "Type of the final weights; bfloat16 rounds to the nearest value. Checkpoints keep float32. auto: bfloat16 "
+          "for a run that began with a folder of bfloat16 weights (model.init), else float32."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),

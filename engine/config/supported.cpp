@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The keys whose values wait for later versions: a value without effect is refused, never ignored.
 
+#include <filesystem>
+#include <system_error>
+
 #include "engine/base/check.h"
 #include "engine/config/fields.h"
 #include "engine/config/validate.h"
@@ -17,9 +20,12 @@ const std::vector<SupportedRow>& supported_rows() {
       {"data.tokenizer",
        [](R c) {
          const std::string& name = c.data.tokenizer;
-         return name == "bytes" || name == "chars" || name.ends_with(".json") || name.ends_with(".tiktoken");
+         std::error_code no_folder;
+         return name == "bytes" || name == "chars" || name.ends_with(".json") || name.ends_with(".tiktoken") ||
+                std::filesystem::is_directory(name, no_folder);
        },
-       "use \"bytes\", \"chars\" or the path of a tokenizer.json or NAME.tiktoken; with any other tokenizer, train on "
+       "use \"bytes\", \"chars\" or the path of a folder with a tokenizer, a tokenizer.json or NAME.tiktoken; with any "
+       "other tokenizer, train on "
        "token shards (docs/how-to/token-shards.md)"},
       {"overlap.max_inflight_buckets",
        [](R c) { return c.overlap.max_inflight_buckets != 1 || c.zero.shard_size == 0; },

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/base/check.h"
+#include "engine/base/plural.h"
 
 namespace slipstream {
 namespace {
@@ -17,6 +18,21 @@ double parameter_count(const Model& model) {
   const double ffn = (is_rotary(model.family) ? 3 : 2) * real(model.width) * real(model.ffn_width);
   const double embedding = (model.tie_embeddings == Choice::yes ? 1 : 2) * real(model.vocab_size) * real(model.width);
   return real(model.layers) * (attention + ffn) + embedding;
+}
+
+void validate_window_layers(const Model& model) {
+  const std::vector<int64_t>& layers = model.window_layers;
+  if (layers.empty()) return;
+  if (model.sliding_window == 0)
+    throw ConfigError("model.window_layers lists {}, but model.sliding_window = 0 is no window. Set it, or use [].",
+                      counted(std::ssize(layers), "layer"));
+  for (size_t i = 1; i < layers.size(); ++i)
+    if (layers[i] <= layers[i - 1])
+      throw ConfigError("model.window_layers has {} behind {}. List each layer once, ascending.", layers[i],
+                        layers[i - 1]);
+  if (layers.back() >= model.layers)
+    throw ConfigError("model.window_layers has {}, but the {} of the model are 0 to {}. Use these.", layers.back(),
+                      counted(model.layers, "layer"), model.layers - 1);
 }
 
 }  // namespace
@@ -52,9 +68,12 @@ void validate_model(const Model& model) {
       throw ConfigError("model.rope_low_freq_factor = {} is not below model.rope_high_freq_factor = {}. Lower it.",
                         model.rope_low_freq_factor, model.rope_high_freq_factor);
   }
-  if (model.sliding_window > 0 && model.family != Family::mistral)
-    throw ConfigError("model.sliding_window = {} needs family = \"mistral\", and the family is \"{}\". Use 0.",
-                      model.sliding_window, name_of(model.family));
+  if (model.sliding_window > 0 && (model.family == Family::gpt2 || model.family == Family::llama))
+    throw ConfigError(
+        "model.sliding_window = {} needs family = \"mistral\", \"qwen2\" or \"qwen3\", and the family is \"{}\". Use "
+        "0.",
+        model.sliding_window, name_of(model.family));
+  validate_window_layers(model);
   if (const double count = parameter_count(model); count > 1e15)
     throw ConfigError(
         "[model] has about {:.1e} parameters, more than the limit of 1e15. Check layers, width, ffn_width and "

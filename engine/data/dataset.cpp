@@ -9,6 +9,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/log.h"
 #include "engine/data/documents_by_id.h"
 #include "engine/data/foreign_tokens.h"
 #include "engine/data/json_lines.h"
@@ -64,9 +65,14 @@ struct Input {
 
   /// The split and its hash, once the tokenizer is known.
   std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, int threads,
-                                            std::string& hash, int64_t& resident_bytes) const {
+                                            bool documents, std::string& hash, int64_t& resident_bytes) const {
     const int32_t end_of_text = tokenizer->special().end_of_text;
     if (format == DataFormat::jsonl) {
+      if (end_of_text < 0 && !documents)
+        log_warn(
+            "[data] the documents of {} follow each other without a separator: the tokenizer {} has no end-of-text "
+            "token. Set data.document_mask = true to keep them apart, or use another tokenizer.",
+            files::shown(text->path()), tokenizer->name());
       const auto tokens = std::make_shared<JsonLineTokens>(tokenizer, text, threads);
       hash = "jsonl" + tokens->hash();
       resident_bytes += tokens->resident_bytes();
@@ -173,7 +179,8 @@ Dataset open_dataset(const DatasetOptions& options) {
   const bool cut = holds_out && options.validation_fraction > 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::string hash;
-    const auto all = inputs[i].tokens(dataset.tokenizer, options.threads, hash, dataset.resident_bytes);
+    const auto all =
+        inputs[i].tokens(dataset.tokenizer, options.threads, options.documents, hash, dataset.resident_bytes);
     dataset.hash += (i > 0 ? "+" : "") + hash;
     if (options.documents && !all->has_documents())
       throw DataError(

@@ -194,8 +194,8 @@ std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span
   }
   if (names_tokenizer_file(name)) return load_tokenizer_file(std::string(name));
   throw ConfigError(
-      "[config] data.tokenizer = {} is unknown. Use \"bytes\", \"chars\", or the path of a tokenizer.json or of a "
-      "NAME.tiktoken.",
+      "[config] data.tokenizer = {} is unknown. Use \"bytes\", \"chars\", or the path of a folder with a "
+      "tokenizer, of a tokenizer.json or of a NAME.tiktoken.",
       files::shown(name));
 }
 
@@ -251,12 +251,17 @@ std::shared_ptr<const Tokenizer> restore_tokenizer(std::string_view name, std::s
   return tokenizer;
 }
 
-bool names_tokenizer_file(std::string_view name) { return name.ends_with(".json") || name.ends_with(".tiktoken"); }
+bool names_tokenizer_file(std::string_view name) {
+  std::error_code error;
+  return name.ends_with(".json") || name.ends_with(".tiktoken") ||
+         (name != "bytes" && name != "chars" && std::filesystem::is_directory(name, error));
+}
 
 std::shared_ptr<const Tokenizer> load_tokenizer_file(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return load_tokenizer(path);
   const std::string text = files::read_file(path, files::Owner::data, kTokenizerBytesMax);
   const auto beside = [&](const std::filesystem::path& name) {
-    std::error_code error;
     return std::filesystem::exists(name, error) ? files::read_file(name, files::Owner::data, kSidecarBytesMax) : "";
   };
   const std::filesystem::path file(path);
@@ -265,8 +270,16 @@ std::shared_ptr<const Tokenizer> load_tokenizer_file(const std::string& path) {
                            .where = files::shown(path),
                            .stem = file.stem(),
                            .about_text = beside(std::filesystem::path(file).replace_extension(".json"))});
-  return parse_tokenizer_json(
-      {.text = text, .where = files::shown(path), .config_text = beside(file.parent_path() / "tokenizer_config.json")});
+  const std::filesystem::path folder = file.parent_path();
+  const std::string config = beside(folder / "tokenizer_config.json"),
+                    special_map = beside(folder / "special_tokens_map.json"),
+                    added = beside(folder / "added_tokens.json"), model = beside(folder / "config.json");
+  return parse_tokenizer_json({.text = text,
+                               .where = files::shown(path),
+                               .config_text = config,
+                               .special_map_text = special_map,
+                               .added_tokens_text = added,
+                               .model_text = model});
 }
 
 HuggingFaceFiles write_tokenizer(const Tokenizer& tokenizer) {

@@ -15,11 +15,11 @@ namespace slipstream::data {
 /// The file beside saved weights that restores the tokenizer.
 inline constexpr const char* kTokenizerFile = "slipstream_tokenizer.json";
 
-/// True if `name` is a file with a tokenizer: NAME.json or NAME.tiktoken. Pure.
+/// Blocks. True if `name` is a tokenizer's file, NAME.json or NAME.tiktoken, or a folder.
 bool names_tokenizer_file(std::string_view name);
 
-/// Blocks. Reads a tokenizer.json (engine/data/tokenizer_json.h) or a tiktoken file (engine/data/tiktoken.h).
-/// Throws: DataError.
+/// Blocks. Reads a tokenizer.json with the files beside it (engine/data/merge_tokenizer.h), a tiktoken file
+/// (engine/data/tiktoken.h), or a folder as load_tokenizer(). Throws: DataError.
 std::shared_ptr<const Tokenizer> load_tokenizer_file(const std::string& path);
 
 /// Makes the tokenizer that the run file names; "chars" takes its vocabulary from `texts`, so that every character of

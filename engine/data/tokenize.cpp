@@ -159,6 +159,11 @@ TokenizeSummary tokenize(const TokenizeOptions& options) {
   };
   const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(options.tokenizer, std::span(&pieces, 1));
   const int32_t end_of_text = many && options.end_of_text ? tokenizer->special().end_of_text : -1;
+  if (many && options.end_of_text && end_of_text < 0)
+    throw ConfigError(
+        "[data] {} has documents, but the tokenizer {} has no end-of-text token to put behind each. Give "
+        "--no-end-of-text to join them without one, or a tokenizer whose eos_token is a token.",
+        files::shown(options.text), tokenizer->name());
   const std::string made_of =
       fmt::format("{} of {} bytes, {}, separator {}, {} tokens per shard, end {}", options.text, text.size_bytes(),
                   identity_of(*tokenizer), files::shown(options.separator), options.shard_tokens, end_of_text);

@@ -15,7 +15,7 @@ struct TokenizeOptions {
   std::string tokenizer = "bytes";
   int64_t shard_tokens = 0;  // tokens per shard; 0: one shard OUT.bin, else OUT-00000.bin, OUT-00001.bin, ..
   std::string separator;     // ends each document of a text; empty: the text is one document
-  bool end_of_text = true;   // the tokenizer's end-of-text id follows each of several documents
+  bool end_of_text = true;   // the tokenizer's end-of-text id, which it must have, follows each of several documents
   int threads = 1;
   bool resume = false;  // continue behind the last complete shard of an interrupted command
   std::function<void(int64_t done_bytes, int64_t size_bytes)> progress;

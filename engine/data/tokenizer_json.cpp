@@ -13,6 +13,7 @@
 #include "engine/data/bpe_tokenizer.h"
 #include "engine/data/byte_alphabet.h"
 #include "engine/data/hash.h"
+#include "engine/data/merge_tokenizer.h"
 #include "engine/data/tokenizer_node.h"
 
 namespace slipstream::data {
@@ -436,26 +437,31 @@ int32_t usual_of(std::initializer_list<std::string_view> usual, const std::vecto
 }  // namespace
 
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(const TokenizerJson& file) {
-  const auto parsed = [&](std::string_view text, const std::string& where) {
-    try {
-      return Json::parse(text, where, JsonNumbers::python);
-    } catch (const DataError& error) {
-      throw DataError("[data] {} Restore the file.", error.what());
-    }
-  };
-  const Json document = parsed(file.text, file.where);
-  const TokenizerNode root(document, "", file.where);
-  if (!document.is_object()) root.fail("the file is not a JSON object");
+  Json document;
+  try {
+    document = Json::parse(file.text, file.where, JsonNumbers::python);
+  } catch (const DataError& error) {
+    throw DataError("[data] {} Restore the file.", error.what());
+  }
+  const MergedTokenizer merged = merge_tokenizer(std::move(document),
+                                                 {.config = file.config_text,
+                                                  .special_map = file.special_map_text,
+                                                  .added_tokens = file.added_tokens_text,
+                                                  .model = file.model_text},
+                                                 file.where);
+  const TokenizerNode root(merged.tokenizer, "", file.where);
+  if (!merged.tokenizer.is_object()) root.fail("the file is not a JSON object");
   BpeParts parts = Reader(root).read();
-  parts.name = std::string(kFileTokenizer) + xxh3_128_hex(file.text.data(), std::ssize(file.text));
-  parts.files.emplace_back("tokenizer.json", file.text);
-  if (!file.config_text.empty()) {
+  const std::string text = merged.added ? merged.tokenizer.dump(2) + "\n" : std::string(file.text);
+  parts.name = std::string(kFileTokenizer) + xxh3_128_hex(text.data(), std::ssize(text));
+  parts.files.emplace_back("tokenizer.json", text);
+  if (!merged.config.is_null()) {
     const std::string where = "tokenizer_config.json beside " + file.where;
-    const Json config = parsed(file.config_text, where);
-    const TokenizerNode node(config, "", where);
+    const TokenizerNode node(merged.config, "", where);
     if (const int32_t id = special_of(node, "bos_token", parts.added); id >= 0) parts.special.begin_of_text = id;
     parts.special.end_of_text = special_of(node, "eos_token", parts.added);
-    parts.files.emplace_back("tokenizer_config.json", file.config_text);
+    parts.files.emplace_back("tokenizer_config.json",
+                             merged.named ? merged.config.dump(2) + "\n" : std::string(file.config_text));
   }
   if (parts.special.begin_of_text < 0)
     parts.special.begin_of_text = usual_of({"<|begin_of_text|>", "<s>", "<|endoftext|>"}, parts.added);

@@ -16,11 +16,16 @@ namespace slipstream::data {
 
 struct TokenizerJson {
   std::string_view text;
-  std::string where;             // its name in errors
-  std::string_view config_text;  // of tokenizer_config.json, which names special tokens; empty: none
+  std::string where;  // its name in errors
+  // Of the files beside it (merge_tokenizer.h); empty: none.
+  std::string_view config_text;        // tokenizer_config.json
+  std::string_view special_map_text;   // special_tokens_map.json
+  std::string_view added_tokens_text;  // added_tokens.json
+  std::string_view model_text;         // config.json
 };
 
-/// Pure. Throws: DataError naming the path of the first value that is missing, wrong or not supported.
+/// Pure. Throws: DataError naming the path of the first value that is missing, wrong or not supported, and as
+/// merge_tokenizer().
 std::shared_ptr<const Tokenizer> parse_tokenizer_json(const TokenizerJson& file);
 
 /// The pattern of GPT-2, which a ByteLevel pre-tokenizer uses.

@@ -38,7 +38,7 @@ void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out
                                         .out_stride = attention_width(),
                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                         .dtype = options_.dtype,
-                                        .window = window()};
+                                        .window = window(layer)};
   work("attention", kernels::attention_forward_cost(shape), with(with({qkv}, document_begins_), numbers), {out, lse},
        [=, begins = document_begins_](LaunchContext& c) {
          kernels::AttentionForward args = shape;
@@ -74,7 +74,7 @@ void SpecBuilder::attention_gradient(int layer, double dropout_rate, Slice dout,
                                          .dkv_stride = qkv_width(),
                                          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
                                          .dtype = options_.dtype,
-                                         .window = window()};
+                                         .window = window(layer)};
   work("attention_gradient", kernels::attention_backward_cost(shape),
        with(with({dout, qkv, out, lse}, document_begins_), numbers), {dqkv, workspace},
        [=, begins = document_begins_](LaunchContext& c) {

@@ -250,7 +250,10 @@ class SpecBuilder {
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 
   /// 0 if it hides no token.
-  int64_t window() const { return options_.window < options_.chunks().tokens ? options_.window : 0; }
+  int64_t window(int layer) const {
+    const int64_t window = options_.window_of(layer);
+    return window < options_.chunks().tokens ? window : 0;
+  }
   int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
   Slice attention_workspace() const { return attention_workspace_; }

@@ -68,10 +68,13 @@ Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
   if (o.window > 0 && !variant.window)
     throw ConfigError("[model] {} has no sliding window: got {} tokens. Remove it, or use mistral.", variant.name,
                       o.window);
+  const auto with_window = std::count_if(o.window_layers.begin(), o.window_layers.end(),
+                                         [&](int64_t layer) { return layer >= 0 && layer < o.layers; });
   std::string more;
   if (o.size_of_head() * o.heads != o.width) more += fmt::format(", heads of {}", o.size_of_head());
   if (o.rope_scaling.factor > 0) more += fmt::format(", RoPE scaled by {}", o.rope_scaling.factor);
   if (o.window > 0) more += fmt::format(", window {}", o.window);
+  if (o.window > 0 && !o.window_layers.empty()) more += fmt::format(" in {} layers", with_window);
   return {.description = fmt::format(
               "{}, {} layers, {} heads ({} key-value), width {}, ffn {}, context {}, vocabulary {}, {} head{}",
               variant.name, o.layers, o.heads, o.kv_heads, o.width, o.ffn_width, o.context, o.vocab,

@@ -21,7 +21,7 @@ ContextChunks of_rank(ContextChunks chunks, int rank) {
 }
 
 /// Of this rank's queries and the keys that it has in a step.
-kernels::AttentionForward forward_shape(const SpecBuilder& b, int step, int64_t kv_stride) {
+kernels::AttentionForward forward_shape(const SpecBuilder& b, int layer, int step, int64_t kv_stride) {
   const ModelOptions& o = b.options();
   const ContextChunks chunks = o.chunks();
   return {.batch = o.batch,
@@ -34,13 +34,13 @@ kernels::AttentionForward forward_shape(const SpecBuilder& b, int step, int64_t 
           .out_stride = b.attention_width(),
           .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())),
           .dtype = o.dtype,
-          .window = b.window(),
+          .window = b.window(layer),
           .queries = chunks,
           .keys = of_rank(chunks, chunks.owner(step))};
 }
 
-kernels::AttentionBackward backward_shape(const SpecBuilder& b, int step, int64_t kv_stride) {
-  const kernels::AttentionForward f = forward_shape(b, step, kv_stride);
+kernels::AttentionBackward backward_shape(const SpecBuilder& b, int layer, int step, int64_t kv_stride) {
+  const kernels::AttentionForward f = forward_shape(b, layer, step, kv_stride);
   return {.batch = f.batch,
           .tokens = f.tokens,
           .heads = f.heads,
@@ -146,7 +146,7 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
   const Slice carried = carried_;
-  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, step, kv.stride),
+  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, layer, step, kv.stride),
                                              .block = chunks_.block(chunks_.owner(step)),
                                              .carried = {},
                                              .first = first,
@@ -205,7 +205,7 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
   const Slice dq_sum = this->dq_sum(), workspace = b_.attention_workspace();
-  const kernels::AttentionBlockBackward shape{.all = backward_shape(b_, step, kv.stride),
+  const kernels::AttentionBlockBackward shape{.all = backward_shape(b_, layer, step, kv.stride),
                                               .block = chunks_.block(chunks_.owner(step)),
                                               .first = false,
                                               .last = last};

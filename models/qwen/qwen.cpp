@@ -7,10 +7,12 @@
 
 namespace slipstream::models {
 
-Architecture qwen2(const ModelOptions& options) { return llama_variant({.name = "qwen2", .qkv_bias = true}, options); }
+Architecture qwen2(const ModelOptions& options) {
+  return llama_variant({.name = "qwen2", .qkv_bias = true, .window = true}, options);
+}
 
 Architecture qwen3(const ModelOptions& options) {
-  return llama_variant({.name = "qwen3", .head_norms = true}, options);
+  return llama_variant({.name = "qwen3", .head_norms = true, .window = true}, options);
 }
 
 }  // namespace slipstream::models

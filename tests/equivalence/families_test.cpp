@@ -25,7 +25,9 @@ std::vector<Layout> families() {
     o.context = o.tokens = 8;
     if (family != Family::qwen2) o.head_dim = 10;  // heads wider than the model together
     if (family == Family::llama) o.rope_scaling = {.factor = 4, .original_context = 8};
-    if (family == Family::mistral) o.window = 3;
+    if (family != Family::llama) o.window = 3;
+    if (family == Family::qwen2) o.window_layers = {1};
+    if (family == Family::qwen3) o.window_layers = {0};
     rows.push_back(layout);
   }
   return rows;

@@ -63,6 +63,13 @@ Family family_of(const std::string& name) {
   return {};
 }
 
+std::vector<int64_t> window_layers_of(const Json& json) {
+  std::vector<int64_t> layers;
+  if (const Json* list = json.find("window_layers"))
+    for (const Json& layer : list->as_array()) layers.push_back(layer.as_int());
+  return layers;
+}
+
 std::unique_ptr<Job> job_of(const Golden& g) {
   const auto whole_or_0 = [&](const char* key) { return g.json.find(key) == nullptr ? 0 : g.whole(key); };
   kernels::RopeScaling scaling;
@@ -82,6 +89,7 @@ std::unique_ptr<Job> job_of(const Golden& g) {
                                      .tie_embeddings = g.json.at("tied").as_bool(),
                                      .rope_scaling = scaling,
                                      .window = whole_or_0("sliding_window"),
+                                     .window_layers = window_layers_of(g.json),
                                      .batch = g.whole("batch"),
                                      .tokens = g.whole("tokens"),
                                      .global_tokens = g.whole("batch") * g.whole("tokens")};
@@ -272,6 +280,22 @@ TEST_CASE("a Llama with grouped key-value heads equals PyTorch", "[golden]") { c
 TEST_CASE("every family equals transformers: logits, gradients and 20 steps", "[golden]") {
   for (const Family family : {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3})
     check_model(std::string("hf_") + name_of(family));
+}
+
+TEST_CASE("windows in some of the layers equal transformers", "[golden]") {
+  for (const char* name : {"hf_mistral_windows", "hf_qwen2_windows", "hf_qwen3_windows"}) {
+    check_model(name);
+    // In all layers, in none, and in the other one.
+    Golden wrong(name);
+    const Json right = wrong.json.at("window_layers");
+    for (const char* layers : {"[]", right == Json::parse("[0]") ? "[1]" : "[0]"}) {
+      INFO(name << " " << layers);
+      wrong.json["window_layers"] = Json::parse(layers);
+      CHECK(measure(wrong, {}).logits > 10 * kLogits);
+    }
+    wrong.json["sliding_window"] = Json(0);
+    CHECK(measure(wrong, {}).logits > 10 * kLogits);
+  }
 }
 
 TEST_CASE("the tolerances detect wrong formulas", "[golden]") {

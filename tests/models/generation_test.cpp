@@ -30,6 +30,7 @@ models::ModelOptions options_of(Family family) {
   o.heads = family == Family::gpt2 ? 2 : 4;
   o.context = o.tokens = kCapacity;
   if (family == Family::mistral) o.window = 5, o.kv_heads = 4;
+  if (family == Family::qwen2) o.window = 5, o.window_layers = {1};
   if (family == Family::llama) o.rope_scaling = {.factor = 4, .original_context = 16};
   if (family == Family::qwen3) o.head_dim = 10, o.tie_embeddings = true;
   return o;

@@ -187,6 +187,15 @@ TEST_CASE("the operations of a step are the closed form of the model, on every l
       CHECK(hidden(ranks) == Approx(layers * rows * (4 + 10) * width * pairs).epsilon(1e-6));
     }
   }
+  // Three of the four layers have the window.
+  const std::vector<std::string> some{"model.family=qwen2", "model.sliding_window=8", "model.window_layers=[0, 2, 3]"};
+  const auto flops = [](int ranks, std::vector<std::string> sets) {
+    sets.push_back(fmt::format("parallel.context={}", ranks));
+    return model_flops(planned(ranks, sets).stages);
+  };
+  for (const int ranks : {1, 2, 4})
+    CHECK(flops(ranks, {some[0]}) - flops(ranks, some) ==
+          Approx(3 * rows * (4 + 10) * width * (64 - 8) * (64 - 8 + 1) / 2).epsilon(1e-6));
   // 1e9 operations in 10 ms on 2 ranks of 1e11 a second.
   CHECK(utilization(1e9, 10, 2, 1e11) == Approx(0.5));
   CHECK(peak_flops_per_second({.flops_per_second_f32 = 1, .flops_per_second_bf16 = 2}, DType::bf16) == 2);

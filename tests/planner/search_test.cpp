@@ -55,6 +55,12 @@ TEST_CASE("search: the winner is that of rehearsing every layout, and no bound e
     rows.push_back({16,
                     {"comm.emulate.bandwidth=1GB/s", "model.layers=8"},
                     {"parallel.tensor=1,4", "train.micro_batch_size=1", "train.recompute=none"}});
+    // The first layers cost more than those with a window.
+    rows.push_back({8,
+                    {"model.family=mistral", "model.sliding_window=8", "model.window_layers=[3, 4, 5]",
+                     "train.sequence_length=8192", "model.context=8192"},
+                    {"parallel.tensor=1,2", "parallel.pipeline=1,2,4", "train.micro_batch_size=1",
+                     "train.recompute=none", "zero.stage=0,1", "overlap.tensor_chunks=1"}});
   }
   for (const Row& row : rows) {
     const PlanRequest asked = request(row.ranks, row.sets);

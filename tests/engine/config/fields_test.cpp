@@ -52,7 +52,8 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "model.family model.layers model.heads model.kv_heads model.head_dim model.width model.ffn_width model.context "
       "model.vocab_size "
       "model.tie_embeddings model.rope_theta model.rope_scaling model.rope_scaling_factor model.rope_low_freq_factor "
-      "model.rope_high_freq_factor model.rope_original_context model.sliding_window model.norm_eps model.init "
+      "model.rope_high_freq_factor model.rope_original_context model.sliding_window model.window_layers model.norm_eps "
+      "model.init "
       "model.embd_pdrop model.resid_pdrop model.attn_pdrop "
       "data.train data.validation data.validation_fraction data.tokenizer "
       "train.steps train.sequence_length train.micro_batch_size train.global_batch_size train.seed train.dtype "
@@ -127,19 +128,21 @@ TEST_CASE("fields: config.resolved.toml resolves to the configuration that it pr
         }
 }
 
-TEST_CASE("fields: resolving decides every key but those that a plan, a host or the data decide", "[config]") {
+TEST_CASE("fields: resolving decides every key but those that a plan, a host, a folder or the data decide",
+          "[config]") {
   const RunConfig written = default_run_config({"parallel.tensor=2", "train.micro_batch_size=3"});
   const std::string cpu = config_toml(*resolve(written, {.world = 6, .vocab = 65}));
-  for (const char* line : {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
-                           "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
-                           "\ngrad_dtype = \"float32\"\n", "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n",
-                           "\nalgorithms = \"auto\"\n", "\nthreads = 0\n", "\nformat = \"auto\"\n"}) {
+  for (const char* line :
+       {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
+        "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
+        "\ngrad_dtype = \"float32\"\n", "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n",
+        "\nalgorithms = \"auto\"\n", "\nthreads = 0\n", "\nformat = \"auto\"\n", "\nfinal_dtype = \"auto\"\n"}) {
     CAPTURE(line);
     CHECK(cpu.find(line) != std::string::npos);
   }
   size_t open = 0;
   for (size_t at = cpu.find("\"auto\""); at != std::string::npos; at = cpu.find("\"auto\"", at + 1)) ++open;
-  CHECK(open == 4);
+  CHECK(open == 5);
   const ResolvedConfig gpu = resolve(written, {.world = 6, .on_gpus = true, .vocab = 65});
   CHECK(gpu.on_gpus());
   CHECK(gpu->comm.backend == Backend::nccl);

@@ -107,8 +107,16 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"model.family=llama", "model.rope_scaling=llama3", "model.rope_low_freq_factor=4"}) ==
         "model.rope_low_freq_factor = 4 is not below model.rope_high_freq_factor = 4. Lower it.");
   CHECK(load_refusal({"model.family=llama", "model.sliding_window=8"}) ==
-        "model.sliding_window = 8 needs family = \"mistral\", and the family is \"llama\". Use 0.");
+        "model.sliding_window = 8 needs family = \"mistral\", \"qwen2\" or \"qwen3\", and the family is \"llama\". Use "
+        "0.");
   CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8"}) == "accepted");
+  CHECK(load_refusal({"model.family=qwen3", "model.sliding_window=8", "model.window_layers=[0, 11]"}) == "accepted");
+  CHECK(load_refusal({"model.family=qwen3", "model.window_layers=[0]"}) ==
+        "model.window_layers lists 1 layer, but model.sliding_window = 0 is no window. Set it, or use [].");
+  CHECK(load_refusal({"model.family=qwen2", "model.sliding_window=8", "model.window_layers=[3, 3]"}) ==
+        "model.window_layers has 3 behind 3. List each layer once, ascending.");
+  CHECK(load_refusal({"model.family=qwen2", "model.sliding_window=8", "model.window_layers=[3, 12]"}) ==
+        "model.window_layers has 12, but the 12 layers of the model are 0 to 11. Use these.");
   for (const char* key : {"model.embd_pdrop", "model.resid_pdrop", "model.attn_pdrop"}) {
     CHECK_THAT(load_refusal({std::string(key) + "=1.0"}), Catch::Contains(key) && Catch::Contains("1"));
     CHECK_THAT(load_refusal({std::string(key) + "=-0.1"}), Catch::Contains(key) && Catch::Contains("-0.1"));

@@ -176,6 +176,7 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
                             .out = folder / "one",
                             .tokenizer = path_of(name),
                             .separator = "\x1e\x1e",
+                            .end_of_text = end >= 0,
                             .threads = 3};
     const TokenizeSummary whole = tokenize(options);
     CHECK(whole.documents == 5);
@@ -225,6 +226,7 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
     // JSON lines have the same documents, and those without text, too.
     put(folder / "t.jsonl", lines);
     options = {.text = folder / "t.jsonl", .out = folder / "lines", .tokenizer = path_of(name), .threads = 2};
+    options.end_of_text = end >= 0;
     CHECK(tokenize(options).documents == 7);
     std::vector<int32_t> with_empty = all_of(*open_shards(folder / "lines.bin").tokens);
     if (end < 0) CHECK(with_empty == expected);
@@ -234,7 +236,7 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
   put(folder / "t.txt", long_text(random, 1000000));
   const auto lines_of = [&](const std::string& content) {
     put(folder / "bad.jsonl", content);
-    tokenize({.text = folder / "bad.jsonl", .out = folder / "bad", .tokenizer = "bytes"});
+    tokenize({.text = folder / "bad.jsonl", .out = folder / "bad", .tokenizer = "bytes", .end_of_text = false});
   };
   CHECK_REFUSED(DataError, lines_of("{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"), "line at byte 13", "text", "bad.jsonl");
   CHECK_REFUSED(DataError, lines_of("{\"text\":7}\n"), "needs a string, got an integer");

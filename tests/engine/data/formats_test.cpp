@@ -227,7 +227,7 @@ TEST_CASE("formats: JSON lines give the ids and documents that tokenize writes",
   for (const char* tokenizer : {"bytes", "chars"}) {
     const Dataset data =
         open_dataset({.train = folder / "t.jsonl", .validation_fraction = 0, .tokenizer = tokenizer, .threads = 2});
-    tokenize({.text = folder / "t.jsonl", .out = folder / tokenizer, .tokenizer = tokenizer});
+    tokenize({.text = folder / "t.jsonl", .out = folder / tokenizer, .tokenizer = tokenizer, .end_of_text = false});
     const Dataset shards = open_dataset(
         {.train = folder / (std::string(tokenizer) + ".bin"), .validation_fraction = 0, .tokenizer = tokenizer});
     for (const int64_t size : {17, 1000, 100000}) {
@@ -253,7 +253,9 @@ TEST_CASE("formats: a damaged index of documents is refused", "[data]") {
   std::string lines;
   for (int i = 0; i < 1500; ++i) lines += "{\"text\": \"abc\"}\n";
   put(folder / "t.jsonl", lines);
-  tokenize({.text = folder / "t.jsonl", .out = folder / "t"});
+  CHECK_REFUSED(ConfigError, tokenize({.text = folder / "t.jsonl", .out = folder / "t"}), "the tokenizer bytes has no",
+                "--no-end-of-text");
+  tokenize({.text = folder / "t.jsonl", .out = folder / "t", .end_of_text = false});
   std::vector<uint64_t> begins(1500);
   for (size_t i = 0; i < begins.size(); ++i) begins[i] = 3 * i;
   CHECK(bytes_in(folder / "t.documents") == packed(begins));

@@ -101,6 +101,7 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
       put(folder / "t.jsonl", lines);
       TokenizeOptions options{
           .text = folder / "t.jsonl", .out = folder / "whole", .tokenizer = tokenizer, .shard_tokens = 150};
+      options.end_of_text = false;
       tokenize(options);
       options.out = folder / "s";
       interrupt(options, 2);
@@ -121,6 +122,7 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
   // The text decides the vocabulary of chars: a new character behind the shards changes the ids in them.
   const TempFolder folder;
   TokenizeOptions options{.text = folder / "t.jsonl", .out = folder / "s", .tokenizer = "chars", .shard_tokens = 150};
+  options.end_of_text = false;
   put(folder / "t.jsonl", lines);
   interrupt(options, 2);
   put(folder / "t.jsonl", with("1199", "a199"));
@@ -134,7 +136,8 @@ TEST_CASE("tokenize: shards of earlier commands that a pattern would read are re
   put(folder / "t.jsonl", lines);
   put(folder / "t.txt", lines);
   const auto run = [&](const std::string& text, int64_t shard_tokens) {
-    const TokenizeSummary summary = tokenize({.text = text, .out = folder / "s", .shard_tokens = shard_tokens});
+    const TokenizeSummary summary =
+        tokenize({.text = text, .out = folder / "s", .shard_tokens = shard_tokens, .end_of_text = false});
     CHECK(open_shards(folder / "s*.bin").tokens->count() == summary.count);
     return summary.removed;
   };

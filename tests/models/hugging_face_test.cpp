@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json files of transformers 4 and 5 (scripts/make_golden_configs.py): every key counts, is neutral or is
+// refused.
+
+#include "models/hugging_face.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include <fmt/ranges.h>
+
+#include "engine/base/check.h"
+#include "models/common/config_json.h"
+#include "tests/paths.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using models::HuggingFaceModel;
+
+namespace {
+
+constexpr int64_t kTensors = 1000;
+
+HuggingFaceModel read(const Json& config) { return models::read_hugging_face_config(config, "config.json", kTensors); }
+
+/// What a model is: all that config.json can say.
+std::string written(const HuggingFaceModel& model) {
+  models::ModelOptions options = model.options;
+  options.dropout = model.dropout;
+  return models::hugging_face_config(options, model.ids);
+}
+
+/// The refusal of a config, or "accepted".
+std::string refusal(const Json& config) {
+  try {
+    read(config);
+    return "accepted";
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+}
+
+struct Row {
+  std::string name;
+  Json config;
+  std::vector<int64_t> windows;  // of the layers; 0: none
+};
+
+std::vector<Row> rows() {
+  std::vector<Row> all;
+  for (const char* version : {"4", "5"}) {
+    std::ifstream file(source_dir() + "/tests/golden/hf_configs_" + version + ".json", std::ios::binary);
+    const Json golden = Json::parse(std::string(std::istreambuf_iterator<char>(file), {}));
+    for (const Json& row : golden.at("rows").as_array()) {
+      Row each{.name = fmt::format("transformers {}, row {}, {}", version, all.size(),
+                                   row.at("config").at("model_type").as_string()),
+               .config = row.at("config"),
+               .windows = {}};
+      for (const Json& window : row.at("windows").as_array()) each.windows.push_back(window.as_int());
+      all.push_back(std::move(each));
+    }
+  }
+  REQUIRE(all.size() == 34);
+  return all;
+}
+
+bool is_neutral(const std::string& key) {
+  for (const models::NeutralKeys& row : models::neutral_keys())
+    if (std::find(row.keys.begin(), row.keys.end(), key) != row.keys.end()) return true;
+  return key.starts_with('_');
+}
+
+/// Other values of the kind of `value`.
+std::vector<Json> others(const Json& value) {
+  if (value.is_bool()) return {Json(!value.as_bool())};
+  if (value.is_int()) return {Json(value.as_int() * 2 + 2)};
+  if (value.is_number()) return {Json(value.as_double() * 2 + 0.25)};
+  if (value.is_string()) return {Json("other"), Json(7)};
+  if (value.is_array()) return {Json(Json::Array{Json("other")}), Json(7)};
+  if (value.is_object()) return {Json(Json::Object{{"other", Json(7)}}), Json(7)};
+  return {Json(true), Json(7), Json("other"), Json(Json::Object{{"other", Json(7)}})};
+}
+
+Json with(Json config, const std::string& key, Json value) {
+  config[key] = std::move(value);
+  return config;
+}
+
+Json without(const Json& config, const std::string& key) {
+  Json::Object members;
+  for (const Json::Member& member : config.as_object())
+    if (member.first != key) members.push_back(member);
+  return Json(std::move(members));
+}
+
+/// A row by model_type with an explicit window of 8 in some layers.
+Json mixed(const std::string& type) {
+  for (const Row& row : rows())
+    if (row.config.at("model_type").as_string() == type && std::set(row.windows.begin(), row.windows.end()).size() == 2)
+      return row.config;
+  FAIL("no row of " << type);
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("config.json: what transformers saves is read, with the windows of its models", "[hugging_face]") {
+  for (const Row& row : rows()) {
+    INFO(row.name);
+    const HuggingFaceModel model = read(row.config);
+    const int64_t context = model.options.context;
+    for (size_t layer = 0; layer < row.windows.size(); ++layer)
+      CHECK(model.options.window_of(static_cast<int64_t>(layer)) ==
+            (row.windows[layer] < context ? row.windows[layer] : 0));
+    CHECK(model.notes.empty());
+    // What this program writes is the same model.
+    const HuggingFaceModel again = read(Json::parse(written(model)));
+    CHECK(written(again) == written(model));
+    CHECK(again.notes.empty());
+  }
+}
+
+TEST_CASE("config.json: every key of transformers changes the model, is neutral, or is refused", "[hugging_face]") {
+  // A size that is refused because another one does not fit it.
+  const std::set<std::string> sizes = {"n_embd", "hidden_size", "num_hidden_layers", "num_attention_heads"};
+  size_t used = 0, neutral = 0, refused = 0;
+  for (const Row& row : rows()) {
+    const HuggingFaceModel model = read(row.config);
+    const std::string before = written(model);
+    for (const auto& [key, value] : row.config.as_object())
+      for (const Json& other : others(value)) {
+        INFO(row.name << ": " << key << " = " << other.dump());
+        std::string after;
+        try {
+          after = written(read(with(row.config, key, other)));
+        } catch (const CheckpointError& error) {
+          ++refused;
+          CHECK((std::string(error.what()).find(key) != std::string::npos || sizes.contains(key)));
+          continue;
+        }
+        // Windows in no layer: their length and first layer have no meaning.
+        const bool no_window = (key == "sliding_window" || key == "max_window_layers" || key == "use_sliding_window") &&
+                               model.options.window == 0;
+        const bool explicit_layers = key == "max_window_layers" && row.config.find("layer_types") != nullptr;
+        if (after == before) CHECK((is_neutral(key) || no_window || explicit_layers));
+        ++(after == before ? neutral : used);
+      }
+  }
+  CHECK(used > 300);
+  CHECK(neutral > 500);
+  CHECK(refused > 300);
+}
+
+TEST_CASE("config.json: values that ask for other arithmetic are refused by name", "[hugging_face]") {
+  const Json gpt2 = rows()[0].config, llama = rows()[2].config, mistral = mixed("ministral"), qwen3 = mixed("qwen3");
+  const struct {
+    const Json& base;
+    const char* key;
+    const char* value;
+    std::vector<std::string> parts;
+  } refusals[] = {
+      {llama, "attention_bias", "true", {"attention_bias = true", "need false"}},
+      {llama, "mlp_bias", "true", {"mlp_bias = true", "need false"}},
+      {llama, "hidden_act", "\"gelu\"", {"hidden_act = \"gelu\"", "need \"silu\""}},
+      {llama, "partial_rotary_factor", "0.5", {"partial_rotary_factor = 0.5", "need 1"}},
+      {llama, "sliding_window", "8", {"sliding_window = 8", "mistral has windows"}},
+      {llama,
+       "layer_types",
+       R"(["sliding_attention", "full_attention", "full_attention", "full_attention",
+       "full_attention"])",
+       {"layer_types", "mistral has windows"}},
+      {llama, "rope_scaling", R"({"rope_type": "linear", "factor": 2.0})", {"rope_scaling", "linear", "\"llama3\""}},
+      {llama, "rope_scaling", R"({"type": "default", "rope_type": "llama3"})", {"rope_scaling", "one type"}},
+      {llama, "rope_scaling", R"({"type": "default", "mrope_section": [2, 2]})", {"rope_scaling", "no mrope_section"}},
+      {llama,
+       "rope_parameters",
+       R"({"rope_type": "default", "rope_theta": 7.0, "partial_rotary_factor": 0.5})",
+       {"rope_parameters", "no partial_rotary_factor"}},
+      {llama,
+       "rope_parameters",
+       R"({"full_attention": {"rope_theta": 7.0}})",
+       {"rope_parameters", "no full_attention"}},
+      {llama,
+       "rope_parameters",
+       R"({"rope_type": "default", "rope_theta": 7.0})",
+       {"rope_theta = 10000 contradicts 7 in rope_parameters"}},
+      {llama, "num_experts", "8", {"num_experts = 8 is an unknown key", "remove it from a copy"}},
+      {llama, "logit_softcapping", "30.0", {"logit_softcapping = 30.0 is an unknown key"}},
+      {llama, "use_rope", "false", {"use_rope = false is an unknown key"}},
+      {llama, "per_layer_config", R"({"0": {"head_dim": 8}})", {"per_layer_config = ", "unknown key"}},
+      {llama, "quantization_config", R"({"bits": 4})", {"quantization_config = {\"bits\": 4} is an unknown key"}},
+      {llama, "auto_map", R"({"AutoModelForCausalLM": "m.Model"})", {"auto_map", "no code of its own"}},
+      {llama, "architectures", R"(["LlamaForSequenceClassification"])", {"architectures", "[\"LlamaForCausalLM\"]"}},
+      {llama, "is_causal", "false", {"is_causal = false", "need true"}},
+      {llama, "attention_dropout", "1.0", {"attention_dropout = 1.0", "below 1"}},
+      {gpt2, "scale_attn_by_inverse_layer_idx", "true", {"scale_attn_by_inverse_layer_idx = true", "need false"}},
+      {gpt2, "add_cross_attention", "true", {"add_cross_attention = true", "need false"}},
+      {gpt2, "activation_function", "\"gelu\"", {"activation_function = \"gelu\"", "gelu_new"}},
+      {gpt2, "hidden_size", "32", {"hidden_size = 32 contradicts n_embd = 16"}},
+      {gpt2, "rope_theta", "10000.0", {"rope_theta = 10000.0 is an unknown key"}},
+      {mistral, "layer_types", R"(["full_attention"])", {"layer_types", "need 5 items, one for each layer"}},
+      {mistral, "layer_types", R"(["chunked_attention"])", {"layer_types has \"chunked_attention\"", "sliding"}},
+      {mistral, "sliding_window", "null", {"sliding_window = null", "for the sliding layers"}},
+      {qwen3, "use_sliding_window", "false", {"use_sliding_window = false", "need true"}},
+      {qwen3, "attention_bias", "true", {"attention_bias = true", "need false"}},
+  };
+  for (const auto& row : refusals) {
+    INFO(row.key << " = " << row.value);
+    REQUIRE(refusal(row.base) == "accepted");
+    const std::string text = refusal(with(row.base, row.key, Json::parse(row.value)));
+    for (const std::string& part : row.parts) CHECK_THAT(text, Catch::Contains(part));
+  }
+}
+
+TEST_CASE("config.json: the same values in other words are the same model", "[hugging_face]") {
+  const Json gpt2 = rows()[0].config, llama = rows()[1].config, qwen2 = rows()[6].config;
+  const auto same = [](const Json& one, const Json& other) { CHECK(written(read(one)) == written(read(other))); };
+  // GPT-2's aliases of sizes.
+  for (const auto& [key, alias] : {std::pair{"n_embd", "hidden_size"}, {"n_layer", "num_hidden_layers"}}) {
+    same(gpt2, with(without(gpt2, key), alias, gpt2.at(key)));
+    same(gpt2, with(gpt2, alias, gpt2.at(key)));
+  }
+  // The forms of RoPE in versions 4 and 5 of the library, one or both.
+  const Row five = rows()[17 + 1];
+  REQUIRE(five.config.at("model_type").as_string() == "llama");
+  same(llama, five.config);
+  same(llama, with(with(five.config, "rope_theta", 500.0), "rope_scaling", llama.at("rope_scaling")));
+  // Metadata, unset keys and code for texts.
+  for (const auto& [key, value] : {std::pair{"unsloth_version", "\"2026.1\""},
+                                   {"vllm_version", "\"1\""},
+                                   {"_attn_implementation_autoset", "true"},
+                                   {"logit_softcapping", "null"},
+                                   {"pruned_heads", "{}"},
+                                   {"auto_map", "{\"AutoTokenizer\": [\"t.T\", null]}"},
+                                   {"use_mrope", "false"},
+                                   {"partial_rotary_factor", "1.0"}}) {
+    INFO(key);
+    same(qwen2, with(qwen2, key, Json::parse(value)));
+  }
+  const HuggingFaceModel noted = read(with(qwen2, "vllm_version", "1"));
+  REQUIRE(noted.notes.size() == 1);
+  CHECK(noted.notes[0] == "vllm_version = \"1\" is not used");
+}
+
+TEST_CASE("config.json: layers of Mistral with and without a window are those of Ministral", "[hugging_face]") {
+  Json config = mixed("ministral");
+  const HuggingFaceModel right = read(config);
+  config["model_type"] = "mistral";
+  const HuggingFaceModel model = read(config);
+  CHECK(written(model) == written(right));
+  CHECK(Json::parse(written(model)).at("model_type").as_string() == "ministral");
+  REQUIRE(model.notes.size() == 1);
+  CHECK_THAT(model.notes[0], Catch::Contains("2 of 5 layers have a window") && Catch::Contains("MistralForCausalLM"));
+  config["layer_types"] = Json(Json::Array(5, Json("full_attention")));
+  CHECK(read(config).options.window == 0);
+  REQUIRE(read(config).notes.size() == 1);
+  CHECK_THAT(read(config).notes[0], Catch::Contains("0 of 5 layers"));
+}
+
+TEST_CASE("config.json: rates of dropout and ids around a text stay", "[hugging_face]") {
+  const Json gpt2 = with(with(rows()[0].config, "resid_pdrop", 0.25), "bos_token_id", Json());
+  const HuggingFaceModel model = read(gpt2);
+  CHECK(model.dropout.residual == 0.25);
+  CHECK(model.dropout.embedding == 0.1);
+  CHECK(model.dropout.attention == 0.1);
+  CHECK(read(with(rows()[2].config, "attention_dropout", 0.125)).dropout.attention == 0.125);
+  const Json config = Json::parse(written(model));
+  CHECK(config.at("resid_pdrop").as_double() == 0.25);
+  CHECK(config.at("bos_token_id").is_null());
+  CHECK(config.at("dtype").as_string() == "float32");
+  CHECK(config.find("torch_dtype") == nullptr);
+  // A run of this program may have dropout that the library's Llama lacks.
+  models::ModelOptions options = read(rows()[2].config).options;
+  options.dropout = {.embedding = 0.5, .residual = 0.25, .attention = 0.125};
+  const HuggingFaceModel again = read(Json::parse(models::hugging_face_config(options)));
+  CHECK(again.dropout.embedding == 0.5);
+  CHECK(again.dropout.residual == 0.25);
+  CHECK(again.dropout.attention == 0.125);
+}
