@@ -6,14 +6,14 @@
 // that weights and slopes (the gradients of scores) are left sides of dv and dk in registers. Both warpgroups write
 // slopes to shared memory, and each multiplies them with half of the columns of the keys: dq.
 //
-// Every block of keys adds to dq of its queries, in a fixed order, from the last one that the queries see to the first
+// Every block of keys adds to dq of its queries, in a fixed order, from the first one that the queries see to the last
 // one, which also rounds the sum. Bits do not depend on the schedule. Blocks of keys are taken in the same order, so
-// that a thread block waits only for blocks of keys that are already taken. In causal attention a block of keys begins
-// with the queries on the diagonal: neighbours that begin together are always one step apart, and none waits.
+// that a thread block waits only for blocks of keys that are already taken. Most queries see the first blocks, so that
+// the long work comes first. A block passes through its queries from the last one down: neighbours that begin together
+// stay one step apart, and in causal attention a block ends with the queries on the diagonal, whose sums it rounds.
 //
-// With masks (hopper_masks.cuh) a block of keys ends with the last query that sees its last key, and a tile of queries
-// begins with the first key that its first query sees. The blocks that add to a tile still follow one another, so the
-// order is the same with another end.
+// With masks (hopper_masks.cuh) a block of keys begins with the last query that sees its last key, and the sum of a tile
+// of queries with the first key that its first query sees. The blocks that add to a tile still follow one another.
 //
 // One warp loads, one lane keeps the order of the additions, and two warpgroups compute.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load(const Arguments<Kind>& args, const Memory<k
     }
     if (!more) return;
     Step step = first_step(args, item);
-    for (int count = steps_of(args, item); count > 0; --count, advance(step, args, item), ring.advance()) {
+    for (int count = steps_of(args, item); count > 0; --count, advance(step, item), ring.advance()) {
       const int64_t head = head_of(args, item, step) * of.all.tokens + of.block.first_query;
       barrier_wait(memory.free(ring.stage), ring.parity ^ 1);
       if (lane == 0) {
@@ -90,15 +90,14 @@ __device__ __forceinline__ void keep_order(const Arguments<Kind>& args, const Me
     if (!item_of(item, args, memory.item()[0])) return;
     barrier_arrive(memory.keys_free());
     Step step = first_step(args, item);
-    for (int count = steps_of(args, item); count > 0; --count, advance(step, args, item), additions.advance()) {
+    for (int count = steps_of(args, item); count > 0; --count, advance(step, item), additions.advance()) {
       uint32_t* const of_tile = args.exchange.additions + head_of(args, item, step) * args.exchange.tiles + step.tile;
-      const int last = args.of.block.causal ? step.tile / (kKeys / kQueries) : args.exchange.key_blocks - 1;
-      const int earlier = last - item.key_block;
+      const int earlier = earlier_blocks(args, item, step);
       if (earlier > 0) ptx::wait_until(of_tile, static_cast<uint32_t>(earlier));
       memory.additions()[0] = earlier;
       barrier_arrive(memory.may_add());
       barrier_wait(memory.added(), additions.parity);
-      if (Kind::kHides ? !adds_last(args, item, step) : item.key_block > 0)
+      if (item.key_block < last_block(args, step.tile))
         ptx::store_release(of_tile, static_cast<uint32_t>(earlier) + 1);
     }
   }
@@ -112,7 +111,7 @@ __device__ __forceinline__ void add_dq(const Arguments<Kind>& args, const Memory
   const AttentionBlockBackward& of = args.of;
   const int64_t head = head_of(args, item, step), queries = of.block.queries;
   const int64_t begin = step.tile * kQueries + 16 * warp;
-  const bool first = memory.additions()[0] == 0, last = adds_last(args, item, step);
+  const bool first = memory.additions()[0] == 0, last = item.key_block == last_block(args, step.tile);
   float sums[kColumns / 8][4];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sums[i / 4][i % 4] = dq[i];
@@ -358,7 +357,7 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
       while (--count > 0) {
         const Step before = step;
         const int stage = ring.stage;
-        advance(step, args, item);
+        advance(step, item);
         ring.advance();
         issue_scores();
         wgmma_wait<0>(weights);
@@ -377,7 +376,7 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
       finish(step, ring.stage);
       ring.advance();
     } else {
-      for (; count > 0; --count, advance(step, args, item), ring.advance()) {
+      for (; count > 0; --count, advance(step, item), ring.advance()) {
         draw();
         issue_scores();
         issue_slopes();
@@ -478,7 +477,10 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
                              .additions = counters + 1,
                              .taken = counters,
                              .key_blocks = static_cast<int>(blocks_for(block.keys, kKeys)),
-                             .tiles = static_cast<int>(tiles)};
+                             .tiles = static_cast<int>(tiles),
+                             .together = static_cast<int>(std::clamp<int64_t>(
+                                 kTogetherBytes / (4 * all.heads / all.kv_heads * block.queries * all.head_dim), 16,
+                                 all.batch * all.kv_heads))};
   const Ends ends = {.queries = reinterpret_cast<int*>(counters + counters_end),
                      .keys = static_cast<int>(block.keys),
                      .tiles = exchange.tiles};

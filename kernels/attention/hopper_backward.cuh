@@ -16,9 +16,8 @@ constexpr int kRegisters = 240, kFewRegisters = 24;  // of a thread that compute
 constexpr int kAllRegisters = kGroups * kRegisters + kFewRegisters;
 static_assert(kAllRegisters <= (1 + kGroups) * registers_at_launch(kBackwardThreads));
 constexpr int kEndsThreads = 256;
-// Key-value heads that are computed at a time: few, so that their sums of dq stay in the L2 cache, and as many as fill
-// the multiprocessors with blocks of 1024 keys.
-constexpr int kTogether = 16;
+// Sums of dq of the key-value heads that are computed at a time: most of the 50 MB L2 cache of an H100.
+constexpr int64_t kTogetherBytes = int64_t{40} << 20;
 
 /// Place in a ring of stages. A stage is used in phases of alternating parity, beginning with 0.
 template <int kCount>
@@ -142,6 +141,7 @@ struct Exchange {
   uint32_t* additions;    // [B, H, tiles]: blocks of keys that have added to a tile
   uint32_t* taken;        // blocks of keys taken so far
   int key_blocks, tiles;  // of a head
+  int together;           // key-value heads at a time
 };
 
 /// The end of the queries that see a key, from a kernel before this one: it does not descend along the keys.
@@ -171,30 +171,30 @@ struct Arguments {
   Ends ends;  // with masks
 };
 
-/// A block of keys of a key-value head, and the tiles of 64 queries that see it: without masks all from the first one
-/// on. From last_tile on they see no block of keys before it, so that it is the last one to add to their dq.
+/// A block of keys of a key-value head, and the tiles of 64 queries that see it.
 struct Item {
-  int sequence, kv_head, key_block, first_tile;
-  int end_tile, last_tile;  // with masks
+  int sequence, kv_head, key_block, first_tile, end_tile;
 };
 
-/// The block of keys with this number; false behind the last one.
+/// The block of keys with this number; false after the last one. Of the heads at a time, the first blocks of keys come
+/// first: most queries see them, so that short work is left for the end.
 template <typename Args>
 __device__ __forceinline__ bool item_of(Item& item, const Args& args, int number) {
   const int kv_heads = static_cast<int>(args.of.all.kv_heads), all = static_cast<int>(args.of.all.batch) * kv_heads,
             blocks = args.exchange.key_blocks;
   if (number >= all * blocks) return false;
-  const int first = number / (kTogether * blocks) * kTogether, together = min(kTogether, all - first),
-            rest = number - first * blocks, head = first + rest % together, block = blocks - 1 - rest / together;
-  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / kQueries) : 0, 0, 0};
-  if constexpr (Args::Kind::kHides) {
-    item.end_tile = args.ends.end_tile(item.sequence, block);
-    item.last_tile = block == 0 ? 0 : args.ends.end_tile(item.sequence, block - 1);
-  }
+  const int of_turn = args.exchange.together, first = number / (of_turn * blocks) * of_turn,
+            together = min(of_turn, all - first), rest = number - first * blocks, head = first + rest % together,
+            block = rest / together;
+  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / kQueries) : 0,
+          args.exchange.tiles};
+  if constexpr (Args::Kind::kHides) item.end_tile = args.ends.end_tile(item.sequence, block);
   return true;
 }
 
-/// A tile of queries of a head of the group.
+
+/// A tile of queries of a head of the group. A block of keys passes through the tiles of a head from the last one to the
+/// first: neighbours that begin together at the same tile stay one step apart.
 struct Step {
   int head, tile;
 };
@@ -204,24 +204,26 @@ __device__ __forceinline__ int group_of(const Args& args) {
 }
 template <typename Args>
 __device__ __forceinline__ Step first_step(const Args& args, const Item& item) {
-  return {item.kv_head * group_of(args), item.first_tile};
-}
-template <typename Args>
-__device__ __forceinline__ int end_tile(const Args& args, const Item& item) {
-  return Args::Kind::kHides ? item.end_tile : args.exchange.tiles;
+  return {item.kv_head * group_of(args), item.end_tile - 1};
 }
 template <typename Args>
 __device__ __forceinline__ int steps_of(const Args& args, const Item& item) {
-  return group_of(args) * (end_tile(args, item) - item.first_tile);
+  return group_of(args) * (item.end_tile - item.first_tile);
 }
-template <typename Args>
-__device__ __forceinline__ void advance(Step& step, const Args& args, const Item& item) {
-  if (++step.tile == end_tile(args, item)) step.tile = item.first_tile, ++step.head;
+__device__ __forceinline__ void advance(Step& step, const Item& item) {
+  if (--step.tile < item.first_tile) step.tile = item.end_tile - 1, ++step.head;
 }
-/// Is the block of keys the last one to add to dq of the step's tile?
+/// The last block of keys that adds to dq of a tile: that of its own position, or the last one of all.
 template <typename Args>
-__device__ __forceinline__ bool adds_last(const Args&, const Item& item, const Step& step) {
-  return Args::Kind::kHides ? step.tile >= item.last_tile : item.key_block == 0;
+__device__ __forceinline__ int last_block(const Args& args, int tile) {
+  return args.of.block.causal ? tile / (kKeys / kQueries) : args.exchange.key_blocks - 1;
+}
+/// Blocks of keys that add to dq of the step's tile before this one.
+template <typename Args>
+__device__ __forceinline__ int earlier_blocks(const Args& args, const Item& item, const Step& step) {
+  if constexpr (!Args::Kind::kHides) return item.key_block;
+  const int64_t first_key = args.masks.hidden.before(item.sequence, step.tile * kQueries);
+  return item.key_block - min(static_cast<int>(first_key / kKeys), last_block(args, step.tile));
 }
 /// The head of a step in [B, H].
 template <typename Args>
