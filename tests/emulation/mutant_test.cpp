@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/philox.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cross_entropy/cross_entropy_cuda.h"
 #include "kernels/embedding/embedding_cuda.h"
 #include "kernels/layer_norm/layer_norm_cuda.h"
+#include "kernels/sample/sample_devices.h"
 #include "kernels/swiglu/swiglu_cuda.h"
 #include "tests/emulation/emulator.h"
 #include "tests/reference/masked_attention.h"
@@ -109,10 +111,52 @@ std::string run_masks(LaunchContext& context) {
   return difference("a gradient", to, expected.dqkv, 0x1p-5);
 }
 
+/// Tokens that are as likely as each other share the random numbers equally.
+std::string run_sample(LaunchContext& context) {
+  constexpr int64_t kVocab = 600;
+  constexpr int32_t kTexts = 24;
+  struct Case {
+    SamplingOptions options;
+    float fall = 0;  // of the logit from token to token
+    int32_t holes = 0;
+    uint64_t kept = kVocab;
+  };
+  for (const Case& c : {Case{.options = {.temperature = 1, .top_p = 0.5}, .kept = 300},
+                        Case{.options = {.temperature = 1e6, .top_k = 5}, .fall = 1, .kept = 5},
+                        Case{.options = {.temperature = 1}, .holes = 100, .kept = 500}}) {
+    DeviceMemory logits(kTexts * kVocab * 4, "logits"), texts(kTexts * sizeof(TextState), "texts"),
+        sequences(kTexts * 4, "sequences"), chosen(kTexts * 4, "chosen"), holes(token_set_words(kVocab) * 4, "holes");
+    const Philox random(1, "mutants");
+    std::memset(holes.data(), 0, holes.size_bytes());
+    for (int32_t i = 0; i < c.holes; ++i) at<uint32_t>(holes)[i / 32] |= 1u << i % 32;
+    for (int32_t t = 0; t < kTexts; ++t) {
+      at<TextState>(texts)[t] = {.text = static_cast<uint32_t>(t)};
+      at<int32_t>(sequences)[t] = t;
+      for (int64_t i = 0; i < kVocab; ++i) at<float>(logits)[t * kVocab + i] = -c.fall * static_cast<float>(i);
+    }
+    sample_cuda(context, {.logits = at<float>(logits),
+                          .rows = kTexts,
+                          .vocab = kVocab,
+                          .stride = kVocab,
+                          .options = c.options,
+                          .key = random.key(),
+                          .holes = at<uint32_t>(holes),
+                          .sequences = at<int32_t>(sequences),
+                          .text = at<TextState>(texts),
+                          .chosen = at<int32_t>(chosen)});
+    for (int32_t t = 0; t < kTexts; ++t) {
+      const auto expected = c.holes + static_cast<int32_t>(random.below(uint64_t(t) << 32, c.kept));
+      if (at<int32_t>(chosen)[t] != expected) return fmt::format("token {} for {}", at<int32_t>(chosen)[t], expected);
+    }
+  }
+  return {};
+}
+
 /// The detected error; empty if none.
 std::string run(const std::string& op) {
   LaunchContext context = context_of_cuda();
   if (op == "masks") return run_masks(context);
+  if (op == "sample") return run_sample(context);
   if (op == "swiglu") {
     DeviceMemory gate_up(3 * 2 * 16 * 2, "gate_up"), y(3 * 16 * 2, "y");
     fill(gate_up);
