@@ -15,7 +15,8 @@ void require_registers(const char* kernel, int threads, int at_launch, int wante
   if (wanted <= warpgroups * each) return;
   throw ResourceError(
       "[cuda] {} would never end on this GPU: its {} warpgroups exchange {} registers a thread in all, and the "
-      "compiler launches them with {} ({} each). Build with CUDA 13.0, without -G and -maxrregcount.",
+      "compiler launches them with {} ({} each). Build with CUDA 13.0, without -G and "
+      "-maxrregcount, or set SLIPSTREAM_ATTENTION=mma.",
       kernel, warpgroups, wanted, warpgroups * each, each);
 }
 

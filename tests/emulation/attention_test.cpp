@@ -351,7 +351,7 @@ TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is no
     CHECK_THROWS_WITH(taken(128, DType::bf16),
                       "[cuda] attention forward would never end on this GPU: its 3 warpgroups exchange 504 registers a "
                       "thread in all, and the compiler launches them with 480 (160 each). Build with CUDA 13.0, "
-                      "without -G and -maxrregcount.");
+                      "without -G and -maxrregcount, or set SLIPSTREAM_ATTENTION=mma.");
     const emulation::CompiledRegisters enough(161);
     CHECK(taken(128, DType::bf16));
   }
