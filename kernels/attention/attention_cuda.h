@@ -31,8 +31,8 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
 void note_attention_fallback(const std::string& reason);
 
 /// Enqueues. Returns false and enqueues nothing unless the type is bf16, head_dim is 64 or 128 and all rows, also the
-/// carried ones, begin at multiples of 16 bytes. A block of a ring may use either path: the carried values have the
-/// same meaning.
+/// carried ones, begin at multiples of 16 bytes. Dropout needs keys whose positions begin at a multiple of four. A
+/// block of a ring may use any path: the carried values have the same meaning, and dropout drops the same weights.
 bool attention_forward_mma(LaunchContext& context, const AttentionBlockForward& args);
 
 /// As above, for at least one query; `delta` [B, H, T] holds dout . out of every row. Without `dkv` the block is all of
