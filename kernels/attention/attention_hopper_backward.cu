@@ -12,8 +12,8 @@
 // the long work comes first. A block passes through its queries from the last one down: neighbours that begin together
 // stay one step apart, and in causal attention a block ends with the queries on the diagonal, whose sums it rounds.
 //
-// With masks (hopper_masks.cuh) a block of keys begins with the last query that sees its last key, and the sum of a tile
-// of queries with the first key that its first query sees. The blocks that add to a tile still follow one another.
+// With masks (hopper_masks.cuh) a block of keys begins with the last query that sees its last key, and the sum of a
+// tile of queries with the first key that its first query sees. The blocks that add to a tile still follow one another.
 //
 // One warp loads, one lane keeps the order of the additions, and two warpgroups compute.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
@@ -97,8 +97,7 @@ __device__ __forceinline__ void keep_order(const Arguments<Kind>& args, const Me
       memory.additions()[0] = earlier;
       barrier_arrive(memory.may_add());
       barrier_wait(memory.added(), additions.parity);
-      if (item.key_block < last_block(args, step.tile))
-        ptx::store_release(of_tile, static_cast<uint32_t>(earlier) + 1);
+      if (item.key_block < last_block(args, step.tile)) ptx::store_release(of_tile, static_cast<uint32_t>(earlier) + 1);
     }
   }
 }
@@ -450,14 +449,15 @@ bool enqueue(LaunchContext& context, const AttentionBlockBackward& of, const Exc
   cuda_check(cudaMemsetAsync(exchange.taken, 0, counter_bytes, stream_of(context)), "zeroing counters of attention");
   const int64_t items = of.all.batch * of.all.kv_heads * exchange.key_blocks;
   for_masks(of, [&]<typename Kind>(const Kind& masks) {
-    const auto kernel = hopper_backward_kernel<kHead, Kind>;
-    require_registers("attention backward", kBackwardThreads, registers_of(kernel, kBackwardThreads), kAllRegisters);
+    require_registers("attention backward", kBackwardThreads,
+                      registers_of(hopper_backward_kernel<kHead, Kind>, kBackwardThreads), kAllRegisters);
     if constexpr (Kind::kHides)
       launch(stream_of(context), ends_kernel,
              dim3(static_cast<unsigned>(blocks_for(ends.keys, kEndsThreads)), static_cast<unsigned>(of.all.batch)),
              dim3(kEndsThreads), 0, masks.hidden, ends);
-    launch(stream_of(context), kernel, dim3(static_cast<unsigned>(std::min<int64_t>(multiprocessors(), items))),
-           dim3(kBackwardThreads), Memory<kHead>::kBytes, Arguments<Kind>{of, exchange, maps, masks, ends});
+    launch(stream_of(context), hopper_backward_kernel<kHead, Kind>,
+           dim3(static_cast<unsigned>(std::min<int64_t>(multiprocessors(), items))), dim3(kBackwardThreads),
+           Memory<kHead>::kBytes, Arguments<Kind>{of, exchange, maps, masks, ends});
   });
   return true;
 }

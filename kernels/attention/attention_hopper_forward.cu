@@ -423,13 +423,13 @@ void launch_forward(LaunchContext& context, const AttentionBlockForward& args, c
   const int64_t grid = std::min<int64_t>(multiprocessors(), heads * blocks);
   const int64_t fit = kCacheBytes / (4 * args.block.keys * kHead) * (all.heads / all.kv_heads);
   const int64_t together = std::clamp<int64_t>(fit, 1, grid);
-  const auto kernel = hopper_forward_kernel<kHead, kWhole, Kind>;
-  require_registers("attention forward", S::kThreads, registers_of(kernel, S::kThreads), S::kAllRegisters);
+  require_registers("attention forward", S::kThreads,
+                    registers_of(hopper_forward_kernel<kHead, kWhole, Kind>, S::kThreads), S::kAllRegisters);
   auto* const taken = static_cast<uint32_t*>(scratch_of(context));
   cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, stream_of(context)), "zeroing the counter of attention");
   const Order order{static_cast<int>(heads), static_cast<int>(blocks), static_cast<int>(together), taken};
-  launch(stream_of(context), kernel, dim3(static_cast<unsigned>(grid)), dim3(S::kThreads), S::kBytes, args, maps, order,
-         masks);
+  launch(stream_of(context), hopper_forward_kernel<kHead, kWhole, Kind>, dim3(static_cast<unsigned>(grid)),
+         dim3(S::kThreads), S::kBytes, args, maps, order, masks);
 }
 
 /// The maps of a block, of its rows alone: rows of other blocks are zeros, and are not written.
