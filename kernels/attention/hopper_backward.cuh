@@ -192,9 +192,8 @@ __device__ __forceinline__ bool item_of(Item& item, const Args& args, int number
   return true;
 }
 
-
-/// A tile of queries of a head of the group. A block of keys passes through the tiles of a head from the last one to the
-/// first: neighbours that begin together at the same tile stay one step apart.
+/// A tile of queries of a head of the group. A block of keys passes through the tiles of a head from the last one to
+/// the first: neighbours that begin together at the same tile stay one step apart.
 struct Step {
   int head, tile;
 };

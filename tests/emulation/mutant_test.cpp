@@ -61,14 +61,14 @@ std::string difference(const std::string& name, const T* got, const reference::D
 }
 
 /// Attention with a window, documents and dropout, forward and backward: tiles at each of their ends.
-std::string run_masks(LaunchContext& context) {
-  const reference::AttentionShape shape{1, 200, 2, 1, 64};
-  const reference::Masks masks = reference::masks_of(shape, 40, 150, 0.3);
+std::string run_masks(LaunchContext& context, bool hopper) {
+  const reference::AttentionShape shape{1, hopper ? 400 : 200, 2, 1, 64};
+  const reference::Masks masks = reference::masks_of(shape, hopper ? 200 : 40, hopper ? 390 : 150, 0.3);
   const int64_t T = shape.tokens, width = shape.width(), out_width = shape.out_width();
   const auto bytes = [](int64_t elems, size_t size) { return static_cast<size_t>(elems) * size; };
   DeviceMemory qkv(bytes(T * width, 2), "qkv"), dout(bytes(T * out_width, 2), "dout"),
       out(bytes(T * out_width, 2), "out"), lse(bytes(T * 2, 4), "lse"), dqkv(bytes(T * width, 2), "dqkv"),
-      delta(bytes(T * 2, 4), "delta"), begins(bytes(T, 4), "begins"), samples(8, "samples");
+      workspace(bytes(T * 2 + T * out_width, 4), "workspace"), begins(bytes(T, 4), "begins"), samples(8, "samples");
   fill(qkv, 1), fill(dout, 2);
   std::memcpy(begins.data(), masks.begins.data(), begins.size_bytes());
   *at<DropoutSample>(samples) = {masks.step, masks.sequences[0]};
@@ -90,7 +90,8 @@ std::string run_masks(LaunchContext& context) {
   };
   AttentionForward forward;
   set(forward);
-  if (!attention_forward_mma(context, {.all = forward, .block = {0, T, 0, T}})) return {};
+  const AttentionBlockForward all_keys{.all = forward, .block = {0, T, 0, T}};
+  if (!(hopper ? attention_forward_hopper(context, all_keys) : attention_forward_mma(context, all_keys))) return {};
   if (auto seen = difference("an lse", at<float>(lse), expected.lse, 1e-3); !seen.empty()) return seen;
   if (auto seen = difference("an out", at<bfloat16>(out), expected.out, 0x1p-6); !seen.empty()) return seen;
   for (int64_t h = 0; h < 2; ++h)
@@ -100,14 +101,18 @@ std::string run_masks(LaunchContext& context) {
         const auto i = static_cast<size_t>(t * out_width + h * 64 + e);
         sum += d[i] * expected.out[i];
       }
-      at<float>(delta)[h * T + t] = static_cast<float>(sum);
+      at<float>(workspace)[h * T + t] = static_cast<float>(sum);
     }
   AttentionBackward backward;
   set(backward);
   auto* const to = at<bfloat16>(dqkv);
   backward.dout = dout.data(), backward.dq = to, backward.dk = to + 128, backward.dv = to + 192;
   backward.dq_stride = backward.dkv_stride = width;
-  if (!attention_backward_mma(context, {.all = backward, .block = {0, T, 0, T}}, at<float>(delta))) return {};
+  backward.workspace = at<float>(workspace);
+  const AttentionBlockBackward gradients{.all = backward, .block = {0, T, 0, T}};
+  if (!(hopper ? attention_backward_hopper(context, gradients, backward.workspace)
+               : attention_backward_mma(context, gradients, backward.workspace)))
+    return {};
   return difference("a gradient", to, expected.dqkv, 0x1p-5);
 }
 
@@ -155,7 +160,11 @@ std::string run_sample(LaunchContext& context) {
 /// The detected error; empty if none.
 std::string run(const std::string& op) {
   LaunchContext context = context_of_cuda();
-  if (op == "masks") return run_masks(context);
+  if (op == "masks") return run_masks(context, false);
+  if (op == "hopper_masks") {
+    const emulation::Capability hopper(90);
+    return run_masks(context, true);
+  }
   if (op == "sample") return run_sample(context);
   if (op == "swiglu") {
     DeviceMemory gate_up(3 * 2 * 16 * 2, "gate_up"), y(3 * 16 * 2, "y");
