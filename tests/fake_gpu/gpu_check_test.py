@@ -65,7 +65,6 @@ with tempfile.TemporaryDirectory() as name:
     shutil.copytree(source / "tests/golden", bundle / "tests/golden")
     if EVERYTHING:
         script(bundle / "tests/gpu_hanging_test", HANGS)
-        runs("tests/gpu_golden_test", "fake_gpu/fake_gpu_golden_test")
         runs("nccl/gpu_nccl_contract_test", "fake_gpu/fake_gpu_nccl_contract_test")
     (bundle / "configs/runs").mkdir(parents=True)
     for model, text in MODELS.items():
