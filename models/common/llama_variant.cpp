@@ -4,6 +4,7 @@
 #include "models/common/llama_variant.h"
 
 #include "engine/base/check.h"
+#include "engine/base/plural.h"
 
 namespace slipstream::models {
 namespace {
@@ -74,7 +75,7 @@ Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
   if (o.size_of_head() * o.heads != o.width) more += fmt::format(", heads of {}", o.size_of_head());
   if (o.rope_scaling.factor > 0) more += fmt::format(", RoPE scaled by {}", o.rope_scaling.factor);
   if (o.window > 0) more += fmt::format(", window {}", o.window);
-  if (o.window > 0 && !o.window_layers.empty()) more += fmt::format(" in {} layers", with_window);
+  if (o.window > 0 && !o.window_layers.empty()) more += " in " + counted(with_window, "layer");
   return {.description = fmt::format(
               "{}, {} layers, {} heads ({} key-value), width {}, ffn {}, context {}, vocabulary {}, {} head{}",
               variant.name, o.layers, o.heads, o.kv_heads, o.width, o.ffn_width, o.context, o.vocab,

@@ -106,7 +106,9 @@ TEST_CASE("convert: folders that are no model are refused with what is wrong", "
     Json value;
     std::vector<std::string> parts;
   } rows[] = {
-      {"model_type", "bert", {"model_type", "bert", "\"gpt2\", \"llama\", \"mistral\", \"qwen2\" or \"qwen3\""}},
+      {"model_type",
+       "bert",
+       {"model_type", "bert", "\"gpt2\", \"llama\", \"mistral\", \"ministral\", \"qwen2\" or \"qwen3\""}},
       {"model_type", Json(), {"model_type", "llama"}},
       {"n_layer", 0, {"n_layer = 0", "need 1 to 65536"}},
       {"n_layer", "two", {"n_layer is a string"}},

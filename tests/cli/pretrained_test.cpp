@@ -55,9 +55,10 @@ TEST_CASE("the how-to on pre-trained models works as printed", "[cli]") {
   fs::copy(folder.path("text.txt"), folder.path("mine.txt"));
 
   std::vector<std::string> blocks = blocks_of(read(source_dir() + "/docs/how-to/pretrained.md"));
-  REQUIRE(blocks.size() == 4);
+  REQUIRE(blocks.size() == 5);
+  folder.write("prompts.txt", "the\nevery\n");
   folder.write("mine.toml", blocks[1]);
-  for (const size_t i : {0, 2, 3}) {
+  for (const size_t i : {0, 2, 3, 4}) {
     std::string& command = blocks[i];
     command.pop_back();
     replace(command, "build/slipstream", exe());
