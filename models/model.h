@@ -65,6 +65,7 @@ struct ModelOptions {
   bool whole_layers = false;  // chunks of one layer end before the next begins: for layers in slots of memory (ZeRO
                               // stages 2 and 3)
   int64_t head_chunk_bytes = 25 << 20;  // of the head's weight gradient: smaller chunks can be sent earlier
+  int64_t head_tokens = 0;              // most tokens whose logits are in memory at once; 0: all of a micro-batch
 
   int64_t size_of_head() const { return head_dim > 0 ? head_dim : width / heads; }
   /// The window of a layer; 0: none.

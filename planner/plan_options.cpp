@@ -254,7 +254,8 @@ models::ModelOptions model_options(const JobRequest& request) {
               config.train.micro_batch_size * config.train.sequence_length / layout.context,
               static_cast<int>(config.overlap.tensor_chunks), layout.tensor, config.parallel.sequence_parallel),
           .whole_layers = config.zero.stage >= 2,
-          .head_chunk_bytes = bucket_bytes_of(config)};
+          .head_chunk_bytes = bucket_bytes_of(config),
+          .head_tokens = config.train.head_tokens};
 }
 
 namespace {

@@ -39,8 +39,11 @@ const std::vector<Field<Software>>& software_fields() {
 
 /// Gradients travel as float32, one update follows the last reduction, and no step is one graph.
 std::vector<std::string> overlap_of(std::vector<std::string> own) {
-  std::vector<std::string> sets = {"comm.grad_dtype=float32", "optimizer.double_buffer=false",
-                                   "overlap.optimizer_per_bucket=false", "overlap.split_tied_embedding=false",
+  std::vector<std::string> sets = {"comm.grad_dtype=float32",
+                                   "optimizer.double_buffer=false",
+                                   "overlap.optimizer_per_bucket=false",
+                                   "overlap.split_tied_embedding=false",
+                                   "train.head_tokens=0",
                                    "device.graph=false"};
   sets.insert(sets.end(), own.begin(), own.end());
   return sets;

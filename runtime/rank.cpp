@@ -418,6 +418,8 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
 std::vector<float> Rank::logits(int64_t row) {
   synchronize();
   const int64_t vocab = job_->model.vocab;
+  SLIP_ASSERT((row + 1) * bytes_of(job_->model.logits_stride, job_->model.dtype) <=
+              job_->buffers[job_->model.logits].size_bytes);  // of one chunk of tokens
   std::vector<float> values(static_cast<size_t>(vocab));
   const std::byte* from = address(job_->model.logits) + bytes_of(row * job_->model.logits_stride, job_->model.dtype);
   if (job_->model.dtype == DType::f32) {

@@ -21,13 +21,13 @@ class Work:
     shape: dict
 
 
-def product_cost(form, rows, inner, out, aux=False, bias=False):
+def product_cost(form, rows, inner, out, aux=False, bias=False, adds=False):
     if form == "forward":
         moved = rows * inner + out * inner + rows * out * (2 if aux else 1) + (out if bias else 0)
         return 2 * rows * inner * out + (rows * out if bias else 0) + (8 * rows * out if aux else 0), BF16 * moved
     if form == "input":
         return 2 * rows * inner * out, BF16 * (rows * out + out * inner + rows * inner)
-    return 2 * rows * inner * out + (rows * out if bias else 0), BF16 * rows * (inner + out) + F32 * (out * inner + (out if bias else 0))
+    return 2 * rows * inner * out + (rows * out if bias else 0), BF16 * rows * (inner + out) + F32 * (1 + adds) * (out * inner + (out if bias else 0))
 
 
 def attention_cost(products, batch, tokens, heads, kv_heads, head):
@@ -43,10 +43,10 @@ def norm_cost(form, centre, rows, width, with_residual):
     return ((17 if centre else 11) + with_residual) * n, BF16 * ((4 if with_residual else 3) * n + width) + (2 if centre else 1) * 4 * width + (8 if centre else 4) * rows
 
 
-# Buckets: overlap.bucket_size of the run files, and their number as `slipstream plan` prints it.
+# Buckets: overlap.bucket_size of the run files, and their number as `slipstream plan` prints it. Tokens of a head: train.head_tokens.
 MODELS = {
-    "gpt2": dict(batch=64, tokens=1024, layers=12, heads=12, kv_heads=12, head=64, width=768, hidden=3072, vocab=50304, positions=1024, bucket=25 << 20, buckets=14),
-    "llama": dict(batch=8, tokens=2048, layers=16, heads=32, kv_heads=8, head=64, width=2048, hidden=8192, vocab=128256, positions=0, bucket=100 << 20, buckets=45),
+    "gpt2": dict(batch=64, tokens=1024, layers=12, heads=12, kv_heads=12, head=64, width=768, hidden=3072, vocab=50304, positions=1024, bucket=25 << 20, buckets=14, head_tokens=16384),
+    "llama": dict(batch=8, tokens=2048, layers=16, heads=32, kv_heads=8, head=64, width=2048, hidden=8192, vocab=128256, positions=0, bucket=100 << 20, buckets=45, head_tokens=16384),
 }
 
 
@@ -67,12 +67,12 @@ def works_of(m):
     def add(kind, label, cost, planned=None, **shape):
         works.append(Work(piece[0], kind, label, cost, planned or cost, shape))
 
-    def product(form, label, inner, out, aux=False, bias=False, gelu=False, stride=0):
-        cost, planned = product_cost(form, rows, inner, out, aux, bias), product_cost(form, rows, inner, out)
+    def product(form, label, inner, out, aux=False, bias=False, gelu=False, adds=False, rows=rows):
+        cost, planned = product_cost(form, rows, inner, out, aux, bias, adds), product_cost(form, rows, inner, out, adds=adds)
         if gelu:  # both count a separate pass
             n = rows * inner
             cost = planned = (planned[0] + 32 * n, planned[1] + 3 * BF16 * n)
-        add("product", label, cost, planned, form=form, inner=inner, out=out, rows=rows, aux=aux, bias=bias, gelu=gelu)
+        add("product", label, cost, planned, form=form, inner=inner, out=out, rows=rows, aux=aux, bias=bias, gelu=gelu, adds=adds)
 
     def norm(form, with_residual, sums=False):
         operations, size = norm_cost(form, gpt2, rows, d, with_residual)
@@ -109,15 +109,18 @@ def works_of(m):
         product("forward", "down forward", f, d, bias=gpt2)
     piece[0] = "final_norm"
     norm("forward", True)
-    piece[0] = "head"
-    product("forward", "head forward", d, m["vocab"])
-    add("loss", "cross-entropy", (8 * rows * m["vocab"], 2 * BF16 * rows * m["vocab"] + 8 * rows), rows=rows, vocab=m["vocab"])
-    chunk = min(m["vocab"], max(64, -(-(m["bucket"] // (4 * d)) // 64) * 64))
-    for begin in range(0, m["vocab"], chunk):
-        piece[0] = f"head_gradient.{begin // chunk}"
-        product("weight", "head weight gradient", d, min(chunk, m["vocab"] - begin))
-    piece[0] = "head_input_gradient"
-    product("input", "head input gradient", d, m["vocab"])
+    some = rows // -(-rows // m["head_tokens"])
+    words = min(m["vocab"], max(64, -(-(m["bucket"] // (4 * d)) // 64) * 64))
+    for first in range(0, rows, some):
+        last = first + some == rows
+        piece[0] = "head" if last else f"head.{first // some}"
+        product("forward", "head forward", d, m["vocab"], rows=some)
+        add("loss", "cross-entropy", (8 * some * m["vocab"], 2 * BF16 * some * m["vocab"] + 8 * some), rows=some, vocab=m["vocab"])
+        for begin in range(0, m["vocab"], words) if last else [0]:
+            piece[0] = f"head_gradient.{begin // words}" if last else piece[0]
+            product("weight", "head weight gradient", d, min(words, m["vocab"] - begin) if last else m["vocab"], rows=some, adds=first > 0)
+        piece[0] = "head_input_gradient" if last else piece[0]
+        product("input", "head input gradient", d, m["vocab"], rows=some)
     piece[0] = "final_norm_gradient"
     norm("backward", False, gpt2)  # with the gradient of the down bias, as every norm after it
     for layer in reversed(range(m["layers"])):

@@ -63,7 +63,7 @@ def longest(*seconds):
     return sum(s ** 4 for s in seconds) ** 0.25
 
 
-def product_seconds(v, form, rows, inner, out, aux=False, table=True, **_):
+def product_seconds(v, form, rows, inner, out, aux=False, table=True, adds=False, **_):
     down, across, k = {"forward": (rows, out, inner), "input": (rows, inner, out), "weight": (out, inner, rows)}[form]
     edge = v["edge of a product, k"]
     of_square = math.ceil(2048 / MULTIPROCESSORS) * MULTIPROCESSORS / 2048 * (8192 + edge) / 8192  # what the ceiling itself loses
@@ -81,7 +81,7 @@ def product_seconds(v, form, rows, inner, out, aux=False, table=True, **_):
                 seconds += 8 * split * down * across / v.copy + v.gap
             best = min(best, seconds)
     best /= v["split sums"] if form == "weight" else 1
-    return longest(best / (1 if table else v["algorithm without table"]), product_cost(form, rows, inner, out, aux)[1] / v.copy)
+    return longest(best / (1 if table else v["algorithm without table"]), product_cost(form, rows, inner, out, aux, adds=adds)[1] / v.copy)
 
 
 def attention_bounds(v, form, head):
@@ -282,7 +282,7 @@ def torch_seconds(v):
     """A step of scripts/bench_gpu_pytorch.py: float32 weights and residuals, bf16 products."""
     m = MODELS["gpt2"]
     rows = m["batch"] * m["tokens"]
-    products = sum(product_seconds(v, table=False, **work.shape) for work in works_of(m) if work.kind == "product")
+    products = sum(product_seconds(v, table=False, **work.shape) for work in works_of({**m, "head_tokens": rows}) if work.kind == "product")
     u = BF16 * rows * m["width"]
     # norms 2 x 6 and 2 x 7, GELU 8, its gradient 12, bias gradients 9, q, k and v joined 6
     passes = m["layers"] * 61 * u + 4 * BF16 * rows * m["vocab"] + 55 * parameters_of(m)

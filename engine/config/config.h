@@ -76,6 +76,7 @@ struct Train {
   int64_t hash_interval = 0;
   Recomputation recompute = Recomputation::none;
   int64_t recompute_layers = 0;  // the first ones of each part of the model; 0: all
+  int64_t head_tokens = 16384;   // most tokens whose logits are in memory at once; 0: all of a micro-batch
   OnNan on_nan = OnNan::abort;
   int64_t max_skips = 10;
   double spike_zscore = 0;  // 0: no detection

@@ -141,6 +141,10 @@ std::vector<Field<R>> make_fields() {
       F::integer("train.recompute_layers", at(&R::train, &Train::recompute_layers), {0, kMaxInt},
                  "Layers that recompute: the first ones of each pipeline stage, or of each part of it with "
                  "pipeline.virtual_stages. 0: all."),
+      F::integer("train.head_tokens", at(&R::train, &Train::head_tokens), {0, kMaxInt},
+                 "Most tokens of a micro-batch whose logits are in memory at once: the head computes the logits, the "
+                 "losses and all gradients of some tokens, then those of the next. 0: the whole micro-batch. Without "
+                 "effect with parallel.tensor > 1 and with schedules that delay gradients of weights, such as zb_h1."),
       F::mode("train.on_nan", at(&R::train, &Train::on_nan),
               "Reaction to a loss or a gradient norm that is NaN or infinite. abort: the run ends with exit code 5. "
               "skip: in that step the device leaves weights and optimizer states unchanged, on all ranks; the step "

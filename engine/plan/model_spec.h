@@ -159,7 +159,7 @@ struct ModelSpec {
   std::string description;  // "gpt2, 12 layers, 12 heads, width 768, ..."
   std::vector<ParameterSpec> parameters;
   std::vector<Piece> pieces;
-  std::vector<uint32_t> forward;  // of one training micro-batch, loss included
+  std::vector<uint32_t> forward;  // of one training micro-batch; its loss is part of the forward or the backward pass
   std::vector<uint32_t> backward;
   std::vector<uint32_t> evaluate;  // forward and per-token losses, no gradients
   TiedEmbedding tied;
@@ -178,7 +178,8 @@ struct ModelSpec {
   bool numbers_sequences = false;  // at the end of the batch, uint32 [batch, 2]: step, number in the global batch
   BufferId loss = 0;               // double: sum of the losses of this rank's tokens of the step
   BufferId row_losses = 0;         // float [batch * tokens] of the last micro-batch evaluated
-  BufferId logits = 0;  // [batch * tokens, logits_stride]; the first `vocab` columns are valid after an evaluation
+  BufferId logits = 0;  // [tokens of the last chunk, logits_stride]; the first `vocab` columns are valid after an
+                        // evaluation
   int64_t logits_stride = 0;
 
   /// Pure. Calls take(slice, is_write) for all accesses of a piece, in order: its works, then its communication.

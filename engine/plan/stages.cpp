@@ -186,7 +186,7 @@ class Cutter {
 
   bool is_temporary(BufferId buffer) const {
     const Owner owner = buffers_[buffer].owner;
-    return (owner == Owner::activations || owner == Owner::scratch) &&
+    return (owner == Owner::activations || owner == Owner::scratch) && buffer != model_.loss &&
            std::none_of(model_.constants.begin(), model_.constants.end(),
                         [&](const Constant& c) { return c.buffer == buffer; });
   }

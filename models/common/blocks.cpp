@@ -9,7 +9,6 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "kernels/common/dropout_mask.h"
-#include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/gelu/gelu.h"
@@ -51,7 +50,7 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   sequence_numbers_ = {batch_current_.buffer, tokens_bytes, numbers_bytes};
   spec_.numbers_sequences = numbers_bytes > 0;
   spec_.ids = batch_current_.buffer;
-  logits_ = scratch("logits", bytes_of(rows() * vocab_rows(), options.dtype));
+  logits_ = scratch("logits", bytes_of(head_chunks().front().count * vocab_rows(), options.dtype));
   if (shared())
     loss_parts_ =
         scratch("loss.parts", options.tensor * rows() * kernels::kCrossEntropyPartElems * size_of(DType::f64));
@@ -257,88 +256,6 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
          kernels::embedding_forward(c, args);
        });
   for (int i = 0; i < chunks(); ++i) reduce(y, {i, chunks()}, y == x ? Slice{} : x);
-}
-
-void SpecBuilder::head_losses(Slice hidden, uint32_t table, bool training) {
-  linear(hidden, {.weight = table, .in = options_.width, .out = vocab_rows(), .padding = vocab_padding()}, logits_);
-  const Slice logits = logits_, targets = targets_, row_losses = row_losses_, part = loss_part_;
-  const kernels::CrossEntropy shape{.rows = rows(),
-                                    .vocab = options_.vocab,
-                                    .stride = vocab_rows(),
-                                    .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
-                                    .dtype = options_.dtype,
-                                    .backward = training};
-  std::vector<Slice> writes{row_losses, part};
-  if (training) writes.push_back(logits);
-  work("cross_entropy", kernels::cross_entropy_cost(shape), {logits, targets}, writes, [=](LaunchContext& c) {
-    kernels::CrossEntropy args = shape;
-    args.logits = c.at(logits);
-    args.targets = c.as<int32_t>(targets);
-    args.row_losses = c.as<float>(row_losses);
-    args.loss_sum = c.as<double>(part);
-    kernels::cross_entropy(c, args);
-  });
-  if (training) add_loss();
-}
-
-void SpecBuilder::add_loss() {
-  const Slice part = loss_part_, total = loss_;
-  // Every rank that shares a layer has its losses: one of them counts.
-  const bool counts = options_.tensor_index == 0;
-  work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
-    if (counts)
-      kernels::add_loss(
-          c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = c.frame->micro_batch > 0});
-    else
-      kernels::zero(c, {.to = c.at(total), .size_bytes = total.size_bytes});
-  });
-}
-
-void SpecBuilder::head_gradient(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces) {
-  head_weight_gradient(hidden, table, pieces);
-  pieces.push_back(begin("head_input_gradient", static_cast<int>(options_.layers)));
-  head_input_gradient(table, d_hidden, {});
-}
-
-void SpecBuilder::head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c) {
-  linear_input_gradient(chunk(logits_, c),
-                        {.weight = table, .in = options_.width, .out = vocab_rows(), .padding = vocab_padding()},
-                        chunk(d_hidden, c));
-}
-
-void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces) {
-  const int64_t width = options_.width, vocab = vocab_rows(), multiplied = vocab - vocab_padding();
-  const int64_t elem_bytes = size_of(options_.dtype);
-  const Slice dw = gradient(table);
-  const Slice dlogits = logits_;
-  const int64_t rows_per_chunk =
-      std::min(multiplied, std::max<int64_t>(64, round_up(options_.head_chunk_bytes / (4 * width), 64)));
-  // An unsplit tied table is complete only when the embedding has added its share.
-  const bool reports = !options_.tie_embeddings || options_.split_tied_embedding || tied_apart();
-  for (int64_t begin_row = 0; begin_row < multiplied; begin_row += rows_per_chunk) {
-    // The last chunk includes the padding.
-    const bool last = begin_row + rows_per_chunk >= multiplied;
-    const int64_t chunk = last ? vocab - begin_row : rows_per_chunk;
-    pieces.push_back(
-        begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
-    const Slice dw_chunk{dw.buffer, dw.begin_bytes + begin_row * width * 4, chunk * width * 4};
-    const kernels::MatmulBackwardWeight shape{.rows = rows(),
-                                              .in = width,
-                                              .out = chunk,
-                                              .dtype = options_.dtype,
-                                              .dy_stride = vocab,
-                                              .padding = last ? vocab - multiplied : 0};
-    work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {hidden, dlogits, dw_chunk}, {dw_chunk},
-         [=](LaunchContext& c) {
-           kernels::MatmulBackwardWeight args = shape;
-           args.x = c.at(hidden);
-           args.dy = c.at(dlogits) + begin_row * elem_bytes;
-           args.dweight = c.as<float>(dw_chunk);
-           args.accumulate = accumulate(c);
-           kernels::matmul_backward_weight(c, args);
-         });
-    if (reports) ready(table, begin_row * width, chunk * width);
-  }
 }
 
 void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {

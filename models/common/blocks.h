@@ -208,8 +208,6 @@ class SpecBuilder {
   void embed(uint32_t table, int64_t positions, Slice x, Slice partial);
   /// Token and output embeddings: each rank holds some rows.
   uint32_t vocab_parameter(const std::string& name, int layer, Init init);
-  /// Logits, losses and, in training, the gradient of the logits in their place.
-  void head_losses(Slice hidden, uint32_t table, bool training);
   /// y = x + dropout(d), without x y = dropout(d); rows from `first_row` of the micro-batch on. Also the gradient of d
   /// from that of y. `place`: its name in the model.
   void dropout(const std::string& place, double rate, Slice x, Slice d, Slice y, int64_t first_row);
@@ -217,18 +215,20 @@ class SpecBuilder {
   Slice sequence_numbers(double rate) const { return rate > 0 ? sequence_numbers_ : Slice{}; }
   /// Of the layer's weights; its samples are not yet known.
   kernels::AttentionDropout attention_dropout(int layer, double rate) const;
-  /// The last piece of a training or evaluation forward pass: logits and losses, or only the losses if ranks share the
-  /// vocabulary.
-  void losses(Slice hidden, uint32_t table);
-  /// head_losses() for ranks that share the vocabulary: logits and their parts of chunk c; after the last chunk the
-  /// parts travel; then the losses.
+  // The head of one rank: logits, losses and gradients of a chunk of tokens, then those of the next in the same memory.
+  /// The pieces of training, the first of a backward pass: d_hidden, and the table's gradient, which is complete in
+  /// chunks of the vocabulary during the last chunk of tokens.
+  void head(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces);
+  /// Adds the last piece of an evaluation: losses only.
+  void evaluate_head(Slice hidden, uint32_t table);
+  // The head of ranks that share the vocabulary.
+  /// Logits and their parts of chunk c; after the last chunk the parts travel.
   void head_part(Slice hidden, uint32_t table, TokenChunk c);
-  void merge_losses(bool training);
-  void add_loss();
-  /// Backward of head_losses: the table's gradient in vocabulary chunks (one piece each), then d hidden.
-  void head_gradient(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces);
-  void head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces);
+  /// Adds the last pieces of a training and of an evaluation forward pass: the losses.
+  void shared_losses();
   void head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c);
+  /// The table's gradient in vocabulary chunks, one piece each.
+  void head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces);
   /// Backward of embed.
   void embed_gradient(uint32_t table, int64_t positions, Slice dx);
 
@@ -284,6 +284,24 @@ class SpecBuilder {
   int64_t vocab_begin() const { return options_.tensor_index * vocab_rows(); }
   int64_t vocab_held() const;  // rows of a table without padding
   Slice loss_parts(int rank) const;
+  /// Consecutive tokens of a micro-batch, or words of the vocabulary.
+  struct Rows {
+    int64_t begin = 0, count = 0;
+    int64_t end() const { return begin + count; }
+  };
+  /// The tokens whose logits are in memory at once, at least one chunk.
+  std::vector<Rows> head_chunks() const;
+  Slice rows_of_all(Slice all, Rows r) const;
+  Slice logits_of(Rows r) const;
+  Linear head_product(uint32_t table) const;
+  /// Logits, losses and, in training, the gradient of the logits in their place.
+  void head_losses(Slice hidden, uint32_t table, Rows r, bool training);
+  void head_weight_gradient(Slice hidden, uint32_t table, Rows r, std::vector<uint32_t>& pieces);
+  /// The gradient of some words of the table: adds that of tokens r to that of the tokens before.
+  void table_gradient(Slice hidden, uint32_t table, Rows r, Rows words);
+  void merge_losses(bool training);
+  /// Adds the loss of some tokens to that of the step; without `adds` and in the first micro-batch sets it.
+  void add_loss(bool adds);
   /// With context parallelism: this rank's rows of the table, in the order of its tokens; and the addition of their
   /// gradient to the table's.
   Slice own_positions(Slice positions);

@@ -43,7 +43,7 @@ class Decoder {
     } else {
       forward({&b_.spec().forward, &b_.spec().evaluate}, {});
     }
-    b_.losses(hidden_, head_);
+    b_.shared() ? b_.shared_losses() : b_.evaluate_head(hidden_, head_);
     b_.shared() ? shared_backward() : backward();
     return b_.finish(f_.description);
   }
@@ -318,7 +318,7 @@ class Decoder {
 
   void backward() {
     std::vector<uint32_t>& order = b_.spec().backward;
-    b_.head_gradient(hidden_, head_, d_norm_, order);
+    b_.head(hidden_, head_, d_norm_, order);
     add_backward(b_.begin("final_norm_gradient", end()));
     b_.norm_gradient(d_norm_, residual_out_, final_, {}, blocks_.back().d_out.all, {}, blocks_.back().down);
     for (int l = end() - 1; l >= 0; --l) {

@@ -8,7 +8,6 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "kernels/cast/cast.h"
-#include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "kernels/step_scalars/step_scalars.h"
 #include "models/common/blocks.h"
 
@@ -149,70 +148,6 @@ uint32_t SpecBuilder::vocab_parameter(const std::string& name, int layer, Init i
       .shape = {vocab_rows(), options_.width},
       .split = {.dim = 0, .parts = options_.tensor, .index = options_.tensor_index, .whole = options_.vocab}};
   return parameter(ParameterSpec{.tensors = {std::move(table)}, .layer = layer, .init = init, .decay = true});
-}
-
-Slice SpecBuilder::loss_parts(int rank) const { return chunk(loss_parts_, {rank, options_.tensor}); }
-
-void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
-  const Slice logits = chunk(logits_, c), targets = chunk(targets_, c),
-              parts = chunk(loss_parts(options_.tensor_index), c);
-  linear(chunk(hidden, c), {.weight = table, .in = options_.width, .out = vocab_rows()}, logits);
-  const kernels::CrossEntropyPart shape{.rows = rows() / c.count,
-                                        .vocab = vocab_held(),
-                                        .stride = vocab_rows(),
-                                        .first = vocab_begin(),
-                                        .whole_vocab = options_.vocab,
-                                        .dtype = options_.dtype};
-  work("cross_entropy_part", kernels::cross_entropy_part_cost(shape), {logits, targets}, {parts},
-       [=](LaunchContext& context) {
-         kernels::CrossEntropyPart args = shape;
-         args.logits = context.at(logits);
-         args.targets = context.as<int32_t>(targets);
-         args.parts = context.as<double>(parts);
-         kernels::cross_entropy_part(context, args);
-       });
-  if (c.index + 1 < c.count) return;
-  communicate({.name = "all_gather",
-               .channel = Role::tensor_gather,
-               .op = Op::all_gather,
-               .from = loss_parts(options_.tensor_index),
-               .to = loss_parts_,
-               .dtype = DType::f64,
-               .elems = rows() * kernels::kCrossEntropyPartElems},
-              {});
-}
-
-void SpecBuilder::losses(Slice hidden, uint32_t table) {
-  for (bool training : {true, false}) {
-    const uint32_t piece = begin(training ? "head" : "head_evaluate", static_cast<int>(options_.layers));
-    (training ? spec_.forward : spec_.evaluate).push_back(piece);
-    shared() ? merge_losses(training) : head_losses(hidden, table, training);
-  }
-}
-
-void SpecBuilder::merge_losses(bool training) {
-  const Slice logits = logits_, targets = targets_, row_losses = row_losses_, sum = loss_part_, parts = loss_parts_;
-  const kernels::CrossEntropyMerge shape{.rows = rows(),
-                                         .vocab = vocab_held(),
-                                         .stride = vocab_rows(),
-                                         .first = vocab_begin(),
-                                         .ranks = options_.tensor,
-                                         .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
-                                         .dtype = options_.dtype,
-                                         .backward = training};
-  std::vector<Slice> reads{parts}, writes{row_losses, sum};
-  if (training) reads.insert(reads.end(), {logits, targets});
-  if (training) writes.push_back(logits);
-  work("cross_entropy_merge", kernels::cross_entropy_merge_cost(shape), reads, writes, [=](LaunchContext& c) {
-    kernels::CrossEntropyMerge args = shape;
-    args.logits = c.at(logits);
-    args.targets = c.as<int32_t>(targets);
-    args.parts = c.as<double>(parts);
-    args.row_losses = c.as<float>(row_losses);
-    args.loss_sum = c.as<double>(sum);
-    kernels::cross_entropy_merge(c, args);
-  });
-  if (training) add_loss();
 }
 
 }  // namespace slipstream::models

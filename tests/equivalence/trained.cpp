@@ -98,6 +98,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   options.micro_batches = layout.micro_batches;
   options.ranks = layout.ranks * layout.context;
   options.head_chunk_bytes = layout.head_chunk_bytes;
+  options.head_tokens = layout.head_tokens;
   options.global_tokens = layout.mean_over_tokens > 0
                               ? layout.mean_over_tokens
                               : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;

@@ -44,6 +44,7 @@ struct Layout {
   int64_t bucket_bytes = 8 << 10;
   int64_t first_bucket_bytes = 2 << 10;
   int64_t head_chunk_bytes = 8 << 10;
+  int64_t head_tokens = 0;
   DType wire_dtype = DType::f32;
   bool error_feedback = false;
   bool double_buffer = false;

@@ -160,6 +160,13 @@ TEST_CASE("gradients are the slopes of the loss", "[models]") {
   tied.model.tie_embeddings = true;
   tied.model.split_tied_embedding = false;
   check_gradients(tied);
+  for (const models::ModelOptions& model : {equivalence::tiny_gpt2(), equivalence::tiny_llama()}) {
+    equivalence::Layout chunks =
+        small(model, std::string(name_of(model.family)) + ", logits of 4 of 10 tokens at once");
+    chunks.head_tokens = 4;
+    chunks.micro_batches = 2;
+    check_gradients(chunks);
+  }
   equivalence::Layout scaled = small(equivalence::tiny_llama(), "llama, wide heads, scaled positions");
   scaled.model.head_dim = 6;  // four heads: wider than the model
   scaled.model.rope_scaling = {.factor = 4, .original_context = 8};

@@ -38,7 +38,7 @@ struct Reduced {
 /// Spine items of the pieces of the last micro-batch.
 struct SpineMap {
   std::vector<ItemId> backward;  // per index into ModelSpec::backward
-  std::optional<ItemId> head;    // the losses of the last micro-batch, on the stage that computes them
+  std::optional<ItemId> loss;    // the loss of the last micro-batch, on the stage that computes it
 
   Point last() const { return {*std::max_element(backward.begin(), backward.end())}; }
 };

@@ -16,7 +16,7 @@ std::vector<Point> loss_pass(const Job& job, const SpineMap& spine, Plan& plan) 
   task.elems = 1;
   task.reads = {job.buffers.whole(job.model.loss)};
   task.writes = {job.buffers.whole(job.ids.loss_sum)};
-  if (spine.head) task.after = {{*spine.head}};
+  if (spine.loss) task.after = {{*spine.loss}};
   return {append_task(plan, task)};
 }
 

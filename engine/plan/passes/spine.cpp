@@ -37,6 +37,11 @@ void append_piece(const Job& job, uint32_t piece_index, const Action& action, co
   plan.spine.push_back(std::move(item));
 }
 
+bool writes(const SpineItem& item, BufferId buffer) {
+  return std::any_of(item.writes.begin(), item.writes.end(),
+                     [&](const Slice& slice) { return slice.buffer == buffer; });
+}
+
 }  // namespace
 
 SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& transfers, Plan& plan) {
@@ -46,8 +51,6 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
     return static_cast<size_t>(std::find(job.model.backward.begin(), job.model.backward.end(), piece) -
                                job.model.backward.begin());
   };
-  const Chunk& last_part = job.chunks.back();
-  const bool has_head = last_part.part + 1 == job.schedule.parts();
   // The staged batch is taken first, with all micro-batches, if the stage reads any of it.
   if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
   for (size_t u = 0; u < job.actions.size(); ++u) {
@@ -57,9 +60,8 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
       // Micro-batches go in order: the last one's entry remains.
       if (action.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
       append_piece(job, piece, action, transfers.rebinds(u), residency, plan);
+      if (writes(plan.spine.back(), job.model.loss)) map.loss = static_cast<ItemId>(plan.spine.size() - 1);
     }
-    if (action.pass == Pass::forward && has_head && action.chunk + 1 == static_cast<int>(job.chunks.size()))
-      map.head = static_cast<ItemId>(plan.spine.size() - 1);
   }
   return map;
 }
