@@ -7,6 +7,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "engine/base/check.h"
 #include "runtime/world.h"
@@ -47,6 +49,23 @@ void add_run_source(CLI::App* command, RunSource& source) {
       ->take_all()
       ->allow_extra_args(false)  // so that the run file may follow it
       ->type_name("KEY=VALUE");
+}
+
+void add_text_format(CLI::App& command, DataFormat& format, bool reads_documents) {
+  const auto choose = [&format](const std::string& word) {
+    format = word == "text" ? DataFormat::text : word == "jsonl" ? DataFormat::jsonl : DataFormat::automatic;
+  };
+  std::vector<std::string> words{"auto", "text"};
+  std::string meaning =
+      "auto: by the name and the first bytes, and bytes that are no text are refused; text: all bytes as ";
+  meaning += "they are";
+  if (reads_documents) {
+    words.emplace_back("jsonl");
+    meaning += "; jsonl: JSON lines";
+  }
+  command.add_option_function<std::string>("--format", choose, meaning)
+      ->check(CLI::IsMember(words))
+      ->default_str("auto");
 }
 
 CLI::Validator number(const std::string& need, const std::string& type, const std::function<bool(double)>& good) {

@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "engine/base/data_format.h"
 #include "engine/config/load.h"
 
 namespace slipstream::cli {
@@ -37,6 +38,9 @@ std::shared_ptr<CLI::FormatterBase> help_format();
 
 /// The run file and --set.
 void add_run_source(CLI::App* command, RunSource& source);
+
+/// --format of a text: auto or text, and jsonl if the command reads documents.
+void add_text_format(CLI::App& command, DataFormat& format, bool reads_documents = false);
 
 /// Accepts the text of a number that satisfies `good`. `need` completes "needs ...". `type` is its name in --help.
 CLI::Validator number(const std::string& need, const std::string& type, const std::function<bool(double)>& good);

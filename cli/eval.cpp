@@ -12,11 +12,12 @@ void add_eval(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::EvalOptions>();
   CLI::App* command = app.add_subcommand("eval", "perplexity of a text, or answers to multiple-choice questions");
   command->add_option("checkpoint", options->checkpoint, "folder of weights, run folder, or checkpoint")->required();
-  command->add_option("--text", options->text, "text file: prints the perplexity");
+  command->add_option("--text", options->text, "text file, or - for standard input: prints the perplexity");
   command
       ->add_option("--choices", options->choices,
                    "JSON lines of HellaSwag or ARC: prints the share of questions whose answer is the likeliest ending")
       ->excludes("--text");
+  add_text_format(*command, options->format);
   command->add_option("--context", options->context, "tokens of a sequence; 0: the model's context")
       ->check(whole_numbers(1 << 24));
   command

@@ -23,6 +23,7 @@ void add_generate(CLI::App& app, Run& chosen) {
   command->add_option("--prompts", options->prompts_file, "file with one prompt per line; prints JSON lines")
       ->excludes("--prompt")
       ->excludes("--prompt-ids");
+  add_text_format(*command, options->prompts_format);
   command->add_option("--batch", options->batch, "number of prompts of --prompts at a time")
       ->check(CLI::Range(1, 4096));
   command->add_option("--tokens", options->tokens, "number of tokens to generate")->check(CLI::Range(1, 1000000));

@@ -183,6 +183,7 @@ data::DatasetOptions dataset_options(const RunConfig& config, data::ShardCheck c
           .tokenizer = config.data.tokenizer,
           .format = config.data.format,
           .formats = config.data.formats,
+          .text_key = config.data.text_key,
           .vocab_size = config.model.vocab_size,
           .sequence_length = config.train.sequence_length,
           .threads = threads,

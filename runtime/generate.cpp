@@ -19,6 +19,7 @@
 #include "engine/base/print.h"
 #include "engine/base/utf8.h"
 #include "engine/data/make_tokenizer.h"
+#include "engine/data/text.h"
 #include "engine/device/clock.h"
 #include "runtime/device_assignment.h"
 #include "runtime/load_generation.h"
@@ -81,16 +82,13 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
   std::vector<std::string> lines{options.prompt};
   if (!options.prompts_file.empty()) {
     constexpr int64_t kBytesMax = 256 << 20;
-    std::istringstream file(files::read_file(options.prompts_file, files::Owner::data, kBytesMax));
+    std::istringstream file(data::read_text(options.prompts_file, options.prompts_format, kBytesMax));
     lines.clear();
     for (std::string line; std::getline(file, line);) {
       if (lines.empty() && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // marks UTF-8
       if (line.ends_with('\r')) line.pop_back();
       lines.push_back(line);
     }
-    if (lines.empty())
-      throw DataError("[generate] {} has no line. Give a file with one prompt per line.",
-                      files::shown(options.prompts_file));
   }
   for (const std::string& line : lines) {
     prompts.texts.push_back(ids_of_prompt(tokenizer, line));

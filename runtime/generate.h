@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/data_format.h"
 #include "runtime/sampling.h"
 
 namespace slipstream::runtime {
@@ -13,10 +14,11 @@ namespace slipstream::runtime {
 struct GenerateOptions {
   std::string checkpoint;  // folder of weights, or a run folder
   std::string prompt;
-  std::vector<int32_t> prompt_ids;  // instead of a prompt; the continuation is printed as ids, too
-  std::string prompts_file;         // instead of a prompt: one per line; prints JSON lines
-  int batch = 8;                    // prompts of the file at once
-  int tokens = 200;                 // tokens to generate
+  std::vector<int32_t> prompt_ids;                    // instead of a prompt; the continuation is printed as ids, too
+  std::string prompts_file;                           // instead of a prompt: one per line; prints JSON lines
+  DataFormat prompts_format = DataFormat::automatic;  // text: any bytes, and JSON as it is
+  int batch = 8;                                      // prompts of the file at once
+  int tokens = 200;                                   // tokens to generate
   SamplingOptions sampling;
   std::vector<std::string> stops;  // the text ends before the first of these
   uint64_t seed = 1;

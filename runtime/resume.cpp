@@ -44,6 +44,20 @@ bool is_set(const std::vector<std::string>& sets, std::string_view key) {
   });
 }
 
+/// True if --set names data that the checkpoint was not trained with.
+bool sets_other_data(const std::map<std::string, std::string>& saved, const RunIdentity& identity,
+                     const std::vector<std::string>& sets) {
+  const auto& config = identity.config;
+  return std::any_of(config.begin(), config.end(), [&](const auto& line) {
+    const auto& [key, value] = line;
+    const bool names_data = key == "data.train" || key == "data.sources" || key == "data.validation" ||
+                            key == "data.format" || key == "data.formats" || key == "data.text_key" ||
+                            key == "data.tokenizer";
+    const auto theirs = saved.find(key);
+    return names_data && is_set(sets, key) && (theirs == saved.end() || theirs->second != value);
+  });
+}
+
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text;
   for (const int64_t dim : shape) text += fmt::format("{}{}", text.empty() ? "" : " x ", dim);
@@ -179,9 +193,9 @@ void require_resumable(const ResumePoint& point, const RunIdentity& identity,
         "[train] {} sequences in a step, but {} was trained with {}. Pass --set "
         "train.global_batch_size={} to keep its samples.",
         identity.global_batch_size, point.path, point.manifest.global_batch_size, point.manifest.global_batch_size);
-  if (point.manifest.data_hash != identity.data_hash && !is_set(sets, "data.train") && !is_set(sets, "data.sources"))
+  if (point.manifest.data_hash != identity.data_hash && !sets_other_data(saved, identity, sets))
     throw ConfigError(
-        "[train] the data differ from those of {}. Restore them, or pass --set data.train=PATH to "
+        "[train] the data differ from those of {}. Restore them, or pass --set data.train=PATH with another path to "
         "continue with others.",
         point.path);
   for (const std::string& note : notes) log_info("note: {}", note);

@@ -12,6 +12,7 @@
 #include "engine/base/json.h"
 #include "engine/base/print.h"
 #include "engine/data/make_tokenizer.h"
+#include "engine/data/text.h"
 #include "runtime/evaluated_folder.h"
 #include "runtime/model_folder.h"
 
@@ -122,12 +123,8 @@ struct Setting {
   int64_t context;
 };
 
-int64_t bytes_of_text(const std::vector<int32_t>& ids, const data::Tokenizer& tokenizer) {
-  return std::ssize(tokenizer.decode(ids));
-}
-
 void perplexity(const Setting& s) {
-  const std::string text = files::read_file(s.options.text, files::Owner::data, kFileBytesMax);
+  const std::string text = data::read_text(s.options.text, s.options.format, kFileBytesMax);
   std::vector<int32_t> ids = s.tokenizer.encode(text);
   const data::SpecialIds special = s.tokenizer.special();
   const bool marked = special.prompt_begins;
@@ -146,8 +143,8 @@ void perplexity(const Setting& s) {
     counted = end;
   }
   losses.flush();
-  const int64_t bytes = bytes_of_text(ids, s.tokenizer) - (marked ? bytes_of_text({ids.front()}, s.tokenizer) : 0);
-  const double mean = nats / static_cast<double>(count), bits = nats / std::log(2.0) / static_cast<double>(bytes);
+  // Bytes as they are, not those of the decoded ids, which a normalizer may have changed.
+  const double mean = nats / static_cast<double>(count), bits = nats / std::log(2.0) / static_cast<double>(text.size());
   if (s.options.json) {
     Json json;
     json["tokens"] = count;
@@ -163,7 +160,7 @@ void perplexity(const Setting& s) {
 
 void multiple_choice(const Setting& s) {
   const std::vector<Question> questions =
-      read_questions(files::read_file(s.options.choices, files::Owner::data, kFileBytesMax), s.options.choices);
+      read_questions(data::read_text(s.options.choices, DataFormat::jsonl, kFileBytesMax), s.options.choices);
   const data::SpecialIds special = s.tokenizer.special();
   struct Ending {
     std::vector<int32_t> ids;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/data_format.h"
+
 namespace slipstream::runtime {
 
 /// A question and its possible continuations.
@@ -22,14 +24,15 @@ struct Question {
 std::vector<Question> read_questions(const std::string& text, const std::string& source);
 
 struct EvalOptions {
-  std::string checkpoint;       // folder of weights, or a run folder
-  std::string text;             // file of a text; or
-  std::string choices;          // file of questions
-  int64_t context = 0;          // tokens of a sequence; 0: the model's context
-  int64_t stride = 0;           // tokens between the beginnings of sequences of the text; 0: context
-  int64_t batch = 4;            // sequences at a time
-  std::string device = "auto";  // auto | cpu | cuda
-  bool json = false;            // one JSON object instead of lines
+  std::string checkpoint;                     // folder of weights, or a run folder
+  std::string text;                           // file of a text, or "-"; or
+  DataFormat format = DataFormat::automatic;  // of the text; text: it may be JSON, or have bytes that are no text
+  std::string choices;                        // file of questions
+  int64_t context = 0;                        // tokens of a sequence; 0: the model's context
+  int64_t stride = 0;                         // tokens between the beginnings of sequences of the text; 0: context
+  int64_t batch = 4;                          // sequences at a time
+  std::string device = "auto";                // auto | cpu | cuda
+  bool json = false;                          // one JSON object instead of lines
 };
 
 /// Blocks. Prints the perplexity of the text, or the share of right answers. Returns the exit code.

@@ -180,6 +180,7 @@ int train(const TrainOptions& options) {
       }
     });
     require_same(world, "data", dataset.hash, "Give all hosts the same files.");
+    for (const std::string& note : dataset.notes) log_info("note: {}", note);
     const Machine agreed = agreed_machine(world, machine);
     world.together([&] {
       if (options.dry_run && planner::computes_on_gpus(written, agreed)) {  // plans for a GPU that this host lacks

@@ -43,9 +43,9 @@ config=(defaults field fields learning_rate load machine multipliers nearest ref
   validate_data)
 sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
   engine/checkpoint/{direct_file,folder_tensor,manifest,safetensors}.cpp "${config[@]/#/engine/config/}"
-  engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,document_index,document_parts,documents_by_id,foreign_tokens}.cpp
-  engine/data/{hash,json_lines,json_text,make_tokenizer,megatron,normalizer,pattern,raw_tokens,shards,sidecar,text}.cpp
-  engine/data/{tiktoken,token_source,tokenizer,tokenizer_json,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
+  engine/data/{added_tokens,bpe,bpe_tokenizer,byte_alphabet,containers,document_index,document_parts,documents_by_id}.cpp
+  engine/data/{foreign_tokens,hash,json_lines,json_text,make_tokenizer,megatron,normalizer,pattern,raw_tokens,shards,sidecar,text,text_input}.cpp
+  engine/data/{tiktoken,token_source,tokenizer,tokenizer_json,unpack,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
 sources=("${sources[@]%.cpp}")
 # The sanitizers observe the parsers of JSON and TOML, too, which are compiled from their headers. Packages of toml++ have
 # no assertions: one of version 3.3 fails for the table header "[+", which the parser then refuses.
@@ -64,7 +64,7 @@ makefile="$build/Makefile"
   done
   printf '%s/readers.a: %s\n\trm -f $@\n\tar rcs $@ $^\n' "$build" "${objects[*]}"
   for target in "${targets[@]}"; do
-    printf '%s/fuzz_%s: %s/tests_fuzz_%s.o %s\n\t%s -fsanitize=fuzzer,address,undefined $^ -lfmt -lxxhash -lpcre2-8 -lutf8proc -lpthread -o $@\n' \
+    printf '%s/fuzz_%s: %s/tests_fuzz_%s.o %s\n\t%s -fsanitize=fuzzer,address,undefined $^ -lfmt -lxxhash -lpcre2-8 -lutf8proc -lz -lzstd -lpthread -o $@\n' \
       "$build" "$target" "$build" "$target" "$build/readers.a" "$cxx"
   done
 } >"$makefile"

@@ -6,6 +6,6 @@
 
 namespace slipstream {
 
-enum class DataFormat : uint8_t { automatic, slipstream, llm_c, nanogpt, megatron, jsonl, text };
+enum class DataFormat : uint8_t { automatic, slipstream, llm_c, nanogpt, nanogpt_uint32, megatron, jsonl, text };
 
 }  // namespace slipstream

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "engine/base/check.h"
@@ -105,6 +106,43 @@ InputFile::InputFile(const std::string& path, Owner owner)
                               folder ? "a folder" : "a pipe or a device"));
   }
   size_bytes_ = info.st_size;
+}
+
+namespace {
+
+std::string temporary_folder() {
+  const char* const set = std::getenv("TMPDIR");
+  return set != nullptr && *set != '\0' ? set : "/tmp";
+}
+
+/// Blocks. A file without a name; -1 with errno set.
+int open_nameless(const std::string& folder) {
+  std::string name = folder + "/slipstream-XXXXXX";
+  const int descriptor = ::mkostemp(name.data(), O_CLOEXEC);
+  if (descriptor >= 0) ::unlink(name.c_str());
+  return descriptor;
+}
+
+}  // namespace
+
+// Delegates, so that the destructor closes the file if `next` throws.
+InputFile::InputFile(const std::string& path, Owner owner, const ReadBytes& next)
+    : InputFile(path, owner, open_nameless(temporary_folder())) {
+  const auto fail = [&](int error) {
+    throw ResourceError(
+        "[disk] {} cannot be copied to {} behind byte {}: {}. Set TMPDIR to a folder with more space, or encode the "
+        "text "
+        "once with slipstream tokenize.",
+        shown(path), shown(temporary_folder()), size_bytes_, reason(error));
+  };
+  if (descriptor_ < 0) fail(errno);
+  std::string bytes(static_cast<size_t>(kMiB), '\0');
+  for (int64_t got = 0; (got = next(bytes.data(), std::ssize(bytes))) > 0; size_bytes_ += got)
+    for (int64_t done = 0; done < got;) {
+      const ssize_t put = ::write(descriptor_, bytes.data() + done, static_cast<size_t>(got - done));
+      if (put < 0 && errno != EINTR) fail(errno);
+      done += std::max<int64_t>(0, put);
+    }
 }
 
 InputFile::InputFile(InputFile&& other) noexcept

@@ -4,10 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
 namespace slipstream::files {
+
+/// Writes the next bytes to `out`: `size_bytes` of them, or less at the end. Returns their number.
+using ReadBytes = std::function<int64_t(char* out, int64_t size_bytes)>;
 
 /// The owner of a file selects the error of a failed read: DataError or CheckpointError.
 enum class Owner : uint8_t { data, checkpoint };
@@ -26,6 +30,9 @@ class InputFile {
  public:
   /// Throws: the owner's error if the path is missing, not a regular file, or not readable.
   InputFile(const std::string& path, Owner owner);
+  /// Blocks. A nameless file in $TMPDIR, or /tmp, with all that `next` reads; its space is free again after its use.
+  /// `path` names it in errors. Throws: ResourceError if the folder cannot be written or is full; errors of `next`.
+  InputFile(const std::string& path, Owner owner, const ReadBytes& next);
   InputFile(InputFile&& other) noexcept;
   InputFile& operator=(InputFile&&) = delete;
   ~InputFile();
@@ -40,6 +47,9 @@ class InputFile {
   const std::string& path() const { return path_; }
 
  private:
+  InputFile(const std::string& path, Owner owner, int descriptor)
+      : path_(path), owner_(owner), descriptor_(descriptor) {}
+
   std::string path_;
   Owner owner_;
   int descriptor_ = -1;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -77,6 +78,12 @@ inline void append_code_point(std::string& out, uint32_t value) {
 inline size_t valid_utf8_prefix(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
+    uint64_t eight = 0;  // most texts are ASCII
+    for (; text.size() - at >= sizeof eight; at += sizeof eight) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if ((eight & 0x8080808080808080) != 0) break;
+    }
+    if (at == text.size()) break;
     const int size = next_code_point(text, at).size_bytes;
     if (size == 0) break;
     at += static_cast<size_t>(size);

@@ -57,6 +57,7 @@ struct Data {
   double validation_fraction = 0.1;
   DataFormat format = DataFormat::automatic;
   std::vector<DataFormat> formats;  // of `sources`; empty: `format` for all
+  std::string text_key = "text";    // of JSON lines
   std::string tokenizer = "bytes";
   std::vector<std::string> sources;  // of a mixture, instead of `train`
   std::vector<double> weights;       // of `sources`; empty: equal

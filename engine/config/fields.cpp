@@ -14,7 +14,9 @@ constexpr int64_t kMaxSteps = 1'000'000'000'000;  // sums and products of step c
 constexpr int64_t kMaxSizeBytes = 1024 * 1024 * kGiB;
 
 /// In the order of DataFormat.
-detail::Words data_formats() { return {"auto", "slipstream", "llm.c", "nanogpt", "megatron", "jsonl", "text"}; }
+detail::Words data_formats() {
+  return {"auto", "slipstream", "llm.c", "nanogpt", "nanogpt-uint32", "megatron", "jsonl", "text"};
+}
 
 std::vector<Field<R>> make_fields() {
   const auto& at = [](auto... members) { return F::at(members...); };
@@ -82,8 +84,9 @@ std::vector<Field<R>> make_fields() {
               "rows. A run that resumes does not read it. Empty: random weights from train.seed."),
 
       F::text("data.train", at(&R::data, &Data::train),
-              "Path of the training data. A pattern with * or ? names several token files, read in the order of their "
-              "names."),
+              "Path of the training data, or - for standard input of a run of one rank. A pattern with * or ? names "
+              "several files, read in the order of their names; every text among them is a document. Gzip and "
+              "Zstandard files are unpacked."),
       F::texts(
           "data.sources", at(&R::data, &Data::sources),
           "Paths of the sources of a mixture, as in data.train, which must be empty. Every source is permuted on its "
@@ -96,14 +99,20 @@ std::vector<Field<R>> make_fields() {
               "Path of the validation data. Empty: the last data.validation_fraction of the training data."),
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
               "Fraction of the training data held out for validation when data.validation is empty."),
-      F::word(
-          "data.format", at(&R::data, &Data::format), data_formats(),
-          "Format of the data: token files of slipstream tokenize, llm.c, nanoGPT or Megatron-LM, JSON lines with a "
-          "document in \"text\", or UTF-8 text. auto: by the name, the files beside it and the first bytes of "
-          "every path. nanoGPT files have none of these and must be named. They and those of Megatron-LM need "
-          "model.vocab_size or a tokenizer file."),
+      F::word("data.format", at(&R::data, &Data::format), data_formats(),
+              "Format of the data: token files of slipstream tokenize, llm.c, nanoGPT (ids of 2 bytes, or of 4 with "
+              "nanogpt-uint32) or Megatron-LM, JSON lines with a document in data.text_key, or text. auto: by the "
+              "name, the "
+              "files beside it and the first bytes of every path. Text is then UTF-8 without NUL, and JSON if it "
+              "begins with "
+              "{ and a quote; text by name takes any bytes. nanoGPT files must be named. They and those of Megatron-LM "
+              "need "
+              "model.vocab_size or a tokenizer file."),
       F::words("data.formats", at(&R::data, &Data::formats), data_formats(),
                "Formats of data.sources, one for each, as in data.format. Empty: data.format for all."),
+      F::text(
+          "data.text_key", at(&R::data, &Data::text_key),
+          "Key of the document in a JSON line. A line without it is skipped and counted, at most 1 % of the lines."),
       F::boolean("data.document_mask", at(&R::data, &Data::document_mask),
                  "Attention does not cross documents of packed sequences, and positions count from the begin of a "
                  "document. The last token of a document still predicts the first of the next. Documents come from "

@@ -4,6 +4,7 @@
 #include "engine/data/dataset.h"
 #include "engine/data/make_tokenizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "engine/base/log.h"
 #include "engine/data/documents_by_id.h"
 #include "engine/data/foreign_tokens.h"
+#include "engine/data/hash.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/json_text.h"
 #include "engine/data/text.h"
@@ -57,57 +59,76 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
       files::shown(path), shards.name(), files::shown(wanted), remedy_for(shards));
 }
 
-/// A path of a run's data: a text, JSON lines or ids.
+/// A path of a run's data: texts, JSON lines or ids.
 struct Input {
   DataFormat format = DataFormat::slipstream;
   Shards shards;
-  std::shared_ptr<const TextFile> text;
+  std::vector<std::shared_ptr<const TextFile>> texts;
+  std::string text_key;
 
-  /// The split and its hash, once the tokenizer is known.
+  /// The split once the tokenizer is known. Adds to what `dataset` needs; `hash` is that of this input.
   std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, int threads,
-                                            bool documents, std::string& hash, int64_t& resident_bytes) const {
+                                            bool documents, std::string& hash, Dataset& dataset) const {
     const int32_t end_of_text = tokenizer->special().end_of_text;
-    if (format == DataFormat::jsonl) {
-      if (end_of_text < 0 && !documents)
-        log_warn(
-            "[data] the documents of {} follow each other without a separator: the tokenizer {} has no end-of-text "
-            "token. Set data.document_mask = true to keep them apart, or use another tokenizer.",
-            files::shown(text->path()), tokenizer->name());
-      const auto tokens = std::make_shared<JsonLineTokens>(tokenizer, text, threads);
-      hash = "jsonl" + tokens->hash();
-      resident_bytes += tokens->resident_bytes();
-      return tokens;
-    }
-    std::shared_ptr<const TokenSource> source = shards.tokens;
+    const auto is_json = [](const auto& text) { return text->format() == DataFormat::jsonl; };
+    if (end_of_text < 0 && !documents && (texts.size() > 1 || std::any_of(texts.begin(), texts.end(), is_json)))
+      log_warn(
+          "[data] the documents of {} follow each other without a separator: the tokenizer {} has no end-of-text "
+          "token. Set data.document_mask = true to keep them apart, or use another tokenizer.",
+          files::shown(texts.front()->path()), tokenizer->name());
+    dataset.resident_bytes += shards.resident_bytes;
     hash = shards.hash;
-    if (text) {
-      const auto tokens = std::make_shared<TextTokens>(tokenizer, text);
-      hash = tokens->hash();
-      resident_bytes += tokens->resident_bytes();
-      source = tokens;
+    std::vector<std::shared_ptr<const TokenSource>> parts;
+    for (const auto& text : texts) {
+      std::string own_hash;
+      std::shared_ptr<const TokenSource> part = tokens_of(text, tokenizer, threads, own_hash, dataset);
+      hash += (hash.empty() ? "" : ",") + own_hash;
+      if (texts.size() > 1 && !part->has_documents()) part = document_of(std::move(part), end_of_text);
+      parts.push_back(std::move(part));
     }
-    resident_bytes += shards.resident_bytes;
+    if (texts.size() > 1) hash = "texts" + xxh3_128_hex(hash.data(), std::ssize(hash));
+    const std::shared_ptr<const TokenSource> source = parts.empty() ? shards.tokens : chain(std::move(parts));
     return source->has_documents() || end_of_text < 0 ? source : documents_by_id(source, end_of_text, false);
   }
 
   void for_pieces(const TakePiece& take) const {
-    if (format == DataFormat::jsonl)
-      for_json_texts(*text, take);
-    else
-      text->for_pieces(take);
+    for (const auto& text : texts) {
+      const ForPieces pieces = [&](const TakePiece& next) { text->for_pieces(next); };
+      text->format() == DataFormat::jsonl ? for_json_texts(pieces, text->path(), text_key, take) : pieces(take);
+    }
+  }
+
+ private:
+  std::shared_ptr<const TokenSource> tokens_of(const std::shared_ptr<const TextFile>& text,
+                                               const std::shared_ptr<const Tokenizer>& tokenizer, int threads,
+                                               std::string& hash, Dataset& dataset) const {
+    if (text->format() == DataFormat::text) {
+      auto tokens = std::make_shared<TextTokens>(tokenizer, text);
+      hash = tokens->hash();
+      dataset.resident_bytes += tokens->resident_bytes();
+      return tokens;
+    }
+    auto tokens = std::make_shared<JsonLineTokens>(tokenizer, text, threads, text_key);
+    hash = "jsonl" + (text_key == "text" ? "" : ":" + text_key + ":") + tokens->hash();
+    dataset.resident_bytes += tokens->resident_bytes();
+    for (std::string& note : tokens->documents().notes(files::shown(text->path())))
+      dataset.notes.push_back(std::move(note));
+    return tokens;
   }
 };
 
 Input open_input(const std::string& path, DataFormat format, const DatasetOptions& options,
                  const std::shared_ptr<const Tokenizer>& file) {
-  Input input{.format = format_of(path, format), .shards = {}, .text = nullptr};
+  Input input{.format = format_of(path, format), .shards = {}, .texts = {}, .text_key = options.text_key};
   switch (input.format) {
     case DataFormat::text:
     case DataFormat::jsonl:
-      input.text = std::make_shared<TextFile>(path);
+      for (const std::string& one : matching_files(path))
+        input.texts.push_back(std::make_shared<TextFile>(one, format));
       break;
     case DataFormat::llm_c:
     case DataFormat::nanogpt:
+    case DataFormat::nanogpt_uint32:
     case DataFormat::megatron:
       input.shards = open_foreign(
           path, {.format = input.format, .tokenizer = file, .vocab_size = options.vocab_size, .check = options.check});
@@ -132,6 +153,26 @@ void check_same_vocabulary(const Input& first, const std::string& first_path, co
   if (ours->name() == theirs->name() && ours->vocab_size() == theirs->vocab_size() &&
       ours->vocabulary() == theirs->vocabulary())
     return;
+  const auto records_tokenizer = [](const Input& input) {
+    return input.format == DataFormat::slipstream || input.format == DataFormat::llm_c;
+  };
+  if (!records_tokenizer(first) || !records_tokenizer(second))
+    throw DataError(
+        "[data] {} ({}) and {} ({}) do not both record their tokenizer, so their ids may have different meanings. Set "
+        "data.tokenizer to the tokenizer file of both.",
+        files::shown(first_path), files::printable(ours->name(), 80), files::shown(second_path),
+        files::printable(theirs->name(), 80));
+  if (ours->name() != theirs->name())
+    throw DataError(
+        "[data] the shards {} and {} have ids of different tokenizers, {} and {}. Write the second shard with the "
+        "tokenizer of the first.",
+        files::shown(first_path), files::shown(second_path), files::printable(ours->name(), 80),
+        files::printable(theirs->name(), 80));
+  if (ours->vocab_size() == theirs->vocab_size())
+    throw DataError(
+        "[data] the shards {} and {} have different vocabularies: {} ids each, but of different characters. Write the "
+        "second shard with the vocabulary of the first.",
+        files::shown(first_path), files::shown(second_path), ours->vocab_size());
   throw DataError(
       "[data] the shards {} and {} have different vocabularies ({} and {} ids). Write the second shard with the "
       "vocabulary of the first.",
@@ -143,7 +184,8 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::vector<Input>& inputs, 
   size_t known = inputs.size();
   std::vector<ForPieces> texts;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].text) texts.push_back([&input = inputs[i]](const TakePiece& take) { input.for_pieces(take); });
+    if (!inputs[i].texts.empty())
+      texts.push_back([&input = inputs[i]](const TakePiece& take) { input.for_pieces(take); });
     if (!inputs[i].shards.tokenizer) continue;
     if (known == inputs.size()) known = i;
     check_same_vocabulary(inputs[known], paths[known], inputs[i], paths[i]);
@@ -179,8 +221,7 @@ Dataset open_dataset(const DatasetOptions& options) {
   const bool cut = holds_out && options.validation_fraction > 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::string hash;
-    const auto all =
-        inputs[i].tokens(dataset.tokenizer, options.threads, options.documents, hash, dataset.resident_bytes);
+    const auto all = inputs[i].tokens(dataset.tokenizer, options.threads, options.documents, hash, dataset);
     dataset.hash += (i > 0 ? "+" : "") + hash;
     if (options.documents && !all->has_documents())
       throw DataError(

@@ -15,7 +15,7 @@
 namespace slipstream::data {
 
 struct DatasetOptions {
-  std::string train;                 // a text, JSON lines, a token file, or a pattern of token files
+  std::string train;                 // a text, JSON lines, a token file, standard input ("-"), or a pattern of files
   std::vector<std::string> sources;  // of a mixture, instead of train
   std::vector<double> weights;       // of the sources; empty: equal
   std::string validation;            // as train; empty: the last part of train is held out
@@ -25,6 +25,7 @@ struct DatasetOptions {
                           // external tokenizer accept any word, and a file with as many ids
   DataFormat format = DataFormat::automatic;
   std::vector<DataFormat> formats;  // of the sources; empty: `format` for all
+  std::string text_key = "text";    // of JSON lines
   int64_t vocab_size = 0;           // of the model, for files that do not record it; 0: unknown
   int64_t sequence_length = 1;
   int threads = 1;         // that encode JSON lines
@@ -40,9 +41,11 @@ struct Dataset {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string hash;            // of the files, in the order train, validation: ranks with equal hashes read equal ids
   int64_t resident_bytes = 0;  // positions of ids in texts; texts and shards stay on disk
+  std::vector<std::string> notes;  // lines that were skipped and characters that were replaced, in sentences
 };
 
-/// Blocks. Opens, checks and splits. A text is encoded when it is read. Without `validation` the
+/// Blocks. Opens, checks and splits. A text is encoded when it is read. Of a pattern of texts every file is a document
+/// that ends with the tokenizer's end-of-text id. Without `validation` the
 /// first floor(N (1 - validation_fraction)) of N tokens are for training, the rest for validation. With chars and two
 /// texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and shards of
 /// different tokenizers, a split shorter than sequence_length + 1 tokens); ConfigError (an unknown tokenizer or

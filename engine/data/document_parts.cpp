@@ -10,7 +10,7 @@
 #include "engine/base/check.h"
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
-#include "engine/data/json_text.h"
+#include "engine/data/text_input.h"
 
 namespace slipstream::data {
 namespace {
@@ -25,6 +25,7 @@ struct Job {
   bool whole = true;      // `text` reaches the end of its document
   int64_t stop = -1;      // where the next part begins, in bytes of `text`; -1: at its end
   int64_t end = 0;        // bytes of the file before what follows a document
+  std::string problem;    // of a JSON line
   int64_t done = 0;       // bytes of `text` encoded
   DocumentPart part;
   std::exception_ptr error;
@@ -72,19 +73,36 @@ void add_document(const Tokenizer& tokenizer, std::string_view text, bool whole,
   }
 }
 
+/// Bytes at the begin of a text that continue a character of the text before. Pure.
+size_t continued(std::string_view text) {
+  size_t size = 0;
+  while (size < std::min<size_t>(3, text.size()) && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) ++size;
+  return size;
+}
+
+/// A character that two parts share belongs to the first.
+void require_text_of(const Job& job, const Tokenizer& tokenizer) {
+  std::string_view text = job.text;
+  if (job.stop >= 0) {
+    const auto stop = static_cast<size_t>(job.stop);
+    text = text.substr(0, stop + continued(text.substr(std::min(stop, text.size()))));
+  }
+  const size_t before = job.part.first ? 0 : continued(text);
+  require_text(text.substr(before), job.part.begin + static_cast<int64_t>(before), tokenizer.ids_are_bytes(),
+               job.whole);
+}
+
 class Encoder {
  public:
-  Encoder(const TextFile& text, const Tokenizer& tokenizer, const DocumentOptions& options)
-      : text_(text), tokenizer_(tokenizer), options_(options), pool_(options.threads) {}
+  Encoder(const files::ReadBytes& read, const Tokenizer& tokenizer, const DocumentOptions& options)
+      : read_(read), tokenizer_(tokenizer), options_(options), pool_(options.threads) {}
 
-  void run(DocumentPlace place, const std::function<void(const DocumentPart&, int64_t)>& take) {
+  DocumentCount run(DocumentPlace place, const std::function<void(const DocumentPart&, int64_t)>& take) {
     const int64_t usual_bytes = 4 * kPartBytes * options_.threads;
     int64_t region_bytes = usual_bytes;
-    for (place_ = place; place_.byte < text_.size_bytes();) {
-      const int64_t before = place_.byte;
-      const int64_t size = std::min(region_bytes, text_.size_bytes() - before);
-      region_ = text_.read(before, before + size);
-      last_region_ = before + size == text_.size_bytes();
+    for (place_ = place, begin_ = place.byte;;) {
+      fill(region_bytes);
+      if (region_.empty()) return count_;
       jobs_.clear();
       if (options_.json_lines)
         add_lines();
@@ -94,11 +112,24 @@ class Encoder {
       for (Job& job : jobs_)
         if (!pass_on(job, take)) break;
       // A document or a word that is larger than the region needs a larger one.
-      region_bytes = place_.byte > before ? usual_bytes : 2 * size;
+      region_bytes = place_.byte > begin_ ? usual_bytes : 2 * std::ssize(region_);
     }
   }
 
  private:
+  /// The region begins at place_ and ends with the text or after about `size_bytes`.
+  void fill(int64_t size_bytes) {
+    const size_t done = static_cast<size_t>(place_.byte - begin_), kept = bytes_.size() - done;
+    const size_t size = std::max(static_cast<size_t>(size_bytes), kept);
+    std::string bytes(size + 1, '\0');  // a byte behind the region tells that it does not end the text
+    bytes_.copy(bytes.data(), kept, done);
+    bytes.resize(kept + static_cast<size_t>(read_(bytes.data() + kept, static_cast<int64_t>(size + 1 - kept))));
+    bytes_ = std::move(bytes);
+    begin_ = place_.byte;
+    region_ = std::string_view(bytes_).substr(0, size);
+    last_region_ = region_.size() == bytes_.size();
+  }
+
   void add_lines() {
     std::string_view rest = region_;
     int64_t begin = place_.byte;
@@ -110,7 +141,7 @@ class Encoder {
       Job job;
       job.text = line;
       job.part.begin = begin;
-      begin = place_.byte + std::ssize(region_) - std::ssize(rest);
+      begin = begin_ + std::ssize(region_) - std::ssize(rest);
       job.end = begin;
       if (line.find_first_not_of(" \t\r") != std::string_view::npos)
         jobs_.push_back(std::move(job));
@@ -154,10 +185,14 @@ class Encoder {
         Job& job = jobs_[i];
         try {
           if (options_.json_lines) {
-            const std::string text = text_of_json_line(job.text, job.part.begin, text_.path());
-            encode(tokenizer_, text, true, job);
+            JsonLine line = read_json_line(job.text, job.part.begin, options_.text_key);
+            job.part.replaced = line.replaced;
+            job.part.skipped = !line.problem.empty();
+            job.problem = std::move(line.problem);
+            if (!job.part.skipped) encode(tokenizer_, line.text, true, job);
             continue;
           }
+          if (!options_.takes_any_bytes) require_text_of(job, tokenizer_);
           const size_t seen =
               job.stop < 0 ? job.text.size() : std::min(job.text.size(), static_cast<size_t>(job.stop) + kContextBytes);
           encode(tokenizer_, job.text.substr(0, seen), job.whole && seen == job.text.size(), job);
@@ -173,6 +208,7 @@ class Encoder {
     if (job.error) std::rethrow_exception(job.error);
     DocumentPart& part = job.part;
     if (options_.json_lines) {
+      count_.add({.text = {}, .replaced = part.replaced, .problem = job.problem}, part.begin, options_.path);
       place_ = {job.end, true};
       take(part, place_.byte);
       return true;
@@ -197,21 +233,25 @@ class Encoder {
     return part.last || job.done >= job.stop;
   }
 
-  const TextFile& text_;
+  const files::ReadBytes& read_;
   const Tokenizer& tokenizer_;
   const DocumentOptions& options_;
   ThreadPool pool_;
+  DocumentCount count_;
   DocumentPlace place_;
-  std::string region_;
+  std::string bytes_;        // read and not done
+  int64_t begin_ = 0;        // of `bytes_` in the text
+  std::string_view region_;  // a begin of `bytes_`
   bool last_region_ = false;
   std::vector<Job> jobs_;
 };
 
 }  // namespace
 
-void encode_documents(const TextFile& text, const Tokenizer& tokenizer, const DocumentOptions& options,
-                      DocumentPlace place, const std::function<void(const DocumentPart& part, int64_t done)>& take) {
-  Encoder(text, tokenizer, options).run(place, take);
+DocumentCount encode_documents(const files::ReadBytes& read, const Tokenizer& tokenizer, const DocumentOptions& options,
+                               DocumentPlace place,
+                               const std::function<void(const DocumentPart& part, int64_t done)>& take) {
+  return Encoder(read, tokenizer, options).run(place, take);
 }
 
 }  // namespace slipstream::data

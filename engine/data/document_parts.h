@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "engine/data/text.h"
+#include "engine/base/files.h"
+#include "engine/data/json_text.h"
 #include "engine/data/tokenizer.h"
 
 namespace slipstream::data {
@@ -17,14 +17,19 @@ namespace slipstream::data {
 /// A part of a document. The next part begins where the encoding of this one ends.
 struct DocumentPart {
   std::vector<int32_t> ids;
-  int64_t begin = 0;  // bytes of the file before it
-  bool first = true;  // it begins a document
-  bool last = true;   // it ends a document
+  int64_t begin = 0;     // bytes of the file before it
+  bool first = true;     // it begins a document
+  bool last = true;      // it ends a document
+  bool skipped = false;  // a line that is no document; it has no ids
+  int64_t replaced = 0;  // characters, as in JsonLine
 };
 
 struct DocumentOptions {
+  std::string path;  // in errors
   bool json_lines = false;
-  std::string separator;  // ends a document; empty: one document. Not with json_lines
+  std::string text_key = "text";  // of JSON lines
+  std::string separator;          // ends a document; empty: one document. Not with json_lines
+  bool takes_any_bytes = false;   // as TextInput; else bytes that are no text are refused
   int threads = 1;
 };
 
@@ -34,9 +39,11 @@ struct DocumentPlace {
   bool first = true;  // a document begins here
 };
 
-/// Blocks. Encodes the text from `place` on and passes the parts on in order, with the bytes of the file that are done
-/// behind each. Throws: DataError (the text, a line that is no JSON object with "text"); errors of `take`.
-void encode_documents(const TextFile& text, const Tokenizer& tokenizer, const DocumentOptions& options,
-                      DocumentPlace place, const std::function<void(const DocumentPart& part, int64_t done)>& take);
+/// Blocks. Encodes the text that `read` reads, whose next byte is that of `place`, and passes the parts on in order,
+/// with the bytes of the text that are done behind each. Returns the counts of documents of JSON lines. Throws:
+/// DataError (the text; lines that are no documents, as DocumentCount::add); errors of `read` and `take`.
+DocumentCount encode_documents(const files::ReadBytes& read, const Tokenizer& tokenizer, const DocumentOptions& options,
+                               DocumentPlace place,
+                               const std::function<void(const DocumentPart& part, int64_t done)>& take);
 
 }  // namespace slipstream::data

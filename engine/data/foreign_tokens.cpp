@@ -3,16 +3,19 @@
 
 #include "engine/data/foreign_tokens.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/data/containers.h"
 #include "engine/data/documents_by_id.h"
 #include "engine/data/hash.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/data/megatron.h"
 #include "engine/data/raw_tokens.h"
+#include "engine/data/text_input.h"
 
 namespace slipstream::data {
 namespace {
@@ -27,13 +30,13 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-/// The first int32 of a file; 0 if it has less.
-int32_t first_int(const std::string& path) {
-  if (std::error_code error; !std::filesystem::is_regular_file(path, error)) return 0;
+/// The first bytes of a file; empty if there is none.
+std::string first_bytes(const std::string& path) {
+  if (std::error_code error; !std::filesystem::is_regular_file(path, error)) return "";
   const files::InputFile file(path, files::Owner::data);
-  int32_t value = 0;
-  if (file.size_bytes() >= 4) file.read(0, &value, 4);
-  return value;
+  std::string bytes(static_cast<size_t>(std::min<int64_t>(file.size_bytes(), kFirstBytes)), '\0');
+  file.read(0, bytes.data(), std::ssize(bytes));
+  return bytes;
 }
 
 std::string stem_of(const std::string& path) {
@@ -93,15 +96,19 @@ Opened open_llm_c(const std::string& path, const ForeignOptions& options) {
 
 Opened open_nanogpt(const std::string& path, const ForeignOptions& options) {
   files::InputFile file(path, files::Owner::data);
+  const IdType type = options.format == DataFormat::nanogpt ? IdType::u16 : IdType::u32;
   const int64_t bytes = file.size_bytes();
-  if (bytes == 0 || bytes % 2 != 0)
-    throw DataError("[data] {} has {} bytes, need 2 for each of at least 1 token of nanoGPT. Write it again.",
-                    files::shown(path), bytes);
+  if (bytes == 0 || bytes % size_of(type) != 0)
+    throw DataError("[data] {} has {} bytes, need {} for each of at least 1 token of nanoGPT. Write it again.",
+                    files::shown(path), bytes, size_of(type));
   Opened opened{.tokens = nullptr, .hash = "", .name = "nanogpt", .vocab_size = vocab_of(options, 0, path)};
   const auto tokens = std::make_shared<RawTokens>(
-      std::move(file), RawTokensOptions{.advice = "Set data.format and model.vocab_size to those of the file.",
-                                        .type = IdType::u16,
-                                        .count = bytes / 2,
+      std::move(file), RawTokensOptions{.advice = "Set data.format (\"nanogpt\" for ids of 2 bytes, \"nanogpt-uint32\" "
+                                                  "for 4; others must be converted) and model.vocab_size to those of "
+                                                  "the file.",
+                                        .type = type,
+                                        .records_width = false,
+                                        .count = bytes / size_of(type),
                                         .vocab_size = opened.vocab_size,
                                         .documents = nullptr});
   opened.hash = tokens->hash(options.check == ShardCheck::whole);
@@ -132,7 +139,7 @@ Opened open_megatron(const std::string& path, const ForeignOptions& options) {
 
 DataFormat format_of(const std::string& path, DataFormat named) {
   if (named != DataFormat::automatic) return named;
-  if (path.ends_with(".jsonl")) return DataFormat::jsonl;
+  if (names_standard_input(path)) return DataFormat::text;
   std::string one = path;
   if (path.find_first_of("*?") != std::string::npos) try {
       one = matching_files(path).front();
@@ -143,8 +150,11 @@ DataFormat format_of(const std::string& path, DataFormat named) {
   if (!one.ends_with(".bin")) return DataFormat::text;
   if (exists(stem_of(one) + ".json")) return DataFormat::slipstream;
   if (exists(stem_of(one) + ".idx")) return DataFormat::megatron;
-  const int32_t first = first_int(one);
-  return first == kLlmCGpt2 || first == kLlmCLlama3 ? DataFormat::llm_c : DataFormat::slipstream;
+  const std::string first = first_bytes(one);
+  int32_t magic = 0;
+  if (first.size() >= sizeof magic) std::memcpy(&magic, first.data(), sizeof magic);
+  if (magic == kLlmCGpt2 || magic == kLlmCLlama3) return DataFormat::llm_c;
+  return container_of(first, one).empty() ? DataFormat::slipstream : DataFormat::text;
 }
 
 Shards open_foreign(const std::string& path, const ForeignOptions& options) {
@@ -154,9 +164,9 @@ Shards open_foreign(const std::string& path, const ForeignOptions& options) {
   std::string first_path;
   Xxh3 hash;
   for (const std::string& one : matching_files(path)) {
-    Opened opened = options.format == DataFormat::llm_c     ? open_llm_c(one, options)
-                    : options.format == DataFormat::nanogpt ? open_nanogpt(one, options)
-                                                            : open_megatron(one, options);
+    Opened opened = options.format == DataFormat::llm_c      ? open_llm_c(one, options)
+                    : options.format == DataFormat::megatron ? open_megatron(one, options)
+                                                             : open_nanogpt(one, options);
     if (parts.empty()) {
       first = opened;
       first_path = one;

@@ -6,7 +6,8 @@
 // begins with the end-of-text id of GPT-2 or the begin-of-text id of Llama 3.
 // Source: github.com/karpathy/llm.c, dev/data/data_common.py.
 //
-// nanoGPT: uint16 and nothing else. Source: github.com/karpathy/nanoGPT, data/openwebtext/prepare.py.
+// nanoGPT: uint16 and nothing else; nanogpt-uint32: uint32 and nothing else. Source: github.com/karpathy/nanoGPT,
+// data/openwebtext/prepare.py.
 //
 // Megatron-LM: NAME.bin has ids of one type. NAME.idx has "MMIDIDX" and two zero bytes, uint64 version 1, uint8 type,
 // uint64 sequences, uint64 documents + 1, then for each sequence an int32 count of ids and an int64 offset in bytes,
@@ -23,11 +24,11 @@
 namespace slipstream::data {
 
 /// Blocks. The format of a path of data: `named`, or what the name, the files beside it and the first bytes tell. A
-/// missing file has the format of its name.
+/// missing file has the format of its name. TextInput tells JSON lines from other texts.
 DataFormat format_of(const std::string& path, DataFormat named);
 
 struct ForeignOptions {
-  DataFormat format = DataFormat::llm_c;       // llm_c, nanogpt or megatron
+  DataFormat format = DataFormat::llm_c;       // llm_c, nanogpt, nanogpt_uint32 or megatron
   std::shared_ptr<const Tokenizer> tokenizer;  // of a file; null: known by name
   int64_t vocab_size = 0;                      // without `tokenizer`: of the model; 0: that of the format
   ShardCheck check = ShardCheck::whole;        // `size`: ids are checked when they are read

@@ -11,7 +11,6 @@
 #include "engine/base/files.h"
 #include "engine/data/document_parts.h"
 #include "engine/data/hash.h"
-#include "engine/data/json_text.h"
 
 namespace slipstream::data {
 namespace {
@@ -22,13 +21,17 @@ constexpr int64_t kMarkIds = 256;  // at least, between marks: a read decodes ha
 }  // namespace
 
 JsonLineTokens::JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> lines,
-                               int threads)
-    : tokenizer_(std::move(tokenizer)), lines_(std::move(lines)), end_of_text_(tokenizer_->special().end_of_text) {
+                               int threads, std::string key)
+    : tokenizer_(std::move(tokenizer)),
+      lines_(std::move(lines)),
+      key_(std::move(key)),
+      end_of_text_(tokenizer_->special().end_of_text) {
   Xxh3 hash;
   lines_->for_pieces([&](std::string_view piece, int64_t) { hash.update(piece.data(), std::ssize(piece)); });
   hash_ = hash.hex();
   int64_t ids = 0, mark_ids = kMarkIds;
   const auto take = [&](const DocumentPart& part, int64_t) {
+    if (part.skipped) return;
     if (marks_.empty() || ids - marks_.back().id >= mark_ids) marks_.push_back({ids, part.begin});
     if (std::ssize(marks_) == TextTokens::kMarksMax) {
       for (size_t i = 0; 2 * i < marks_.size(); ++i) marks_[i] = marks_[2 * i];
@@ -37,14 +40,16 @@ JsonLineTokens::JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::
     }
     ids += std::ssize(part.ids) + (end_of_text_ >= 0 ? 1 : 0);
   };
+  const DocumentOptions options{
+      .path = lines_->path(), .json_lines = true, .text_key = key_, .separator = "", .threads = threads};
   try {
-    encode_documents(*lines_, *tokenizer_, {.json_lines = true, .separator = "", .threads = threads}, {}, take);
+    documents_ = encode_documents(lines_->from_begin(), *tokenizer_, options, {}, take);
   } catch (const DataError& error) {
     throw_with_path(error, lines_->path());
   }
   if (ids == 0)
-    throw DataError("[data] {} has no tokens, need at least one document with text. Use another file.",
-                    files::shown(lines_->path()));
+    throw DataError("[data] {} has no tokens, need at least one document with text. {}", files::shown(lines_->path()),
+                    documents_.first_problem().empty() ? "Use another file." : documents_.first_problem());
   marks_.push_back({ids, lines_->size_bytes()});
   marks_.shrink_to_fit();
 }
@@ -91,8 +96,9 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
           "again.",
           files::shown(lines_->path()), id, count());
     const std::string_view line = rest.substr(0, end);
-    if (!is_blank_line(line)) {
-      std::vector<int32_t> ids = tokenizer_->encode(text_of_json_line(line, byte, lines_->path()));
+    if (const JsonLine read = is_blank_line(line) ? JsonLine{} : read_json_line(line, byte, key_);
+        !is_blank_line(line) && read.problem.empty()) {
+      std::vector<int32_t> ids = tokenizer_->encode(read.text);
       if (end_of_text_ >= 0) ids.push_back(end_of_text_);
       if (documents != nullptr && !ids.empty() && id >= begin) documents->push_back(id - begin);
       for (int64_t i = std::max<int64_t>(0, begin - id); i < std::ssize(ids) && id + i < begin + size; ++i)

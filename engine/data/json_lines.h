@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/data/json_text.h"
 #include "engine/data/text.h"
 
 namespace slipstream::data {
@@ -14,9 +15,10 @@ namespace slipstream::data {
 /// The ids of all documents, encoded when they are read, each followed by the tokenizer's end-of-text id if it has one.
 class JsonLineTokens final : public TokenSource {
  public:
-  /// Blocks: reads the file to hash it and to count its ids, with `threads` threads. Throws: DataError (a line that is
-  /// no document, a text that cannot be encoded, no id at all).
-  JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> lines, int threads);
+  /// Blocks: reads the file to hash it and to count its ids, with `threads` threads. Documents are the strings `key`.
+  /// Throws: DataError (lines that are no documents, as DocumentCount::add; a text that cannot be encoded; no ids).
+  JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> lines, int threads,
+                 std::string key = "text");
 
   int64_t count() const override { return marks_.back().id; }
   bool has_documents() const override { return true; }
@@ -25,6 +27,7 @@ class JsonLineTokens final : public TokenSource {
   void prefetch(int64_t begin, int64_t count) const override;
   /// XXH3-128 of the file. Pure.
   const std::string& hash() const { return hash_; }
+  const DocumentCount& documents() const { return documents_; }
   int64_t resident_bytes() const { return std::ssize(marks_) * static_cast<int64_t>(sizeof(Mark)); }
 
  private:
@@ -40,7 +43,9 @@ class JsonLineTokens final : public TokenSource {
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const TextFile> lines_;
+  std::string key_;
   int32_t end_of_text_ = -1;
+  DocumentCount documents_;
   std::string hash_;
   std::vector<Mark> marks_;  // some lines, and the end of the file
 };

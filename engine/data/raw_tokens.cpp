@@ -14,6 +14,7 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kChunkElems = 1 << 18;
+constexpr int64_t kFewIds = 16;  // may have any pattern
 
 /// The first index whose value is outside of [0, vocab_size); -1: none.
 template <typename T>
@@ -30,6 +31,18 @@ int64_t widen_as(const char* bytes, int64_t vocab_size, std::span<int32_t> out) 
     out[i] = static_cast<int32_t>(wide);
   }
   return wrong;
+}
+
+/// True if one of the values at odd places, the upper halves of wider ones, is not 0.
+template <typename T>
+bool any_odd(const char* bytes, int64_t count) {
+  T any = 0;
+  for (int64_t i = 1; i < count; i += 2) {
+    T value{};
+    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    any |= value;
+  }
+  return any != 0;
 }
 
 int64_t value_at(IdType type, const char* at) {
@@ -60,6 +73,11 @@ RawTokens::RawTokens(files::InputFile file, RawTokensOptions options)
     : file_(std::move(file)), options_(std::move(options)) {
   SLIP_ASSERT(options_.count >= 1 && options_.vocab_size >= 1);
   SLIP_ASSERT(options_.offset_bytes >= 0 && options_.offset_bytes <= file_.size_bytes());
+  if (options_.type == IdType::u16 && options_.vocab_size > 1 << 16)
+    throw DataError(
+        "[data] the {} {} has ids of 2 bytes, which end at 65535, but the vocabulary has {} ids. It belongs to another "
+        "tokenizer, or its ids have 4 bytes. {}",
+        options_.noun, files::shown(file_.path()), options_.vocab_size, options_.advice);
   SLIP_ASSERT(options_.count <= (file_.size_bytes() - options_.offset_bytes) / size_of(options_.type));
 }
 
@@ -128,13 +146,23 @@ std::string RawTokens::hash(bool checks) const {
     hash.update(bytes.data(), part);
     done += part;
   }
+  bool odd = options_.records_width || (options_.type != IdType::u16 && options_.type != IdType::u32);
   std::vector<int32_t> ids(static_cast<size_t>(checks ? std::min(options_.count, kChunkElems) : 0));
   for (int64_t begin = 0; begin < options_.count; begin += kChunkElems) {
     const int64_t size = std::min(kChunkElems, options_.count - begin);
     file_.read(options_.offset_bytes + begin * width_bytes, bytes.data(), size * width_bytes);
     hash.update(bytes.data(), size * width_bytes);
+    static_assert(kChunkElems % 2 == 0);
+    if (!odd)
+      odd =
+          options_.type == IdType::u16 ? any_odd<uint16_t>(bytes.data(), size) : any_odd<uint32_t>(bytes.data(), size);
     if (checks) widen(bytes.data(), begin, std::span(ids).first(static_cast<size_t>(size)));
   }
+  if (!odd && options_.count % 2 == 0 && options_.count >= kFewIds)
+    throw DataError(
+        "[data] the {} {} has 0 at every second of its {} places for ids of {} bytes, so it has {} ids of {} bytes. {}",
+        options_.noun, files::shown(file_.path()), options_.count, width_bytes, options_.count / 2, 2 * width_bytes,
+        options_.advice);
   return hash.hex();
 }
 

@@ -23,14 +23,16 @@ struct RawTokensOptions {
   std::string noun = "file";  // "the NOUN PATH has the id .." in errors
   std::string advice;         // ends an error: what to do with a damaged file
   IdType type = IdType::u16;
-  int64_t offset_bytes = 0;                        // of the first id
-  int64_t count = 0;                               // ids; the file must hold them
-  int64_t vocab_size = 0;                          // ids are 0 .. vocab_size - 1
+  bool records_width = true;  // the file, or what lies beside it, tells the type; else it is a guess
+  int64_t offset_bytes = 0;   // of the first id
+  int64_t count = 0;          // ids; the file must hold them
+  int64_t vocab_size = 0;     // ids are 0 .. vocab_size - 1
   std::shared_ptr<const DocumentIndex> documents;  // null: unknown
 };
 
 class RawTokens final : public TokenSource {
  public:
+  /// Throws: DataError if the vocabulary has ids that the type has not.
   RawTokens(files::InputFile file, RawTokensOptions options);
 
   int64_t count() const override { return options_.count; }
@@ -39,7 +41,8 @@ class RawTokens final : public TokenSource {
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
   void prefetch(int64_t begin, int64_t count) const override;
   /// Blocks. The XXH3-128 of the whole file, the bytes before the ids included; with `checks` every id is compared with
-  /// the vocabulary. Throws: DataError as read().
+  /// the vocabulary. Throws: DataError as read(); for ids that look like halves of wider ones, unless the file records
+  /// its type.
   std::string hash(bool checks) const;
 
  private:

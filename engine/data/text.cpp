@@ -4,6 +4,7 @@
 #include "engine/data/text.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -34,10 +35,10 @@ void throw_with_path(const DataError& error, const std::string& path) {
   throw DataError("{} (in {})", sentence, shown);
 }
 
-TextFile::TextFile(const std::string& path) : file_(path, files::Owner::data) {
-  if (size_bytes() == 0)
-    throw DataError("[data] {} is empty, need text. Use a file that is not empty.", files::shown(path));
-}
+TextFile::TextFile(const std::string& path, DataFormat named) : TextFile(TextInput(path, named)) {}
+
+TextFile::TextFile(TextInput&& stream)
+    : format_(stream.format()), takes_any_bytes_(stream.takes_any_bytes()), file_(std::move(stream).as_file()) {}
 
 std::string TextFile::read(int64_t begin, int64_t end) const {
   std::string bytes(static_cast<size_t>(end - begin), '\0');
@@ -45,20 +46,58 @@ std::string TextFile::read(int64_t begin, int64_t end) const {
   return bytes;
 }
 
+std::string read_text(const std::string& path, DataFormat named, int64_t limit_bytes) {
+  const TextFile file(path, named);
+  const std::string shown = files::shown(file.path());
+  if (named == DataFormat::automatic && file.format() == DataFormat::jsonl)
+    throw DataError(
+        "[data] {} is JSON, need a text. Extract it, for instance: jq -j .text {} > text.txt. If the JSON is the text, "
+        "give --format text.",
+        shown, files::shown(path));
+  if (file.size_bytes() > limit_bytes)
+    throw DataError("[data] {} has {}, need at most {}. Give a part of it.", shown, format_bytes(file.size_bytes()),
+                    format_bytes(limit_bytes));
+  std::string text = file.read(0, file.size_bytes());
+  if (!file.takes_any_bytes() && named == DataFormat::automatic) try {
+      require_text(text, 0, true, true);
+    } catch (const DataError& error) {
+      throw_with_path(error, file.path());
+    }
+  return text;
+}
+
+void for_pieces_of(const files::ReadBytes& read, const TakePiece& take) {
+  std::string bytes(static_cast<size_t>(kPieceBytes), '\0');
+  size_t kept = 0;  // of the character that the piece before has cut
+  for (int64_t begin = 0, got = -1; got != 0;) {
+    const auto room = kPieceBytes - static_cast<int64_t>(kept);
+    got = read(bytes.data() + kept, room);
+    std::string_view piece(bytes.data(), kept + static_cast<size_t>(got));
+    if (got == room) piece.remove_suffix(unfinished(piece));
+    if (!piece.empty()) take(piece, begin);
+    begin += std::ssize(piece);
+    kept += static_cast<size_t>(got) - piece.size();
+    std::memmove(bytes.data(), piece.data() + piece.size(), kept);
+  }
+}
+
+files::ReadBytes TextFile::from_begin() const {
+  return [this, at = int64_t{0}](char* out, int64_t size_bytes) mutable {
+    const int64_t got = std::min(size_bytes, this->size_bytes() - at);
+    read(at, out, got);
+    at += got;
+    return got;
+  };
+}
+
 void TextFile::for_pieces(const TakePiece& take) const {
-  std::string bytes(static_cast<size_t>(std::min(kPieceBytes, size_bytes())), '\0');
-  for (int64_t begin = 0; begin < size_bytes();) {
-    const auto size = static_cast<size_t>(std::min(kPieceBytes, size_bytes() - begin));
-    file_.read(begin, bytes.data(), static_cast<int64_t>(size));
-    std::string_view piece(bytes.data(), size);
-    if (begin + std::ssize(piece) < size_bytes()) piece.remove_suffix(unfinished(piece));
+  for_pieces_of(from_begin(), [&](std::string_view piece, int64_t begin) {
     try {
       take(piece, begin);
     } catch (const DataError& error) {
       throw_with_path(error, path());
     }
-    begin += std::ssize(piece);
-  }
+  });
 }
 
 void TextFile::encode(const Tokenizer& tokenizer, const TakeIds& take) const {
@@ -84,7 +123,11 @@ TextTokens::TextTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_p
                        int64_t marks_max)
     : tokenizer_(std::move(tokenizer)), text_(std::move(text)), mark_ids_(static_cast<int64_t>(Tokenizer::kPieceIds)) {
   Xxh3 hash;
-  text_->for_pieces([&](std::string_view piece, int64_t) { hash.update(piece.data(), std::ssize(piece)); });
+  text_->for_pieces([&](std::string_view piece, int64_t begin) {
+    hash.update(piece.data(), std::ssize(piece));
+    if (text_->takes_any_bytes()) return;
+    require_text(piece, begin, tokenizer_->ids_are_bytes(), begin + std::ssize(piece) == text_->size_bytes());
+  });
   hash_ = hash.hex();
   if (tokenizer_->ids_are_bytes()) {
     count_ = text_->size_bytes();

@@ -12,34 +12,52 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/data/text_input.h"
 #include "engine/data/token_source.h"
 #include "engine/data/tokenizer.h"
 
 namespace slipstream::data {
 
-/// A text on disk. Safe to read from several threads.
+/// A text that can be read anywhere: a file, or a nameless copy if it is packed or standard input. Safe to read from
+/// several threads.
 class TextFile {
  public:
-  /// Throws: DataError if `path` is missing, a folder, not a regular file, not readable, or empty.
-  explicit TextFile(const std::string& path);
+  /// Blocks if it copies. Throws: DataError as TextInput; ResourceError as files::InputFile.
+  explicit TextFile(const std::string& path, DataFormat named = DataFormat::automatic);
 
   const std::string& path() const { return file_.path(); }
-  const files::InputFile& file() const { return file_; }
+  /// As in TextInput. Pure.
+  DataFormat format() const { return format_; }
+  bool takes_any_bytes() const { return takes_any_bytes_; }
   int64_t size_bytes() const { return file_.size_bytes(); }
   /// Blocks. Bytes [begin, end). Throws: DataError if the disk fails or the file was truncated.
   std::string read(int64_t begin, int64_t end) const;
   /// Blocks. `size_bytes` bytes from `begin` on, to `out`. Throws: as read().
   void read(int64_t begin, void* out, int64_t size_bytes) const { file_.read(begin, out, size_bytes); }
   void prefetch(int64_t begin, int64_t size_bytes) const { file_.prefetch(begin, size_bytes); }
-  /// Blocks. The whole text in consecutive pieces. A piece ends between two UTF-8 characters if the text is UTF-8.
-  /// Throws: as read(); errors of `take` with the path added, if they are a DataError.
+  /// Reads from the begin to the end. Borrows this text.
+  files::ReadBytes from_begin() const;
+  /// Blocks. The whole text as for_pieces_of(). Throws: as read(); errors of `take` with the path added, if they are a
+  /// DataError.
   void for_pieces(const TakePiece& take) const;
   /// Blocks. Encodes the whole text in windows of 1 MiB, larger only where a word is. Throws: as for_pieces().
   void encode(const Tokenizer& tokenizer, const TakeIds& take) const;
 
  private:
+  explicit TextFile(TextInput&& stream);
+
+  DataFormat format_;
+  bool takes_any_bytes_;
   files::InputFile file_;
 };
+
+/// Blocks. Passes on all that `read` reads in consecutive pieces, which end between two UTF-8 characters if it is
+/// UTF-8.
+void for_pieces_of(const files::ReadBytes& read, const TakePiece& take);
+
+/// Blocks. A whole text that is not JSON, for a command that reads one: `named` is its option --format.
+/// Throws: DataError as TextFile and require_text(); for JSON, or more than `limit_bytes`.
+std::string read_text(const std::string& path, DataFormat named, int64_t limit_bytes);
 
 /// Throws `error` with the path of its text added, unless it has it.
 [[noreturn]] void throw_with_path(const DataError& error, const std::string& path);
@@ -49,7 +67,8 @@ class TextTokens final : public TokenSource {
  public:
   static constexpr int64_t kMarksMax = 4 << 20;  // even
 
-  /// Blocks: reads `text` twice, to hash it and to count its ids. Throws: DataError as Tokenizer::encode.
+  /// Blocks: reads `text` twice, to hash it and to count its ids. Throws: DataError as Tokenizer::encode and
+  /// require_text().
   TextTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> text,
              int64_t marks_max = kMarksMax);
 

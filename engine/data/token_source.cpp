@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices and chains of token sequences.
+// Slices, chains and documents of token sequences.
 
 #include "engine/data/token_source.h"
 
@@ -69,7 +69,33 @@ class Chain final : public TokenSource {
   std::vector<int64_t> ends_;
 };
 
+class OneDocument final : public TokenSource {
+ public:
+  OneDocument(std::shared_ptr<const TokenSource> source, int32_t end_of_text)
+      : source_(std::move(source)), end_of_text_(end_of_text) {}
+  int64_t count() const override { return source_->count() + (end_of_text_ >= 0 ? 1 : 0); }
+  bool has_documents() const override { return true; }
+  void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override {
+    if (out.empty()) return;
+    if (begin == 0 && documents != nullptr) documents->push_back(0);
+    const auto inside = static_cast<size_t>(source_->count() - begin);
+    source_->read(begin, out.first(std::min(out.size(), inside)), nullptr);
+    if (out.size() > inside) out.back() = end_of_text_;
+  }
+  void prefetch(int64_t begin, int64_t count) const override {
+    source_->prefetch(begin, std::min(count, source_->count() - begin));
+  }
+
+ private:
+  std::shared_ptr<const TokenSource> source_;
+  int32_t end_of_text_;
+};
+
 }  // namespace
+
+std::shared_ptr<const TokenSource> document_of(std::shared_ptr<const TokenSource> source, int32_t end_of_text) {
+  return std::make_shared<OneDocument>(std::move(source), end_of_text);
+}
 
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count) {
   SLIP_ASSERT(begin >= 0 && count >= 0 && count <= source->count() && begin <= source->count() - count);

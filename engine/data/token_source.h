@@ -35,4 +35,7 @@ std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> sour
 /// Several sources one behind another.
 std::shared_ptr<const TokenSource> chain(std::vector<std::shared_ptr<const TokenSource>> parts);
 
+/// One document: `source`, and `end_of_text` behind it unless that is -1.
+std::shared_ptr<const TokenSource> document_of(std::shared_ptr<const TokenSource> source, int32_t end_of_text);
+
 }  // namespace slipstream::data

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over a text, encodes it and writes its shards.
+// Passes over texts, encodes them and writes their shards.
 
 #include "engine/data/tokenize.h"
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
@@ -16,6 +18,7 @@
 #include "engine/data/make_tokenizer.h"
 #include "engine/data/shards.h"
 #include "engine/data/text.h"
+#include "engine/data/text_sequence.h"
 #include "engine/data/tokenize_files.h"
 #include "engine/data/tokenize_progress.h"
 
@@ -25,9 +28,9 @@ namespace {
 /// Divides ids into shards of equal counts.
 class Writer {
  public:
-  Writer(const TokenizeOptions& options, TextHash& text_hash, std::shared_ptr<const Tokenizer> tokenizer,
+  Writer(const TokenizeOptions& options, TextSequence& texts, std::shared_ptr<const Tokenizer> tokenizer,
          TokenizeProgress progress)
-      : options_(options), text_hash_(text_hash), tokenizer_(std::move(tokenizer)), progress_(std::move(progress)) {
+      : options_(options), texts_(texts), tokenizer_(std::move(tokenizer)), progress_(std::move(progress)) {
     std::error_code reported_by_writing;
     std::filesystem::create_directories(files::folder_of(options.out), reported_by_writing);
     if (!tokenizer_->name().starts_with(kFileTokenizer)) return;
@@ -38,13 +41,13 @@ class Writer {
     tokenizer_file_ = (folder.filename() / "tokenizer.json").string();
   }
 
-  /// The ids that follow belong to a part that begins at `place` and ends before byte `end`.
-  void begin_part(DocumentPlace place, int64_t end) {
+  /// The ids that follow belong to a part of a text that begins at `place`.
+  void begin_part(int64_t text, DocumentPlace place) {
     if (place.first && begun_) check_skipped();
     begun_ = true;
+    text_ = text;
     part_ = place;
     in_part_ = 0;
-    end_ = end;
   }
   /// Passes over ids that earlier shards have.
   void append(std::span<const int32_t> ids, bool begins_document) {
@@ -67,13 +70,17 @@ class Writer {
       if (writer_->count() == options_.shard_tokens) finish_shard();
     }
   }
-  void end_document() { ++progress_.documents; }
+  void count(const DocumentCount& documents) { progress_.documents.add(documents); }
+  const DocumentCount& documents() const { return progress_.documents; }
 
-  std::vector<TokenizeSummary::Shard> finish(int64_t& documents, int64_t& removed) {
+  /// `problem` is that of the first line that is no document; empty: none.
+  std::vector<TokenizeSummary::Shard> finish(const std::string& problem, int64_t& removed) {
     check_skipped();
     if (writer_) finish_shard();
+    if (progress_.shards.empty())
+      throw DataError("[data] {} has no tokens, need at least one document with text. {}",
+                      files::shown(options_.texts.front()), problem.empty() ? "Use another file." : problem);
     removed = remove_earlier_shards(options_, std::ssize(progress_.shards));
-    documents = progress_.documents;
     std::error_code ignored;
     std::filesystem::remove(progress_path(options_), ignored);
     return std::move(progress_.shards);
@@ -97,24 +104,25 @@ class Writer {
                                 .hash_beside = {}});
     writer_.reset();
     if (options_.shard_tokens == 0) return;
+    progress_.text = text_;
     progress_.part = part_;
     progress_.skip = in_part_;
-    progress_.text_hash = text_hash_.up_to(end_);
-    progress_.text_bytes = text_hash_.size_bytes();
+    progress_.text_hash = texts_.hash();
+    progress_.text_bytes = texts_.hashed_bytes();
     write_progress(options_, progress_);
     progress_.skip = 0;
   }
 
   const TokenizeOptions& options_;
-  TextHash& text_hash_;
+  TextSequence& texts_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   TokenizeProgress progress_;
   std::string tokenizer_file_, name_;
   std::unique_ptr<ShardWriter> writer_;
+  int64_t text_ = 0;  // index of the text of the part
   DocumentPlace part_;
   bool begun_ = false;
   int64_t in_part_ = 0;  // tokens of the part so far
-  int64_t end_ = 0;      // of the part, in bytes of the text
 };
 
 /// The tokenizer's name, and a hash of its characters if it has them from the text.
@@ -125,74 +133,131 @@ std::string identity_of(const Tokenizer& tokenizer) {
   return vocabulary.empty() ? tokenizer.name() : tokenizer.name() + " " + hash.hex();
 }
 
-/// The shards must not replace the text or the tokenizer.
-void check_names(const TokenizeOptions& options, const TextFile& text) {
-  const auto check = [&](const std::string& written) {
-    if (std::error_code error; !std::filesystem::exists(written, error)) return;
-    for (const std::string& input : {options.text, options.tokenizer}) {
-      std::error_code error;
-      if (std::filesystem::equivalent(input, written, error))
-        throw ConfigError(
-            "[data] {} would be overwritten: it is the {}, and the command writes {}. Give the shards another name.",
-            files::shown(input), input == options.text ? "text" : "tokenizer", files::shown(written));
-    }
-  };
-  check(progress_path(options));
-  // A text has at most as many ids as bytes, and an end of each document.
-  const int64_t shards = options.shard_tokens > 0 ? 2 * text.size_bytes() / options.shard_tokens + 1 : 1;
-  for (int64_t shard = 0; shard < std::min<int64_t>(shards, 100000); ++shard)
-    for (const char* end : {".bin", ".json", ".documents"}) check(name_of_shard(options, shard) + end);
+/// All that the ids depend on, but the bytes of the texts.
+std::string made_of(const TokenizeOptions& options, const TextSequence& texts, const Tokenizer& tokenizer,
+                    int32_t end_of_text) {
+  Xxh3 names;
+  for (const TextSequence::Text& text : texts.texts()) names.update(text.path.data(), std::ssize(text.path) + 1);
+  const std::string first = texts.texts().front().path;
+  return fmt::format("{} of {} bytes, {}, format {}, key {}, separator {}, {} tokens per shard, end {}",
+                     texts.texts().size() == 1 ? first : fmt::format("{} texts {}", texts.texts().size(), names.hex()),
+                     texts.file_bytes(), identity_of(tokenizer), static_cast<int>(options.format),
+                     files::shown(options.text_key), files::shown(options.separator), options.shard_tokens,
+                     end_of_text);
 }
 
-}  // namespace
-
-TokenizeSummary tokenize(const TokenizeOptions& options) {
-  SLIP_ASSERT(options.shard_tokens >= 0 && options.threads >= 1);
-  const TextFile text(options.text);
-  check_names(options, text);
-  const bool json_lines = options.text.ends_with(".jsonl"), many = json_lines || !options.separator.empty();
-  const ForPieces pieces = [&](const TakePiece& take) {
-    if (json_lines)
-      for_json_texts(text, take);
-    else
-      text.for_pieces(take);
+/// The shards must not replace a text or the tokenizer.
+void check_names(const TokenizeOptions& options, const TextSequence& texts) {
+  // A text has at most as many ids as bytes, and an end of each document.
+  int64_t shards = std::numeric_limits<int64_t>::max();
+  const auto is_plain = [](const TextSequence::Text& text) { return text.is_plain_file; };
+  if (options.shard_tokens > 0 && std::all_of(texts.texts().begin(), texts.texts().end(), is_plain))
+    shards = 2 * texts.file_bytes() / options.shard_tokens + 1;
+  const auto check = [&](const std::string& input, const char* what) {
+    if (const std::string written = written_as(options, shards, input); !written.empty())
+      throw ConfigError(
+          "[data] {} would be overwritten: it is the {}, and the command writes {}. Give the shards another name.",
+          files::shown(input), what, files::shown(written));
   };
+  for (const TextSequence::Text& text : texts.texts()) check(text.path, "text");
+  check(options.tokenizer, "tokenizer");
+}
+
+/// The texts for a tokenizer that takes its vocabulary from them.
+ForPieces pieces_of(const TokenizeOptions& options) {
+  return [&options](const TakePiece& take) {
+    for (const std::string& path : options.texts) {
+      if (names_standard_input(path))
+        throw ConfigError(
+            "[data] data.tokenizer = \"chars\" reads a text twice, but standard input can be read once. Save it to a "
+            "file "
+            "first.");
+      TextInput input(path, options.format);
+      const ForPieces pieces = [&](const TakePiece& next) {
+        for_pieces_of([&](char* out, int64_t size_bytes) { return input.read(out, size_bytes); }, next);
+      };
+      try {
+        input.format() == DataFormat::jsonl ? for_json_texts(pieces, path, options.text_key, take) : pieces(take);
+      } catch (const DataError& error) {
+        throw_with_path(error, path);
+      }
+    }
+  };
+}
+
+TokenizeSummary tokenize_files(const TokenizeOptions& options) {
+  TextSequence texts(options.texts, options.format, options.shard_tokens > 0);
+  check_names(options, texts);
+  const auto is_json = [](const TextSequence::Text& text) { return text.format == DataFormat::jsonl; };
+  const bool json = std::any_of(texts.texts().begin(), texts.texts().end(), is_json);
+  if (json && !options.separator.empty())
+    throw ConfigError("[tokenize] --separator does not apply to JSON lines: each line is a document. Remove it.");
+  const bool many = json || !options.separator.empty() || texts.texts().size() > 1;
+  const ForPieces pieces = pieces_of(options);
   const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(options.tokenizer, std::span(&pieces, 1));
   const int32_t end_of_text = many && options.end_of_text ? tokenizer->special().end_of_text : -1;
   if (many && options.end_of_text && end_of_text < 0)
     throw ConfigError(
         "[data] {} has documents, but the tokenizer {} has no end-of-text token to put behind each. Give "
         "--no-end-of-text to join them without one, or a tokenizer whose eos_token is a token.",
-        files::shown(options.text), tokenizer->name());
-  const std::string made_of =
-      fmt::format("{} of {} bytes, {}, separator {}, {} tokens per shard, end {}", options.text, text.size_bytes(),
-                  identity_of(*tokenizer), files::shown(options.separator), options.shard_tokens, end_of_text);
-  TokenizeProgress progress{.made_of = made_of, .text_hash = {}, .shards = {}};
-  TextHash text_hash(text.file());
-  if (options.resume) read_progress(options, text_hash, progress);
+        files::shown(texts.texts().front().path), tokenizer->name());
+  TokenizeProgress progress{
+      .made_of = made_of(options, texts, *tokenizer, end_of_text), .documents = {}, .text_hash = {}, .shards = {}};
+  if (options.resume) read_progress(options, texts, progress);
   remove_abandoned(options);
-  const DocumentPlace begin = progress.part;
-  Writer writer(options, text_hash, tokenizer, std::move(progress));
-  const auto take = [&](const DocumentPart& part, int64_t done) {
-    writer.begin_part({part.begin, part.first}, done);
-    const bool begins = part.first && many;
-    writer.append(part.ids, begins);
-    if (part.last && end_of_text >= 0) writer.append(std::span(&end_of_text, 1), begins && part.ids.empty());
-    if (part.last && many) writer.end_document();
-    if (options.progress) options.progress(done, text.size_bytes());
-  };
-  try {
-    encode_documents(text, *tokenizer, {json_lines, options.separator, options.threads}, begin, take);
-  } catch (const DataError& error) {
-    throw_with_path(error, options.text);
+  const bool goes_on = !progress.shards.empty();
+  const int64_t first_text = progress.text;
+  DocumentPlace place = progress.part;
+  DocumentCount counted = progress.documents;
+  Writer writer(options, texts, tokenizer, std::move(progress));
+  const files::ReadBytes read = [&](char* out, int64_t size_bytes) { return texts.read(out, size_bytes); };
+  for (int64_t index = first_text; index < std::ssize(texts.texts()); ++index) {
+    const TextSequence::Text& text = texts.texts()[static_cast<size_t>(index)];
+    if (index > first_text || !goes_on) texts.open(index);
+    const auto take = [&](const DocumentPart& part, int64_t done) {
+      texts.take(done);
+      writer.begin_part(index, {part.begin, part.first});
+      const bool begins = part.first && many;
+      writer.append(part.ids, begins);
+      if (part.last && end_of_text >= 0 && !part.skipped)
+        writer.append(std::span(&end_of_text, 1), begins && part.ids.empty());
+      if (part.last && many) writer.count({part.skipped ? 0 : 1, part.skipped ? 1 : 0, part.replaced});
+      if (options.progress) options.progress(texts.file_bytes_done(), texts.file_bytes());
+    };
+    try {
+      counted.add(encode_documents(read, *tokenizer,
+                                   {.path = text.path,
+                                    .json_lines = text.format == DataFormat::jsonl,
+                                    .text_key = options.text_key,
+                                    .separator = options.separator,
+                                    .takes_any_bytes = options.format == DataFormat::text,
+                                    .threads = options.threads},
+                                   std::exchange(place, {}), take));
+    } catch (const DataError& error) {
+      throw_with_path(error, text.path);
+    }
   }
-  TokenizeSummary summary{.tokenizer = tokenizer->name(),
-                          .vocab_size = tokenizer->vocab_size(),
-                          .text_bytes = text.size_bytes(),
-                          .shards = {}};
-  summary.shards = writer.finish(summary.documents, summary.removed);
+  TokenizeSummary summary{
+      .tokenizer = tokenizer->name(),
+      .vocab_size = tokenizer->vocab_size(),
+      .text_bytes = texts.text_bytes(),
+      .documents = writer.documents().documents(),
+      .shards = {},
+      .notes = counted.notes(options.texts.size() == 1 ? files::shown(options.texts.front()) : "the texts")};
+  summary.shards = writer.finish(counted.first_problem(), summary.removed);
   for (const TokenizeSummary::Shard& shard : summary.shards) summary.count += shard.count;
   return summary;
+}
+
+}  // namespace
+
+TokenizeSummary tokenize(const TokenizeOptions& options) {
+  SLIP_ASSERT(options.shard_tokens >= 0 && options.threads >= 1 && !options.texts.empty());
+  TokenizeOptions expanded = options;
+  expanded.texts.clear();
+  for (const std::string& text : options.texts)
+    for (std::string& path : matching_files(text)) expanded.texts.push_back(std::move(path));
+  return tokenize_files(expanded);
 }
 
 }  // namespace slipstream::data

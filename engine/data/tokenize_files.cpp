@@ -73,6 +73,18 @@ std::string name_of_shard(const TokenizeOptions& options, int64_t number) {
 
 std::string progress_path(const TokenizeOptions& options) { return options.out + ".progress.json"; }
 
+std::string written_as(const TokenizeOptions& options, int64_t shards, const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return "";
+  const std::filesystem::path file = std::filesystem::canonical(path, error);
+  const std::string folder = files::folder_of(options.out), name = file.filename();
+  if (error || !std::filesystem::equivalent(file.parent_path(), folder, error)) return "";
+  const std::string out = std::filesystem::path(options.out).filename();
+  const std::optional<int64_t> number = shard_of(name, out);
+  const bool is_shard = options.shard_tokens > 0 ? number >= 0 && number < shards : number == kOnlyShard;
+  return (number && is_shard) || name == out + ".progress.json" ? folder + "/" + name : "";
+}
+
 void remove_abandoned(const TokenizeOptions& options) {
   const std::string out = std::filesystem::path(options.out).filename();
   remove_half_written(files::folder_of(options.out), [&](std::string_view name) {
@@ -97,12 +109,13 @@ int64_t remove_earlier_shards(const TokenizeOptions& options, int64_t written) {
     const bool has_sidecar = std::filesystem::exists(sidecar, error);
     if (has_sidecar ? is_sidecar(sidecar) : number != kOnlyShard) names.push_back(name);
   }
+  std::vector<std::string> inputs = options.texts;
+  inputs.push_back(options.tokenizer);
   int64_t removed = 0;
   for (const std::string& name : names) {
     bool is_input = false;
     for (const char* end : {".documents", ".json", ".bin"})
-      for (const std::string& input : {options.text, options.tokenizer})
-        is_input |= std::filesystem::equivalent(name + end, input, error);
+      for (const std::string& input : inputs) is_input |= std::filesystem::equivalent(name + end, input, error);
     if (is_input) continue;
     for (const char* end : {".documents", ".json", ".bin"}) std::filesystem::remove(name + end, error);
     ++removed;

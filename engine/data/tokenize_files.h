@@ -14,12 +14,15 @@ std::string name_of_shard(const TokenizeOptions& options, int64_t number);
 /// OUT.progress.json, while shards are being written. Pure.
 std::string progress_path(const TokenizeOptions& options);
 
+/// Blocks. The file that the command writes, with at most `shards` shards, in the place of `path`; empty: none.
+std::string written_as(const TokenizeOptions& options, int64_t shards, const std::string& path);
+
 /// Blocks. Removes what killed commands of this host with the same OUT left half written.
 void remove_abandoned(const TokenizeOptions& options);
 
 /// Blocks. Removes the shards of earlier commands with the same OUT, which a pattern would read, too: all but the first
-/// `written`, and OUT.bin if the command writes numbered shards. Files that are no shards by name and sidecar, the text
-/// and the tokenizer stay. Returns the number of shards.
+/// `written`, and OUT.bin if the command writes numbered shards. Files that are no shards by name and sidecar, the
+/// texts and the tokenizer stay. Returns the number of shards.
 int64_t remove_earlier_shards(const TokenizeOptions& options, int64_t written);
 
 }  // namespace slipstream::data

@@ -7,18 +7,22 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/data_format.h"
+
 namespace slipstream::data {
 
 struct TokenizeOptions {
-  std::string text;  // path of the text, or of JSON lines: NAME.jsonl
-  std::string out;   // path of the shards without ".bin"
+  std::vector<std::string> texts;  // paths of texts or JSON lines, patterns of them, or "-"
+  std::string out;                 // path of the shards without ".bin"
   std::string tokenizer = "bytes";
   int64_t shard_tokens = 0;  // tokens per shard; 0: one shard OUT.bin, else OUT-00000.bin, OUT-00001.bin, ..
-  std::string separator;     // ends each document of a text; empty: the text is one document
-  bool end_of_text = true;   // the tokenizer's end-of-text id, which it must have, follows each of several documents
+  DataFormat format = DataFormat::automatic;  // or text or jsonl, of all texts
+  std::string text_key = "text";              // of JSON lines
+  std::string separator;                      // ends each document of a text; empty: the text is one document
+  bool end_of_text = true;                    // the tokenizer's end-of-text id, which it must have, follows each of several documents
   int threads = 1;
   bool resume = false;  // continue behind the last complete shard of an interrupted command
-  std::function<void(int64_t done_bytes, int64_t size_bytes)> progress;
+  std::function<void(int64_t done_bytes, int64_t size_bytes)> progress;  // of the files as they lie; 0: unknown size
 };
 
 struct TokenizeSummary {
@@ -33,9 +37,10 @@ struct TokenizeSummary {
   int32_t vocab_size = 0;
   int64_t text_bytes = 0;
   int64_t count = 0;      // tokens of all shards
-  int64_t documents = 0;  // of JSON lines or with a separator
+  int64_t documents = 0;  // of JSON lines, with a separator, or of several texts
   int64_t removed = 0;    // shards of earlier commands with the same `out`
   std::vector<Shard> shards;
+  std::vector<std::string> notes;  // lines that were skipped, characters that were replaced: in sentences
 };
 
 }  // namespace slipstream::data

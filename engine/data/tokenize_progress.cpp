@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes OUT.progress.json, reads it, and compares it with the text and the shards.
+// Writes OUT.progress.json, reads it, and compares it with the texts and the shards.
 
 #include "engine/data/tokenize_progress.h"
 
@@ -45,10 +45,13 @@ std::string hash_of(const Json& root) {
 Json json_of(const TokenizeProgress& progress) {
   Json root = Json::object();
   root["made_of"] = Json(progress.made_of);
+  root["text"] = Json(progress.text);
   root["byte"] = Json(progress.part.byte);
   root["begins_document"] = Json(progress.part.first ? 1 : 0);
   root["skip"] = Json(progress.skip);
-  root["documents"] = Json(progress.documents);
+  root["documents"] = Json(progress.documents.documents());
+  root["skipped"] = Json(progress.documents.skipped());
+  root["replaced"] = Json(progress.documents.replaced());
   root["text_bytes"] = Json(progress.text_bytes);
   root["text_hash"] = Json(progress.text_hash);
   root["shards"] = Json::array();
@@ -76,19 +79,13 @@ std::string difference(const std::string& name, const TokenizeSummary::Shard& sh
 
 }  // namespace
 
-std::string TextHash::up_to(int64_t size_bytes) {
-  hash_.update(file_, size_bytes_, size_bytes);
-  size_bytes_ = std::max(size_bytes_, size_bytes);
-  return hash_.hex();
-}
-
 void write_progress(const TokenizeOptions& options, TokenizeProgress& progress) {
   TokenizeSummary::Shard& last = progress.shards.back();
   last.hash_beside = hash_beside(name_of_shard(options, std::ssize(progress.shards) - 1));
   files::write_file(progress_path(options), json_of(progress).dump(1) + "\n");
 }
 
-void read_progress(const TokenizeOptions& options, TextHash& text_hash, TokenizeProgress& progress) {
+void read_progress(const TokenizeOptions& options, TextSequence& texts, TokenizeProgress& progress) {
   const std::string path = progress_path(options), made_of = progress.made_of;
   if (!exists(path)) return;
   const std::string text = files::read_file(path, files::Owner::data, kProgressBytesMax);
@@ -103,11 +100,13 @@ void read_progress(const TokenizeOptions& options, TextHash& text_hash, Tokenize
         "[data] {} belongs to another command: {} instead of {}. Give the same text and options, or start "
         "again without --resume.",
         files::shown(path), files::printable(fields.string("made_of"), 300), files::printable(made_of, 300));
+  const auto number = [&](const char* key) { return static_cast<int64_t>(fields.natural(key)); };
   progress = {.made_of = made_of,
-              .part = {static_cast<int64_t>(fields.natural("byte")), fields.natural("begins_document") > 0},
-              .skip = static_cast<int64_t>(fields.natural("skip")),
-              .documents = static_cast<int64_t>(fields.natural("documents")),
-              .text_bytes = static_cast<int64_t>(fields.natural("text_bytes")),
+              .text = number("text"),
+              .part = {number("byte"), number("begins_document") > 0},
+              .skip = number("skip"),
+              .documents = {number("documents"), number("skipped"), number("replaced")},
+              .text_bytes = number("text_bytes"),
               .text_hash = fields.string("text_hash"),
               .shards = {}};
   for (const Json& shard : root.at("shards").as_array()) {
@@ -118,15 +117,16 @@ void read_progress(const TokenizeOptions& options, TextHash& text_hash, Tokenize
                                .hash = one.string("hash"),
                                .hash_beside = one.string("hash_beside")});
   }
-  const int64_t size_bytes = text_hash.file().size_bytes();
-  if (const int64_t byte = std::max(progress.part.byte, progress.text_bytes); byte > size_bytes)
-    throw DataError("[data] {} goes on at byte {} of a text of {}. Start again without --resume.", files::shown(path),
-                    byte, size_bytes);
-  if (const std::string hash = text_hash.up_to(progress.text_bytes); hash != progress.text_hash)
+  if (!texts.go_to(progress.text, progress.part.byte, progress.text_bytes))
+    throw DataError(
+        "[data] {} goes on at byte {} of text {}, but the texts end after {} bytes. Start again without "
+        "--resume.",
+        files::shown(path), progress.part.byte, progress.text, texts.text_bytes());
+  if (const std::string hash = texts.hash(); hash != progress.text_hash)
     throw DataError(
         "[data] the first {} bytes of {} have the hash {}, need {}: the complete shards come from another text. Start "
         "again without --resume.",
-        progress.text_bytes, files::shown(options.text), hash, progress.text_hash);
+        progress.text_bytes, files::shown(options.texts.front()), hash, progress.text_hash);
   for (const TokenizeSummary::Shard& shard : progress.shards)
     if (const std::string found = difference(shard.path.substr(0, shard.path.size() - 4), shard); !found.empty())
       throw DataError("[data] the shard {} is not the one that {} records: {}. Start again without --resume.",

@@ -304,9 +304,14 @@ const std::vector<Attack>& attacks() {
       {"json_lines", "text_number", kData, "its \"text\""},
       {"json_lines", "text_twice", kData, "duplicate key 'text'"},
       {"json_lines", "text_not_utf8", kData, "the line at byte 0 is no document"},
-      {"json_lines", "text_lone_surrogate", kData, "the line at byte 0 is no document"},
       {"json_lines", "nested_deeply", kData, "nests deeper than 64 levels"},
       {"json_lines", "nul_bytes", kData, "the line at byte 0 is no document"},
+      {"json_lines", "gzip_cut", kData, "It was cut"},
+      {"json_lines", "gzip_other_sum", kData, "is damaged"},
+      {"json_lines", "gzip_other_method", kData, "is damaged"},
+      {"json_lines", "zstd_cut", kData, "It was cut"},
+      {"json_lines", "zstd_reserved_block", kData, "is damaged"},
+      {"json_lines", "zip", kData, "a zip archive"},
   };
   return table;
 }

@@ -5,6 +5,7 @@ found by a fuzzer (found_*) stay as they are."""
 
 import base64
 import ctypes
+import gzip
 import json
 import pathlib
 import struct
@@ -515,16 +516,26 @@ def json_lines():
     yield "valid_lines", b'{"text": "a b"}\n\n{"id": 3, "text": ""}\r\n{"text": "\\u00e9\\n"}'
     yield "empty", b""
     yield "no_text_at_all", b'{"text": ""}\n'
-    yield "line_not_json", b'{"text": "a"}\ntext\n'
+    yield "line_not_json", b'{"text": "a"}\ntext\ntext\n'
     yield "line_array", b'["text"]\n'
-    yield "line_truncated", b'{"text": "a"}\n{"text": "a'
+    yield "line_truncated", b'{"text": "a"}\n{"text": "a\n{"text": "a'
     yield "text_missing", b'{"txt": "a"}\n'
     yield "text_number", b'{"text": 7}\n'
     yield "text_twice", b'{"text": "a", "text": "b"}\n'
     yield "text_not_utf8", b'{"text": "\xff"}\n'
-    yield "text_lone_surrogate", b'{"text": "\\ud800"}\n'
+    yield "valid_lone_surrogate", b'{"text": "\\ud800"}\n'
     yield "nested_deeply", b'{"a":' + b"[" * 3000 + b"\n"
     yield "nul_bytes", bytes(40)
+    packed = gzip.compress(b'{"text": "a b"}\n' * 20, mtime=0)
+    yield "valid_gzip", packed
+    yield "gzip_cut", packed[:-6]
+    yield "gzip_other_sum", packed[:-8] + bytes(4) + packed[-4:]
+    yield "gzip_other_method", packed[:10] + b"\x07" + packed[11:]
+    frame = b"\x28\xb5\x2f\xfd\x00\x38"
+    yield "valid_zstd", frame + (15 << 3 | 1).to_bytes(3, "little") + b'{"text": "a b"}'
+    yield "zstd_cut", frame + (15 << 3 | 1).to_bytes(3, "little") + b'{"text": "a'
+    yield "zstd_reserved_block", frame + (15 << 3 | 7).to_bytes(3, "little") + b'{"text": "a b"}'
+    yield "zip", b"PK\x03\x04" + bytes(30)
 
 
 for write in (safetensors, manifest, flight, toml, shards, tokenizer, ranks, llm_c, megatron, json_lines):

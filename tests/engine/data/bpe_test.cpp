@@ -130,8 +130,11 @@ TEST_CASE("tokenizer files: any range of a text on disk has the ids of the whole
     INFO(name);
     const std::string text = long_text(random, 30000);
     put(folder / "t.txt", text);
-    const Dataset data = open_dataset(
-        {.train = folder / "t.txt", .validation_fraction = 0, .tokenizer = path_of(name), .sequence_length = 8});
+    const Dataset data = open_dataset({.train = folder / "t.txt",
+                                       .validation_fraction = 0,
+                                       .tokenizer = path_of(name),
+                                       .format = DataFormat::text,  // it has NUL
+                                       .sequence_length = 8});
     const std::vector<int32_t> ids = data.tokenizer->encode(text);
     REQUIRE(all_of(*data.train) == ids);
     for (int trial = 0; trial < 30; ++trial) {
@@ -172,9 +175,10 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
       if (end >= 0) expected.push_back(end);
     }
     put(folder / "t.txt", text);
-    TokenizeOptions options{.text = folder / "t.txt",
+    TokenizeOptions options{.texts = {folder / "t.txt"},
                             .out = folder / "one",
                             .tokenizer = path_of(name),
+                            .format = DataFormat::text,  // it has NUL
                             .separator = "\x1e\x1e",
                             .end_of_text = end >= 0,
                             .threads = 3};
@@ -225,7 +229,7 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
 
     // JSON lines have the same documents, and those without text, too.
     put(folder / "t.jsonl", lines);
-    options = {.text = folder / "t.jsonl", .out = folder / "lines", .tokenizer = path_of(name), .threads = 2};
+    options = {.texts = {folder / "t.jsonl"}, .out = folder / "lines", .tokenizer = path_of(name), .threads = 2};
     options.end_of_text = end >= 0;
     CHECK(tokenize(options).documents == 7);
     std::vector<int32_t> with_empty = all_of(*open_shards(folder / "lines.bin").tokens);
@@ -236,12 +240,16 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
   put(folder / "t.txt", long_text(random, 1000000));
   const auto lines_of = [&](const std::string& content) {
     put(folder / "bad.jsonl", content);
-    tokenize({.text = folder / "bad.jsonl", .out = folder / "bad", .tokenizer = "bytes", .end_of_text = false});
+    tokenize({.texts = {folder / "bad.jsonl"}, .out = folder / "bad", .tokenizer = "bytes", .end_of_text = false});
   };
-  CHECK_REFUSED(DataError, lines_of("{\"text\":\"a\"}\n{\"txt\":\"b\"}\n"), "line at byte 13", "text", "bad.jsonl");
+  CHECK_REFUSED(DataError, lines_of("{\"text\":\"a\"}\n{\"txt\":\"b\"}\n{}\n"), "line at byte 13", "text", "bad.jsonl");
   CHECK_REFUSED(DataError, lines_of("{\"text\":7}\n"), "needs a string, got an integer");
   CHECK_REFUSED(DataError, lines_of("[\n"), "line at byte 0");
-  TokenizeOptions other{.text = folder / "t.txt", .out = folder / "other", .shard_tokens = 1000, .resume = true};
+  TokenizeOptions other{.texts = {folder / "t.txt"},
+                        .out = folder / "other",
+                        .shard_tokens = 1000,
+                        .format = DataFormat::text,
+                        .resume = true};
   other.progress = [](int64_t, int64_t) { throw ResourceError("interrupted"); };
   CHECK_REFUSED(ResourceError, tokenize(other), "interrupted");
   other.shard_tokens = 2000;

@@ -46,7 +46,7 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
   const TempFolder folder;
   put(folder / "t.txt", "the quick brown fox jumps over the lazy dog");
   put(folder / "v.txt", "quick dog");
-  tokenize({.text = folder / "t.txt", .out = folder / "t", .tokenizer = "chars"});
+  tokenize({.texts = {folder / "t.txt"}, .out = folder / "t", .tokenizer = "chars"});
   const Dataset texts = open_dataset({.train = folder / "t.txt", .validation = folder / "v.txt", .tokenizer = "chars"});
   const Dataset mixed = open_dataset({.train = folder / "t.bin", .validation = folder / "v.txt", .tokenizer = "chars"});
   const Dataset named = open_dataset({.train = folder / "t.bin", .validation = folder / "v.txt"});
@@ -63,7 +63,7 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
                 "w.txt");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .tokenizer = "bytes"}), "tokenizer \"chars\"",
                 "data.tokenizer = \"bytes\"");
-  tokenize({.text = folder / "v.txt", .out = folder / "v", .tokenizer = "chars"});
+  tokenize({.texts = {folder / "v.txt"}, .out = folder / "v", .tokenizer = "chars"});
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "t.bin", .validation = folder / "v.bin"}),
                 "different vocabularies");
 }
@@ -94,7 +94,7 @@ TEST_CASE("dataset: shards of an external tokenizer combine with any data.tokeni
   CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("w", "gpt2", 50304)}),
                 "different vocabularies", "50257", "50304");
   CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = shard("l", "llama", 50257)}),
-                "different vocabularies");
+                "different tokenizers, gpt2 and llama");
   CHECK_REFUSED(DataError, open_dataset({.train = shard("small", "gpt2", 50256)}), "id 50256");
   put(folder / "v.txt", "some text");
   CHECK_REFUSED(DataError, open_dataset({.train = t, .validation = folder / "v.txt"}), "by name only", "v.txt");
@@ -110,7 +110,7 @@ TEST_CASE("dataset: the advice for a shard of another tokenizer works", "[data]"
   put(folder / "t.txt", "some text of some words");
   const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
   for (const std::string& tokenizer : {file, std::string("chars")})
-    tokenize({.text = folder / "t.txt", .out = folder / (tokenizer == file ? "f" : "c"), .tokenizer = tokenizer});
+    tokenize({.texts = {folder / "t.txt"}, .out = folder / (tokenizer == file ? "f" : "c"), .tokenizer = tokenizer});
   const auto open = [&](const char* shard, const std::string& tokenizer) {
     return open_dataset({.train = folder / shard, .validation_fraction = 0, .tokenizer = tokenizer}).train->count();
   };

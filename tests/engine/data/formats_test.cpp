@@ -7,6 +7,7 @@
 #include <random>
 
 #include "engine/data/dataset.h"
+#include "engine/data/hash.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/make_tokenizer.h"
 #include "engine/data/tokenize.h"
@@ -227,7 +228,7 @@ TEST_CASE("formats: JSON lines give the ids and documents that tokenize writes",
   for (const char* tokenizer : {"bytes", "chars"}) {
     const Dataset data =
         open_dataset({.train = folder / "t.jsonl", .validation_fraction = 0, .tokenizer = tokenizer, .threads = 2});
-    tokenize({.text = folder / "t.jsonl", .out = folder / tokenizer, .tokenizer = tokenizer, .end_of_text = false});
+    tokenize({.texts = {folder / "t.jsonl"}, .out = folder / tokenizer, .tokenizer = tokenizer, .end_of_text = false});
     const Dataset shards = open_dataset(
         {.train = folder / (std::string(tokenizer) + ".bin"), .validation_fraction = 0, .tokenizer = tokenizer});
     for (const int64_t size : {17, 1000, 100000}) {
@@ -237,7 +238,7 @@ TEST_CASE("formats: JSON lines give the ids and documents that tokenize writes",
       if (std::string(tokenizer) == "bytes") CHECK(found == begins);
     }
   }
-  put(folder / "bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
+  put(folder / "bad.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n[1]\n");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.jsonl"}), "line at byte 14", "bad.jsonl");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.jsonl", .tokenizer = "chars"}), "line at byte 14");
   put(folder / "none.jsonl", "{\"text\": \"\"}\n\n");
@@ -253,9 +254,9 @@ TEST_CASE("formats: a damaged index of documents is refused", "[data]") {
   std::string lines;
   for (int i = 0; i < 1500; ++i) lines += "{\"text\": \"abc\"}\n";
   put(folder / "t.jsonl", lines);
-  CHECK_REFUSED(ConfigError, tokenize({.text = folder / "t.jsonl", .out = folder / "t"}), "the tokenizer bytes has no",
-                "--no-end-of-text");
-  tokenize({.text = folder / "t.jsonl", .out = folder / "t", .end_of_text = false});
+  CHECK_REFUSED(ConfigError, tokenize({.texts = {folder / "t.jsonl"}, .out = folder / "t"}),
+                "the tokenizer bytes has no", "--no-end-of-text");
+  tokenize({.texts = {folder / "t.jsonl"}, .out = folder / "t", .end_of_text = false});
   std::vector<uint64_t> begins(1500);
   for (size_t i = 0; i < begins.size(); ++i) begins[i] = 3 * i;
   CHECK(bytes_in(folder / "t.documents") == packed(begins));
@@ -272,4 +273,72 @@ TEST_CASE("formats: a damaged index of documents is refused", "[data]") {
   CHECK_REFUSED(DataError, open(), "has 11992 bytes, need 8 for each of the 1500 documents");
   std::filesystem::remove(folder / "t.documents");
   CHECK_REFUSED(DataError, open(), "t.documents", "does not exist");
+}
+
+TEST_CASE("formats: ids of another width are refused with the remedy", "[data]") {
+  const TempFolder folder;
+  std::mt19937_64 random(4);
+  std::vector<int32_t> ids(2000);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % 300);
+  DatasetOptions options{
+      .train = folder / "n.bin", .validation_fraction = 0, .format = DataFormat::nanogpt, .vocab_size = 300};
+  const auto opened = [&] { return contents(*open_dataset(options).train, 700).first; };
+  put(folder / "n.bin", packed_as<uint32_t>(ids));
+  CHECK_REFUSED(DataError, opened(), "n.bin", "2000 ids of 4 bytes", "nanogpt-uint32");
+  options.format = DataFormat::nanogpt_uint32;
+  CHECK(opened() == ids);
+  put(folder / "n.bin", packed_as<int64_t>(ids));
+  CHECK_REFUSED(DataError, opened(), "2000 ids of 8 bytes", "must be converted");
+  options.format = DataFormat::nanogpt;
+  CHECK_REFUSED(DataError, opened(), "ids of 4 bytes");
+  put(folder / "n.bin", packed_as<uint16_t>(ids));
+  CHECK(opened() == ids);
+  // One id that is not 0 at an odd place is enough.
+  for (size_t i = 1; i < ids.size(); i += 2) ids[i] = 0;
+  put(folder / "n.bin", packed_as<uint16_t>(ids));
+  CHECK_REFUSED(DataError, opened(), "1000 ids of 4 bytes");
+  ids[1001] = 7;
+  put(folder / "n.bin", packed_as<uint16_t>(ids));
+  CHECK(opened() == ids);
+}
+
+TEST_CASE("formats: ids of 2 bytes are refused for a vocabulary above 65536", "[data]") {
+  const TempFolder folder;
+  const std::string ids = packed_as<uint16_t>({1, 2, 3, 4});
+  put(folder / "n.bin", ids);
+  put(folder / "m.bin", ids);
+  put(folder / "m.idx", index_of({.lengths = {4}, .offsets = {0}, .documents = {0, 1}}));
+  put(folder / "s.bin", ids);
+  for (const int64_t vocab_size : {65536, 65537}) {
+    put(folder / "s.json",
+        fmt::format(
+            "{{\"dtype\": \"uint16\", \"vocab_size\": {}, \"count\": 4, \"hash\": \"{}\", \"tokenizer\": \"own\"}}",
+            vocab_size, xxh3_128_hex(ids.data(), std::ssize(ids))));
+    for (const std::string name : {"n.bin", "m.bin", "s.bin"}) {
+      const auto open = [&] {
+        return open_dataset({.train = folder / name,
+                             .validation_fraction = 0,
+                             .format = name == "n.bin" ? DataFormat::nanogpt : DataFormat::automatic,
+                             .vocab_size = vocab_size});
+      };
+      if (vocab_size == 65536) CHECK(open().train->count() == 4);
+      if (vocab_size > 65536) CHECK_REFUSED(DataError, open(), name, "2 bytes, which end at 65535", "65537 ids");
+    }
+  }
+}
+
+TEST_CASE("formats: ids whose files do not record a tokenizer mix by a tokenizer file only", "[data]") {
+  const TempFolder folder;
+  put(folder / "n.bin", packed_as<uint16_t>({1, 2, 3, 4}));
+  put(folder / "m.bin", packed_as<uint16_t>({5, 6}));
+  put(folder / "m.idx", index_of({.lengths = {2}, .offsets = {0}, .documents = {0, 1}}));
+  DatasetOptions options{.sources = {folder / "m.bin", folder / "n.bin"},
+                         .weights = {},
+                         .validation_fraction = 0,
+                         .formats = {DataFormat::automatic, DataFormat::nanogpt},
+                         .vocab_size = 50};
+  CHECK_REFUSED(DataError, open_dataset(options), "m.bin\" (megatron) and ", "n.bin\" (nanogpt) do not both record",
+                "data.tokenizer");
+  options.tokenizer = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  CHECK(contents(*open_dataset(options).train, 10).first == std::vector<int32_t>{5, 6, 1, 2, 3, 4});
 }

@@ -181,7 +181,7 @@ TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[dat
     CHECK(all_of(*shards.tokens) == ids);
     CHECK(shards.tokenizer->decode(ids) == text);
     put(folder / "t.txt", text);
-    const TextTokens encoded(tokenizer, std::make_shared<TextFile>(folder / "t.txt"));
+    const TextTokens encoded(tokenizer, std::make_shared<TextFile>(folder / "t.txt", DataFormat::text));
     for (int trial = 0; trial < 20; ++trial) {
       const size_t begin = random() % ids.size();
       std::vector<int32_t> disk(random() % (std::min<size_t>(ids.size() - begin, 1000) + 1)), read = disk;
@@ -279,7 +279,7 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
   for (const int64_t per_shard : {0, 1000, 999, 337, 100}) {
     const TempFolder out;
     const TokenizeSummary summary =
-        tokenize({.text = folder / "t.txt", .out = out / "s", .tokenizer = "chars", .shard_tokens = per_shard});
+        tokenize({.texts = {folder / "t.txt"}, .out = out / "s", .tokenizer = "chars", .shard_tokens = per_shard});
     CHECK(summary.vocab_size == 23);
     CHECK(summary.count == 1000);
     CHECK(summary.text_bytes == 1000);
@@ -298,15 +298,15 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
   const TempFolder again;
   for (const auto& [per_shard, shards, removed] : {std::tuple{100, 10, 0}, {337, 3, 7}, {100, 10, 0}}) {
     const TokenizeSummary summary =
-        tokenize({.text = folder / "t.txt", .out = again / "s", .tokenizer = "chars", .shard_tokens = per_shard});
+        tokenize({.texts = {folder / "t.txt"}, .out = again / "s", .tokenizer = "chars", .shard_tokens = per_shard});
     CHECK(summary.removed == removed);
     CHECK(again.entries() == 2 * static_cast<size_t>(shards));
     CHECK(open_shards(again / "s-*.bin").tokens->count() == 1000);
   }
-  CHECK_REFUSED(ResourceError, tokenize({.text = folder / "t.txt", .out = folder / "t.txt/s"}), "cannot be written");
+  CHECK_REFUSED(ResourceError, tokenize({.texts = {folder / "t.txt"}, .out = folder / "t.txt/s"}), "cannot be written");
   put(folder / "bad.txt", "ab\xfe");
-  CHECK_REFUSED(DataError, tokenize({.text = folder / "bad.txt", .out = folder / "s", .tokenizer = "chars"}), "byte 2",
-                "bad.txt");
+  CHECK_REFUSED(DataError, tokenize({.texts = {folder / "bad.txt"}, .out = folder / "s", .tokenizer = "chars"}),
+                "byte 2", "bad.txt");
   CHECK(folder.entries() == 2);
 }
 
@@ -316,7 +316,7 @@ TEST_CASE("tokenize: a shard that would replace its own text is refused, and the
     put(folder / name, "some text");
     const int64_t shard_tokens = std::string(name).starts_with("x-") ? 5 : 0;
     for (const std::string& out : {folder / "x", folder / "./x"})
-      CHECK_REFUSED(ConfigError, tokenize({.text = folder / name, .out = out, .shard_tokens = shard_tokens}),
+      CHECK_REFUSED(ConfigError, tokenize({.texts = {folder / name}, .out = out, .shard_tokens = shard_tokens}),
                     "would be overwritten", name);
     CHECK(bytes_in(folder / name) == "some text");
     CHECK(folder.entries() == 1);
@@ -330,7 +330,7 @@ TEST_CASE("tokenize: the folder of the shards is created, whatever the tokenizer
   const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
   for (const std::string& tokenizer : {std::string("bytes"), file}) {
     const std::string out = folder / (tokenizer == file ? "new/file/s" : "new/bytes/s");
-    tokenize({.text = folder / "t.txt", .out = out, .tokenizer = tokenizer});
+    tokenize({.texts = {folder / "t.txt"}, .out = out, .tokenizer = tokenizer});
     CHECK(open_shards(out + ".bin").tokens->count() > 0);
   }
 }
@@ -339,15 +339,15 @@ TEST_CASE("shards: different vocabularies in one pattern are refused", "[data]")
   const TempFolder folder;
   put(folder / "a.txt", "abc");
   put(folder / "b.txt", "abd");
-  tokenize({.text = folder / "a.txt", .out = folder / "a", .tokenizer = "chars"});
-  tokenize({.text = folder / "b.txt", .out = folder / "b", .tokenizer = "chars"});
+  tokenize({.texts = {folder / "a.txt"}, .out = folder / "a", .tokenizer = "chars"});
+  tokenize({.texts = {folder / "b.txt"}, .out = folder / "b", .tokenizer = "chars"});
   CHECK_REFUSED(DataError, open_shards(folder / "?.bin"), "different tokenizers", "a.bin", "b.bin");
 }
 
 TEST_CASE("shards: random damage never does worse than a DataError", "[data]") {
   const TempFolder folder;
   put(folder / "t.txt", "the quick brown fox jumps over the lazy dog, twice");
-  tokenize({.text = folder / "t.txt", .out = folder / "s", .tokenizer = "chars"});
+  tokenize({.texts = {folder / "t.txt"}, .out = folder / "s", .tokenizer = "chars"});
   const std::string good_json = bytes_in(folder / "s.json"), good_bin = bytes_in(folder / "s.bin");
   const uint64_t seed = 22;
   INFO("seed " << seed);

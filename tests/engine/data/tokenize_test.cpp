@@ -100,7 +100,7 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
       const TempFolder folder;
       put(folder / "t.jsonl", lines);
       TokenizeOptions options{
-          .text = folder / "t.jsonl", .out = folder / "whole", .tokenizer = tokenizer, .shard_tokens = 150};
+          .texts = {folder / "t.jsonl"}, .out = folder / "whole", .tokenizer = tokenizer, .shard_tokens = 150};
       options.end_of_text = false;
       tokenize(options);
       options.out = folder / "s";
@@ -121,7 +121,8 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
     }
   // The text decides the vocabulary of chars: a new character behind the shards changes the ids in them.
   const TempFolder folder;
-  TokenizeOptions options{.text = folder / "t.jsonl", .out = folder / "s", .tokenizer = "chars", .shard_tokens = 150};
+  TokenizeOptions options{
+      .texts = {folder / "t.jsonl"}, .out = folder / "s", .tokenizer = "chars", .shard_tokens = 150};
   options.end_of_text = false;
   put(folder / "t.jsonl", lines);
   interrupt(options, 2);
@@ -134,10 +135,10 @@ TEST_CASE("tokenize: shards of earlier commands that a pattern would read are re
   const TempFolder folder;
   const std::string lines = lines_of(20);
   put(folder / "t.jsonl", lines);
-  put(folder / "t.txt", lines);
+  put(folder / "t.txt", "not JSON");
   const auto run = [&](const std::string& text, int64_t shard_tokens) {
     const TokenizeSummary summary =
-        tokenize({.text = text, .out = folder / "s", .shard_tokens = shard_tokens, .end_of_text = false});
+        tokenize({.texts = {text}, .out = folder / "s", .shard_tokens = shard_tokens, .end_of_text = false});
     CHECK(open_shards(folder / "s*.bin").tokens->count() == summary.count);
     return summary.removed;
   };
@@ -169,21 +170,21 @@ TEST_CASE("tokenize: shards of earlier commands that a pattern would read are re
                                          "s-00007.json",         "s-00008.bin", "s-00008.json"};
   for (const std::string& name : kept) put(other / name, lines);
   put(other / "s-00004.bin", "killed");
-  CHECK(tokenize({.text = text, .out = other / "s", .shard_tokens = 1000}).removed == 1);
-  CHECK(tokenize({.text = text, .out = other / "t"}).removed == 0);
+  CHECK(tokenize({.texts = {text}, .out = other / "s", .shard_tokens = 1000, .end_of_text = false}).removed == 1);
+  CHECK(tokenize({.texts = {text}, .out = other / "t", .end_of_text = false}).removed == 0);
   for (const std::string& name : kept) CHECK(bytes_in(other / name) == lines);
-  CHECK(tokenize({.text = text, .out = other / "s"}).removed == 1);
+  CHECK(tokenize({.texts = {text}, .out = other / "s", .end_of_text = false}).removed == 1);
   CHECK(bytes_in(text) == lines);
   CHECK_FALSE(std::filesystem::exists(other / "s-00000.bin"));
 
   for (const char* name : {"x.documents", "x.progress.json"}) {
     put(other / name, lines);
-    CHECK_REFUSED(ConfigError, tokenize({.text = other / name, .out = other / "x"}), "would be overwritten", name);
+    CHECK_REFUSED(ConfigError, tokenize({.texts = {other / name}, .out = other / "x"}), "would be overwritten", name);
   }
   const std::string file = bytes_in(std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json");
   put(other / "tokenizer.json", file);
   CHECK_REFUSED(ConfigError,
-                tokenize({.text = text, .out = other / "tokenizer", .tokenizer = other / "tokenizer.json"}),
+                tokenize({.texts = {text}, .out = other / "tokenizer", .tokenizer = other / "tokenizer.json"}),
                 "would be overwritten: it is the tokenizer");
   CHECK(bytes_in(other / "tokenizer.json") == file);
 }
@@ -197,7 +198,7 @@ TEST_CASE("tokenize: half a tokenizer of a killed command is removed", "[data]")
     put(folder / ("s.tokenizer/" + name), "half");
   const std::vector<std::string> others = {"tokenizer.json.tmp-1", "vocab.json" + gone, "tokenizer.json"};
   for (const std::string& name : others) put(folder / ("s.tokenizer/" + name), "whole");
-  tokenize({.text = folder / "t.txt", .out = folder / "s"});
+  tokenize({.texts = {folder / "t.txt"}, .out = folder / "s"});
   CHECK_FALSE(std::filesystem::exists(folder / ("s.tokenizer/tokenizer.json" + gone)));
   CHECK_FALSE(std::filesystem::exists(folder / ("s.tokenizer/tokenizer_config.json" + gone)));
   for (const std::string& name : others) CHECK(std::filesystem::exists(folder / ("s.tokenizer/" + name)));
