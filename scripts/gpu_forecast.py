@@ -38,7 +38,7 @@ SUM_THREADS, SUM_BLOCK = 4, 4096
 LATENCY_CLOCKS = 1500  # first loads of a block of mma.sync; the other block of the multiprocessor covers half
 EXPONENTIALS, SHARED_BYTES = 16, 128  # a clock and multiprocessor
 SCORES = 128  # keys of a step of attention forward, and of a block of its backward, whose steps have 64 queries
-CACHE = 40 << 20  # keys and values of the heads that forward computes at a time; backward: TOGETHER heads
+CACHE = 40 << 20  # keys and values of the heads that forward computes at a time; backward: sums of dq, of at least TOGETHER heads
 TOGETHER = 16
 
 
@@ -90,13 +90,13 @@ def attention_bounds(v, form, head):
     tile = 2 * 64 * head  # bytes of 64 rows
     if form == "forward":
         groups, products = 3 if head == 64 else 2, 2
-        loop = counts_of(f"hopper_forward_kernel<{head}, true>")[1] * v["forward loop run"]
+        loop = counts_of(f"hopper_forward_kernel<{head}, true, Masks<false, false> >")[1] * v["forward loop run"]
         # Queries and keys, then values, for each warpgroup; keys and values arrive once.
         shared = groups * (tile + 4 * tile) + 4 * tile
         scores = 64 * groups * SCORES
     else:
         groups, products, slopes = 2, 5, 2 * 64 * SCORES
-        loop = counts_of(f"hopper_backward_kernel<{head}>")[1] * v["backward loop run"]
+        loop = counts_of(f"hopper_backward_kernel<{head}, Masks<false, false> >")[1] * v["backward loop run"]
         # Each warpgroup: keys and queries, values and gradients, gradients for dv, queries for dk, all slopes and half of the columns
         # of all keys for dq. Slopes are written once; queries and gradients arrive once.
         shared = groups * (4 * tile + 2 * tile + slopes + tile) + slopes + 2 * tile
@@ -124,19 +124,20 @@ def forward_steps(heads, tokens, head, group, more):
 
 
 @functools.cache
-def backward_steps(heads, tokens, group, start):
-    """Steps until the last thread block ends: blocks of keys in the order of item_of() in kernels/attention/hopper_backward.cuh. A step adds
-    to dq of a tile after the block of keys behind it; a block of keys takes `start` steps more."""
+def backward_steps(heads, tokens, head, group, start):
+    """Steps until the last thread block ends: blocks of keys in the order of item_of() in kernels/attention/hopper_backward.cuh, each passing
+    through its tiles from the last one down. A step adds to dq of a tile after the block of keys before it; a block takes `start` steps more."""
     blocks, tiles = math.ceil(tokens / SCORES), math.ceil(tokens / 64)
     free = [0.0] * min(MULTIPROCESSORS, heads * blocks)
-    for first in range(0, heads, TOGETHER):
-        together = min(TOGETHER, heads - first)
+    of_turn = min(heads, max(TOGETHER, CACHE // (4 * group * tokens * head)))
+    for first in range(0, heads, of_turn):
+        together = min(of_turn, heads - first)
         added = [[0.0] * (group * tiles) for _ in range(together)]
         for index in range(together * blocks):
-            block, now = blocks - 1 - index // together, heapq.heappop(free) + start
+            block, now = index // together, heapq.heappop(free) + start
             of_head = added[index % together]
             for queries in range(group):
-                for tile in range(queries * tiles + 2 * block, (queries + 1) * tiles):
+                for tile in reversed(range(queries * tiles + 2 * block, (queries + 1) * tiles)):
                     now = of_head[tile] = max(now + 1, of_head[tile])
             heapq.heappush(free, now)
     return max(free)
@@ -148,7 +149,7 @@ def attention_seconds(v, form, batch, tokens, heads, kv_heads, head):
     if form == "forward":
         seconds = step * forward_steps(batch * heads, tokens, head, heads // kv_heads, v["steps more for a block of queries"])
     else:
-        seconds = step * backward_steps(batch * kv_heads, tokens, heads // kv_heads, v["steps more for a block of keys"])
+        seconds = step * backward_steps(batch * kv_heads, tokens, head, heads // kv_heads, v["steps more for a block of keys"])
         seconds += v.stream(BF16 * 2 * batch * tokens * heads * head + 4 * batch * heads * tokens)  # delta_kernel
     return longest(seconds, cost[1] / v.copy)
 
@@ -176,11 +177,11 @@ def mma_seconds(v, form, batch, tokens, heads, kv_heads, head):
     reach = v[f"mma.sync {form} of bound"]
     if form == "forward":
         keys = 64 if head == 64 else 32
-        seconds = mma_kernel(v, f"forward_kernel<{head}, 2, {keys}, true>", 128, keys, heads=heads, reach=reach, **sizes)
+        seconds = mma_kernel(v, f"forward_kernel<{head}, 2, {keys}, true, Masks<false, false> >", 128, keys, heads=heads, reach=reach, **sizes)
     else:
         tiles = 2 if head == 64 else 1
-        seconds = mma_kernel(v, f"key_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=kv_heads, reach=reach, keys=True, group=heads // kv_heads, **sizes)
-        seconds += mma_kernel(v, f"query_kernel<{head}, {tiles}, 32, true>", 64 * tiles, 32, heads=heads, reach=reach, **sizes)
+        seconds = mma_kernel(v, f"key_kernel<{head}, {tiles}, 32, true, Masks<false, false> >", 64 * tiles, 32, heads=kv_heads, reach=reach, keys=True, group=heads // kv_heads, **sizes)
+        seconds += mma_kernel(v, f"query_kernel<{head}, {tiles}, 32, true, Masks<false, false> >", 64 * tiles, 32, heads=heads, reach=reach, **sizes)
         seconds += v.stream(BF16 * 2 * batch * tokens * heads * head + 4 * batch * heads * tokens)  # delta_kernel
     return longest(seconds, cost[1] / v.copy)
 

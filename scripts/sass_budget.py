@@ -7,10 +7,10 @@ usage: scripts/sass_budget.py [--update] [--nvcc PATH] [--root DIR] [ARCHITECTUR
 A row is a kernel on an architecture: registers at the launch (setmaxnreg moves them between warpgroups later), spilled
 bytes (stores and loads), instructions in all and in the main loop, and the work of that loop: its tensor instructions
 (HMMA, HGMMA), or, in kernels without them, its accesses of 16 bytes of global memory. The main loop has the most work
-per instruction among the loops with at least half of the most work that any loop has: a persistent kernel's loop over
-blocks also holds the first and the last step of its inner loop. Kernels without work have no main loop.
+per instruction among the loops with at least a third of the most work that any loop has: a persistent kernel's loop over
+blocks also holds the first and the last step of its inner loop, and masked steps have a loop of their own. Kernels without work have no main loop.
 Bytes in flight are the most bytes that the warps of a multiprocessor have requested from global memory and not waited
-for, at any instruction of the loop of loads, which is chosen like the main loop, by bytes; without such a loop, of the
+for, at any instruction of the loop of loads, which is chosen like the main loop, by bytes and from a half of the most; without such a loop, of the
 kernel. All lanes load, and as many warps run as the registers allow (shared memory may allow fewer). A wait is an
 instruction that waits for the scoreboard of a load, or for groups of copies to shared memory. TMA loads have no size in
 the code: the bytes that one pass of the loop announces at its barriers count once, for one thread block.
@@ -92,11 +92,11 @@ def announced(pairs, i):
     raise SystemExit("sass_budget: an ARRIVE announces bytes that no MOV gives its register. Extend announced() for this compiler.")
 
 
-def densest(loops, weights):
-    """The first and last instruction of the loop with the most weight per instruction, among those with half of the most; none without weight."""
+def densest(loops, weights, part):
+    """The first and last instruction of the loop with the most weight per instruction, among those with a `part`-th of the most; none without weight."""
     weighed = [(sum(weights[begin:end + 1]), begin, end) for begin, end in loops]
     most = max((weight for weight, *_ in weighed), default=0)
-    return max((loop for loop in weighed if most and 2 * loop[0] >= most), key=lambda loop: loop[0] / (loop[2] + 1 - loop[1]), default=None)
+    return max((loop for loop in weighed if most and part * loop[0] >= most), key=lambda loop: loop[0] / (loop[2] + 1 - loop[1]), default=None)
 
 
 def most_in_flight(code, is_loop):
@@ -136,10 +136,10 @@ def counted(code, architecture, registers):
         target = i + 1 + branch_offset(word, architecture) // 16
         if word & 0xFFF == BRANCH and 0 <= target < i:
             loops.append((target, i))
-    held, begin, end = densest(loops, work) or (0, 0, -1)
+    held, begin, end = densest(loops, work, 3) or (0, 0, -1)
     tiles = [announced(pairs, i) for i in range(len(pairs))]
     loads = [tile + (LANES * size_of(high) if operation in {LOAD, COPY} else 0) for tile, operation, (_, high) in zip(tiles, operations, pairs)]
-    loop = densest(loops, loads)
+    loop = densest(loops, loads, 2)
     first, last = loop[1:] if loop else (0, len(pairs) - 1)
     # A quarter of a multiprocessor has 16384 registers, gives 256 at a time, and has room for 16 warps.
     warps = 4 * min(16, 16384 // (-(-registers // 8) * 8 * LANES))

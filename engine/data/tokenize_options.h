@@ -19,7 +19,7 @@ struct TokenizeOptions {
   DataFormat format = DataFormat::automatic;  // or text or jsonl, of all texts
   std::string text_key = "text";              // of JSON lines
   std::string separator;                      // ends each document of a text; empty: the text is one document
-  bool end_of_text = true;                    // the tokenizer's end-of-text id, which it must have, follows each of several documents
+  bool end_of_text = true;  // the tokenizer's end-of-text id, which it must have, follows each of several documents
   int threads = 1;
   bool resume = false;  // continue behind the last complete shard of an interrupted command
   std::function<void(int64_t done_bytes, int64_t size_bytes)> progress;  // of the files as they lie; 0: unknown size

@@ -12,8 +12,8 @@ constexpr int kLoads = 8;  // of a thread in flight, so that four blocks read as
 constexpr int64_t kPieceBytes = int64_t{kThreads} * 16 * kLoads;
 constexpr uint64_t kPollNs = 1000;
 
-/// Waits until `ns` have passed since `begin` or the host has written at least `value`. Called by one thread of a block,
-/// and the clock is read first, because every read of the host's word crosses PCIe.
+/// Waits until `ns` have passed since `begin` or the host has written at least `value`. Called by one thread of a
+/// block, and the clock is read first, because every read of the host's word crosses PCIe.
 __device__ void await_host(const uint32_t* word, uint32_t value, uint64_t begin, uint64_t ns) {
   while (ptx::global_timer_ns() - begin < ns && ptx::load_of_host(word) < value) ptx::pause_ns(kPollNs);
 }

@@ -150,8 +150,8 @@ void finish_columns(const LaunchContext& context, const P* partial, int64_t bloc
 /// Enqueues. dbias (+)= the column sums.
 template <typename T>
 void sum_columns(const LaunchContext& context, const Columns<T>& args, float* dbias, bool accumulate) {
-  // Three times the blocks that 132 multiprocessors hold at once (norm.cuh has the reason), if there are as many rows and
-  // room in the scratch; depends on the shape only.
+  // Three times the blocks that 132 multiprocessors hold at once (norm.cuh has the reason), if there are as many rows
+  // and room in the scratch; depends on the shape only.
   constexpr int64_t kRowsLeast = 16;
   const int64_t across = blocks_for(args.out, kColumns * kPack<T>), fitting = kScratchBytes / 4 / args.out;
   int64_t blocks = std::min({blocks_for(args.rows, kRowsLeast), std::max<int64_t>(1, 3 * kResident * 132 / across),

@@ -73,56 +73,67 @@ for card, rates in gpu_forecast.RATES.items():
             host = values["host part of a measured step, ms"]
             check(close(counted * (1 + values["not counted"]) + host, whole, 1e-12), card, name, end, counted, host, whole)
 
-# By hand. AdamW reads and writes 30 bytes of 124,475,904 parameters: 3,734,277,120 bytes at 0.93 of 4.3 TB/s.
-rows = gpu_forecast.rows_of(gpu_forecast.Values("h200"))
+# By hand, with assumptions of their own, so that a correction of the forecast changes no sum below.
+values = gpu_forecast.Values("h200")
+values.update({"copy, TB/s": 4.3, "product ceiling, TFLOP/s": 790, "attention forward of bound": 0.7, "attention backward of bound": 0.58,
+               "forward loop run": 0.78, "edge of a product, k": 180, "split sums": 0.9, "fused bias gradient won": 0.4})
+values.copy = 4.3e12
+budget = dict(gpu_forecast.BUDGET)
+gpu_forecast.BUDGET["hopper_forward_kernel<64, true, Masks<false, false> >"] = (2366, 601, 12)
+gpu_forecast.BUDGET["hopper_backward_kernel<64, Masks<false, false> >"] = (3555, 943, 24)
+# AdamW reads and writes 30 bytes of 124,475,904 parameters: 3,734,277,120 bytes at 0.93 of 4.3 TB/s.
+rows = gpu_forecast.rows_of(values)
 check(close(rows["step part: AdamW", "ms"][0], 0.9338, 1e-4), rows["step part: AdamW", "ms"])
 # Attention forward, head 64, 1024 tokens. A step of three warpgroups with 64 x 128 scores each: 2 x 2 x 192 x 128 x 64 operations at 4096 a
 # clock are 1536 clocks, 192 x 128 exponentials at 16 the same, 3 x 601 x 0.78 = 1406.3 instructions, and 3 x (8 + 16 + 16) + 32 KiB at
 # 128 bytes are 1216. Fourth powers: 1536 x (1 + 1 + 0.70275 + 0.39280)^0.25 = 2037.4; at 0.70 of the bound 2910.6 clocks.
-gpu_forecast.BUDGET["hopper_forward_kernel<64, true>"] = (2366, 601, 12)
-gpu_forecast.BUDGET["hopper_backward_kernel<64>"] = (3555, 943, 24)
-values = gpu_forecast.Values("h200")
 bounds = gpu_forecast.attention_bounds(values, "forward", 64)
 check(all(close(bounds[name], clocks, 1e-4) for name, clocks in
           {"products": 1536, "exponentials": 1536, "instructions": 1406.3, "shared memory": 1216}.items()) and len(bounds) == 4, bounds)
 # Blocks end at 1024, 832, 640, 448, 256 and 64. Their warpgroups take 7, 8, 8; 6, 6, 7; 4, 5, 5; 3, 3, 4; 1, 2, 2; 1 steps: 72 / 3 = 24 a
-# head. 384 heads and 0.8 steps for each of 2304 blocks are 83.8 steps of every thread block; the longest list has 85.27.
-work = gpu_forecast.forward_work(384, 1024, 64, 1)
-check(len(work) == 132 and close(sum(steps for steps, _ in work), 384 * 24, 1e-9) and sum(blocks for _, blocks in work) == 2304, work)
-check(close(max(steps + 0.8 * blocks for steps, blocks in work), 85.27, 1e-3))
-# 85.27 x 2910.6 clocks of 1.755 GHz are 141.4 us, and 202.9 MB take 47.2 us beside them: 51.54 G operations in 141.9 us.
-rows = gpu_forecast.rows_of(values)
-forward = rows["attention_forward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
-check(close(forward, 363.3, 1e-3), forward)
+# head. 384 heads and 0.8 steps for each of 2304 blocks are at least 83.78 steps of every thread block; their order takes 84.8.
+steps = gpu_forecast.forward_steps(384, 1024, 64, 1, 0.8)
+check((384 * 24 + 0.8 * 2304) / 132 < steps and close(steps, 84.8, 1e-3), steps)
+# Heads of 256 tokens: a block that ends at 256 takes (1 + 2 + 2) / 3 steps, one that ends at 64 a third. Two heads on two multiprocessors
+# take 2 steps, on one 4.
+for multiprocessors, right in ((2, 2), (1, 4)):
+    gpu_forecast.MULTIPROCESSORS = multiprocessors
+    gpu_forecast.forward_steps.cache_clear()
+    check(close(gpu_forecast.forward_steps(2, 256, 64, 1, 0.0), right, 1e-9))
+gpu_forecast.MULTIPROCESSORS = 132
+gpu_forecast.forward_steps.cache_clear()
+# 84.8 x 2910.6 clocks of 1.755 GHz are 140.6 us, and 202.9 MB take 47.2 us beside them: 51.54 G operations in 141.1 us.
+forward = 51.54e9 / gpu_forecast.attention_seconds(values, "forward", 32, 1024, 12, 12, 64) / 1e12
+check(close(forward, 365.3, 1e-3), forward)
 # Backward: five products of 64 x 128 x 64 are 1280 clocks. Two warpgroups read 8 + 8 KiB twice for scores and slopes, 8 twice for dv and
 # dk, 16 + 8 for dq; 16 of slopes are written, 16 arrive: 2 x 72 + 32 KiB, 1408 clocks. 2 x 943 x 0.57 = 1075.0 instructions, 512 clocks of
 # exponentials. Fourth powers: 1408 x (1 + 0.68303 + 0.33981 + 0.01749)^0.25 = 1682.8; at 0.58 of the bound 2901.4 clocks.
 bounds = gpu_forecast.attention_bounds(values, "backward", 64)
 check(all(close(bounds[name], clocks, 1e-4) for name, clocks in
           {"products": 1280, "exponentials": 512, "instructions": 1075.0, "shared memory": 1408}.items()) and len(bounds) == 4, bounds)
-# One head of 256 tokens: the block of keys 128 to 255 begins with one step and adds to tiles 2 and 3 in steps 2 and 3; the other block, on
-# another thread block, adds to tiles 0 to 3 in steps 2 to 5. On one multiprocessor they follow each other: 3 + 5.
-check(gpu_forecast.backward_steps(1, 256, 1, 1.0) == 5)
+# One head of 256 tokens: the first block of keys begins with one step and adds to tiles 3, 2, 1 and 0 in steps 2 to 5; the other block, on
+# another thread block, adds to tiles 3 and 2 right after it, in steps 2 and 3. On one multiprocessor they follow each other: 5 + 3.
+check(gpu_forecast.backward_steps(1, 256, 64, 1, 1.0) == 5)
 gpu_forecast.MULTIPROCESSORS = 1
-check(gpu_forecast.backward_steps(2, 256, 1, 1.0) == 16)
-# Two multiprocessors, one head of 384 tokens that three blocks of keys see: 2 + 4 + 6 steps. The second one ends in step 5, the first one
-# in 3 and takes the third block: tiles 0 to 5 in steps 5 to 10.
+check(gpu_forecast.backward_steps(2, 256, 64, 1, 1.0) == 16)
+# Two multiprocessors, one head of 384 tokens that three blocks of keys see: 6 + 4 + 2 steps. The first one ends in step 7, the second one
+# in step 5, and takes the third block, which adds to tiles 5 and 4 in steps 7 and 8.
 gpu_forecast.MULTIPROCESSORS = 2
-check(gpu_forecast.backward_steps(1, 384, 1, 1.0) == 10)
+check(gpu_forecast.backward_steps(1, 384, 64, 1, 1.0) == 8, gpu_forecast.backward_steps(1, 384, 64, 1, 1.0))
 gpu_forecast.MULTIPROCESSORS = 132
-# Each of 384 heads has 16 + 14 + ... + 2 = 72 steps: at least 209.5 for each of 132; their order takes 243. These are 401.7 us, and 102.2 MB
-# of the sums of dout x out 25.6 us at 0.93 x 4.3 TB/s: 128.85 G operations in 427.3 us, 0.02 % more with its bytes.
-check(gpu_forecast.backward_steps(384, 1024, 1, 1.0) == 243, gpu_forecast.backward_steps(384, 1024, 1, 1.0))
-backward = rows["attention_backward B32 T1024 H12/12 x 64", "TFLOP/s"][0]
-check(close(backward, 301.4, 1e-3), backward)
+# Each of 384 heads has 16 + 14 + ... + 2 = 72 steps: at least 209.5 for each of 132; their order takes 234. These are 386.9 us, and 102.2 MB
+# of the sums of dout x out 25.6 us at 0.93 x 4.3 TB/s: 128.85 G operations in 412.4 us, 0.02 % more with its bytes.
+check(gpu_forecast.backward_steps(384, 1024, 64, 1, 1.0) == 234, gpu_forecast.backward_steps(384, 1024, 64, 1, 1.0))
+backward = 128.85e9 / gpu_forecast.attention_seconds(values, "backward", 32, 1024, 12, 12, 64) / 1e12
+check(close(backward, 312.4, 1e-3), backward)
 
 # The path of mma.sync: 8 blocks of 128 queries take 2, 4, ..., 16 steps of 64 keys, 72 in all. With 913
 # instructions a warp and step, 128 products of 4 clocks at 0.62 of the rate are 826 clocks: instructions decide, 913 / 0.6 = 1521.67
 # clocks. Outside of the loop a block takes (3218 - 913) / 0.85 + 750 = 3461.8. The 32 x 12 heads, 384 x (72 x 1521.67 + 8 x 3461.8)
 # = 52,705,958 clocks on 132 x 1.755 GHz, take 227.51 us for 51.54 G operations: 226.5 TFLOP/s. Bytes add less than 0.1 %.
-gpu_forecast.BUDGET["forward_kernel<64, 2, 64, true>"] = (3218, 913, 128)
-gpu_forecast.BUDGET["key_kernel<64, 2, 32, true>"] = (3636, 620, 128)
-gpu_forecast.BUDGET["query_kernel<64, 2, 32, true>"] = (2370, 476, 96)
+gpu_forecast.BUDGET["forward_kernel<64, 2, 64, true, Masks<false, false> >"] = (3218, 913, 128)
+gpu_forecast.BUDGET["key_kernel<64, 2, 32, true, Masks<false, false> >"] = (3636, 620, 128)
+gpu_forecast.BUDGET["query_kernel<64, 2, 32, true, Masks<false, false> >"] = (2370, 476, 96)
 forward = 51.54e9 / gpu_forecast.mma_seconds(values, "forward", 32, 1024, 12, 12, 64) / 1e12
 check(close(forward, 226.5, 1e-3), forward)
 # Backward: both kernels take 4 + 8 + ... + 32 = 144 steps of 128 x 32. Products decide: 128 x 4 / 0.62 / 0.52 = 1588.09 clocks and
@@ -150,13 +161,13 @@ check(close(gpu_forecast.loss_seconds(values, 65536, 50304), 3487.2e-6, 1e-4), g
 # 8.406 GB take 2101.9 us. 32 packs a thread are 4291.2 instructions: issued in 1428.2 us, in turn 124.12 x 6.490 us = 805.6 us. Fourth
 # powers: 2300.5 x (1 + 0.14854 + 0.01504)^0.25.
 check(close(gpu_forecast.loss_seconds(values, 16384, 128256), 2389.3e-6, 2e-4), gpu_forecast.loss_seconds(values, 16384, 128256))
-# Backward of a layer norm, 32768 x 768: 528 blocks of four warps would have 62.06 rows, so 521 have 63. Four passes, statistics, and
-# 521 x 2 x 768 floats are 204.8 MB: 51.21 us. Loop and rest of the kernel issue in (32768 x 690 + 2084 x 720) / 787.6 G/s = 30.61 us.
-# 16 rows in turn take (0.8^4 + (690 / 0.8775 GHz)^4)^0.25 = 0.9434 us each, 15.09 us. Together 51.21 x (1 + 0.12765 + 0.00754)^0.25 =
-# 52.86 us. Then 720 / 0.8775 GHz = 0.8205 us, ceil(521 / 256) = 3 latencies, and the gap of 1.8 us.
+# Backward of a layer norm, 32768 x 768: 1024 blocks of 32 rows, of 1584 in three turns of 528. Four passes, statistics, and 1024 x 2 x 768
+# floats are 207.9 MB: 51.99 us. Loop and rest of the kernel issue in (32768 x 690 + 4096 x 720) / 787.6 G/s = 32.45 us. Two turns of 8
+# rows take (0.8^4 + (690 / 0.8775 GHz)^4)^0.25 = 0.9434 us each, 15.09 us. Together 51.99 x (1 + 0.15178 + 0.00710)^0.25 = 53.94 us. Then
+# 720 / 0.8775 GHz = 0.8205 us, ceil(1024 / 256) = 4 latencies, and the gap of 1.8 us.
 gpu_forecast.BUDGET["held_norm_backward_kernel<true, 1, 3, bfloat16>"] = (1410, 690, 18)
 backward = gpu_forecast.norm_seconds(values, "backward", 32768, 768, True)
-check(close(backward, 57.88e-6, 2e-4), backward)
+check(close(backward, 59.76e-6, 1e-3), backward)
 # Ids by Zipf's law: a draw of 65,536 of 50,257 has 15,870 different ids and 4262 rows of id 0. Standard deviations
 # are about 81 ids and 63 rows.
 ids, most = gpu_forecast.zipf(65536, 50257)
@@ -179,6 +190,7 @@ GOALS = ["GPT-2 124M", "GPT-2 124M / torch-compile", "Llama 1.2B", "attention_fo
          "attention_forward B8 T2048 H12/12 x 128", "attention_backward B8 T2048 H12/12 x 128", "layer_norm_backward 32768 x 768", "cross_entropy 8192 x 50304",
          "adamw 124475904", "host synchronisations a step", "graph launches a step", "communication hidden at 0.6 of backward", "compute slow-down at 0.6 of backward"]
 page = (source / "docs/benchmarks/h200-forecast.md").read_text()
+gpu_forecast.BUDGET.update(budget)
 for name, (ends, basis) in gpu_forecast.ASSUMED.items():
     check(f"| {name} | {', '.join(f'{end:g}' for end in ends)} | {basis} |" in page, name)
 for line in gpu_forecast.attention_table(gpu_forecast.Values("h200")):

@@ -210,21 +210,6 @@ Findings check_built(const std::vector<File>& files) {
   return findings;
 }
 
-Findings check_documentation_words(const std::vector<File>& files, int words_max) {
-  int words = 0;
-  for (const File& file : files) {
-    const bool is_page = file.path.starts_with("docs/") && !file.path.starts_with("docs/benchmarks/") &&
-                         !file.path.starts_with("docs/reference/");
-    if (!file.path.ends_with(".md") || !(is_page || file.path == "README.md" || file.path == "CONTRIBUTING.md"))
-      continue;
-    std::istringstream text(file.text);
-    for (std::string word; text >> word;) ++words;
-  }
-  if (words <= words_max) return {};
-  return {
-      fmt::format("the documentation has {} words of at most {}. Delete what no reader asks for.", words, words_max)};
-}
-
 Findings long_files(const std::vector<File>& files, int lines_max) {
   Findings findings;
   for (const File& file : files) {

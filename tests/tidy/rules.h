@@ -31,10 +31,6 @@ Findings check_cycles(const std::vector<File>& files);
 Findings check_single_includes(const std::vector<File>& files);
 Findings check_built(const std::vector<File>& files);
 
-/// Pure. More words than `words_max` in the documentation: README, CONTRIBUTING and docs/, without docs/benchmarks/ and
-/// the generated docs/reference/.
-Findings check_documentation_words(const std::vector<File>& files, int words_max);
-
 /// Pure. Lengths are reported, not judged.
 Findings long_files(const std::vector<File>& files, int lines_max);
 

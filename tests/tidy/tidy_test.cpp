@@ -83,9 +83,6 @@ TEST_CASE("no line of Markdown is wider than 120 columns", "[tidy]") {
   CHECK(all_findings(check_markdown_width) == "");
 }
 TEST_CASE("no comment of a header has a command of Doxygen", "[tidy]") { CHECK(all_findings(check_doxygen) == ""); }
-TEST_CASE("the documentation has at most 15,000 words", "[tidy]") {
-  CHECK(joined(check_documentation_words(tree(), 15'000)) == "");
-}
 TEST_CASE("scripts/format.sh changes no source", "[tidy]") {
   CHECK(std::system((slipstream::source_dir() + "/scripts/format.sh --check").c_str()) == 0);
 }
@@ -159,18 +156,6 @@ TEST_CASE("rule: width of Markdown", "[tidy]") {
 TEST_CASE("rule: commands of Doxygen") {
   CHECK(check_doxygen({"a.h", "/// PLACE@RANK\n  /// \\s\n// @ \\s\n/// plain\n"}).size() == 2);
   CHECK(check_doxygen({"a.cpp", "/// PLACE@RANK\n"}).empty());
-}
-
-TEST_CASE("rule: words of the documentation") {
-  const std::vector<File> files = {{"README.md", "a b"},
-                                   {"docs/a.md", "c\n d"},
-                                   {"docs/notes/b.md", "e"},
-                                   {"docs/benchmarks/c.md", "not counted"},
-                                   {"docs/reference/d.md", "not counted"},
-                                   {"changes/e.md", "not counted"}};
-  CHECK(check_documentation_words(files, 5).empty());
-  CHECK(check_documentation_words(files, 4) ==
-        Findings{"the documentation has 5 words of at most 4. Delete what no reader asks for."});
 }
 
 TEST_CASE("rule: arrows", "[tidy]") {

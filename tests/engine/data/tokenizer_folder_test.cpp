@@ -143,7 +143,7 @@ TEST_CASE("tokenizer folder: documents of a run and of shards have the end that 
   };
   DatasetOptions options{.train = out / "t.jsonl", .validation_fraction = 0, .tokenizer = folder / ""};
   CHECK(ids_of(*open_dataset(options).train) == right);
-  CHECK(tokenize({.text = out / "t.jsonl", .out = out / "s", .tokenizer = folder / ""}).vocab_size == 258);
+  CHECK(tokenize({.texts = {out / "t.jsonl"}, .out = out / "s", .tokenizer = folder / ""}).vocab_size == 258);
   CHECK(ids_of(*open_shards(out / "s.bin").tokens) == right);
   // Shards fit the folder, and carry all that it says.
   options.train = out / "s.bin";
@@ -155,7 +155,7 @@ TEST_CASE("tokenizer folder: the field input with a token of tokenizer_config.js
   const std::string field = SLIP_SHARED_DIR "/data/field_inputs/tok-config-added-token";
   if (!std::filesystem::exists(field)) return;
   const TempFolder out;
-  tokenize({.text = field + "/docs.jsonl", .out = out / "s", .tokenizer = field});
+  tokenize({.texts = {field + "/docs.jsonl"}, .out = out / "s", .tokenizer = field});
   const Shards shards = open_shards(out / "s.bin");
   std::vector<int32_t> ids(static_cast<size_t>(shards.tokens->count()));
   shards.tokens->read(0, ids);
