@@ -41,7 +41,7 @@ open(sys.argv[sys.argv.index("-o") + 1], "wb").write(host + bytes(elf) + strings
 print("ptxas info    : Compiling entry function '_Z5thingILi64EEvPf' for 'sm_90a'\\n    8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
       "ptxas info    : Used " + registers + " registers, used 1 barriers", file=sys.stderr)
 """
-HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_work,bytes_in_flight\n"
+HEAD = "# CUDA 13.0\nsource,architecture,kernel,registers,spill_bytes,instructions,loop_instructions,loop_work,bytes_in_flight,beside_products\n"
 
 with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
@@ -57,8 +57,8 @@ with tempfile.TemporaryDirectory() as name:
         ran = subprocess.run([sys.executable, script, "--nvcc", nvcc, "--root", folder, *args], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **env})
         return ran.returncode, ran.stdout + ran.stderr
 
-    def row(arch, *numbers, kernel="thing<64>", source=SOURCE, in_flight=0):
-        return ",".join([source, arch, kernel, *map(str, numbers), str(in_flight)])
+    def row(arch, *numbers, kernel="thing<64>", source=SOURCE, in_flight=0, beside=0):
+        return ",".join([source, arch, kernel, *map(str, numbers), str(in_flight), str(beside)])
 
     for arch in ("80", "90a"):  # 3 HMMA, 1 addition, branch, EXIT, branch to itself; the loop holds the last 2 HMMA
         check(run([row(arch, 40, 12, 7, 4, 2)])[0] == 0, run(None))
@@ -87,6 +87,13 @@ with tempfile.TemporaryDirectory() as name:
             check(run([row(arch, *numbers, in_flight=in_flight)], LOOP=" ".join(inner)) == (0, "1 kernels compiled, 0 worse or without a match, 0 better than their budget\n"), inner, run(None, LOOP=" ".join(inner)))
             code, printed = run([row(arch, *numbers, in_flight=in_flight + 1)], LOOP=" ".join(inner))
             check(code == 1 and f"is worse than its budget: {in_flight} bytes in flight, budget {in_flight + 1}." in printed, printed)
+        # An HGMMA, the wait that leaves one group, an exponential, the wait for all, an exponential and a reciprocal; then the two waits swapped.
+        first, all_, exponential, reciprocal = "79c5:10100", "79c5:10000", "7308:800", "7308:1000"
+        for waits, beside in (((first, all_), 1), ((all_, first), 0)):
+            inner, numbers = " ".join(["9f0:0", waits[0], exponential, waits[1], exponential, reciprocal]), (40, 12, 13, 10, 3)
+            check(run([row(arch, *numbers, beside=beside)], LOOP=inner)[0] == 0, inner, run(None, LOOP=inner))
+            code, printed = run([row(arch, *numbers, beside=beside + 1)], LOOP=inner)
+            check(code == 1 and f"is worse than its budget: {beside} exponentials beside products, budget {beside + 1}." in printed, printed)
         check("an ARRIVE announces bytes that no MOV gives its register" in run([row(arch, 40, 12, 8, 5, 2)], LOOP="3000379a7:0")[1])
     budget = [row("90a", 40, 12, 7, 4, 2)]
     code, printed = run(budget, SPARE="5", REGISTERS="41")
