@@ -193,7 +193,7 @@ TEST_CASE("generate: the likeliest bytes, alone, in a batch and on ranks that sh
   check_refused(call(ids + " --stop a"), 2, {"--stop", "--prompt-ids"});
   check_refused(call("generate " + model + " --prompts " + folder.path("none")), 3, {"none"});
   folder.write("empty.txt", "");
-  check_refused(call("generate " + model + " --prompts " + folder.path("empty.txt")), 3, {"has no line"});
+  check_refused(call("generate " + model + " --prompts " + folder.path("empty.txt")), 3, {"is empty"});
   if (!has_mpirun()) return;
   const Result shared = on_ranks(2, "generate " + model + " --prompts " + folder.path("prompts.txt") + greedy);
   INFO(shared.text);

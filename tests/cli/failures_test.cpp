@@ -160,8 +160,8 @@ TEST_CASE("a text may be larger than memory", "[cli]") {
   Folder folder;
   const std::string text = folder.write("large.txt", ""), run = run_file(folder);
   fs::resize_file(text, int64_t{2} << 30);  // a hole: zeros that take no disk
-  const Result result =
-      shell("ulimit -v 1800000; " + exe() + " train " + run + " --set train.steps=1 --set data.train=" + text);
+  const Result result = shell("ulimit -v 1800000; " + exe() + " train " + run +
+                              " --set train.steps=1 --set data.format=text --set data.train=" + text);
   INFO(result.text);
   CHECK(result.code == 0);
 }

@@ -59,8 +59,8 @@ TEST_CASE("train.on_nan = skip leaves out updates on all ranks alike, and ends a
 TEST_CASE("a spike of the loss warns, and skips its update with train.on_nan = skip", "[cli]") {
   Folder folder;
   const std::string run = folder.path("run");
-  const std::string train = "train " + run_file(folder) +
-                            " --set data.train=" + folder.write("spike.txt", text_with_a_spike()) +
+  const std::string train = "train " + run_file(folder) + " --set data.format=text --set data.train=" +
+                            folder.write("spike.txt", text_with_a_spike()) +
                             " --set train.steps=230 --set train.spike_zscore=6 --set train.log_interval=640";
   const Result warned = call(train);
   INFO(warned.text);
@@ -91,8 +91,8 @@ TEST_CASE("a spike of the loss warns, and skips its update with train.on_nan = s
 TEST_CASE("train.on_nan = rollback goes back to a checkpoint and leaves out the batches up to a spike", "[cli]") {
   Folder folder;
   const std::string run = folder.path("run");
-  const std::string train = "train " + run_file(folder) +
-                            " --set data.train=" + folder.write("spike.txt", text_with_a_spike()) +
+  const std::string train = "train " + run_file(folder) + " --set data.format=text --set data.train=" +
+                            folder.write("spike.txt", text_with_a_spike()) +
                             " --set optimizer.decay_steps=640 --set train.log_interval=640 --set "
                             "checkpoint.keep=99 --set checkpoint.interval=30 ";
   const Result warned = call(train + "--set train.steps=320 --set train.spike_zscore=6");
