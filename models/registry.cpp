@@ -99,11 +99,10 @@ std::string supported_models_markdown() {
   return page +
          "\nAll families have tied and untied heads, float32 and bfloat16, CPU and CUDA kernels, tensor, sequence, "
          "pipeline and\ncontext parallelism, ZeRO 1 to 3, recomputation, and folders in and out. Mistral, Qwen2 and "
-         "Qwen3 have a sliding\nwindow in all layers or in some (`layer_types`, `max_window_layers`); on GPUs it "
-         "excludes "
-         "tensor cores of attention of\nthese layers. Mistral with both kinds of layers is written as `ministral`, "
-         "whose "
-         "class in `transformers` has them.\nRefused: RoPE scaling other than `llama3`, mixtures of experts.\n" +
+         "Qwen3 have a sliding window\nin all layers or in some (`layer_types`, `max_window_layers`). Mistral with "
+         "both "
+         "kinds of layers is written as\n`ministral`, whose class in `transformers` has them. Refused: RoPE scaling "
+         "other than `llama3`, mixtures of experts.\n" +
          config_keys_markdown();
 }
 
