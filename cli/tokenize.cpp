@@ -81,7 +81,7 @@ void add_tokenize(CLI::App& app, Run& chosen) {
           "texts or JSON lines, patterns of them, or - for standard input; gzip and Zstandard files are unpacked")
       ->required();
   // The parser gives all paths to the first.
-  command->add_option("out", options->out, "path of the shards, without .bin, behind all texts");
+  command->add_option("out", options->out, "path of the shards, without .bin, after all texts");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, chars, a folder with a tokenizer, a tokenizer.json or NAME.tiktoken");
   command->add_option("--shard-tokens", options->shard_tokens, "tokens per shard; 0: one shard")

@@ -28,7 +28,7 @@ void validate_window_layers(const Model& model) {
                       counted(std::ssize(layers), "layer"));
   for (size_t i = 1; i < layers.size(); ++i)
     if (layers[i] <= layers[i - 1])
-      throw ConfigError("model.window_layers has {} behind {}. List each layer once, ascending.", layers[i],
+      throw ConfigError("model.window_layers has {} after {}. List each layer once, ascending.", layers[i],
                         layers[i - 1]);
   if (layers.back() >= model.layers)
     throw ConfigError("model.window_layers has {}, but the {} of the model are 0 to {}. Use these.", layers.back(),

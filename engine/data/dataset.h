@@ -44,7 +44,7 @@ struct Dataset {
   std::vector<std::string> notes;  // lines that were skipped and characters that were replaced, in sentences
 };
 
-/// Blocks. Opens, checks and splits. A text is encoded when it is read. Of a pattern of texts every file is a document
+/// Blocks. Opens, checks and splits. A text is encoded when it is read. Every file of a pattern of texts is a document
 /// that ends with the tokenizer's end-of-text id. Without `validation` the
 /// first floor(N (1 - validation_fraction)) of N tokens are for training, the rest for validation. With chars and two
 /// texts the vocabulary has the characters of both. Throws: DataError (missing or damaged files, text and shards of

@@ -121,7 +121,7 @@ class Encoder {
   void fill(int64_t size_bytes) {
     const size_t done = static_cast<size_t>(place_.byte - begin_), kept = bytes_.size() - done;
     const size_t size = std::max(static_cast<size_t>(size_bytes), kept);
-    std::string bytes(size + 1, '\0');  // a byte behind the region tells that it does not end the text
+    std::string bytes(size + 1, '\0');  // a byte after the region tells that it does not end the text
     bytes_.copy(bytes.data(), kept, done);
     bytes.resize(kept + static_cast<size_t>(read_(bytes.data() + kept, static_cast<int64_t>(size + 1 - kept))));
     bytes_ = std::move(bytes);

@@ -40,7 +40,7 @@ struct DocumentPlace {
 };
 
 /// Blocks. Encodes the text that `read` reads, whose next byte is that of `place`, and passes the parts on in order,
-/// with the bytes of the text that are done behind each. Returns the counts of documents of JSON lines. Throws:
+/// with the bytes of the text that are done after each. Returns the counts of documents of JSON lines. Throws:
 /// DataError (the text; lines that are no documents, as DocumentCount::add); errors of `read` and `take`.
 DocumentCount encode_documents(const files::ReadBytes& read, const Tokenizer& tokenizer, const DocumentOptions& options,
                                DocumentPlace place,

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPercentSkipped = 1;  // at most, beside the first
 
-/// The number that 4 hexadecimal digits behind "\u" write; 0: none.
+/// The number that the 4 hexadecimal digits after "\u" write; 0 if there are none.
 uint32_t escaped_at(std::string_view line, size_t at) {
   if (line.size() < at + 6 || line[at] != '\\' || line[at + 1] != 'u') return 0;
   uint32_t value = 0;

@@ -29,7 +29,7 @@ class TextSequence {
   TextSequence(const std::vector<std::string>& paths, DataFormat named, bool hashes);
 
   const std::vector<Text>& texts() const { return texts_; }
-  /// Blocks. Goes to the begin of text `index`, behind all of the texts before. Throws: DataError as TextInput.
+  /// Blocks. Goes to the beginning of text `index`, after all texts before it. Throws: DataError as TextInput.
   const TextInput& open(int64_t index);
   /// Blocks. Goes to byte `byte` of text `index`. The texts before it and, of all texts, the first `hashed_bytes` are
   /// hashed, which are at least those up to `byte`. False: the texts end before.

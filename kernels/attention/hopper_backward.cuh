@@ -176,8 +176,8 @@ struct Item {
   int sequence, kv_head, key_block, first_tile, end_tile;
 };
 
-/// The block of keys with this number; false after the last one. Of the heads at a time, the first blocks of keys come
-/// first: most queries see them, so that short work is left for the end.
+/// The block of keys with this number; false after the last one. Among the heads at a time, the first blocks of keys
+/// come first: most queries see them, so that short work is left for the end.
 template <typename Args>
 __device__ __forceinline__ bool item_of(Item& item, const Args& args, int number) {
   const int kv_heads = static_cast<int>(args.of.all.kv_heads), all = static_cast<int>(args.of.all.batch) * kv_heads,

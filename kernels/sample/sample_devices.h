@@ -7,7 +7,7 @@
 
 namespace slipstream::kernels {
 
-/// Pure. Of checked arguments.
+/// Pure. The arguments are already checked.
 SamplingNumbers numbers_of(const Sample& args);
 
 /// Enqueue. Arguments are checked and not empty. Throw: ResourceError if a launch is refused.

@@ -114,7 +114,7 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"model.family=qwen3", "model.window_layers=[0]"}) ==
         "model.window_layers lists 1 layer, but model.sliding_window = 0 is no window. Set it, or use [].");
   CHECK(load_refusal({"model.family=qwen2", "model.sliding_window=8", "model.window_layers=[3, 3]"}) ==
-        "model.window_layers has 3 behind 3. List each layer once, ascending.");
+        "model.window_layers has 3 after 3. List each layer once, ascending.");
   CHECK(load_refusal({"model.family=qwen2", "model.sliding_window=8", "model.window_layers=[3, 12]"}) ==
         "model.window_layers has 12, but the 12 layers of the model are 0 to 11. Use these.");
   for (const char* key : {"model.embd_pdrop", "model.resid_pdrop", "model.attn_pdrop"}) {
