@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "engine/base/check.h"
-#include "engine/base/delayed_parts.h"
 #include "engine/base/units.h"
 #include "engine/device/clock.h"
 #include "kernels/attention/attention.h"
@@ -387,7 +386,6 @@ struct Generation::State {
     device.write(ids, ids_and_places.data(), bytes_of(2 * count, DType::i32));
     const Rows rows{{.count = count, .ids = ids, .places = ids + count}, sequence};
     const size_t turn = choice.issue(1);
-    const RunsDelayedParts latency_first;
     device.run(turn, [&] { choice.choose(choice.row_of(sequence), forward(rows), logits_width(), turn); });
   }
 
@@ -403,7 +401,6 @@ struct Generation::State {
       choice.update(rows);
       choice.choose(rows, forward(rows), logits_width(), turn);
     };
-    const RunsDelayedParts latency_first;
     // Ranks that share the model exchange sums through the host, which cannot be recorded.
     o.tensor == 1 ? device.repeat(turn, rows.count, body) : device.run(turn, body);
   }
@@ -488,7 +485,6 @@ int64_t Generation::cache_bytes(int sequence) const {
 
 double Generation::read_seconds() const {
   if (state_->device.kind() != DeviceKind::cpu) return 0;
-  const RunsDelayedParts as_a_step;
   const int64_t begin_ns = monotonic_ns();
   state_->for_weights([&](const std::byte* at, int64_t size_bytes) {
     double sum = 0;

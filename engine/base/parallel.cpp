@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "engine/base/check.h"
-#include "engine/base/delayed_parts.h"
 
 namespace slipstream {
 namespace {
@@ -21,8 +20,6 @@ namespace {
 constexpr int kSpins = 4000;
 
 constexpr uint64_t kTaken = uint64_t{1} << 32;  // no generation
-
-thread_local bool runs_delayed_parts = false;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -101,6 +98,17 @@ struct ThreadPool::State {
     return open[worker].compare_exchange_strong(expected, kTaken, std::memory_order_acq_rel);
   }
 
+  /// Runs the parts of generation `now` that no thread has begun, the one of worker `first` + 1 first. The range stays
+  /// valid meanwhile: the owner waits until every part has ended.
+  void run_open_parts(size_t first, uint32_t now) {
+    for (size_t i = 0; i < open.size(); ++i) {
+      const size_t worker = (first + i) % open.size();
+      if (!take_part(worker, now)) continue;
+      run_part(static_cast<int64_t>(worker) + 1);
+      if (remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) remaining.notify_one();
+    }
+  }
+
   void run_part(int64_t index) {
     const int64_t begin = std::min(count, index * part);
     const int64_t end = std::min(count, begin + part);
@@ -126,9 +134,6 @@ std::thread start_thread(std::string_view what, std::function<void()> body) {
   }
 }
 
-RunsDelayedParts::RunsDelayedParts() : before_(std::exchange(runs_delayed_parts, true)) {}
-RunsDelayedParts::~RunsDelayedParts() { runs_delayed_parts = before_; }
-
 ThreadPool::ThreadPool(int threads) {
   SLIP_ASSERT(threads >= 1);
   state_ = std::make_unique<State>(static_cast<size_t>(threads - 1));
@@ -140,9 +145,7 @@ ThreadPool::ThreadPool(int threads) {
             spin_then_wait(state->generation, [&](uint32_t now) { return now != seen; });
             seen = state->generation.load(std::memory_order_acquire);
             if (state->stop) return;
-            if (!state->take_part(static_cast<size_t>(worker - 1), seen)) continue;
-            state->run_part(worker);
-            if (state->remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) state->remaining.notify_one();
+            state->run_open_parts(static_cast<size_t>(worker - 1), seen);
           }
         }));
 }
@@ -164,11 +167,7 @@ void ThreadPool::parallel_for(int64_t count, int64_t grain, RangeFunction body) 
   state_->generation.store(now, std::memory_order_release);
   state_->generation.notify_all();
   state_->run_part(0);
-  for (size_t worker = 0; runs_delayed_parts && worker < state_->workers.size(); ++worker)
-    if (state_->take_part(worker, now)) {
-      state_->run_part(static_cast<int64_t>(worker) + 1);
-      state_->remaining.fetch_sub(1, std::memory_order_relaxed);
-    }
+  state_->run_open_parts(0, now);
   spin_then_wait(state_->remaining, [](uint32_t left) { return left == 0; });
   if (state_->error) std::rethrow_exception(std::exchange(state_->error, nullptr));
 }

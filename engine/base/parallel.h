@@ -49,7 +49,8 @@ class ThreadPool {
   int threads() const;
 
   /// Blocks. Splits [0, count) into at most threads() contiguous parts of at least `grain` indices (the last may be
-  /// smaller) and runs them; the split depends on (count, grain, threads()) alone. Part p runs on worker p.
+  /// smaller) and runs them; the split depends on (count, grain, threads()) alone. Part p runs on worker p, or, while
+  /// another program has that worker's core, on a thread that has run its own part: a part must not wait for another.
   void parallel_for(int64_t count, int64_t grain, RangeFunction body);
 
  private:

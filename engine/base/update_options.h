@@ -39,6 +39,8 @@ struct UpdateOptions {
   double momentum = 0.95;
   double adamw_learning_rate = 0;  // of the parameters that muon leaves to AdamW; resolved: learning_rate
   MuonScaling muon_scaling = MuonScaling::match_rms_adamw;
+
+  auto operator<=>(const UpdateOptions&) const = default;
 };
 
 }  // namespace slipstream
