@@ -70,7 +70,11 @@ std::vector<std::string> keys_of_checkpoint(const std::string& dir) {
 }  // namespace
 
 RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes) {
-  return load_run_config(run_file, sets, [&](const RunConfig& written) {
+  return with_sets(load_written(run_file, sets, resumes), {});
+}
+
+WrittenRun load_written(const std::string& run_file, const std::vector<std::string>& sets, bool resumes) {
+  return load_written_run(run_file, sets, [&](const RunConfig& written) {
     std::vector<std::string> keys;
     if (resumes) keys = keys_of_checkpoint(resolve_defaults(written).checkpoint.dir);
     return keys.empty() ? keys_of_folder(written.model.init) : keys;

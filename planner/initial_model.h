@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config/config.h"
+#include "engine/config/load.h"
 
 namespace slipstream::planner {
 
@@ -14,5 +14,8 @@ namespace slipstream::planner {
 /// newest checkpoint decides these keys, if there is one, and the folder need not exist.
 /// Throws: ConfigError; CheckpointError if the folder has no model that this program supports.
 RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes = false);
+
+/// The same before the values that other keys imply, for with_sets().
+WrittenRun load_written(const std::string& run_file, const std::vector<std::string>& sets, bool resumes = false);
 
 }  // namespace slipstream::planner

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/core.h>
-
 #include "engine/base/check.h"
 #include "engine/plan/build_job.h"
 #include "engine/plan/memory.h"
@@ -94,14 +92,31 @@ Place place_of(int layer, int layers) { return layer < 0 ? kEmbedding : layer >=
 
 }  // namespace
 
+namespace {
+
+bool splits_backward(const RunConfig& run) {
+  return run.pipeline.schedule == ScheduleKind::zb_h1 && run.parallel.pipeline > 1;
+}
+
+/// All keys of the run file, without those that few_layers() sets itself and differences that it does not read. A key
+/// that is not named here costs one more job of three layers where it varies, and never gives a wrong bound.
+RunConfig key_of(const RunConfig& run) {
+  RunConfig read = run;
+  read.model.layers = std::min<int64_t>(kFewLayers, run.model.layers);
+  read.model.window_layers.clear();
+  read.train.global_batch_size = 0;
+  read.parallel.data = read.parallel.pipeline = 1;
+  read.zero = {.stage = std::min<int64_t>(run.zero.stage, 2)};
+  read.pipeline = {.schedule = splits_backward(run) ? ScheduleKind::zb_h1 : ScheduleKind::one_f_one_b};
+  return read;
+}
+
+}  // namespace
+
 const LayoutBounds::Works& LayoutBounds::works_of(const ResolvedConfig& config) {
   const RunConfig& run = *config;
-  const bool splits = run.pipeline.schedule == ScheduleKind::zb_h1 && run.parallel.pipeline > 1;
-  const std::string key = fmt::format("{} {} {} {} {} {} {} {} {} {}", run.parallel.tensor, run.parallel.context,
-                                      run.train.micro_batch_size, static_cast<int>(run.train.recompute),
-                                      run.parallel.sequence_parallel, run.overlap.tensor_chunks, splits,
-                                      run.zero.stage >= 2, run.overlap.bucket_size_bytes, run.zero.stage > 0);
-  std::unique_ptr<Works>& known = known_[key];
+  const bool splits = splits_backward(run);
+  std::unique_ptr<Works>& known = known_[key_of(run)];
   if (known) return *known;
   const JobRequest request{.config = config, .machine = machine_};
   const int layers = static_cast<int>(std::min<int64_t>(kFewLayers, run.model.layers));

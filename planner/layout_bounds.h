@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
 
 #include "engine/config/machine.h"
 #include "engine/config/resolve.h"
@@ -23,7 +22,7 @@ struct LayoutBound {
   int64_t memory_bytes = 0;  // of the largest stage
 };
 
-/// Bounds of many layouts of one model; layouts that share a rank's works share their costs. Not for several threads.
+/// Bounds of many layouts; layouts that share a rank's works share their costs. Not for several threads.
 class LayoutBounds {
  public:
   explicit LayoutBounds(Machine machine);
@@ -40,7 +39,7 @@ class LayoutBounds {
   const Works& works_of(const ResolvedConfig& config);
 
   Machine machine_;
-  std::map<std::string, std::unique_ptr<Works>> known_;
+  std::map<RunConfig, std::unique_ptr<Works>> known_;
 };
 
 }  // namespace slipstream::planner

@@ -46,7 +46,7 @@ class Question {
     const SoftwareProfile profile = software_profile(request.as);
     std::vector<std::string> sets = profile.sets;
     sets.insert(sets.end(), request.sets.begin(), request.sets.end());
-    written_ = load_run(request.run_file, sets);
+    written_ = load_written(request.run_file, sets);
   }
 
   Needed bandwidth();
@@ -121,7 +121,7 @@ class Question {
   const PlanRequest& request_;
   const Need& need_;
   Drawn drawn_;
-  RunConfig written_;
+  WrittenRun written_;
   std::optional<double> flops_of_sequence_;
 };
 

@@ -130,7 +130,7 @@ class Search {
 };
 
 /// Bounds every layout. Those that break a rule or exceed the memory have no configuration.
-std::vector<std::optional<ResolvedConfig>> bound_all(const RunConfig& written, int threads, SearchResult& result) {
+std::vector<std::optional<ResolvedConfig>> bound_all(const WrittenRun& written, int threads, SearchResult& result) {
   std::vector<std::optional<ResolvedConfig>> configs(result.layouts.size());
   for_each_index(static_cast<size_t>(threads), threads, [&](size_t own) {
     LayoutBounds bounds(result.drawn.machine);
@@ -240,7 +240,7 @@ StepTotals totals_of_config(const Drawn& drawn, const ResolvedConfig& config) {
   return totals;
 }
 
-ResolvedConfig resolved_with(const RunConfig& written, const ResolvedConfig& drawn,
+ResolvedConfig resolved_with(const WrittenRun& written, const ResolvedConfig& drawn,
                              const std::vector<std::string>& sets) {
   const RunConfig config = with_sets(written, sets);
   const ResolvedConfig resolved = resolve(config, drawn.facts());
@@ -286,12 +286,12 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
   result.global_batch = asked_batch > 0 ? asked_batch : result.drawn.config->train.global_batch_size;
   const std::string batch = fmt::format("train.global_batch_size={}", result.global_batch);
   sets.push_back(batch);
-  const RunConfig written = load_run(request.run_file, sets);
+  const WrittenRun written = load_written(request.run_file, sets);
   for (std::vector<std::string>& each :
        layouts_of(result.drawn.config, result.drawn.machine, options.keys, result.global_batch)) {
     if (asked_batch == 0) each.push_back(batch);
-    if (!written.pipeline.schedule_file.empty()) each.emplace_back("pipeline.schedule_file=");
-    if (!written.pipeline.layers.empty()) each.insert(each.begin(), "pipeline.layers=[]");  // of other stages
+    if (!written.keys.pipeline.schedule_file.empty()) each.emplace_back("pipeline.schedule_file=");
+    if (!written.keys.pipeline.layers.empty()) each.insert(each.begin(), "pipeline.layers=[]");  // of other stages
     result.layouts.push_back({.sets = std::move(each)});
   }
   const int threads =

@@ -65,7 +65,7 @@ Rehearsed rehearse_config(const Drawn& drawn, const ResolvedConfig& config);
 StepTotals totals_of_config(const Drawn& drawn, const ResolvedConfig& config);
 
 /// The drawn run with `sets`, which layouts_of() or a user gives. Throws: ConfigError.
-ResolvedConfig resolved_with(const RunConfig& written, const ResolvedConfig& drawn,
+ResolvedConfig resolved_with(const WrittenRun& written, const ResolvedConfig& drawn,
                              const std::vector<std::string>& sets);
 
 /// Keeps the run file's global batch. The winner is the first layout. Reads files, blocks.
@@ -79,7 +79,7 @@ std::vector<std::vector<std::string>> narrower_wires(const ResolvedConfig& confi
 /// Rehearses the first layouts of `result` with each of their narrower types. Returns those whose step is at least half
 /// a percent shorter than that of their layout, the fastest first. They round what travels, so that the training
 /// changes, and a search does not mix them with layouts that keep it. Pure.
-std::vector<NarrowerWire> rehearse_narrower_wires(const SearchResult& result, const RunConfig& written, int threads);
+std::vector<NarrowerWire> rehearse_narrower_wires(const SearchResult& result, const WrittenRun& written, int threads);
 
 /// To stdout: the first `rows` layouts, each with the reason why the first one is faster, and the reasons of the
 /// others.

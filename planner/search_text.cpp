@@ -185,7 +185,7 @@ void print_search_json(const SearchResult& result, size_t rows) {
 
 void write_winners(const PlanRequest& request, const SearchResult& result, const std::string& folder, size_t rows) {
   std::filesystem::create_directories(folder);
-  const RunConfig written = load_run(request.run_file, request.sets);
+  const WrittenRun written = load_written(request.run_file, request.sets);
   for (size_t i = 0; i < std::min(rows, result.rehearsed); ++i) {
     const SearchedLayout& layout = result.layouts[i];
     files::write_file(

@@ -35,7 +35,7 @@ std::vector<Sets> narrower_wires(const ResolvedConfig& config) {
   return all;
 }
 
-std::vector<NarrowerWire> rehearse_narrower_wires(const SearchResult& result, const RunConfig& written, int threads) {
+std::vector<NarrowerWire> rehearse_narrower_wires(const SearchResult& result, const WrittenRun& written, int threads) {
   std::vector<NarrowerWire> tried;
   for (size_t i = 0; i < std::min(kLayouts, result.rehearsed); ++i)
     for (Sets& sets : narrower_wires(resolved_with(written, result.drawn.config, result.layouts[i].sets)))

@@ -6,6 +6,7 @@
 // load_run_config (engine/config/load.h) is valid. resolve() (engine/config/resolve.h) turns it into the configuration
 // that a run computes with.
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -49,6 +50,8 @@ struct Model {
   double resid_pdrop = 0;
   double attn_pdrop = 0;
   std::string init;  // Hugging Face folder; empty: random weights from train.seed
+
+  auto operator<=>(const Model&) const = default;
 };
 
 struct Data {
@@ -62,6 +65,8 @@ struct Data {
   std::vector<std::string> sources;  // of a mixture, instead of `train`
   std::vector<double> weights;       // of `sources`; empty: equal
   bool document_mask = false;
+
+  auto operator<=>(const Data&) const = default;
 };
 
 struct Train {
@@ -81,6 +86,8 @@ struct Train {
   OnNan on_nan = OnNan::abort;
   int64_t max_skips = 10;
   double spike_zscore = 0;  // 0: no detection
+
+  auto operator<=>(const Train&) const = default;
 };
 
 struct Optimizer : UpdateOptions {
@@ -94,6 +101,8 @@ struct Optimizer : UpdateOptions {
   int64_t cooldown_steps = 0;            // of warmup_stable_decay; 0: a tenth of decay_steps
   Choice double_buffer =
       Choice::automatic;  // automatic: yes on cuda if two copies fit and the rehearsed step is shorter
+
+  auto operator<=>(const Optimizer&) const = default;
 };
 
 struct Parallel {
@@ -103,6 +112,8 @@ struct Parallel {
   int64_t pipeline = 1;
   int64_t context = 1;
   std::string order = "tp-cp-pp-dp";
+
+  auto operator<=>(const Parallel&) const = default;
 };
 
 struct Zero {
@@ -112,6 +123,8 @@ struct Zero {
   int64_t persistence_threshold_bytes = 0;
   int64_t shard_size = 0;                             // ranks; 0: all data ranks
   DTypeChoice gather_dtype = DTypeChoice::automatic;  // resolved: train.dtype
+
+  auto operator<=>(const Zero&) const = default;
 };
 
 struct Overlap {
@@ -125,6 +138,8 @@ struct Overlap {
   int64_t tensor_chunks = 4;
   bool split_tied_embedding = true;
   bool align_grad_reduce = false;
+
+  auto operator<=>(const Overlap&) const = default;
 };
 
 struct Pipeline {
@@ -132,6 +147,8 @@ struct Pipeline {
   int64_t virtual_stages = 1;
   std::vector<int64_t> layers;  // per part; empty: balanced by cost
   std::string schedule_file;
+
+  auto operator<=>(const Pipeline&) const = default;
 };
 
 struct Emulate {
@@ -139,6 +156,8 @@ struct Emulate {
   int64_t latency_ns = 0;
   EmulateForm form = EmulateForm::gate;
   int64_t blocks = 4;  // of form blocks
+
+  auto operator<=>(const Emulate&) const = default;
 };
 
 struct Comm {
@@ -153,6 +172,8 @@ struct Comm {
   double straggler_threshold = 0.1;  // share of a step; 0: no report
   Emulate emulate;
   std::string nccl;  // path of a table; empty: NCCL's own choices
+
+  auto operator<=>(const Comm&) const = default;
 };
 
 struct DeviceConfig {
@@ -161,6 +182,8 @@ struct DeviceConfig {
   std::string machine;               // path of a machine file; empty: this host
   Choice graph = Choice::automatic;  // automatic: on cuda, decided by the rehearsal
   std::string algorithms = "auto";   // path of a table; empty: none
+
+  auto operator<=>(const DeviceConfig&) const = default;
 };
 
 struct Checkpoint {
@@ -172,10 +195,14 @@ struct Checkpoint {
   int64_t bandwidth_bytes_per_second = 0;            // of one rank's writer; 0: no limit
   int64_t peer_interval = 0;                         // steps between snapshots in a peer's memory; 0: none
   DTypeChoice final_dtype = DTypeChoice::automatic;  // of the final weights; automatic: as model.init
+
+  auto operator<=>(const Checkpoint&) const = default;
 };
 
 struct Trace {
   std::vector<int64_t> steps;  // empty, or {first, last}
+
+  auto operator<=>(const Trace&) const = default;
 };
 
 struct Output {
@@ -183,6 +210,8 @@ struct Output {
   bool csv = false;
   bool tensorboard = false;
   int64_t prometheus_port = 0;
+
+  auto operator<=>(const Output&) const = default;
 };
 
 struct RunConfig {
@@ -199,6 +228,8 @@ struct RunConfig {
   Checkpoint checkpoint;
   Trace trace;
   Output output;
+
+  auto operator<=>(const RunConfig&) const = default;
 };
 
 /// Ranks along each axis; their product is the world.

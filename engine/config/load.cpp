@@ -44,8 +44,8 @@ void apply_set(RunConfig& config, const std::string& set) {
 
 }  // namespace
 
-RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets,
-                          const KeysOfModel& keys_of_model) {
+WrittenRun load_written_run(const std::string& path, const std::vector<std::string>& sets,
+                            const KeysOfModel& keys_of_model) {
   const auto written_over = [&](RunConfig config) {
     if (!path.empty())
       set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
@@ -58,10 +58,16 @@ RunConfig load_run_config(const std::string& path, const std::vector<std::string
     for (const std::string& key : keys_of_model(config)) apply_set(of_model, key);
     config = written_over(std::move(of_model));
   }
-  return with_sets(std::move(config), {});
+  return {std::move(config)};
 }
 
-RunConfig with_sets(RunConfig config, const std::vector<std::string>& sets) {
+RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets,
+                          const KeysOfModel& keys_of_model) {
+  return with_sets(load_written_run(path, sets, keys_of_model), {});
+}
+
+RunConfig with_sets(const WrittenRun& written, const std::vector<std::string>& sets) {
+  RunConfig config = written.keys;
   for (const std::string& set : sets) apply_set(config, set);
   config = resolve_defaults(std::move(config));
   validate(config);

@@ -27,7 +27,17 @@ using KeysOfModel = std::function<std::vector<std::string>(const RunConfig& writ
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {},
                           const KeysOfModel& keys_of_model = {});
 
-/// `config`, which load_run_config() gave, with `sets` over it. Throws: as load_run_config(). Pure.
-RunConfig with_sets(RunConfig config, const std::vector<std::string>& sets);
+/// The keys of a run file and the command line before the values that others imply: what a search or a question varies,
+/// so that train.dtype = "float32" brings its own zero.gather_dtype and a new width its own head_dim.
+struct WrittenRun {
+  RunConfig keys;
+};
+
+/// The first half of load_run_config(), which is with_sets(load_written_run(...), {}). Throws: as load_run_config().
+WrittenRun load_written_run(const std::string& path, const std::vector<std::string>& sets = {},
+                            const KeysOfModel& keys_of_model = {});
+
+/// The configuration of `written` with `sets` over it. Throws: as load_run_config(). Pure.
+RunConfig with_sets(const WrittenRun& written, const std::vector<std::string>& sets);
 
 }  // namespace slipstream

@@ -81,6 +81,32 @@ TEST_CASE("search: the winner is that of rehearsing every layout, and no bound e
   }
 }
 
+TEST_CASE("search: the bound of a layout does not depend on the layouts before it", "[planner]") {
+  // One value other than the run's own for every kind of key that a price or the works of a layer may read.
+  const PlanRequest asked = request(8, {"parallel.tensor=2", "parallel.pipeline=2", "train.micro_batch_size=2"});
+  const Drawn drawn = draw(asked);
+  const WrittenRun written = load_written_run(asked.run_file, asked.sets);
+  LayoutBounds shared(drawn.machine);
+  for (const char* set : {"train.seed=1337",          "train.dtype=float32",
+                          "train.head_tokens=0",      "train.micro_batch_size=1",
+                          "train.recompute=full",     "train.sequence_length=512",
+                          "model.ffn_width=4096",     "model.tie_embeddings=true",
+                          "model.vocab_size=50304",   "model.kv_heads=4",
+                          "model.resid_pdrop=0.1",    "data.document_mask=true",
+                          "optimizer.weight_decay=0", "parallel.sequence_parallel=true",
+                          "parallel.tensor=1",        "parallel.order=dp-tp-cp-pp",
+                          "overlap.tensor_chunks=4",  "overlap.bucket_size=100MiB",
+                          "comm.grad_dtype=bfloat16", "zero.stage=3",
+                          "pipeline.schedule=zb_h1",  "train.seed=1338"}) {
+    CAPTURE(set);
+    const ResolvedConfig config = resolved_with(written, drawn.config, {set});
+    const LayoutBound again = shared.bound(config), alone = LayoutBounds(drawn.machine).bound(config);
+    CHECK(again.step_ns == alone.step_ns);
+    CHECK(again.memory_bytes == alone.memory_bytes);
+    CHECK(again.expected_ns == alone.expected_ns);
+  }
+}
+
 TEST_CASE("search: as few layers recompute as the memory needs, and the winner is that of all layouts", "[planner]") {
   const std::vector<std::string> others = {
       "parallel.tensor=1",        "parallel.pipeline=1,2", "pipeline.virtual_stages=1",  "pipeline.schedule=1f1b",

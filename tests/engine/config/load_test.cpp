@@ -78,6 +78,19 @@ TEST_CASE("load: defaults < file < --set, the last --set of equals", "[config]")
   CHECK(config.model.tie_embeddings == Choice::yes);
 }
 
+TEST_CASE("load: a key that a search or a question varies brings the values that it implies", "[config]") {
+  Folder folder;
+  Folder::write("[model]\nwidth = 64\nheads = 4\n[train]\nsteps = 7\ndtype = \"bfloat16\"\n");
+  const WrittenRun written = load_written_run("run.toml", {"optimizer.name=muon"});
+  for (const std::string& set : std::vector<std::string>{
+           "train.dtype=float32", "model.width=128", "model.heads=2", "model.family=llama", "model.context=32",
+           "train.steps=9", "optimizer.learning_rate=0.5", "comm.quantize=int8", "output.dir=elsewhere"}) {
+    CAPTURE(set);
+    CHECK(with_sets(written, {set}) == load_run_config("run.toml", {"optimizer.name=muon", set}));
+    CHECK(with_sets(written, {set}) != with_sets(written, {}));
+  }
+}
+
 TEST_CASE("load: units become bytes, bytes per second and nanoseconds", "[config]") {
   Folder folder;
   Folder::write(
