@@ -44,7 +44,10 @@ class HelpFormat : public CLI::Formatter {
 std::shared_ptr<CLI::FormatterBase> help_format() { return std::make_shared<HelpFormat>(); }
 
 void add_run_source(CLI::App* command, RunSource& source) {
-  command->add_option("run", source.run_file, "run file (TOML); docs/reference/config.md lists its keys")->required();
+  command
+      ->add_option("run", source.run_file,
+                   "run file (TOML), or the name of a shipped one; docs/reference/config.md lists its keys")
+      ->required();
   command->add_option("--set", source.sets, "override one key, for instance overlap.bucket_size=10MiB; repeatable")
       ->take_all()
       ->allow_extra_args(false)  // so that the run file may follow it

@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line.h"
+#include "cli/shell_files.h"
 #include "engine/base/check.h"
 #include "engine/base/print.h"
 #include "engine/config/nearest.h"
@@ -49,6 +50,16 @@ int run(int argc, char** argv) {
   app.formatter(help_format());
   app.set_version_flag("--version",
                        [] { return fmt::format("slipstream {} (build {})", runtime::version(), runtime::build_id()); });
+  // As --version, these end the command line, and one line end follows the text.
+  const auto end_with = [](const std::string& text) {
+    throw CLI::CallForVersion(text.substr(0, text.size() - 1), static_cast<int>(CLI::ExitCodes::Success));
+  };
+  app.add_option_function<std::string>(
+         "--completion", [&](const std::string& shell) { end_with(completion(app, shell)); },
+         "print the completion of the command line for a shell; in bash: source <(slipstream --completion bash)")
+      ->check(CLI::IsMember(shells()));
+  app.add_flag_callback(
+      "--manual", [&] { end_with(manual(app, runtime::version())); }, "print the manual page; man -l shows it");
   app.require_subcommand(1);
   Run chosen;
   for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_eval, add_tokenize,

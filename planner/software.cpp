@@ -9,6 +9,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "engine/config/shipped.h"
 #include "engine/config/toml.h"
 
 namespace slipstream::planner {
@@ -97,10 +98,12 @@ SoftwareProfile software_profile(const std::string& name) {
   if (name.empty()) return {};
   if (const auto found = std::find(names.begin(), names.end(), name); found != names.end())
     return built_in(static_cast<SoftwareBase>(found - names.begin()));
-  if (!name.ends_with(".toml"))
-    throw ConfigError("[plan] unknown software '{}'. Use {}, or the path of a profile that ends in .toml.", name,
-                      fmt::join(names, ", "));
-  const std::vector<TomlEntry> entries = read_toml(name, "a software profile with the key 'base'");
+  const std::vector<std::string> shipped = shipped_names("software");
+  if (!name.ends_with(".toml") && !std::binary_search(shipped.begin(), shipped.end(), name))
+    throw ConfigError("[plan] unknown software '{}'. Use {}{}{}, or the path of a profile that ends in .toml.", name,
+                      fmt::join(names, ", "), shipped.empty() ? "" : ", ", fmt::join(shipped, ", "));
+  const char* const wanted = "a software profile with the key 'base'";
+  const std::vector<TomlEntry> entries = read_toml(path_or_shipped(name, "software", wanted), wanted);
   Software chosen;
   set_fields(software_fields(), chosen, entries);
   SoftwareProfile profile = built_in(chosen.base);

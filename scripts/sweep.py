@@ -45,10 +45,14 @@ import subprocess
 import sys
 import time
 
+sys.dont_write_bytecode = True  # beside an installed sweep_file.py
 from sweep_file import Refusal, Sweep, plain, toml_text
 
 USAGE, DATA, RESOURCES, PREEMPTED = 2, 3, 7, 75
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# The installed command is a link beside the program; in the checkout, the program is in build/.
+BESIDE = pathlib.Path(__file__).parent / "slipstream"
+PROGRAM = str(BESIDE.absolute() if BESIDE.is_file() else ROOT / "build/slipstream")
 WARM_STEPS = 2  # left out of means, as in slipstream report
 MEANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "input_ms", "other_ms",
          "skew_ms", "bound_ms", "mfu")
@@ -394,10 +398,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments):
-    parser = Parser(prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("sweep", metavar="SWEEP.toml")
+    parser = Parser(prog=pathlib.Path(sys.argv[0]).name, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("sweep", metavar="SWEEP.toml", help="sweep file, or the name of a shipped one, such as bucket_size")
     parser.add_argument("--dir", metavar="FOLDER", help="folder of the results; default: runs/sweeps/NAME")
-    parser.add_argument("--program", default=str(ROOT / "build/slipstream"), metavar="PATH", help="default: build/slipstream")
+    parser.add_argument("--program", default=PROGRAM, metavar="PATH",
+                        help="default: build/slipstream, or the installed one")
     parser.add_argument("--launcher", type=shlex.split, metavar="COMMAND",
                         help="launcher that takes -n; default: 'mpirun --bind-to none', with --slurm 'srun --mpi=pmix'")
     parser.add_argument("--slurm", action="store_true", help="submit the missing runs as job arrays")

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import pathlib
 import re
 import sys
@@ -19,6 +20,7 @@ KINDS = {str: "a text", int: "an integer", float: "a number", dict: "a table", l
 SLURM_KEYS = {"options": list, "at_once": int}
 OWN_KEYS = ("output.dir", "checkpoint.dir")
 MOST_TRIALS = 100_000
+ROOT = pathlib.Path(__file__).resolve().parent.parent  # the checkout, or the folder of installed data
 
 
 class Refusal(Exception):
@@ -80,6 +82,12 @@ def flat(path, table, where):
     return settings
 
 
+def path_or_shipped(text, folder):
+    """The path itself, or that of the shipped file of this name, as slipstream finds it."""
+    shipped = ROOT / folder / f"{text}.toml"
+    return shipped if not re.search("[/.]", text) and not os.path.exists(text) and shipped.is_file() else pathlib.Path(text)
+
+
 class Point:
     def __init__(self, settings):
         self.ranks = settings.pop("ranks", 1)
@@ -93,7 +101,7 @@ class Point:
 
 class Sweep:
     def __init__(self, path):
-        self.path = pathlib.Path(path)
+        self.path = path_or_shipped(str(path), "sweeps")
         try:
             table = tomllib.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -101,7 +109,9 @@ class Sweep:
         checked(path, table, KEYS)
         if "run" not in table:
             raise Refusal(f'{path} names no run file. Add for instance run = "configs/runs/quickstart.toml".')
-        self.run = pathlib.Path(table["run"])
+        self.run = path_or_shipped(table["run"], "configs/runs")
+        if not self.run.exists() and self.path.resolve().is_relative_to(ROOT / "sweeps"):
+            self.run = ROOT / self.run  # a shipped sweep, away from the checkout
         try:
             self.run_text = self.run.read_bytes()
         except OSError as error:

@@ -357,8 +357,8 @@ std::vector<Field<R>> make_fields() {
           "device.threads", at(&R::device, &DeviceConfig::threads), {0, 4096},
           "Threads of the compute stream. cpu only. 0: cores of the affinity mask / ranks that share it, at least 1."),
       F::text("device.machine", at(&R::device, &DeviceConfig::machine),
-              "Path of the machine file for predictions, such as configs/machines/h100x8.toml. Empty: this host. In a "
-              "run, the number of ranks on each host replaces the file's nodes."),
+              "Machine file for predictions: its path, or the name of a shipped one, such as h100x8. Empty: this "
+              "host. In a run, the number of ranks on each host replaces the file's nodes."),
       F::choice("device.graph", at(&R::device, &DeviceConfig::graph),
                 "Record a whole step as a CUDA graph and replay it with one launch. cuda only. A graph adds a barrier "
                 "after each step. auto: true unless the rehearsed barrier costs more than launching the step task by "

@@ -9,6 +9,7 @@
 #include "engine/base/utf8.h"
 #include "engine/config/defaults.h"
 #include "engine/config/fields.h"
+#include "engine/config/shipped.h"
 #include "engine/config/toml.h"
 #include "engine/config/validate.h"
 
@@ -47,8 +48,10 @@ void apply_set(RunConfig& config, const std::string& set) {
 WrittenRun load_written_run(const std::string& path, const std::vector<std::string>& sets,
                             const KeysOfModel& keys_of_model) {
   const auto written_over = [&](RunConfig config) {
-    if (!path.empty())
-      set_fields(run_fields(), config, read_toml(path, "a run file, for example configs/runs/quickstart.toml"));
+    if (!path.empty()) {
+      const char* const wanted = "a run file, for example configs/runs/quickstart.toml";
+      set_fields(run_fields(), config, read_toml(path_or_shipped(path, "runs", wanted), wanted));
+    }
     for (const std::string& set : sets) apply_set(config, set);
     return config;
   };

@@ -19,11 +19,11 @@ struct RunSource {
 /// Keys "key=value" of [model] for a configuration with model.init. `written` has file and sets, and is not validated.
 using KeysOfModel = std::function<std::vector<std::string>(const RunConfig& written)>;
 
-/// Reads the run file at `path` (empty: none), then applies `sets` ("key=value", the last of equal keys wins; texts
-/// need no quotes) over it, fills in the derived values (resolve_defaults) and checks it (validate). Precedence:
-/// defaults < `keys_of_model`, if it is given and model.init is set < file < sets. It does not read the other
-/// files that the configuration names (data, machines). Throws: what `keys_of_model` throws; ConfigError, one sentence
-/// with file:line:column (or the `--set`), what is wrong and the nearest name or the range.
+/// Reads the run file at `path` (empty: none; else as path_or_shipped), then applies `sets` ("key=value", the last of
+/// equal keys wins; texts need no quotes) over it, fills in the derived values (resolve_defaults) and checks it
+/// (validate). Precedence: defaults < `keys_of_model`, if it is given and model.init is set < file < sets. It does not
+/// read the other files that the configuration names (data, machines). Throws: what `keys_of_model` throws;
+/// ConfigError, one sentence with file:line:column (or the `--set`), what is wrong and the nearest name or the range.
 RunConfig load_run_config(const std::string& path, const std::vector<std::string>& sets = {},
                           const KeysOfModel& keys_of_model = {});
 

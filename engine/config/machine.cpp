@@ -16,6 +16,7 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "engine/config/host_times.h"
+#include "engine/config/shipped.h"
 #include "engine/config/toml.h"
 
 namespace slipstream {
@@ -120,9 +121,10 @@ Card card_of(const std::string& gpu_name) {
   return Card::other;
 }
 
-Machine load_machine(const std::string& path) {
+Machine load_machine(const std::string& name) {
   Machine machine;
   const char* const wanted = "a machine file, for example configs/machines/laptop.toml";
+  const std::string path = path_or_shipped(name, "machines", wanted);
   const std::vector<TomlEntry> entries = read_toml(path, wanted);
   std::set<std::string> present;
   for (const TomlEntry& entry : entries) present.insert(entry.key);

@@ -70,10 +70,10 @@ struct Machine {
   int threads = 1;                            // of a rank's compute; of the run, not of a machine file
 };
 
-/// Reads a machine file (configs/machines/*.toml). Every key except `device` (default: cpu), `card`,
-/// `multiprocessors`, `nodes` and the prices by shape is required.
+/// Reads a machine file, by its path or by the name of a shipped one (path_or_shipped). Every key except `device`
+/// (default: cpu), `card`, `multiprocessors`, `nodes` and the prices by shape is required.
 /// Throws: ConfigError with the place, or with the first missing key.
-Machine load_machine(const std::string& path);
+Machine load_machine(const std::string& name);
 
 /// The text of a machine file from which load_machine() reads an equal machine. Pure.
 std::string machine_toml(const Machine& machine);

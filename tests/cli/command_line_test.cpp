@@ -52,7 +52,8 @@ void append_help(const std::string& command, std::string& page) {
 TEST_CASE("docs/reference/commands.md is current", "[cli]") {
   std::string page =
       "<!-- SPDX-License-Identifier: Apache-2.0 -->\n# Commands\n\n"
-      "Generated from `slipstream COMMAND --help`; a test compares this page with the program.\n";
+      "Generated from `slipstream COMMAND --help`; a test compares this page with the program. `slipstream` is\n"
+      "`build/slipstream`, or [installed](../how-to/install.md).\n";
   append_help("", page);
   const std::string path = source_dir() + "/docs/reference/commands.md";
   if (std::getenv("SLIPSTREAM_UPDATE_DOCS")) std::ofstream(path, std::ios::binary) << page;
