@@ -9,7 +9,7 @@
 namespace slipstream::cli {
 
 struct ImportOptions {
-  std::string format, path;  // planner::import_run()
+  std::string format, path;  // megatron, torchtitan or nemo; its file
   std::string write;         // path of the run file; empty: not written
   bool json = false;
 };

@@ -14,7 +14,8 @@ usage() {
 
 # docs/dependencies.md has the purpose of each.
 needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev libeigen3-dev libtomlplusplus-dev libcli11-dev
-  nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev)
+  nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev
+  python3-yaml)
 # Optional packages: without them, the quickstart trains on another text and builds take longer.
 optional=(bible-kjv)
 asked_for_optional=0
