@@ -6,16 +6,19 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line.h"
 #include "cli/shell_files.h"
+#include "comm/mpi/launcher.h"
 #include "engine/base/check.h"
 #include "engine/base/print.h"
 #include "engine/config/nearest.h"
 #include "runtime/build_id.h"
+#include "runtime/stop_signals.h"
 #include "runtime/version.h"
 
 namespace slipstream::cli {
@@ -88,6 +91,9 @@ int main(int argc, char** argv) {
   // A write beyond a file limit or into a pipe without a reader returns an error, which has a message.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  if (argc > 1 && std::string_view(argv[1]) == "train")
+    slipstream::runtime::StopSignals::end_until_then(slipstream::comm::announced_rank() == 0,
+                                                     slipstream::comm::announced_ranks() > 1);
   try {
     return slipstream::cli::run_and_flush(argc, argv);
   } catch (const slipstream::Error& error) {

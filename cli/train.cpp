@@ -15,6 +15,10 @@ void add_train(CLI::App& app, Run& chosen) {
   CLI::Option* const resume = command->add_flag(
       "--resume", options->resume, "continue from the newest valid checkpoint; begin at step 1 if there is none");
   command
+      ->add_flag("--ignore-memory", options->ignore_memory,
+                 "with --resume: continue from a checkpoint on disk, not from a snapshot in the memory of hosts")
+      ->needs(resume);
+  command
       ->add_option(
           "--replay", options->replayed_step,
           "with --resume: run from a checkpoint before this step up to it, run it twice, and compare all bits; "

@@ -42,6 +42,7 @@ constexpr char kAsk = 'q';           // from rank 0
 constexpr char kRecord = 'r';        // to rank 0: the answer
 constexpr char kVerdict = 'v';       // from rank 0: leave
 constexpr char kEndAnnounced = 'f';  // to rank 0: this rank has ended as planned
+constexpr char kAllHere = 'e';       // from rank 0: all ranks have announced their end
 
 std::string own_host() {
   char name[256] = {};
@@ -79,6 +80,49 @@ Monitor::~Monitor() {
   ::close(wake_);
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [&] { return alarms_ == 0; });
+}
+
+void Monitor::end_together() {
+  std::unique_lock lock(mutex_);
+  ends_together_ = true;
+  ::eventfd_write(wake_, 1);
+  ended_.wait(lock, [&] { return ended_together_; });
+}
+
+void Monitor::look_at_end() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ends_together_ || ended_together_) return;
+  }
+  if (!std::exchange(announced_, true) && channel_ && rank_ != 0) channel_->send(0, kEndAnnounced, "");
+  // Ranks without a connection, and those that have lost it, are not waited for.
+  const std::vector<int> reached = channel_ ? channel_->reached() : std::vector<int>{};
+  if (rank_ == 0 && !all_here_ &&
+      std::all_of(reached.begin(), reached.end(), [&](int rank) { return heard_[rank].announced_end; })) {
+    all_here_ = true;
+    if (channel_) channel_->send_all(kAllHere, "");
+  }
+  if (!reached.empty() && !(rank_ != 0 && all_here_)) return;
+  if (channel_) channel_->end_with_process();
+  const std::lock_guard lock(mutex_);
+  ended_together_ = true;
+  exchanges_ended_ = exchanges_begun_;
+  ended_.notify_all();
+}
+
+void Monitor::name_stayed(const std::string& alarm) {
+  FlightRecord own = record(alarm);
+  const std::vector<int> stayed = channel_->reached();
+  for (const int rank : stayed) add_last_heard(rank, own);
+  write(own);
+  std::string host;
+  if (!own.last_heard.empty())
+    host = fmt::format(" on host {} (process {})", own.last_heard[0].host, own.last_heard[0].process);
+  print(
+      fmt::format("[watchdog] rank {}{} has not left, although the run has ended on all ranks; the limit is {:g} s "
+                  "({}). Look for a process of rank {} that is stopped.",
+                  stayed.at(0), host, own.limit_seconds, own.limit_key, stayed.at(0)));
+  leave();
 }
 
 bool Monitor::ends() {
@@ -342,15 +386,21 @@ void Monitor::run() {
         answer();
       } else if (message.kind == kVerdict) {
         leave();
+      } else if (message.kind == kAllHere) {
+        all_here_ = true;
       }
     }
     if (left_) return;
+    look_at_end();
     const int64_t now_ns = monotonic_ns();
     const std::string alarm = look(now_ns - std::exchange(looked_ns, now_ns));
-    if (!alarm.empty()) rank_ == 0 && !run_.empty() ? judge_all(alarm, {}) : ask_rank_0(alarm);
+    if (!alarm.empty() && rank_ == 0 && all_here_)
+      name_stayed(alarm);
+    else if (!alarm.empty())
+      rank_ == 0 && !run_.empty() ? judge_all(alarm, {}) : ask_rank_0(alarm);
     if (looks++ % kLooksPerSign == 0) send_sign_of_life();
   }
-  if (channel_) channel_->send(0, kEndAnnounced, "");
+  if (channel_ && !announced_) channel_->send(0, kEndAnnounced, "");
 }
 
 }  // namespace slipstream::comm

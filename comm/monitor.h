@@ -44,6 +44,10 @@ class Monitor {
   Monitor(int rank, std::function<void()> leave);
   /// Announces the end of this rank to rank 0, and ends the thread.
   ~Monitor();
+  /// Blocks, under the limit of the exchange that has begun: a rank that stops now would keep the launcher waiting, and
+  /// no other rank would be left to name it. Rank 0 returns when the processes of all others have ended, the others
+  /// when rank 0 knows that all ranks are here. This object is of no use afterwards.
+  void end_together();
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
 
@@ -86,6 +90,10 @@ class Monitor {
   void ask_rank_0(const std::string& alarm);
   void answer();
   void leave();
+  /// A look at the steps of end_together().
+  void look_at_end();
+  /// Rank 0: the others have not ended in time.
+  void name_stayed(const std::string& alarm);
   [[nodiscard]] bool ends();
 
   std::function<void()> leave_;
@@ -93,6 +101,7 @@ class Monitor {
   std::mutex mutex_;
   std::condition_variable ended_;
   bool ends_ = false;  // under mutex_, as all below to `wanted_`
+  bool ends_together_ = false, ended_together_ = false;
   WaitLimits limits_;
   std::string folder_;
   RunPhase phase_ = RunPhase::start;
@@ -128,6 +137,8 @@ class Monitor {
   };
   std::map<int, Heard> heard_;  // rank 0: by rank
   bool left_ = false;           // leave_ was called, and returned in a test
+  bool announced_ = false;      // of this rank's end, in end_together()
+  bool all_here_ = false;       // in end_together(), as rank 0 knows
   std::thread thread_;
 };
 

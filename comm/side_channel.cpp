@@ -80,6 +80,12 @@ SideChannel::~SideChannel() {
   if (listener_ >= 0) ::close(listener_);
 }
 
+std::vector<int> SideChannel::reached() const {
+  std::vector<int> ranks;
+  for (const auto& [rank, peer] : peers_) ranks.push_back(rank);
+  return ranks;
+}
+
 void SideChannel::send(int rank, char kind, std::string_view body) {
   const auto peer = peers_.find(rank);
   if (peer == peers_.end() || peer->second.out.size() > kLargestBacklog) return;

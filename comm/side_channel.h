@@ -35,6 +35,10 @@ class SideChannel {
   /// "PORT ADDRESS ...": what connect needs.
   const std::string& addresses() const { return addresses_; }
   bool reaches(int rank) const { return peers_.contains(rank); }
+  /// The ranks that are connected.
+  std::vector<int> reached() const;
+  /// The connections end with this process and not with this object, so that the other side sees the process's end.
+  void end_with_process() { peers_.clear(); }
 
   /// Enqueues, and sends what the connection takes. Dropped if the rank is absent or takes nothing.
   void send(int rank, char kind, std::string_view body);

@@ -93,7 +93,8 @@ Checkpoints::Checkpoints(World& world, Rank& rank, std::vector<std::shared_ptr<c
                          const Checkpoint& options, RunIdentity identity)
     : world_(world), rank_(rank), stages_(std::move(stages)), options_(options), identity_(std::move(identity)) {}
 
-void Checkpoints::begin(int64_t resumed_step, int64_t skipped_batches) {
+void Checkpoints::begin(const std::string& dir, int64_t resumed_step, int64_t skipped_batches) {
+  options_.dir = dir;
   kept_.resumed = newest_step_ = resumed_step;
   skipped_batches_ = skipped_batches;
   world_.together([&] {
@@ -112,17 +113,16 @@ Checkpoints::~Checkpoints() {
 std::string Checkpoints::begin_async(int64_t step) {
   SLIP_ASSERT(in_flight_ == 0 && step > 0);
   // A rank that fails reports it, instead of leaving the others waiting.
-  std::string folder, failure;
+  std::string failure;
   if (world_.rank() == 0) {
     try {
-      folder = checkpoint::begin_checkpoint(options_.dir, step);
+      checkpoint::begin_checkpoint(options_.dir, step);
     } catch (const Error& error) {
       failure = error.what();
     }
   }
-  const std::vector<std::string> begun = world_.all_gather(failure.empty() ? "+" + folder : "-" + failure, "a save");
-  if (begun[0][0] == '-') return begun[0].substr(1);
-  folder_ = begun[0].substr(1);
+  if (std::string of_rank_0 = world_.all_gather(failure, "a save")[0]; !of_rank_0.empty()) return of_rank_0;
+  folder_ = checkpoint::unfinished_path(options_.dir, step);
   in_flight_ = step;
   written_ = false;
   pace_.emplace(options_.bandwidth_bytes_per_second);

@@ -43,10 +43,11 @@ class Checkpoints {
 
   ~Checkpoints();
 
-  /// Blocks. Collective. Removes what interrupted saves left. `resumed_step`: its checkpoint is never removed, and
+  /// Blocks. Collective. From now on, `dir` is the folder of the checkpoints, by which this rank reaches it. Removes
+  /// what interrupted saves left. `resumed_step`: its checkpoint is never removed, and
   /// newer ones, which were skipped as damaged, do not count among those to keep; 0: none. Manifests have
   /// `skipped_batches`.
-  void begin(int64_t resumed_step, int64_t skipped_batches);
+  void begin(const std::string& dir, int64_t resumed_step, int64_t skipped_batches);
   /// Blocks. Collective. Saves the state after `step`, at rest, and removes old checkpoints. Returns the reason of a
   /// failure, the same on all ranks; empty: saved. A checkpoint that was there before is unchanged by a failure.
   /// `numerics`: the history after that step. `hindrance`: why rank 0 must not commit; empty: it may.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locks DIR/lock and writes its owner into it: "HOST PROCESS START SIGHT JOB STARTS".
+// Locks DIR/lock and writes its owner into it: "HOST PROCESS START SIGHT JOB STARTS BORN LEASE".
 
 #include "runtime/folder_lock.h"
 
@@ -8,22 +8,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
+#include "engine/base/log.h"
+#include "engine/base/parallel.h"
 
 namespace slipstream::runtime {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kLeaseSeconds = 120;
+constexpr std::chrono::seconds kRenewal{10};
 
 std::string host_name() {
   char name[256] = {};
@@ -40,10 +48,31 @@ std::string utc_now() {
 
 struct LockOwner {
   std::string host, process, start;
-  std::string sight;   // equal: one process sees the other in /proc; "-" if it is unknown
-  std::string job;     // of Slurm; "-" outside
-  int64_t starts = 0;  // of the job, before this one
+  std::string sight;          // equal: one process sees the other in /proc; "-" if it is unknown
+  std::string job;            // of Slurm; "-" outside
+  int64_t starts = 0;         // of the job, before this one
+  int64_t born = 0;           // of the process, in the kernel's ticks since its boot; 0: unknown
+  int64_t lease_seconds = 0;  // 0: it does not renew the file
+
+  std::string line() const {
+    return fmt::format("{} {} {} {} {} {} {} {}\n", host, process, start, sight, job, starts, born, lease_seconds);
+  }
+  std::string boot() const { return sight.substr(0, sight.find(':')); }
 };
+
+/// The ticks at which a process of this host started; 0 if there is none.
+int64_t born_of(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/stat");
+  std::string text;
+  std::getline(file, text);
+  // The name, in parentheses, may have spaces. The start is the 20th word after it.
+  std::istringstream words(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::string word;
+  for (int i = 0; i < 20; ++i) words >> word;
+  int64_t born = 0;
+  std::from_chars(word.data(), word.data() + word.size(), born);
+  return born;
+}
 
 /// The value of a variable of the environment if it is one word, else `otherwise`.
 std::string word_of(const char* variable, const std::string& otherwise) {
@@ -61,7 +90,9 @@ LockOwner this_job() {
                   .process = fmt::format("{}", ::getpid()),
                   .start = utc_now(),
                   .sight = processes.empty() ? "-" : boot + ":" + processes,
-                  .job = word_of("SLURM_JOB_ID", "-")};
+                  .job = word_of("SLURM_JOB_ID", "-"),
+                  .born = born_of("self"),
+                  .lease_seconds = kLeaseSeconds};
   if (owner.job != "-") owner.job = word_of("SLURM_CLUSTER_NAME", "slurm") + ":" + owner.job;
   const std::string starts = word_of("SLURM_RESTART_COUNT", "0");
   std::from_chars(starts.data(), starts.data() + starts.size(), owner.starts);
@@ -72,17 +103,41 @@ LockOwner owner_in(int file) {
   char text[1024] = {};
   LockOwner owner;
   if (::pread(file, text, sizeof text - 1, 0) > 0)
-    std::istringstream(text) >> owner.host >> owner.process >> owner.start >> owner.sight >> owner.job >> owner.starts;
+    std::istringstream(text) >> owner.host >> owner.process >> owner.start >> owner.sight >> owner.job >>
+        owner.starts >> owner.born >> owner.lease_seconds;
   return owner;
 }
 
-/// Is it certain that the owner, whose lock is not seen, has ended? `has_locks`: the file system would show one.
-bool has_ended(const LockOwner& owner, const LockOwner& self, bool has_locks) {
-  if (owner.host.empty()) return true;  // a file that no job has finished
-  if (self.job != "-" && owner.job == self.job && owner.starts < self.starts) return true;
-  if (owner.host != self.host) return false;
-  if (has_locks) return true;
-  return self.sight != "-" && owner.sight == self.sight && !fs::exists("/proc/" + owner.process);
+/// Blocks. Seconds since the file was last renewed, on the clock of its file system, which hosts share; none if that
+/// cannot be told.
+std::optional<int64_t> age_of(int file, const std::string& path) {
+  const std::string probe = fmt::format("{}.tmp-{}", path, ::getpid());
+  const int fresh = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fresh < 0) return {};
+  struct stat now {
+  }, then{};
+  const bool known = ::fstat(fresh, &now) == 0 && ::fstat(file, &then) == 0;
+  ::close(fresh);
+  ::unlink(probe.c_str());
+  if (!known) return {};
+  return now.st_mtim.tv_sec - then.st_mtim.tv_sec;
+}
+
+/// Why it is certain that the owner, whose lock is not seen, has ended or has no claim; empty if it is not certain.
+/// `has_locks`: the file system would show a lock.
+std::string why_free(const LockOwner& owner, const LockOwner& self, bool has_locks,
+                     std::optional<int64_t> age_seconds) {
+  if (owner.host.empty()) return "no job has finished it";
+  if (self.job != "-" && owner.job == self.job && owner.starts < self.starts) return "Slurm has started its job again";
+  const bool same_boot = self.boot() != "-" && owner.boot() == self.boot();
+  if ((same_boot || owner.host == self.host) && has_locks) return "its process has ended";
+  // A number may belong to a younger process by now.
+  const int64_t born = same_boot && owner.sight == self.sight ? born_of(owner.process) : -1;
+  if (born == 0 || (born > 0 && owner.born > 0 && born != owner.born)) return "its process has ended";
+  if (owner.lease_seconds > 0 && age_seconds && *age_seconds > owner.lease_seconds)
+    return fmt::format("it has not renewed its claim for {} s, more than the {} s of its lease", *age_seconds,
+                       owner.lease_seconds);
+  return {};
 }
 
 /// Tries to take the lock of an open file. `supported` becomes false on file systems without locks, some network file
@@ -117,7 +172,9 @@ bool rewrite(int file, const std::string& text) {
 }  // namespace
 
 FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir + "/lock") {
-  const LockOwner self = this_job();
+  LockOwner self = this_job();
+  LockOwner owner;
+  std::string why;
   while (true) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file_ < 0)
@@ -125,34 +182,81 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
                           key);
     bool supported = true;
     const bool locked = take(file_, supported), lives = !locked && supported;
-    const LockOwner owner = owner_in(file_);
-    if (lives || !has_ended(owner, self, supported)) {
+    owner = owner_in(file_);
+    const std::optional<int64_t> age = owner.lease_seconds > 0 ? age_of(file_, path_) : std::nullopt;
+    why = lives ? "" : why_free(owner, self, supported, age);
+    if (why.empty()) {
       ::close(file_);
+      std::string what_to_do;
+      if (!lives && age)
+        what_to_do = fmt::format(
+            " It last renewed its claim {} s ago. If it has ended, delete {}, or start again {} s after that.", *age,
+            path_, owner.lease_seconds);
+      else if (!lives)
+        what_to_do = fmt::format(" If it has ended, delete {}.", path_);
       throw CheckpointError("[disk] {} is in use by {}. Wait for its end, or set {} to another folder.{}", dir,
                             owner.host.empty() ? "another job"
                                                : fmt::format("process {} on host {}, started at {}", owner.process,
                                                              owner.host, owner.start),
-                            key, lives ? "" : fmt::format(" If it has ended, delete {}.", path_));
+                            key, what_to_do);
     }
     if (names(path_, file_)) break;
     ::close(file_);
   }
-  const std::string owner =
-      fmt::format("{} {} {} {} {} {}\n", self.host, self.process, self.start, self.sight, self.job, self.starts);
-  if (!rewrite(file_, owner)) {
+  owner_ = self.line();
+  bool written = rewrite(file_, owner_);
+  try {
+    if (written) renews_ = start_thread("the renewal of a lock", [this] { renew(); });
+  } catch (const ResourceError&) {  // a claim without a lease: other hosts never take it over
+    self.lease_seconds = 0;
+    owner_ = self.line();
+    written = rewrite(file_, owner_);
+  }
+  if (!written) {
     const int error = errno;
     ::close(file_);
     throw ResourceError("[disk] {} cannot be written: {}. Free space, or set {} to another folder.", path_,
                         std::strerror(error), key);
   }
+  if (!owner.host.empty())
+    log_info("note: {} was in use by process {} on host {}, started at {}. This run takes it over: {}.", dir,
+             owner.process, owner.host, owner.start, why);
+}
+
+void FolderLock::renew() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kRenewal, [this] { return ends_; })) {
+    // Not that of another job, which took it over while this process was stopped.
+    if (owns()) ::futimens(file_, nullptr);
+  }
+}
+
+bool FolderLock::owns() const {
+  std::string now(owner_.size() + 1, '\0');
+  return ::pread(file_, now.data(), now.size(), 0) == std::ssize(owner_) && now.starts_with(owner_);
 }
 
 bool FolderLock::has_moved() const { return !names(path_, file_); }
 
+bool FolderLock::is_lost() const {
+  std::error_code error;
+  std::ifstream now(path_);
+  std::string line;
+  // A file that someone has deleted, or that cannot be read now, names nobody else.
+  return fs::exists(path_, error) && std::getline(now, line) && line + "\n" != owner_;
+}
+
 FolderLock::~FolderLock() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (renews_.joinable()) renews_.join();
   // Before the lock ends: a file that is opened later is a new one.
   std::error_code error;
-  if (const fs::path now = fs::read_symlink(fmt::format("/proc/self/fd/{}", file_), error); !error && names(now, file_))
+  if (const fs::path now = fs::read_symlink(fmt::format("/proc/self/fd/{}", file_), error);
+      !error && names(now, file_) && owns())
     ::unlink(now.c_str());
   ::close(file_);
 }

@@ -2,20 +2,26 @@
 #pragma once
 // Keeps two jobs out of one folder.
 
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace slipstream::runtime {
 
-/// The file DIR/lock names the job that writes into DIR: host, process, start, where the process can be seen, and its
-/// place in a Slurm queue. Another job takes the folder over only if the former one has ended for certain:
-///   on the same host, the kernel has dropped the lock of the ended process; where a file system has no locks, the
-///   process is gone;
-///   on any host, Slurm has queued the same job again, which it does behind the end of the start before.
+/// The file DIR/lock names the job that writes into DIR: host, process, start, where the process can be seen, its
+/// place in a Slurm queue, and its lease. The job renews the file every ten seconds. Another job takes the folder over,
+/// with a note, only if the former one has ended for certain, or has no claim to it any more:
+///   on the same host, which is known by its boot id or its name, the kernel has dropped the lock of the ended process;
+///   where a file system has no locks, the process, or the one that started with its number, is gone;
+///   on any host, Slurm has queued the same job again, which it does behind the end of the start before;
+///   on any host, the file has not been renewed for the time of the lease. A job that comes back later sees that the
+///   file names another one, and ends (is_lost()).
 /// Otherwise the job refuses, because a process on another host cannot be seen.
 class FolderLock {
  public:
-  /// `dir` exists and is the value of the setting `key`. Throws: CheckpointError if another job has the folder,
+  /// Blocks. `dir` exists and is the value of the setting `key`. Throws: CheckpointError if another job has the folder,
   /// ResourceError if it cannot be written.
   FolderLock(const std::string& dir, std::string_view key);
   /// Removes the file, also after its folder has moved; a file that another job has put in its place stays.
@@ -25,10 +31,20 @@ class FolderLock {
 
   /// Has the folder moved since?
   bool has_moved() const;
+  /// Blocks. Does the file name another job now?
+  bool is_lost() const;
 
  private:
-  std::string path_;
+  void renew();
+  /// Does the file that this object has locked still have its line?
+  bool owns() const;
+
+  std::string path_, owner_;  // the line of this job
   int file_ = -1;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ends_ = false;  // under mutex_
+  std::thread renews_;
 };
 
 }  // namespace slipstream::runtime

@@ -3,7 +3,9 @@
 
 #include "runtime/peer_memory.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -25,6 +27,7 @@ namespace {
 // When as many later snapshots are marked, all ranks have completed and marked the first: its step's results have been
 // read everywhere before the last of these steps could end.
 constexpr int64_t kSafelyMarked = 4;
+constexpr size_t kIdDigits = 16;
 
 std::string drawn_id() {
   uint64_t drawn = 0;
@@ -39,29 +42,66 @@ std::string kept_name(const checkpoint::KeptShape& shape, int copy) {
   return fmt::format("{}.{}.{}", data::xxh3_128_hex(meaning.data(), std::ssize(meaning)), shape.rank, copy);
 }
 
-std::string run_id_of(World& world, const std::string& dir, bool continues) {
-  std::string id;
+bool RunName::may_continue(const std::string& owner, int64_t step) const {
+  if (owner.empty()) return false;
+  return owner == start || std::any_of(formers.begin(), formers.end(), [&](const Former& former) {
+           return former.start == owner && step <= former.most_step;
+         });
+}
+
+RunName run_name_of(World& world, const std::string& dir, bool continues) {
+  RunName name;
+  std::string starts;  // "START STEP" of each former
   if (world.rank() == 0) {
     const std::string path = dir + "/run.json";
     std::error_code error;
     try {
       if (continues && std::filesystem::exists(path, error)) {
         const Json run = Json::parse(files::read_file(path, files::Owner::checkpoint, int64_t{16} << 20), path);
-        if (const Json* const found = run.find("run_id"); found != nullptr && found->is_string())
-          id = found->as_string();
+        const auto id_in = [](const Json& object, std::string_view key) {
+          const Json* const found = object.find(key);
+          return found != nullptr && found->is_string() && found->as_string().size() == kIdDigits ? found->as_string()
+                                                                                                  : std::string();
+        };
+        name.run_id = id_in(run, "run_id");
+        if (const std::string former = id_in(run, "start"); !former.empty())
+          starts += fmt::format("{} {} ", former, INT64_MAX);
+        if (const Json* const earlier = run.find("continues"); earlier != nullptr && earlier->is_array())
+          for (const Json& each : earlier->as_array())
+            if (const Json* const step = each.is_object() ? each.find("step") : nullptr; step && step->is_int())
+              if (const std::string former = id_in(each, "start"); !former.empty())
+                starts += fmt::format("{} {} ", former, step->as_int());
       }
     } catch (const Error&) {
       // Without a name, no memory is found; the checkpoints are.
     }
-    if (id.size() != 16) id = drawn_id();
+    if (name.run_id.empty()) name.run_id = drawn_id();
+    name.start = drawn_id();
   }
-  return world.all_gather(id)[0];
+  const std::string of_rank_0 = world.all_gather(fmt::format("{} {} {}", name.run_id, name.start, starts))[0];
+  std::istringstream words(of_rank_0);
+  words >> name.run_id >> name.start;
+  for (RunName::Former former; words >> former.start >> former.most_step;) name.formers.push_back(former);
+  name.keeper = keeper_name_of(world, name.run_id, dir);
+  return name;
 }
 
-PeerMemory::PeerMemory(World& world, const Job& job, const checkpoint::Manifest& manifest, const std::string& run_id,
+std::string keeper_name_of(World& world, const std::string& run_id, const std::string& dir) {
+  std::string folder;
+  // A copy has another inode. The time of birth tells two folders apart that have had the same one. The device is left
+  // out: hosts number a network file system differently.
+  struct statx info {};
+  if (world.rank() == 0 && ::statx(AT_FDCWD, dir.c_str(), 0, STATX_INO | STATX_BTIME, &info) == 0)
+    folder = fmt::format("{} {}.{}", info.stx_ino, info.stx_mask & STATX_BTIME ? info.stx_btime.tv_sec : 0,
+                         info.stx_mask & STATX_BTIME ? info.stx_btime.tv_nsec : 0);
+  const std::string meaning = run_id + " " + world.all_gather(folder)[0];
+  return data::xxh3_128_hex(meaning.data(), std::ssize(meaning)).substr(0, kIdDigits);
+}
+
+PeerMemory::PeerMemory(World& world, const Job& job, const checkpoint::Manifest& manifest, const RunName& run,
                        int64_t interval)
-    : world_(world), keeping_(job.keeping), interval_(interval), run_id_(run_id) {
-  keeper_ = Keeper::start(run_id_);
+    : world_(world), keeping_(job.keeping), interval_(interval), name_(run) {
+  keeper_ = Keeper::start(name_.keeper);
   checkpoint::KeptShape shape{.rank = world.rank(),
                               .ranks = world.size(),
                               .slots = keeping_.slots,
@@ -126,7 +166,10 @@ std::array<std::byte*, 2> PeerMemory::slots() const {
 }
 
 void PeerMemory::begin(int64_t step) {
-  for (Held& each : held_) each.part.forget_behind(step);
+  for (Held& each : held_) {
+    each.part.forget_behind(name_.may_continue(each.part.start(), step) ? step : 0);
+    each.part.set_start(name_.start);
+  }
   world_.barrier();  // no snapshot arrives before its place is free
 }
 
@@ -140,7 +183,7 @@ void PeerMemory::mark(int64_t step, const checkpoint::KeptMark& mark) {
 
 void PeerMemory::watch_keeper() {
   if (!keeper_ || keeper_->lives()) return;
-  keeper_ = Keeper::start(run_id_);
+  keeper_ = Keeper::start(name_.keeper);
   bool holds = keeper_ != nullptr;
   for (const Held& each : held_) holds = holds && keeper_->put(each.name, *each.memory);
   std::fprintf(stderr, "warning: [keeper] rank %d lost the keeper of its host: %s.\n", world_.rank(),

@@ -22,20 +22,37 @@ namespace slipstream::runtime {
 /// are the same memory, which a relaunched rank goes on using. Pure.
 std::string kept_name(const checkpoint::KeptShape& shape, int copy);
 
-/// Names a run, its keepers and its memory, across relaunches: that in `dir`/run.json if the run continues, else a new
-/// one. Blocks. Collective: rank 0 reads.
-std::string run_id_of(World& world, const std::string& dir, bool continues);
+/// The names by which a start of the program finds its snapshots in memory.
+struct RunName {
+  std::string run_id;  // of the run, across starts
+  std::string keeper;  // of the keepers on its hosts: of this run in this very folder, so that a copy has others
+  std::string start;   // drawn by this start
+  /// An earlier start whose snapshots up to a step this one may continue.
+  struct Former {
+    std::string start;
+    int64_t most_step = 0;
+  };
+  std::vector<Former> formers = {};
+
+  /// Pure. May this start use a snapshot of `owner` after `step`?
+  bool may_continue(const std::string& owner, int64_t step) const;
+};
+/// Blocks. Collective: rank 0 reads. A run that continues has the names in `dir`/run.json, and the starts in it as
+/// formers; without a former, no snapshot is found. Others have new names.
+RunName run_name_of(World& world, const std::string& dir, bool continues);
+/// Blocks. Collective: rank 0 looks. The name of the keepers of a run in this folder, which exists.
+std::string keeper_name_of(World& world, const std::string& run_id, const std::string& dir);
 
 class PeerMemory {
  public:
   /// Blocks. Collective. Takes the memory for all slots, or finds it in this host's keeper.
   /// Throws on all ranks: ResourceError if a host refuses it.
-  PeerMemory(World& world, const Job& job, const checkpoint::Manifest& manifest, const std::string& run_id,
-             int64_t interval);
+  PeerMemory(World& world, const Job& job, const checkpoint::Manifest& manifest, const RunName& run, int64_t interval);
 
   /// Own slots and those that this rank holds for another (null: none), for RankOptions::kept.
   std::array<std::byte*, 2> slots() const;
-  /// The run continues behind `step`: snapshots of later steps, which could not be used, are forgotten.
+  /// The run continues behind `step`: snapshots of later steps, which could not be used, are forgotten, and so are all
+  /// of other starts.
   void begin(int64_t step);
 
   bool is_due(int64_t step) const { return step % interval_ == 0; }
@@ -60,7 +77,7 @@ class PeerMemory {
   World& world_;
   const Keeping keeping_;
   const int64_t interval_;
-  const std::string run_id_;
+  const RunName name_;
   std::unique_ptr<Keeper> keeper_;
   std::vector<Held> held_;               // own, peer's
   std::vector<std::string> names_here_;  // of all ranks of this host

@@ -30,12 +30,12 @@ bool overlap(const checkpoint::Box& a, const checkpoint::Box& b) {
 /// The parts of all hosts, and the choice of a step.
 class MemorySearch {
  public:
-  MemorySearch(World& world, const std::string& run_id) : world_(world) {
-    if (const std::unique_ptr<Keeper> keeper = Keeper::find(run_id))
-      for (const std::string& name : keeper->list())
-        if (std::unique_ptr<KeptMemory> memory = keeper->get(name))
+  MemorySearch(World& world, const RunName& name) : world_(world), name_(name) {
+    if (const std::unique_ptr<Keeper> keeper = Keeper::find(name.keeper))
+      for (const std::string& entry : keeper->list())
+        if (std::unique_ptr<KeptMemory> memory = keeper->get(entry))
           if (std::optional<checkpoint::KeptPart> part = checkpoint::KeptPart::open(memory->bytes()))
-            here_.push_back({std::move(memory), std::move(*part), name, {}});
+            here_.push_back({std::move(memory), std::move(*part), entry, {}});
     for (Here& each : here_) {
       const std::string text = each.part.manifest_text();
       each.group = data::xxh3_128_hex(text.data(), std::ssize(text));
@@ -76,7 +76,7 @@ class MemorySearch {
       const bool verifies = static_cast<int>(i % static_cast<size_t>(world_.ranks_on_host())) == world_.rank_on_host();
       for (int slot = 0; slot < part.shape().slots && verifies; ++slot) {
         const std::optional<int64_t> step = part.step_of(slot);
-        if (!step) continue;
+        if (!step || !name_.may_continue(part.start(), *step)) continue;
         mine +=
             fmt::format("{} {} {} {} {} {} {}\n", here_[i].group, here_[i].name, part.shape().ranks, part.shape().rank,
                         *step, part.verifies(slot) ? "whole" : "damaged", part.mark_of(*step) ? "marked" : "unmarked");
@@ -213,6 +213,7 @@ class MemorySearch {
   }
 
   World& world_;
+  const RunName& name_;
   std::vector<Here> here_;
   std::map<std::string, Group> groups_;
 };
@@ -259,13 +260,13 @@ checkpoint::StateReader MemoryState::reader(World& world, const std::vector<chec
   return {name, manifest.tensors, in_memory};
 }
 
-std::optional<ResumePoint> find_in_memory(World& world, const std::string& run_id) {
-  return MemorySearch(world, run_id).choose();
+std::optional<ResumePoint> find_in_memory(World& world, const RunName& name) {
+  return MemorySearch(world, name).choose();
 }
 
-std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const std::string& run_id,
+std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const RunName& name,
                                              ResumeSearch search) {
-  search.otherwise = find_in_memory(world, run_id);
+  search.otherwise = find_in_memory(world, name);
   return find_resume_point(world, dir, std::move(search));
 }
 

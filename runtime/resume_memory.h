@@ -10,6 +10,7 @@
 
 #include "engine/checkpoint/kept_part.h"
 #include "runtime/keeper.h"
+#include "runtime/peer_memory.h"
 #include "runtime/resume.h"
 #include "runtime/world.h"
 
@@ -37,12 +38,12 @@ class MemoryState {
 };
 
 /// Blocks. Collective. The newest step of which the keepers of this launch's hosts have every rank's part, whole.
-/// Prints why newer ones are not used. None if there is none.
-std::optional<ResumePoint> find_in_memory(World& world, const std::string& run_id);
+/// Prints why newer ones are not used. None if there is none. Only snapshots that `name` may continue count.
+std::optional<ResumePoint> find_in_memory(World& world, const RunName& name);
 
 /// Blocks. Collective. The newest state of the run: in memory, or a checkpoint in `dir`. Reads no file of a checkpoint
 /// that is older than the state in memory. Throws as find_resume_point() does.
-std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const std::string& run_id,
+std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const RunName& name,
                                              ResumeSearch search);
 
 }  // namespace slipstream::runtime

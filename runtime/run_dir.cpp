@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <sstream>
+#include <thread>
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
@@ -21,6 +23,7 @@
 #include "engine/base/units.h"
 #include "engine/checkpoint/store.h"
 #include "engine/checkpoint/weights_folder.h"
+#include "engine/device/clock.h"
 
 namespace slipstream::runtime {
 namespace {
@@ -29,6 +32,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kAllSteps = std::numeric_limits<int64_t>::max();
 constexpr int64_t kWaitingBytesMax = 64 << 20;  // lines of 100,000 steps
+constexpr int64_t kLookNs = 200'000'000;
 
 [[noreturn]] void refuse_at(const std::string& path, int error) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
@@ -153,6 +157,22 @@ std::vector<std::string> files_of_run(const std::string& dir) {
   return names;
 }
 
+/// Gives the timelines of an earlier start a folder of their own, because this one will write others.
+void keep_timelines(const std::string& dir) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(dir, error))
+    if (std::string name = entry.path().filename(); name.starts_with("rank") && name.ends_with(".json"))
+      names.push_back(std::move(name));
+  if (names.empty()) return;
+  int number = 1;
+  while (fs::exists(fmt::format("{}/earlier-{}", dir, number), error)) ++number;
+  const std::string to = fmt::format("{}/earlier-{}", dir, number);
+  require_folder(to, "output.dir");
+  for (const std::string& name : names) move(dir + "/" + name, to + "/" + name);
+  log_info("note: the timelines of an earlier start are in {}", to);
+}
+
 /// Moves the files of a run in `dir`, and no others, to a folder beside it.
 void move_run(const std::string& dir) {
   const std::vector<std::string> names = files_of_run(dir);
@@ -162,6 +182,34 @@ void move_run(const std::string& dir) {
   require_folder(old, "output.dir");
   for (const std::string& name : names) move(dir + "/" + name, old + "/" + name);
   log_info("{} held a run; it is now {}", dir, old);
+}
+
+/// Is it the temporary name of a file or a folder `base`, as files::write_file and checkpoint::write_final give it?
+bool is_temporary(std::string_view name, std::string_view base) {
+  constexpr std::string_view kMark = ".tmp-";
+  const size_t mark = name.rfind(kMark);
+  return mark != std::string_view::npos && (base.empty() || name.substr(0, mark) == base) &&
+         name.size() > mark + kMark.size() &&
+         name.find_first_not_of("0123456789", mark + kMark.size()) == std::string_view::npos;
+}
+
+/// Removes what killed jobs have left under temporary names. Only the owner of the locks writes under these names.
+void remove_temporaries(const std::string& output, const std::string& checkpoints) {
+  const auto remove = [](const std::string& dir, const std::vector<std::string_view>& bases) {
+    std::error_code error;
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(dir, error)) {
+      const std::string name = entry.path().filename().string();
+      if (std::any_of(bases.begin(), bases.end(), [&](std::string_view base) { return is_temporary(name, base); }))
+        found.push_back(entry.path());
+    }
+    for (const fs::path& path : found) fs::remove_all(path, error);
+  };
+  remove(output,
+         {"config.resolved.toml", "metrics.jsonl", "metrics.csv", "stragglers.jsonl", "plan.json", "run.json", "lock"});
+  remove(output + "/flight", {""});
+  remove(checkpoints, {"final"});
+  remove(checkpoints + "/" + checkpoint::kModelDir, {""});
 }
 
 /// The final weights, checkpoints and their model in a folder of checkpoints.
@@ -197,7 +245,7 @@ void require_unmoved(const RunFolders& folders, const std::string& weights) {
     require(path, follows ? "output.dir" : "checkpoint.dir", follows ? folders.output : folders.checkpoints);
 }
 
-RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
+RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output), checkpoints_dir_(folders.checkpoints) {
   if (!create) return;
   // Before an older run is moved. A folder inside the output folder may move with it.
   const bool inside = is_inside(folders.checkpoints, dir_);
@@ -205,17 +253,54 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output) {
   require_folder(dir_, "output.dir");
   output_lock_.emplace(dir_, "output.dir");
   lock_checkpoints(folders.checkpoints);
+  remove_temporaries(dir_, folders.checkpoints);
   require_space(inside ? dir_ : folders.checkpoints, folders);
   // Before their lines of metrics go: a start that reads one after all would continue without these lines.
   for (const std::string& path : folders.skipped) log_info("{} is now {}", path, checkpoint::set_aside(path));
-  if (folders.resumed_step)
+  if (folders.resumed_step) {
     rewrite_lines(*folders.resumed_step);
-  else
+    if (*folders.resumed_step < folders.last_traced_step) keep_timelines(path("trace"));
+  } else {
     move_older(folders);
+  }
   require_folder(folders.checkpoints, "checkpoint.dir");
   if (!checkpoints_lock_ || checkpoints_lock_->has_moved()) lock_checkpoints(folders.checkpoints);
   require_folder(path("trace"), "output.dir");
   open_metrics();
+}
+
+void RunDir::open() {
+  const auto open_it = [](std::optional<files::Folder>& folder, const std::string& path) {
+    std::error_code error;
+    // A network file system may show a folder that another host has just made a little later.
+    for (int tries = 0; tries < 100 && !fs::is_directory(path, error); ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    folder.emplace(path);
+  };
+  open_it(checkpoints_, checkpoints_dir_);
+  std::error_code error;
+  if (output_lock_ || fs::is_directory(dir_, error)) open_it(output_, dir_);  // other hosts need not have it
+  require_in_place();
+}
+
+void RunDir::require_in_place() const {
+  const auto require = [](const auto& folder, const auto& lock, std::string_view key) {
+    if (!folder) return;
+    const std::string change = folder->change();
+    if (!change.empty())
+      throw CheckpointError(
+          "[output] {} = {} {} while this run used it. The run ends and changes nothing at this path.{}", key,
+          folder->path(), change,
+          change.starts_with("was moved") ? fmt::format(" Continue it with --resume and --set {} of the new name.", key)
+                                          : std::string());
+    if (lock && lock->is_lost())
+      throw CheckpointError(
+          "[output] {} = {} belongs to another job, which has replaced the file lock of this run. The run ends and "
+          "changes nothing there. Give each job a folder of its own.",
+          key, folder->path());
+  };
+  require(output_, output_lock_, "output.dir");
+  require(checkpoints_, checkpoints_lock_, "checkpoint.dir");
 }
 
 void RunDir::lock_checkpoints(const std::string& folder) {
@@ -228,27 +313,27 @@ void RunDir::lock_checkpoints(const std::string& folder) {
 
 void RunDir::open_metrics() {
   if (metrics_ >= 0) ::close(metrics_);
-  const std::string metrics = path("metrics.jsonl");
-  metrics_ = ::open(metrics.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (metrics_ < 0) refuse_at(metrics, errno);
+  metrics_ = ::open(place("metrics.jsonl").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (metrics_ < 0) refuse_at(path("metrics.jsonl"), errno);
 }
 
 void RunDir::keep_metrics(int64_t step) {
   if (metrics_ < 0) return;
+  require_in_place();
   rewrite_lines(step);
   open_metrics();
 }
 
 void RunDir::rewrite_lines(int64_t step) {
-  if (const std::optional<std::string> reports = bytes_of(path("stragglers.jsonl"))) {
+  if (const std::optional<std::string> reports = bytes_of(place("stragglers.jsonl"))) {
     std::istringstream lines(*reports);
-    files::write_file(path("stragglers.jsonl"), reports_until(lines, step));
+    files::write_file(place("stragglers.jsonl"), reports_until(lines, step));
   }
-  const std::string file = path("metrics.jsonl");
+  const std::string file = place("metrics.jsonl");
   const std::optional<std::string> written = bytes_of(file);
   if (!written) return;
   std::istringstream lines(*written + waiting_);
-  files::write_file(file, lines_until(file, lines, step));
+  files::write_file(file, lines_until(path("metrics.jsonl"), lines, step));
   waiting_.clear();
 }
 
@@ -266,7 +351,10 @@ RunDir::~RunDir() {
   if (metrics_ >= 0) ::close(metrics_);
 }
 
-void RunDir::write(std::string_view name, std::string_view content) const { files::write_file(path(name), content); }
+void RunDir::write(std::string_view name, std::string_view content) const {
+  require_in_place();
+  files::write_file(place(name), content);
+}
 
 void RunDir::write_waiting() {
   if (waiting_.empty()) return;
@@ -289,15 +377,16 @@ std::string RunDir::sync_metrics() {
 }
 
 int64_t RunDir::last_metrics_step() const {
-  std::istringstream in(bytes_of(path("metrics.jsonl")).value_or(""));
+  std::istringstream in(bytes_of(place("metrics.jsonl")).value_or(""));
   int64_t last = 0;
   for (std::string line; std::getline(in, line) && !in.eof();) last = step_of(line).value_or(last);
   return last;
 }
 
 void RunDir::append_report(std::string_view name, std::string_view line) const {
+  require_in_place();
   const std::string to = path(name);
-  const int file = ::open(to.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int file = ::open(place(name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   try {
     if (file < 0) refuse_at(to, errno);
     append_all(file, std::string(line) + "\n", to);
@@ -308,6 +397,11 @@ void RunDir::append_report(std::string_view name, std::string_view line) const {
 }
 
 void RunDir::append_metrics(std::string_view line) {
+  // A line goes into the open file wherever its folder is, so that a look now and then suffices.
+  if (const int64_t now_ns = monotonic_ns(); now_ns - looked_ns_ > kLookNs) {
+    looked_ns_ = now_ns;
+    require_in_place();
+  }
   const bool first = waiting_.empty();
   waiting_ += std::string(line) + "\n";
   try {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/base/folder.h"
 #include "runtime/folder_lock.h"
 
 namespace slipstream::runtime {
@@ -20,6 +21,7 @@ struct RunFolders {
   int64_t checkpoints_kept = 0;  // at the same time, the one being written included
   /// The step whose checkpoint this run continues. Then nothing is moved, and metrics.jsonl keeps the lines up to it.
   std::optional<int64_t> resumed_step = {};
+  int64_t last_traced_step = 0;           // of trace.steps
   std::vector<std::string> skipped = {};  // newer checkpoints, which get another name (checkpoint::set_aside)
 };
 
@@ -39,7 +41,18 @@ class RunDir {
   RunDir(const RunDir&) = delete;
   RunDir& operator=(const RunDir&) = delete;
 
+  /// Blocks. Every rank, after rank 0 has returned from the constructor: from now on this object writes into these
+  /// very folders, whatever has their paths later. Throws: ResourceError if this rank has no checkpoint.dir.
+  void open();
+  /// Blocks. Call before anything is written or renamed. Throws: CheckpointError if a folder was moved, replaced or
+  /// removed, or if another job has taken it over.
+  void require_in_place() const;
+  /// The name of a file, for messages.
   std::string path(std::string_view name) const { return dir_ + "/" + std::string(name); }
+  /// A path of the same file for calls while this object exists; see files::Folder.
+  std::string place(std::string_view name) const { return output_ ? output_->at(name) : path(name); }
+  /// The folder of the checkpoints in the same way, or a name in it.
+  std::string checkpoint_place(std::string_view name = {}) const { return checkpoints_->at(name); }
   /// Blocks. Writes a complete file that survives a power failure, or throws; see files::write_file.
   void write(std::string_view name, std::string_view content) const;
   /// Blocks. Appends a line to another file of lines, which it creates. A failure is a warning.
@@ -63,9 +76,11 @@ class RunDir {
   /// Throws: ResourceError; then no line is half written.
   void write_waiting();
 
-  std::string dir_;
+  std::string dir_, checkpoints_dir_;
+  std::optional<files::Folder> output_, checkpoints_;
   std::optional<FolderLock> output_lock_, checkpoints_lock_;
   int metrics_ = -1;
+  int64_t looked_ns_ = 0;     // when require_in_place() was last called for a line
   std::string waiting_;       // lines that are not written
   bool sync_failed_ = false;  // the kernel may have dropped lines that it took
 };

@@ -6,41 +6,65 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <string_view>
+
+#include "engine/base/check.h"
 
 namespace slipstream::runtime {
 namespace {
 
-constexpr int kSignals[] = {SIGUSR1, SIGINT, SIGTERM};
+constexpr int kSignals[] = {SIGUSR1, SIGINT, SIGHUP, SIGTERM};
+constexpr int kCount = 4;
 std::atomic<const std::string*> line_of_handler{nullptr};
 std::atomic<bool> asked_to_save{false};
 
-extern "C" void ask_to_save(int) { asked_to_save = true; }
+void print(std::string_view line) {
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
 
-extern "C" void print_and_end(int signal) {
+extern "C" void end_now(int) { ::_exit(static_cast<int>(ExitCode::preempted)); }
+
+extern "C" void print_and_end_now(int signal) {
+  print("slipstream: a signal ended the run before its first step: nothing new to save.\n");
+  end_now(signal);
+}
+
+extern "C" void ask_to_save(int signal) {
+  asked_to_save = true;
+  // SA_RESETHAND has restored the default action of the others, which a second signal has.
   const std::string* line = line_of_handler.load();
-  [[maybe_unused]] const ssize_t written = line ? ::write(STDERR_FILENO, line->data(), line->size()) : 0;
-  ::raise(signal);  // SA_RESETHAND restored the default action, which follows the return
+  if (signal != SIGUSR1 && line) print(*line);
+}
+
+void handle(int signal, void (*handler)(int), int flags, struct sigaction* before) {
+  struct sigaction action {};
+  struct sigaction former {};
+  action.sa_handler = handler;
+  action.sa_flags = flags;
+  ::sigaction(signal, nullptr, &former);
+  if (former.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+  if (before) *before = former;
 }
 
 }  // namespace
 
+void StopSignals::end_until_then(bool prints, bool launched) {
+  for (const int signal : kSignals)
+    handle(signal, prints && !(launched && signal == SIGTERM) ? print_and_end_now : end_now, 0, nullptr);
+}
+
 bool StopSignals::asked() { return asked_to_save; }
 
-StopSignals::StopSignals(bool saves_at_term, bool prints) : prints_(prints) {
+StopSignals::StopSignals(bool prints) : prints_(prints) {
   asked_to_save = false;
-  for (int i = 0; i < 3; ++i) {
-    struct sigaction action {};
-    const bool saves = kSignals[i] == SIGUSR1 || saves_at_term;
-    action.sa_handler = saves ? ask_to_save : print_and_end;
-    // A second SIGUSR1 changes nothing. A second SIGINT or SIGTERM has the default action.
-    action.sa_flags = static_cast<int>(kSignals[i] == SIGUSR1 ? SA_RESTART : SA_RESTART | SA_RESETHAND);
-    ::sigaction(kSignals[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &action, nullptr);
-  }
+  for (int i = 0; i < kCount; ++i)
+    // A second SIGUSR1 changes nothing.
+    handle(kSignals[i], ask_to_save, static_cast<int>(kSignals[i] == SIGUSR1 ? SA_RESTART : SA_RESTART | SA_RESETHAND),
+           &before_[i]);
 }
 
 StopSignals::~StopSignals() {
-  for (int i = 0; i < 3; ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+  for (int i = 0; i < kCount; ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
   line_of_handler = nullptr;
 }
 

@@ -9,26 +9,31 @@
 
 namespace slipstream::runtime {
 
-/// While it exists, SIGUSR1 asks for a checkpoint, and so do SIGINT and SIGTERM where `saves_at_term`: the training
-/// loop reads asked(). Otherwise these print the sentence and end the process as usual: a launcher kills all ranks a
-/// second after it passes them on, and sends them when another rank is dead. A second SIGINT or SIGTERM always ends the
-/// process. An ignored signal stays ignored. One object at a time.
+/// While it exists, SIGUSR1, SIGINT, SIGHUP and SIGTERM ask for a checkpoint and for the end of the run: the training
+/// loop reads asked(). The first SIGINT, SIGHUP or SIGTERM prints the sentence, because a launcher may kill all ranks a
+/// second after it passes such a signal on; a second one ends the process. An ignored signal stays ignored. One object
+/// at a time.
 class StopSignals {
  public:
+  /// Until an object exists, each of these signals ends the process with code 75 and the sentence that nothing is new
+  /// to save. Call it first of all. `prints`: this rank prints sentences. `launched`: others beside it belong to the
+  /// run, so that SIGTERM, which a launcher also sends when one of them has failed, prints nothing.
+  static void end_until_then(bool prints, bool launched);
+
   /// `prints`: this rank prints sentences.
-  StopSignals(bool saves_at_term, bool prints);
+  explicit StopSignals(bool prints);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// The sentence from now on: what is saved.
+  /// The sentence from now on: what is saved, and what follows.
   void set_sentence(const std::string& sentence);
   static bool asked();
 
  private:
   std::vector<std::unique_ptr<std::string>> lines_;  // kept: a handler may be printing one
   bool prints_;
-  struct sigaction before_[3] = {};
+  struct sigaction before_[4] = {};
 };
 
 }  // namespace slipstream::runtime

@@ -18,6 +18,7 @@
 #include "comm/mpi/launcher.h"
 #include "engine/base/delay_point.h"
 #include "engine/base/fail_point.h"
+#include "engine/base/folder.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/plural.h"
@@ -58,9 +59,21 @@ namespace {
 std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   std::string lines;
   for (const auto& [key, value] : config_lines(config)) lines += fmt::format("{} = {}\n", key, value);
-  return lines + fmt::format("--dry-run {}\n--resume {}\n--replay {}\n--check-hazards {}\n--inject-delays {}\n",
-                             options.dry_run, options.resume, options.replayed_step.value_or(0), options.check_hazards,
-                             options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
+  return lines +
+         fmt::format(
+             "--dry-run {}\n--resume {}\n--ignore-memory {}\n--replay {}\n--check-hazards {}\n--inject-delays {}\n",
+             options.dry_run, options.resume, options.ignore_memory, options.replayed_step.value_or(0),
+             options.check_hazards, options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
+}
+
+/// The sentence of the error that `stage` throws; empty if it throws none.
+std::string problem_in(const std::function<void()>& stage) {
+  try {
+    stage();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
 }
 
 /// Collective: rank 0 looks.
@@ -135,6 +148,8 @@ comm::WaitLimits limits_before_mpi(const TrainOptions& options) {
 }  // namespace
 
 int train(const TrainOptions& options) {
+  std::optional<files::Folder> records;  // the monitor writes into it until the end of the world
+  fail_point("train.begun");
   World world(limits_before_mpi(options));
   log_setup(world.rank());
   RunConfig written;
@@ -228,19 +243,31 @@ int train(const TrainOptions& options) {
                                .global_batch_size = finished.global_batch,
                                .config = config_lines(config)};
     std::optional<ResumePoint> resume;
-    const std::string run_id = run_id_of(world, config.output.dir, options.resume);
+    RunName name = run_name_of(world, config.output.dir, options.resume);
+    if (options.ignore_memory) name.formers.clear();
     if (options.resume) {
       const auto newest = [&](bool verifies) {
-        return find_newest_state(world, config.checkpoint.dir, run_id, {.verifies = verifies});
+        return find_newest_state(world, config.checkpoint.dir, name, {.verifies = verifies});
       };
       resume = options.replayed_step
                    ? find_resume_point(world, config.checkpoint.dir, {.most_step = *options.replayed_step - 1})
                    : newest(false);
       if (resume && resume->manifest.step >= config.train.steps) resume = newest(true);  // nothing may read it later
-      if (config.checkpoint.peer_interval > 0 && !(resume && resume->memory))
+      if (config.checkpoint.peer_interval > 0 && !options.ignore_memory && !(resume && resume->memory))
         log_info("note: no complete snapshot of this run in the memory of its hosts is newer than its checkpoints");
-      if (resume)
-        world.together([&] { require_resumable(*resume, identity, logical_tensors(finished.stages), options.sets); });
+      const auto require = [&] {
+        require_resumable(*resume, identity, logical_tensors(finished.stages), options.sets);
+      };
+      std::optional<ResumePoint> on_disk;
+      const std::string conflict = resume && resume->memory ? first_problem(world, problem_in(require)) : "";
+      if (!conflict.empty()) on_disk = find_resume_point(world, config.checkpoint.dir);
+      if (on_disk) {
+        log_warn("[checkpoint] the snapshot of step {} in memory is not used, because this start conflicts with it: {}",
+                 resume->manifest.step, conflict);
+        resume = std::move(on_disk);
+        name.formers.clear();
+      }
+      if (resume && !(resume->memory && conflict.empty())) world.together(require);
       if (resume && (resume->manifest.step > config.train.steps ||
                      (resume->manifest.step == config.train.steps && has_final_weights(world, config)))) {
         log_info("{} has step {} of {}: nothing is left to train", resume->path, resume->manifest.step,
@@ -258,8 +285,8 @@ int train(const TrainOptions& options) {
       });
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
     if (options.replayed_step) {
-      Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, "", options.delay_seed,
-              options.check_hazards)
+      Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, std::nullopt,
+              options.delay_seed, options.check_hazards)
           .replay(*options.replayed_step);
       return 0;
     }
@@ -273,20 +300,34 @@ int train(const TrainOptions& options) {
         .checkpoints_kept = config.checkpoint.interval + config.checkpoint.interval_minutes == 0 || resume
                                 ? 1
                                 : config.checkpoint.keep + 1};
+    if (!config.trace.steps.empty()) folders.last_traced_step = config.trace.steps[1];
     if (resume) folders.resumed_step = resume->manifest.step;
     if (resume) folders.skipped = std::exchange(resume->skipped, {});
     Json record;
     const auto record_resumed = [&] {
       record["resumed_from"] = resume->path;
       record["resumed_step"] = resume->manifest.step;
+      // Until this start has snapshots of its own, the next one may continue those that it continues.
+      Json& formers = record["continues"] = Json::array();
+      for (const RunName::Former& former : name.formers) {
+        if (!resume->memory) continue;
+        Json each = Json::object();
+        each["start"] = former.start;
+        each["step"] = std::min(former.most_step, resume->manifest.step);
+        formers.push_back(std::move(each));
+      }
       run_dir->write("run.json", record.dump(2) + "\n");
     };
+    world.together([&] { run_dir = std::make_unique<RunDir>(folders, world.rank() == 0); });
+    world.together([&] { run_dir->open(); });
+    name.keeper = keeper_name_of(world, name.run_id, config.output.dir);
     world.together([&] {
-      run_dir = std::make_unique<RunDir>(folders, world.rank() == 0);
       if (world.rank() != 0) return;
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);
-      record["run_id"] = run_id;
+      record["run_id"] = name.run_id;
+      record["start"] = name.start;
+      record["keeper"] = name.keeper;
       if (resume)
         record_resumed();
       else
@@ -294,13 +335,18 @@ int train(const TrainOptions& options) {
       run_dir->write("plan.json", planner::plan_record(config, agreed, finished));
       sinks = std::make_unique<MetricSinks>(config.output, folders.resumed_step.value_or(0));
     });
-    world.record_in(config.output.dir + "/flight");
+    if (std::error_code error; std::filesystem::is_directory(config.output.dir, error)) {
+      records.emplace(config.output.dir);
+      world.record_in(records->at("flight"));
+    } else {
+      world.record_in(config.output.dir + "/flight");
+    }
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
     // Also while a run goes back to a checkpoint: the next step then ends it.
-    StopSignals signals(world.size() == 1, world.rank() == 0);
+    StopSignals signals(world.rank() == 0);
     const auto run = [&] {
-      Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, run_id,
+      Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, name,
                       options.delay_seed, options.check_hazards);
       if (resume) resume->memory.reset();  // it has been read
       const ExitCode ended = trainer.run(*run_dir, sinks.get(), signals, [&] {
@@ -317,6 +363,7 @@ int train(const TrainOptions& options) {
       return static_cast<int>(ended);
     };
     const auto go_to = [&](ResumePoint point) {
+      world.together([&] { run_dir->require_in_place(); });
       set_aside(world, std::exchange(point.skipped, {}));
       run_dir->keep_metrics(point.manifest.step);
       if (sinks) sinks->keep(point.manifest.step);
@@ -329,7 +376,7 @@ int train(const TrainOptions& options) {
       } catch (const DamagedCheckpoint& damaged) {
         damages.push_back(fmt::format("{} is skipped: {}", resume->path, damaged.what()));
         std::optional<ResumePoint> older = find_newest_state(
-            world, config.checkpoint.dir, run_id,
+            world, config.checkpoint.dir, name,
             {.most_step = resume->manifest.step - 1, .verifies = false, .reasons = damages, .skipped = {resume->path}});
         log_warn("[checkpoint] {}", damages.back());
         go_to(std::move(*older));

@@ -11,6 +11,7 @@ namespace slipstream::runtime {
 
 struct TrainOptions : RunSource {
   bool resume = false;
+  bool ignore_memory = false;  // continue from a checkpoint on disk, not from a snapshot; needs resume
   bool dry_run = false;
   std::optional<int64_t> replayed_step;  // run it twice and compare its bits; needs resume
   std::optional<int64_t> delay_seed;     // random pauses before works; at least 0

@@ -43,8 +43,8 @@ constexpr size_t kMostPending = 100;
 
 Trainer::Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config,
                  const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
-                 const RunIdentity& identity, const std::optional<ResumePoint>& resume, const std::string& run_id,
-                 std::optional<int64_t> delay_seed, bool check_hazards)
+                 const RunIdentity& identity, const std::optional<ResumePoint>& resume,
+                 const std::optional<RunName>& name, std::optional<int64_t> delay_seed, bool check_hazards)
     : world_(world),
       resolved_(config),
       dataset_(dataset),
@@ -106,9 +106,9 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
     peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
   }
   items_.emplace(world_, job);
-  if (job.keeping.slots > 0 && !run_id.empty())
+  if (job.keeping.slots > 0 && name)
     peers_ = std::make_unique<PeerMemory>(world_, job, manifest_of(world_.size(), stages_, identity, skipped_batches_),
-                                          run_id, config_.checkpoint.peer_interval);
+                                          *name, config_.checkpoint.peer_interval);
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{
@@ -171,53 +171,6 @@ bool Trainer::due(int64_t interval, int64_t step) const {
   return step == config_.train.steps || (interval > 0 && step % interval == 0);
 }
 
-Trainer::Due Trainer::checkpoint_due(int64_t step) {
-  constexpr uint64_t time = 1, signal = 2, writing = 4;
-  const int64_t minutes = config_.checkpoint.interval_minutes;
-  uint64_t mine = (StopSignals::asked() ? signal : 0) | (checkpoints_->is_writing() ? writing : 0);
-  if (minutes > 0 && world_.rank() == 0 && monotonic_ns() - saved_ns_ >= minutes * 60 * kSecond) {
-    mine |= time;
-    saved_ns_ = monotonic_ns();  // the others hear of it at the next step
-  }
-  const uint64_t votes = world_.vote(mine);
-  const bool last = step == config_.train.steps;
-  // Votes are those of the step before, in which a save that begins now had not begun.
-  const bool voted = checkpoints_->in_flight() > 0 && step > checkpoints_->in_flight() + 1;
-  return {.save = last || (votes & (time | signal)) != 0 ||
-                  (config_.checkpoint.interval > 0 && step % config_.checkpoint.interval == 0),
-          .stop = !last && (votes & signal) != 0,
-          .written = voted && (votes & writing) == 0};
-}
-
-void Trainer::save(int64_t step, bool goes_on) {
-  end_save(step, goes_on,
-           [&](const std::string& hindrance) { return checkpoints_->save(step, guard_.history(), hindrance); });
-}
-
-bool Trainer::save_beside(int64_t step) {
-  const std::string failure = checkpoints_->begin_async(step);
-  history_in_flight_ = guard_.history();
-  if (!failure.empty()) saved(step, failure, true);
-  return failure.empty();
-}
-
-void Trainer::finish_save() {
-  end_save(checkpoints_->in_flight(), true,
-           [&](const std::string& hindrance) { return checkpoints_->finish(history_in_flight_, hindrance); });
-}
-
-void Trainer::end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit) {
-  const PhaseMark saving = world_.phase(comm::RunPhase::save);
-  flush(false);
-  std::string failure;
-  try {
-    failure = commit(run_dir_->sync_metrics());
-  } catch (const NumericsError& error) {
-    diverged(step, error.what());
-  }
-  saved(step, failure, goes_on);
-}
-
 std::optional<checkpoint::KeptMark> Trainer::mark_of(int64_t step, int64_t seen) const {
   const Rank::Report report = rank_->report(static_cast<uint32_t>(step));
   const std::optional<checkpoint::NumericsHistory> history =
@@ -245,27 +198,6 @@ void Trainer::write_lost_line() {
              false);
 }
 
-void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
-  if (failure.empty()) {
-    signals_->set_sentence(
-        fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue with --resume.", step));
-    return;
-  }
-  if (goes_on) {
-    log_warn("[checkpoint] step {} is not saved: {} Training goes on; the newest checkpoint is that of step {}.", step,
-             failure, checkpoints_->newest_step());
-    return;
-  }
-  if (step < config_.train.steps)
-    world_.together([&] { throw ResourceError("[checkpoint] step {} is not saved: {}", step, failure); });
-  log_warn("[checkpoint] step {} is not saved: {}", step, failure);
-  save_final();  // smaller than the checkpoint
-  world_.together([&] {
-    throw ResourceError("[checkpoint] the last step, {}, has its weights in {}/final, but no checkpoint. Free space.",
-                        step, config_.checkpoint.dir);
-  });
-}
-
 ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals, const std::function<void()>& chosen) {
   run_dir_ = &run_dir;
   sinks_ = sinks;
@@ -273,17 +205,14 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
   const Train& train = config_.train;
   if (!config_.trace.steps.empty())
     trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
-                                           run_dir.path(fmt::format("trace/rank{:04}.json", world_.rank())));
+                                           run_dir.place(fmt::format("trace/rank{:04}.json", world_.rank())));
   signals_ = &signals;
-  signals.set_sentence(resumed_ > 0
-                           ? fmt::format("a signal ended the run. Its newest checkpoint is that of step {}: continue "
-                                         "with --resume.",
-                                         resumed_)
-                           : fmt::format("a signal ended the run before its first checkpoint. {} ends at the last "
-                                         "printed step.",
-                                         run_dir.path("metrics.jsonl")));
+  signals.set_sentence(sentence_of_signal(
+      resumed_ > 0
+          ? fmt::format("the newest state is that of step {}", resumed_)
+          : fmt::format("it has no checkpoint, and {} ends at the last printed step", run_dir.path("metrics.jsonl"))));
   write_lost_line();
-  checkpoints_->begin(resumed_, skipped_batches_);
+  checkpoints_->begin(run_dir.checkpoint_place(), resumed_, skipped_batches_);
   saved_ns_ = monotonic_ns();
   rank_->prime();
   rank_->synchronize();
@@ -304,6 +233,8 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
     rank_->wait_behind(1);
     if (step == resumed_ + 1) chosen();
     if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
+    // The works of the last traced step have ended, and those that its end has started elsewhere.
+    if (trace_ && seen > config_.trace.steps[1]) trace_->finish();
     // Step - 1 has ended, and its snapshot is on its way.
     const auto mark = kept ? mark_of(step - 1, seen) : std::nullopt;
     const Due checkpoint = checkpoint_due(step);
@@ -331,6 +262,7 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
       last.params_hash = params_hash(not_finite);
       if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
       if (const std::string drift = drifted_replicas(world_, *rank_, stages_); !drift.empty()) {
+        if (checkpoints_->in_flight() > 0) finish_save();
         flush(true);
         throw NumericsError("[train] step {}: {}", step, drift);
       }
@@ -408,9 +340,9 @@ void Trainer::look_back(uint32_t step, bool next_begins) {
 }
 
 void Trainer::diverged(int64_t step, const std::string& what) {
-  // Decided by the step alone, so that the writers' speed does not decide to which checkpoint a run goes back.
-  if (config_.train.on_nan == OnNan::rollback && checkpoints_->in_flight() > 0 && checkpoints_->in_flight() < step)
-    finish_save();
+  // Decided by the step alone, so that the writers' speed does not decide which checkpoint is the newest.
+  if (checkpoints_->in_flight() > 0 && checkpoints_->in_flight() < step) finish_save();
+  if (trace_) trace_->finish();
   flush(true);
   throw Diverged(
       step,

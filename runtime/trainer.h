@@ -46,8 +46,8 @@ class Trainer {
   /// Builds everything that a step needs, without training. Collective.
   Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config, const data::Dataset& dataset,
           planner::FinishedJob finished, const Machine& machine, const RunIdentity& identity,
-          const std::optional<ResumePoint>& resume, const std::string& run_id, std::optional<int64_t> delay_seed,
-          bool check_hazards);
+          const std::optional<ResumePoint>& resume, const std::optional<RunName>& name,
+          std::optional<int64_t> delay_seed, bool check_hazards);
   ~Trainer();
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
@@ -100,6 +100,8 @@ class Trainer {
   bool save_beside(int64_t step);
   /// Commits the save in flight, for which all ranks have written their files, or will.
   void finish_save();
+  /// Collective. Throws: CheckpointError if a folder of the run is no longer in its place.
+  void require_in_place();
   /// `commit` gets the problem of rank 0, and returns the reason of a failure.
   void end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit);
   /// Loss and norm of an ended step, before its times are known; none if the run will not go on behind it.
@@ -107,6 +109,8 @@ class Trainer {
   std::optional<checkpoint::KeptMark> mark_of(int64_t step, int64_t seen) const;
   /// Writes the line of the step that this run continues from memory, if that was not written: without times.
   void write_lost_line();
+  /// The sentence of a first signal. `saved`: what a resume would find if the process is killed before it has saved.
+  static std::string sentence_of_signal(const std::string& saved);
   /// Reports the end of a save.
   void saved(int64_t step, const std::string& failure, bool goes_on);
   /// Is a checkpoint due after `step`, by the number of steps or by the votes of all ranks? Collective.

@@ -85,7 +85,8 @@ std::string Trainer::hugging_face_config() const {
 void Trainer::save_model_files() {
   world_.together([&] {
     if (world_.rank() > 0) return;
-    const std::string dir = config_.checkpoint.dir + "/" + checkpoint::kModelDir;
+    run_dir_->require_in_place();
+    const std::string dir = run_dir_->checkpoint_place(checkpoint::kModelDir);
     if (resumed_ > 0) texts_ = read_text_files(dir);
     const bool is_new = texts_.files.empty();
     if (is_new) texts_ = text_files_of(*dataset_.tokenizer, config_.model.init);
@@ -101,9 +102,10 @@ void Trainer::save_model_files() {
 
 void Trainer::save_final() {
   const PhaseMark saving = world_.phase(comm::RunPhase::save);
+  require_in_place();
   world_.together([&] {
     with_weights(world_, *rank_, stages_, [&](const std::vector<ReadWeights>& reads) {
-      checkpoint::write_final(config_.checkpoint.dir + "/final", tensors_to_save(stages_, reads, texts_.dtype),
+      checkpoint::write_final(run_dir_->checkpoint_place("final"), tensors_to_save(stages_, reads, texts_.dtype),
                               hugging_face_config(), texts_.files);
     });
   });

@@ -16,6 +16,7 @@
 #include "comm/mpi/mpi_world.h"
 #include "comm/nccl/nccl.h"
 #include "comm/wiring.h"
+#include "engine/base/fail_point.h"
 #include "engine/device/clock.h"
 #include "kernels/hold/hold.h"
 
@@ -50,6 +51,9 @@ World::~World() {
   monitor_->enter(comm::RunPhase::save);
   monitor_->begin("the end of MPI");
   mpi_.reset();
+  fail_point("end.mpi");
+  monitor_->end_together();
+  fail_point("end.left");
 }
 
 void World::make_monitor(int rank) {

@@ -6,16 +6,23 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstring>
+#include <filesystem>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "comm/host/stream_transport.h"
 #include "engine/base/check.h"
@@ -205,6 +212,34 @@ std::shared_ptr<std::byte> open_shared_memory(const std::string& name, int64_t s
 }
 
 void remove_shared_memory(const std::string& name) { shm_unlink(name.c_str()); }
+
+namespace {
+
+/// "/slipstream-SPACE-".
+std::string space_prefix() {
+  struct stat space {};
+  return fmt::format("/slipstream-{}-", ::stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0);
+}
+
+}  // namespace
+
+std::string shared_memory_prefix(int64_t process) { return fmt::format("{}{}-", space_prefix(), process); }
+
+void remove_abandoned_memory() {
+  const std::string prefix = space_prefix();
+  std::error_code error;
+  std::vector<std::string> abandoned;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+    const std::string name = "/" + entry.path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    pid_t process = 0;
+    std::from_chars(name.data() + prefix.size(), name.data() + name.size(), process);
+    struct stat info {};
+    const bool own = ::stat(entry.path().c_str(), &info) == 0 && info.st_uid == ::geteuid();
+    if (own && process > 0 && ::kill(process, 0) != 0 && errno == ESRCH) abandoned.push_back(name);
+  }
+  for (const std::string& name : abandoned) shm_unlink(name.c_str());
+}
 
 int64_t shared_area_bytes(int size) {
   return round_up(static_cast<int64_t>(sizeof(Bell)) + size * ring_stride(size), int64_t{4096});

@@ -21,6 +21,12 @@ std::shared_ptr<std::byte> create_shared_memory(const std::string& name, int64_t
 std::shared_ptr<std::byte> open_shared_memory(const std::string& name, int64_t size_bytes);
 /// Removes the name; the memory is freed with its last user.
 void remove_shared_memory(const std::string& name);
+/// How the names of a process's memory begin: "/slipstream-SPACE-PROCESS-", with the number of its space of processes.
+/// Pure.
+std::string shared_memory_prefix(int64_t process);
+/// Blocks. Removes the names that killed processes of this user have left; only those of this process's space, because
+/// others are not seen from here.
+void remove_abandoned_memory();
 
 /// Bytes of the area in which one of `size` ranks receives messages.
 int64_t shared_area_bytes(int size);

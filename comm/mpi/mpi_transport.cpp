@@ -182,7 +182,8 @@ std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   int rank = 0;
   MPI_Comm_rank(local, &rank);
   char name[64] = "";
-  fmt::format_to_n(name, sizeof(name) - 1, "/slipstream-{}-{}", getpid(), count.fetch_add(1));
+  fmt::format_to_n(name, sizeof(name) - 1, "{}{}", shared_memory_prefix(getpid()), count.fetch_add(1));
+  if (rank == 0) remove_abandoned_memory();
   check_mpi(MPI_Bcast(name, sizeof(name), MPI_CHAR, 0, local), "share memory");
   std::shared_ptr<std::byte> memory = rank == 0 ? create_shared_memory(name, size_bytes) : nullptr;
   check_mpi(MPI_Barrier(local), "share memory");

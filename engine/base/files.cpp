@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "engine/base/check.h"
+#include "engine/base/folder.h"
 #include "engine/base/units.h"
 #include "engine/base/utf8.h"
 
@@ -53,6 +54,8 @@ size_t append_printable(std::string& out, std::string_view text, size_t limit_by
 }  // namespace
 
 std::string shown(std::string_view text) {
+  const std::string real = real_name(text);
+  text = real;
   std::string out = "\"";
   const size_t bytes = append_printable(out, text, 255);
   out += '"';

@@ -16,9 +16,10 @@
 namespace slipstream::checkpoint {
 namespace {
 
-constexpr int64_t kPageBytes = 4096, kMarks = 8, kMarkBytes = kPageBytes;
+constexpr int64_t kPageBytes = 4096, kStartAt = kPageBytes / 2, kMarks = 8, kMarkBytes = kPageBytes;
 constexpr size_t kHashDigits = 32;
 constexpr char kMagic[8] = {'s', 'l', 'i', 'p', 'p', 'a', 'r', '1'};
+constexpr char kStartMagic[8] = {'s', 'l', 'i', 'p', 's', 't', 'a', '1'};
 constexpr char kSlotMagic[8] = {'s', 'l', 'i', 'p', 's', 'l', 't', '1'};
 
 // Each ends with a hash of the bytes before it.
@@ -26,6 +27,11 @@ struct Head {
   char magic[8];
   int64_t rank, ranks, slots, slot_bytes, arrays_bytes, text_bytes;
   char text_hash[kHashDigits];
+  char hash[kHashDigits];
+};
+struct Start {
+  char magic[8];
+  char name[16];
   char hash[kHashDigits];
 };
 struct SlotHeader {
@@ -41,8 +47,8 @@ struct Mark {
   double values[kMost];
   char hash[kHashDigits];
 };
-static_assert(sizeof(Head) <= kPageBytes && sizeof(SlotHeader) <= KeptPart::kSlotHeaderBytes &&
-              sizeof(Mark) <= kMarkBytes);
+static_assert(sizeof(Head) <= kStartAt && sizeof(Start) <= kPageBytes - kStartAt &&
+              sizeof(SlotHeader) <= KeptPart::kSlotHeaderBytes && sizeof(Mark) <= kMarkBytes);
 
 void copy_hash(char* to, const std::string& hex) { std::memcpy(to, hex.data(), kHashDigits); }
 
@@ -115,6 +121,7 @@ std::optional<KeptPart> KeptPart::open(std::span<std::byte> memory) {
   const auto* text = reinterpret_cast<const char*>(memory.data() + slots_at() + head->slots * head->slot_bytes);
   if (data::xxh3_128_hex(text, head->text_bytes) != std::string_view(head->text_hash, kHashDigits)) return {};
   KeptPart part;
+  part.start_ = memory.data() + kStartAt;
   part.marks_ = memory.data() + kPageBytes;
   part.slots_ = memory.data() + slots_at();
   part.shape_ = {.rank = static_cast<int>(head->rank),
@@ -146,6 +153,20 @@ void KeptPart::forget_behind(int64_t step) {
   for (int64_t m = 0; m < kMarks; ++m)
     if (const std::optional<Mark> mark = read<Mark>(marks_ + m * kMarkBytes); mark && mark->step > step)
       std::memset(marks_ + m * kMarkBytes, 0, sizeof(Mark));
+}
+
+void KeptPart::set_start(const std::string& start) {
+  Start record{};
+  SLIP_ASSERT(start.size() == sizeof record.name);
+  std::memcpy(record.magic, kStartMagic, sizeof record.magic);
+  std::memcpy(record.name, start.data(), start.size());
+  write(start_, record);
+}
+
+std::string KeptPart::start() const {
+  const std::optional<Start> record = read<Start>(start_);
+  if (!record || std::memcmp(record->magic, kStartMagic, sizeof kStartMagic) != 0) return {};
+  return {record->name, sizeof record->name};
 }
 
 void KeptPart::mark(int64_t step, const KeptMark& known) {

@@ -2,9 +2,11 @@
 #pragma once
 // A part of a run's state in memory that outlives its process: one rank's boxes after several steps, with hashes.
 //
-// Bytes: head | marks | slots | text. The text is a manifest line, which has no step and no files and is equal on all
-// ranks of a run, then a line "OFFSET BOX" for each box. A slot is a header and the boxes' bytes; its header comes last
-// and has their hash. A mark has the data of a step that only the host has; a step without one cannot be continued.
+// Bytes: head, start | marks | slots | text. The start names the start of the program that owns the snapshots, so that
+// those of another folder or of an older copy of this one do not count. The text is a manifest line, which has no step
+// and no files and is equal on all ranks of a run, then a line "OFFSET BOX" for each box. A slot is a header and the
+// boxes' bytes; its header comes last and has their hash. A mark has the data of a step that only the host has; a step
+// without one cannot be continued.
 
 #include <array>
 #include <cstdint>
@@ -62,6 +64,10 @@ class KeptPart {
   bool verifies(int slot) const;
   /// From now on there are no snapshots and marks of later steps.
   void forget_behind(int64_t step);
+  /// `start`: 16 characters.
+  void set_start(const std::string& start);
+  /// That of the latest set_start(); empty without one.
+  std::string start() const;
 
   void mark(int64_t step, const KeptMark& mark);
   std::optional<KeptMark> mark_of(int64_t step) const;
@@ -71,7 +77,7 @@ class KeptPart {
   std::vector<std::pair<Box, int64_t>> boxes() const;
 
  private:
-  std::byte *marks_ = nullptr, *slots_ = nullptr;
+  std::byte *start_ = nullptr, *marks_ = nullptr, *slots_ = nullptr;
   KeptShape shape_;
 };
 

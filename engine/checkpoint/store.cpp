@@ -15,6 +15,7 @@
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
 #include "engine/base/files.h"
+#include "engine/base/folder.h"
 
 namespace slipstream::checkpoint {
 namespace {
@@ -101,8 +102,12 @@ std::vector<std::string> unlisted_files(const std::string& path, const Manifest&
   return names;
 }
 
+std::string unfinished_path(const std::string& dir, int64_t step) {
+  return fmt::format("{}/{}{}", dir, name_of_step(step), kUnfinished);
+}
+
 std::string begin_checkpoint(const std::string& dir, int64_t step) {
-  const std::string path = dir + "/" + name_of_step(step) + std::string(kUnfinished);
+  const std::string path = unfinished_path(dir, step);
   std::error_code error;
   fs::remove_all(path, error);
   if (!error) fs::create_directories(path, error);
@@ -135,7 +140,7 @@ std::string commit_checkpoint(const std::string& dir, const Manifest& manifest) 
 
 void drop_checkpoint(const std::string& dir, int64_t step) {
   std::error_code ignored;
-  fs::remove_all(dir + "/" + name_of_step(step) + std::string(kUnfinished), ignored);
+  fs::remove_all(unfinished_path(dir, step), ignored);
 }
 
 std::string set_aside(const std::string& path) {
@@ -167,7 +172,7 @@ std::vector<std::string> remove_old(const std::string& dir, int64_t keep, const 
   std::vector<std::string> failures;
   const auto remove = [&](const std::string& path) {
     if (const std::string reason = remove_folder(path); !reason.empty())
-      failures.push_back(fmt::format("{} cannot be removed: {}", path, reason));
+      failures.push_back(fmt::format("{} cannot be removed: {}", files::real_name(path), reason));
   };
   int64_t newer = 0;
   std::optional<int64_t> removed_step;

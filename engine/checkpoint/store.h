@@ -32,6 +32,8 @@ std::vector<Found> find_checkpoints(const std::string& dir);
 /// Blocks. Names in the folder of a checkpoint that its manifest does not list, sorted. Readers ignore them.
 std::vector<std::string> unlisted_files(const std::string& path, const Manifest& manifest);
 
+/// The folder in `dir` that begin_checkpoint() makes. Pure.
+std::string unfinished_path(const std::string& dir, int64_t step);
 /// Blocks. Makes an empty folder for the files of a step and returns its path. Removes what an interrupted save left.
 /// Throws: ResourceError.
 std::string begin_checkpoint(const std::string& dir, int64_t step);

@@ -5,6 +5,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
@@ -14,6 +15,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/log.h"
 #include "engine/data/sidecar.h"
 
 namespace slipstream::data {
@@ -111,16 +113,17 @@ int64_t remove_earlier_shards(const TokenizeOptions& options, int64_t written) {
   }
   std::vector<std::string> inputs = options.texts;
   inputs.push_back(options.tokenizer);
-  int64_t removed = 0;
-  for (const std::string& name : names) {
+  std::erase_if(names, [&](const std::string& name) {
     bool is_input = false;
     for (const char* end : {".documents", ".json", ".bin"})
       for (const std::string& input : inputs) is_input |= std::filesystem::equivalent(name + end, input, error);
-    if (is_input) continue;
+    return is_input;
+  });
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) log_info("{}.bin of an earlier command is removed", name);
+  for (const std::string& name : names)
     for (const char* end : {".documents", ".json", ".bin"}) std::filesystem::remove(name + end, error);
-    ++removed;
-  }
-  return removed;
+  return std::ssize(names);
 }
 
 }  // namespace slipstream::data

@@ -3,11 +3,15 @@
 
 #include "engine/report/trace.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include "engine/base/check.h"
+#include "engine/base/folder.h"
 #include "engine/base/json.h"
 
 namespace slipstream {
@@ -22,7 +26,7 @@ TraceWriter::TraceWriter(const Job& job, int rank, int64_t first_step, int64_t l
 
 void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
   for (const Span& span : spans)
-    if (wants(span.step)) spans_[channel].push_back(span);
+    if (wants(span.step) && !finished_) spans_[channel].push_back(span);
 }
 
 const Plan& TraceWriter::plan_of(ChannelId channel) const {
@@ -64,10 +68,15 @@ void TraceWriter::write_event(std::FILE* file, ChannelId c, const Span& span) co
 }
 
 void TraceWriter::finish() {
+  if (std::exchange(finished_, true)) return;
+  std::error_code error;
+  const bool is_empty = std::all_of(spans_.begin(), spans_.end(), [](const auto& spans) { return spans.empty(); });
+  if (is_empty && std::filesystem::exists(path_, error)) return;
   const std::string temporary = path_ + ".tmp";
   std::FILE* file = std::fopen(temporary.c_str(), "w");
   if (!file)
-    throw ResourceError("[trace] {} cannot be written: {}. Check output.dir.", temporary, std::strerror(errno));
+    throw ResourceError("[trace] {} cannot be written: {}. Check output.dir.", files::real_name(temporary),
+                        std::strerror(errno));
   // Trace tools find the rank by the text "rank": N, including the space.
   fmt::print(file,
              "{{\"displayTimeUnit\": \"ns\", \"distributedInfo\": {{\"rank\": {}, \"backend\": \"mpi\", "
@@ -90,12 +99,13 @@ void TraceWriter::finish() {
   }
   for (ChannelId c = 0; c < spans_.size(); ++c)
     for (const Span& span : spans_[c]) write_event(file, c, span);
+  spans_.assign(spans_.size(), {});
   fmt::print(file, "\n]}}\n");
   const bool failed = std::ferror(file) != 0;
   if (std::fclose(file) != 0 || failed || std::rename(temporary.c_str(), path_.c_str()) != 0) {
     const std::string reason = std::strerror(errno);
     std::remove(temporary.c_str());
-    throw ResourceError("[trace] {} cannot be written: {}. Free some disk space.", path_, reason);
+    throw ResourceError("[trace] {} cannot be written: {}. Free some disk space.", files::real_name(path_), reason);
   }
 }
 

@@ -18,7 +18,8 @@ class TraceWriter {
   /// `path` is written by finish(). Borrows `job`.
   TraceWriter(const Job& job, int rank, int64_t first_step, int64_t last_step, std::string path);
   void add(ChannelId channel, const std::vector<Span>& spans);
-  /// Blocks. Throws ResourceError if the file cannot be written; the file appears complete or not at all.
+  /// Blocks. Writes what add() has received, once; later calls have no effect. Without a span, a file that exists
+  /// stays. Throws ResourceError if the file cannot be written; the file appears complete or not at all.
   void finish();
   bool wants(int64_t step) const { return step >= first_ && step <= last_; }
 
@@ -31,6 +32,7 @@ class TraceWriter {
   int64_t first_, last_;
   std::string path_;
   std::vector<std::vector<Span>> spans_;  // by channel
+  bool finished_ = false;
 };
 
 }  // namespace slipstream

@@ -215,7 +215,7 @@ class Jobs:
     def end_keepers(self, folder):
         """SIGKILL for the processes that keep snapshots of the run in memory. True if there was one."""
         try:
-            run = json.loads((folder / "run.json").read_text())["run_id"]
+            run = json.loads((folder / "run.json").read_text())["keeper"]
         except (OSError, ValueError, KeyError):
             return False
         found = False

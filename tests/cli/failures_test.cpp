@@ -336,7 +336,7 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   CHECK(metrics(dir).size() > 1);  // whole lines only
 }
 
-TEST_CASE("ranks that SIGTERM ends print what is lost", "[cli]") {
+TEST_CASE("ranks that get SIGTERM print what a kill would lose, and save", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder), lines = folder.path("run") + "/metrics.jsonl";
@@ -347,7 +347,7 @@ TEST_CASE("ranks that SIGTERM ends print what is lost", "[cli]") {
     for (const pid_t process : ranks_running(run)) kill(process, SIGTERM);
   });
   const Result result = on_ranks(2, "train " + run + " --set train.steps=1000000 --set train.log_interval=1");
-  check_refused(result, 128 + SIGTERM, {"a signal ended the run before its first checkpoint", lines});
+  check_refused(result, 75, {"a signal asks the run to end", "it has no checkpoint", lines, "which is saved"});
 }
 
 TEST_CASE("a full disk or a file size limit ends the run with one error, and every line of metrics is complete",

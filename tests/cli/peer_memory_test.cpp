@@ -32,7 +32,7 @@ Result started(int ranks, const std::string& arguments) {
   return ranks == 1 ? call(arguments) : on_ranks(ranks, arguments);
 }
 
-std::string run_id(const std::string& run) { return Json::parse(read(run + "/run.json")).at("run_id").as_string(); }
+std::string keeper_of(const std::string& run) { return Json::parse(read(run + "/run.json")).at("keeper").as_string(); }
 
 bool has_checkpoint(const std::string& run) {
   std::error_code error;
@@ -132,7 +132,7 @@ TEST_CASE("peer memory: a killed run goes on with the same bits, without any che
         if (points[p] == "step#5") CHECK(resumed_step(third) >= 2);
         CHECK(trajectory(run) == whole);
         check_complete(run, 8);
-        CHECK(keeper_ends(run_id(run)));
+        CHECK(keeper_ends(keeper_of(run)));
       }
   }
 }
@@ -170,7 +170,7 @@ TEST_CASE("peer memory: other layouts read the same state", "[cli]") {
     // Without a learning rate the weights stay as they were read.
     CHECK(metrics(run).back().at("params_hash") == before[at].at("params_hash"));
     check_complete(run, 8);
-    CHECK(keeper_ends(run_id(run)));
+    CHECK(keeper_ends(keeper_of(run)));
   }
 }
 
@@ -188,14 +188,14 @@ TEST_CASE("peer memory: damaged, missing and foreign snapshots are not used, a c
   SECTION("a damaged snapshot: the one before") {
     REQUIRE(killed("step#6", 1, train(folder, "run", every)).code == 137);
     const int64_t newest = 5;  // marked while step 6 ran, or not: then step 4
-    damage(run_id(run), newest);
+    damage(keeper_of(run), newest);
     const Result result = call(train(folder, "run", every + kResume));
     CHECK(resumed_step(result) == 4);
     ends_whole(result);
   }
   SECTION("all damaged: the checkpoint") {
     REQUIRE(killed("step#6", 1, train(folder, "run", every + every2)).code == 137);
-    CHECK(damage(run_id(run), 0) > 0);
+    CHECK(damage(keeper_of(run), 0) > 0);
     const Result result = call(train(folder, "run", every + every2 + kResume));
     CHECK(
         contains(result.text, "in memory is not complete: the hosts of this launch have no undamaged part of rank 0"));
@@ -204,17 +204,17 @@ TEST_CASE("peer memory: damaged, missing and foreign snapshots are not used, a c
   }
   SECTION("a lost keeper: the checkpoint, or the beginning") {
     REQUIRE(killed("step#6", 1, train(folder, "run", every)).code == 137);
-    Keeper::find(run_id(run))->end();
-    CHECK(keeper_ends(run_id(run)));
+    Keeper::find(keeper_of(run))->end();
+    CHECK(keeper_ends(keeper_of(run)));
     const Result result = call(train(folder, "run", every + kResume));
     CHECK(contains(result.text, "has no checkpoint; the run begins at step 1"));
     ends_whole(result);
   }
   SECTION("an older run of the same folder") {
     REQUIRE(killed("step#6", 1, train(folder, "run", every)).code == 137);
-    const std::string older = run_id(run);
+    const std::string older = keeper_of(run);
     REQUIRE(killed("step#0", 1, train(folder, "run", every)).code == 137);
-    CHECK(run_id(run) != older);
+    CHECK(keeper_of(run) != older);
     CHECK(Keeper::find(older));  // its memory is still there
     const Result result = call(train(folder, "run", every + kResume));
     CHECK(contains(result.text, "has no checkpoint; the run begins at step 1"));
@@ -240,7 +240,7 @@ TEST_CASE("peer memory: what one host alone has lost, the other copies replace",
   for (int lost = test_everything() ? 0 : 1; lost < 2; ++lost) {
     REQUIRE(killed("step@0#6", 2, train(folder, "run", zero + kEvery)).code != 0);
     // The memory of rank `lost`'s host: its own part, and the second copy of the other's.
-    const std::unique_ptr<Keeper> keeper = Keeper::find(run_id(run));
+    const std::unique_ptr<Keeper> keeper = Keeper::find(keeper_of(run));
     REQUIRE(keeper);
     const std::string own = "." + std::to_string(lost) + ".0", others = "." + std::to_string(1 - lost) + ".1";
     int dropped = 0;
@@ -268,7 +268,7 @@ TEST_CASE("peer memory: another keeper takes the place of one that is killed", "
   for (int i = 0; i < 2000 && killed_keeper == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     if (metrics(run).empty()) continue;
-    const std::string id = run_id(run);
+    const std::string id = keeper_of(run);
     for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
       const std::string words = text_of_process(entry.path());
       if (!contains(words, std::string("keeper\0", 7) + id)) continue;
@@ -281,7 +281,7 @@ TEST_CASE("peer memory: another keeper takes the place of one that is killed", "
   CHECK(killed_keeper > 0);
   CHECK(result.code == 0);
   CHECK(count(result.text, "[keeper] rank 0 lost the keeper of its host: another one holds its snapshots now") == 1);
-  CHECK(keeper_ends(run_id(run)));
+  CHECK(keeper_ends(keeper_of(run)));
 }
 
 TEST_CASE("peer memory: a keeper holds memory until the run ends, or no rank comes back", "[cli]") {

@@ -26,7 +26,7 @@ Result on_gpus(int ranks, const std::string& command, const std::string& environ
                150);
 }
 
-std::string run_id(const std::string& run) { return Json::parse(read(run + "/run.json")).at("run_id").as_string(); }
+std::string keeper_of(const std::string& run) { return Json::parse(read(run + "/run.json")).at("keeper").as_string(); }
 
 int64_t resumed_step(const Result& result) {
   return static_cast<int64_t>(number_after(result.text, "resumed from memory of 1 host (step "));
@@ -66,7 +66,7 @@ TEST_CASE("a run on GPUs that is killed goes on from the memory of its peers wit
     const auto reached = std::ssize(trajectory(run));
     if (row.ranks == 2) {
       // What the host of rank 0 held is lost: its own part, and the second copy of rank 1's.
-      const std::unique_ptr<Keeper> keeper = Keeper::find(run_id(run));
+      const std::unique_ptr<Keeper> keeper = Keeper::find(keeper_of(run));
       REQUIRE(keeper);
       int dropped = 0;
       for (const std::string& name : keeper->list())
