@@ -13,6 +13,7 @@
 #include "engine/config/validate.h"
 #include "engine/device/cuda/cuda_choice.h"
 #include "kernels/attention/attention_path.h"
+#include "kernels/common/early_launch.h"
 #include "kernels/hold/hold.h"
 #include "planner/plan_options.h"
 #include "runtime/library_tables.h"
@@ -104,7 +105,10 @@ DeviceAssignment choose(World& world, const RunConfig& config) {
 }  // namespace
 
 DeviceAssignment assign_device(World& world, const RunConfig& config) {
-  world.together([] { kernels::require_attention_path(); });
+  world.together([] {
+    kernels::require_attention_path();
+    kernels::require_early_launch();
+  });
   DeviceAssignment assignment = choose(world, config);
   if (assignment.kind == DeviceKind::cuda) {
     world.together([&] { kernels::attention_path(assignment.capability); });  // refuses a path that this GPU lacks
@@ -177,6 +181,7 @@ WireOptions DeviceAssignment::wire(const RunConfig& config, Device& device) cons
 
 DeviceAssignment assign_device_alone(DeviceChoice kind) {
   kernels::require_attention_path();
+  kernels::require_early_launch();
   if (kind == DeviceChoice::cpu) return {};
   const CudaDevices devices = find_cuda_devices();
   if (kind == DeviceChoice::automatic && devices.count() == 0) return {};

@@ -11,6 +11,7 @@
 #include "engine/plan/memory.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_path.h"
+#include "kernels/common/early_launch.h"
 #include "kernels/common/isa.h"
 #include "kernels/cuda/algorithms.h"
 #include "planner/extra_memory.h"
@@ -61,6 +62,7 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
     run["device"] = "cuda";
     run["gpu"] = assignment.name;
     run["attention"] = std::string(kernels::name_of(kernels::attention_path(assignment.capability)));
+    run["early_launch"] = kernels::early_launch(assignment.capability);
     run["nccl"] = comm::nccl_version();
     if (!assignment.nccl_hash.empty())
       run["nccl_table"] = fmt::format("{} (xxh3 {})", config.comm.nccl, assignment.nccl_hash);

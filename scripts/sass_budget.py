@@ -16,6 +16,8 @@ instruction that waits for the scoreboard of a load, or for groups of copies to 
 the code: the bytes that one pass of the loop announces at its barriers count once, for one thread block.
 Exponentials beside products are those of the main loop that stand after a product of a warpgroup and before the wait for
 all products: the softmax of attention hides there, unless ptxas moves the wait ahead.
+From sm_90 on every kernel waits for the kernels before it in its stream (ACQBULK) before it accesses global memory, ends,
+or lets the next kernel begin (PREEXIT); one that does not is worse, too.
 More registers, spills or instructions than the budget, a smaller share of work, fewer bytes in flight or fewer
 exponentials beside products are worse: code 1. So are a row without a kernel and a kernel without a row.
 --update tightens the budgets of kernels that got better and adds rows of new kernels. A budget is loosened, and the row
@@ -43,6 +45,9 @@ ELF = b"\x7fELF"
 BRANCH, NO_OPERATION, MOVES, ARRIVE = 0x947, 0x918, {0x424, 0x802}, 0x9A7
 TENSOR, LOAD, STORE, COPY, END_OF_GROUP, WAIT_FOR_GROUPS = {0x23C, 0x9F0, 0xDF0}, 0x981, 0x986, 0xFAE, 0x9AF, 0x91A  # LDG, STG, LDGSTS, LDGDEPBAR, DEPBAR
 PRODUCTS, WAIT_FOR_PRODUCTS, FUNCTION, EXPONENTIAL = {0x9F0, 0xDF0}, 0x9C5, 0x308, 8  # HGMMA, WARPGROUP.DEPBAR, MUFU, its EX2
+EXIT, WAIT_FOR_KERNELS, LET_KERNELS_BEGIN = 0x94D, 0x82E, 0x82D
+# Of the low 9 bits, which hold no form of the operands: LD, LDG, ST, STG, REDG, LDGSTS, ATOMG, UTMALDG, UTMASTG, UTMAREDG, UBLKCP, UBLKRED.
+GLOBAL = {0x180, 0x181, 0x185, 0x186, 0x18E, 0x1A6, 0x1AE, 0x1A3, 0x1A8, 0x1A9, 0x1B4, 0x1B5, 0x1B6, 0x1BA, 0x1BB}
 LANES, NO_REGISTER, NO_SCOREBOARD = 32, 0xFF, 7
 
 
@@ -128,6 +133,18 @@ def most_in_flight(code, is_loop):
     return most
 
 
+def begins_wrong(operations):
+    """How a kernel begins wrong that may begin before the kernels before it have ended; empty if it does not."""
+    if WAIT_FOR_KERNELS not in operations:
+        return "it never waits for the kernels before it: its first statement must be ptx::after_earlier_kernels"
+    for operation in operations[:operations.index(WAIT_FOR_KERNELS)]:
+        if operation & 0x1FF in GLOBAL:
+            return "an access to global memory comes before its wait for the kernels before it"
+        if operation in {EXIT, LET_KERNELS_BEGIN}:
+            return f"it {'ends' if operation == EXIT else 'lets later kernels begin'} before its wait for the kernels before it"
+    return ""
+
+
 def exponentials_beside(code):
     """Exponentials between a product of a warpgroup and the wait for all products."""
     in_flight, count = False, 0
@@ -199,7 +216,7 @@ def short_names(mangled):
 
 
 def compiled(nvcc, root, source, architecture, folder):
-    """Counts of every kernel of `source`, by short name; the flags are those of meson.build that change code."""
+    """Counts of every kernel of `source` and how it begins wrong, by short name; the flags are those of meson.build that change code."""
     # ccache keeps objects with the output of ptxas, no cubins. Relative paths hit in every checkout.
     built = folder / f"{source.replace('/', '_')}.{architecture}.o"
     command = [*nvcc, "-c", "-std=c++20", "-O3", "-Xptxas=-v", "-Xfatbin=--compress=false", "-Xcompiler=-w", "-I.", "-Ikernels/cuda",
@@ -213,7 +230,9 @@ def compiled(nvcc, root, source, architecture, folder):
         resources[block[:block.index("'")]] = int(re.search(r"Used (\d+) registers", block)[1]), int(spills[1]) + int(spills[2])
     code = code_of(built.read_bytes())
     names = short_names(list(resources))
-    return {names[mangled]: Counts(*of, *counted(code[mangled], int(re.match(r"\d+", architecture)[0]), of[0])) for mangled, of in resources.items()}
+    number = int(re.match(r"\d+", architecture)[0])
+    counts = {names[mangled]: Counts(*of, *counted(code[mangled], number, of[0])) for mangled, of in resources.items()}
+    return counts, {names[mangled]: begins_wrong([word & 0xFFF for word, _ in struct.iter_unpack("<QQ", code[mangled])]) for mangled in resources if number >= 90}
 
 
 def main():
@@ -250,7 +269,8 @@ def main():
     problems, better, found = [], 0, {}
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, kernels in zip(pairs, pool.map(lambda pair: compiled([ccache, nvcc] if ccache else [nvcc], args.root, *pair, pathlib.Path(folder)), pairs)):
-            found |= {(*pair, kernel): counts for kernel, counts in kernels.items()}
+            found |= {(*pair, kernel): counts for kernel, counts in kernels[0].items()}
+            problems += [f"{kernel} of {pair[0]} on sm_{pair[1]} begins wrong: {how}." for kernel, how in kernels[1].items() if how]
     for key in sorted(budgets.keys() | found.keys()):
         source, architecture, kernel = key
         if architecture not in architectures:

@@ -20,6 +20,7 @@ struct Spans {
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Spans spans) {
+  ptx::after_earlier_kernels();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = args.elems - first;
   if (count <= 0) return;
   const AdamwScalars scalars = *args.scalars;

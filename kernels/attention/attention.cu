@@ -110,6 +110,7 @@ __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t sequence
 
 template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(AttentionBlockForward args, Masks masks) {
+  ptx::after_earlier_kernels();
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts, kKeys = Tile::kKeys;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -204,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(AttentionBlo
 /// delta[b, h, t] = dout . out, by `lanes` neighbours of a warp each, a power of two.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args, int lanes, float* delta) {
+  ptx::after_earlier_kernels();
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / lanes;
   const bool inside =
       index < args.batch * args.heads * args.tokens;  // no early return: the other lanes of the warp need this one
@@ -238,6 +240,7 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
 template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kQueryBlocks)
     query_kernel(AttentionBlockBackward args, Masks masks, const float* delta) {
+  ptx::after_earlier_kernels();
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);
@@ -308,6 +311,7 @@ __global__ void __launch_bounds__(kThreads, kQueryBlocks)
 template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     key_kernel(AttentionBlockBackward args, Masks masks, const float* delta) {
+  ptx::after_earlier_kernels();
   constexpr int kRows = Tile::kRows, kColumns = Tile::kColumns, kParts = Tile::kParts;
   constexpr int kScorePitch = Tile::kScorePitch, kScoreFloats = Tile::kScoreFloats;
   SLIP_DYNAMIC_SHARED(bytes);

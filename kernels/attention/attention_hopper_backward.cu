@@ -413,6 +413,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  ptx::after_earlier_kernels();
   // Computed again where it is used: one that lives across the change of registers would be spilled.
   const auto warp = [] { return __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0); };
   if (warp() < 4) {
@@ -427,6 +428,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
 
 /// Writes the end of the queries that see a key: a thread for each key.
 __global__ void __launch_bounds__(kEndsThreads) ends_kernel(HiddenKeys hidden, Ends ends) {
+  ptx::after_earlier_kernels();
   const int key = static_cast<int>(blockIdx.x * kEndsThreads + threadIdx.x), sequence = static_cast<int>(blockIdx.y);
   if (key >= ends.keys) return;
   int low = 0, high = static_cast<int>(hidden.block.queries);  // queries before `low` see it if they are not before it

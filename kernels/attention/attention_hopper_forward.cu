@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(Sizes<kHead, Kind>::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  ptx::after_earlier_kernels();
   const Shared<int> items = memory.items();
   Item item{};
   if (warp < 4) {

@@ -12,6 +12,7 @@ namespace {
 /// One block per 64 kTiles queries, kKeys keys at a time: dq.
 template <int kHead, int kTiles, int kKeys, bool kWhole, typename Masks>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta, Masks masks) {
+  ptx::after_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionBackward& all = args.all;
   const Block<kWhole, const AttentionBlockBackward&> block{args};
@@ -103,6 +104,7 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
 /// down and kQueries queries across, so that they are the left side of both sums over queries.
 template <int kHead, int kTiles, int kQueries, bool kWhole, typename Masks>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta, Masks masks) {
+  ptx::after_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
   const AttentionBackward& all = args.all;
   const Block<kWhole, const AttentionBlockBackward&> block{args};

@@ -28,6 +28,7 @@ __device__ __forceinline__ void drop(float (&weights)[kTiles][kKeys / 8][4], con
 /// One block per 64 kTiles queries, kKeys keys at a time.
 template <int kHead, int kTiles, int kKeys, bool kWhole, typename Masks>
 __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args, Masks masks) {
+  ptx::after_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
   const Block<kWhole, AttentionBlockForward> block{args};
   const AttentionForward& all = block.args.all;

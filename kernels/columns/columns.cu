@@ -12,6 +12,7 @@ constexpr int kThreads = 256;
 /// Copies elements unchanged: whole packs if rows and width are aligned, otherwise single elements.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
+  ptx::after_earlier_kernels();
   constexpr int kElems = kAligned ? kPack<T> : 1;
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems;
   if (index >= args.rows * args.width) return;
@@ -26,6 +27,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
 /// One thread per pack of a row.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) sum_kernel(ColumnsSum args) {
+  ptx::after_earlier_kernels();
   const int64_t packs = (args.width + kPack<T> - 1) / kPack<T>, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = index / packs, column = index % packs * kPack<T>, left = args.width - column;
   if (row >= args.rows) return;

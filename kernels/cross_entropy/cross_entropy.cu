@@ -173,6 +173,7 @@ struct Row {
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, 2) row_kernel(CrossEntropy args, int held_packs) {
+  ptx::after_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
   const int64_t row = blockIdx.x;
   T* logits = static_cast<T*>(args.logits) + row * args.stride;
@@ -197,6 +198,7 @@ __device__ __forceinline__ Row<kAligned, T> visited_once(const void* logits, int
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, 2) part_kernel(CrossEntropyPart args) {
+  ptx::after_earlier_kernels();
   const int64_t row = blockIdx.x;
   const auto of_row = visited_once<kAligned, T>(args.logits, row, args.vocab, args.stride);
   const Softmax all = of_row.softmax();
@@ -214,6 +216,7 @@ __global__ void __launch_bounds__(kThreads, 2) part_kernel(CrossEntropyPart args
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, 2) merge_kernel(CrossEntropyMerge args) {
+  ptx::after_earlier_kernels();
   const int64_t row = blockIdx.x;
   Softmax all = {kLowest, 0.0f};
   double logit = 0.0;
@@ -235,6 +238,7 @@ constexpr int kSumThreads = static_cast<int>(kLossLanes);
 
 /// loss_sum = sum_of_losses: one thread per lane of the op card.
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* row_losses, int64_t rows, double* loss_sum) {
+  ptx::after_earlier_kernels();
   __shared__ double storage[kSumThreads];
   const Shared<double> lanes(storage);
   const int thread = static_cast<int>(threadIdx.x);

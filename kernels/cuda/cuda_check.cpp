@@ -4,6 +4,7 @@
 #include <launch.h>
 
 #include "engine/device/cuda/cuda_check.h"
+#include "kernels/common/early_launch.h"
 
 namespace slipstream::kernels {
 
@@ -38,10 +39,19 @@ int multiprocessors() {
   return count;
 }
 
-int registers_of(const void* kernel) {
+static cudaFuncAttributes attributes_of(const void* kernel) {
   cudaFuncAttributes attributes{};
-  cuda_check(cudaFuncGetAttributes(&attributes, kernel), "asking for the registers of a kernel");
-  return attributes.numRegs;
+  cuda_check(cudaFuncGetAttributes(&attributes, kernel), "asking for the attributes of a kernel");
+  return attributes;
+}
+
+int registers_of(const void* kernel) { return attributes_of(kernel).numRegs; }
+
+bool begins_early(const void* kernel) {
+  // All kernels are compiled for the same architectures (meson.build): one kernel answers for all. Code for an older
+  // architecture, compiled by the driver for this GPU, lacks the wait.
+  static const bool all = early_launch(compute_capability()) && attributes_of(kernel).ptxVersion >= 90;
+  return all;
 }
 
 }  // namespace slipstream::kernels

@@ -12,6 +12,7 @@ constexpr int kMapThreads = 256;
 
 template <bool kAligned, typename In, typename Out, typename F>
 __global__ void __launch_bounds__(kMapThreads) map_kernel(int64_t elems, const In* in, Out* out, F f) {
+  ptx::after_earlier_kernels();
   constexpr int kElems = kPack < In >> kPack<Out> ? kPack<In> : kPack<Out>;
   const int64_t first = (int64_t{blockIdx.x} * kMapThreads + threadIdx.x) * kElems;
   if (first >= elems) return;
@@ -24,6 +25,7 @@ __global__ void __launch_bounds__(kMapThreads) map_kernel(int64_t elems, const I
 
 template <bool kAligned, typename T, typename F>
 __global__ void __launch_bounds__(kMapThreads) map_two_kernel(int64_t elems, const T* a, const T* b, T* out, F f) {
+  ptx::after_earlier_kernels();
   constexpr int kElems = kPack<T>;
   const int64_t first = (int64_t{blockIdx.x} * kMapThreads + threadIdx.x) * kElems;
   if (first >= elems) return;

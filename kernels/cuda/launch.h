@@ -29,6 +29,10 @@ int compute_capability();
 /// Multiprocessors of this GPU. Queried once.
 int multiprocessors();
 
+/// Whether `kernel` may begin before the kernels before it in its stream have ended: SLIPSTREAM_EARLY_LAUNCH allows it,
+/// the GPU can do it (compute capability 9.0), and its code was compiled for such GPUs, so that it has the wait.
+bool begins_early(const void* kernel);
+
 /// Registers that each thread of a compiled kernel has at its launch.
 int registers_of(const void* kernel);
 template <typename... Parameters>
@@ -36,6 +40,12 @@ int registers_of(void (*kernel)(Parameters...), int /*threads*/) {
   return registers_of(reinterpret_cast<const void*>(kernel));
 }
 
+/// Every kernel begins with ptx::after_earlier_kernels, or with ptx::wait_for_earlier_kernels, which lets no later
+/// kernel begin. Only the set-up of barriers and shared memory may come before, because until this wait the kernels
+/// before it may still read and write all global memory. All threads wait, none returns first: a kernel then ends only
+/// after those before it, and a wait for the kernel just before is a wait for all of them. Kernels of libraries,
+/// copies, records and waits for other streams begin after the whole kernel before them, as always.
+///
 /// Enqueues. Runs `kernel` on `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory: at most 99
 /// KiB, which every GPU has (and the emulated device exactly), or shared_memory_bytes().
 /// Throws: ResourceError if the launch is refused.
@@ -52,8 +62,17 @@ void launch(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 
   std::apply(
       [&](Parameters&... value) {
         void* pointers[] = {const_cast<void*>(static_cast<const void*>(&value))...};
-        cuda_check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers, shared_bytes, stream),
-                   "launching a kernel");
+        cudaLaunchAttribute early{};
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+        const void* function = reinterpret_cast<const void*>(kernel);
+        const cudaLaunchConfig_t config{.gridDim = grid,
+                                        .blockDim = block,
+                                        .dynamicSmemBytes = shared_bytes,
+                                        .stream = stream,
+                                        .attrs = &early,
+                                        .numAttrs = begins_early(function) ? 1u : 0u};
+        cuda_check(cudaLaunchKernelExC(&config, function, pointers), "launching a kernel");
       },
       values);
 }

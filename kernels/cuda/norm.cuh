@@ -24,6 +24,7 @@ constexpr int kNormColumns = 32, kNormRowLanes = 32;
 template <bool kCentre, typename T>
 __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
     norm_finish_kernel(NormBackward<T> args, int64_t blocks, const float* partial) {
+  ptx::after_earlier_kernels();
   __shared__ float storage[kNormColumns * kNormRowLanes];
   const Shared<float> of_lanes(storage);
   const NormSums<kCentre, T> layout(args);

@@ -60,6 +60,7 @@ __device__ __forceinline__ void store_pack(T* p, int left, const float (&values)
 
 template <bool kCentre, int kRowWarps, typename T>
 __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_forward_kernel(NormForward<T> args) {
+  ptx::after_earlier_kernels();
   using Groups = NormGroups<kRowWarps>;
   __shared__ float storage[2 * Groups::kWarps];
   const Shared<float> exchange(storage);
@@ -179,6 +180,7 @@ struct NormTotals {
 template <bool kCentre, int kRowWarps, int kPacks, typename T>
 __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGroups<kRowWarps>::kWarps)
     held_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
+  ptx::after_earlier_kernels();
   using Groups = NormGroups<kRowWarps>;
   using Stages = NormStages<kRowWarps, kPacks, T>;
   using Totals = NormTotals<kRowWarps, kPacks, T>;

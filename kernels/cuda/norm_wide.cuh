@@ -15,6 +15,7 @@ __device__ __forceinline__ void for_packs(int64_t width, const Body& body) {
 
 template <bool kCentre, bool kAligned, typename T>
 __global__ void __launch_bounds__(kNormWarps* kWarp) wide_norm_forward_kernel(NormForward<T> args) {
+  ptx::after_earlier_kernels();
   const int64_t row = int64_t{blockIdx.x} * kNormWarps + threadIdx.x / kWarp;
   if (row >= args.rows) return;  // the whole warp
   const int64_t begin = row * args.width;
@@ -89,6 +90,7 @@ struct NormAdder {
 template <bool kCentre, bool kShared, bool kAligned, typename T>
 __global__ void __launch_bounds__(kNormWarps* kWarp)
     wide_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
+  ptx::after_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
   const NormSums<kCentre, T> layout(args);

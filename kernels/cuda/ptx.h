@@ -10,6 +10,23 @@
 
 namespace slipstream::kernels::ptx {
 
+/// Waits until the kernels before this one in its stream have ended and their writes are visible. The first statement
+/// of a kernel that touches no global memory before it (launch.h). Code for GPUs before 9.0 has no such instruction.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// The same, and then the next kernel of the stream may begin, up to its own wait, when all blocks of this one have
+/// come here.
+__device__ __forceinline__ void after_earlier_kernels() {
+  wait_for_earlier_kernels();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /// 16 bytes as four registers.
 struct alignas(16) Words {
   uint32_t word[4];

@@ -18,6 +18,7 @@ constexpr int kOutputs = kRows == 1 ? 2 : 4;
 /// its packs, and the lanes are added.
 template <int kRows, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(FewRowsProduct args) {
+  ptx::after_earlier_kernels();
   constexpr int kOut = kOutputs<kRows>;
   [[maybe_unused]] constexpr int kAhead = kRows == 1 ? 2 : 1;  // packs of a weight row that are loaded at once
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -80,6 +80,7 @@ __device__ __forceinline__ float warp_max(float value) {
 /// One thread for each element of k and of v.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) keep_kernel(KeepKeys args) {
+  ptx::after_earlier_kernels();
   const int64_t width = args.kv_heads * args.head_dim, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = index / width, column = index % width;
   if (row >= args.rows) return;
@@ -197,6 +198,7 @@ __device__ __forceinline__ void add_values(const Part<T>& part, const Columns& c
 /// gets its result at once.
 template <int kHeads, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(Attend args) {
+  ptx::after_earlier_kernels();
   __shared__ float of_queries[kHeads * kHeadDimMax], of_weights[kHeads * kTokens], of_sums[kHeads * kThreads * kQuad],
       of_statistics[kHeads * 2];
   const Shared<float> queries(of_queries), weights(of_weights), sums(of_sums), statistics(of_statistics);
@@ -250,6 +252,7 @@ __global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(A
 
 /// One block for each head and row: the parts' values, weighted by their largest scores and sums.
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend args) {
+  ptx::after_earlier_kernels();
   const int64_t parts = Row(args, blockIdx.y).parts, item = blockIdx.y * args.heads + blockIdx.x;
   if (parts == 1) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, head_dim = static_cast<int>(args.head_dim);

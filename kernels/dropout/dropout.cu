@@ -23,6 +23,7 @@ struct Masks {
 template <bool kAligned, bool kAdds, typename T>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(int64_t rows, int64_t width, const T* x, const T* d, T* y, Masks masks) {
+  ptx::after_earlier_kernels();
   const int64_t packs = (width + kPack<T> - 1) / kPack<T>;
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = index / packs;
   if (row >= rows) return;

@@ -22,6 +22,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
 __global__ void __launch_bounds__(kThreads) document_positions_kernel(DocumentPositions args, Positions places) {
+  ptx::after_earlier_kernels();
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < args.batch * args.tokens)
     args.positions[row] = static_cast<int32_t>(places.of(row % args.tokens)) - args.begins[row];
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(kThreads) document_positions_kernel(DocumentPo
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args) {
+  ptx::after_earlier_kernels();
   const int64_t packs = (args.width + kPack<T> - 1) / kPack<T>;
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = index / packs, column = index % packs * kPack<T>, left = args.width - column;
@@ -68,6 +70,7 @@ struct ChunksOfIds {
 
 /// One thread per row. `bits` are initially zero.
 __global__ void __launch_bounds__(kThreads) mark_kernel(const int32_t* ids, int64_t count, ChunksOfIds chunks) {
+  ptx::after_earlier_kernels();
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x, chunk = row / kChunk;
   if (row < count && ids[row] >= 0) atomicOr(chunks.of(ids[row]) + chunk / 32, 1u << chunk % 32);
 }
@@ -156,6 +159,7 @@ __device__ __forceinline__ void add_rows(const EqualRows<T>& args, float* out, i
 template <Finish kFinish, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, 5)
     few_rows_kernel(EqualRows<T> args, ChunksOfIds chunks, FrequentIds frequent) {
+  ptx::after_earlier_kernels();
   __shared__ int32_t storage[kWarps * kFew];
   constexpr int kChunksAtOnce = 2;
   const Shared<int32_t> all_rows(storage);
@@ -267,6 +271,7 @@ __device__ __forceinline__ int list_rows(const int32_t* ids, int32_t id, int beg
 template <Finish kFinish, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     frequent_rows_kernel(EqualRows<T> args, ChunksOfIds chunks, FrequentIds frequent) {
+  ptx::after_earlier_kernels();
   using Tile = FrequentTile<T>;
   SLIP_DYNAMIC_SHARED(bytes);
   const Shared<T> tile(bytes, Tile::kElems);
@@ -325,6 +330,7 @@ __global__ void __launch_bounds__(kThreads)
 /// elements.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) position_kernel(PositionBackward args) {
+  ptx::after_earlier_kernels();
   const int64_t index = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPack<T>, elems = args.tokens * args.width;
   const int64_t end = args.accumulate ? elems : args.positions * args.width;
   if (index >= end) return;

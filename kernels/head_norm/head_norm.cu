@@ -35,6 +35,7 @@ __device__ __forceinline__ void load_head(const T* from, int head_dim, int lane,
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(HeadNormForward args) {
+  ptx::after_earlier_kernels();
   const int lane = static_cast<int>(threadIdx.x) % kWarp, head_dim = static_cast<int>(args.head_dim);
   const int64_t normed = args.heads + args.kv_heads, packed = normed + args.kv_heads;
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp, row = item / packed, head = item % packed;
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(HeadNormForward args)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(HeadNormBackward args, int64_t rows_per_block, float* partial) {
+  ptx::after_earlier_kernels();
   __shared__ float storage[kWarps * kHeadDimMax];
   const Shared<float> of_warps(storage);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp,
@@ -110,6 +112,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Gradients of the weights (+)= the partial sums of all blocks, in order.
 __global__ void __launch_bounds__(kThreads) finish_kernel(HeadNormBackward args, int64_t blocks, const float* partial) {
+  ptx::after_earlier_kernels();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x, floats = 2 * args.head_dim;
   if (at >= floats) return;
   float sum = 0.0f;

@@ -20,6 +20,7 @@ __device__ void await_host(const uint32_t* word, uint32_t value, uint64_t begin,
 
 /// Block b reads pieces b, b + blocks, ..., each when its share of `ns` has passed; then it waits for the host's word.
 __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool aligned) {
+  ptx::wait_for_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
   const Shared<uint32_t> seen(bytes, kThreads);
   const uint64_t begin = ptx::global_timer_ns();
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
 }
 
 __global__ void await_kernel(AwaitFlag args) {
+  ptx::wait_for_earlier_kernels();
   await_host(args.flag, args.value, ptx::global_timer_ns(), static_cast<uint64_t>(args.limit_ns));
 }
 

@@ -21,6 +21,7 @@ constexpr int kResident = 4;
 /// y[row] += bias for every row (= without inputs). One thread per pack of a row.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) bias_kernel(int64_t rows, int64_t out, const T* bias, T* y, bool start) {
+  ptx::after_earlier_kernels();
   const int64_t packs = (out + kPack<T> - 1) / kPack<T>, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t column = index % packs * kPack<T>, left = out - column;
   if (index >= rows * packs) return;
@@ -50,6 +51,7 @@ struct Columns {
 template <bool kGelu, bool kAligned, typename T>
 __global__ void __launch_bounds__(kColumns* kRowLanes, kResident)
     column_sums_kernel(Columns<T> args, int64_t rows_per_block, float* partial, bool add) {
+  ptx::after_earlier_kernels();
   constexpr int kAtOnce = kGelu ? 2 : 4;
   __shared__ float
       storage[kRowLanes * kPack<T> * kColumns];  // element i of a pack: neighbouring lanes in neighbouring banks
@@ -108,6 +110,7 @@ __global__ void __launch_bounds__(kColumns* kRowLanes, kResident)
 template <typename P>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
     column_finish_kernel(const P* partial, int64_t blocks, int64_t out, float* dbias, bool accumulate) {
+  ptx::after_earlier_kernels();
   __shared__ float storage[kRowLanes * kColumns];
   const Shared<float> all(storage);
   const int lane = static_cast<int>(threadIdx.x) % kColumns, part = static_cast<int>(threadIdx.x) / kColumns;

@@ -13,6 +13,7 @@ constexpr int kElems = 8;
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) momentum_kernel(MuonMomentum args) {
+  ptx::after_earlier_kernels();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = args.elems - first;
   if (count <= 0) return;
   const float mu = args.mu, factor = (1.0f - mu) * args.scalars->clip;
@@ -37,6 +38,7 @@ __global__ void __launch_bounds__(kThreads) momentum_kernel(MuonMomentum args) {
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     normalize_kernel(const float* direction, const double* sum_squares, T* x, int64_t elems, double eps) {
+  ptx::after_earlier_kernels();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = elems - first;
   if (count <= 0) return;
   const double norm = sqrt(*sum_squares);
@@ -52,6 +54,7 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     polynomial_kernel(const T* gram, T* square, int64_t k, float a, float b, float c) {
+  ptx::after_earlier_kernels();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = k * k - first;
   if (count <= 0) return;
   int64_t diagonal = (k + 1 - first % (k + 1)) % (k + 1);  // the next one, counted from `first`
@@ -70,6 +73,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) step_kernel(MuonStep args) {
+  ptx::after_earlier_kernels();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = args.elems - first;
   if (count <= 0) return;
   const float decay = args.scalars->decay, rate = args.scalars->learning_rate * args.scale;

@@ -11,6 +11,7 @@ constexpr int kThreads = 256;
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) rope_kernel(Rope args) {
+  ptx::after_earlier_kernels();
   const int64_t half = args.head_dim / 2;
   const int64_t packs = (half + kPack<T> - 1) / kPack<T>;
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -161,6 +161,7 @@ __device__ __forceinline__ int64_t choose(const Sample& args, const SamplingNumb
 }
 
 __global__ void __launch_bounds__(kThreads) sample_kernel(Sample args, SamplingNumbers numbers) {
+  ptx::after_earlier_kernels();
   __shared__ uint64_t of_sums[kDigits * kWarps];
   __shared__ float of_maxima[kWarps];
   const Shared<uint64_t> sums(of_sums);
@@ -182,6 +183,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(Sample args, SamplingN
 }
 
 __global__ void __launch_bounds__(kThreads) next_rows_kernel(NextRows args) {
+  ptx::after_earlier_kernels();
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= args.rows) return;
   const TextState text = args.text[args.sequences[row]];

@@ -2,6 +2,7 @@
 // Single numbers on the device: one thread each, a few bytes, about the time of an empty kernel.
 
 #include <launch.h>
+#include <ptx.h>
 
 #include "kernels/step_scalars/step_scalars_devices.h"
 
@@ -9,6 +10,7 @@ namespace slipstream::kernels {
 namespace {
 
 __global__ void add_loss_kernel(const double* part, double* total, bool accumulate) {
+  ptx::after_earlier_kernels();
   *total = (accumulate ? *total : 0.0) + *part;
 }
 
@@ -16,6 +18,7 @@ __device__ __forceinline__ bool is_finite(double x) { return x - x == 0.0; }
 
 /// One thread adds in order: a few hundred numbers, with the same bits as on cpu.
 __global__ void clip_kernel(Clip args) {
+  ptx::after_earlier_kernels();
   double total = 0.0;
   int64_t first = 0;
   for (int64_t i = 0; i < args.count; ++i) {
@@ -36,6 +39,7 @@ __global__ void clip_kernel(Clip args) {
 }
 
 __global__ void report_kernel(const double* loss, const double* norm, double* slot) {
+  ptx::after_earlier_kernels();
   slot[0] = *loss;
   for (int i = 0; i < 3; ++i) slot[1 + i] = norm[i];
 }

@@ -33,6 +33,7 @@ struct Pieces {
 
 /// sums[block] = the sum of that block; four threads each, four lanes of the op card per thread.
 __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces pieces, double* sums) {
+  ptx::after_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kBlocksOfThreads + threadIdx.x / kThreadsOfBlock;
   const bool whole = block < pieces.blocks;  // no early return: the other lanes of the warp need this one
   int piece = 0;
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces
 
 /// One block per piece: its result (+)= its sums in order.
 __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const double* sums, double* results) {
+  ptx::after_earlier_kernels();
   __shared__ double storage[kThreads];
   const Shared<double> tile(storage);
   const Piece& piece = pieces.at[blockIdx.x];

@@ -24,6 +24,7 @@ struct DeviceAssignment {
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(int64_t rows, int64_t width, const T* gate_up, T* y) {
+  ptx::after_earlier_kernels();
   const DeviceAssignment<T> at(width);
   if (at.row >= rows) return;
   const T* from = gate_up + at.row * 2 * width + at.column;
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(int64_t rows, int64_t
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(int64_t rows, int64_t width, const T* dy, const T* gate_up, T* dgate_up) {
+  ptx::after_earlier_kernels();
   const DeviceAssignment<T> at(width);
   if (at.row >= rows) return;
   const int64_t offset = at.row * 2 * width + at.column;

@@ -38,6 +38,7 @@ __device__ __forceinline__ float decoded(uint32_t word, int i, float scale) {
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t part_bytes) {
+  ptx::wait_for_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
   if (block >= blocks) return;
@@ -71,6 +72,7 @@ __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t p
 
 template <bool kAligned, typename To>
 __global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t part_bytes) {
+  ptx::wait_for_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
   if (block >= blocks) return;
@@ -93,6 +95,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t p
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int64_t part_bytes) {
+  ptx::wait_for_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (block >= (args.elems + kWireBlockElems - 1) / kWireBlockElems) return;
   const Lane lane = lane_of(block, args.elems, part_bytes);
@@ -110,6 +113,7 @@ __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int6
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) sum_rounded_kernel(SumParts args) {
+  ptx::wait_for_earlier_kernels();
   constexpr int kElems = kPack<bfloat16>;
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, left = args.elems - first;
   if (left <= 0) return;

@@ -99,6 +99,8 @@ void entry() {
   try {
     (*m.body)();
     run_late();
+    if (m.fibers[m.current].may_overlap)
+      fail(source::kEarlyLaunch, "it returns without a wait for the kernels before this one, so later ones may begin");
     if (m.clocked) end_thread();
   } catch (...) {
     m.error = std::current_exception();
@@ -113,6 +115,7 @@ void prepare(size_t thread) {
   Fiber& fiber = m.fibers[thread];
   fiber.state = State::ready;
   fiber.index = index_of(thread);
+  fiber.may_overlap = m.begins_early;
   fiber.copies.clear();
   fiber.landed.clear();
   fiber.committed = 0;
@@ -264,6 +267,14 @@ const Lane* meet_warp(const char* operation, unsigned mask, const void* value, s
 }
 void pass_warp_barrier(unsigned mask, const std::source_location& at) {
   meet_warp("__syncwarp", mask, nullptr, 0, true, at);
+}
+
+void wait_for_earlier_kernels(const char* operation, const std::source_location& at) {
+  if (change_of(operation, at) == Change::none) m.fibers[m.current].may_overlap = false;
+}
+void require_earlier_kernels() {
+  if (m.fibers[m.current].may_overlap)
+    fail_quietly(source::kEarlyLaunch, "an access to global memory before the wait for the kernels before this one");
 }
 
 void fail(const Source& source, const std::string& what) { throw Error(source, sentence(what)); }

@@ -10,6 +10,9 @@
 //     store of a kernel (meson.build). What no compiler saw, such as a memcpy, is found in the protected pages around
 //     the memory, or by DeviceMemory::intact if it wrote beside them;
 //   - a 16-byte access, an ldmatrix row or a cp.async that is not aligned to 16 bytes;
+//   - of a kernel of the engine, which may begin before the kernels before it in its stream have ended
+//     (kernels/cuda/launch.h): an access to global memory before the thread waits for them, and its return without a
+//     wait, because kernels after this one would then not wait for those before it;
 //   - a barrier or warp operation that not all threads of the block or warp reach on the same line, or that one of them
 //   has
 //     left by returning;
@@ -93,6 +96,9 @@ size_t shared_memory_bytes();
 int launch_registers(size_t threads);
 void set_compiled_registers(int registers);
 
+/// Whether kernels of tests are held to the wait for earlier kernels, too. Those of kernels/ always are.
+void set_begins_early(bool begins_early);
+
 /// Few, so that persistent blocks of small tests have several items.
 constexpr int kMultiprocessors = 2;
 /// Blocks that run at the same time, by their threads, registers and dynamic shared memory; those of a kernel that
@@ -147,6 +153,9 @@ void copy_commit(const std::source_location& at);
 /// Completes all committed groups of this thread but the last `pending`.
 void copy_wait(size_t pending, const std::source_location& at);
 
+/// From here on this thread may access global memory: all kernels before this one in its stream have ended (grid.cpp).
+void wait_for_earlier_kernels(const char* operation, const std::source_location& at);
+
 /// Hands what this thread knows to have been written to the threads that wait for `value` (handover.cpp).
 void store_release(uint32_t* p, uint32_t value, const std::source_location& at);
 /// Waits until another block has written `value`; an error if all resident blocks wait.
@@ -187,6 +196,15 @@ class CompiledRegisters {
   CompiledRegisters& operator=(const CompiledRegisters&) = delete;
 };
 
+/// While it lives, kernels of tests may begin early, too.
+class BeginsEarly {
+ public:
+  BeginsEarly() { set_begins_early(true); }
+  ~BeginsEarly() { set_begins_early(false); }
+  BeginsEarly(const BeginsEarly&) = delete;
+  BeginsEarly& operator=(const BeginsEarly&) = delete;
+};
+
 /// Memory of the emulated device, filled with ones (NaN in both float types), between protected pages. It begins
 /// `shift_bytes` after a multiple of 16.
 class DeviceMemory {
@@ -220,6 +238,8 @@ class DeviceMemory {
 
 /// From now on kernels may access the memory that exists now.
 void see_memories();
+/// Refuses an access to global memory before the running thread has waited for the kernels before this one.
+void require_earlier_kernels();
 /// The memory whose protected pages contain `address`, or null.
 const DeviceMemory* memory_around(const void* address);
 /// The error of an access to it.

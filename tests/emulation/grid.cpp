@@ -28,6 +28,8 @@ std::function<void(void*, std::function<void()>)>& streams() {
 
 constexpr size_t kRegisters = 65536, kReservedBytes = 1024;  // of a multiprocessor; of the shared memory of each block
 
+bool tests_begin_early = false;  // most kernels of tests have no wait
+
 /// The places of the device. The state of the running one, if there is any, is in `m` and `a`.
 struct Parked {
   Place place;
@@ -141,6 +143,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }  // namespace
 
 bool in_kernel() { return runs_kernel; }
+void set_begins_early(bool begins_early) { tests_begin_early = begins_early; }
 
 int resident_blocks(size_t threads, size_t shared_bytes) {
   const bool hopper = compute_capability() >= 90;
@@ -190,6 +193,7 @@ void run(Size3 grid, Size3 block, size_t shared_bytes, const std::function<void(
   see_memories();
   m.dynamic_bytes = (shared_bytes + 15) / 16 * 16;
   m.clocked_kernel = false;
+  m.begins_early = tests_begin_early || file_of(site).starts_with("kernels/");
   begin_handover();
   blockDim = {block.x, block.y, block.z};
   gridDim = {grid.x, grid.y, grid.z};

@@ -62,6 +62,7 @@ struct alignas(64) Fiber {
   Size3 index;  // threadIdx
   std::source_location at;
   std::string_view operation;
+  bool may_overlap = false;  // has not waited for the kernels before this one
   // Asynchronous copies in flight, and those that the last wait completed.
   std::vector<Copy> copies, landed;
   size_t committed = 0;  // groups
@@ -158,6 +159,7 @@ struct Machine : Place {
   std::string kernel;
   size_t threads = 0, current = 0;
   bool descending = false;
+  bool begins_early = false;    // the kernel may begin before those before it in its stream have ended
   bool clocked_kernel = false;  // it has reached an asynchronous operation
   uint64_t blocks = 0;          // begun so far
   std::exception_ptr error;

@@ -58,6 +58,7 @@ std::string describe(const void* address) {
 void access(const void* p, size_t size_bytes) {
   const size_t at = static_cast<size_t>(static_cast<const unsigned char*>(p) - range);
   if (at >= kRangeBytes || !in_kernel()) return;
+  require_earlier_kernels();
   const DeviceMemory*& recent = memories.recent;
   if (recent && recent->contains(p, size_bytes)) return;
   const auto next = std::upper_bound(memories.seen.begin(), memories.seen.end(), p,

@@ -41,6 +41,8 @@ CHANGES = {
     "tma_store_wait": ["removed", "weakened"],
     "wait_until": ["removed", "late"],
     "store_release": ["removed", "early"],
+    "after_earlier_kernels": ["removed"],
+    "wait_for_earlier_kernels": ["removed"],
 }
 CALLS = {r"\b" + operation + r"[(<]": operation for operation in CHANGES if not operation.endswith("_group")}
 CALLS |= {r"copy_async_wait<": "wait_group", r"copy_async_commit\(": "commit_group"}
@@ -91,7 +93,7 @@ def seen(site, change, cases):
         if code is None:
             return "hangs"
         if code != 0:
-            for word in ("with no store_release", "without a wait_until", "without a wait", "without a wgmma_wait", "without a fence_async", "without a wgmma_fence", "no barrier between", "no one wrote", "divergent", "deadlock", "is beyond the", "completes before", "twice", "it returns while", "without a barrier_init_fence", "out of bounds"):
+            for word in ("the kernels before this one", "with no store_release", "without a wait_until", "without a wait", "without a wgmma_wait", "without a fence_async", "without a wgmma_fence", "no barrier between", "no one wrote", "divergent", "deadlock", "is beyond the", "completes before", "twice", "it returns while", "without a barrier_init_fence", "out of bounds"):
                 if word in text:
                     return word
             return "another result" if "[emulation]" not in text else "another error"

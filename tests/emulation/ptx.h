@@ -14,6 +14,11 @@
 
 namespace slipstream::kernels::ptx {
 
+inline void wait_for_earlier_kernels(SLIP_HERE) {
+  emulation::wait_for_earlier_kernels("wait_for_earlier_kernels", here);
+}
+inline void after_earlier_kernels(SLIP_HERE) { emulation::wait_for_earlier_kernels("after_earlier_kernels", here); }
+
 struct alignas(16) Words {
   uint32_t word[4];
 };

@@ -258,6 +258,7 @@ void vector_access(const void* p, size_t size_bytes, bool write, const std::sour
     fail(source::kAlignment, fmt::format("misaligned access of {} bytes at {}: the address is {} beyond a multiple",
                                          size_bytes, file_of(at), reinterpret_cast<uintptr_t>(p) % size_bytes));
   if (!is_shared(p)) {
+    require_earlier_kernels();
     if (m.clocked) check_global(p, size_bytes, write, at);
     return;
   }

@@ -49,6 +49,7 @@ constexpr Source kSyncthreads{"CUDA C++ Programming Guide, Synchronization Funct
 constexpr Source kShuffle{"CUDA C++ Programming Guide, Warp Shuffle Functions"};
 constexpr Source kSharedVariables{"CUDA C++ Programming Guide, __shared__"};
 constexpr Source kOrderOfBlocks{"CUDA C++ Programming Guide, Thread Hierarchy"};
+constexpr Source kEarlyLaunch{"CUDA C++ Programming Guide, Programmatic Dependent Launch"};
 constexpr Source kCapabilities{"CUDA C++ Programming Guide, Technical Specifications per Compute Capability"};
 // other manuals
 constexpr Source kOutOfBounds{"Compute Sanitizer, Memcheck Tool"};

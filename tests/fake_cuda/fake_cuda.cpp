@@ -112,7 +112,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   FAKE_ENTER("cudaDeviceGetAttribute");
   if (device < 0 || device >= current_settings.devices) return leave(cudaErrorInvalidDevice);
-  *value = attribute == cudaDevAttrGlobalMemoryBusWidth ? 512 : 1'000'000;
+  *value = attribute == cudaDevAttrGlobalMemoryBusWidth     ? 512
+           : attribute == cudaDevAttrComputeCapabilityMajor ? current_settings.capability / 10
+           : attribute == cudaDevAttrComputeCapabilityMinor ? current_settings.capability % 10
+                                                            : 1'000'000;
   return cudaSuccess;
 }
 cudaError_t cudaInitDevice(int device, unsigned int, unsigned int) {

@@ -21,6 +21,7 @@ struct Settings {
   int devices = 2;
   int driver = 13000;  // 0: none
   int capability = 90;
+  int kernels_compiled_for = 90;  // architecture of the code of kernels
   int runtime = CUDART_VERSION;
   int64_t memory_bytes = int64_t{8} << 30;   // of a device
   double clock_ppm = 0;                      // by which the GPU's clock is faster than the host's, from reset() on
@@ -50,6 +51,10 @@ cudaError_t enqueue_from_elsewhere(cudaStream_t stream, std::function<void()> co
 /// A command of the fake itself in the order of `stream`: runs on a lost GPU too, and without access to device memory.
 void enqueue_always(cudaStream_t stream, std::function<void()> command);
 
+/// For the function of a launched kernel, which takes one pointer: griddepcontrol.wait and .launch_dependents.
+void wait_for_earlier_kernels();
+void let_next_kernel_begin();
+
 /// Blocks until every stream has run what was enqueued.
 void wait_for_all();
 
@@ -68,6 +73,7 @@ void name_commands(std::string work);
 struct GraphNode {
   std::string work;  // empty: none, such as the record of an event
   std::set<size_t> behind;
+  bool begins_early = false;  // a kernel whose only predecessor is the kernel just before it in its stream
 };
 /// Nodes of the most recently captured graph.
 std::vector<GraphNode> captured_nodes();

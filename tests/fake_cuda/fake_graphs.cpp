@@ -105,7 +105,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);
   last_captured.assign(capture->nodes, {});
   for (const Lane& lane : lanes)
-    for (const Lane::Node& node : lane.nodes) last_captured[node.number] = {node.work, node.behind};
+    for (const Lane::Node& node : lane.nodes) last_captured[node.number] = {node.work, node.behind, node.begins_early};
   *graph = new CUgraph_st{std::move(lanes), std::exchange(capture->at_launches, {})};
   return cudaSuccess;
 }

@@ -120,10 +120,14 @@ struct Lane {
     Nodes behind;
     Op op;
     std::string work;
+    bool is_kernel = false, begins_early = false;
   };
   int priority = 0;
   std::vector<Node> nodes;
 };
+
+/// A launched kernel (fake_kernels.cpp).
+struct Grid;
 
 /// Begins on one stream and spreads to those that wait for it.
 struct Capture {
@@ -157,6 +161,7 @@ struct CUstream_st {
   bool busy = false, stopping = false;
   int priority = 0;
   std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;
+  std::shared_ptr<slipstream::fake_cuda::detail::Grid> newest;  // if the newest command is a kernel
   std::thread worker;
   CUstream_st() {
     worker = std::thread([this] { run(); });
@@ -239,6 +244,7 @@ inline bool refused_by_capture() {
 }
 
 inline cudaError_t push(cudaStream_t stream, Op op) {
+  stream->newest.reset();
   if (stream->capture) {
     if (stream->capture->spoiled) return cudaErrorStreamCaptureInvalidated;
     Capture& capture = *stream->capture;

@@ -421,7 +421,7 @@ TEST_CASE("run.json notes why attention does not use the instructions of sm_90a"
   CHECK(!contains(notes_of("taken", "90", " --set model.width=128"), refused));
 }
 
-TEST_CASE("SLIPSTREAM_ATTENTION chooses the kernels of attention, and run.json has the choice", "[cuda]") {
+TEST_CASE("SLIPSTREAM_ATTENTION and SLIPSTREAM_EARLY_LAUNCH choose, and run.json has the choices", "[cuda]") {
   Folder folder;
   run_file(folder);
   const auto run = [&](const std::string& capability, const std::string& more) {
@@ -434,10 +434,12 @@ TEST_CASE("SLIPSTREAM_ATTENTION chooses the kernels of attention, and run.json h
     INFO(result.text);
     REQUIRE(result.code == 0);
     CHECK(count(result.text, "attention uses mma.sync") == (capability == "120" ? 1 : 0));
-    return Json::parse(read(folder.path("run") + "/run.json")).at("attention").as_string();
+    const Json written = Json::parse(read(folder.path("run") + "/run.json"));
+    CHECK(written.at("early_launch").as_bool() == (capability >= "90" && more.find("LAUNCH=off") == more.npos));
+    return written.at("attention").as_string();
   };
   CHECK(choice("90", "") == "hopper");
-  CHECK(choice("90", "SLIPSTREAM_ATTENTION=mma ") == "mma");
+  CHECK(choice("90", "SLIPSTREAM_ATTENTION=mma SLIPSTREAM_EARLY_LAUNCH=off ") == "mma");
   CHECK(choice("80", "") == "mma");
   CHECK(choice("120", "") == "mma");
   CHECK(choice("80", "SLIPSTREAM_ATTENTION=plain ") == "plain");

@@ -42,9 +42,8 @@ COUNT(waits, cudaMemcpy, (void* to, const void* from, size_t size, cudaMemcpyKin
 COUNT(allocations, cudaMalloc, (void** memory, size_t size), (memory, size))
 COUNT(allocations, cudaHostAlloc, (void** memory, size_t size, unsigned flags), (memory, size, flags))
 COUNT(allocations, cudaFree, (void* memory), (memory))
-COUNT(launches, cudaLaunchKernel,
-      (const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream),
-      (kernel, grid, block, arguments, shared, stream))
+COUNT(launches, cudaLaunchKernelExC, (const cudaLaunchConfig_t* config, const void* kernel, void** arguments),
+      (config, kernel, arguments))
 COUNT(graph_launches, cudaGraphLaunch, (cudaGraphExec_t graph, cudaStream_t stream), (graph, stream))
 
 namespace {
@@ -118,7 +117,7 @@ TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, 
       CHECK(allocations == (step <= kStepPeriod ? 1 : 0));  // pinned memory for the batch, one of each slot
       CHECK(graph_launches == (step <= 2 ? 0 : 1));
       // Those of a graph are launched when it is recorded. The counters can count: an eager step is many launches.
-      if (step <= 6 && __real_cudaLaunchKernel) CHECK(launches > 20);
+      if (step <= 6 && __real_cudaLaunchKernelExC) CHECK(launches > 20);
       if (step > 6) CHECK(launches == 0);
       one.rank->wait_behind(1);
     }
@@ -154,7 +153,7 @@ TEST_CASE("a step of text generation waits for nothing, and becomes one launch",
       // The first step takes memory and uploads its rows, the second and the third one record their turns' graphs.
       CHECK((step == 1 || (waits == 0 && allocations == 0)));
       CHECK(graph_launches == (step == 1 ? 0 : 1));
-      if (step <= 3 && __real_cudaLaunchKernel) CHECK(launches > 20);
+      if (step <= 3 && __real_cudaLaunchKernelExC) CHECK(launches > 20);
       if (step > 3) CHECK(launches == 0);
       if (step > 1) generation.take();  // of the step before
     }
