@@ -21,6 +21,7 @@
 #include "engine/base/print.h"
 #include "engine/base/units.h"
 #include "engine/config/machine.h"
+#include "engine/config/shipped.h"
 #include "planner/forecast.h"
 
 extern char** environ;
@@ -50,17 +51,15 @@ class TemporaryFile {
   std::string folder_;
 };
 
-/// The folder of the script: beside an installed program or in the source that has the build folder.
+/// The folder of the script, which lies beside the shipped files.
 std::string script_path() {
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-  const std::filesystem::path root = program.parent_path().parent_path();
-  for (const char* place : {"share/slipstream/import_config", "scripts/import_config"})
-    if (std::filesystem::exists(root / place / "__main__.py")) return (root / place).string();
+  const std::filesystem::path script = std::filesystem::path(shipped_folder()) / "scripts" / "import_config";
+  std::error_code ignored;
+  if (std::filesystem::exists(script / "__main__.py", ignored)) return script.string();
   throw ResourceError(
-      "[import] the script import_config is neither in {0}/share/slipstream nor in {0}/scripts. Install the program "
-      "with "
-      "meson install, or keep its build folder in the source.",
-      root.string());
+      "[import] the script {} is missing. Install the program with meson install, or keep its build folder in the "
+      "source.",
+      script.string());
 }
 
 struct Output {

@@ -8,7 +8,7 @@
 
 namespace slipstream {
 
-/// The folder with `configs` and `sweeps`: $SLIPSTREAM_DATA, the data folder beside the installed program, the checkout
+/// The folder with `configs`, `sweeps` and `scripts`: $SLIPSTREAM_DATA, the data folder beside the installed program, the checkout
 /// around a build folder, or the data folder of the configured prefix, the first that exists. Empty: none.
 const std::string& shipped_folder();
 
