@@ -4,11 +4,16 @@
 
 Prints new/old for each number of ranks: the median of the pairs' ratios, their quartiles, and the extremes. A ratio is
 that of the medians of step_ms after the warm-up. Which program of a pair runs first alternates. The last ratio compares
-the fastest tenth of all steps: neighbours on a shared host lengthen steps and never shorten one.
+the fastest tenth of all steps: neighbours on a shared host lengthen steps and never shorten one. With --taken, another
+program has that many cores all the time; `--sets-of-new device.threads=1` compares thread counts of one program.
 """
 import argparse
+import contextlib
+import os
 import pathlib
 import statistics
+import subprocess
+import sys
 import tempfile
 
 from same_bits import program_at, train, write_text
@@ -42,10 +47,18 @@ def main():
     parser.add_argument("--warmup", type=int, default=10, help="steps that are not counted; default: 10")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets",
                         help="overrides one key")
+    parser.add_argument("--sets-of-new", action="append", default=[], metavar="KEY=VALUE",
+                        help="overrides one key of the new program only")
+    parser.add_argument("--taken", type=int, default=0, metavar="CORES",
+                        help="the last cores run another program meanwhile; default: 0")
     options = parser.parse_args()
     if options.pairs < 2 or not 0 <= options.warmup < options.steps:
         parser.error("needs at least 2 pairs and more steps than --warmup")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as others:
+        for core in sorted(os.sched_getaffinity(0))[::-1][:options.taken]:
+            other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            others.callback(other.kill)
+            os.sched_setaffinity(other.pid, {core})
         folder = pathlib.Path(name)
         run = options.run or folder / "run.toml"
         if not options.run:
@@ -54,9 +67,10 @@ def main():
         sets = [f"train.steps={options.steps}", "train.eval_interval=0", "train.eval_batches=1", "trace.steps=[]",
                 *options.sets]
 
-        def steps_ms(program, ranks):
+        def steps_ms(side, ranks):
             output = pathlib.Path(tempfile.mkdtemp(dir=folder))
-            metrics, _ = train(program, ranks, run, output, [*sets, f"checkpoint.dir={output}/checkpoints"], {})
+            own = [*sets, *(options.sets_of_new if side else []), f"checkpoint.dir={output}/checkpoints"]
+            metrics, _ = train((options.old, options.new)[side], ranks, run, output, own, {})
             return [line["step_ms"] for line in metrics[options.warmup:]]
 
         for ranks in (1, 2):
@@ -64,7 +78,7 @@ def main():
             for pair in range(options.pairs):
                 runs = {}
                 for side in (0, 1) if pair % 2 == 0 else (1, 0):
-                    runs[side] = steps_ms((options.old, options.new)[side], ranks)
+                    runs[side] = steps_ms(side, ranks)
                     steps[side].extend(runs[side])
                 ratios.append(statistics.median(runs[1]) / statistics.median(runs[0]))
                 old_ms.append(statistics.median(runs[0]))
