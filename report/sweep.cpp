@@ -44,10 +44,12 @@ Json figures_of_point(const Json& point) {
   const Json* const given = point.find("figures");
   if (!given || !given->is_object()) return figures;
   for (const auto& [name, figure] : given->as_object()) {
-    const Json* const mean = figure.is_object() ? figure.find("mean") : nullptr;
-    if (!mean || !mean->is_number() || figures.as_object().size() == kMostFigures) continue;
+    // Sweeps before version 0.2 have means.
+    const char* const middle = figure.is_object() && figure.find("median") ? "median" : "mean";
+    const Json* const value_of_point = figure.is_object() ? figure.find(middle) : nullptr;
+    if (!value_of_point || !value_of_point->is_number() || figures.as_object().size() == kMostFigures) continue;
     Json row = Json::array();
-    for (const char* part : {"mean", "low", "high"}) {
+    for (const char* part : {middle, "low", "high"}) {
       const Json* const value = figure.find(part);
       row.push_back(value && value->is_number() ? *value : Json());
     }

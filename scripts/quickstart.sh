@@ -6,6 +6,7 @@ set -euo pipefail
 usage() {
   echo "usage: scripts/quickstart.sh [TEXT]"
   echo "  TEXT  a text file to learn from, a megabyte or more; without one, the King James Bible of the distribution"
+  echo "  data/quickstart.txt becomes a link to the text, so that the shipped run files and sweeps train on it as well."
 }
 
 text=""
@@ -44,11 +45,14 @@ echo "build/slipstream is ready after $((SECONDS - started)) s"
 
 say "text"
 prompt="The "
+link=data/quickstart.txt
+mkdir -p data
+echo '*' >data/.gitignore
 if [[ -z $text ]]; then
-  text=data/quickstart.txt
+  text=data/default.txt
+  # Version 0.1 wrote the text where the link is now.
+  if [[ -f $link && ! -L $link && ! -e $text ]]; then mv $link $text; fi
   if [[ ! -s $text ]]; then
-    mkdir -p data
-    echo '*' >data/.gitignore
     # Each line is a reference, "Ge1:1 ", and a verse. The references are removed.
     if command -v bible >/dev/null && bible -f 'gen1:1-rev22:21' </dev/null | sed -E 's/^[1-3]?[A-Za-z]+[0-9]+:[0-9]+ //; /^$/d' >$text.new \
         && (($(wc -c <$text.new) > 4000000)); then
@@ -60,6 +64,11 @@ if [[ -z $text ]]; then
     mv $text.new $text
   fi
   if grep -q '^In the beginning God created' $text; then prompt="And God said"; fi
+  if [[ -L $link || ! -e $link ]]; then ln -sfn default.txt $link; fi
+  if [[ $link -ef $text ]]; then text=$link; fi
+elif [[ $text != "$(realpath -m -- $link)" ]]; then
+  if [[ -f $link && ! -L $link && ! -e data/default.txt ]]; then mv $link data/default.txt; fi
+  if [[ -L $link || ! -e $link ]]; then ln -sfn -- "$text" $link; fi  # a text of yours stays
 fi
 echo "$text: $(wc -c <"$text") bytes"
 

@@ -22,14 +22,16 @@ A sweep file is TOML:
   at_once = 4                                # runs of an array; default: no limit
 
 Every round visits all points, every second one backwards, so that a drift of the machine meets all of them. An
-interrupted sweep continues where it stopped. A run that fails is recorded with its reason, and the sweep goes on; it then
-ends with the exit code of the first such run. Checkpoints of the runs are deleted. Exit codes: those of slipstream.
+interrupted sweep continues where it stopped. A run that fails is recorded with its reason, and the sweep goes on, unless
+the first points all fail for the same reason; it then ends with the exit code of the first such run, and --retry runs the
+failed ones again. The table has medians. Checkpoints of the runs are deleted. Exit codes: those of slipstream.
 """
 import argparse
 import csv
 import ctypes
 import datetime
 import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -46,32 +48,33 @@ import sys
 import time
 
 sys.dont_write_bytecode = True  # beside an installed sweep_file.py
-from sweep_file import Refusal, Sweep, plain, toml_text
+from sweep_file import Refusal, Sweep, plain, toml_text, tomllib
 
 USAGE, DATA, RESOURCES, PREEMPTED = 2, 3, 7, 75
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The installed command is a link beside the program; in the checkout, the program is in build/.
 BESIDE = pathlib.Path(__file__).parent / "slipstream"
 PROGRAM = str(BESIDE.absolute() if BESIDE.is_file() else ROOT / "build/slipstream")
-WARM_STEPS = 2  # left out of means, as in slipstream report
-MEANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "input_ms", "other_ms",
+WARM_STEPS = 2  # left out of medians, as of the means in slipstream report
+ALIKE = 3  # points that fail for the same reason before the others are left out
+MEDIANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "input_ms", "other_ms",
          "skew_ms", "bound_ms", "mfu")
 LASTS = ("tokens", "loss", "val_loss")
-# 97.5 % quantiles of Student's t distribution for 1 to 30 degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-           2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
 
 def interval(values):
-    """(mean, low, high): the mean with its 95 % confidence interval; low and high are None for one value."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, None, None
-    degrees = len(values) - 1
-    # Beyond the table: the first terms of its expansion around the normal distribution.
-    quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.95996 + 2.37227 / degrees + 2.82250 / degrees**2
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    """(median, low, high): low and high are its 95 % confidence interval, from the order of the values alone; with fewer
+    than six values, which have no such interval, the smallest and the largest. None for one value."""
+    ordered, count = sorted(values), len(values)
+    if count < 2:
+        return ordered[0], None, None
+    # The median of what is measured lies outside of the k-th smallest and largest of `count` values with the chance that
+    # fewer than k of them fall on one side of it.
+    outside, k = 2 / 2**count, 1
+    while outside + 2 * math.comb(count, k) / 2**count <= 0.05:
+        outside += 2 * math.comb(count, k) / 2**count
+        k += 1
+    return statistics.median(ordered), ordered[k - 1], ordered[-k]
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -112,17 +115,17 @@ def is_number(value):
 
 
 def figures_of(folder):
-    """The figures of a finished run. Means leave out the first steps."""
+    """The figures of a finished run. Medians leave out the first steps."""
     lines = {}
     for text in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         lines[line["step"]] = line
     steps = [lines[step] for step in sorted(lines)]
     figures = {}
-    for key in MEANS:
+    for key in MEDIANS:
         values = [line[key] for line in steps[WARM_STEPS if len(steps) > WARM_STEPS else 0:] if is_number(line.get(key))]
         if values:
-            figures[key] = statistics.fmean(values)
+            figures[key] = statistics.median(values)
     for key in LASTS:
         values = [line[key] for line in steps if is_number(line.get(key))]
         if values:
@@ -142,10 +145,47 @@ def figures_of(folder):
 
 
 def reason(log):
-    """The sentence of a failed run: that of slipstream, else the last line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("slipstream:")]
-    return (said or lines or ["no output"])[0 if said else -1][:500]
+    """The line of a failed run that names the cause: the error of slipstream, rather of the rank that failed than of its
+    peers; else the launcher's first sentence; else the last line."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    own = [line for line in lines if line.startswith("slipstream:")]
+    causes = [line for line in own if not re.search(r"\[(watchdog|comm|mpi)\]", line)] or own
+    if causes:
+        return causes[0][:500]
+    if killed := next((line for line in lines if "noticed that process rank" in line), None):
+        return killed[:500]
+    # mpirun prints its messages between lines of dashes.
+    rule = next((i for i, line in enumerate(lines) if re.fullmatch("-{20,}", line)), None)
+    if rule is not None:
+        paragraph = []
+        for line in lines[rule + 1 :]:
+            if paragraph and (not line or re.fullmatch("-{20,}", line)):
+                break
+            paragraph += [line] if line else []
+        if paragraph:
+            return " ".join(paragraph)[:500]
+    return next((line for line in reversed(lines) if line), "no output")[:500]
+
+
+def texts_of(run_text, settings):
+    """The texts and patterns that a run names."""
+    try:
+        data = dict(tomllib.loads(run_text.decode(errors="replace")).get("data", {}))
+    except ValueError:
+        return []
+    data.update({key.removeprefix("data."): value for key, value in settings.items() if key.startswith("data.")})
+    sources = data.get("sources")
+    named = [data.get("train"), data.get("validation"), *(sources if isinstance(sources, list) else [])]
+    return [path for path in named if isinstance(path, str) and path]
+
+
+def text_problem(run_text, settings):
+    """A sentence about a text of the run that does not exist; None if all do."""
+    for path in texts_of(run_text, settings):
+        if not os.path.exists(path) and not glob.glob(path):
+            remedy = "scripts/quickstart.sh writes it, or" if path == "data/quickstart.txt" else "Create it, or"
+            return f"the text {path} does not exist. {remedy} name another one: \"data.train\" = \"FILE\" below [set]."
+    return None
 
 
 class Runner:
@@ -157,8 +197,10 @@ class Runner:
             raise Refusal(f"{self.program} is no program. Build it (ninja -C build), or give its path with --program.")
         if not options.slurm and not (self.launcher and shutil.which(self.launcher[0])):
             raise Refusal(f"--launcher '{shlex.join(self.launcher)}' is no program. Install Open MPI, or give its path.")
+        self.cores = len(os.sched_getaffinity(0))
         version = subprocess.run([self.program, "--version"], capture_output=True, text=True).stdout.strip()
-        self.identity = hashlib.sha256(version.encode() + b"\0" + sweep.run_text).hexdigest()[:16]
+        texts = [(os.path.realpath(path), os.path.getsize(path)) for path in texts_of(sweep.run_text, {}) if os.path.isfile(path)]
+        self.identity = hashlib.sha256(version.encode() + b"\0" + sweep.run_text + repr(texts).encode()).hexdigest()[:16]
         self.process, self.stops = None, False
 
     def name(self, point, number):
@@ -188,7 +230,7 @@ class Runner:
                 if self.options.again:
                     shutil.rmtree(self.folder / "trials" / self.name(point, number))
                 else:
-                    raise Refusal(f"{self.folder} has runs of another program or of another {self.sweep.run}. Use --dir for a "
+                    raise Refusal(f"{self.folder} has runs of another program, another {self.sweep.run} or another text. Use --dir for a "
                                   "new folder, or --again to measure them again.")
             if record and self.options.retry and record["code"] != 0:
                 shutil.rmtree(self.folder / "trials" / self.name(point, number))
@@ -203,6 +245,19 @@ class Runner:
         if done.returncode == USAGE and re.search(r"[Uu]nknown key", said[0]):
             raise Refusal(f"{self.sweep.path}: {said[0].removeprefix('slipstream: ')}")
         return done.returncode, said[0]
+
+    def environment(self, ranks):
+        """Open MPI refuses root, and more ranks than cores, without these variables. Launchers with a host list know
+        better."""
+        environment = dict(os.environ)
+        if os.path.basename(self.launcher[0]) == "mpirun" and not any("host" in word for word in self.launcher):
+            if os.geteuid() == 0:
+                environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+                environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            if ranks > self.cores:
+                environment.setdefault("OMPI_MCA_rmaps_base_oversubscribe", "1")
+                environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")  # Open MPI 5
+        return environment
 
     def measure(self, point, number):
         """Blocks. Runs one trial and writes its record. None if a signal ended it."""
@@ -221,7 +276,7 @@ class Runner:
         if not refused:
             with open(folder / "log.txt", "wb") as log:
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                                start_new_session=True, preexec_fn=end_with(os.getpid()))
+                                                env=self.environment(point.ranks), start_new_session=True, preexec_fn=end_with(os.getpid()))
                 code = self.wait()
             if self.stops or code == PREEMPTED:
                 self.stops = True
@@ -289,19 +344,20 @@ class Runner:
             rows.append({"ranks": point.ranks, "settings": {key: plain(value) for key, value in point.settings.items()},
                          "runs": len(records) - len(failed), "failed": len(failed), "why": failed[0]["why"] if failed else "",
                          "trials": [self.name(point, each["round"]) for each in records if each["code"] == 0],
-                         "figures": {key: {"mean": mean, "low": low, "high": high} for key, (mean, low, high) in figures.items()}})
+                         "figures": {key: {"median": median, "low": low, "high": high} for key, (median, low, high) in figures.items()}})
             failed_code = failed_code or (failed[0]["code"] if failed else 0)
+        self.failures = [(row["failed"], row["why"]) for row in rows if row["failed"]]
         name = self.sweep.path.stem
         write_whole(self.folder / "sweep.json", json.dumps(
             {"format": 1, "name": name, "run": str(self.sweep.run), "repeats": self.sweep.repeats, "varied": self.sweep.varied,
              "points": rows}, indent=1, ensure_ascii=False) + "\n")
-        keys = [key for key in (*MEANS, *LASTS, "forecast_ms", "memory_bytes") if any(key in row["figures"] for row in rows)]
+        keys = [key for key in (*MEDIANS, *LASTS, "forecast_ms", "memory_bytes") if any(key in row["figures"] for row in rows)]
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         settings = [key for key in self.sweep.varied if key != "ranks"]
         writer.writerow(["ranks", *settings, "runs", "failed", "why", *(f"{key}{part}" for key in keys for part in ("", "_low", "_high"))])
         for row in rows:
-            shown = [number for key in keys for number in row["figures"].get(key, dict.fromkeys(("mean", "low", "high"))).values()]
+            shown = [number for key in keys for number in row["figures"].get(key, dict.fromkeys(("median", "low", "high"))).values()]
             writer.writerow([row["ranks"], *(row["settings"].get(key, "") for key in settings), row["runs"], row["failed"], row["why"],
                              *("" if number is None else f"{number:.9g}" for number in shown)])
         write_whole(self.folder / "sweep.csv", table.getvalue())
@@ -319,6 +375,9 @@ class Runner:
         if points and len(self.refused) == len(points) == len(self.sweep.points):
             code, sentence = self.refused[self.sweep.points[0].id]
             raise Refusal(f"{self.sweep.path}: every point is refused, the first with: {sentence.removeprefix('slipstream: ')}", code)
+        for point in points:
+            if point.id not in self.refused and (problem := text_problem(self.sweep.run_text, point.settings)):
+                raise Refusal(f"{self.sweep.path}: {problem}", DATA)
 
     def run_all(self):
         self.lock(self.folder / "lock")
@@ -327,8 +386,15 @@ class Runner:
         total = len(self.sweep.points) * self.sweep.repeats
         self.check_points(list({point.id: point for point, _ in trials}.values()))
         self.collect()
+        if (most := max(point.ranks for point in self.sweep.points)) > self.cores and trials:
+            print(f"note: {most} ranks share {self.cores} cores, so that a step waits for cores as well", flush=True)
         took = []
         for point, number in trials:
+            if (alike := self.all_alike()) and point.id not in self.refused:
+                code, why, count = alike
+                print(f"sweep: the first {count} points fail alike, so the others are left out: {why.removeprefix('slipstream: ')} "
+                      "After the repair, --retry runs all of them.", file=sys.stderr)
+                return code
             if self.stops or (record := self.measure(point, number)) is None:
                 break
             finished, _ = self.collect()
@@ -338,9 +404,24 @@ class Runner:
             print(f"[{finished}/{total}] {point.label}, round {number}: {result}" + (f" | eta {left:.0f}s" if left else ""), flush=True)
         return self.verdict(total)
 
+    def all_alike(self):
+        """(exit code, reason, points) if every measured point failed for one reason, and there are enough of them."""
+        records = [each for point, number in self.sweep.trials() if point.id not in self.refused
+                   and (each := self.record(point, number))]
+        points = {json.dumps([each["ranks"], each["settings"]]) for each in records}
+        if len(points) < min(ALIKE, len(self.sweep.points)) or any(each["code"] == 0 for each in records):
+            return None
+        if len({(each["code"], re.sub("[0-9]+", "", each["why"])) for each in records}) > 1:
+            return None
+        return records[0]["code"], records[0]["why"], len(points)
+
     def verdict(self, total):
         finished, failed_code = self.collect()
         print(f"{self.folder}/sweep.csv: {finished} of {total} runs. Draw it: {self.program} report {self.folder}")
+        if self.failures:
+            count = sum(failed for failed, _ in self.failures)
+            print(f"sweep: {count} of {total} runs failed, the first with: {self.failures[0][1].removeprefix('slipstream: ')} "
+                  "--retry runs them again.", file=sys.stderr)
         if finished < total:
             print("sweep: stopped early. The same command continues.", file=sys.stderr)
             return PREEMPTED
@@ -407,7 +488,7 @@ def parse(arguments):
                         help="launcher that takes -n; default: 'mpirun --bind-to none', with --slurm 'srun --mpi=pmix'")
     parser.add_argument("--slurm", action="store_true", help="submit the missing runs as job arrays")
     parser.add_argument("--retry", action="store_true", help="run failed runs again")
-    parser.add_argument("--again", action="store_true", help="measure runs of another program or run file again")
+    parser.add_argument("--again", action="store_true", help="measure runs of another program, run file or text again")
     parser.add_argument("--collect", action="store_true", help="only write the tables of the finished runs")
     parser.add_argument("--trial", help=argparse.SUPPRESS)  # of an array
     options = parser.parse_args(arguments)

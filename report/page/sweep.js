@@ -190,7 +190,7 @@ function stages(sweep) {
     parts: owners.map((key, i) => [key, key.slice('memory.'.length), color(i)])});
 }
 
-const steps = sweep => bars({title: 'Parts of the mean step', unit: 'ms', format: digits, points: sweep.points.filter(point => is(mean(point, 'step_ms'))).slice(0, 60),
+const steps = sweep => bars({title: 'Parts of the median step', unit: 'ms', format: digits, points: sweep.points.filter(point => is(mean(point, 'step_ms'))).slice(0, 60),
   label: point => pointName(sweep, point), parts: PARTS});
 
 /// The step of median length of each traced point, one above the other on one scale: compute above the channels.
@@ -237,12 +237,12 @@ function timelines(sweep) {
 }
 
 function pointTable(sweep) {
-  const half = (point, key) => { const [, low, high] = point.figures[key] || []; return is(low) && is(high) ? ` ± ${digits((high - low) / 2)}` : ''; };
+  const half = (point, key) => { const [, low, high] = point.figures[key] || []; return is(low) && is(high) ? ` (${digits(low)} to ${digits(high)})` : ''; };
   const cell = (point, key, format) => is(mean(point, key)) ? [data(mean(point, key), format(mean(point, key))), half(point, key)] : '';
   const columns = [['step_ms', 'step, ms', digits], ['forecast_ms', 'forecast, ms', digits], ['tokens_per_s', 'tok/s', count], ['comm_ms', 'communication, ms', digits],
     ['exposed_ms', 'exposed, ms', digits], ['hidden', 'hidden', percent], ['memory_bytes', 'memory of a rank', bytes], ['loss', 'last loss', value => value.toFixed(4)]]
     .filter(([key]) => sweep.points.some(point => is(mean(point, key))));
-  return [h('p', {class: 'lead'}, 'Means over the runs of a point, with half their 95 % confidence interval for the step. The first two steps of a run do not count.'),
+  return [h('p', {class: 'lead'}, 'Medians over the runs of a point, in parentheses the 95 % confidence interval of the step, or with fewer than six runs their range. The first two steps of a run do not count.'),
     table('All points', [{name: 'point'}, {name: 'runs', n: true}, {name: 'failed', n: true}, ...columns.map(([, name]) => ({name, n: true}))], sweep.points.map(point => [pointName(sweep, point),
       h('td', {class: 'n'}, data(point.runs, String(point.runs))), h('td', {class: `n${point.failed ? ' bad' : ''}`}, String(point.failed)),
       ...columns.map(([key, , format]) => h('td', {class: 'n'}, key === 'step_ms' ? cell(point, key, format) : is(mean(point, key)) ? data(mean(point, key), format(mean(point, key))) : ''))]))];

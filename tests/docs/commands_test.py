@@ -173,6 +173,9 @@ class Page:
         (self.folder / "gpt2").mkdir()
         shutil.copy(ROOT / "tests/golden/tokenizers/gpt2.tokenizer.json", self.folder / "gpt2/tokenizer.json")
 
+    def README(self):  # noqa: N802
+        self.write("data/quickstart.txt", "the text of version 0.1\n" * 4000)
+
     def read_a_timeline(self):
         self.call("build/slipstream train configs/runs/quickstart.toml --set data.train=my_text.txt")
 
@@ -270,6 +273,11 @@ class Commands(unittest.TestCase):
                 pages.append(pool.submit(lambda page=page: Page(page, pathlib.Path(folder) / page.stem).run()))
             done = [page.result() for page in pages]
             self.assertGreater(sum(page.count for page in done), 25)
+            # The quickstart leaves a link to its last text, and an older one's file is kept.
+            for page, text in (("README", "my_text.txt"), ("first-run", "path/to/text.txt")):
+                link = pathlib.Path(folder) / page / "data" / "quickstart.txt"
+                self.assertEqual(link.resolve(), (pathlib.Path(folder) / page / text).resolve())
+            self.assertIn("version 0.1", (pathlib.Path(folder) / "README" / "data" / "default.txt").read_text())
             wrong = [entry for page in done for entry in page.log]
             self.assertFalse(wrong, "\n\n".join(wrong))
 

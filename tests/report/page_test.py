@@ -259,7 +259,7 @@ class Pages(unittest.TestCase):
         pictures.mkdir()
         shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, folder=self.folder)
         self.assertEqual(sorted(path.name for path in pictures.iterdir()),
-                         [f"scaling-{name}.svg" for name in ("efficiency", "memory-of-a-rank", "parts-of-the-mean-step",
+                         [f"scaling-{name}.svg" for name in ("efficiency", "memory-of-a-rank", "parts-of-the-median-step",
                                                              "strong-scaling", "timelines")])
         for name, circles in (("efficiency", 4), ("strong-scaling", 4), ("timelines", 0)):
             tree = xml.etree.ElementTree.parse(pictures / f"scaling-{name}.svg")

@@ -3,7 +3,6 @@
 """scripts/sweep.py with a program of known times: killed and resumed at every point, failures, refusals, job arrays."""
 import csv
 import json
-import math
 import os
 import pathlib
 import signal
@@ -112,7 +111,7 @@ class Runs(Folder):
         self.assertIn("12 of 12 runs", done.stdout)
         record = json.loads((self.folder / "out/sweep.json").read_text())
         self.assertEqual(record["varied"], ["ranks", "model.layers"])
-        self.assertEqual(record["points"][3]["figures"]["memory.params"]["mean"], 20)
+        self.assertEqual(record["points"][3]["figures"]["memory.params"]["median"], 20)
         self.assertEqual(list(self.folder.glob("out/trials/*/run/checkpoints")), [])
 
     def test_points_are_combined_with_the_grid(self):
@@ -198,6 +197,44 @@ class Runs(Folder):
         self.sweep(text, "--retry", code=5)
         self.assertEqual(len(self.starts()), count + 6)
 
+    def test_points_that_all_fail_alike_end_the_sweep(self):
+        text = 'repeats = 2\n[grid]\n"model.layers" = [99]\nranks = [1, 2, 3, 4, 5]\n'
+        for flags in ((), (), ("--retry",)):  # the same command does not go on through the others
+            done = self.sweep(text, *flags, code=5)
+            self.assertEqual(done.stderr, "sweep: the first 3 points fail alike, so the others are left out: [nan] step 3 has no "
+                                          "finite loss. After the repair, --retry runs all of them.\n")
+        self.assertEqual(self.starts(), ["1 99", "2 99", "3 99"] * 2)
+        (self.folder / "program").write_text(PROGRAM.replace("= 99 ]", "= 9999 ]"))
+        self.sweep(text, "--retry")
+        self.assertEqual({row["runs"] for row in self.rows()}, {"2"})
+        # Points that fail in other ways, or not at all, are all measured.
+        self.sweep('repeats = 1\n[grid]\n"model.layers" = [97, 96, 66, 95]\n', out="b", code=137)
+        self.assertEqual([row["runs"] for row in self.rows("b")], ["0", "0", "0", "1"])
+
+    def test_failures_name_retry(self):
+        done = self.sweep('repeats = 2\n[grid]\n"model.layers" = [99, 3]\n', code=5)
+        self.assertIn("sweep: 2 of 4 runs failed, the first with: [nan] step 3 has no finite loss. --retry runs them again.",
+                      done.stderr)
+
+    def test_the_text_is_there_before_the_first_run(self):
+        (self.folder / "run.toml").write_text('[data]\ntrain = "absent.txt"\n')
+        text = 'repeats = 1\n[grid]\n"model.layers" = [3]\n'
+        done = self.sweep(text, code=3)
+        self.assertIn("the text absent.txt does not exist. Create it, or name another one", done.stderr)
+        self.assertEqual(self.starts(), [])
+        (self.folder / "shard-0.bin").write_text("")
+        self.sweep(text + '[set]\n"data.train" = "shard-*.bin"\n')
+        (self.folder / "absent.txt").write_text("one")
+        self.sweep(text, out="b")
+        (self.folder / "absent.txt").write_text("three")
+        self.assertIn("another text", self.sweep(text, out="b", code=2).stderr)
+
+    def test_one_slow_round_moves_no_figure(self):
+        (self.folder / "program").write_text(PROGRAM.replace("ms=$((", 'slow=0; [ $(wc -l < starts) = 2 ] && slow=5000\nms=$((slow + '))
+        self.sweep('repeats = 3\n[grid]\n"model.layers" = [3]\nranks = [2]\n')
+        row = self.rows()[0]
+        self.assertEqual([row[key] for key in ("step_ms", "step_ms_low", "step_ms_high")], ["503", "503", "5503"])
+
     def test_more_points_and_rounds_keep_finished_runs(self):
         self.sweep(GRID)
         self.sweep(GRID.replace("[3]", "[3, 4]").replace("repeats = 2", "repeats = 3"))
@@ -206,7 +243,7 @@ class Runs(Folder):
     def test_runs_of_another_program_are_not_mixed(self):
         self.sweep(GRID)
         done = self.sweep(GRID, code=2, environment={"VERSION": "2"})
-        self.assertIn("out has runs of another program or of another run.toml", done.stderr)
+        self.assertIn("out has runs of another program, another run.toml or another text", done.stderr)
         (self.folder / "run.toml").write_text("# changed")
         self.sweep(GRID, code=2)
         self.sweep(GRID, "--again")
@@ -273,21 +310,40 @@ class Refusals(Folder):
         self.refused(text, "cannot be written", code=7)
 
 
+class Reasons(unittest.TestCase):
+    """The line that matters in the output of a failed run."""
+
+    RULE = "-" * 74
+
+    def test_lines(self):
+        killed = "mpirun noticed that process rank 1 with PID 0 on node a exited on signal 9 (Killed)."
+        rows = {
+            f"step 1\nslipstream: [comm] rank 1 is gone.\nslipstream: rank 1: [nan] no finite loss.\n{self.RULE}\nPrimary job":
+                "slipstream: rank 1: [nan] no finite loss.",
+            "slipstream: [watchdog] rank 1 does not answer.\nmpirun: ended": "slipstream: [watchdog] rank 1 does not answer.",
+            f"warning: [straggler] slow\n{self.RULE}\n{killed}\n{self.RULE}\n": killed,
+            f"{self.RULE}\nThere are not enough slots available\nto satisfy the 4 slots:\n\n  program\n{self.RULE}\n":
+                "There are not enough slots available to satisfy the 4 slots:",
+            "sh: 1: program: not found\n\n": "sh: 1: program: not found",
+            "": "no output",
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            for text, expected in rows.items():
+                (pathlib.Path(folder) / "log").write_text(text)
+                self.assertEqual(sweep.reason(pathlib.Path(folder) / "log"), expected)
+
+
 class Intervals(unittest.TestCase):
-    def test_quantiles_hold_97_5_percent_of_students_density(self):
-        def share(t, degrees, steps=4000):
-            """Of the density below t, by Simpson's rule."""
-            density = lambda x: (1 + x * x / degrees) ** (-(degrees + 1) / 2)
-            factor = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
-            width = t / steps
-            inner = sum((4 if i % 2 else 2) * density(i * width) for i in range(1, steps))
-            return 0.5 + factor * width / 3 * (density(0) + inner + density(t))
-        for degrees in [*range(1, 31), 31, 40, 60, 100, 999]:
-            values = [0.0] * degrees + [1.0]
-            mean, low, high = sweep.interval(values)
-            deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / degrees) / math.sqrt(degrees + 1)
-            self.assertAlmostEqual((high + low) / 2, mean)
-            self.assertAlmostEqual(share((high - mean) / deviation, degrees), 0.975, delta=1e-4, msg=degrees)
+    def test_the_interval_of_a_median_covers_95_percent_of_all_samples(self):
+        """Each value lies below the true median with the chance 1/2. The interval covers it unless fewer values than its
+        rank lie on one side: counted over all 2^n cases, for the interval and for the next narrower one."""
+        for count in range(6, 15):
+            _, low, high = sweep.interval(list(range(1, count + 1)))
+            self.assertEqual(low + high, count + 1)
+            covered = [sum(rank <= case.bit_count() <= count - rank for case in range(2**count)) for rank in (low, low + 1)]
+            self.assertGreaterEqual(covered[0], 0.95 * 2**count, count)
+            self.assertLess(covered[1], 0.95 * 2**count, count)
+        self.assertEqual(sweep.interval([3.0, 900.0, 1.0]), (3.0, 1.0, 900.0))  # one slow round moves no median
         self.assertEqual(sweep.interval([2.0]), (2.0, None, None))
 
 
