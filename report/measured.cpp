@@ -81,6 +81,18 @@ std::vector<Pass> measured_passes(const Trace& trace, const RankTrace& rank, int
   return passes;
 }
 
+/// Equal on all members of a communication of a step; empty: the span is none, or its members are unknown.
+std::string rendezvous_of(const Planned& planned, int stage, const SpanName& name, const std::string& channel) {
+  if (name.op.empty() || name.item.empty() || name.kind != SpanName::Kind::communication) return "";
+  if (name.op == "send" || name.op == "recv") return message_of(name.item);
+  if (stage < 0 || stage >= std::ssize(planned.stages)) return "";
+  for (const PlannedChannel& planned_channel : planned.stages[static_cast<size_t>(stage)].channels)
+    if (planned_channel.name == channel &&
+        (planned_channel.axis == "world" || planned_channel.axis == "hosts" || planned_channel.axis == "pipeline"))
+      return name.item;
+  return fmt::format("{} on stage {}", name.item, stage);
+}
+
 /// By stage and task: the time in all steps of the trace. Of a kernel's item the mean over the stage's ranks. Of
 /// communication the shortest of its members, which may be on other stages.
 std::map<std::pair<int, std::string>, double> measured_totals(const Planned& planned, const Trace& trace) {
@@ -88,15 +100,6 @@ std::map<std::pair<int, std::string>, double> measured_totals(const Planned& pla
     double sum_ns = 0;
     int ranks = 0;
     std::string rendezvous;  // equal on all members of a communication; empty: none
-  };
-  const auto rendezvous_of = [&](int stage, const SpanName& name, const std::string& channel) -> std::string {
-    if (name.op.empty()) return "";
-    if (name.op == "send" || name.op == "recv") return message_of(name.item);
-    for (const PlannedChannel& planned_channel : planned.stages[static_cast<size_t>(stage)].channels)
-      if (planned_channel.name == channel &&
-          (planned_channel.axis == "world" || planned_channel.axis == "hosts" || planned_channel.axis == "pipeline"))
-        return name.item;
-    return fmt::format("{} on stage {}", name.item, stage);
   };
   std::map<std::tuple<int, int64_t, std::string>, Item> items;  // by stage, step and item
   std::map<std::pair<int64_t, std::string>, double> least_ns;   // by step and rendezvous
@@ -109,7 +112,7 @@ std::map<std::pair<int, std::string>, double> measured_totals(const Planned& pla
       if (name.kind == SpanName::Kind::wait || name.item.empty()) continue;
       Item& item = of_rank[{span.step, name.item}];
       item.sum_ns += static_cast<double>(span.duration_ns);
-      item.rendezvous = rendezvous_of(stage, name, rank.channels[static_cast<size_t>(span.channel)]);
+      item.rendezvous = rendezvous_of(planned, stage, name, rank.channels[static_cast<size_t>(span.channel)]);
     }
     for (const auto& [key, item] : of_rank) {
       Item& of_stage = items[{stage, key.first, key.second}];
@@ -166,6 +169,37 @@ std::vector<TaskTime> task_times(const Planned& planned, const Trace& trace) {
     return std::abs(a.measured_ns - a.predicted_ns) > std::abs(b.measured_ns - b.predicted_ns);
   });
   return result;
+}
+
+std::vector<std::vector<int64_t>> waits_inside(const Planned& planned, const Trace& trace) {
+  // An item may have several works, which follow one another.
+  using Key = std::pair<int64_t, std::string>;  // step and rendezvous
+  const auto key_of = [&](const RankTrace& rank, const TraceSpan& span) {
+    return Key{span.step, rendezvous_of(planned, planned.stage_of(rank.rank), trace.names[span.name],
+                                        rank.channels[static_cast<size_t>(span.channel)])};
+  };
+  std::vector<std::map<Key, int64_t>> sums(trace.ranks.size());
+  std::map<Key, int64_t> least;
+  for (size_t r = 0; r < trace.ranks.size(); ++r) {
+    for (const TraceSpan& span : trace.ranks[r].spans)
+      if (Key key = key_of(trace.ranks[r], span); !key.second.empty()) sums[r][std::move(key)] += span.duration_ns;
+    for (const auto& [key, sum_ns] : sums[r]) {
+      const auto [found, is_first] = least.try_emplace(key, sum_ns);
+      if (!is_first) found->second = std::min(found->second, sum_ns);
+    }
+  }
+  std::vector<std::vector<int64_t>> waits(trace.ranks.size());
+  for (size_t r = 0; r < trace.ranks.size(); ++r)
+    for (const TraceSpan& span : trace.ranks[r].spans) {
+      int64_t& wait_ns = waits[r].emplace_back(0);
+      const auto sum = sums[r].find(key_of(trace.ranks[r], span));
+      if (sum == sums[r].end()) continue;
+      int64_t& left_ns = sum->second;  // of the item, after its earlier works
+      const int64_t beyond_ns = left_ns - least.at(sum->first);
+      wait_ns = std::clamp<int64_t>(beyond_ns, 0, span.duration_ns);
+      left_ns -= wait_ns;
+    }
+  return waits;
 }
 
 std::vector<KernelTime> kernel_times(const Planned& planned, const Trace& trace) {

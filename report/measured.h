@@ -24,6 +24,10 @@ struct TaskTime {
 /// The largest difference first; empty without a plan or a trace. Pure.
 std::vector<TaskTime> task_times(const Planned& planned, const Trace& trace);
 
+/// For every rank and each of its spans, the time at its beginning in which a communication waited for its last member:
+/// the time of the item beyond that of the member that waited least. Clocks of hosts are not compared. Pure.
+std::vector<std::vector<int64_t>> waits_inside(const Planned& planned, const Trace& trace);
+
 /// All kernels of one name in a mean step of a mean rank.
 struct KernelTime {
   std::string name;

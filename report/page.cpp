@@ -3,6 +3,8 @@
 
 #include "report/page.h"
 
+#include <deque>
+
 #include "engine/base/check.h"
 #include "report/page_data.h"
 #include "report/page_files.h"
@@ -88,8 +90,9 @@ Page make_page(const std::vector<std::string>& folders) {
   Missing missing;
   Json runs = Json::array();
   std::string title;
+  std::deque<RunFolder> read;  // references stay valid
   for (const std::string& folder : folders) {
-    RunFolder run = read_run(folder, kMostSpans / folders.size());
+    RunFolder& run = read.emplace_back(read_run(folder, kMostSpans / folders.size()));
     runs.push_back(page_data(run));
     title += (title.empty() ? "" : ", ") + run.name;
     for (const std::string& sentence : run.missing)
@@ -97,6 +100,11 @@ Page make_page(const std::vector<std::string>& folders) {
   }
   Json data = Json::object();
   data["runs"] = std::move(runs);
+  if (read.size() > 1) {
+    std::vector<const RunFolder*> compared;
+    for (const RunFolder& run : read) compared.push_back(&run);
+    add_comparison(compared, data);
+  }
   return page_of(title, data, std::move(missing));
 }
 

@@ -87,9 +87,9 @@ Json curves_of(const MetricsTable& metrics) {
   return curves;
 }
 
-Json figures_json(const RunFolder& run) {
+Json figures_json(const std::vector<Figure>& all) {
   Json figures = Json::array();
-  for (const Figure& figure : figures_of(run)) {
+  for (const Figure& figure : all) {
     Json row = Json::object();
     row["key"] = figure.key;
     row["label"] = figure.label;
@@ -97,6 +97,7 @@ Json figures_json(const RunFolder& run) {
     row["value"] = figure.value;
     row["better"] = name_of(figure.better);
     row["main"] = figure.is_main;
+    if (figure.noise) row["noise"] = *figure.noise;
     figures.push_back(std::move(row));
   }
   return figures;
@@ -218,7 +219,8 @@ Json mesh_of(const Planned& planned) {
 
 }  // namespace
 
-Json timeline_data(const Trace& trace, const Planned& planned) {
+Json timeline_data(const Trace& trace, const Planned& planned, size_t ranks_max) {
+  const std::vector<std::vector<int64_t>> waits = waits_inside(planned, trace);
   int64_t origin_ns = INT64_MAX;
   for (const RankTrace& rank : trace.ranks)
     for (const TraceSpan& span : rank.spans) origin_ns = std::min(origin_ns, span.begin_ns);
@@ -232,7 +234,8 @@ Json timeline_data(const Trace& trace, const Planned& planned) {
         row_of({name.name, static_cast<int>(name.kind), name.item, name.awaited, name.awaited_channel, name.op,
                 name.dtype, name.flops, name.bytes, name.group_size}));
   timeline["ranks"] = Json::array();
-  for (const RankTrace& rank : trace.ranks) {
+  for (size_t r = 0; r < std::min(trace.ranks.size(), ranks_max); ++r) {
+    const RankTrace& rank = trace.ranks[r];
     Json row = Json::object();
     row["rank"] = rank.rank;
     row["stage"] = planned.stage_of(rank.rank);
@@ -244,9 +247,20 @@ Json timeline_data(const Trace& trace, const Planned& planned) {
            {int64_t{span.name}, int64_t{span.channel}, span.step, span.begin_ns - origin_ns, span.duration_ns})
         spans.push_back(value);
     row["spans"] = std::move(spans);
+    row["waits"] = Json::array();
+    for (size_t i = 0; i < waits[r].size(); ++i)
+      if (waits[r][i] > 0)
+        for (const int64_t value : {static_cast<int64_t>(i), waits[r][i]}) row["waits"].push_back(value);
     timeline["ranks"].push_back(std::move(row));
   }
   return timeline;
+}
+
+void add_comparison(const std::vector<const RunFolder*>& runs, Json& data) {
+  const Comparison comparison = compare(runs);
+  data["shared_steps"] = comparison.steps ? row_of({comparison.steps->first, comparison.steps->last}) : Json();
+  data["compared"] = Json::array();
+  for (const std::vector<Figure>& figures : comparison.figures) data["compared"].push_back(figures_json(figures));
 }
 
 Json page_data(RunFolder& run) {
@@ -256,7 +270,7 @@ Json page_data(RunFolder& run) {
   data["path"] = run.path;
   data["facts"] = facts_of(run);
   data["notes"] = notes_of(run);
-  data["figures"] = figures_json(run);
+  data["figures"] = figures_json(figures_of(run));
   if (!run.metrics.steps.empty()) data["curves"] = curves_of(run.metrics);
   data["marks"] = marks_of(run);
   data["settings"] = settings_of(run);

@@ -83,11 +83,13 @@ Json timeline_of_point(const std::string& folder, const Json& given) {
   if (!trials || !trials->is_array() || trials->as_array().empty() || !trials->as_array()[0].is_string()) return {};
   const std::string& name = trials->as_array()[0].as_string();
   if (!is_trial_name(name)) return {};
-  Missing ignored;  // most sweeps trace nothing
-  Trace trace = read_trace(folder + "/trials/" + name + "/run", kMostSpansOfTimeline, ignored);
-  if (trace.ranks.empty()) return {};
-  trace.ranks.resize(1);
-  return timeline_data(trace, {});
+  try {
+    RunFolder run = read_run(folder + "/trials/" + name + "/run", kMostSpansOfTimeline);
+    if (run.trace.ranks.empty()) return {};  // most sweeps trace nothing
+    return timeline_data(run.trace, planned_of(run, run.missing), 1);
+  } catch (const DataError&) {  // removed or damaged since
+    return {};
+  }
 }
 
 }  // namespace

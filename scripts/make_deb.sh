@@ -10,6 +10,7 @@ usage: scripts/make_deb.sh [--build DIR] [--out FOLDER]
   --out FOLDER  folder of slipstream_VERSION_ARCHITECTURE.deb (default: the current folder)
 
   apt-get install ./slipstream_*.deb installs the package and what it needs. scripts/try_deb.sh tries it in a bare system.
+  DEBFULLNAME and DEBEMAIL name its maintainer.
 TEXT
 }
 
@@ -35,7 +36,7 @@ fi
 [[ -f $build/build.ninja ]] || fail 2 "$build is no build folder. Make one: meson setup $build --prefix=/usr"
 option() { meson introspect --buildoptions "$build" | python3 -c "import json, sys; print(next(o['value'] for o in json.load(sys.stdin) if o['name'] == '$1'))"; }
 [[ $(option prefix) == /usr ]] || fail 2 "$build has the prefix $(option prefix). A package needs meson setup --prefix=/usr."
-ninja -C "$build"
+ninja -C "$build" installed
 
 stage=$(mktemp -d)
 trap 'rm -rf -- "$stage"' EXIT
@@ -46,14 +47,13 @@ meson install -C "$build" --no-rebuild --quiet --strip --destdir "$root"
 mkdir -p "$root/usr/share/zsh" "$root/DEBIAN"
 mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
 gzip -9n "$root"/usr/share/man/man1/*.1
-gzip -9n "$root/usr/share/doc/slipstream/CHANGELOG.md" && mv "$root/usr/share/doc/slipstream/"{CHANGELOG.md.gz,changelog.gz}
 rm "$root/usr/share/doc/slipstream/LICENSE" # common-licenses has it
 cat >"$root/usr/share/doc/slipstream/copyright" <<'TEXT'
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: Slipstream
 
 Files: *
-Copyright: The Slipstream authors
+Copyright: 2026 The Slipstream authors
 License: Apache-2.0
  On Debian systems, the text of the license is in /usr/share/common-licenses/Apache-2.0.
 TEXT
@@ -74,7 +74,7 @@ cat >"$root/DEBIAN/control" <<TEXT
 Package: slipstream
 Version: $version
 Architecture: $architecture
-Maintainer: The Slipstream authors <slipstream@localhost>
+Maintainer: ${DEBFULLNAME:-The Slipstream authors} <${DEBEMAIL:-root@localhost}>
 Installed-Size: $(du -ks --exclude=DEBIAN "$root" | cut -f 1)
 Depends: $libraries$launcher, python3 (>= 3.11)
 Section: science

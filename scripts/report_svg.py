@@ -50,15 +50,27 @@ def words(text):
 
 
 def legend_rows(entries, width):
-    """Positions of the entries: (x, row, name, colour)."""
+    """Positions of the entries: (x, row, name, colour, form)."""
     placed, x, row = [], SIDE, 0
-    for colour, name in entries:
+    for colour, form, name in entries:
         wide = 26 + 6.3 * len(name)
         if x > SIDE and x + wide > width:
             x, row = SIDE, row + 1
-        placed.append((x, row, name, colour))
+        placed.append((x, row, name, colour, form))
         x += wide
     return placed
+
+
+def swatch(x, y, colour, form):
+    """The mark of a legend's entry, as the page's style draws it."""
+    if form in ("line", "dashed"):
+        dashes = ' stroke-dasharray="4 2"' if form == "dashed" else ""
+        return f'<path d="M{x:.0f} {y + 4}h12" stroke="{colour}" stroke-width="2.5"{dashes}/>'
+    if form == "dots":
+        return f'<circle cx="{x + 5:.0f}" cy="{y + 4}" r="4" fill="{colour}"/>'
+    square = f'<rect x="{x:.0f}" y="{y}" width="11" height="8" rx="2" fill="{colour}"/>'
+    stripes = f'<path d="M{x:.0f} {y + 8}l8 -8M{x + 5:.0f} {y + 8}l6 -6" stroke="var(--card)" stroke-width="2"/>'
+    return square + (stripes if form == "hatched" else "")
 
 
 def picture(figure, title, style):
@@ -69,11 +81,12 @@ def picture(figure, title, style):
     width, height = int(found[1]), int(found[2])
     inside = re.sub(r"<line class=\"cursor\".*?</line>", "", found[3]).replace("&nbsp;", "&#160;")
     inside = re.sub(r'(="-?\d+\.\d\d)\d+"', r'\1"', inside)  # a hundredth of a pixel is enough
-    entries = [(colour, words(name)) for colour, name in re.findall(r"<li><i style=\"background:([^\"]*)\"[^>]*></i>(.*?)</li>", figure)]
+    entries = [(colour, form, words(name)) for colour, form, name in
+               re.findall(r'<li><i style="background:([^"]*)"(?: class="([^"]*)")?></i>(.*?)</li>', figure)]
     placed = legend_rows(entries, width)
     below = TOP + height + 8
-    keys = "".join(f'<rect x="{x:.0f}" y="{below + row * ROW + 2}" width="11" height="8" rx="2" fill="{colour}"/>'
-                   f'<text x="{x + 16:.0f}" y="{below + row * ROW + 10}">{html.escape(name)}</text>' for x, row, name, colour in placed)
+    keys = "".join(swatch(x, below + row * ROW + 2, colour, form) +
+                   f'<text x="{x + 16:.0f}" y="{below + row * ROW + 10}">{html.escape(name)}</text>' for x, row, name, colour, form in placed)
     tall = below + (placed[-1][1] + 1 if placed else 0) * ROW + 6
     text = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2 * SIDE} {tall}" width="{width + 2 * SIDE}" height="{tall}" role="img" '
             f'aria-label="{html.escape(title)}">\n<!-- SPDX-License-Identifier: Apache-2.0 -->\n<style>{style}</style>\n'

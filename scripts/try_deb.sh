@@ -26,7 +26,8 @@ root=$work/root
 echo "try_deb: $suite"
 debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
   { tail -n 20 "$work/debootstrap.log" >&2; echo "try_deb: debootstrap failed" >&2; exit 1; }
-cp -r /etc/apt/sources.list* "$root/etc/apt/" 2>/dev/null || true
+rm -rf "$root"/etc/apt/sources.list*
+cp -r /etc/apt/sources.list* "$root/etc/apt/"
 cp -r /usr/share/keyrings/. "$root/usr/share/keyrings/"
 apt-config dump Acquire | grep -E '^Acquire::(http|https)::' >"$root/etc/apt/apt.conf.d/90host" || true
 cp /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
@@ -45,7 +46,7 @@ cat >/home/tester/try.sh <<'USER'
 set -euo pipefail
 mkdir work && cd work
 slipstream --version
-slipstream plan llama_8b --ranks 16 --machine h100x8 --set zero.stage=1 | grep "rehearsed step"
+slipstream plan gpt2_xl --ranks 16 --machine h100x8 | grep "rehearsed step"
 cat /usr/share/common-licenses/* /usr/share/common-licenses/* >text.txt
 mpirun --oversubscribe --bind-to none -np 2 slipstream train quickstart --set data.train=text.txt --set train.steps=20 \
   --set train.eval_batches=2 --set device.threads=1 | grep -E "step +20/|overlap:"

@@ -43,10 +43,9 @@ const count = value => scaled(value, 1000, ['', 'k', 'M', 'G', 'T']);
 function duration(ns) {
   if (!is(ns)) return '-';
   const size = Math.abs(ns);
-  const short = value => Number(value.toPrecision(3));
-  if (size >= 999.5e6) return `${size >= 1e12 ? digits(ns / 1e9) : short(ns / 1e9)} s`;
-  if (size >= 999.5e3) return `${short(ns / 1e6)} ms`;
-  if (size >= 999.5) return `${short(ns / 1e3)} µs`;
+  if (size >= 999.95e6) return `${digits(ns / 1e9)} s`;
+  if (size >= 999.95e3) return `${digits(ns / 1e6)} ms`;
+  if (size >= 999.5) return `${digits(ns / 1e3)} µs`;
   return `${Math.round(ns)} ns`;
 }
 const percent = share => is(share) ? `${digits(100 * share)} %` : '-';
@@ -85,21 +84,33 @@ const PURPOSES = {
 
 // ---- blocks --------------------------------------------------------------------------------------------------------
 
+/// Names of tasks, keys and runs break after their separators, and nowhere else.
+const broken = text => typeof text === 'string' ? text.split(/(?<=[_.\/])/).flatMap((part, i) => i ? [h('wbr'), part] : [part]) : text;
+const code = text => h('code', {}, broken(text));
+
 /// columns: [{name, n: numeric}]; rows: arrays of cells, the first of which names the row.
 function table(caption, columns, rows) {
-  // Names of tasks and keys break behind their separators.
-  const broken = text => typeof text === 'string' ? text.split(/(?<=[_.\/])/).flatMap((part, i) => i ? [h('wbr'), part] : [part]) : text;
   const cell = (value, i) => i === 0 ? h('th', {scope: 'row'}, broken(value))
     : value instanceof Node && value.nodeName === 'TD' ? value
     : h('td', {class: columns[i].n ? 'n' : 'text'}, value);
   return h('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption},
     h('table', {}, h('caption', {}, caption),
-      h('thead', {}, h('tr', {}, columns.map(c => h('th', {scope: 'col', class: c.n ? 'n' : null}, c.name)))),
+      h('thead', {}, h('tr', {}, columns.map(c => h('th', {scope: 'col', class: c.n ? 'n' : null}, broken(c.name))))),
       h('tbody', {}, rows.map(row => h('tr', {}, row.map(cell))))));
 }
 const fold = (summary, ...content) => h('details', {}, h('summary', {}, summary), ...content);
-const legend = entries => h('ul', {class: 'legend'}, entries.map(([name, paint, thin]) =>
-  h('li', {}, h('i', {style: `background:${paint}`, class: thin ? 'thin' : null}), name)));
+/// entries: [name, colour, form of the swatch: 'line', 'dashed', 'hatched', or a square].
+const legend = entries => h('ul', {class: 'legend'}, entries.map(([name, paint, form]) =>
+  h('li', {}, h('i', {style: `background:${paint}`, class: form || null}), name)));
+
+let hatches = 0;
+/// Paint that hatches what is below it in `picture`.
+function hatchOf(picture) {
+  const id = `hatch-${++hatches}`;
+  picture.append(s('defs', {}, s('pattern', {id, width: 5, height: 5, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)'},
+    s('rect', {width: 2.6, height: 5, fill: 'var(--card)', opacity: .8}))));
+  return `url(#${id})`;
+}
 
 const tip = document.getElementById('tip');
 function showTip(event, ...content) {

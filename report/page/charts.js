@@ -32,10 +32,10 @@ function bandPath(upper, lower) {
   return path;
 }
 
-/// options: {title, unit, format, series, marks, stacked, log, height}; a series: {name, color, starts, last, mean, min,
+/// options: {title, unit, format, exact (of read values), series, marks, stacked, log, height}; a series: {name, color, starts, last, mean, min,
 /// max, dots}. All series of a stacked chart have the same columns.
 function chart(options) {
-  const format = options.format || digits, height = options.height || 210;
+  const format = options.format || digits, exact = options.exact || format, height = options.height || 210;
   const all = options.series.filter(one => one.mean.some(is));
   if (!all.length) return null;
   const plot = h('div', {class: 'plot'}), readout = h('p', {class: 'readout', 'aria-live': 'polite'});
@@ -71,8 +71,8 @@ function chart(options) {
       let k = one.starts.findLastIndex(start => start <= step);
       if (one.dots) { k = -1; one.mean.forEach((value, j) => { if (is(value) && one.starts[j] >= step && one.starts[j] < next) k = j; }); }
       if (k < 0 || !is(one.mean[k])) return null;
-      const spread = one.min && is(one.min[k]) && one.min[k] !== one.max[k] ? ` (${format(one.min[k])} to ${format(one.max[k])})` : '';
-      return `${one.name} ${format(one.mean[k])}${spread}`;
+      const spread = one.min && is(one.min[k]) && one.min[k] !== one.max[k] ? ` (${exact(one.min[k])} to ${exact(one.max[k])})` : '';
+      return `${one.name} ${exact(one.mean[k])}${spread}`;
     }).filter(value => value);
     return `${range}: ${values.join(', ')}`;
   };
@@ -136,14 +136,14 @@ function chart(options) {
   whenSized(plot, draw);
   const shown = [...all, ...(options.over || [])];
   const kinds = [...new Set((options.marks || []).filter(mark => is(mark.step)).map(mark => mark.kind))].filter(kind => MARKS[kind]);
-  const key = shown.length > 1 || kinds.length ? legend([...(shown.length > 1 || options.named ? shown.map(one => [one.name, one.color, !options.stacked]) : []),
+  const key = shown.length > 1 || kinds.length ? legend([...(shown.length > 1 || options.named ? shown.map(one => [one.name, one.color, !all.includes(one) ? 'dashed' : options.stacked ? '' : one.dots ? 'dots' : 'line']) : []),
     ...kinds.map(kind => MARKS[kind])]) : null;
   const every = Math.max(1, Math.ceil(longest.starts.length / 40));
   const rows = longest.starts.map((step, i) => i).filter(i => i % every === 0 || i === longest.starts.length - 1).map(i => {
     const step = longest.starts[i], next = longest.starts[Math.min(longest.starts.length, i + every)] ?? longest.last + 1;
     return [step, ...shown.map(one => {
       const found = one.starts.findIndex((start, j) => start >= step && start < next && is(one.mean[j]));
-      return found < 0 ? '' : data(one.mean[found], format(one.mean[found]));
+      return found < 0 ? '' : data(one.mean[found], exact(one.mean[found]));
     })];
   });
   return h('figure', {}, h('h3', {}, options.title, options.unit ? h('span', {class: 'subtitle'}, `, ${options.unit}`) : null),

@@ -2,16 +2,16 @@
 // The sections of the page, from the data that slipstream report wrote into it.
 'use strict';
 
-const {runs: RUNS, sweep: SWEEP} = JSON.parse(document.getElementById('data').textContent);
+const {runs: RUNS, sweep: SWEEP, compared: COMPARED = RUNS.map(run => run.figures), shared_steps: SHARED} = JSON.parse(document.getElementById('data').textContent);
 const several = RUNS.length > 1;
 // Runs of one name differ by the rest of their paths.
 const label = run => RUNS.filter(other => other.name === run.name).length > 1 ? run.path : run.name;
-const figure = (run, key) => run.figures.find(one => one.key === key);
 
+const lossText = value => is(value) ? value.toFixed(4) : '-';
 function figureText(one) {
   if (one.unit === 'bytes') return bytes(one.value);
   if (one.key === 'parameters' || one.key === 'tokens_per_s') return count(one.value);
-  if (one.key.endsWith('loss')) return one.value.toFixed(4);
+  if (one.key.endsWith('loss')) return lossText(one.value);
   return digits(one.value);
 }
 const unitText = one => one.unit && one.unit !== 'bytes' ? ` ${one.unit}` : '';
@@ -42,24 +42,28 @@ const tiles = run => h('dl', {class: 'tiles', id: 'figures', 'aria-label': 'Main
   h('div', {class: 'tile'}, h('dt', {}, one.label), h('dd', {'data-figure': one.key}, data(one.value, figureText(one)), unitText(one) ? h('small', {}, unitText(one)) : null))));
 
 function compare() {
-  const keys = [...new Map(RUNS.flatMap(run => run.figures.map(one => [one.key, one]))).values()];
+  const all = COMPARED, of = (i, key) => all[i].find(one => one.key === key);
+  const keys = [...new Map(all.flat().map(one => [one.key, one])).values()];
   const rows = keys.map(({key, label: name, unit}) => [name + (unit && unit !== 'bytes' ? `, ${unit}` : ''), ...RUNS.map((run, i) => {
-    const one = figure(run, key), base = figure(RUNS[0], key);
+    const one = of(i, key), base = of(0, key);
     if (!one) return h('td', {class: 'n'}, '-');
-    if (i === 0 || !base || base.value === 0) return h('td', {class: 'n', 'data-figure': key}, data(one.value, figureText(one)));
-    const change = one.value / base.value, better = one.better && change !== 1 ? (change > 1) === (one.better === 'higher') : null;
-    return h('td', {class: 'n', 'data-figure': key}, data(one.value, figureText(one)), ' ',
-      h('span', {class: better === null || Math.abs(change - 1) < .005 ? 'subtitle' : better ? 'good' : 'bad'}, h('data', {value: change}, `${digits(change)}×`),
-        better === null || Math.abs(change - 1) < .005 ? '' : better ? ' better' : ' worse'));
+    const value = data(one.value, figureText(one));
+    if (i === 0 || !base || base.value === 0) return h('td', {class: 'n', 'data-figure': key}, value);
+    const change = one.value / base.value, small = Math.abs(change - 1) < .005, noise = is(one.noise) && Math.abs(one.value - base.value) <= one.noise;
+    const better = one.better && !small && !noise ? (change > 1) === (one.better === 'higher') : null;
+    return h('td', {class: 'n', 'data-figure': key}, value, ' ', h('span', {class: better === null ? 'subtitle' : better ? 'good' : 'bad'},
+      h('data', {value: change}, `${digits(change)}×`), better !== null ? better ? ' better' : ' worse' : one.better && noise && !small ? ' within noise' : ''));
   })]);
   const settings = new Map();
   RUNS.forEach((run, i) => run.settings.forEach(([key, value]) => { if (!settings.has(key)) settings.set(key, RUNS.map(() => null)); settings.get(key)[i] = value; }));
   const differing = [...settings].filter(([, values]) => values.some(value => value !== values[0]));
-  return [h('p', {class: 'lead'}, `Figures of all runs, with the ratio to ${label(RUNS[0])}.`),
+  const shared = SHARED ? `over their equal steps, ${SHARED[0]} to ${SHARED[1]}; last values are those of the last step at which every run has one`
+    : 'over all their steps, because they share none';
+  return [h('p', {class: 'lead'}, `Figures of all runs ${shared}, with the ratio to ${label(RUNS[0])}. A difference below the noise of the steps has no colour.`),
     table('Figures of the runs', [{name: 'figure'}, ...RUNS.map(run => ({name: label(run), n: true}))], rows),
     h('h3', {style: 'margin-top:1.2rem'}, 'Differing keys'),
     differing.length ? table('Keys of the configuration that differ', [{name: 'key'}, ...RUNS.map(run => ({name: label(run)}))],
-      differing.map(([key, values]) => [h('code', {}, key), ...values.map(value => value === null ? '-' : h('code', {}, value))]))
+      differing.map(([key, values]) => [code(key), ...values.map(value => value === null ? '-' : code(value))]))
       : h('p', {class: 'lead'}, 'The configurations are equal.')];
 }
 
@@ -71,7 +75,7 @@ function training() {
     return series.length ? chart({title, unit, series, marks, named: several, ...options}) : null;
   };
   const charts = [
-    curve('Loss', '', [['loss', 'training', 'var(--c0)'], ['val_loss', 'validation', 'var(--c1)', {dots: true}]]),
+    curve('Loss', '', [['loss', 'training', 'var(--c0)'], ['val_loss', 'validation', 'var(--c1)', {dots: true}]], {exact: lossText}),
     curve('Throughput', 'tokens per second', [['tokens_per_s', 'tokens per second', 'var(--c2)']], {format: count, zero: true}),
     curve('Learning rate', '', [['lr', 'learning rate', 'var(--c3)']], {zero: true}),
     curve('Norm of the gradient', 'before clipping', [['grad_norm', 'norm', 'var(--c4)']], {log: true}),
@@ -80,7 +84,7 @@ function training() {
 }
 
 const PARTS = [['compute_ms', 'compute', 'var(--forward)'], ['exposed_ms', 'exposed communication', 'var(--wait-reduce)'],
-  ['bubble_ms', 'bubble', 'var(--wait-stages)'], ['input_ms', 'wait for input', 'var(--wait-input)'], ['other_ms', 'gaps of the host', 'var(--wait-local)']];
+  ['bubble_ms', 'bubble', 'var(--wait-stages)'], ['input_ms', 'wait for input', 'var(--wait-input)'], ['other_ms', 'gaps of the host', 'var(--gap)']];
 
 function time(run) {
   if (!run.curves) return null;
@@ -103,7 +107,7 @@ function events(run) {
 function configuration(run) {
   if (!run.settings.length) return null;
   const differs = run.settings.filter(([, value, standard]) => value !== standard);
-  const rows = list => list.map(([key, value, standard]) => [h('code', {}, key), h('code', {}, value), standard === null ? 'not a key of this version' : h('code', {}, standard)]);
+  const rows = list => list.map(([key, value, standard]) => [code(key), code(value), standard === null ? 'not a key of this version' : code(standard)]);
   const columns = [{name: 'key'}, {name: 'value'}, {name: 'default'}];
   return [table('Keys that differ from their defaults', columns, rows(differs)), fold(`All ${run.settings.length} keys`, table('All keys', columns, rows(run.settings)))];
 }

@@ -59,7 +59,7 @@ function roofline(run) {
     });
     plot.replaceChildren(picture);
   });
-  return h('figure', {}, plot, legend([['limited by compute', 'var(--c0)'], ['limited by memory', 'var(--c1)'], ['roof of the machine file', 'var(--ink)', true]]));
+  return h('figure', {}, plot, legend([['limited by compute', 'var(--c0)'], ['limited by memory', 'var(--c1)'], ['roof of the machine file', 'var(--ink)', 'line']]));
 }
 
 function kernels(run) {

@@ -99,7 +99,7 @@ function pointChart({title, unit, format, lines, xName, logX, logY}) {
   });
   const rows = xs.map(x => [places.get(x), ...shown.map(line => { const one = valueAt(line, x); return one ? data(one.y, cellOf(one)) : ''; })]);
   return h('figure', {}, h('h3', {}, title, unit ? h('span', {class: 'subtitle'}, `, ${unit}`) : null), plot,
-    shown.length > 1 ? legend([...new Map(shown.map(line => [line.legend || line.name, [line.legend || line.name, line.color, true]])).values()]) : null, readout,
+    shown.length > 1 ? legend([...new Map(shown.map(line => [line.legend || line.name, [line.legend || line.name, line.color, line.dashed ? 'dashed' : 'line']])).values()]) : null, readout,
     fold('Table of values', table(title, [{name: xName}, ...shown.map(line => ({name: line.name, n: true}))], rows)));
 }
 
@@ -196,12 +196,9 @@ const steps = sweep => bars({title: 'Parts of the median step', unit: 'ms', form
 /// The step of median length of each traced point, one above the other on one scale: compute above the channels.
 function timelines(sweep) {
   const drawn = sweep.timelines.map(trace => {
-    const rank = trace.ranks[0], starts = new Map(), spans = [];
-    for (let i = 0; i < rank.spans.length; i += 5) {
-      const [name, channel, step, begin, ns] = rank.spans.slice(i, i + 5);
-      spans.push({name: trace.names[name], channel, step, begin, end: begin + ns});
-      if (channel === 0 && trace.names[name][KIND] !== WAIT && begin < (starts.get(step) ?? Infinity)) starts.set(step, begin);
-    }
+    const rank = trace.ranks[0], starts = new Map();
+    const spans = eventsOf(trace, rank).flatMap((list, channel) => (channel === 0 ? withGaps(list) : list).map(span => ({...span, channel})));
+    for (const {name, channel, step, begin} of spans) if (channel === 0 && name[KIND] === KERNEL && begin < (starts.get(step) ?? Infinity)) starts.set(step, begin);
     const all = [...starts].sort((a, b) => a[0] - b[0]).map(([step, begin], i, list) => ({step, begin, end: i + 1 < list.length ? list[i + 1][1] : Math.max(...spans.map(span => span.end))}));
     const whole = (all.length > 1 ? all.slice(0, -1) : all).sort((a, b) => a.end - a.begin - (b.end - b.begin)), chosen = whole[Math.floor((whole.length - 1) / 2)];
     if (!chosen) return null;
@@ -212,7 +209,7 @@ function timelines(sweep) {
   const longest = Math.max(...drawn.map(one => one.chosen.end - one.chosen.begin)), tall = 20, thin = 11, gap = 3, space = 34;
   const height = drawn.reduce((sum, one) => sum + space + tall + gap + (one.channels.length - 1) * (thin + gap), 24), plot = h('div', {class: 'plot'});
   whenSized(plot, width => {
-    const left = 84, x = ns => left + ns / longest * (width - left - 6), picture = s('svg', {height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'A step of every traced point on one scale.'});
+    const left = 84, x = ns => left + ns / longest * (width - left - 6), picture = s('svg', {height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'A step of every traced point on one scale.'}), hatched = hatchOf(picture);
     for (const ms of ticks(0, longest / 1e6, (width - left) / 90)) picture.append(s('line', {class: 'gridline', x1: x(ms * 1e6), x2: x(ms * 1e6), y1: 0, y2: height - 18}),
       s('text', {x: x(ms * 1e6), y: height - 4, 'text-anchor': 'middle'}, `${digits(ms)} ms`));
     let y = 0;
@@ -224,8 +221,10 @@ function timelines(sweep) {
         picture.append(s('text', {x: left - 8, y: y + high / 2 + 4, 'text-anchor': 'end'}, rank.channels[channel]));
         for (const span of inside) if (span.channel === channel) {
           const from = Math.max(span.begin, chosen.begin), to = Math.min(span.end, chosen.end);
-          picture.append(s('rect', {x: x(from - chosen.begin), y, width: Math.max(.6, x(to - from) - left), height: high, fill: paintOf(span.name, rank.channels[channel])},
-            s('title', {}, `${span.name[NAME]}: ${duration(span.end - span.begin)}`)));
+          const words = s('title', {}, `${span.name[NAME]}: ${duration(span.end - span.begin)}${span.waits > 0 ? `, ${duration(span.waits)} of it waits for its last member` : ''}`);
+          picture.append(s('rect', {x: x(from - chosen.begin), y, width: Math.max(.6, x(to - from) - left), height: high, fill: paintOf(span.name, rank.channels[channel])}, words));
+          const waited = Math.min(to, span.begin + span.waits) - from;
+          if (waited > 0) picture.append(s('rect', {x: x(from - chosen.begin), y, width: Math.max(.6, x(waited) - left), height: high, fill: hatched, 'pointer-events': 'none'}));
         }
         y += high + gap;
       }
@@ -233,14 +232,16 @@ function timelines(sweep) {
     }
     plot.replaceChildren(picture);
   });
-  return [h('p', {class: 'lead'}, 'The traced step of median length of rank 0, of the first run of every point. Waits of compute are orange, red or yellow.'), h('figure', {}, plot)];
+  return [h('p', {class: 'lead'}, 'The traced step of median length of rank 0, of the first run of every point, on one scale.'),
+    h('figure', {}, plot, legend(legendOf(drawn.flatMap(({rank, inside, channels}) => channels.map(channel =>
+      ({compute: channel === 0, channel: rank.channels[channel], spans: inside.filter(span => span.channel === channel)}))))))];
 }
 
 function pointTable(sweep) {
   const half = (point, key) => { const [, low, high] = point.figures[key] || []; return is(low) && is(high) ? ` (${digits(low)} to ${digits(high)})` : ''; };
   const cell = (point, key, format) => is(mean(point, key)) ? [data(mean(point, key), format(mean(point, key))), half(point, key)] : '';
   const columns = [['step_ms', 'step, ms', digits], ['forecast_ms', 'forecast, ms', digits], ['tokens_per_s', 'tok/s', count], ['comm_ms', 'communication, ms', digits],
-    ['exposed_ms', 'exposed, ms', digits], ['hidden', 'hidden', percent], ['memory_bytes', 'memory of a rank', bytes], ['loss', 'last loss', value => value.toFixed(4)]]
+    ['exposed_ms', 'exposed, ms', digits], ['hidden', 'hidden', percent], ['memory_bytes', 'memory of a rank', bytes], ['loss', 'last loss', lossText]]
     .filter(([key]) => sweep.points.some(point => is(mean(point, key))));
   return [h('p', {class: 'lead'}, 'Medians over the runs of a point, in parentheses the 95 % confidence interval of the step, or with fewer than six runs their range. The first two steps of a run do not count.'),
     table('All points', [{name: 'point'}, {name: 'runs', n: true}, {name: 'failed', n: true}, ...columns.map(([, name]) => ({name, n: true}))], sweep.points.map(point => [pointName(sweep, point),

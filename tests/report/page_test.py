@@ -10,6 +10,7 @@ import html.parser
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,71 @@ steps = [10, 12]
 """
 RUNS = {"data parallel": [], "pipeline": ["parallel.pipeline=2"], "zero3": ["zero.stage=3"]}
 WAITS = {"data parallel": "gradients", "pipeline": "pipeline stages", "zero3": "parameters"}
+
+
+# Acts on the page of a run as a reader would, and writes what it shows into an element.
+ACTIONS = """
+const found = {}, host = document.querySelector('.timeline'), steps = document.querySelector('select[aria-label^="Step of"]');
+const field = document.querySelector('input[type=search]'), tipText = () => tip.hidden ? null : tip.textContent;
+const pointer = (type, x, y, more) => { const box = host.getBoundingClientRect();
+  host.dispatchEvent(new PointerEvent(type, {clientX: box.left + x, clientY: box.top + y, bubbles: true, pointerId: 1, ...more})); };
+const drag = (from, to, more) => { pointer('pointerdown', from, 30, more);
+  for (const x of [(from + to) / 2, to]) pointer('pointermove', x, 30, more);
+  pointer('pointerup', to, 30, more); };
+const press = (key, element = host) => element.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+const measured = () => Number((document.querySelector('.measured data') || {}).value);
+found.width = host.firstChild.viewBox.baseVal.width;  // as drawn
+drag(200, 600);
+found.measured = measured();
+found.totals = Object.fromEntries([...document.querySelectorAll('.measured tbody tr')].map(row => [row.cells[0].textContent,
+  [1, 2, 3, 4].map(i => Number((row.cells[i].querySelector('data') || {value: row.cells[i].textContent.replace('-', '0')}).value))]));
+drag(500, 400, {shiftKey: true});
+found.afterMove = measured();
+press('Escape');
+found.cleared = document.querySelector('.measured').childElementCount;
+found.follows = [];
+for (const [key, times] of [['0', 1], ['ArrowRight', 60], ['ArrowLeft', 60], ['Home', 1]]) {
+  for (let i = 0; i < times; ++i) press(key);
+  found.follows.push(steps.value);
+}
+press('0');
+pointer('pointermove', 400, 30);
+const before = tipText(), box = host.getBoundingClientRect();
+host.dispatchEvent(new WheelEvent('wheel', {ctrlKey: true, deltaY: 900, clientX: box.left + 100, clientY: box.top + 30, cancelable: true}));
+found.tip = [before, tipText()];
+pointer('pointermove', 400, 30);
+found.tip.push(tipText());
+press('0');
+found.tip.push(tipText());
+field.value = 'TIED_sum recv';
+field.dispatchEvent(new Event('input'));
+found.matches = document.querySelector('.found').textContent;
+found.dimmed = host.querySelectorAll('path[opacity]').length;
+press('Enter', field);
+found.match = [document.querySelector('.found').textContent, document.querySelector('#timeline .readout').textContent];
+press('Escape', field);
+found.undimmed = host.querySelectorAll('path[opacity]').length;
+press('.'); press('[');
+found.event = [document.querySelector('#timeline .readout').textContent, document.querySelector('.measured b').textContent];
+document.querySelector('#training svg').dispatchEvent(new FocusEvent('focus'));
+found.readout = document.querySelector('#training .readout').textContent;
+found.cards = ['loss', 'val_loss'].map(key => document.querySelector(`[data-figure=${key}] data`).textContent);
+found.hatched = host.querySelectorAll('path[fill^="url(#hatch"]').length;
+found.grey = host.querySelectorAll('path[fill="var(--gap)"]').length;
+found.legend = [...document.querySelectorAll('#timeline .legend li')].map(one => [one.textContent, one.firstChild.className]);
+found.dashed = [...document.querySelectorAll('#time .legend li')].filter(one => one.firstChild.className === 'dashed').map(one => one.textContent);
+"""
+# Words of table heads that a line break divides.
+BROKEN_WORDS = """
+const heads = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), broken = [];
+document.querySelectorAll('details').forEach(one => { one.open = true; });
+for (let node = heads.nextNode(); node; node = heads.nextNode()) if (node.parentElement.closest('th')) for (const word of node.data.matchAll(/\\S+/g)) {
+  const range = document.createRange();
+  range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+  if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) broken.push(word[0]);
+}
+found.broken = broken;
+"""
 
 
 class Dom(html.parser.HTMLParser):
@@ -144,6 +210,68 @@ class Pages(unittest.TestCase):
         self.text = done.stdout
         return Dom(done.stdout)
 
+    def after(self, page, script, *arguments):
+        """What a script in a copy of the page collects in `found`."""
+        acted = self.folder / "acted.html"
+        collect = "const shown = document.createElement('pre'); shown.id = 'acted'; shown.textContent = JSON.stringify(found); document.body.append(shown);"
+        acted.write_text(page.read_text().replace("</html>", f"<script>{{{script}{collect}}}</script></html>"))
+        done = chromium("--dump-dom", *arguments, page=acted, profile=self.folder / "profile")
+        self.assertEqual([line for line in done.stderr.splitlines() if "CONSOLE" in line], [])
+        return json.loads(html.unescape(re.search(r'<pre id="acted">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
+
+    def check_actions(self, folder, page):
+        shown = self.after(page, ACTIONS)
+        # The rows of the traces: [(begin, end, kind, name)] in ms by rank and channel.
+        rows, starts, names = {}, {}, []
+        for path in sorted((folder / "trace").glob("rank*.json")):
+            events = json.loads(path.read_text())["traceEvents"]
+            channels = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+            for event in events:
+                if event["ph"] != "X":
+                    continue
+                begin, step = event["ts"] / 1e3, event["args"]["step"]
+                rows.setdefault(f"rank {event['pid']}, {channels[event['tid']]}", []).append((begin, begin + event["dur"] / 1e3, event["cat"]))
+                names.append((begin, event["name"], " ".join([event["name"], event["args"].get("Collective name", ""), event["args"].get("awaited", "")])))
+                if event["tid"] == 0 and event["cat"] != "wait":
+                    starts[step] = min(starts.get(step, begin), begin)
+        first, last = starts[11], starts[12]  # the middle step is shown first
+        place = lambda x: first + (x - 88) / (shown["width"] - 92) * (last - first)
+        begin, end = place(200), place(600)
+        self.assertAlmostEqual(shown["measured"], end - begin, delta=1e-5)
+        self.assertEqual(shown["afterMove"], shown["measured"])
+        self.assertEqual(shown["cleared"], 0)
+        for row, events in rows.items():
+            inside = [(max(0, min(b, end) - max(a, begin)), kind) for a, b, kind in events]
+            covered = sum(time for time, _ in inside)
+            if not covered:
+                continue
+            _, busy, waits, gaps = shown["totals"][row]
+            self.assertAlmostEqual(busy + waits, covered, delta=1e-3, msg=row)
+            if row.endswith("compute"):
+                self.assertAlmostEqual(waits, sum(time for time, kind in inside if kind == "wait"), delta=1e-3)
+                # Gaps below a microsecond are none.
+                self.assertLessEqual(gaps, end - begin - covered + 1e-3)
+                self.assertGreaterEqual(gaps, end - begin - covered - 1e-3 * (len(events) + 2))
+        self.assertEqual(shown["follows"], ["1", "2", "0", "all"])
+        self.assertNotEqual(shown["tip"][0], shown["tip"][1])
+        self.assertEqual(shown["tip"][1:], [shown["tip"][2], shown["tip"][2], None])
+        matches = sorted(one for one in names if "tied_sum" in one[2] and "recv" in one[2])
+        self.assertRegex(shown["matches"], rf"^{len(matches)} events, ")
+        self.assertGreater(shown["dimmed"], 0)
+        self.assertEqual(shown["undimmed"], 0)
+        self.assertTrue(shown["match"][0].startswith(f"1 of {len(matches)} events"), shown["match"])
+        self.assertTrue(shown["match"][1].startswith(matches[0][1]), (shown["match"], matches[:2]))
+        self.assertIn(shown["event"][1], shown["event"][0])
+        for card in shown["cards"]:
+            self.assertIn(card, shown["readout"])
+        self.assertGreater(shown["hatched"], 0)
+        self.assertGreater(shown["grey"], 0)
+        self.assertIn(["transfer waits for another rank", "hatched"], shown["legend"])
+        self.assertIn(["gaps of the host", ""], shown["legend"])
+        self.assertEqual(shown["dashed"], ["rehearsed bound"])
+        for width in (1280, 390):
+            self.assertEqual(self.after(page, f"const found = {{}};{BROKEN_WORDS}", f"--window-size={width},900")["broken"], [])
+
     def pictures(self, name, page):
         if not PICTURES:
             return
@@ -201,6 +329,25 @@ class Pages(unittest.TestCase):
             self.assertNotIn("missing", dom.ids)
             self.assertIn("compute waits for " + WAITS[name], self.text)  # in the legend of the timeline
             self.pictures(name, page)
+            if name == "pipeline":
+                self.check_actions(folder, page)
+
+    def test_runs_of_different_lengths_are_compared_at_equal_steps(self):
+        """A worse loss at equal steps, a better last one; step times that differ by less than their noise, and by more."""
+        for name, steps, worse, slower in (("long", 30, 1, 0), ("brief", 20, 1.5, .7), ("slow", 20, 1.5, 40)):
+            (self.folder / name).mkdir()
+            (self.folder / name / "metrics.jsonl").write_text("".join(json.dumps(
+                {"step": step, "loss": worse * 60 / step, "step_ms": 100 + slower + (7 * step * step + len(name)) % 11}) + "\n" for step in range(1, steps + 1)))
+        page = self.folder / "lengths.html"
+        shell(PROGRAM, "report", "long", "brief", "slow", "--output", page, folder=self.folder)
+        dom = self.dom(page)
+        figures = {row[0]: row[1:] for row in dom.tables["Figures of the runs"]}
+        self.assertEqual(figures["last loss"], [60 / 20, 1.5, 1.5])  # a value and ratios
+        self.assertIn("over their equal steps, 3 to 20", self.text)
+        marks = {row[0]: re.findall(r'class="(subtitle|good|bad)"', row[1]) for row in re.findall(r'<th scope="row">([^<]*)</th>(.*?)</tr>', self.text)}
+        self.assertEqual(marks["last loss"], ["bad", "bad"])
+        self.assertEqual(marks["mean step, ms"], ["subtitle", "bad"])
+        self.assertIn(" within noise", self.text)
 
     def test_hostile_names_and_a_comparison(self):
         first = self.train(HOSTILE_NAME, ["parallel.data=1", "optimizer.learning_rate=1e-4"], ranks=1)
