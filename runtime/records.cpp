@@ -41,6 +41,7 @@ constexpr Row kRun[] = {
     {"isa", "cpu: instruction set of the kernels"},
     {"gpu", "cuda: GPU of rank 0"},
     {"attention", "cuda: the first kernels that attention tries: `hopper` (sm_90a), `mma` (mma.sync) or `plain`"},
+    {"attention_queries", "cuda: queries of a step of attention backward with heads of 64 on sm_90a: 64 or 128"},
     {"early_launch", "cuda: whether kernels may begin while the kernel before them in their stream ends"},
     {"nccl", "cuda: version of NCCL (22809 is 2.28.9); 0 without NCCL"},
     {"nccl_table", "cuda: path and XXH3 hash of the `comm.nccl` table"},
@@ -81,6 +82,10 @@ constexpr Row kEnvironment[] = {
      "`hopper`, `mma` or `plain`, the first kernels that attention on a GPU tries. Unset: the fastest that the GPU "
      "has. "
      "Attention uses the next ones in this order where a path has no kernels for a shape."},
+    {"SLIPSTREAM_ATTENTION_QUERIES",
+     "`64` (default) or `128`, the queries of a step of attention backward with heads of 64 on sm_90a. 128 has not "
+     "been "
+     "measured."},
     {"SLIPSTREAM_EARLY_LAUNCH",
      "`on` (default) or `off`. With `on`, a kernel may begin while the kernel before it in its stream ends, on GPUs "
      "from "

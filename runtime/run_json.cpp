@@ -62,6 +62,7 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
     run["device"] = "cuda";
     run["gpu"] = assignment.name;
     run["attention"] = std::string(kernels::name_of(kernels::attention_path(assignment.capability)));
+    run["attention_queries"] = kernels::attention_backward_queries();
     run["early_launch"] = kernels::early_launch(assignment.capability);
     run["nccl"] = comm::nccl_version();
     if (!assignment.nccl_hash.empty())

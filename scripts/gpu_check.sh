@@ -15,7 +15,7 @@ usage: scripts/gpu_check.sh [--call 1|2]... [--stage STAGE]... [--seconds N] [--
                             130  the table of products
                              30  the step of GPT-2 124M with that table
                              40  a step of Llama 1.2B
-                             30  the step of GPT-2 124M with early launches and without
+                             45  the step of GPT-2 124M with early launches, without, and with attention backward by 128 queries
                              30  Nsight Compute of attention
                  2 (150 s)   40  communication of 0.6 of the backward pass, emulated by blocks
                              40  NCCL's laws on two ranks of one GPU

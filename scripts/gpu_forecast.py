@@ -96,7 +96,7 @@ def attention_bounds(v, form, head):
         scores = 64 * groups * SCORES
     else:
         groups, products, slopes = 2, 5, 2 * 64 * SCORES
-        loop = counts_of(f"hopper_backward_kernel<{head}, Masks<false, false> >")[1] * v["backward loop run"]
+        loop = counts_of(f"hopper_backward_kernel<{head}, 64, Masks<false, false> >")[1] * v["backward loop run"]
         # Each warpgroup: keys and queries, values and gradients, gradients for dv, queries for dk, all slopes and half of the columns
         # of all keys for dq. Slopes are written once; queries and gradients arrive once.
         shared = groups * (4 * tile + 2 * tile + slopes + tile) + slopes + 2 * tile

@@ -224,6 +224,7 @@ chosen_step() {
 part_choices() {
   local choice
   for choice in on off; do chosen_step "GPT-2 124M, early launch $choice" SLIPSTREAM_EARLY_LAUNCH=$choice; done
+  chosen_step "GPT-2 124M, attention backward by 128 queries" SLIPSTREAM_ATTENTION_QUERIES=128
 }
 part_products() { timed_products "products" "GPT-2 124M" 16; }
 part_tabled() { with_table "GPT-2 124M" 8; }
@@ -359,12 +360,12 @@ export -f launch_on train_on same_losses equivalence sanitized measured on_model
 rows_of() {
   case $1 in
     "call 1") echo canary:15:6 step:30:30 kernels_beside_compile:70:15 torch:60:45 compare:60:45 products:130:130 tabled:30:30 llama:40:40 \
-      choices:30:15 profile_attention:30:15 ;;
+      choices:45:15 profile_attention:30:15 ;;
     "call 2") echo goal:40:40 contract:40:40 memcheck_some:50:25 ;;
     "stage kernels") echo canary:40:15 kernels:540:300 ;;
     "stage nccl") echo nccl:360:100 order:100:60 training:120:60 ;;
     "stage sanitize") echo memcheck:210:60 racecheck:170:60 initcheck:130:60 synccheck:70:60 ;;
-    "stage bench") echo compare:60:45 step:40:40 products:140:140 tabled:40:40 torch:60:45 llama:50:50 llama_products:60:60 llama_tabled:50:50 choices:30:15 \
+    "stage bench") echo compare:60:45 step:40:40 products:140:140 tabled:40:40 torch:60:45 llama:50:50 llama_products:60:60 llama_tabled:50:50 choices:45:15 \
       goal:40:40 links:130:50 shared:40:40 profile:90:20 torch_tuned:300:300 ;;
   esac
 }

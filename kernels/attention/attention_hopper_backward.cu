@@ -2,9 +2,10 @@
 // Attention backward for sm_90a in five products: scores, their gradients, dv, dk and dq of a tile together.
 //
 // A thread block stays on its multiprocessor and takes one block of 128 keys after another. It passes through the
-// queries that see them, 64 at a time. Scores are transposed, a warpgroup's 64 keys down and the queries across, so
-// that weights and slopes (the gradients of scores) are left sides of dv and dk in registers. Both warpgroups write
-// slopes to shared memory, and each multiplies them with half of the columns of the keys: dq.
+// queries that see them, 64 at a time, or 128 in heads of 64 (attention_path.h). Scores are transposed, a warpgroup's
+// 64 keys down and the queries across, so that weights and slopes (the gradients of scores) are left sides of dv and dk
+// in registers. Both warpgroups write slopes to shared memory, and each multiplies them with half of the columns of the
+// keys: dq.
 //
 // Every block of keys adds to dq of its queries, in a fixed order, from the first one that the queries see to the last
 // one, which also rounds the sum. Bits do not depend on the schedule. Blocks of keys are taken in the same order, so
@@ -23,8 +24,9 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/attention_path.h"
 #include "kernels/attention/block.cuh"
-#include "kernels/attention/hopper_backward.cuh"
+#include "kernels/attention/hopper_backward_sums.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::kernels {
@@ -33,9 +35,9 @@ namespace {
 using namespace hopper;
 
 /// Takes blocks of keys and loads them and the queries that see them: one warp.
-template <int kHead, typename Kind>
-__device__ __forceinline__ void load(const Arguments<Kind>& args, const Memory<kHead>& memory) {
-  using M = Memory<kHead>;
+template <typename M, typename Args>
+__device__ __forceinline__ void load(const Args& args, const M& memory) {
+  constexpr int kQueries = M::kQueries;
   const AttentionBlockBackward& of = args.of;
   const int lane = lane_of();
   const Shared<float> lses = memory.lses(), deltas = memory.deltas();
@@ -81,8 +83,8 @@ __device__ __forceinline__ void load(const Arguments<Kind>& args, const Memory<k
 }
 
 /// Lets the warpgroups add to dq of a tile when all blocks of keys before theirs have: one lane.
-template <int kHead, typename Kind>
-__device__ __forceinline__ void keep_order(const Arguments<Kind>& args, const Memory<kHead>& memory) {
+template <typename M, typename Args>
+__device__ __forceinline__ void keep_order(const Args& args, const M& memory) {
   Ring<1> additions;
   for (Ring<1> turn;; turn.advance()) {
     barrier_wait(memory.keys_full(), turn.parity);
@@ -102,104 +104,12 @@ __device__ __forceinline__ void keep_order(const Arguments<Kind>& args, const Me
   }
 }
 
-/// Adds a warp's 16 rows and kHead / 2 columns to dq of a tile; the last block of keys rounds the sum.
-template <int kHead, typename Kind>
-__device__ __forceinline__ void add_dq(const Arguments<Kind>& args, const Memory<kHead>& memory, const Item& item,
-                                       const Step& step, int group, int warp, Accumulator<kHead / 2>& dq) {
-  constexpr int kColumns = kHead / 2;
-  const AttentionBlockBackward& of = args.of;
-  const int64_t head = head_of(args, item, step), queries = of.block.queries;
-  const int64_t begin = step.tile * kQueries + 16 * warp;
-  const bool first = memory.additions()[0] == 0, last = item.key_block == last_block(args, step.tile);
-  float sums[kColumns / 8][4];
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) sums[i / 4][i % 4] = dq[i];
-  const auto query_of = [&](int half) { return begin + 8 * half + lane_of() / 4; };
-  const auto at = [&](int half, int pair) {  // of the columns of this lane in sums[2 * pair] and sums[2 * pair + 1]
-    return args.exchange.dq + (head * queries + query_of(half)) * kHead + group * kColumns + 4 * (lane_of() % 4) +
-           16 * pair;
-  };
-  if (!last) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (query_of(half) >= queries) continue;
-#pragma unroll
-      for (int pair = 0; pair < kColumns / 16; ++pair) {
-        const float(&left)[4] = sums[2 * pair], (&right)[4] = sums[2 * pair + 1];
-        const float mine[4] = {left[2 * half], left[2 * half + 1], right[2 * half], right[2 * half + 1]};
-        first ? ptx::store_16(at(half, pair), packed(mine, 0.0f)) : add_16(at(half, pair), mine);
-      }
-    }
-    return;
-  }
-  if (!first) {
-    // All loads are in flight before the first sum: one after the other they took a quarter of the kernel.
-    float others[2][kColumns / 16][4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int pair = 0; pair < kColumns / 16; ++pair)
-        if (query_of(half) < queries) unpack(ptx::load_16(at(half, pair)), others[half][pair], 0.0f);
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int pair = 0; pair < kColumns / 16; ++pair)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[2 * pair + i / 2][2 * half + i % 2] += others[half][pair][i];
-  }
-  const int64_t first_row = of.block.first_query,
-                of_head = (head * of.all.tokens + first_row) * kHead + group * kColumns;
-  if (!of.first) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t query = begin + 8 * half + lane_of() / 4;
-      if (query >= queries) continue;
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-        float low, high;
-        ptx::load_pair(of.dq_sum + of_head + query * kHead + 8 * j + 2 * (lane_of() % 4), low, high);
-        sums[j][2 * half] += low, sums[j][2 * half + 1] += high;
-      }
-    }
-  }
-  if (of.last)
-    store_rows<kColumns>(static_cast<bfloat16*>(of.all.dq) +
-                             (item.sequence * of.all.tokens + first_row) * of.all.dq_stride + step.head * kHead +
-                             group * kColumns,
-                         of.all.dq_stride, begin, queries, sums, {of.all.scale, of.all.scale});
-  else
-    store_sums<kColumns>(of.dq_sum + of_head, kHead, begin, queries, sums, 1.0f);
-}
-
-/// Writes dk and dv of a warp's 16 keys.
-template <int kHead, typename Kind>
-__device__ __forceinline__ void store_gradients(const Arguments<Kind>& args, const Item& item, int begin,
-                                                Accumulator<kHead>& dk, Accumulator<kHead>& dv) {
-  const AttentionBlockBackward& of = args.of;
-  const AttentionBackward& all = of.all;
-  const int64_t first_key = item.sequence * all.tokens + of.block.first_key;
-  float of_keys[kHead / 8][4], of_values[kHead / 8][4];
-#pragma unroll
-  for (int i = 0; i < kHead / 2; ++i) of_keys[i / 4][i % 4] = dk[i], of_values[i / 4][i % 4] = dv[i];
-  if (of.dkv == nullptr) {
-    const int64_t offset = first_key * all.dkv_stride + item.kv_head * kHead;
-    store_rows<kHead>(static_cast<bfloat16*>(all.dk) + offset, all.dkv_stride, begin, of.block.keys, of_keys,
-                      {all.scale, all.scale});
-    store_rows<kHead>(static_cast<bfloat16*>(all.dv) + offset, all.dkv_stride, begin, of.block.keys, of_values,
-                      {1.0f, 1.0f});
-  } else {
-    const int64_t width = all.kv_heads * kHead;
-    float* const to = of.dkv + first_key * 2 * width + item.kv_head * kHead;
-    store_sums<kHead>(to, 2 * width, begin, of.block.keys, of_keys, all.scale);
-    store_sums<kHead>(to + width, 2 * width, begin, of.block.keys, of_values, 1.0f);
-  }
-}
-
-/// The products: a warpgroup with 64 keys. In narrow heads dk and dq of a step are computed beside the weights of the
-/// next step; wide ones have no registers for that.
-template <int kHead, typename Kind>
-__device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memory<kHead>& memory) {
-  using M = Memory<kHead>;
+/// The products: a warpgroup with 64 keys. In narrow heads dk and dq of a step of 64 queries are computed beside the
+/// weights of the next step; wide heads and steps of 128 queries have no registers for that.
+template <int kHead, typename M, typename Args>
+__device__ __forceinline__ void compute(const Args& args, const M& memory) {
+  using Kind = typename Args::Kind;
+  constexpr int kQueries = M::kQueries, kParts = kQueries / 64;  // parts of 64 queries
   const AttentionBlockBackward& of = args.of;
   const int thread = static_cast<int>(threadIdx.x), lane = lane_of(), row = lane / 4, column = 2 * (lane % 4);
   const int group = __shfl_sync(kWholeWarp, thread / kGroupThreads - 1, 0),
@@ -221,10 +131,11 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
     [[maybe_unused]] int seen[2];  // the end of the queries that see these keys
     if constexpr (Kind::kHides)
       for (int half = 0; half < 2; ++half) seen[half] = args.ends.of(item.sequence, first_key + row + 8 * half);
-    Accumulator<kQueries> weights, slopes;
+    Accumulator<kQueries> weights;
+    Accumulator<64> slopes[kParts];
     Accumulator<kHead> dk, dv;
-    Accumulator<kHead / 2> dq;
-    uint32_t left_dv[kQueries / 16][4], left_dk[kQueries / 16][4];
+    Accumulator<kHead / 2> dq[kParts];
+    uint32_t left_dv[kQueries / 16][4], left_dk[kParts][4][4];
     [[maybe_unused]] Kept<kQueries> kept;
     const auto dropped = [&](int i, float value) {
       if constexpr (Kind::kDrops)
@@ -239,10 +150,10 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
                                                                   memory.queries(ring.stage).over_columns());
       wgmma_commit();
     };
-    const auto issue_slopes = [&] {
-      wgmma_fence(slopes);
-      multiply_rows<typename M::Values, typename M::Queries, kHead>(slopes, v,
-                                                                    memory.gradients(ring.stage).over_columns());
+    const auto issue_slopes = [&](int part) {
+      wgmma_fence(slopes[part]);
+      multiply_rows<typename M::Values, typename M::Queries, kHead>(
+          slopes[part], v, memory.gradients(ring.stage).over_columns(64 * part));
       wgmma_commit();
     };
     const auto issue_dv = [&] {
@@ -261,26 +172,32 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
     // From the slopes of both warpgroups.
     const auto issue_dk_dq = [&](int stage) {
       wgmma_fence(dk, left_dk);
-      multiply_weights<typename M::Queries>(dk, left_dk, memory.queries(stage).over_rows());
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        multiply_weights<typename M::Queries>(dk, left_dk[part],
+                                              memory.queries(stage).over_rows() + M::Queries::rows_at(4 * part));
       barrier_wait(memory.slopes_full(exchange.stage), exchange.parity);
       wgmma_fence(dq);
       const uint64_t left_dq = memory.slopes(exchange.stage).over_rows();
 #pragma unroll
-      for (int keys = 0; keys < kKeys / 16; ++keys)
-        wgmma<kHead / 2, Major::mn, Major::mn>(dq, left_dq + M::Slopes::rows_at(keys), k_half + M::Keys::rows_at(keys),
-                                               keys > 0);
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int keys = 0; keys < kKeys / 16; ++keys)
+          wgmma<kHead / 2, Major::mn, Major::mn>(
+              dq[part], left_dq + part * static_cast<uint64_t>(M::Slopes::kSlabBytes / 16) + M::Slopes::rows_at(keys),
+              k_half + M::Keys::rows_at(keys), keys > 0);
       wgmma_commit();
       exchange.advance();
     };
-    const auto hide = [&](Accumulator<kQueries>& of_keys, float value) {
+    const auto hide = [&]<int kColumns>(Accumulator<kColumns>& of_keys, int first, float value) {
 #pragma unroll
-      for (int i = 0; i < kQueries / 2; ++i)
-        if (8 * (i / 4) + column + i % 2 < hidden[i / 2 % 2]) of_keys[i] = value;
+      for (int i = 0; i < kColumns / 2; ++i)
+        if (first + 8 * (i / 4) + column + i % 2 < hidden[i / 2 % 2]) of_keys[i] = value;
     };
-    const auto hide_old = [&](Accumulator<kQueries>& of_keys, float value) {
+    const auto hide_old = [&]<int kColumns>(Accumulator<kColumns>& of_keys, int first, float value) {
 #pragma unroll
-      for (int i = 0; i < kQueries / 2; ++i)
-        if (8 * (i / 4) + column + i % 2 >= seen[i / 2 % 2] - step.tile * kQueries) of_keys[i] = value;
+      for (int i = 0; i < kColumns / 2; ++i)
+        if (first + 8 * (i / 4) + column + i % 2 >= seen[i / 2 % 2] - step.tile * kQueries) of_keys[i] = value;
     };
     const auto draw = [&] {
       if constexpr (Kind::kDrops)
@@ -293,9 +210,9 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
         const int key = first_key + row + 8 * half;
         hidden[half] = of.block.causal ? key - step.tile * kQueries : key < of.block.keys ? 0 : kQueries;
       }
-      if (hidden[1] > 0) hide(weights, -kInfinity);
+      if (hidden[1] > 0) hide(weights, 0, -kInfinity);
       if constexpr (Kind::kHides)
-        if (seen[0] < (step.tile + 1) * kQueries) hide_old(weights, -kInfinity);
+        if (seen[0] < (step.tile + 1) * kQueries) hide_old(weights, 0, -kInfinity);
 #pragma unroll
       for (int j = 0; j < kQueries / 8; ++j) {
         float lse[2];
@@ -306,25 +223,31 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
     };
     // Slopes of the scores, from those of the weights. Two places are enough for the exchange: a warpgroup writes to
     // one after both have written to the other, which they do after their products with this one.
-    const auto slope = [&](int place) {
-      if (hidden[1] > 0) hide(slopes, 0.0f);  // 0 times the slope of a hidden weight may be NaN
+    const auto slope = [&](int place, int part) {
+      Accumulator<64>& of_part = slopes[part];
+      // 0 times the slope of a hidden weight may be NaN
+      if (hidden[1] > 64 * part) hide(of_part, 64 * part, 0.0f);
       if constexpr (Kind::kHides)
-        if (seen[0] < (step.tile + 1) * kQueries) hide_old(slopes, 0.0f);
+        if (seen[0] < (step.tile + 1) * kQueries) hide_old(of_part, 64 * part, 0.0f);
 #pragma unroll
-      for (int j = 0; j < kQueries / 8; ++j) {
+      for (int j = 0; j < 8; ++j) {
         float delta[2];
-        ptx::load_pair(deltas.at(ring.stage * kQueries + 8 * j + column), delta[0], delta[1]);
+        ptx::load_pair(deltas.at(ring.stage * kQueries + 64 * part + 8 * j + column), delta[0], delta[1]);
 #pragma unroll
-        for (int i = 4 * j; i < 4 * j + 4; ++i) slopes[i] = weights[i] * (dropped(i, slopes[i]) - delta[i % 2]);
+        for (int i = 4 * j; i < 4 * j + 4; ++i)
+          of_part[i] = weights[32 * part + i] * (dropped(32 * part + i, of_part[i]) - delta[i % 2]);
       }
-      pack<kQueries>(left_dk, slopes);
+      uint32_t(&left)[4][4] = left_dk[part];
+      pack<64>(left, of_part);
       const Shared<uint32_t> words(memory.slopes(place).bytes, M::Slopes::kBytes / 4);
-      int at = M::Slopes::word(of_warp + row, 0);       // chunk j of the row is at ^ 4 j
-      if constexpr (Kind::kHides) ptx::make_again(at);  // else the places of all chunks stay in registers
+      int at = M::Slopes::word(of_warp + row, 8 * part);  // chunk 8 part + j of the row is at ^ 4 j
+      if constexpr (Kind::kHides) ptx::make_again(at);    // else the places of all chunks stay in registers
 #pragma unroll
-      for (int j = 0; j < kQueries / 8; ++j)
+      for (int j = 0; j < 8; ++j)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) words[(at ^ 4 * j) + 8 * 32 * half] = left_dk[j / 2][2 * (j % 2) + half];
+        for (int half = 0; half < 2; ++half) words[(at ^ 4 * j) + 8 * 32 * half] = left[j / 2][2 * (j % 2) + half];
+    };
+    const auto exchange_slopes = [&](int place) {
       fence_async();
       __syncwarp();
       if (lane == 0) barrier_arrive(memory.slopes_full(place));
@@ -333,7 +256,10 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
     const auto finish = [&](const Step& done, int stage) {
       if (lane == 0) barrier_arrive(memory.free(stage));
       barrier_wait(memory.may_add(), addition.parity);
-      add_dq<kHead>(args, memory, item, done, group, warp, dq);
+      const bool first = memory.additions()[0] == 0;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        add_dq<kHead>(args, item, done, done.tile * kQueries + 64 * part + 16 * warp, first, group, dq[part]);
       __syncwarp();
       if (lane == 0) barrier_arrive(memory.added());
       addition.advance();
@@ -344,15 +270,16 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
     if (Kind::kHides && count == 0) {  // no query sees the block of keys
       __syncwarp();
       if (lane == 0) barrier_arrive(memory.keys_free());
-    } else if constexpr (kHead == 64) {
+    } else if constexpr (kHead == 64 && kQueries == 64) {
       issue_scores();
       wgmma_wait<0>(weights);
-      issue_slopes();
+      issue_slopes(0);
       draw();
       weigh();
       issue_dv();
-      wgmma_wait<1>(slopes);
-      slope(exchange.stage);
+      wgmma_wait<1>(slopes[0]);
+      slope(exchange.stage, 0);
+      exchange_slopes(exchange.stage);
       while (--count > 0) {
         const Step before = step;
         const int stage = ring.stage;
@@ -360,14 +287,15 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
         ring.advance();
         issue_scores();
         wgmma_wait<0>(weights);
-        issue_slopes();
+        issue_slopes(0);
         issue_dk_dq(stage);
         draw();
         weigh();
         issue_dv();
-        wgmma_wait<1>(slopes, dq);
+        wgmma_wait<1>(slopes[0], dq);
         finish(before, stage);
-        slope(exchange.stage);
+        slope(exchange.stage, 0);
+        exchange_slopes(exchange.stage);
       }
       issue_dk_dq(ring.stage);
       wgmma_wait<0>(dq, dk, dv);
@@ -378,12 +306,21 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
       for (; count > 0; --count, advance(step, item), ring.advance()) {
         draw();
         issue_scores();
-        issue_slopes();
+        issue_slopes(0);
         wgmma_wait<1>(weights);
         weigh();
         issue_dv();
-        wgmma_wait<1>(slopes);
-        slope(exchange.stage);
+        if constexpr (kParts == 1) {
+          wgmma_wait<1>(slopes[0]);
+          slope(exchange.stage, 0);
+        } else {
+          wgmma_wait<0>(slopes[0], dv);  // the other slopes have the registers of its left side
+          issue_slopes(1);
+          slope(exchange.stage, 0);
+          wgmma_wait<0>(slopes[1]);
+          slope(exchange.stage, 1);
+        }
+        exchange_slopes(exchange.stage);
         issue_dk_dq(ring.stage);
         wgmma_wait<0>(dq, dk, dv);
         finish(step, ring.stage);
@@ -394,12 +331,12 @@ __device__ __forceinline__ void compute(const Arguments<Kind>& args, const Memor
   }
 }
 
-template <int kHead, typename Kind>
+template <int kHead, int kQueries, typename Kind>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
-    hopper_backward_kernel(const __grid_constant__ Arguments<Kind> args) {
+    hopper_backward_kernel(const __grid_constant__ Arguments<Kind, kQueries> args) {
   if constexpr (!kDeviceCode) return;
   SLIP_DYNAMIC_SHARED_1024(bytes);
-  const Memory<kHead> memory{bytes};
+  const Memory<kHead, kQueries> memory{bytes};
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(memory.full(stage), 1 + kWarp);
@@ -422,7 +359,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     if (warp() == 1 && lane_of() == 0) keep_order(args, memory);
   } else {
     registers_raise<kRegisters>();
-    compute(args, memory);
+    compute<kHead>(args, memory);
   }
 }
 
@@ -442,24 +379,24 @@ __global__ void __launch_bounds__(kEndsThreads) ends_kernel(HiddenKeys hidden, E
   ends.queries[sequence * ends.keys + key] = low;
 }
 
-template <int kHead>
+template <int kHead, int kQueries>
 bool enqueue(LaunchContext& context, const AttentionBlockBackward& of, const Exchange& exchange, const Ends& ends,
              std::string& reason) {
   Maps maps{};
-  if (!make_maps<kHead>(maps, of, reason)) return false;
+  if (!make_maps<kHead, kQueries>(maps, of, reason)) return false;
   const size_t counter_bytes = 4 * (1 + static_cast<size_t>(of.all.batch * of.all.heads * exchange.tiles));
   cuda_check(cudaMemsetAsync(exchange.taken, 0, counter_bytes, stream_of(context)), "zeroing counters of attention");
   const int64_t items = of.all.batch * of.all.kv_heads * exchange.key_blocks;
   for_masks(of, [&]<typename Kind>(const Kind& masks) {
     require_registers("attention backward", kBackwardThreads,
-                      registers_of(hopper_backward_kernel<kHead, Kind>, kBackwardThreads), kAllRegisters);
+                      registers_of(hopper_backward_kernel<kHead, kQueries, Kind>, kBackwardThreads), kAllRegisters);
     if constexpr (Kind::kHides)
       launch(stream_of(context), ends_kernel,
              dim3(static_cast<unsigned>(blocks_for(ends.keys, kEndsThreads)), static_cast<unsigned>(of.all.batch)),
              dim3(kEndsThreads), 0, masks.hidden, ends);
-    launch(stream_of(context), hopper_backward_kernel<kHead, Kind>,
+    launch(stream_of(context), hopper_backward_kernel<kHead, kQueries, Kind>,
            dim3(static_cast<unsigned>(std::min<int64_t>(multiprocessors(), items))), dim3(kBackwardThreads),
-           Memory<kHead>::kBytes, Arguments<Kind>{of, exchange, maps, masks, ends});
+           Memory<kHead, kQueries>::kBytes, Arguments<Kind, kQueries>{of, exchange, maps, masks, ends});
   });
   return true;
 }
@@ -471,7 +408,8 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
   const AttentionBlock& block = args.block;
   // A block without keys only rounds dq_sum.
   if (compute_capability() / 10 != 9 || all.dtype != DType::bf16 || block.keys == 0) return false;
-  const int64_t heads = all.batch * all.heads, tiles = blocks_for(block.queries, kQueries);
+  const int queries = all.head_dim == 64 ? attention_backward_queries() : 64;
+  const int64_t heads = all.batch * all.heads, tiles = blocks_for(block.queries, queries);
   auto* const counters = static_cast<uint32_t*>(scratch_of(context));
   const int64_t counters_end = 1 + heads * tiles;
   const Exchange exchange = {.delta = delta,
@@ -493,8 +431,9 @@ bool attention_backward_hopper(LaunchContext& context, const AttentionBlockBackw
     reason = "gradients or the workspace are not aligned to 16 bytes";
   if (reason.empty() && 4 * (counters_end + all.batch * block.keys) > kScratchBytes)
     reason = "more than 2 million tiles of 64 queries in all heads and sequences, and keys in all sequences";
-  if (reason.empty() && (all.head_dim == 64 ? enqueue<64>(context, args, exchange, ends, reason)
-                                            : enqueue<128>(context, args, exchange, ends, reason)))
+  if (reason.empty() && (all.head_dim == 128 ? enqueue<128, 64>(context, args, exchange, ends, reason)
+                         : queries == 128    ? enqueue<64, 128>(context, args, exchange, ends, reason)
+                                             : enqueue<64, 64>(context, args, exchange, ends, reason)))
     return true;
   note_attention_fallback("attention_backward: " + reason);
   return false;

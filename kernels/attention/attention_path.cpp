@@ -46,7 +46,17 @@ AttentionPath attention_path(int capability) {
   return path;
 }
 
-void require_attention_path() { asked_path(); }
+int attention_backward_queries() {
+  const char* asked = std::getenv("SLIPSTREAM_ATTENTION_QUERIES");
+  if (!asked || asked == std::string_view("64")) return 64;
+  if (asked == std::string_view("128")) return 128;
+  throw ConfigError("[attention] SLIPSTREAM_ATTENTION_QUERIES={} is unknown, need 64 or 128.", asked);
+}
+
+void require_attention_path() {
+  asked_path();
+  attention_backward_queries();
+}
 
 std::string attention_remark(int capability) {
   if (capability < 100) return "";

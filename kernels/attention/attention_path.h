@@ -20,7 +20,11 @@ std::string_view name_of(AttentionPath path);
 /// or names a path that this GPU does not have.
 AttentionPath attention_path(int capability);
 
-/// Throws: ConfigError if SLIPSTREAM_ATTENTION has another value than those above.
+/// Queries of a step of attention backward with heads of 64 on sm_90a: 64, the ones that were measured, or those of
+/// SLIPSTREAM_ATTENTION_QUERIES=64|128, which run.json records. Throws: ConfigError if it has another value.
+int attention_backward_queries();
+
+/// Throws: ConfigError if one of these variables has another value than those above.
 void require_attention_path();
 
 /// The remark on a GPU whose own tensor core instructions attention has no kernels for; empty on others.

@@ -8,7 +8,7 @@
 
 namespace slipstream::kernels::hopper {
 
-constexpr int kKeys = 128, kQueries = 64;  // of a block and of a step
+constexpr int kKeys = 128;  // of a block; a step has 64 queries, or 128 (attention_path.h)
 constexpr int kStages = 3;
 constexpr int kGroups = 2, kComputingWarps = 4 * kGroups;
 constexpr int kBackwardThreads = kGroupThreads * (1 + kGroups);
@@ -58,9 +58,10 @@ struct KeyTile {
   }
 };
 
-/// Shared memory of a thread block.
-template <int kHead>
+/// Shared memory of a thread block whose steps have kQueries queries.
+template <int kHead, int kQueries_>
 struct Memory {
+  static constexpr int kQueries = kQueries_;
   using Keys = KeyTile<kHead>;
   using Values = HeadTile<kKeys, kHead>;
   using Queries = HeadTile<kQueries, kHead>;
@@ -108,7 +109,7 @@ struct Maps {
 };
 
 /// The maps of a block, of its rows alone: rows of other blocks are zeros.
-template <int kHead>
+template <int kHead, int kQueries>
 bool make_maps(Maps& maps, const AttentionBlockBackward& args, std::string& reason) {
   const AttentionBackward& all = args.all;
   const AttentionBlock& block = args.block;
@@ -154,15 +155,17 @@ struct Ends {
   }
   /// The end of the tiles that add to dk and dv of a block of keys. The last one also has the tiles that see no key: it
   /// writes their dq.
+  template <int kQueries>
   __device__ __forceinline__ int end_tile(int sequence, int key_block) const {
     const int end = (key_block + 1) * kKeys;
     return end >= keys ? tiles : (of(sequence, end - 1) + kQueries - 1) / kQueries;
   }
 };
 
-template <typename Kind_>
+template <typename Kind_, int kQueries_>
 struct Arguments {
   using Kind = Kind_;
+  static constexpr int kQueries = kQueries_;
 
   AttentionBlockBackward of;
   Exchange exchange;
@@ -171,7 +174,7 @@ struct Arguments {
   Ends ends;  // with masks
 };
 
-/// A block of keys of a key-value head, and the tiles of 64 queries that see it.
+/// A block of keys of a key-value head, and the tiles of queries that see it.
 struct Item {
   int sequence, kv_head, key_block, first_tile, end_tile;
 };
@@ -186,9 +189,9 @@ __device__ __forceinline__ bool item_of(Item& item, const Args& args, int number
   const int of_turn = args.exchange.together, first = number / (of_turn * blocks) * of_turn,
             together = min(of_turn, all - first), rest = number - first * blocks, head = first + rest % together,
             block = rest / together;
-  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / kQueries) : 0,
+  item = {head / kv_heads, head % kv_heads, block, args.of.block.causal ? block * (kKeys / Args::kQueries) : 0,
           args.exchange.tiles};
-  if constexpr (Args::Kind::kHides) item.end_tile = args.ends.end_tile(item.sequence, block);
+  if constexpr (Args::Kind::kHides) item.end_tile = args.ends.template end_tile<Args::kQueries>(item.sequence, block);
   return true;
 }
 
@@ -215,13 +218,13 @@ __device__ __forceinline__ void advance(Step& step, const Item& item) {
 /// The last block of keys that adds to dq of a tile: that of its own position, or the last one of all.
 template <typename Args>
 __device__ __forceinline__ int last_block(const Args& args, int tile) {
-  return args.of.block.causal ? tile / (kKeys / kQueries) : args.exchange.key_blocks - 1;
+  return args.of.block.causal ? tile / (kKeys / Args::kQueries) : args.exchange.key_blocks - 1;
 }
 /// Blocks of keys that add to dq of the step's tile before this one.
 template <typename Args>
 __device__ __forceinline__ int earlier_blocks(const Args& args, const Item& item, const Step& step) {
   if constexpr (!Args::Kind::kHides) return item.key_block;
-  const int64_t first_key = args.masks.hidden.before(item.sequence, step.tile * kQueries);
+  const int64_t first_key = args.masks.hidden.before(item.sequence, step.tile * Args::kQueries);
   return item.key_block - min(static_cast<int>(first_key / kKeys), last_block(args, step.tile));
 }
 /// The head of a step in [B, H].

@@ -51,6 +51,8 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   check_refused(shell("SLIPSTREAM_ISA=avx3 " + exe() + " train " + run), 2, {"avx3", "baseline, avx2 or avx512"});
   check_refused(shell("SLIPSTREAM_ATTENTION=flash " + exe() + " train " + run), 2,
                 {"SLIPSTREAM_ATTENTION=flash is unknown, need hopper, mma or plain"});
+  check_refused(shell("SLIPSTREAM_ATTENTION_QUERIES=96 " + exe() + " train " + run), 2,
+                {"SLIPSTREAM_ATTENTION_QUERIES=96 is unknown, need 64 or 128"});
   check_refused(shell("SLIPSTREAM_EARLY_LAUNCH=1 " + exe() + " train " + run), 2,
                 {"SLIPSTREAM_EARLY_LAUNCH=1 is unknown, need on or off"});
   CHECK(!fs::exists(dir + ".old-3"));

@@ -235,6 +235,15 @@ TEST_CASE("attention in a ring, sm_90a: windows, documents and dropout") {
   check({1, 270, 2, 2, 128, 1, 0, 0, 0.5}, DType::bf16);
 }
 
+TEST_CASE("attention in a ring, sm_90a: backward by 128 queries") {
+  const emulation::Capability hopper(90);
+  const Queries128 queries;
+  check({2, 36, 4, 2, 64, 3}, DType::bf16);
+  check({1, 4 * 97, 2, 1, 64, 2}, DType::bf16);
+  check({1, 4 * 97, 1, 1, 64, 2, 97}, DType::bf16);
+  check({2, 4 * 76, 2, 1, 64, 2, 0, 110, 0.3}, DType::bf16);
+}
+
 TEST_CASE("attention in a ring: the carried state is the same for the general path and the tensor cores") {
   for (int capability : {80, 90})
     for (int64_t head_dim : {64, 128}) {

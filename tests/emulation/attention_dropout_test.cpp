@@ -173,6 +173,11 @@ TEST_CASE("attention dropout, sm_90a: whole sequences and blocks of a ring") {
   check({140, 2, 2, 128}, DType::bf16);
   for (int ranks : {2, 3}) check({152, 2, 1, 64, ranks}, DType::bf16);
   check({264, 1, 1, 128, 2}, DType::bf16);
+  {
+    const Queries128 queries;
+    check({200, 2, 1, 64}, DType::bf16);
+    check({152, 2, 1, 64, 3}, DType::bf16);
+  }
   if (!on_card) CHECK(attention_fallbacks().empty());
   check({36 + 2, 2, 1, 64, 2}, DType::bf16);  // chunks of 19: fours of keys are not fours of positions
   if (!on_card) CHECK(attention_fallbacks().size() == 2);

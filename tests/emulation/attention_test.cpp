@@ -262,6 +262,25 @@ TEST_CASE("attention, sm_90a: dq is a sum over several blocks of keys, and heads
   check({1, 260, 2, 1, 128}, DType::bf16);
 }
 
+TEST_CASE("attention, sm_90a: backward by 128 queries, lengths around a tile and several rounds through all stages") {
+  const emulation::Capability hopper(90);
+  const Queries128 queries;
+  for (int64_t tokens : {1, 64, 65, 127, 128, 129, 193, 257}) check({1, tokens, 1, 1, 64}, DType::bf16);
+  check({2, 130, 4, 2, 64}, DType::bf16);
+  check({1, 650, 2, 1, 64}, DType::bf16);
+  check({1, 200, 1, 1, 64}, DType::bf16, 3.0, 1.0f);
+  check({1, 140, 1, 1, 128}, DType::bf16);  // heads of 128 stay as they are
+}
+
+TEST_CASE("attention, sm_90a: backward by 128 queries with documents and windows") {
+  const emulation::Capability hopper(90);
+  const Queries128 queries;
+  for (int64_t longest : {1, 65, 129}) check({1, 270, 1, 1, 64, 0, longest}, DType::bf16);
+  for (int64_t window : {1, 64, 129, 200}) check({1, 270, 1, 1, 64, window}, DType::bf16);
+  check({2, 150, 4, 2, 64, 20}, DType::bf16);
+  check({1, 400, 1, 1, 64, 200, 390}, DType::bf16);
+}
+
 TEST_CASE("attention, general path: rows that are no multiple of 16 bytes are read by element, with the same bits") {
   constexpr int64_t kTokens = 18;
   enum Odd { none, q, k, v, out, dout, q_stride, kv_stride, out_stride, only_head, all_odd };

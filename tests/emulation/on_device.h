@@ -3,6 +3,8 @@
 // Shared by the tests of kernels on the emulated device and on a GPU (tests/gpu): operands in guarded device memory,
 // and both orders of the threads.
 
+#include <cstdlib>
+
 #include "tests/emulation/emulator.h"
 #include "tests/kernels/common/op_test.h"
 
@@ -61,6 +63,15 @@ class OnDevice {
   emulation::DeviceMemory memory_;
   DType dtype_;
   int64_t elems_;
+};
+
+/// While it lives, attention backward with heads of 64 takes 128 queries at a time on sm_90a.
+class Queries128 {
+ public:
+  Queries128() { ::setenv("SLIPSTREAM_ATTENTION_QUERIES", "128", 1); }
+  ~Queries128() { ::unsetenv("SLIPSTREAM_ATTENTION_QUERIES"); }
+  Queries128(const Queries128&) = delete;
+  Queries128& operator=(const Queries128&) = delete;
 };
 
 inline LaunchContext cuda_context() {
