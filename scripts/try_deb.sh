@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tries a package of make_deb.sh in a bare Debian system: installs it with its dependencies, plans, trains on two ranks
-# as an ordinary user, and removes it. Takes about two minutes. Exit code 77: root or debootstrap is missing.
+# as an ordinary user, and removes it. Takes two to four minutes. Exit code 77: root or debootstrap is missing.
 set -euo pipefail
 
 case "${1:-}" in
@@ -40,7 +40,7 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys 2>/dev/null || true
 mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm
 apt-get -q update >/dev/null
-apt-get -q -y install --no-install-recommends /slipstream.deb >/tmp/install.log 2>&1 || { tail -n 30 /tmp/install.log; exit 1; }
+apt-get -q -y -o Dpkg::Use-Pty=0 install --no-install-recommends /slipstream.deb >/tmp/install.log 2>&1 || { tail -n 30 /tmp/install.log; exit 1; }
 useradd -m tester
 cat >/home/tester/try.sh <<'USER'
 set -euo pipefail
@@ -48,19 +48,20 @@ mkdir work && cd work
 slipstream --version
 slipstream plan gpt2_xl --ranks 16 --machine h100x8 | grep "rehearsed step"
 cat /usr/share/common-licenses/* /usr/share/common-licenses/* >text.txt
-mpirun --oversubscribe --bind-to none -np 2 slipstream train quickstart --set data.train=text.txt --set train.steps=20 \
-  --set train.eval_batches=2 --set device.threads=1 | grep -E "step +20/|overlap:"
-slipstream generate runs/quickstart --prompt "The " --tokens 20 >/dev/null
+quickly="--set data.train=text.txt --set train.steps=20 --set train.eval_batches=2 --set device.threads=1"
+# Prints the lines of a command's output that match, or all of it.
+show() { "${@:2}" >log.txt 2>&1 && grep -E "$1" log.txt || { cat log.txt; exit 1; }; }
+show "step +20/|overlap:" mpirun --oversubscribe --bind-to none -np 2 slipstream train quickstart $quickly
+show "tokens|^" slipstream generate runs/quickstart --prompt "The " --tokens 20
 slipstream report runs/quickstart
-slipstream-run -np 2 --launcher 'mpirun --oversubscribe --bind-to none' slipstream train quickstart \
-  --set data.train=text.txt --set train.steps=4 --set train.eval_batches=2 --set device.threads=1 \
-  --set output.dir=again 2>&1 | grep "the run is complete"
+show "the run is complete" slipstream-run -np 2 --launcher 'mpirun --oversubscribe --bind-to none' slipstream train quickstart \
+  $quickly --set output.dir=again
 slipstream-sweep --help >/dev/null
 bash -c 'source /usr/share/bash-completion/completions/slipstream; complete -p slipstream'
 USER
 chown tester /home/tester/try.sh
 su - tester -c "bash try.sh"
-apt-get -q -y purge slipstream >/dev/null
+apt-get -q -y -o Dpkg::Use-Pty=0 purge slipstream >/dev/null
 left=$(find / -xdev -not -path '/proc/*' -iname '*slipstream*' -not -path '/home/*' -not -path '/slipstream.deb' -not -path '/var/log/*' -not -path '/tmp/*')
 [[ -z $left ]] || { echo "try_deb: these files stay after the removal:" >&2; echo "$left" >&2; exit 1; }
 INSIDE

@@ -400,6 +400,11 @@ class Pages(unittest.TestCase):
             run = next(one for one in table if f"ranks {one['ranks']}" == ranks and f"stage {one['zero.stage']}" == stage)
             self.assertEqual(row[-1], float(run["memory_bytes"]))
             self.assertAlmostEqual(sum(cell for cell in row[1:-1] if cell == cell), row[-1])
+        timelines = re.search(r'<section id="timelines".*?</section>', self.text, re.DOTALL)[0]
+        for entry in ("forward", "backward", "gradients", "losses and norms"):
+            self.assertRegex(timelines, rf'<li><i style="background:var\(--[a-z]+\)"></i>{entry}</li>')
+        # Ideal speeds and forecasts are dashed lines, and so are their swatches.
+        self.assertRegex(self.text, r'<li><i style="background:[^"]*" class="dashed"></i>ideal</li>')
         self.pictures("sweep", self.folder / "scaling/report.html")
         # Charts as files: a circle for each measured point.
         pictures = self.folder / "pictures"
@@ -411,6 +416,8 @@ class Pages(unittest.TestCase):
         for name, circles in (("efficiency", 4), ("strong-scaling", 4), ("timelines", 0)):
             tree = xml.etree.ElementTree.parse(pictures / f"scaling-{name}.svg")
             self.assertEqual(len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))), circles, name)
+        self.assertIn("stroke-dasharray", (pictures / "scaling-strong-scaling.svg").read_text().partition(">ideal<")[0].rpartition("<path")[2])
+        self.assertIn(">backward<", (pictures / "scaling-timelines.svg").read_text())
         shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, "--only", "absent", folder=self.folder, code=2)
 
     def test_charts_against_closed_forms(self):
