@@ -55,11 +55,13 @@ class TemporaryFile {
 std::string script_path() {
   const std::filesystem::path script = std::filesystem::path(shipped_folder()) / "scripts" / "import_config";
   std::error_code ignored;
-  if (std::filesystem::exists(script / "__main__.py", ignored)) return script.string();
+  // Without a folder of shipped files, the path would be one of the current folder.
+  if (!shipped_folder().empty() && std::filesystem::exists(script / "__main__.py", ignored)) return script.string();
   throw ResourceError(
-      "[import] the script {} is missing. Install the program with meson install, or keep its build folder in the "
-      "source.",
-      script.string());
+      "[import] the script import_config is missing{}. Install the program with meson install, or keep its build "
+      "folder "
+      "in the source.",
+      shipped_folder().empty() ? "" : " in " + script.parent_path().string());
 }
 
 struct Output {

@@ -61,9 +61,6 @@ MEGATRON_DEFAULTS = {
     "adam-beta2": 0.999,
     "optimizer": "adam",
     "tokenizer-type": None,
-    # of the launcher: torch/distributed/run.py
-    "nnodes": 1,
-    "nproc-per-node": 1,
     # of versions before 0.5
     "checkpoint-activations": False,
     "activations-checkpoint-method": None,

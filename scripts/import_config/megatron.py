@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-LM: the arguments of pretrain_gpt.py, from a shell script that starts it or from a YAML list of them."""
 
-import math
 import re
 
 from defaults import MEGATRON, MEGATRON_DEFAULTS, VOCABULARIES
@@ -92,7 +91,7 @@ FP8 = "fp8"
 
 
 def of_script(text, path):
-    """(options of the launcher and of pretrain_gpt.py, the shell that evaluated the script)."""
+    """(options of pretrain_gpt.py, the shell that evaluated the script, GPUs of the launcher or 0)."""
     shell = Shell(text, path, r"(^|[\s/\"'=])pretrain_\w+\.py")
     if not shell.commands:
         raise Refused(f"{path}: no command of the script starts pretrain_gpt.py. Give the script that starts it.")
@@ -105,21 +104,37 @@ def of_script(text, path):
     if script != "pretrain_gpt.py":
         raise Refused(f"{path}:{line}: {script[:60]} is not supported: only pretrain_gpt.py is.")
     options, where = [], f"{path}:{line}"
-    for launcher, part in ((True, words[:at]), (False, words[at + 1 :])):
-        for word in part:
-            if word.startswith("--") and len(word) > 2:
-                name, _, value = word[2:].partition("=")
-                if UNKNOWN.search(name):
-                    raise Refused(f"{where}: the name of an option is not known: {shell.reason(name)[1]}.")
-                name = name.replace("_", "-") if launcher else name
-                options.append(Option(name, value, place(text, path, name, line)))
-            elif UNKNOWN.fullmatch(word) and (not options or options[-1].value or launcher):
-                if shell.reason(word)[0] == "condition" and not launcher:
-                    raise Refused(f"{where}: options of pretrain_gpt.py are not known: {shell.reason(word)[1]}.")
-                shell.skipped.append((line, f"words are left out: {shell.reason(word)[1]}"))
-            elif options:
-                options[-1].value = f"{options[-1].value} {word}".strip()
-    return options, shell
+    for word in words[at + 1 :]:
+        takes_none = not options or isinstance(MEGATRON_DEFAULTS.get(options[-1].name), bool) or options[-1].value
+        if word.startswith("--") and len(word) > 2:
+            name, _, value = word[2:].partition("=")
+            if UNKNOWN.search(name):
+                raise Refused(f"{where}: the name of an option is not known: {shell.reason(name)[1]}.")
+            options.append(Option(name, value, place(text, path, name, line)))
+        elif UNKNOWN.fullmatch(word) and takes_none:
+            if shell.reason(word)[0] == "condition":
+                raise Refused(f"{where}: options of pretrain_gpt.py are not known: {shell.reason(word)[1]}.")
+            shell.skipped.append((line, f"words are left out: {shell.reason(word)[1]}"))
+        elif options:
+            options[-1].value = f"{options[-1].value} {word}".strip()
+    return options, shell, ranks_of(words[:at])
+
+
+def ranks_of(words):
+    """The GPUs that torchrun, srun or mpirun start; 0 if the words do not tell."""
+    found = {}
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not equals:
+            short = re.fullmatch(r"(-[nN])(\d+)", word)  # srun -n8
+            name, value = short.groups() if short else (word, words[i + 1] if i + 1 < len(words) else "")
+        found[name.replace("_", "-")] = int(value) if value.isdigit() else 0
+    if "--nproc-per-node" in found:
+        return found.get("--nnodes", 1) * found["--nproc-per-node"]
+    for name in ("-np", "-n", "--ntasks"):
+        if name in found:
+            return found[name]
+    return found.get("--nodes", found.get("-N", 0)) * found.get("--ntasks-per-node", 0)
 
 
 def place(text, path, name, line):
@@ -145,12 +160,12 @@ def of_yaml(text, path):
 
 
 def read(text, path, ranks):
-    shell = None
+    shell, started = None, 0
     if path.endswith((".yaml", ".yml")) or re.search(r"^\s*--[\w-]+:(\s|$)", text, re.M):
         options = of_yaml(text, path)
         reason = lambda value: f"{value} is not set in the file" if "$" in value else None  # noqa: E731
     else:
-        options, shell = of_script(text, path)
+        options, shell, started = of_script(text, path)
         reason = lambda value: (shell.reason(value) or (0, None))[1]  # noqa: E731
     found = Options(options, MEGATRON_DEFAULTS, "--", reason)
     if shell:
@@ -160,10 +175,10 @@ def read(text, path, ranks):
             for name, value in shell.defaults.items()
             if value and not name.isdigit()
         ]
-    return run_of(found, ranks), found
+    return run_of(found, ranks, started), found
 
 
-def run_of(found, ranks):
+def run_of(found, ranks, started):
     for name in REFUSED:
         found.refuse_if_on(name, neutral=NEUTRAL_VALUES.get(name, ()))
     layers = found.integer("num-layers", 1) or found.integer("encoder-num-layers", 1) or found.needed("num-layers")
@@ -177,6 +192,7 @@ def run_of(found, ranks):
         found.refuse("kv-channels", f"must be hidden-size / num-attention-heads = {width / heads:g}")
     model(found, run)
     layout(found, run)
+    run.ranks = started
     batches(found, run, ranks)
     found.choice("optimizer", ("adam",))
     run.learning_rate = found.real("lr") or 0.0
@@ -272,18 +288,6 @@ def layout(found, run):
 
 def batches(found, run, ranks):
     run.bf16 = found.flag("bf16") or found.flag("fp16")
-    places = [
-        found.integer(name, 1)
-        if not found.reason((found.find(name) or Option("", "", "")).value)
-        and (found.options.get(name) is None or found.options[name].value.isdigit())
-        else 0
-        for name in ("nnodes", "nproc-per-node")
-    ]
-    if found.options.keys() & {"nnodes", "nproc-per-node"}:
-        run.ranks = math.prod(places)
-    else:
-        found.defaulted.pop("nnodes", None)
-        found.defaulted.pop("nproc-per-node", None)
     run.global_batch = found.integer("global-batch-size", 1) or 0
     if not run.global_batch:
         run.global_batch = run.micro_batch * run.replicas(ranks or run.ranks)
