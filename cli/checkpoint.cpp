@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/store.h"
+#include "engine/checkpoint/weights_folder.h"
 
 namespace slipstream::cli {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 using checkpoint::Found;
 
 /// The checkpoints that DIR names: a run folder, its folder of checkpoints, or one checkpoint.
-std::vector<Found> checkpoints_at(std::string dir) {
+std::vector<Found> checkpoints_at(std::string dir, bool required = true) {
   namespace fs = std::filesystem;
   while (dir.size() > 1 && dir.ends_with('/')) dir.pop_back();
   std::error_code error;
@@ -37,7 +38,7 @@ std::vector<Found> checkpoints_at(std::string dir) {
   }
   std::vector<Found> found = checkpoint::find_checkpoints(dir);
   if (found.empty()) found = checkpoint::find_checkpoints(dir + "/checkpoints");
-  if (found.empty())
+  if (found.empty() && required)
     throw CheckpointError("[checkpoint] {} has no checkpoint. Set checkpoint.interval, or send SIGUSR1 to the run.",
                           files::shown(dir));
   return found;
@@ -60,9 +61,43 @@ int list(const std::string& dir) {
   return 0;
 }
 
+/// The folders of whole weights that DIR names: itself, or the final weights of its run.
+std::vector<std::string> weights_at(const std::string& dir) {
+  std::error_code error;
+  std::vector<std::string> found;
+  for (const char* inside : {"", "/checkpoints/final", "/final"})
+    if (checkpoint::has_weights(dir + inside) &&
+        !std::filesystem::exists(dir + inside + "/" + checkpoint::kManifestFile, error))
+      found.push_back(dir + inside);
+  return found;
+}
+
+/// Prints a line for a folder of whole weights. Returns false if it is damaged.
+bool verify_weights(const std::string& dir) {
+  try {
+    const checkpoint::WeightsFolder weights(dir);
+    const std::string files = counted(weights.files(), "file");
+    if (weights.has_hashes())
+      print_result("{}  ok: {} of weights\n", dir, files);
+    else
+      print_result("{}  not verified: {} of weights without {}\n", dir, files, checkpoint::kHashesFile);
+    return true;
+  } catch (const CheckpointError& error) {
+    const std::string_view tag = "[checkpoint] ", sentence = error.what();
+    print_result("{}  damaged: {}\n", dir, sentence.substr(sentence.starts_with(tag) ? tag.size() : 0));
+    return false;
+  }
+}
+
 int verify(const std::string& dir) {
+  std::string problems;
+  const std::vector<std::string> folders = weights_at(dir);
+  for (const std::string& each : folders)
+    if (!verify_weights(each))
+      problems = fmt::format("the weights in {} are damaged. Save them again: slipstream convert CHECKPOINT OUT. ",
+                             files::shown(each));
   int64_t damaged = 0, total = 0;
-  for (const Found& found : checkpoints_at(dir)) {
+  for (const Found& found : checkpoints_at(dir, folders.empty())) {
     ++total;
     std::string problem = found.problem;
     for (size_t f = 0; found.manifest && f < found.manifest->files.size() && problem.empty(); ++f)
@@ -84,8 +119,9 @@ int verify(const std::string& dir) {
         print_result("{}  ignored: {} is not in the manifest\n", found.path, files::shown(name));
   }
   if (damaged > 0)
-    throw CheckpointError("[checkpoint] {} of {} cannot be resumed from. Training skips a damaged one with --resume.",
-                          damaged, counted(total, "checkpoint"));
+    problems += fmt::format("{} of {} cannot be resumed from. Training skips a damaged one with --resume.", damaged,
+                            counted(total, "checkpoint"));
+  if (!problems.empty()) throw CheckpointError("[checkpoint] {}", problems);
   return 0;
 }
 
@@ -125,7 +161,7 @@ void add_checkpoint(CLI::App& app, Run& chosen) {
         [&chosen, dir, run] { chosen = [dir, run] { return alone("checkpoint", [&] { return run(*dir); }); }; });
   };
   add("list", "print a line per checkpoint", list);
-  add("verify", "read all files and compare their hashes", verify);
+  add("verify", "read all files of checkpoints and of final weights, and compare their hashes", verify);
   add("show", "print the contents of the newest checkpoint and the settings of its training", show);
 }
 

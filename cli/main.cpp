@@ -33,6 +33,10 @@ std::string refusal(const CLI::App* app, const CLI::Error& error) {
     command += " " + app->get_name();
   }
   std::string problem = error.what();
+  constexpr std::string_view kValueOfFlag = " was given a disallowed flag override";
+  if (problem.ends_with(kValueOfFlag))
+    problem = fmt::format("--{} takes no value: give it, or leave it out",
+                          problem.substr(0, problem.size() - kValueOfFlag.size()));
   if (!unknown.empty()) {
     std::vector<std::string> names;
     for (const CLI::App* subcommand : app->get_subcommands({})) names.push_back(subcommand->get_name());
@@ -45,6 +49,13 @@ std::string refusal(const CLI::App* app, const CLI::Error& error) {
                           near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   return fmt::format("{}{} See {} --help.", problem, problem.ends_with('?') ? "" : ".", command);
+}
+
+/// A flag is given or not: --resume=no would otherwise mean --resume.
+void refuse_values_of_flags(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_items_expected_max() == 0) option->disable_flag_override();
+  for (CLI::App* subcommand : app.get_subcommands({})) refuse_values_of_flags(*subcommand);
 }
 
 int run(int argc, char** argv) {
@@ -68,6 +79,7 @@ int run(int argc, char** argv) {
   for (const auto add : {add_train, add_plan, add_check, add_bench, add_generate, add_eval, add_tokenize,
                          add_checkpoint, add_report, add_why, add_keeper, add_convert, add_calibrate})
     add(app, chosen);
+  refuse_values_of_flags(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

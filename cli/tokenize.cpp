@@ -43,6 +43,9 @@ int tokenize_text(data::TokenizeOptions options) {
   if (options.out.empty())
     throw ConfigError(
         "[tokenize] the path of the shards is missing or empty. Give one behind the texts, such as data/text.");
+  if (options.out.ends_with('/'))
+    throw ConfigError("[tokenize] {} is a folder, need the path of the shards. Give one in it, such as {}text.",
+                      files::shown(options.out), files::printable(options.out, 200));
   if (options.resume && options.shard_tokens == 0)
     throw ConfigError("[tokenize] --resume continues behind complete shards. Give --shard-tokens, too.");
   if (options.threads == 0) options.threads = planner::threads_of(RunConfig{}, 1);

@@ -15,6 +15,7 @@
 
 #include "comm/verdict.h"
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/files.h"
 #include "engine/base/parallel.h"
 #include "engine/base/thread_usage.h"
@@ -50,6 +51,12 @@ std::string own_host() {
 }
 
 int64_t monotonic_ms() { return monotonic_ns() / 1'000'000; }
+
+/// ", at writing "PATH" to disk for 12 s".
+std::string at_the_disk() {
+  const std::string wait = files::longest_disk_wait();
+  return wait.empty() ? "" : ", at " + wait;
+}
 
 void print(const std::string& sentence) { std::fprintf(stderr, "slipstream: %s\n", sentence.c_str()); }
 
@@ -211,6 +218,8 @@ FlightRecord Monitor::record(const std::string& alarm) {
                             .seconds_ago = static_cast<double>(monotonic_ns() - exchange_began_ns_) * 1e-9};
   hosts.held_by = state.held_by;
   hosts.held_group = state.held_group;
+  if (const std::string wait = files::longest_disk_wait(); !begun && hosts.held_group.empty() && !wait.empty())
+    hosts.held_by = wait;
   record.channels.push_back(std::move(hosts));
   for (FlightChannel& channel : state.channels) {
     // The host has not issued it.
@@ -276,7 +285,7 @@ std::string Monitor::look(int64_t elapsed_ns) {
   const double limit = limits_.of(phase_);
   if (limit <= 0 || static_cast<double>(still_ns_) * 1e-9 <= limit) return {};
   return waits ? fmt::format("[watchdog] not all ranks joined within {:g} s to exchange {}.", limit, exchange_)
-               : fmt::format("[watchdog] this rank has not moved for {:g} s.", limit);
+               : fmt::format("[watchdog] this rank has not moved for {:g} s{}.", limit, at_the_disk());
 }
 
 void Monitor::take(const SideChannel::Message& message) {

@@ -6,6 +6,8 @@
 #include <fmt/ranges.h>
 
 #include "engine/base/check.h"
+#include "engine/config/validate_model.h"
+#include "kernels/attention/attention.h"
 #include "models/common/config_json.h"
 #include "models/common/decoder.h"
 #include "models/gpt2/gpt2.h"
@@ -25,6 +27,8 @@ struct Row {
   const char* adds;    // arithmetic beside the norms, positions and activations
 };
 
+static_assert(kHeadDimMost == kernels::kAttentionHeadDimMax);
+
 constexpr std::array<Row, 5> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
                                         {Family::llama, llama, "Llama 2, 3, 3.1, 3.2", "RoPE scaling `llama3`"},
                                         {Family::mistral, mistral, "Mistral 7B, Mistral Nemo, Ministral 8B", "-"},
@@ -36,6 +40,9 @@ constexpr std::array<Row, 5> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of
 Architecture architecture_of(const ModelOptions& options) {
   if (options.head_dim == 0 && options.width % options.heads != 0)
     throw ConfigError("[model] heads {} must divide width {}.", options.heads, options.width);
+  if (options.size_of_head() > kHeadDimMost)
+    throw ConfigError("[model] a head has {} elements, more than {}. Use a model with smaller heads.",
+                      options.size_of_head(), kHeadDimMost);
   if (options.tokens > options.context)
     throw ConfigError(
         "[model] train.sequence_length {} exceeds model.context {}. Lower train.sequence_length, or raise "

@@ -3,7 +3,9 @@
 
 #include "runtime/checkpoints.h"
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <functional>
@@ -48,7 +50,10 @@ std::string report_of(const std::function<checkpoint::StateFile()>& write) {
   }
 }
 
-std::string space_sentence(const std::string& dir, int64_t need_bytes) {
+/// The space of the disk, if a lack of it is the reason of a failure.
+std::string space_sentence(const std::string& dir, int64_t need_bytes, const std::string& failure) {
+  const auto is_cause = [&](int error) { return failure.find(std::strerror(error)) != std::string::npos; };
+  if (!is_cause(ENOSPC) && !is_cause(EDQUOT)) return {};
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(dir, error);
   if (error) return {};
@@ -197,7 +202,7 @@ std::string Checkpoints::commit(int64_t step, const checkpoint::NumericsHistory&
       failure = error.what();
       checkpoint::drop_checkpoint(options_.dir, step);
     }
-    if (!failure.empty() && finite) failure += space_sentence(options_.dir, saved_bytes(stages_));
+    if (!failure.empty() && finite) failure += space_sentence(options_.dir, saved_bytes(stages_), failure);
   }
   if (!finite) throw NumericsError("{}", failure);
   failure = world_.all_gather(failure, "a save")[0];

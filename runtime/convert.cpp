@@ -80,7 +80,7 @@ void require_replaceable(const std::string& to) {
     is_empty = false;
     has_config |= name == checkpoint::kConfigFile;
     const bool known = name.ends_with(".safetensors") || name.ends_with(".json") || name.ends_with(".jinja") ||
-                       name == "merges.txt" || name == "tokenizer.model";
+                       name == "merges.txt" || name == "tokenizer.model" || name == checkpoint::kHashesFile;
     if (!(known && fs::is_regular_file(entry.symlink_status(error)))) foreign = name;
   }
   if (error)

@@ -21,7 +21,9 @@
 #include <sstream>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/fail_point.h"
+#include "engine/base/files.h"
 #include "engine/base/log.h"
 #include "engine/base/parallel.h"
 
@@ -178,8 +180,7 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   while (true) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file_ < 0)
-      throw ResourceError("[disk] {} cannot be written: {}. Set {} to a writable folder.", path_, std::strerror(errno),
-                          key);
+      files::disk_failed(files::shown(path_), "written", errno, fmt::format("set {} to another folder", key));
     bool supported = true;
     const bool locked = take(file_, supported), lives = !locked && supported;
     owner = owner_in(file_);
@@ -215,8 +216,7 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   if (!written) {
     const int error = errno;
     ::close(file_);
-    throw ResourceError("[disk] {} cannot be written: {}. Free space, or set {} to another folder.", path_,
-                        std::strerror(error), key);
+    files::disk_failed(files::shown(path_), "written", error, fmt::format("set {} to another folder", key));
   }
   if (!owner.host.empty())
     log_info("note: {} was in use by process {} on host {}, started at {}. This run takes it over: {}.", dir,

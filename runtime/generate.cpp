@@ -316,13 +316,15 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateOptions& optio
   }
 }
 
-void generate_on(World& world, const GenerateOptions& options) {
+void check_options(const GenerateOptions& options) {
   check_sampling(options.sampling);
   for (const std::string& stop : options.stops)
     if (stop.empty() || valid_utf8_prefix(stop) != stop.size())
       throw ConfigError("[generate] --stop is {}, need the text before which the output ends.",
                         stop.empty() ? "empty" : "not UTF-8");
-  const ModelFolder weights(options.checkpoint);
+}
+
+void generate_on(World& world, const GenerateOptions& options, const ModelFolder& weights) {
   const std::string& folder = weights.dir();
   const models::ModelOptions& model = weights.model().options;
   const auto tokenizer = tokenizer_of(options, weights);
@@ -356,7 +358,13 @@ int generate(const GenerateOptions& options) {
   World world;
   log_setup(world.rank());
   try {
-    world.together([&] { generate_on(world, options); });
+    std::optional<ModelFolder> weights;
+    world.together([&] {
+      check_options(options);
+      weights.emplace(options.checkpoint,
+                      checkpoint::HashShare{.index = world.rank_on_host(), .count = world.ranks_on_host()});
+    });
+    world.together([&] { generate_on(world, options, *weights); });
     return 0;
   } catch (const AgreedFailure& failure) {
     return static_cast<int>(failure.code());

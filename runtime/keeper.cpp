@@ -31,6 +31,8 @@ namespace {
 
 constexpr int64_t kIdleSeconds = 1800;
 constexpr int kAnswerSeconds = 10;
+// Another process that holds the file cannot change its size, which would end the processes that map it.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr size_t kPacketBytes = size_t{1} << 18;
 
 struct Address {
@@ -47,6 +49,13 @@ Address address_of(const std::string& name) {
   std::memcpy(address.path.sun_path + 1, path.data(), path.size());
   address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
   return address;
+}
+
+/// The user whose process listens at the other end, or connected from there; -1 if the kernel does not tell.
+int64_t peer_of(int socket) {
+  ucred owner{};
+  socklen_t size = sizeof owner;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &owner, &size) == 0 ? int64_t{owner.uid} : -1;
 }
 
 int make_socket() { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0); }
@@ -118,9 +127,7 @@ class Table {
   void accept() {
     const int client = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (client < 0) return;
-    ucred owner{};
-    socklen_t size = sizeof owner;
-    if (::getsockopt(client, SOL_SOCKET, SO_PEERCRED, &owner, &size) != 0 || owner.uid != ::getuid()) {
+    if (peer_of(client) != ::getuid()) {
       ::close(client);
       return;
     }
@@ -222,9 +229,10 @@ bool spawn(const std::string& name) {
 std::unique_ptr<KeptMemory> KeptMemory::make(int64_t size_bytes) {
   // Linux would end processes of this host before it refuses the memory.
   const bool fits = size_bytes < available_bytes();
-  const int file = fits ? ::memfd_create("slipstream-kept", MFD_CLOEXEC) : -1;
+  const int file = fits ? ::memfd_create("slipstream-kept", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
   int error = !fits ? ENOMEM : file < 0 ? errno : 0;
   if (error == 0) error = ::posix_fallocate(file, 0, size_bytes);
+  if (error == 0 && ::fcntl(file, F_ADD_SEALS, kSeals) != 0) error = errno;
   std::unique_ptr<KeptMemory> memory = error == 0 ? adopt(file) : nullptr;
   if (memory) return memory;
   if (error != 0 && file >= 0) ::close(file);
@@ -237,7 +245,8 @@ std::unique_ptr<KeptMemory> KeptMemory::make(int64_t size_bytes) {
 std::unique_ptr<KeptMemory> KeptMemory::adopt(int file) {
   struct stat info {};
   void* at = MAP_FAILED;
-  if (::fstat(file, &info) == 0 && info.st_size > 0)
+  const int seals = ::fcntl(file, F_GET_SEALS);
+  if (seals >= 0 && (seals & kSeals) == kSeals && ::fstat(file, &info) == 0 && info.st_size > 0)
     at = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (at == MAP_FAILED) {
     ::close(file);
@@ -252,11 +261,37 @@ KeptMemory::~KeptMemory() {
   ::close(file_);
 }
 
-std::unique_ptr<Keeper> Keeper::find(const std::string& name) {
+namespace {
+
+/// -1: no process listens.
+int connect_to(const std::string& name) {
   const int socket = make_socket();
-  if (socket < 0) return nullptr;
   const Address address = address_of(name);
-  if (::connect(socket, reinterpret_cast<const sockaddr*>(&address.path), address.size) != 0) {
+  if (socket < 0 || ::connect(socket, reinterpret_cast<const sockaddr*>(&address.path), address.size) == 0)
+    return socket;
+  ::close(socket);
+  return -1;
+}
+
+}  // namespace
+
+void Keeper::require_own(const std::string& name) {
+  const int socket = connect_to(name);
+  if (socket < 0) return;
+  const int64_t user = peer_of(socket);
+  ::close(socket);
+  if (user != ::getuid())
+    throw ResourceError(
+        "[keeper] user {} listens at the address of this run's snapshots in memory, but this user is {}. End that "
+        "process, or set checkpoint.peer_interval = 0 to train without these snapshots.",
+        user, ::getuid());
+}
+
+std::unique_ptr<Keeper> Keeper::find(const std::string& name) {
+  const int socket = connect_to(name);
+  if (socket < 0) return nullptr;
+  // Any user can listen at this address. A stranger must not receive the training state.
+  if (peer_of(socket) != ::getuid()) {
     ::close(socket);
     return nullptr;
   }

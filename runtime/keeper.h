@@ -22,7 +22,7 @@ class KeptMemory {
   /// Blocks. New memory, all of it taken now and zero.
   /// Throws: ResourceError if this host does not have it.
   static std::unique_ptr<KeptMemory> make(int64_t size_bytes);
-  /// Takes over a memory file. Null if it cannot be mapped.
+  /// Takes over a memory file. Null if it cannot be mapped, or its size is not sealed.
   static std::unique_ptr<KeptMemory> adopt(int file);
   ~KeptMemory();
   KeptMemory(const KeptMemory&) = delete;
@@ -42,8 +42,10 @@ class Keeper {
  public:
   /// Blocks. Connects to the keeper `name` of this host, or starts one. Null if that fails.
   static std::unique_ptr<Keeper> start(const std::string& name);
-  /// Blocks. Null if this host has none of this name.
+  /// Blocks. Null if this host has none of this name, or a process of another user listens there.
   static std::unique_ptr<Keeper> find(const std::string& name);
+  /// Blocks. Throws: ResourceError if a process of another user listens at the address of the keeper `name`.
+  static void require_own(const std::string& name);
   ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;

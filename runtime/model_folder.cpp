@@ -31,8 +31,8 @@ bool is_table(const std::string& name) {
 
 }  // namespace
 
-ModelFolder::ModelFolder(const std::string& path)
-    : weights_(checkpoint::find_weights(path)),
+ModelFolder::ModelFolder(const std::string& path, checkpoint::HashShare share)
+    : weights_(checkpoint::find_weights(path), share),
       model_(models::read_hugging_face_config(weights_.config(), files::shown(weights_.config_path()),
                                               std::ssize(weights_.tensors()))) {
   if (weights_.is_checkpoint() && dir() != path)

@@ -20,9 +20,9 @@ namespace slipstream::runtime {
 class ModelFolder {
  public:
   /// Blocks. `path` is a folder of weights, a checkpoint, or a run folder: then its final weights, else its latest
-  /// checkpoint, which a line names.
+  /// checkpoint, which a line names. Compares the hashes of the files of `share`.
   /// Throws: CheckpointError, as WeightsFolder and read_hugging_face_config().
-  explicit ModelFolder(const std::string& path);
+  explicit ModelFolder(const std::string& path, checkpoint::HashShare share = {});
 
   const models::HuggingFaceModel& model() const { return model_; }
   const std::string& dir() const { return weights_.dir(); }

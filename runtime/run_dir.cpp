@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/files.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -35,11 +36,8 @@ constexpr int64_t kWaitingBytesMax = 64 << 20;  // lines of 100,000 steps
 constexpr int64_t kLookNs = 200'000'000;
 
 [[noreturn]] void refuse_at(const std::string& path, int error) {
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
-    throw ResourceError("[output] {} cannot be written: {}. Free space, or set output.dir to another folder.", path,
-                        std::strerror(error));
-  throw ResourceError("[output] {} cannot be written: {}. Set output.dir to a writable folder.", path,
-                      std::strerror(error));
+  throw ResourceError("[output] {} cannot be written: {}. {}", path, std::strerror(error),
+                      files::disk_remedy(error, "set output.dir to another folder"));
 }
 
 /// The bytes of a file of the run; none if it does not exist. A file that cannot be read is not an empty one.
@@ -69,8 +67,8 @@ void require_folder(const std::string& path, std::string_view key) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error || ::access(path.c_str(), W_OK) != 0)
-    throw ResourceError("[disk] {} cannot be written: {}. Set {} to a writable folder.", path,
-                        error ? error.message() : std::strerror(errno), key);
+    files::disk_failed(files::shown(path), "written", error ? error.value() : errno,
+                       fmt::format("set {} to another folder", key));
 }
 
 void require_space(const std::string& path, const RunFolders& folders) {

@@ -73,7 +73,7 @@ TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& ini
   all.ids = ids_of(tokenizer);
   if (!init.empty()) {
     try {
-      TextFiles before = text_files_of(ModelFolder(init));
+      TextFiles before = text_files_of(ModelFolder(init, {.count = 0}));
       all.dtype = before.dtype;
       if (!tokenizer.knows_text() || before.tokenizer == all.tokenizer) {
         all.ids = before.ids;

@@ -130,6 +130,19 @@ void print_start(const World& world, const DeviceAssignment& assignment, const R
            beside.empty() ? "" : "; beside it on the GPU" + beside.substr(1));
 }
 
+/// A run that continues nothing must not begin inside another one: output.dir then names a part of the run that was
+/// meant, such as its checkpoints. Throws: ConfigError.
+void require_outside_of_runs(const std::string& output) {
+  std::error_code error;
+  std::filesystem::path around = std::filesystem::absolute(output, error).lexically_normal().parent_path();
+  for (; around.has_relative_path() && !error; around = around.parent_path())
+    if (std::filesystem::exists(around / "run.json", error))
+      throw ConfigError(
+          "[train] output.dir = {} has no checkpoint and lies in the folder of the run {}. Set output.dir to that "
+          "folder to resume it, or to one outside of it for another run.",
+          files::shown(output), files::shown(around.string()));
+}
+
 comm::WaitLimits limits_of(const RunConfig& config) {
   return {.start_seconds = static_cast<double>(config.comm.start_timeout_seconds),
           .step_seconds = static_cast<double>(config.comm.timeout_seconds),
@@ -245,6 +258,7 @@ int train(const TrainOptions& options) {
     std::optional<ResumePoint> resume;
     RunName name = run_name_of(world, config.output.dir, options.resume);
     if (options.ignore_memory) name.formers.clear();
+    if (config.checkpoint.peer_interval > 0) world.together([&] { Keeper::require_own(name.keeper); });
     if (options.resume) {
       const auto newest = [&](bool verifies) {
         return find_newest_state(world, config.checkpoint.dir, name, {.verifies = verifies});
@@ -274,11 +288,13 @@ int train(const TrainOptions& options) {
                  config.train.steps);
         return 0;
       }
+      if (!resume) world.together([&] { require_outside_of_runs(config.output.dir); });
       if (!resume) log_info("--resume: {} has no checkpoint; the run begins at step 1", config.checkpoint.dir);
     }
     if (!config.model.init.empty() && !resume)
       world.together([&] {
-        const ModelFolder folder(config.model.init);
+        // Each host compares all hashes, because hosts may have their own copies of the folder.
+        const ModelFolder folder(config.model.init, {.index = world.rank_on_host(), .count = world.ranks_on_host()});
         if (world.rank() == 0 && !options.replayed_step)
           require_unmoved({.output = config.output.dir, .checkpoints = config.checkpoint.dir}, folder.dir());
         require_initial(folder, planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
@@ -322,6 +338,7 @@ int train(const TrainOptions& options) {
     world.together([&] { run_dir->open(); });
     name.keeper = keeper_name_of(world, name.run_id, config.output.dir);
     world.together([&] {
+      if (config.checkpoint.peer_interval > 0) Keeper::require_own(name.keeper);
       if (world.rank() != 0) return;
       run_dir->write("config.resolved.toml", config_toml(config));
       record = run_json(world, assignment, *resolved, finished, agreed, threads);

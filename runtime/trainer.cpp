@@ -161,7 +161,7 @@ void Trainer::restore(const ResumePoint& point) {
 }
 
 void Trainer::load_initial() {
-  const ModelFolder folder(config_.model.init);
+  const ModelFolder folder(config_.model.init, {.count = 0});  // train() has compared the hashes
   require_initial(folder, planner::model_options({.config = resolved_, .machine = machine_}), stages_);
   load_weights(*rank_, folder);
   log_info("weights:  from {}", folder.dir());

@@ -82,8 +82,9 @@ void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
   log_warn("[checkpoint] step {} is not saved: {}", step, failure);
   save_final();  // smaller than the checkpoint
   world_.together([&] {
-    throw ResourceError("[checkpoint] the last step, {}, has its weights in {}/final, but no checkpoint. Free space.",
-                        step, config_.checkpoint.dir);
+    throw ResourceError(
+        "[checkpoint] the last step, {}, has its weights in {}/final, but no checkpoint: see the warning above.", step,
+        config_.checkpoint.dir);
   });
 }
 

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/folder.h"
 #include "engine/base/units.h"
 #include "engine/base/utf8.h"
@@ -98,7 +99,9 @@ InputFile::InputFile(const std::string& path, Owner owner)
                           shown(path));
     if (error == ENOENT || error == ENOTDIR)
       refuse(owner, fmt::format("{} does not exist. Check the path, or create the file first.", shown(path)));
-    refuse(owner, fmt::format("{} cannot be read: {}. Check its permissions.", shown(path), reason(error)));
+    refuse(owner, fmt::format("{} cannot be read: {}. {}", shown(path), reason(error),
+                              error == EACCES || error == EPERM ? "This user may not read it: change its permissions."
+                                                                : disk_remedy(error, "restore the file from a copy")));
   }
   struct stat info {};
   const bool known = ::fstat(descriptor_, &info) == 0;
@@ -168,8 +171,8 @@ void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const 
     const ssize_t got = ::pread(descriptor_, to + done_bytes, want, offset_bytes + done_bytes);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0)
-      refuse(owner_, fmt::format("{} cannot be read at byte {}: {}. Check the disk.", shown(path_),
-                                 offset_bytes + done_bytes, reason(errno)));
+      refuse(owner_, fmt::format("{} cannot be read at byte {}: {}. {}", shown(path_), offset_bytes + done_bytes,
+                                 reason(errno), disk_remedy(errno, "restore the file from a copy")));
     if (got == 0)
       refuse(owner_, fmt::format("{} ends at byte {}, need {} bytes from byte {} on (it had {} bytes when it was "
                                  "opened). It was truncated while in use. Restore it and start again.",
@@ -201,9 +204,7 @@ std::string folder_of(const std::string& path) {
 
 OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(fmt::format("{}.tmp-{}", path, ::getpid())) {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor_ < 0)
-    throw ResourceError("[disk] {} cannot be written: {}. Create its folder, or choose a writable one.", shown(path),
-                        reason(errno));
+  if (descriptor_ < 0) disk_failed(shown(path), "written", errno);
 }
 
 OutputFile::~OutputFile() {
@@ -220,9 +221,7 @@ void OutputFile::write(const void* bytes, int64_t size_bytes) {
     const auto want = static_cast<size_t>(std::min(size_bytes - done_bytes, kTransferBytesMax));
     const ssize_t put = ::write(descriptor_, from + done_bytes, want);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0)
-      throw ResourceError("[disk] {} cannot be written: {}. Free space or choose another folder.", shown(path_),
-                          reason(errno));
+    if (put < 0) disk_failed(shown(path_), "written", errno);
     done_bytes += put;
   }
 }
@@ -230,9 +229,9 @@ void OutputFile::write(const void* bytes, int64_t size_bytes) {
 void OutputFile::commit() {
   SLIP_ASSERT(descriptor_ >= 0);
   // On failure the destructor still removes the temporary file.
+  const DiskWait wait(shown(path_));
   if (::fsync(descriptor_) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
-    throw ResourceError("[disk] {} cannot be finished: {}. Free space or choose another folder.", shown(path_),
-                        reason(errno));
+    disk_failed(shown(path_), "finished", errno);
   ::close(descriptor_);
   descriptor_ = -1;
   sync_folder(folder_of(path_));
@@ -246,14 +245,13 @@ void write_file(const std::string& path, std::string_view bytes) {
 
 void sync_folder(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0)
-    throw ResourceError("[disk] {} cannot be opened: {}. Check its permissions.", shown(folder), reason(errno));
+  if (descriptor < 0) disk_failed(shown(folder), "opened", errno);
+  const DiskWait wait(shown(folder));
   const int result = ::fsync(descriptor);
   const int error = errno;
   ::close(descriptor);
   // Some network file systems cannot sync a folder and return EINVAL. The rename itself is still atomic there.
-  if (result != 0 && error != EINVAL && error != EROFS)
-    throw ResourceError("[disk] {} cannot be written to disk: {}. Check the disk.", shown(folder), reason(error));
+  if (result != 0 && error != EINVAL && error != EROFS) disk_failed(shown(folder), "written to disk", error);
 }
 
 }  // namespace slipstream::files

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/files.h"
 #include "engine/base/parallel.h"
 #include "engine/base/units.h"
@@ -91,8 +92,7 @@ struct DirectWriter::State {
 
   [[noreturn]] void disk_failed(const char* what) const {
     const int error_number = errno;
-    throw ResourceError("[disk] {} cannot be {}: {}. Free space or choose another folder.", files::shown(path), what,
-                        std::strerror(error_number));
+    files::disk_failed(files::shown(path), what, error_number);
   }
 
   void put(const Buffer& buffer) {
@@ -176,9 +176,7 @@ DirectWriter::DirectWriter(const std::string& path, int64_t size_bytes, int thre
     s.direct = false;
     s.descriptor = ::open(s.temporary.c_str(), kFlags, 0666);
   }
-  if (s.descriptor < 0)
-    throw ResourceError("[disk] {} cannot be written: {}. Create its folder, or choose a writable one.",
-                        files::shown(path), std::strerror(errno));
+  if (s.descriptor < 0) s.disk_failed("written");
   // Several threads can then write at once: a write that extends a file excludes the others. A file system without this
   // call reports a full disk later.
   if (size_bytes > 0 && ::fallocate(s.descriptor, 0, 0, size_bytes) != 0 && (errno == ENOSPC || errno == EDQUOT))
@@ -218,6 +216,7 @@ void DirectWriter::commit() {
   s.end_threads();
   if (s.error) std::rethrow_exception(s.error);
   // On failure the destructor still removes the temporary file.
+  const files::DiskWait wait(files::shown(s.path));
   if (::fsync(s.descriptor) != 0 || ::rename(s.temporary.c_str(), s.path.c_str()) != 0) s.disk_failed("finished");
   ::close(s.descriptor);
   s.descriptor = -1;
@@ -279,8 +278,8 @@ class ReadAhead {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno != EINVAL)
         files::refuse(files::Owner::checkpoint,
-                      fmt::format("{} cannot be read at byte {}: {}. Check the disk.", files::shown(file_.path()),
-                                  begin + done, std::strerror(errno)));
+                      fmt::format("{} cannot be read at byte {}: {}. {}", files::shown(file_.path()), begin + done,
+                                  std::strerror(errno), files::disk_remedy(errno, "use another checkpoint")));
       if (got < kBlockBytes && done + got < need) break;  // refused, no whole block, or a shorter file than before
       done += done + got < need ? got - got % kBlockBytes : got;
     }

@@ -233,6 +233,12 @@ void SafetensorsFile::read(const TensorInfo& tensor, int64_t offset_bytes, void*
   file_.read(tensor.begin_bytes + offset_bytes, out, size_bytes);
 }
 
+std::string SafetensorsFile::hash() const {
+  data::Xxh3 hash;
+  hash.update(file_, 0, file_.size_bytes());
+  return hash.hex();
+}
+
 void SafetensorsFile::read_floats(const TensorInfo& tensor, std::span<float> out) const {
   SLIP_ASSERT(static_cast<int64_t>(out.size()) == tensor.elems());
   read_floats(tensor, 0, out);

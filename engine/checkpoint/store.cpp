@@ -13,6 +13,7 @@
 #include <filesystem>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/fail_point.h"
 #include "engine/base/files.h"
 #include "engine/base/folder.h"
@@ -44,11 +45,9 @@ std::vector<fs::path> entries_of(const std::string& dir) {
   return paths;
 }
 
-[[noreturn]] void disk_failed(const std::string& path, const std::string& reason) {
-  throw ResourceError(
-      "[disk] the checkpoint {} cannot be written: {}. Free space, or set checkpoint.dir to another "
-      "folder.",
-      files::shown(path), reason);
+[[noreturn]] void disk_failed(const std::string& path, int error) {
+  throw ResourceError("[disk] the checkpoint {} cannot be written: {}. {}", files::shown(path), std::strerror(error),
+                      files::disk_remedy(error, "set checkpoint.dir to another folder"));
 }
 
 /// Renames before it removes, so that a crash between the two leaves no half checkpoint. Empty, or the reason why not.
@@ -111,7 +110,7 @@ std::string begin_checkpoint(const std::string& dir, int64_t step) {
   std::error_code error;
   fs::remove_all(path, error);
   if (!error) fs::create_directories(path, error);
-  if (error) disk_failed(path, error.message());
+  if (error) disk_failed(path, error.value());
   fail_point("save.begun");
   return path;
 }
@@ -126,9 +125,9 @@ std::string commit_checkpoint(const std::string& dir, const Manifest& manifest) 
       std::error_code ignored;
       if (fs::exists(path, ignored)) remove_folder(path);
     } else if (errno != ENOENT) {
-      disk_failed(path, std::strerror(errno));
+      disk_failed(path, errno);
     }
-    if (::rename(fresh.c_str(), path.c_str()) != 0) disk_failed(path, std::strerror(errno));
+    if (::rename(fresh.c_str(), path.c_str()) != 0) disk_failed(path, errno);
   }
   fail_point("save.renamed");
   files::sync_folder(dir);

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/document.h"
 
 namespace slipstream::checkpoint {
@@ -22,13 +23,13 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kConfigBytesMax = 16 << 20;
 
-[[noreturn]] void disk_failed(const std::string& dir, const std::string& reason) {
-  throw ResourceError("[disk] the folder {} cannot be written: {}. Free space, or choose a writable folder.",
-                      files::shown(dir), reason);
+[[noreturn]] void disk_failed(const std::string& dir, int error) {
+  throw ResourceError("[disk] the folder {} cannot be written: {}. {}", files::shown(dir), std::strerror(error),
+                      files::disk_remedy(error));
 }
 
 void rename_or_throw(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) disk_failed(to, std::strerror(errno));
+  if (::rename(from.c_str(), to.c_str()) != 0) disk_failed(to, errno);
 }
 
 /// A folder that is removed unless it received its final name.
@@ -38,7 +39,7 @@ class TemporaryFolder {
     std::error_code error;
     fs::remove_all(path_, error);  // left by a killed process with the same id
     if (!error) fs::create_directories(path_, error);
-    if (error) disk_failed(path_, error.message());
+    if (error) disk_failed(path_, error.value());
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -56,13 +57,13 @@ class TemporaryFolder {
 void put_in_place(const TemporaryFolder& fresh, const std::string& dir) {
   if (::renameat2(AT_FDCWD, fresh.path().c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) return;
   if (errno == ENOENT) return rename_or_throw(fresh.path(), dir);  // nothing to replace
-  if (errno != EINVAL && errno != ENOSYS) disk_failed(dir, std::strerror(errno));
+  if (errno != EINVAL && errno != ENOSYS) disk_failed(dir, errno);
   const std::string old = fmt::format("{}.old-{}", dir, ::getpid());
   rename_or_throw(dir, old);
   if (::rename(fresh.path().c_str(), dir.c_str()) != 0) {
     const int error = errno;
     rename_or_throw(old, dir);
-    disk_failed(dir, std::strerror(error));
+    disk_failed(dir, error);
   }
   rename_or_throw(old, fresh.path());
 }
@@ -74,14 +75,17 @@ SavedFolder write_final(const std::string& dir, std::vector<TensorToSave> tensor
   std::string target = dir;
   while (target.size() > 1 && target.ends_with('/')) target.pop_back();
   std::error_code error;
-  if (fs::exists(target, error) && !fs::is_directory(target, error)) disk_failed(target, "a file has this name");
+  if (fs::exists(target, error) && !fs::is_directory(target, error))
+    throw ResourceError("[disk] the folder {} cannot be written: a file has this name. Choose another folder.",
+                        files::shown(target));
   const TemporaryFolder fresh(fmt::format("{}.tmp-{}", target, ::getpid()));
-  const SavedFolder saved = write_weights(fresh.path(), std::move(tensors), file_bytes);
-  files::write_file(fresh.path() + "/" + kConfigFile, config_json);
+  SavedFolder saved = write_weights(fresh.path(), std::move(tensors), file_bytes);
+  saved.written.push_back(write_text(fresh.path(), kConfigFile, config_json));
   for (const auto& [name, bytes] : extra_files) {
     SLIP_ASSERT(!name.empty() && name.find('/') == std::string::npos && name != kWeightsFile && name != kConfigFile);
-    files::write_file(fresh.path() + "/" + name, bytes);
+    saved.written.push_back(write_text(fresh.path(), name, bytes));
   }
+  write_hashes(fresh.path(), saved.written);
   put_in_place(fresh, target);
   files::sync_folder(files::folder_of(target));
   return saved;

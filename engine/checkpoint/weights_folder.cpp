@@ -9,8 +9,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
+#include "engine/base/log.h"
 #include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/store.h"
+#include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 namespace {
@@ -18,6 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kJsonBytesMax = 64 << 20;
+constexpr size_t kHashDigits = 32;
+constexpr const char* kHowToDropHashes =
+    "Restore it from a copy of the folder. If the change is intended, delete hashes.xxh128.";
 
 bool exists(const std::string& path) {
   std::error_code error;
@@ -32,6 +37,28 @@ Json read_object(const std::string& path) {
 Manifest read_manifest(const std::string& dir) {
   const std::string path = dir + "/" + kManifestFile;
   return parse_manifest(files::read_file(path, files::Owner::checkpoint, kJsonBytesMax), files::shown(path));
+}
+
+/// Hashes by the names of files; empty without kHashesFile.
+std::unordered_map<std::string, std::string> read_hashes(const std::string& dir) {
+  const std::string path = dir + "/" + kHashesFile;
+  std::unordered_map<std::string, std::string> hashes;
+  if (!exists(path)) return hashes;
+  const std::string text = files::read_file(path, files::Owner::checkpoint, kJsonBytesMax);
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string line = text.substr(at, end - at);
+    const bool valid = end < text.size() && line.size() > kHashDigits + 2 && line.substr(kHashDigits, 2) == "  " &&
+                       line.find_first_not_of("0123456789abcdef") == kHashDigits;
+    if (!valid)
+      throw CheckpointError(
+          "[checkpoint] {} has the line {}, need 32 hexadecimal digits, 2 spaces, a name and the end of the line. {}",
+          files::shown(path), files::shown(line), kHowToDropHashes);
+    hashes[line.substr(kHashDigits + 2)] = line.substr(0, kHashDigits);
+    at = end + 1;
+  }
+  if (hashes.empty()) throw CheckpointError("[checkpoint] {} has no hash. {}", files::shown(path), kHowToDropHashes);
+  return hashes;
 }
 
 /// The file of every tensor by the index.
@@ -162,13 +189,14 @@ Json read_config(const std::string& given) {
   return read_object(dir + "/" + kConfigFile);
 }
 
-WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
+WeightsFolder::WeightsFolder(std::string dir, HashShare share) : dir_(std::move(dir)) {
   if (!has_weights(dir_)) refuse_other_formats(dir_);
   if (!has_weights(dir_))
     throw CheckpointError("[checkpoint] {} has neither {} nor {}. Give a folder of weights in the Hugging Face format.",
                           files::shown(dir_), kWeightsFile, kIndexFile);
   model_dir_ = model_dir_of(dir_);
   config_ = read_config(dir_);
+  if (!exists(dir_ + "/" + kManifestFile)) hashes_ = read_hashes(dir_);
   if (exists(dir_ + "/" + kManifestFile)) {
     add_saved();
   } else if (exists(dir_ + "/" + kWeightsFile)) {
@@ -182,6 +210,33 @@ WeightsFolder::WeightsFolder(std::string dir) : dir_(std::move(dir)) {
     tensors_ = join_pieces(files_);
   }
   for (size_t i = 0; i < tensors_.size(); ++i) index_of_.emplace(tensors_[i].name(), i);
+  if (!has_hashes() || share.count == 0) return;
+  compare_hashes(share);
+  if (share.index == 0 && !is_checkpoint_) warn_of_changed_texts();
+}
+
+void WeightsFolder::compare_hashes(HashShare share) const {
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const SafetensorsFile& file = *files_[i];
+    const auto need = hashes_.find(fs::path(file.path()).filename());
+    if (need == hashes_.end())
+      throw CheckpointError("[checkpoint] {} has no hash in {}. {}", files::shown(file.path()), kHashesFile,
+                            kHowToDropHashes);
+    if (i % static_cast<size_t>(share.count) != static_cast<size_t>(share.index)) continue;
+    if (const std::string hash = file.hash(); hash != need->second)
+      throw CheckpointError("[checkpoint] {} is damaged: it has the hash {}, need {}. {}", files::shown(file.path()),
+                            hash, need->second, is_checkpoint_ ? "Give another checkpoint." : kHowToDropHashes);
+  }
+}
+
+void WeightsFolder::warn_of_changed_texts() const {
+  for (const auto& [name, hash] : hashes_) {
+    const std::string path = dir_ + "/" + name;
+    if (name.ends_with(".safetensors") || !exists(path)) continue;
+    const std::string bytes = files::read_file(path, files::Owner::checkpoint, int64_t{1} << 30);
+    if (data::xxh3_128_hex(bytes.data(), std::ssize(bytes)) != hash)
+      log_warn("[checkpoint] {} was changed after it was saved. {}", files::shown(path), kHowToDropHashes);
+  }
 }
 
 void WeightsFolder::open(const std::vector<std::string>& names) {
@@ -222,7 +277,7 @@ void WeightsFolder::add_saved() {
   if (const std::string problem = size_problem_of(dir_, manifest.files); !problem.empty())
     throw CheckpointError("[checkpoint] {} is damaged: {} Give another checkpoint.", files::shown(dir_), problem);
   std::vector<std::string> names;
-  for (const StateFile& file : manifest.files) names.push_back(file.name);
+  for (const StateFile& file : manifest.files) names.push_back(file.name), hashes_[file.name] = file.hash;
   open(names);
   const auto refuse = [&](const std::string& tensor, const std::string& problem) {
     throw CheckpointError("[checkpoint] {} is damaged: its weights of {} {}. Give another checkpoint.",
@@ -259,6 +314,17 @@ const FolderTensor* WeightsFolder::find(const std::string& name) const {
   return found == index_of_.end() ? nullptr : &tensors_[found->second];
 }
 
+StateFile write_text(const std::string& dir, const std::string& name, const std::string& bytes) {
+  files::write_file(dir + "/" + name, bytes);
+  return {.name = name, .size_bytes = std::ssize(bytes), .hash = data::xxh3_128_hex(bytes.data(), std::ssize(bytes))};
+}
+
+void write_hashes(const std::string& dir, const std::vector<StateFile>& files) {
+  std::string lines;
+  for (const StateFile& file : files) lines += fmt::format("{}  {}\n", file.hash, file.name);
+  files::write_file(dir + "/" + kHashesFile, lines);
+}
+
 SavedFolder write_weights(const std::string& dir, std::vector<TensorToSave> tensors, int64_t file_bytes) {
   const auto size = [](const TensorToSave& tensor) {
     int64_t elems = 1;
@@ -278,21 +344,26 @@ SavedFolder write_weights(const std::string& dir, std::vector<TensorToSave> tens
     total_bytes += bytes;
     files.back().push_back(std::move(tensor));
   }
-  SavedFolder saved{.files = std::ssize(files), .size_bytes = 0};
+  SavedFolder saved{.files = std::ssize(files)};
+  const auto write = [&](const std::string& name, std::vector<TensorToSave> of_file) {
+    const WrittenFile file = write_safetensors(dir + "/" + name, std::move(of_file));
+    saved.size_bytes += file.size_bytes;
+    saved.written.push_back({.name = name, .size_bytes = file.size_bytes, .hash = file.hash});
+  };
   if (files.size() == 1) {
-    saved.size_bytes = write_safetensors(dir + "/" + kWeightsFile, std::move(files[0])).size_bytes;
+    write(kWeightsFile, std::move(files[0]));
     return saved;
   }
   Json::Object map;
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
     for (const TensorToSave& tensor : files[i]) map.emplace_back(tensor.name, Json(name));
-    saved.size_bytes += write_safetensors(dir + "/" + name, std::move(files[i])).size_bytes;
+    write(name, std::move(files[i]));
   }
   Json index = Json::object();
   index["metadata"]["total_size"] = Json(total_bytes);
   index["weight_map"] = Json(std::move(map));
-  files::write_file(dir + "/" + kIndexFile, index.dump(2) + "\n");
+  saved.written.push_back(write_text(dir, kIndexFile, index.dump(2) + "\n"));
   return saved;
 }
 

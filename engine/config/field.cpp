@@ -3,6 +3,7 @@
 
 #include "engine/config/field.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -182,7 +183,12 @@ size_t need_word(const ConfigValue& value, const Words& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == *text) return i;
   }
-  const std::string near = nearest(*text, words);
+  // Words of other programs, which no number of edits makes alike.
+  static constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
+      {"gpu", "cuda"}, {"nvidia", "cuda"}, {"fp32", "float32"}, {"f32", "float32"}, {"bf16", "bfloat16"}};
+  std::string near = nearest(*text, words);
+  for (const auto& [theirs, ours] : kOthers)
+    if (*text == theirs && std::find(words.begin(), words.end(), ours) != words.end()) near = ours;
   throw ConfigError("needs {}, got {}{}", describe_need(words), shown(value),
                     near.empty() ? "" : fmt::format(", did you mean \"{}\"?", near));
 }
@@ -227,8 +233,7 @@ const Quantity& size_or_auto_quantity() {
                              [](std::string_view text) -> int64_t {
                                if (text == "auto") return 0;
                                const int64_t size_bytes = parse_bytes(text);
-                               if (size_bytes == 0) throw ConfigError("a size of 0");
-                               return size_bytes;
+                               return size_bytes == 0 ? -1 : size_bytes;  // below every range: 0 is "auto"
                              },
                              [](int64_t size_bytes) { return size_bytes == 0 ? "auto" : print_size(size_bytes); },
                              false};
@@ -257,11 +262,18 @@ int64_t need_quantity(const ConfigValue& value, const Quantity& quantity, const 
   int64_t amount = 0;
   try {
     amount = quantity.parse(*text);
-  } catch (const ConfigError&) {
-    refuse(quantity.need, value);
+  } catch (const ConfigError& error) {
+    // "... is not a size: it needs a number and one of the units B, kB, .."
+    const std::string_view sentence = error.what();
+    const size_t reason = sentence.find(": it ");
+    if (reason == std::string_view::npos) refuse(quantity.need, value);
+    std::string_view rule = sentence.substr(reason + 5);
+    if (rule.ends_with('.')) rule.remove_suffix(1);
+    throw ConfigError("needs {}, got {}, which {}", quantity.need, shown(value), rule);
   }
   if (amount < range.min || amount > range.max)
-    throw ConfigError("needs {} from {} to {}, got {}", quantity.need, quantity.print(range.min),
+    throw ConfigError("needs {} from {} to {}, got {}", quantity.need,
+                      quantity.print(std::max<int64_t>(range.min, quantity.print(0) == "auto" ? 1 : 0)),
                       quantity.print(range.max), shown(value));
   return amount;
 }

@@ -3,6 +3,8 @@
 
 #include "engine/config/fields.h"
 
+#include "engine/config/validate_model.h"
+
 namespace slipstream {
 namespace {
 
@@ -32,7 +34,7 @@ std::vector<Field<R>> make_fields() {
                  "Number of attention heads. Must divide model.width if model.head_dim = 0."),
       F::integer("model.kv_heads", at(&R::model, &Model::kv_heads), {0, 65536},
                  "Number of key and value heads. Must divide model.heads. 0: model.heads."),
-      F::integer("model.head_dim", at(&R::model, &Model::head_dim), {0, 256},
+      F::integer("model.head_dim", at(&R::model, &Model::head_dim), {0, kHeadDimMost},
                  "Elements of a head. 0: model.width / model.heads, the only value for gpt2."),
       F::integer("model.width", at(&R::model, &Model::width), {1, 1 << 20}, "Elements of a token's hidden state."),
       F::integer("model.ffn_width", at(&R::model, &Model::ffn_width), {0, 1 << 24},
@@ -211,9 +213,10 @@ std::vector<Field<R>> make_fields() {
       F::real("optimizer.momentum", at(&R::optimizer, &Optimizer::momentum), in_float32({0, 1, false, true}),
               "Decay of muon's Nesterov momentum."),
       F::mode("optimizer.muon_scaling", at(&R::optimizer, &Optimizer::muon_scaling),
-              "Factor on muon's learning rate for a matrix of rows x cols. match_rms_adamw: 0.2 max(rows, cols)^0.5, "
-              "which makes steps as large as AdamW's, so that a learning rate of AdamW can be kept. original: max(1, "
-              "rows / cols)^0.5."),
+              "Factor on muon's learning rate for a matrix of rows x cols. Rows are its outputs and cols its inputs, "
+              "as in torch.nn.Linear; files of GPT-2 hold transposes. match_rms_adamw: 0.2 max(rows, cols)^0.5, which "
+              "makes steps as large as AdamW's, so that a learning rate of AdamW can be kept. original: max(1, rows / "
+              "cols)^0.5, as Jordan 2024."),
       F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
                 "Keep two copies of the weights and swap them after each update. The update then runs beside compute "
                 "without waiting for the readers of the old copy. auto: true on a GPU if both copies fit and the "

@@ -175,6 +175,13 @@ void flatten(const toml::table& table, const std::string& prefix, size_t level, 
     throw ConfigError("{}:{}:{} repeats a definition: {}. Keep one of them.", path, at.line, at.column,
                       files::printable(problem, 300));
   }
+  // The library's text: "floating-point: '1e999' could not be interpreted as a value".
+  for (const std::string_view kind : {"floating-point: ", "decimal integer: ", "hexadecimal integer: "}) {
+    const size_t end = problem.rfind("' ");
+    if (!problem.starts_with(kind) || end == std::string_view::npos) continue;
+    throw ConfigError("{}:{}:{} has {}', a number that 64 bits cannot hold. Use another one.", path, at.line, at.column,
+                      files::printable(problem.substr(kind.size(), end - kind.size()), 100));
+  }
   throw ConfigError("{}:{}:{} is not TOML: {}.", path, at.line, at.column, files::printable(problem, 300));
 }
 

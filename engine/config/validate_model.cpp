@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
+#include "engine/base/units.h"
 
 namespace slipstream {
 namespace {
@@ -18,6 +19,14 @@ double parameter_count(const Model& model) {
   const double ffn = (is_rotary(model.family) ? 3 : 2) * real(model.width) * real(model.ffn_width);
   const double embedding = (model.tie_embeddings == Choice::yes ? 1 : 2) * real(model.vocab_size) * real(model.width);
   return real(model.layers) * (attention + ffn) + embedding;
+}
+
+/// The fewest heads whose elements the kernels hold.
+std::string more_heads(const Model& model) {
+  for (int64_t heads = ceil_div(model.width, kHeadDimMost); heads <= model.width; ++heads)
+    if (model.width % heads == 0 && (is_rotary(model.family) ? model.width / heads % 2 == 0 : true))
+      return fmt::format("at least {} heads", heads);
+  return "another width";
 }
 
 void validate_window_layers(const Model& model) {
@@ -41,6 +50,9 @@ void validate_model(const Model& model) {
   if (model.head_dim == 0)
     throw ConfigError("model.width = {} is not a multiple of model.heads = {}. Use heads that divide the width.",
                       model.width, model.heads);
+  if (model.head_dim > kHeadDimMost)
+    throw ConfigError("model.width / model.heads = {} / {} makes heads of {} elements, more than {}. Use {}.",
+                      model.width, model.heads, model.head_dim, kHeadDimMost, more_heads(model));
   if (model.heads % model.kv_heads != 0)
     throw ConfigError("model.heads = {} is not a multiple of model.kv_heads = {}. Use kv_heads that divide heads.",
                       model.heads, model.kv_heads);

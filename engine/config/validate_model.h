@@ -6,6 +6,9 @@
 
 namespace slipstream {
 
+/// The most elements of a head that the kernels of attention hold.
+inline constexpr int64_t kHeadDimMost = 256;
+
 /// Pure. Throws: ConfigError for sizes that fit no model of the family. Defaults must be resolved.
 void validate_model(const Model& model);
 

@@ -218,11 +218,18 @@ Dataset open_dataset(const DatasetOptions& options) {
   Dataset dataset;
   dataset.tokenizer = tokenizer_of(inputs, paths, options, file);
   std::vector<std::shared_ptr<const TokenSource>> train, validation;
+  std::vector<std::string> hashes;
   const bool cut = holds_out && options.validation_fraction > 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::string hash;
     const auto all = inputs[i].tokens(dataset.tokenizer, options.threads, options.documents, hash, dataset);
     dataset.hash += (i > 0 ? "+" : "") + hash;
+    if (const auto same = std::find(hashes.begin(), hashes.end(), hash); i == sources && same != hashes.end())
+      dataset.notes.push_back(
+          fmt::format("data.validation = {} has the content of the training data {}, so val_loss does not tell how "
+                      "the model does on other data",
+                      files::shown(paths[i]), files::shown(paths[static_cast<size_t>(same - hashes.begin())])));
+    hashes.push_back(hash);
     if (options.documents && !all->has_documents())
       throw DataError(
           "[data] data.document_mask needs documents, but {} has no index of them, and its tokenizer {} has no "

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/base/check.h"
+#include "engine/base/disk.h"
 #include "engine/base/folder.h"
 #include "engine/base/json.h"
 
@@ -75,8 +76,8 @@ void TraceWriter::finish() {
   const std::string temporary = path_ + ".tmp";
   std::FILE* file = std::fopen(temporary.c_str(), "w");
   if (!file)
-    throw ResourceError("[trace] {} cannot be written: {}. Check output.dir.", files::real_name(temporary),
-                        std::strerror(errno));
+    throw ResourceError("[trace] {} cannot be written: {}. {}", files::real_name(temporary), std::strerror(errno),
+                        files::disk_remedy(errno, "set output.dir to another folder"));
   // Trace tools find the rank by the text "rank": N, including the space.
   fmt::print(file,
              "{{\"displayTimeUnit\": \"ns\", \"distributedInfo\": {{\"rank\": {}, \"backend\": \"mpi\", "
@@ -103,9 +104,10 @@ void TraceWriter::finish() {
   fmt::print(file, "\n]}}\n");
   const bool failed = std::ferror(file) != 0;
   if (std::fclose(file) != 0 || failed || std::rename(temporary.c_str(), path_.c_str()) != 0) {
-    const std::string reason = std::strerror(errno);
+    const int number = errno;
     std::remove(temporary.c_str());
-    throw ResourceError("[trace] {} cannot be written: {}. Free some disk space.", files::real_name(path_), reason);
+    throw ResourceError("[trace] {} cannot be written: {}. {}", files::real_name(path_), std::strerror(number),
+                        files::disk_remedy(number, "set output.dir to another folder"));
   }
 }
 

@@ -375,7 +375,7 @@ TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]")
   check_refused(call("plan " + run + " --set device.machine=" + machine), 7, {"100.0 KiB"});
   // Hopeless models are not planned first.
   for (const char* command : {"plan ", "check ", "train "})
-    check_refused(call(command + run + " --set model.layers=60000 --set model.width=4096"), 7,
+    check_refused(call(command + run + " --set model.layers=60000 --set model.width=512"), 7,
                   {"60000 layers of", "at least"});
   // Between the needs of two and of one layers ahead: the error has the depth that fits.
   const auto total = [&](int depth) {

@@ -67,14 +67,21 @@ TEST_CASE("a file system that refuses direct accesses gets ordinary ones", "[cli
 
 TEST_CASE("a disk that fails in a save beside training is a warning with the numbers", "[cli]") {
   const Runs runs;
-  for (const std::string rule : {"write:ENOSPC:1", "sync:EIO:1", "mkdir:ENOSPC:1", "rename:EIO:1"}) {
+  for (const std::string rule :
+       {"write:ENOSPC:1", "sync:EIO:1", "mkdir:ENOSPC:1", "rename:EIO:1", "open:EACCES:1", "mkdir:EROFS:1"}) {
     fs::remove_all(runs.run);
     const Result result = shell(faulty(rule, "step-00000002") + runs.train);
     INFO(rule << "\n" << result.text);
     CHECK(result.code == 0);
     CHECK(contains(result.text, "step 2 is not saved: "));
-    CHECK(contains(result.text, rule.ends_with("ENOSPC:1") ? "No space left on device" : "Input/output error"));
-    if (!rule.starts_with("mkdir")) CHECK(contains(result.text, ". A checkpoint needs "));
+    const bool is_full = rule.ends_with("ENOSPC:1");
+    CHECK(contains(result.text, is_full                      ? "No space left on device. Free space, or "
+                                : rule.ends_with("EACCES:1") ? "Permission denied. This user may not write there: "
+                                : rule.ends_with("EROFS:1")  ? "Read-only file system. The file system is mounted "
+                                                             : "Input/output error. The disk fails: "));
+    // Only a full disk is a reason to free space.
+    CHECK(contains(result.text, "ree space") == is_full);
+    CHECK(contains(result.text, ". A checkpoint needs ") == (is_full && !rule.starts_with("mkdir")));
     CHECK(contains(result.text, "Training goes on; the newest checkpoint is that of step 0."));
     CHECK(!runs.saved(2));
     CHECK((runs.saved(4) && runs.saved(6)));
@@ -174,4 +181,13 @@ TEST_CASE("resume keeps the lines around a damaged one and reports their number"
   Bits expected = runs.whole;
   expected.lines.erase(expected.lines.begin() + 1);
   CHECK(bits_of(runs.run) == expected);
+}
+
+TEST_CASE("a rank that hangs in a write to disk is named with the file", "[cli]") {
+  if (!has_mpirun()) return;
+  const Folder folder;
+  const Result result =
+      shell("SLIPSTREAM_DISK_RANK=0 " + faulty("sync:stuck:1", "final.tmp") + mpirun() + "-np 2 " + exe() + " train " +
+            run_file(folder) + " --set train.steps=1 --set comm.save_timeout_seconds=2");
+  check_refused(result, 6, {"rank 0 on host ", "at writing \"", "model.safetensors\" to disk for "});
 }

@@ -356,7 +356,7 @@ TEST_CASE("a full disk or a file size limit ends the run with one error, and eve
   const std::string run = run_file(folder) + " --set train.steps=4000 --set train.eval_batches=0";
   // Blocks of 512 bytes; the shell's limit raises a signal, which must not end the process.
   const Result trained = shell("ulimit -f 64; " + exe() + " train " + run);
-  check_refused(trained, 7, {"metrics.jsonl", "cannot be written", "Free space"});
+  check_refused(trained, 7, {"metrics.jsonl", "cannot be written", "The file exceeds a size limit"});
   const std::string lines = read(folder.path("run") + "/metrics.jsonl");
   REQUIRE(!lines.empty());
   CHECK(lines.back() == '\n');

@@ -19,6 +19,7 @@ std::string trained(const Folder& folder, const std::string& model) {
   const std::string source = folder.path("source");
   fs::remove_all(source);
   fs::copy(folder.path("run") + "/checkpoints/final", source);
+  fs::remove(source + "/hashes.xxh128");  // as a folder of another program
   return source;
 }
 

@@ -166,9 +166,10 @@ TEST_CASE("impossible pipelines are refused with their numbers", "[cli][pipeline
        {"2 x 3 = 6 stages exceeds model.layers = 4"}},
       {" --ranks 4 --set parallel.pipeline=2 --set overlap.align_grad_reduce=true --set zero.stage=2",
        {"overlap.align_grad_reduce = true", "zero.stage = 2", "Use false"}},
-      {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096",
+      {" --ranks 2 --set comm.emulate.bandwidth=1B/s --set model.width=4096 --set model.heads=16",
        {"that a rank sends in a step need", "days at 1 B/s", "Raise comm.emulate.bandwidth"}},
       {" --ranks 2 --set parallel.pipeline=2 --set comm.emulate.bandwidth=1B/s --set model.width=4096 --set "
+       "model.heads=16 --set "
        "model.layers=8",
        {"days at 1 B/s", "Raise comm.emulate.bandwidth"}},
       {" --ranks 2 --set parallel.pipeline=2 --set pipeline.schedule_file=/no/such",

@@ -2,8 +2,15 @@
 // Runs that are killed and go on from the memory of keepers: the same bits, no checkpoint on disk, and what happens
 // without the memory.
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
 #include <chrono>
 #include <csignal>
+#include <cstddef>
+#include <cstring>
 #include <thread>
 
 #include "engine/checkpoint/kept_part.h"
@@ -313,4 +320,101 @@ TEST_CASE("peer memory: a keeper holds memory until the run ends, or no rank com
   std::this_thread::sleep_for(std::chrono::milliseconds(3000));  // a second without a connection
   CHECK(!Keeper::find(name));
   CHECK_THROWS_WITH(runtime::KeptMemory::make(int64_t{1} << 60), Catch::Contains("checkpoint.peer_interval"));
+}
+
+namespace {
+
+/// A process of user 65534 that listens at the address of our keeper `name`. Its exit code is the number of
+/// connections from which it received a byte.
+class Squatter {
+ public:
+  explicit Squatter(const std::string& name) {
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    const std::string path = "slipstream-keeper-" + std::to_string(::getuid()) + "-" + name;
+    process_ = ::fork();
+    if (process_ == 0) {
+      sockaddr_un address{};
+      address.sun_family = AF_UNIX;
+      std::memcpy(address.sun_path + 1, path.data(), path.size());
+      const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
+      const bool is_other = ::setgid(65534) == 0 && ::setuid(65534) == 0;
+      const int listener = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+      if (!is_other || ::bind(listener, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+          ::listen(listener, 8) != 0 || ::write(ready[1], "r", 1) != 1)
+        ::_exit(255);
+      ::close(ready[1]);
+      int talked = 0;
+      for (char byte = 0;;) {
+        const int client = ::accept(listener, nullptr, nullptr);
+        if (client < 0) ::_exit(254);
+        const ssize_t got = ::recv(client, &byte, 1, 0);
+        if (got == 1 && byte == 'e') ::_exit(talked);  // from the test
+        talked += got > 0 ? 1 : 0;
+        ::close(client);
+      }
+    }
+    ::close(ready[1]);
+    char byte = 0;
+    is_there_ = ::read(ready[0], &byte, 1) == 1;
+    ::close(ready[0]);
+  }
+  ~Squatter() {
+    if (process_ > 0) ::kill(process_, SIGKILL), ::waitpid(process_, nullptr, 0);
+  }
+  bool is_there() const { return is_there_; }
+
+  /// Ends the process and returns the number.
+  int talked(const std::string& name) {
+    const std::string path = "slipstream-keeper-" + std::to_string(::getuid()) + "-" + name;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, path.data(), path.size());
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    REQUIRE(::connect(socket, reinterpret_cast<const sockaddr*>(&address),
+                      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size())) == 0);
+    REQUIRE(::send(socket, "e", 1, MSG_NOSIGNAL) == 1);
+    int status = 0;
+    REQUIRE(::waitpid(process_, &status, 0) == process_);
+    process_ = 0;
+    ::close(socket);
+    return WEXITSTATUS(status);
+  }
+
+ private:
+  pid_t process_ = 0;
+  bool is_there_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("peer memory: a process of another user at the keeper's address receives nothing", "[cli]") {
+  if (::getuid() != 0) {
+    WARN("SKIPPED: only root can start a process of another user");
+    return;
+  }
+  Folder folder;
+  REQUIRE(killed("step#4", 1, train(folder, "run", kEvery)).code == 137);
+  const std::string id = keeper_of(folder.path("run"));
+  Keeper::find(id)->end();
+  REQUIRE(keeper_ends(id));
+  Squatter squatter(id);
+  REQUIRE(squatter.is_there());
+  CHECK(!Keeper::find(id));
+  CHECK_THROWS(Keeper::require_own(id));
+  check_refused(call(train(folder, "run", kEvery + kResume)), 7,
+                {"user 65534 listens at the address", "checkpoint.peer_interval = 0"});
+  CHECK(call(train(folder, "run", kResume)).code == 0);
+  CHECK(squatter.talked(id) == 0);
+}
+
+TEST_CASE("peer memory: the size of shared memory is sealed, and a file without seals is not taken over", "[cli]") {
+  const auto memory = runtime::KeptMemory::make(8192);
+  REQUIRE(memory->bytes().size() == 8192);
+  CHECK(::ftruncate(memory->file(), 4096) != 0);
+  CHECK(::ftruncate(memory->file(), 16384) != 0);
+  memory->bytes()[0] = std::byte{1};
+  const int open_file = ::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  REQUIRE(::ftruncate(open_file, 4096) == 0);
+  CHECK(!runtime::KeptMemory::adopt(open_file));
 }

@@ -174,6 +174,25 @@ TEST_CASE("resume: a damaged checkpoint is skipped with the reason, or refused i
   CHECK(trajectory(folder.path("run")) == whole);
 }
 
+TEST_CASE("resume: a run does not begin inside the folder of another one, and flags take no values", "[cli]") {
+  Folder folder;
+  REQUIRE(call(train(folder, "run", " --set checkpoint.interval=4")).code == 0);
+  for (const std::string inside : {"run/checkpoints", "run/checkpoints/step-00000008", "run/new/er"})
+    check_refused(call(train(folder, inside, " --resume")), 2,
+                  {"/" + inside + "\" has no checkpoint", "the run \"" + folder.path("run") + "\""});
+  CHECK(!fs::exists(folder.path("run/checkpoints/run.json")));
+  CHECK(!fs::exists(folder.path("run/new")));
+  CHECK(call("checkpoint verify " + folder.path("run")).code == 0);
+  // --resume=no would otherwise resume.
+  check_refused(call(train(folder, "run", " --resume=no")), 2, {"--resume takes no value"});
+  check_refused(call(train(folder, "run", " --dry-run=1")), 2, {"--dry-run takes no value"});
+  check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("")), 2, {"is a folder"});
+  CHECK(!fs::exists(folder.path(".bin")));
+  const Result beside = call(train(folder, "other", " --resume"));
+  CHECK(beside.code == 0);
+  CHECK(contains(beside.text, "the run begins at step 1"));
+}
+
 TEST_CASE("resume: files that the manifest does not list are ignored with a warning", "[cli]") {
   Folder folder;
   const std::string dir = folder.path("run") + "/checkpoints/step-00000008";

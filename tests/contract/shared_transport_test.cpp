@@ -2,17 +2,24 @@
 // Messages through shared memory and sockets: every byte arrives once, in order of its tag, whatever the order of the
 // receives.
 
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
+#include <optional>
+#include <sstream>
 #include <thread>
 
 #include "comm/host/shared_transport.h"
 #include "comm/host/socket_transport.h"
+#include "comm/side_channel.h"
 #include "comm/sockets.h"
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
@@ -228,4 +235,134 @@ TEST_CASE("sockets listen in the networks that the launcher chose for MPI") {
   if (const std::string first = all.substr(1, all.find(' ', 1) - 1); first != "127.0.0.1")
     CHECK(addresses_in(("203.0.113.0/24," + first + "/32").c_str()) == " " + first + " 127.0.0.1");
   ::setenv(kChosen, before.c_str(), 1);
+}
+
+namespace {
+
+/// Sends `bytes` to a listening rank ("PORT ADDRESS ..") and returns the first byte of its answer; none if the
+/// connection ends or nothing comes, '!' without a connection.
+std::optional<char> answer_to(const std::string& addresses, const std::string& bytes, int milliseconds) {
+  std::istringstream words(addresses);
+  uint16_t port = 0;
+  std::string address;
+  words >> port >> address;
+  const int descriptor = dial(address, port);
+  if (descriptor < 0 || ::send(descriptor, bytes.data(), bytes.size(), MSG_NOSIGNAL) != std::ssize(bytes)) return '!';
+  char answer = 0;
+  const bool came = await_socket(descriptor, POLLIN, milliseconds) && ::recv(descriptor, &answer, 1, 0) == 1;
+  ::close(descriptor);
+  return came ? std::optional(answer) : std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("data sockets: a connection with another token is closed without an answer, and the rank still joins") {
+  std::vector<std::string> texts(2);
+  std::barrier together(2);
+  std::optional<char> of_stranger, of_known;
+  std::vector<Sockets> sockets(2);
+  std::vector<std::thread> ranks;
+  for (int me = 0; me < 2; ++me)
+    ranks.emplace_back([&, me] {
+      std::vector<bool> far{me != 0, me != 1};
+      bool has_tried = false;
+      sockets[static_cast<size_t>(me)] = connect_sockets(me, far, true, [&](const std::string& text) {
+        together.arrive_and_wait();
+        texts[static_cast<size_t>(me)] = text;
+        together.arrive_and_wait();
+        if (me == 1 && !has_tried) {
+          has_tried = true;
+          // "TOKEN PORT ADDRESS ..". Before rank 1 greets, strangers claim to be it: one with a changed token, one
+          // whose rank is not expected.
+          const std::string token = texts[0].substr(0, 16), at = texts[0].substr(17);
+          std::string other = token;
+          other.back() = other.back() == '0' ? '1' : '0';
+          const std::string rank_1("\1\0\0\0", 4), rank_7("\7\0\0\0", 4);
+          of_stranger = answer_to(at, other + rank_1, 2000);
+          of_known = answer_to(at, token + rank_7, 2000);
+        }
+        return texts;
+      });
+    });
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(!of_stranger);
+  CHECK(!of_known);
+  REQUIRE(sockets[0].size() == 2);
+  CHECK(sockets[0][1] >= 0);
+  CHECK(sockets[1][0] >= 0);
+}
+
+TEST_CASE("data sockets: a rank does not stay connected to a listener that answers with another token") {
+  // A listener that is not the rank: it answers any greeting with zeros.
+  const Listener impostor = listen_on_free_port(1, true);
+  std::thread answers([&] {
+    if (!await_socket(impostor.descriptor, POLLIN, 5000)) return;
+    const int descriptor = accept_from(impostor.descriptor);
+    char greeting[20];
+    for (size_t got = 0; got < sizeof greeting && await_socket(descriptor, POLLIN, 5000);)
+      got += static_cast<size_t>(std::max<ssize_t>(1, ::recv(descriptor, greeting, sizeof greeting - got, 0)));
+    const std::string zeros(16, '0');
+    ::send(descriptor, zeros.data(), zeros.size(), MSG_NOSIGNAL);
+    await_socket(descriptor, POLLIN, 1000);
+    ::close(descriptor);
+  });
+  const Sockets sockets = connect_sockets(1, {true, false}, true, [&](const std::string& text) {
+    // Rank 0 has the impostor's address. In the second exchange, it tells that it has connected.
+    const std::string of_rank_0 = text.size() > 1 ? "00000000000000a1 " + impostor.addresses : text;
+    return std::vector<std::string>{of_rank_0, text};
+  });
+  answers.join();
+  ::close(impostor.descriptor);
+  CHECK((sockets.empty() || sockets[0] < 0));
+}
+
+TEST_CASE("side channel: only a greeting with the token joins, and only rank 0 with the token is taken") {
+  const auto frame = [](const std::string& body) {
+    const auto size = static_cast<uint32_t>(body.size());
+    return std::string(reinterpret_cast<const char*>(&size), 4) + "g" + body;
+  };
+  const auto listening = SideChannel::listen(3, true, "token");
+  const auto serve = [&](SideChannel& channel, const std::function<bool()>& done) {
+    for (int tries = 0; tries < 100 && !done(); ++tries) channel.wait(std::chrono::milliseconds(50), -1);
+  };
+  for (const char* greeting : {"1 tokem", "1 toke", "1 token2", "1", "0 token", "3 token", "x token"}) {
+    INFO(greeting);
+    std::atomic<bool> ended = false;
+    std::optional<char> answer;
+    std::thread stranger([&] {
+      answer = answer_to(listening->addresses(), frame(greeting), 5000);
+      ended = true;
+    });
+    serve(*listening, [&] { return ended.load(); });
+    stranger.join();
+    CHECK(!answer);
+    for (const int rank : {0, 1, 2}) CHECK(!listening->reaches(rank));
+  }
+  std::unique_ptr<SideChannel> wrong, right;
+  std::atomic<bool> ended = false;
+  std::thread joins([&] {
+    wrong = SideChannel::connect(2, listening->addresses(), true, "tokem");
+    right = SideChannel::connect(1, listening->addresses(), true, "token");
+    ended = true;
+  });
+  serve(*listening, [&] { return ended.load(); });
+  joins.join();
+  CHECK(!wrong->reaches(0));
+  CHECK(!listening->reaches(2));
+  CHECK(right->reaches(0));
+  CHECK(listening->reaches(1));
+
+  // A listener that answers with another token, as a process that took the port of a rank 0 that is gone.
+  const Listener impostor = listen_on_free_port(1, true);
+  std::thread answers([&] {
+    if (!await_socket(impostor.descriptor, POLLIN, 5000)) return;
+    const int descriptor = accept_from(impostor.descriptor);
+    const std::string answer = frame("tokem");
+    ::send(descriptor, answer.data(), answer.size(), MSG_NOSIGNAL);
+    await_socket(descriptor, POLLIN, 3000);
+    ::close(descriptor);
+  });
+  CHECK(!SideChannel::connect(1, impostor.addresses, true, "token")->reaches(0));
+  answers.join();
+  ::close(impostor.descriptor);
 }

@@ -129,6 +129,28 @@ void check_ranks_agree(const Trained& trained) {
 
 }  // namespace
 
+TEST_CASE("the rows of a matrix are its outputs, as in torch.nn.Linear", "[muon]") {
+  // By hand: the shapes of the modules of transformers, transposed for the Conv1D of GPT-2. The factor "original" is
+  // max(1, rows / cols)^0.5, which a transposed file would turn around.
+  for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()}) {
+    const std::unique_ptr<Job> job = make_job(muon_layout(model), 0);
+    const int64_t width = model.width, hidden = model.ffn_width;
+    int compared = 0;
+    for (const ParameterSpec& parameter : job->model.parameters)
+      for (const NamedTensor& tensor : parameter.tensors)
+        for (const auto& [name, outputs, inputs] :
+             {std::tuple("mlp.c_fc.weight", hidden, width), std::tuple("mlp.c_proj.weight", width, hidden),
+              std::tuple("attn.c_attn.weight", 3 * width, width), std::tuple("mlp.gate_proj.weight", hidden, width),
+              std::tuple("mlp.down_proj.weight", width, hidden)})
+          if (tensor.name.ends_with(name)) {
+            INFO(tensor.name);
+            ++compared;
+            CHECK(tensor.shape == std::vector<int64_t>{outputs, inputs});
+          }
+    CHECK(compared >= 2 * model.layers);
+  }
+}
+
 TEST_CASE("muon: a run equals the optimizers in double", "[equivalence]") {
   for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()})
     for (float max_norm : {0.5f, 0.0f})

@@ -2,8 +2,9 @@
 // A library for LD_PRELOAD whose disk and clock fail on request.
 //
 //   SLIPSTREAM_DISK="CALL:FAULT:SHARE .."  CALL is open, read, write, sync, rename, mkdir or direct: reads and writes
-//                                          with O_DIRECT. FAULT is EIO, EINVAL, ENOSPC, EDQUOT, or short: a part of
-//                                          the bytes. SHARE of the calls fails, 0 to 1.
+//                                          with O_DIRECT. FAULT is EIO, EINVAL, ENOSPC, EDQUOT, EACCES, EROFS,
+//                                          short: a part of the bytes, or stuck: the call does not return.
+//                                          SHARE of the calls fails, 0 to 1.
 //   SLIPSTREAM_DISK_PATH=TEXT              only files whose path has TEXT
 //   SLIPSTREAM_DISK_RANK=N                 only this rank of Open MPI
 //   SLIPSTREAM_DISK_LOG=FILE               gets a line for every fault
@@ -78,7 +79,10 @@ int fault_of(const char* call, const char* path) {
       if (file >= 0 && REAL(write)(file, line, static_cast<size_t>(size)) < 0) perror(log);
       if (file >= 0) close(file);
     }
+    while (strcmp(fault, "stuck") == 0) pause();
     return strcmp(fault, "short") == 0    ? kShort
+           : strcmp(fault, "EACCES") == 0 ? EACCES
+           : strcmp(fault, "EROFS") == 0  ? EROFS
            : strcmp(fault, "ENOSPC") == 0 ? ENOSPC
            : strcmp(fault, "EDQUOT") == 0 ? EDQUOT
            : strcmp(fault, "EINVAL") == 0 ? EINVAL

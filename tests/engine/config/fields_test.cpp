@@ -365,7 +365,8 @@ TEST_CASE("machines: a machine file with missing or unknown keys is refused", "[
   CHECK(refusal("[model]\nlayers = 2\n") == " is a run file: it has a table [model]." + wanted);
   CHECK(refusal("matmul_efficiency = 1.5\n") == ":1:1 matmul_efficiency needs a number above 0, at most 1, got 1.5.");
   CHECK(refusal("memory_bandwidth = \"\"\n") ==
-        ":1:1 memory_bandwidth needs a rate such as \"1Gbit/s\" or \"50GB/s\", got the text \"\".");
+        ":1:1 memory_bandwidth needs a rate such as \"1Gbit/s\" or \"50GB/s\", got the text \"\", which needs a "
+        "number and one of the units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, TB/s.");
   std::filesystem::remove(path);
   CHECK_THROWS_WITH(load_machine(path.string()), path.string() + " does not exist." + wanted);
 }

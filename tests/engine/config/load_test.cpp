@@ -193,12 +193,15 @@ TEST_CASE("load: errors about types and ranges name the required and the given v
   CHECK(refusal_of("[overlap]\nfirst_bucket_size = 26214400\n") ==
         "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\", got 26214400.");
   CHECK(refusal_of("[overlap]\nfirst_bucket_size = \"25\"\n") ==
-        "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\", got the text \"25\".");
+        "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\", got the text \"25\", which "
+        "needs a number and one of the units B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB.");
   CHECK(refusal_of("[overlap]\nfirst_bucket_size = \"0MiB\"\n") ==
         "run.toml:2:1 overlap.first_bucket_size needs a size such as \"25MiB\" from 1B to 1024TiB, got the text "
         "\"0MiB\".");
   CHECK(refusal_of("[comm.emulate]\nbandwidth = \"fast\"\n") ==
-        "run.toml:2:1 comm.emulate.bandwidth needs a rate such as \"1Gbit/s\", or \"\", got the text \"fast\".");
+        "run.toml:2:1 comm.emulate.bandwidth needs a rate such as \"1Gbit/s\", or \"\", got the text \"fast\", "
+        "which needs a number and one of the units bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, "
+        "TB/s.");
   CHECK(refusal_of("[comm.emulate]\nlatency = \"2min\"\n") ==
         "run.toml:2:1 comm.emulate.latency needs a time such as \"50us\" from 0ns to 60s, got the text \"2min\".");
   CHECK(refusal_of("[trace]\nsteps = [10, \"12\"]\n") ==
@@ -225,8 +228,15 @@ TEST_CASE("load: a malformed --set is refused with itself in the sentence", "[co
   CHECK(set_refusal("train=5") == "--set train=5: unknown key 'train', did you mean 'data.train'?");
   CHECK(set_refusal("overlap.bucket_size=10") ==
         "--set overlap.bucket_size=10: overlap.bucket_size needs a size such as \"25MiB\", or \"auto\", got the "
-        "text \"10\".");
-  CHECK(set_refusal("overlap.bucket_size=0MiB").find(", or \"auto\", got the text \"0MiB\".") != std::string::npos);
+        "text \"10\", which needs a number and one of the units B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB.");
+  for (const char* size : {"0MiB", "0B"})
+    CHECK(set_refusal(fmt::format("overlap.bucket_size={}", size))
+              .find(fmt::format("\"25MiB\", or \"auto\" from 1B to 1024TiB, got the text \"{}\".", size)) !=
+          std::string::npos);
+  CHECK(set_refusal("overlap.bucket_size=25mb").find("\"25mb\", which needs a number and one of the units B, kB, ") !=
+        std::string::npos);
+  CHECK(set_refusal("device.kind=gpu").find("did you mean \"cuda\"?") != std::string::npos);
+  CHECK(set_refusal("train.dtype=bf16").find("did you mean \"bfloat16\"?") != std::string::npos);
   CHECK(set_refusal("overlap.bucket_size=auto") == "accepted");
   CHECK(set_refusal("output.dir=\xff") == "--set: a value is not UTF-8. Write it in UTF-8.");
   CHECK(set_refusal("output.dir=5") == "accepted");
@@ -275,6 +285,12 @@ TEST_CASE("load: files that are no run files are refused with one error each", "
   CHECK(refusal("run.toml").find("run.toml:1:7 is not TOML: table header: ") == 0);
   Folder::write("[data]\ntrain = \"\\q\"\n");
   CHECK(refusal("run.toml").find("run.toml:2:11 is not TOML: string: ") == 0);
+  Folder::write("[optimizer]\nlearning_rate = 1e999\n");
+  CHECK(refusal("run.toml").find("has '1e999', a number that 64 bits cannot hold. Use another one.") !=
+        std::string::npos);
+  Folder::write("[train]\nsteps = 99999999999999999999\n");
+  CHECK(refusal("run.toml").find("has '99999999999999999999', a number that 64 bits cannot hold.") !=
+        std::string::npos);
   Folder::write("x = " + std::string(100000, '['));
   CHECK(refusal("run.toml").find("run.toml:1:261 is not TOML: value: exceeded maximum nested value depth of 256.") ==
         0);

@@ -96,6 +96,11 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "model.width / model.heads = 36 / 12 = 3 is odd, but rotary positions need pairs of elements. Use an even "
         "width per head.");
   CHECK(load_refusal({"model.width=36"}) == "accepted");
+  CHECK(load_refusal({"model.heads=2"}) ==
+        "model.width / model.heads = 768 / 2 makes heads of 384 elements, more than 256. Use at least 3 heads.");
+  CHECK(load_refusal({"model.family=llama", "model.width=521", "model.heads=1"}) ==
+        "model.width / model.heads = 521 / 1 makes heads of 521 elements, more than 256. Use another width.");
+  CHECK(load_refusal({"model.heads=3"}) == "accepted");
   CHECK(load_refusal({"model.family=qwen2", "model.head_dim=63"}) ==
         "model.head_dim = 63 is odd, but rotary positions need pairs of elements. Use an even width per head.");
   CHECK(load_refusal({"model.family=qwen2", "model.heads=7", "model.head_dim=64"}) == "accepted");
@@ -123,7 +128,7 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   }
   CHECK(load_refusal({"model.embd_pdrop=0", "model.resid_pdrop=0.999"}) == "accepted");
   CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8", "parallel.context=2"}) == "accepted");
-  CHECK(load_refusal({"model.layers=65536", "model.width=1048576", "model.heads=1"}) ==
+  CHECK(load_refusal({"model.layers=65536", "model.width=1048576", "model.heads=4096"}) ==
         "[model] has about 8.6e+17 parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
         "vocab_size.");
   CHECK(load_refusal({"train.sequence_length=1025"}) ==

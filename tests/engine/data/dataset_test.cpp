@@ -121,6 +121,27 @@ TEST_CASE("dataset: the advice for a shard of another tokenizer works", "[data]"
   CHECK(open("c.bin", "chars") == 23);
 }
 
+TEST_CASE("dataset: validation on the training data is noted, whatever the path", "[data]") {
+  const TempFolder folder;
+  for (const char* name : {"t.txt", "copy.txt"}) put(folder / name, "the quick brown fox");
+  put(folder / "other.txt", "the quick brown cat");
+  tokenize({.texts = {folder / "t.txt"}, .out = folder / "t"});
+  const auto notes = [&](const char* train, const char* validation) {
+    return open_dataset({.train = folder / train, .validation = folder / validation}).notes;
+  };
+  for (const auto& [train, validation] :
+       {std::pair("t.txt", "t.txt"), std::pair("t.txt", "copy.txt"), std::pair("t.bin", "t.bin")}) {
+    const std::vector<std::string> found = notes(train, validation);
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].find(fmt::format("{}\" has the content of the training data", validation)) != std::string::npos);
+  }
+  CHECK(notes("t.txt", "other.txt").empty());
+  const Dataset mixed = open_dataset(
+      {.sources = {folder / "other.txt", folder / "t.txt"}, .validation = folder / "copy.txt", .tokenizer = "bytes"});
+  REQUIRE(mixed.notes.size() == 1);
+  CHECK(mixed.notes[0].find("t.txt") != std::string::npos);
+}
+
 TEST_CASE("dataset: a split shorter than one window is refused with the numbers", "[data]") {
   const TempFolder folder;
   put(folder / "t.txt", std::string(100, 'a'));
