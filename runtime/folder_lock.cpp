@@ -19,6 +19,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "engine/base/check.h"
 #include "engine/base/disk.h"
@@ -34,6 +35,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kLeaseSeconds = 120;
 constexpr std::chrono::seconds kRenewal{10};
+constexpr std::chrono::seconds kTie{1};
 
 std::string host_name() {
   char name[256] = {};
@@ -177,11 +179,12 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   LockOwner self = this_job();
   LockOwner owner;
   std::string why;
+  bool supported = true;
   while (true) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file_ < 0)
       files::disk_failed(files::shown(path_), "written", errno, fmt::format("set {} to another folder", key));
-    bool supported = true;
+    supported = true;
     const bool locked = take(file_, supported), lives = !locked && supported;
     owner = owner_in(file_);
     const std::optional<int64_t> age = owner.lease_seconds > 0 ? age_of(file_, path_) : std::nullopt;
@@ -206,6 +209,17 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   }
   owner_ = self.line();
   bool written = rewrite(file_, owner_);
+  if (written && !supported && !owner.host.empty()) {
+    // Another start may have found the same owner gone. The later one of the two has the folder.
+    std::this_thread::sleep_for(kTie);
+    if (!owns()) {
+      ::close(file_);
+      throw CheckpointError(
+          "[disk] {} is in use by another job, which started at the same time. Wait for its end, or "
+          "set {} to another folder.",
+          dir, key);
+    }
+  }
   try {
     if (written) renews_ = start_thread("the renewal of a lock", [this] { renew(); });
   } catch (const ResourceError&) {  // a claim without a lease: other hosts never take it over

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <string_view>
 
 #include "engine/base/check.h"
@@ -14,7 +15,6 @@ namespace slipstream::runtime {
 namespace {
 
 constexpr int kSignals[] = {SIGUSR1, SIGINT, SIGHUP, SIGTERM};
-constexpr int kCount = 4;
 std::atomic<const std::string*> line_of_handler{nullptr};
 std::atomic<bool> asked_to_save{false};
 
@@ -36,35 +36,35 @@ extern "C" void ask_to_save(int signal) {
   if (signal != SIGUSR1 && line) print(*line);
 }
 
-void handle(int signal, void (*handler)(int), int flags, struct sigaction* before) {
+/// An ignored signal stays ignored.
+void handle(int signal, void (*handler)(int), int flags) {
   struct sigaction action {};
   struct sigaction former {};
   action.sa_handler = handler;
   action.sa_flags = flags;
   ::sigaction(signal, nullptr, &former);
   if (former.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
-  if (before) *before = former;
 }
 
 }  // namespace
 
 void StopSignals::end_until_then(bool prints, bool launched) {
   for (const int signal : kSignals)
-    handle(signal, prints && !(launched && signal == SIGTERM) ? print_and_end_now : end_now, 0, nullptr);
+    handle(signal, prints && !(launched && signal == SIGTERM) ? print_and_end_now : end_now, 0);
 }
 
 bool StopSignals::asked() { return asked_to_save; }
 
 StopSignals::StopSignals(bool prints) : prints_(prints) {
   asked_to_save = false;
-  for (int i = 0; i < kCount; ++i)
+  for (const int signal : kSignals)
     // A second SIGUSR1 changes nothing.
-    handle(kSignals[i], ask_to_save, static_cast<int>(kSignals[i] == SIGUSR1 ? SA_RESTART : SA_RESTART | SA_RESETHAND),
-           &before_[i]);
+    handle(signal, ask_to_save, static_cast<int>(signal == SIGUSR1 ? SA_RESTART : SA_RESTART | SA_RESETHAND));
 }
 
 StopSignals::~StopSignals() {
-  for (int i = 0; i < kCount; ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+  // The run has ended, and its exit code tells how: one more request to save must not replace it.
+  for (const int signal : kSignals) handle(signal, signal == SIGUSR1 ? SIG_IGN : SIG_DFL, 0);
   line_of_handler = nullptr;
 }
 

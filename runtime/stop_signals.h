@@ -2,7 +2,6 @@
 #pragma once
 // Signals that end a run: some ask for a checkpoint first, others end it with a sentence.
 
-#include <csignal>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,8 +10,8 @@ namespace slipstream::runtime {
 
 /// While it exists, SIGUSR1, SIGINT, SIGHUP and SIGTERM ask for a checkpoint and for the end of the run: the training
 /// loop reads asked(). The first SIGINT, SIGHUP or SIGTERM prints the sentence, because a launcher may kill all ranks a
-/// second after it passes such a signal on; a second one ends the process. An ignored signal stays ignored. One object
-/// at a time.
+/// second after it passes such a signal on; a second one ends the process. Afterwards SIGUSR1 has no effect, and the
+/// others have the default action. An ignored signal stays ignored. One object at a time.
 class StopSignals {
  public:
   /// Until an object exists, each of these signals ends the process with code 75 and the sentence that nothing is new
@@ -33,7 +32,6 @@ class StopSignals {
  private:
   std::vector<std::unique_ptr<std::string>> lines_;  // kept: a handler may be printing one
   bool prints_;
-  struct sigaction before_[4] = {};
 };
 
 }  // namespace slipstream::runtime

@@ -47,7 +47,10 @@ World::World(const comm::WaitLimits& limits) {
   monitor_->connect(rank(), size(), token, now_ms, addresses, host() == 0, std::move(listening));
 }
 World::~World() {
-  if (!monitor_) return;
+  if (!monitor_) {
+    fail_point("end.left");
+    return;
+  }
   monitor_->enter(comm::RunPhase::save);
   monitor_->begin("the end of MPI");
   mpi_.reset();

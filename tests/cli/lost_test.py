@@ -265,6 +265,12 @@ class Lost(unittest.TestCase):
                 self.assertIn("nothing new to save", job.text())
                 self.assertFalse(self.run_dir.exists())
 
+    def test_a_request_to_save_after_the_end_changes_no_exit_code(self):
+        job = self.job(fail="end.left=1500")
+        job.until(lambda: "[fail point]" in job.text())
+        job.process.send_signal(signal.SIGUSR1)
+        self.assertEqual(job.wait(), 0, job.text())
+
     def test_the_first_signal_saves_and_the_second_ends(self):
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             job = self.training()

@@ -61,6 +61,26 @@ TEST_CASE("a part is found again with its shape, snapshots and marks", "[kept]")
   CHECK(found->boxes()[0].first.elems() == 16);
 }
 
+TEST_CASE("a part names the start that owns it, whose name a changed bit makes void", "[kept]") {
+  Memory memory;
+  CHECK(memory.part.start().empty());
+  memory.write(0, 7, 1);
+  for (const std::string start : {"0123456789abcdef", "fedcba9876543210"}) {
+    memory.part.set_start(start);
+    const std::optional<KeptPart> found = KeptPart::open(memory.bytes);
+    REQUIRE(found);
+    CHECK(found->start() == start);
+    CHECK(found->verifies(0));
+  }
+  for (const size_t at : {size_t{2048}, size_t{2056}, size_t{2071}, size_t{2072}, size_t{2103}}) {
+    memory.bytes[at] ^= std::byte{1};
+    CAPTURE(at);
+    CHECK(memory.part.start().empty());
+    memory.bytes[at] ^= std::byte{1};
+  }
+  CHECK(!memory.part.start().empty());
+}
+
 TEST_CASE("one changed bit of a part invalidates the head, a snapshot or a mark", "[kept]") {
   Memory memory;
   memory.write(0, 7, 1);
