@@ -196,9 +196,18 @@ void print_answer(const WaitAnswer& answer, bool json) {
                  answer.earlier.name);
     return;
   }
-  print_result("yes, through {}:\n{}\n", counted(std::ssize(answer.chain), "wait"), answer.later.name);
-  for (size_t i = 0; i < answer.chain.size(); ++i)
-    print_result("  {} {}\n", text_of(answer.chain[i].because), answer.names[i].name);
+  print_result("yes:\n{}\n", answer.later.name);
+  int64_t between = 0;  // items of one channel, of which only the last one is printed
+  for (size_t i = 0; i < answer.chain.size(); ++i) {
+    const auto is_channel = [&](size_t at) { return answer.chain[at].because == comm::Because::channel; };
+    if (is_channel(i) && i + 1 < answer.chain.size() && is_channel(i + 1)) {
+      ++between;
+      continue;
+    }
+    print_result("  {} {}{}\n", text_of(answer.chain[i].because), answer.names[i].name,
+                 between > 0 ? fmt::format(" ({} between)", counted(between, "item")) : "");
+    between = 0;
+  }
 }
 
 void print_answer(const FreedAnswer& answer, bool json) {

@@ -13,13 +13,13 @@ namespace slipstream::planner {
 
 /// An item of the training plan, of the first rank of its stage.
 struct NamedItem {
-  std::string name;  // with "@STAGE" where several stages have an item of this name
+  std::string name;  // with the stage after an at sign where several stages have an item of this name
   int stage = 0;
   ItemId item = 0;
 };
 
-/// `text`: the name of an item, or NAME@STAGE. Throws: ConfigError with the nearest names, or the stages to choose
-/// from.
+/// `text`: the name of an item, or that with its stage. Throws: ConfigError with the nearest name, or the stages to
+/// choose from.
 NamedItem find_item(const Planned& planned, const std::string& text);
 
 struct WaitAnswer {

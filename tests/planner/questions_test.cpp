@@ -166,6 +166,6 @@ TEST_CASE("questions: names are found, and unknown and ambiguous ones are refuse
   CHECK(find_item(planned, shared + "@1").stage == 1);
   CHECK(refusal(shared + "@2").find("names no stage") != std::string::npos);
   CHECK(refusal(shared + "x").find("did you mean '" + shared + "'") != std::string::npos);
-  const std::string only = planned.finished.stages[1]->train.spine.back().name;
+  const std::string only = planned.finished.stages[1]->train.spine[1].name;
   CHECK(find_item(planned, only).stage == 1);
 }
