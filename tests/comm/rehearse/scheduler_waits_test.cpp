@@ -46,7 +46,7 @@ struct CountingStream final : Stream {
 
   EndedBy clock;
   size_t index;
-  std::map<ItemId, EndedBy> begun;       // of the present run: what was known to have ended before the item
+  std::map<ItemId, EndedBy> begun;     // of the present run: what was known to have ended before the item
   std::map<ItemId, int64_t> position;  // of the item's launch on this stream
   std::string text;
 };
