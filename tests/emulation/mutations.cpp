@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "tests/emulation/async_machine.h"
@@ -21,6 +22,7 @@ struct Mutations {
   std::string kernel, operation, place;
   std::ofstream record;
   std::set<std::string> recorded;
+  std::tuple<const char*, unsigned, std::string_view, int64_t, bool> newest;  // that was asked for a record
 
   Mutations() {
     if (const char* file = std::getenv("SLIPSTREAM_SYNCHRONIZATIONS")) record.open(file, std::ios::app);
@@ -47,13 +49,15 @@ Mutations& mutations() {
 
 Change change_of(const char* operation, const std::source_location& at) {
   Mutations& all = mutations();
-  if (all.record.is_open()) {
+  const bool behind = m.fibers[m.current].last.kind != Access::Kind::none;
+  // Most threads come to the same synchronization as the thread before them.
+  const decltype(all.newest) asked{at.file_name(), at.line(), operation, m.launches, behind};
+  if (all.record.is_open() && std::exchange(all.newest, asked) != asked) {
     const auto record = [&](const std::string& line) {
       if (all.recorded.insert(line).second) all.record << line << std::endl;
     };
     record(fmt::format("{} {} {}", m.kernel, operation, file_of(at)));
-    if (m.fibers[m.current].last.kind != Access::Kind::none)
-      record(fmt::format("{} {} {} behind", m.kernel, operation, file_of(at)));
+    if (behind) record(fmt::format("{} {} {} behind", m.kernel, operation, file_of(at)));
   }
   const bool selected = all.change != Change::none && all.operation == operation && all.kernel == m.kernel;
   return selected && all.place == file_of(at) ? all.change : Change::none;

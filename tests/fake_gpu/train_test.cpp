@@ -435,7 +435,8 @@ TEST_CASE("SLIPSTREAM_ATTENTION and SLIPSTREAM_EARLY_LAUNCH choose, and run.json
     REQUIRE(result.code == 0);
     CHECK(count(result.text, "attention uses mma.sync") == (capability == "120" ? 1 : 0));
     const Json written = Json::parse(read(folder.path("run") + "/run.json"));
-    CHECK(written.at("early_launch").as_bool() == (capability >= "90" && more.find("LAUNCH=off") == more.npos));
+    CHECK(written.at("early_launch").as_bool() ==
+          (std::stoi(capability) >= 90 && more.find("LAUNCH=off") == more.npos));
     return written.at("attention").as_string();
   };
   CHECK(choice("90", "") == "hopper");
