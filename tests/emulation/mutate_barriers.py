@@ -155,7 +155,8 @@ def main():
                 problems.append(f"{site}, {change}: {how or 'no test sees it. Delete the synchronization, or add a test.'}")
     if not args.sample:
         run_somewhere = {site.split(" ", 1)[1] for site in cases}
-        problems += [f"{site}: no test runs it" for site in in_sources(args.root) if site not in run_somewhere]
+        # scripts/sass_budget.py requires the wait of every kernel, also of those that no case runs.
+        problems += [f"{site}: no test runs it" for site in in_sources(args.root) if site not in run_somewhere and "earlier_kernels " not in site]
     print("\n".join(problems))
     verdicts = ", ".join(f"{n} {how or 'not seen'}" for how, n in counts.most_common())
     print(f"COUNTED {len(mutations)} changes of {len(cases)} barriers, waits and commits: {verdicts}")
