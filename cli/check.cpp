@@ -53,8 +53,7 @@ void add_check(CLI::App& app, Run& chosen) {
                                         "NAME@STAGE where several stages have one")
                            ->type_name("LATER EARLIER")
                            ->expected(2);
-  command->add_option("--frees", options->freed, "what would begin earlier if this item took no time")
-      ->excludes(waits);
+  command->add_option("--frees", options->freed, "what would begin earlier if this item took no time")->excludes(waits);
   command->callback(
       [&chosen, options] { chosen = [options] { return alone("check", [&] { return check(*options); }); }; });
 }

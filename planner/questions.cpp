@@ -36,9 +36,8 @@ std::vector<int> stages_with(const Planned& planned, std::string_view name) {
 }
 
 NamedItem named(const Planned& planned, int stage, ItemId item) {
-  NamedItem made{.name = planned.finished.stages[static_cast<size_t>(stage)]->train[item].name,
-                 .stage = stage,
-                 .item = item};
+  NamedItem made{
+      .name = planned.finished.stages[static_cast<size_t>(stage)]->train[item].name, .stage = stage, .item = item};
   if (stages_with(planned, made.name).size() > 1) made.name += fmt::format("@{}", stage);
   return made;
 }

@@ -18,7 +18,8 @@ struct NamedItem {
   ItemId item = 0;
 };
 
-/// `text`: the name of an item, or NAME@STAGE. Throws: ConfigError with the nearest names, or the stages to choose from.
+/// `text`: the name of an item, or NAME@STAGE. Throws: ConfigError with the nearest names, or the stages to choose
+/// from.
 NamedItem find_item(const Planned& planned, const std::string& text);
 
 struct WaitAnswer {

@@ -33,8 +33,8 @@ struct WaitStep {
 };
 
 /// The shortest chain from `later` (not in the result) to `earlier` (its last element); empty if `later` can begin
-/// without it. Every rank given represents the ranks that differ from it in axes other than pipeline. For finished plans
-/// and channels that are independent of each other. Pure.
+/// without it. Every rank given represents the ranks that differ from it in axes other than pipeline. For finished
+/// plans and channels that are independent of each other. Pure.
 std::vector<WaitStep> why_waits(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                                 const Place& later, const Place& earlier);
 

@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-/// The folder with `configs`, `sweeps` and `scripts`: $SLIPSTREAM_DATA, the data folder beside the installed program, the
-/// checkout around a build folder, or the data folder of the configured prefix, the first that exists. Empty: none.
+/// The folder with `configs`, `sweeps` and `scripts`: $SLIPSTREAM_DATA, the data folder beside the installed program,
+/// the checkout around a build folder, or the data folder of the configured prefix, the first that exists. Empty: none.
 const std::string& shipped_folder();
 
 /// The names of the shipped files of one kind, `machines`, `runs` or `software`, sorted. Reads the folder.

@@ -86,8 +86,9 @@ TEST_CASE("questions: an item waits for another exactly if slowing the other del
       {2, {"zero.stage=3", "train.global_batch_size=4"}},
       {2, {"zero.stage=1", "train.global_batch_size=2", "overlap.bucket_size=64KiB"}},
       {4, {"parallel.pipeline=2", "train.global_batch_size=6"}},
-      {2, {"parallel.pipeline=2", "pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b",
-           "train.global_batch_size=2"}},
+      {2,
+       {"parallel.pipeline=2", "pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b",
+        "train.global_batch_size=2"}},
   };
   int64_t waits = 0, pairs = 0;
   for (const Row& row : rows) {
@@ -127,7 +128,8 @@ TEST_CASE("questions: an item waits for another exactly if slowing the other del
   }
   CHECK(waits > pairs / 10);
   CHECK(waits < pairs);
-  std::printf("COUNTED pairs of items whose wait was compared with virtual time: %lld\n", static_cast<long long>(pairs));
+  std::printf("COUNTED pairs of items whose wait was compared with virtual time: %lld\n",
+              static_cast<long long>(pairs));
 }
 
 TEST_CASE("questions: an item without time never makes the rehearsed step longer, and what waits for it gains",
