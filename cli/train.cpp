@@ -35,7 +35,7 @@ void add_train(CLI::App& app, Run& chosen) {
       ->type_name("SEED");
   command->add_flag("--paced", options->paced,
                     "sleep for the planned time of every work instead of computing, to time transfers alone; CPU only, "
-                    "writes no weights");
+                    "and the weights stay untrained");
   command->add_flag("--check-hazards", options->check_hazards,
                     "stop at the first work that accesses another work's bytes without an event between them");
   command->callback([&chosen, options] { chosen = [options] { return runtime::train(*options); }; });

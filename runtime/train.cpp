@@ -372,7 +372,7 @@ int train(const TrainOptions& options) {
       world.record_in(config.output.dir + "/flight");
     }
     if (options.paced)
-      log_info("--paced: works sleep for their planned times; losses mean nothing, and no weights are written");
+      log_info("--paced: works sleep for their planned times; losses mean nothing, and the weights stay untrained");
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
     // Also while a run goes back to a checkpoint: the next step then ends it.
