@@ -22,6 +22,7 @@
 #include "engine/base/parallel.h"
 #include "engine/base/plural.h"
 #include "engine/base/print.h"
+#include "engine/base/progress.h"
 #include "engine/device/clock.h"
 #include "planner/plan_options.h"
 
@@ -120,9 +121,12 @@ class Layout {
 
   /// Blocks. Steps until `seconds` have passed. The first one of a round does not count: cores and caches are cold.
   void measure(double seconds, Samples& samples) {
+    const int64_t begin_ns = monotonic_ns();
     step(1, nullptr);
-    const int64_t end_ns = monotonic_ns() + static_cast<int64_t>(seconds * 1e9);
-    for (int round = 0; round < 1 || monotonic_ns() < end_ns; ++round) step(6, &samples);
+    const int64_t end_ns = begin_ns + static_cast<int64_t>(seconds * 1e9), one_ns = monotonic_ns() - begin_ns;
+    // Long steps: one that counts, after a cold one.
+    const int steps = std::clamp(static_cast<int>((end_ns - begin_ns) / std::max<int64_t>(1, one_ns)), 2, 6);
+    for (int round = 0; round < 1 || (monotonic_ns() < end_ns && !Interrupt::asked()); ++round) step(steps, &samples);
   }
 
  private:
@@ -292,21 +296,38 @@ int calibrate(const CalibrateOptions& options) {
         if (layouts[i].second <= ranks && (t == 1 || !alone || layouts[i].second * t <= cores))
           turns.emplace_back(t, i);
     std::map<int, Samples> samples;
+    const int64_t begin_ns = monotonic_ns();
+    const auto spent_s = [&] { return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9; };
+    size_t measured = 0;
+    const Interrupt interrupt;  // Ctrl-C writes what is measured
+    Progress progress("calibrate");
     // Several rounds: the speed of a shared machine drifts, and every layout should meet all of its speeds.
     int rounds = 1;
     for (int round = 0; round < rounds; ++round)
       for (const auto& [t, i] : turns) {
+        // Later rounds only make the means better. Ranks of several processes measure the same turns.
+        if (alone && measured > 0 && (Interrupt::asked() || (round > 0 && spent_s() >= options.seconds))) break;
         const auto& [config, layout_ranks] = layouts[i];
-        const int64_t begin_ns = monotonic_ns();
+        const int64_t built_ns = monotonic_ns();
         Layout layout(setting, config, layout_ranks, t, alone ? std::clamp(cores / t, 1, ranks) : 1);
-        const double built_s = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
+        const double built_s = static_cast<double>(monotonic_ns() - built_ns) * 1e-9;
         const auto count = static_cast<double>(turns.size());
         if (alone && samples.empty())  // the first turn
           rounds = std::clamp(static_cast<int>(kBuildShare * options.seconds / (built_s * count)), 1, kMostRounds);
         world.barrier();
         layout.measure(options.seconds / (count * rounds), samples[t]);
         world.barrier();
+        ++measured;
+        if (world.rank() == 0)
+          progress.show([&] {
+            return fmt::format("{} of {}, {:.0f} s; products {:.1f} GFLOP/s with {}", measured,
+                               counted(static_cast<int64_t>(count) * rounds, "turn"), spent_s(),
+                               samples[t].times().products_per_second * 1e-9, counted(t, "thread"));
+          });
       }
+    if (Interrupt::asked())
+      log_info("note: stopped early after {} of {}; works of the others have the rates of these", measured,
+               counted(std::ssize(turns) * rounds, "turn"));
     std::vector<int64_t> gaps_ns;
     for (const auto& [t, of_threads] : samples) {
       host.by_threads[t] = of_threads.times();

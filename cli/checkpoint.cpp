@@ -9,6 +9,7 @@
 #include "engine/base/files.h"
 #include "engine/base/plural.h"
 #include "engine/base/print.h"
+#include "engine/base/progress.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/store.h"
@@ -96,12 +97,26 @@ int verify(const std::string& dir) {
     if (!verify_weights(each))
       problems = fmt::format("the weights in {} are damaged. Save them again: slipstream convert CHECKPOINT OUT. ",
                              files::shown(each));
-  int64_t damaged = 0, total = 0;
+  int64_t damaged = 0, total = 0, verified_bytes = 0;
+  const Interrupt interrupt;  // Ctrl-C ends with the checkpoints that are verified
+  Progress progress("checkpoint verify");
   for (const Found& found : checkpoints_at(dir, folders.empty())) {
-    ++total;
     std::string problem = found.problem;
-    for (size_t f = 0; found.manifest && f < found.manifest->files.size() && problem.empty(); ++f)
-      problem = checkpoint::problem_of(found.path, found.manifest->files[f]);
+    for (size_t f = 0; found.manifest && f < found.manifest->files.size() && problem.empty(); ++f) {
+      if (Interrupt::asked()) break;
+      const checkpoint::StateFile& file = found.manifest->files[f];
+      progress.show([&] {
+        return fmt::format("{} verified, {} damaged; {} of {}", format_bytes(verified_bytes), damaged, file.name,
+                           found.path);
+      });
+      problem = checkpoint::problem_of(found.path, file);
+      verified_bytes += file.size_bytes;
+    }
+    if (Interrupt::asked() && problem.empty()) {
+      print_result("{}  not verified: stopped early\n", found.path);
+      break;
+    }
+    ++total;
     if (problem.empty()) {
       try {
         checkpoint::StateReader reader(found.path, *found.manifest);  // every tensor is covered
@@ -118,6 +133,7 @@ int verify(const std::string& dir) {
       for (const std::string& name : checkpoint::unlisted_files(found.path, *found.manifest))
         print_result("{}  ignored: {} is not in the manifest\n", found.path, files::shown(name));
   }
+  if (damaged == 0 && problems.empty() && Interrupt::asked()) return static_cast<int>(ExitCode::preempted);
   if (damaged > 0)
     problems += fmt::format("{} of {} cannot be resumed from. Training skips a damaged one with --resume.", damaged,
                             counted(total, "checkpoint"));

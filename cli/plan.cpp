@@ -11,6 +11,7 @@
 #include "cli/plan_flags.h"
 #include "cli/plan_from.h"
 #include "cli/plan_import.h"
+#include "cli/rehearsed_run.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/json.h"
@@ -32,6 +33,7 @@ struct PlanOptions : PlanFlags {
   std::string need, vary;
   std::string batch;                  // path of a list of plans; empty: one plan
   std::string schedule_csv;           // output path of the pipeline's schedule; empty: none
+  std::string html, trace;            // path of the page and folder of the timeline of the rehearsed steps; empty: none
   std::string against;                // folder of a run to compare with its plan; empty: none
   std::string from;                   // folder of a run whose computing times are replayed; empty: none
   std::vector<std::string> imported;  // format and path of another program's configuration; empty: none
@@ -131,12 +133,20 @@ int plan(const PlanOptions& options) {
     return 0;
   }
   const planner::Planned planned = planner::make_plan(options);
+  planner::require_fits(planned);  // a step that cannot run has no time
   const comm::Rehearsal rehearsal = planner::rehearse_step(planned);
   if (!options.schedule_csv.empty())
     files::write_file(options.schedule_csv, schedule_csv(planned.finished.job->schedule));
+  if (!options.html.empty() || !options.trace.empty()) {
+    if (!rehearsal.finished) throw PlanError("[plan] the rehearsal ends in a deadlock: {}", rehearsal.deadlock);
+    if (!options.trace.empty()) write_rehearsed_trace(planned, rehearsal, options.trace);
+    if (!options.html.empty()) write_rehearsed_page(planned, rehearsal, options.html);
+  }
   options.json ? planner::print_plan_json(planned, rehearsal) : planner::print_plan(planned, rehearsal);
+  if (!options.json && !options.trace.empty())
+    print_result("timeline: {}/trace/rank*.json, for https://ui.perfetto.dev\n", options.trace);
+  if (!options.json && !options.html.empty()) print_result("page:    {}; open it in a browser\n", options.html);
   planner::require_holds(planned.finished.proof);
-  planner::require_fits(planned);
   return 0;
 }
 
@@ -165,6 +175,10 @@ void add_plan(CLI::App& app, Run& chosen) {
                       "line of JSON for each");
   command->add_option("--schedule-csv", options->schedule_csv,
                       "write the pipeline's schedule to this file, in the format of pipeline.schedule_file");
+  command->add_option("--html", options->html,
+                      "write the page of the rehearsed steps to this file: timeline, schedule, memory and links");
+  command->add_option("--trace", options->trace,
+                      "write the rehearsed timeline into this folder, as trace/rank*.json for Perfetto");
   command->add_option("--against", options->against,
                       "compare the traced steps of this run folder with its plan, task by task, worst first");
   command->add_option("--from", options->from,

@@ -26,12 +26,16 @@ void add_train(CLI::App& app, Run& chosen) {
       ->check(whole_numbers(INT64_MAX))
       ->needs(resume)
       ->type_name("STEP");
-  command->add_flag("--dry-run", options->dry_run, "print the plan and the memory table without training");
+  command->add_flag("--dry-run", options->dry_run,
+                    "print the plan and the memory table and write plan.json, without training");
   command
       ->add_option("--inject-delays", options->delay_seed,
                    "seed of random pauses before works; results must not change")
       ->check(whole_numbers(INT64_MAX))
       ->type_name("SEED");
+  command->add_flag("--paced", options->paced,
+                    "sleep for the planned time of every work instead of computing, to time transfers alone; CPU only, "
+                    "and the weights stay untrained");
   command->add_flag("--check-hazards", options->check_hazards,
                     "stop at the first work that accesses another work's bytes without an event between them");
   command->callback([&chosen, options] { chosen = [options] { return runtime::train(*options); }; });

@@ -9,6 +9,7 @@
 #include "comm/rehearse/finish.h"
 #include "engine/plan/job.h"
 #include "planner/engines.h"
+#include "planner/job_request.h"
 
 namespace slipstream::planner {
 
@@ -50,6 +51,7 @@ struct FinishedJob {
   int64_t micro_batches = 1;
   int64_t global_batch = 1;  // sequences
   int64_t transfer_ns = 0;   // modelled time of a transfer between two stages
+  ScheduleChoice schedule;   // of the plan
 };
 
 }  // namespace slipstream::planner

@@ -8,8 +8,10 @@
 
 #include "comm/rehearse/rehearse.h"
 #include "engine/base/check.h"
+#include "engine/report/utilization.h"
 #include "planner/extra_memory.h"
 #include "planner/planner.h"
+#include "planner/schedule_choice.h"
 #include "planner/software_memory.h"
 
 namespace slipstream::planner {
@@ -38,14 +40,18 @@ Sample rehearse_short(const JobRequest& request) {
 }
 
 Forecast middle(const Drawn& drawn) {
+  std::optional<ScheduleChoice>
+      schedule;  // of both plans, so that a line through them is one through steps of one schedule
   const auto job_request = [&](int64_t micro_batches) {
     JobRequest asked{.config = with_micro_batches(drawn.config, micro_batches),
                      .machine = drawn.machine,
                      .nccl = drawn.nccl,
                      .proves = false};
     asked.machine.memory_bytes = 0;
+    asked.schedule = schedule;
     return asked;
   };
+  schedule = choose_schedule(job_request(drawn.config.batch().micro_batches));
   const SteadyState state = steady_state(drawn.config);
   const int64_t micro_batches = drawn.config.batch().micro_batches;
   const int64_t longest = state.rounds == 0 ? micro_batches : state.planned + state.round;
@@ -81,6 +87,28 @@ double interval_factor(const Software& software) {
       return 1.21;
   }
   return 1.21;
+}
+
+RunForecast run_forecast(const Planned& planned, double step_ms) {
+  const RunConfig& config = *planned.config;
+  const int ranks = planned.config.world();
+  const double seconds = step_ms / 1e3;
+  RunForecast run{.tokens_of_step = static_cast<double>(planned.global_batch * config.train.sequence_length),
+                  .days = seconds * static_cast<double>(config.train.steps) / 86400,
+                  .rank_name = planned.config.on_gpus() ? "GPU" : "rank"};
+  run.rank_hours = run.days * 24 * ranks;
+  run.tokens_per_s_of_rank = run.tokens_of_step / seconds / ranks;
+  // A plan with few of the micro-batches has their share of the operations.
+  const double flops = model_flops(planned.finished.stages) * static_cast<double>(planned.micro_batches) /
+                       static_cast<double>(planned.config.batch().micro_batches);
+  if (const double peak = peak_flops_per_second(planned.machine, config.train.dtype); peak > 0)
+    run.mfu = utilization(flops, step_ms, ranks, peak);
+  if (planned.machine.attention_efficiency > 0) {
+    const double factor = interval_factor(planned.machine.software);
+    run.low_ms = step_ms / factor;
+    run.high_ms = step_ms * factor;
+  }
+  return run;
 }
 
 Forecast forecast(const PlanRequest& request) {

@@ -24,6 +24,19 @@ struct Forecast {
   int64_t software_bytes = 0;      // the same in the software that the request names (software_memory.h); 0: not known
 };
 
+/// The run whose rehearsed step takes `step_ms`.
+struct RunForecast {
+  double low_ms = 0, high_ms = 0;  // 80 % interval of the step; 0: no published runs with such a machine
+  double tokens_of_step = 0;
+  double tokens_per_s_of_rank = 0;
+  double mfu = 0;                  // model flops utilization; 0: the machine file has no peak for the type
+  double days = 0;                 // train.steps at this step, without evaluations and checkpoints
+  double rank_hours = 0;           // of all ranks together
+  const char* rank_name = "rank";  // "GPU" where each rank has one
+};
+/// Pure.
+RunForecast run_forecast(const Planned& planned, double step_ms);
+
 /// Reads files, blocks. Skips the proof, the fit of memory and the choice of the update's place. Throws: as
 /// make_plan().
 ///

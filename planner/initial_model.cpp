@@ -3,6 +3,7 @@
 
 #include "planner/initial_model.h"
 
+#include <algorithm>
 #include <map>
 
 #include <fmt/ranges.h>
@@ -67,10 +68,23 @@ std::vector<std::string> keys_of_checkpoint(const std::string& dir) {
   return keys;
 }
 
+/// Sequences of a step by the newest manifest; 0 without a checkpoint.
+int64_t global_batch_of_checkpoint(const std::string& dir) {
+  for (const checkpoint::Found& found : checkpoint::find_checkpoints(dir))
+    if (found.manifest) return found.manifest->global_batch_size;
+  return 0;
+}
+
 }  // namespace
 
 RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes) {
-  return with_sets(load_written(run_file, sets, resumes), {});
+  RunConfig config = with_sets(load_written(run_file, sets, resumes), {});
+  // A default that depends on the ranks would give the steps of other ranks other samples.
+  const bool is_set = std::any_of(sets.begin(), sets.end(),
+                                  [](const std::string& set) { return set.starts_with("train.global_batch_size="); });
+  if (resumes && !is_set && config.train.global_batch_size == 0)
+    config.train.global_batch_size = global_batch_of_checkpoint(resolve_defaults(config).checkpoint.dir);
+  return config;
 }
 
 WrittenRun load_written(const std::string& run_file, const std::vector<std::string>& sets, bool resumes) {

@@ -11,7 +11,8 @@ namespace slipstream::planner {
 
 /// Blocks. load_run_config() in which the folder of model.init, if there is one, decides the keys of [model] that
 /// neither the run file nor `sets` has. Reads its config.json and the names of its tensors alone. With `resumes`, the
-/// newest checkpoint decides these keys, if there is one, and the folder need not exist.
+/// newest checkpoint decides these keys, if there is one, and the folder need not exist; it also gives
+/// train.global_batch_size where neither the run file nor `sets` has it.
 /// Throws: ConfigError; CheckpointError if the folder has no model that this program supports.
 RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes = false);
 

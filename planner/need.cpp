@@ -20,6 +20,7 @@
 #include "engine/report/utilization.h"
 #include "planner/initial_model.h"
 #include "planner/plan_options.h"
+#include "planner/schedule_choice.h"
 #include "planner/search.h"
 #include "planner/software.h"
 
@@ -139,6 +140,8 @@ void Question::refuse(const Needed& needed, const std::string& remedy) const {
 
 std::vector<Question::Part> Question::parts_of_step() const {
   const SteadyState state = steady_state(drawn_.config);
+  JobRequest asked{.config = drawn_.config, .machine = drawn_.machine, .nccl = drawn_.nccl, .proves = false};
+  asked.schedule = choose_schedule(asked);
   std::vector<Part> parts;
   if (state.rounds == 0) {
     parts.push_back({.config = drawn_.config, .finished = {}, .runs = {}});
@@ -151,8 +154,9 @@ std::vector<Question::Part> Question::parts_of_step() const {
   std::vector<std::future<void>> builds;
   for (Part& part : parts)
     builds.push_back(std::async(parts.size() > 1 ? std::launch::async : std::launch::deferred, [&] {
-      part.finished = build_job_with_update(
-          {.config = part.config, .machine = drawn_.machine, .nccl = drawn_.nccl, .proves = false}, {});
+      JobRequest own = asked;
+      own.config = part.config;
+      part.finished = build_job_with_update(own, {});
       part.runs = runs_of(part.finished.stages, 3);
     }));
   for (std::future<void>& build : builds) build.get();

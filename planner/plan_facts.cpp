@@ -4,6 +4,7 @@
 #include "planner/plan_facts.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/ranges.h>
 
@@ -56,36 +57,58 @@ int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJ
   return saved_bytes;
 }
 
+namespace {
+
+/// States of the rank with the most, and ZeRO's formula for its parameters.
+ZeroMemory states_of(const FinishedJob& drafted, int stage, int ranks) {
+  ZeroMemory most;
+  for (const auto& each : drafted.stages) {
+    const Job& job = *each;
+    ZeroMemory row{.stage = stage, .ranks = ranks};
+    for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer})
+      row.planned_bytes += job.buffers.bytes(owner);
+    for (size_t b = 0; b < job.storage.size(); ++b)
+      if (!job.layout.buckets[b].unit)
+        row.outside_bytes += (stage >= 2 ? job.storage[b].gradients.size_bytes : 0) +
+                             (stage >= 3 ? job.storage[b].values.size_bytes : 0);
+    for (const ParameterGroup& group : job.groups) {
+      int64_t elems = 0;
+      for (uint32_t p : group.parameters) elems += job.model.parameters[p].elems;
+      const StateBytes states = state_bytes(job.model.dtype, stage, *group.optimizer);
+      row.formula_bytes += elems * states.whole + elems * states.shared / job.mesh.group_size(Axis::replica);
+    }
+    if (row.planned_bytes > most.planned_bytes) most = row;
+  }
+  return most;
+}
+
+}  // namespace
+
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
   RunConfig config = *request.config;
   config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
   config.comm.error_feedback = false;
   config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
-  config.parallel = Parallel{};
-  config.train.global_batch_size = 0;
+  config.parallel.data = -1;
+  // States do not depend on the schedule: the chunks of a stage become one, and one micro-batch suffices.
+  const std::vector<int64_t> parts = std::exchange(config.pipeline.layers, {});
+  const auto stages = static_cast<size_t>(config.parallel.pipeline);
+  if (!parts.empty()) config.pipeline.layers.resize(stages, 0);
+  for (size_t part = 0; part < parts.size(); ++part) config.pipeline.layers[part % stages] += parts[part];
+  config.pipeline.virtual_stages = 1;
+  config.pipeline.schedule_file.clear();
+  config.pipeline.schedule = ScheduleKind::gpipe;
+  const int others = static_cast<int>(config.parallel.tensor * config.parallel.pipeline * config.parallel.context);
   const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the others divide matrices
   for (int stage = 0; stage <= last_stage; ++stage)
     for (int ranks : {2, 4, 8, 64}) {
       config.zero.stage = stage;
-      const JobRequest asked{.config = resolve(config, {.world = ranks}), .machine = request.machine};
-      Buffers buffers;
-      ModelSpec model = models::build_model(model_options(asked), buffers);
-      const Job job = build_job(std::move(model), std::move(buffers), plan_options(asked));
-      ZeroMemory row{.stage = stage, .ranks = ranks};
-      for (Owner owner : {Owner::parameters, Owner::gradients, Owner::optimizer})
-        row.planned_bytes += job.buffers.bytes(owner);
-      for (size_t b = 0; b < job.storage.size(); ++b)
-        if (!job.layout.buckets[b].unit)
-          row.outside_bytes += (stage >= 2 ? job.storage[b].gradients.size_bytes : 0) +
-                               (stage >= 3 ? job.storage[b].values.size_bytes : 0);
-      for (const ParameterGroup& group : job.groups) {
-        int64_t elems = 0;
-        for (uint32_t p : group.parameters) elems += job.model.parameters[p].elems;
-        const StateBytes states = state_bytes(job.model.dtype, stage, *group.optimizer);
-        row.formula_bytes += elems * states.whole + elems * states.shared / ranks;
-      }
-      table.push_back(row);
+      config.train.global_batch_size = config.train.micro_batch_size * ranks;
+      JobRequest asked{.config = resolve(config, {.world = ranks * others}), .machine = request.machine};
+      asked.machine.memory_bytes = 0;  // gradients of stage 2 are sharded, whatever the memory
+      asked.schedule = ScheduleChoice{};
+      table.push_back(states_of(build_drafted_job(asked), stage, ranks));
     }
   return table;
 }

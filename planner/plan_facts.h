@@ -30,7 +30,8 @@ struct ZeroMemory {
   int64_t formula_bytes = 0;
 };
 
-/// Stages 0 to 3 (0 and 1 with an optimizer of whole matrices) on 2, 4, 8 and 64 data ranks, one row after the other.
+/// Stages 0 to 3 (0 and 1 with an optimizer of whole matrices) on 2, 4, 8 and 64 data ranks, one row after the other,
+/// of a rank of the largest pipeline stage, with the run's tensor, pipeline and context ranks.
 /// Pure. Empty when the model does not fit a layout.
 std::vector<ZeroMemory> zero_memory(const JobRequest& request);
 

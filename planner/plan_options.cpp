@@ -93,15 +93,14 @@ void require_layout(const RunConfig& config, int world) {
   });
 }
 
-PipelineSchedule schedule_of(const ResolvedConfig& resolved, bool hides_transfers) {
+PipelineSchedule schedule_of(const ResolvedConfig& resolved, const ScheduleChoice& choice) {
   const RunConfig& config = *resolved;
   ScheduleShape shape = shape_of(config, static_cast<int>(resolved.batch().micro_batches));
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
-  const ScheduleKind kind = config.pipeline.schedule;
-  // The other schedules fix the number of live micro-batches.
-  shape.hides_transfers = hides_transfers && (kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::zb_h1);
-  return make_schedule(kind, shape);
+  shape.hides_transfers = choice.more_in_flight;
+  shape.lags = choice.lags;
+  return make_schedule(config.pipeline.schedule, shape);
 }
 
 std::string schedule_name(const RunConfig& config) {
@@ -109,7 +108,6 @@ std::string schedule_name(const RunConfig& config) {
 }
 
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh) {
-  constexpr double kWorthHiding = 0.01;  // fraction of a micro-batch's pass through a stage
   const RunConfig& config = *request.config;
   const int parts = static_cast<int>(config.parallel.pipeline * config.pipeline.virtual_stages);
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
@@ -121,17 +119,10 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   if (config.train.recompute_layers == 0) recompute(model, buffers, whole, config.train.recompute);
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
   const auto seconds = [&](const Cost& cost) { return price.seconds(cost); };
-  double pass_s = 0;
-  for (const std::vector<uint32_t>* pieces : {&model.forward, &model.backward})
-    for (uint32_t piece : *pieces)
-      for (const Work& work : model.pieces[piece].works)
-        pass_s += seconds(work.cost) / static_cast<double>(config.parallel.pipeline);
   const int64_t hop_elems = sizes.batch * sizes.tokens * sizes.width / (sizes.sequence_parallel ? sizes.tensor : 1);
   const comm::WireCost hop =
       comm::wire_cost(Op::send, Algorithm::direct, 2, hop_elems, sizes.dtype, price.link(Axis::pipeline));
   LayerPartition partition{.layers = {config.pipeline.layers.begin(), config.pipeline.layers.end()},
-                           .hides_transfers = config.overlap.p2p && static_cast<double>(hop.latency_ns + hop.wire_ns) >
-                                                                        kWorthHiding * 1e9 * pass_s,
                            .transfer_ns = hop.latency_ns + hop.wire_ns};
   if (partition.layers.empty()) partition.layers = balanced_layers(model, parts, seconds);
   return partition;

@@ -44,14 +44,13 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
 
 /// The partition of a model's layers among stages, by the costs of its pieces at the machine's rates.
 struct LayerPartition {
-  std::vector<int> layers;       // of each part: from the run file, else balanced
-  bool hides_transfers = false;  // transfers are long enough to justify one more live micro-batch per stage
+  std::vector<int> layers;  // of each part: from the run file, else balanced
   int64_t transfer_ns = 0;
 };
 LayerPartition partition_layers(const JobRequest& request, const models::ModelOptions& sizes, const Mesh& mesh);
 
 /// pipeline.schedule, or pipeline.schedule_file. Blocks. Throws: ConfigError, PlanError.
-PipelineSchedule schedule_of(const ResolvedConfig& config, bool hides_transfers);
+PipelineSchedule schedule_of(const ResolvedConfig& config, const ScheduleChoice& choice);
 /// The printed name of the schedule: the schedule's name, or its file's name. Pure.
 std::string schedule_name(const RunConfig& config);
 

@@ -16,7 +16,9 @@
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
+#include "planner/schedule_choice.h"
 #include "planner/software.h"
+#include "planner/unchanged_sets.h"
 
 namespace slipstream::planner {
 namespace {
@@ -115,12 +117,15 @@ Planned plan_drawn(const PlanRequest& request, const Drawn& drawn, const Resolve
                   .chose_bucket_size = config->overlap.bucket_size_bytes == 0,
                   .micro_batches = drawn.config.batch().micro_batches,
                   .global_batch = drawn.config.batch().global_batch_size};
-  planned.config = with_bucket_size(request_of(planned));
   JobRequest asked = request_of(planned);
   asked.proves = request.proves;
   asked.extra_bytes = [&](const Job& job) {
     return sum_of(extra_memory_of(planned, job, choose_engines(request_of(planned), job.mesh, job.channels)));
   };
+  JobRequest whole = asked;
+  whole.config = drawn.config;
+  asked.schedule = choose_schedule(whole);
+  asked.config = planned.config = with_bucket_size(asked);
   planned.finished = build_proved_job(asked);
   return planned;
 }
@@ -167,6 +172,7 @@ Planned make_plan(const PlanRequest& request) {
   JobRequest asked = request_of(planned);
   asked.config = with_micro_batches(drawn.config, state.planned + state.round);
   const Job& job = *planned.finished.job;
+  asked.schedule = planned.finished.schedule;
   const FinishedJob longer =
       build_job_with_update(asked, {.beside = !job.update_on_spine, .double_buffer = job.options.double_buffer});
   const comm::Rehearsal rehearsal = rehearse_job(planned, longer);
@@ -221,6 +227,15 @@ void require_fits(const Planned& planned) {
       planned.finished.stages.size() > 1 ? fmt::format(" of stage {}", largest.stage()) : "", format_bytes(need),
       planned.machine.name, format_bytes(has), slots_remedy(largest, need - has),
       memory_table(largest, extra_memory_of_largest(planned)));
+}
+
+std::vector<std::string> notes_of(const Planned& planned) {
+  std::vector<std::string> notes = remarks(planned.config, planned.machine, planned.finished);
+  // A plan as other software has sets of its own, and a short plan has another hash.
+  if (!planned.request.as.empty() || planned.steady.planned > 0) return notes;
+  for (std::string& note : sets_without_effect(planned.request, request_of(planned), planned.finished))
+    notes.push_back(std::move(note));
+  return notes;
 }
 
 CheckpointCosts checkpoint_costs_of(const Planned& planned) {

@@ -116,6 +116,9 @@ double ms_of_a_step(int64_t total_ns);
 /// Of the run's step. Pure.
 StepTotals totals_of(const Planned& planned, const comm::Rehearsal& rehearsal);
 
+/// remarks(), and those on arguments of --set that change nothing. Reads files.
+std::vector<std::string> notes_of(const Planned& planned);
+
 /// To stdout.
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal);
 void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal);

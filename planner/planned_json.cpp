@@ -15,9 +15,9 @@
 namespace slipstream::planner {
 namespace {
 
-Json notes_of(const Planned& planned) {
+Json notes_json(const Planned& planned) {
   Json notes = Json::array();
-  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished)) notes.push_back(remark);
+  for (const std::string& note : notes_of(planned)) notes.push_back(note);
   return notes;
 }
 
@@ -78,7 +78,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const StepTotals totals = totals_of(planned, rehearsal);
   json["wire_bytes"]["sent"] = totals.wire.sent;
   json["wire_bytes"]["theory"] = totals.wire.theory;
-  json["notes"] = notes_of(planned);
+  json["notes"] = notes_json(planned);
   json["update"]["double_buffer"] = job.options.double_buffer;
   json["update"]["on_compute_stream"] = job.update_on_spine;
   if (const Replay& replay = planned.finished.replay; replay.graph_ns > 0) {
@@ -121,11 +121,16 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
       planned.steady.planned > 0 ? Json() : Json(fmt::format("{:016x}", planned.finished.proof.order_hash));
   if (rehearsal.finished) {
     json["rehearsed"]["step_ms"] = totals.step_ms;
-    if (planned.machine.attention_efficiency > 0) {
-      const double factor = interval_factor(planned.machine.software);
-      json["rehearsed"]["step_ms_low"] = totals.step_ms / factor;
-      json["rehearsed"]["step_ms_high"] = totals.step_ms * factor;
+    const RunForecast run = run_forecast(planned, totals.step_ms);
+    if (run.low_ms > 0) {
+      json["rehearsed"]["step_ms_low"] = run.low_ms;
+      json["rehearsed"]["step_ms_high"] = run.high_ms;
     }
+    json["rehearsed"]["mfu"] = run.mfu > 0 ? Json(run.mfu) : Json();
+    json["rehearsed"]["tokens_per_s_per_rank"] = run.tokens_per_s_of_rank;
+    json["run"]["steps"] = planned.config->train.steps;
+    json["run"]["days"] = run.days;
+    json["run"]["rank_hours"] = run.rank_hours;
     json["rehearsed"]["comm_ms"] = totals.communication_ms;
     json["rehearsed"]["exposed_ms"] = totals.exposed_ms;
     json["rehearsed"]["bubble_ms"] = totals.bubble_ms;
@@ -164,7 +169,7 @@ void print_proof_json(const Planned& planned) {
   json["items"] = proof.items;
   json["waits"] = proof.waits;
   json["waits_between_steps"] = proof.seam_waits;
-  json["notes"] = notes_of(planned);
+  json["notes"] = notes_json(planned);
   json["plan_hash"] = fmt::format("{:016x}", proof.order_hash);
   json["memory_bytes"] = most_bytes(planned);
   json["fits"] = fits(planned);

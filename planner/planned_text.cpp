@@ -16,6 +16,7 @@
 #include "planner/advice.h"
 #include "planner/alternatives.h"
 #include "planner/extra_memory.h"
+#include "planner/forecast.h"
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
@@ -67,7 +68,13 @@ void print_software_memory(const Planned& planned) {
 
 /// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 void print_zero_memory(const Planned& planned) {
-  print_result("states of a rank by zero.stage and data ranks, as placed (and ZeRO's formula):\n  {:<6}", "stage");
+  const MeshSizes& sizes = planned.finished.job->mesh.sizes();
+  std::string beside;  // ranks of the other axes
+  for (const auto& [axis, count] :
+       {std::pair{"context", sizes.context}, {"pipeline", sizes.pipeline}, {"tensor", sizes.tensor}})
+    if (count > 1) beside += fmt::format(" x {} {}", axis, count);
+  print_result("states of a rank by zero.stage and data ranks{}, as placed (and ZeRO's formula):\n  {:<6}", beside,
+               "stage");
   int stage = -1;
   const std::vector<ZeroMemory> table = zero_memory(request_of(planned));
   for (const ZeroMemory& row : table)
@@ -76,7 +83,6 @@ void print_zero_memory(const Planned& planned) {
     if (row.stage != stage) print_result("\n  {:<6}", stage = row.stage);
     print_result("{:>29}", fmt::format("{} ({})", format_bytes(row.planned_bytes), format_bytes(row.formula_bytes)));
   }
-#include <map>
   const auto outside_bytes = [&](int of_stage) {
     return std::find_if(table.begin(), table.end(), [&](const ZeroMemory& row) { return row.stage == of_stage; })
         ->outside_bytes;
@@ -239,6 +245,16 @@ void print_advice(const Planned& planned, const comm::Rehearsal& rehearsal) {
                      : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
 }
 
+/// What the rehearsed step means for the whole run.
+void print_run(const Planned& planned, const StepTotals& totals) {
+  const RunForecast run = run_forecast(planned, totals.step_ms);
+  const std::string interval =
+      run.low_ms > 0 ? fmt::format("; 80 % interval of a step {:.2f} to {:.2f} ms", run.low_ms, run.high_ms) : "";
+  print_result("run:     {} of {}: {:.3g} days, {:.4g} {}-hours; MFU {:.1f} %, {} tokens/s per {}{}\n",
+               counted(planned.config->train.steps, "step"), format_count(run.tokens_of_step), run.days, run.rank_hours,
+               run.rank_name, 100 * run.mfu, format_count(run.tokens_per_s_of_rank), run.rank_name, interval);
+}
+
 void print_checkpoint(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Checkpoint& options = planned.config->checkpoint;
   if (options.interval + options.interval_minutes == 0) return;
@@ -312,8 +328,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
       print_result("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n",
                    columns, kEnds);
   }
-  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
-    print_result("note:    {}\n", remark);
+  for (const std::string& remark : notes_of(planned)) print_result("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
   print_checkpoint(planned, rehearsal);
@@ -349,6 +364,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                             totals.step_ms),
                totals.communication_ms, totals.exposed_ms,
                sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", totals.bubble_ms) : "");
+  print_run(planned, totals);
   print_advice(planned, rehearsal);
 }
 
@@ -367,8 +383,7 @@ void print_proof(const Planned& planned) {
                                       : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) print_result("  {}\n", hazard.sentence());
   print_result("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
-  for (const std::string& remark : remarks(planned.config, planned.machine, planned.finished))
-    print_result("note:      {}\n", remark);
+  for (const std::string& remark : notes_of(planned)) print_result("note:      {}\n", remark);
   print_result("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));
 }
 

@@ -24,47 +24,12 @@
 #include "engine/plan/update_shards.h"
 #include "planner/minimum_memory.h"
 #include "planner/plan_options.h"
+#include "planner/schedule_choice.h"
 #include "planner/stage_jobs.h"
-#include "planner/stage_times.h"
 #include "planner/steady_state.h"
 
 namespace slipstream::planner {
 namespace {
-
-/// ZB-H1 with lags for the measured durations of these stages' passes. No stage needs more memory than the largest
-/// stage with the published lags.
-void lag_by_times(const JobRequest& request, PlanOptions& options, const StageJobs& builder,
-                  const comm::RooflinePrice& price, int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
-  if (request.config->pipeline.schedule != ScheduleKind::zb_h1 || !request.config->pipeline.schedule_file.empty() ||
-      jobs.size() == 1)
-    return;
-  constexpr int kAttempts = 3;
-  ScheduleShape shape = options.schedule.shape;
-  const PlayTimes times = pass_times(jobs, request.spine_ns, price, transfer_ns);
-  int64_t limit_bytes = 0;
-  for (const auto& job : jobs) limit_bytes = std::max(limit_bytes, job->buffers.total_bytes());
-  std::vector<int> most = most_lags(shape);
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    shape.lags = best_lags(shape, times, most);
-    if (shape.lags.empty()) return;
-    PlanOptions lagged = options;
-    lagged.schedule = make_schedule(ScheduleKind::zb_h1, shape);
-    std::vector<std::shared_ptr<Job>> others = builder.build_all(lagged);
-    bool fits = true;
-    for (size_t s = 0; s < jobs.size(); ++s) {
-      const int64_t before_bytes = jobs[s]->buffers.total_bytes(), after_bytes = others[s]->buffers.total_bytes();
-      if (after_bytes <= limit_bytes) continue;
-      fits = false;
-      const int published = static_cast<int>(s);
-      const int64_t bytes_of_one = ceil_div(after_bytes - before_bytes, std::max(1, shape.lags[s] - published));
-      most[s] = std::min(shape.lags[s] - 1, published + static_cast<int>((limit_bytes - before_bytes) / bytes_of_one));
-    }
-    if (!fits) continue;
-    options = std::move(lagged);
-    jobs = std::move(others);
-    return;
-  }
-}
 
 /// Stages that end early reduce a whole chunk at once: fewer, larger messages, and none under their last backward pass.
 /// Exceptions are encoded gradients, whose buffer is as wide as a bucket, and shards, whose parameters return bucket by
@@ -152,7 +117,8 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   check_minimum_memory(sizes, options, request.machine);
   const Mesh mesh(options.sizes, options.mesh_order);
   const LayerPartition partition = partition_layers(request, sizes, mesh);
-  options.schedule = schedule_of(request.config, partition.hides_transfers);
+  const ScheduleChoice chosen = choose_schedule(request);
+  options.schedule = schedule_of(request.config, chosen);
   options.layers = partition.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
@@ -171,14 +137,14 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
     jobs = builder.build_all(options);
   }
   require_travels_within_a_day(jobs, price, request.config->comm.emulate.bandwidth_bytes_per_second > 0);
-  lag_by_times(request, options, builder, price, partition.transfer_ns, jobs);
-  bucket_the_critical_path_only(options, builder, price, partition.transfer_ns, jobs);
+  if (chosen.reduces_at_once) bucket_the_critical_path_only(options, builder, price, partition.transfer_ns, jobs);
   if (request.config->checkpoint.peer_interval > 0) {
     std::vector<Job*> stages;
     for (const auto& job : jobs) stages.push_back(job.get());
     add_keeping(stages, holder_offset(mesh.world(), request.machine.ranks_per_node));
   }
   finished.transfer_ns = partition.transfer_ns;
+  finished.schedule = chosen;
   finished.engines = choose_engines(request, mesh, jobs[0]->channels);
   for (const auto& job : jobs) set_engines(finished.engines, *job);
   for (const auto& job : jobs) finished.stages.push_back(job);
@@ -300,6 +266,7 @@ ResolvedConfig with_bucket_size(const JobRequest& request) {
   if (layout.data * layout.context == 1 || run.zero.stage >= 2 || run.overlap.grad_reduce != ReduceMode::bucketed)
     return resolve(chosen, request.config.facts());
   const int64_t micro_batches = steady_state(request.config).planned;  // buckets travel once in a step
+  const ScheduleChoice schedule = choose_schedule(request);
   int64_t best_ns = std::numeric_limits<int64_t>::max(), best_bytes = chosen.overlap.bucket_size_bytes;
   for (const int64_t size_bytes : {4 * kMiB, 25 * kMiB, 100 * kMiB, 400 * kMiB}) {
     if (size_bytes < run.overlap.first_bucket_size_bytes) continue;
@@ -307,6 +274,7 @@ ResolvedConfig with_bucket_size(const JobRequest& request) {
     JobRequest asked = request;
     asked.config = with_micro_batches(resolve(chosen, request.config.facts()), micro_batches);
     asked.spine_ns = nullptr;
+    asked.schedule = schedule;
     const int64_t period_ns = step_period_ns(asked, build_job_with_update(asked, {}), false);
     if (period_ns < 0 || period_ns >= best_ns) continue;
     best_ns = period_ns;
@@ -318,7 +286,8 @@ ResolvedConfig with_bucket_size(const JobRequest& request) {
 
 FinishedJob build_proved_job(const JobRequest& given) {
   JobRequest request = given;
-  request.config = with_bucket_size(given);
+  request.schedule = choose_schedule(given);
+  request.config = with_bucket_size(request);
   const Choice copies = request.config->optimizer.double_buffer, graph = request.config->device.graph;
   const bool two_asked = copies == Choice::yes;
   // On a CPU's compute stream, an update always follows every reader of the weights (docs/notes/0002, 0014).

@@ -2,10 +2,12 @@
 // Best-first search over bounded layouts, on several threads.
 
 #include "planner/search.h"
+#include "planner/schedule_choice.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -16,6 +18,8 @@
 
 #include "engine/base/check.h"
 #include "engine/base/parallel.h"
+#include "engine/base/plural.h"
+#include "engine/base/progress.h"
 #include "engine/base/units.h"
 #include "engine/config/load.h"
 #include "engine/report/utilization.h"
@@ -39,6 +43,12 @@ JobRequest compared_request(const Drawn& drawn, const ResolvedConfig& config) {
   return asked;
 }
 
+/// The time is spent, or Ctrl-C asked for what is known.
+bool is_over(const SearchOptions& options, Clock::time_point begin) {
+  return Interrupt::asked() ||
+         (options.seconds > 0 && std::chrono::duration<double>(Clock::now() - begin).count() >= options.seconds);
+}
+
 class Search {
  public:
   Search(const SearchOptions& options, SearchResult& result, std::vector<std::optional<ResolvedConfig>> configs)
@@ -49,8 +59,7 @@ class Search {
   void run(int threads, Clock::time_point begin) {
     for_each_index(static_cast<size_t>(threads), threads, [&](size_t) {
       while (true) {
-        const double spent_s = std::chrono::duration<double>(Clock::now() - begin).count();
-        if (options_.seconds > 0 && spent_s >= options_.seconds && has_winner()) return;
+        if (is_over(options_, begin)) return;
         const size_t next = take();
         if (next == kNone) return;
         rehearse(next);
@@ -62,11 +71,6 @@ class Search {
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
-
-  bool has_winner() {
-    const std::lock_guard lock(mutex_);
-    return std::isfinite(best_ms_);
-  }
 
   bool cannot_win(const SearchedLayout& layout) const {
     return !options_.exhaustive && static_cast<double>(layout.bound.step_ns) / 1e6 >= best_ms_;
@@ -84,7 +88,7 @@ class Search {
     double least = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < result_.layouts.size(); ++i) {
       const SearchedLayout& layout = result_.layouts[i];
-      if (is_taken_[i] || layout.outcome != Outcome::open || cannot_win(layout)) continue;
+      if (is_taken_[i] || !configs_[i] || layout.outcome != Outcome::open || cannot_win(layout)) continue;
       const auto found = factors_.find(kinds_[i]);
       const double expected =
           static_cast<double>(layout.bound.expected_ns) * (found == factors_.end() ? 1 : found->second);
@@ -104,6 +108,12 @@ class Search {
     }
     const std::lock_guard lock(mutex_);
     SearchedLayout& layout = result_.layouts[index];
+    ++rehearsed_;
+    progress_.show([&] {
+      return fmt::format("{} rehearsed, {}", counted(rehearsed_, "layout"),
+                         std::isfinite(best_ms_) ? fmt::format("the best one takes {:.2f} ms: {}", best_ms_, best_)
+                                                 : std::string("none of them fits"));
+    });
     if (!refusal.empty()) {
       layout.outcome = Outcome::refused;
       layout.refusal = refusal;
@@ -113,7 +123,10 @@ class Search {
     layout.outcome = made.step_ms < 0 ? Outcome::too_large : Outcome::rehearsed;
     if (made.step_ms < 0) return;
     layout.step_ms = made.step_ms;
-    best_ms_ = std::min(best_ms_, made.step_ms);
+    if (made.step_ms < best_ms_) {
+      best_ms_ = made.step_ms;
+      best_ = fmt::format("{}", fmt::join(layout.sets, " "));
+    }
     const double factor = made.step_ms * 1e6 / static_cast<double>(std::max<int64_t>(1, layout.bound.expected_ns));
     const auto [found, is_new] = factors_.try_emplace(kinds_[index], factor);
     if (!is_new) found->second = std::min(found->second, factor);
@@ -126,17 +139,22 @@ class Search {
   std::vector<char> is_taken_;
   std::mutex mutex_;
   double best_ms_ = std::numeric_limits<double>::infinity();
+  std::string best_;  // its settings
+  int64_t rehearsed_ = 0;
   std::map<std::string, double> factors_;
+  Progress progress_{"plan --search"};
 };
 
-/// Bounds every layout. Those that break a rule or exceed the memory have no configuration.
-std::vector<std::optional<ResolvedConfig>> bound_all(const WrittenRun& written, int threads, SearchResult& result) {
+/// Bounds every layout until `is_over`. Those that break a rule have no configuration.
+std::vector<std::optional<ResolvedConfig>> bound_all(const WrittenRun& written, int threads,
+                                                     const std::function<bool()>& is_over, SearchResult& result) {
   std::vector<std::optional<ResolvedConfig>> configs(result.layouts.size());
   for_each_index(static_cast<size_t>(threads), threads, [&](size_t own) {
     LayoutBounds bounds(result.drawn.machine);
     // Neighbours in the list share works.
     const size_t count = configs.size(), all = static_cast<size_t>(threads);
     for (size_t i = count * own / all; i < count * (own + 1) / all; ++i) {
+      if (is_over()) return;
       SearchedLayout& layout = result.layouts[i];
       try {
         configs[i] = resolved_with(written, result.drawn.config, layout.sets);
@@ -154,6 +172,10 @@ std::vector<std::optional<ResolvedConfig>> bound_all(const WrittenRun& written, 
 }
 
 [[noreturn]] void refuse_all(const SearchResult& result) {
+  if (!result.is_certain)
+    throw ResourceError(
+        "[plan] --search: no rehearsal of {} ended in {:.3g} s. Raise --seconds, or name values with --over.",
+        counted(std::ssize(result.layouts), "layout"), result.seconds);
   const SearchedLayout* smallest = nullptr;
   for (const SearchedLayout& layout : result.layouts)
     if (layout.outcome == Outcome::too_large && (!smallest || layout.memory_bytes < smallest->memory_bytes))
@@ -175,13 +197,14 @@ template <typename Use>
 int64_t over_steady_state(const Drawn& drawn, const ResolvedConfig& config, const Use& use) {
   const SteadyState state = steady_state(config);
   const bool whole = state.rounds == 0 || !config->pipeline.schedule_file.empty();
-  const JobRequest last =
-      compared_request(drawn, whole ? config : with_micro_batches(config, state.planned + state.round));
+  JobRequest last = compared_request(drawn, whole ? config : with_micro_batches(config, state.planned + state.round));
+  last.schedule = choose_schedule(compared_request(drawn, config));
   TriedJob tried = try_job(last);
   if (tried.finished.stages.empty()) return tried.memory_bytes;
   use(last, tried.finished, 1.0);
   if (whole) return tried.memory_bytes;
-  const JobRequest before = compared_request(drawn, with_micro_batches(config, state.planned));
+  JobRequest before = compared_request(drawn, with_micro_batches(config, state.planned));
+  before.schedule = last.schedule;
   const TriedJob shorter = try_job(before);
   // T(longest) + (rounds - 1) (T(longest) - T(shorter))
   use(last, tried.finished, state.rounds - 1);
@@ -296,7 +319,9 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
   }
   const int threads =
       options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  std::vector<std::optional<ResolvedConfig>> configs = bound_all(written, threads, result);
+  const Interrupt interrupt;  // Ctrl-C prints what is known
+  std::vector<std::optional<ResolvedConfig>> configs = bound_all(
+      written, threads, [&] { return is_over(options, begin); }, result);
   Search(options, result, configs).run(threads, begin);
   std::stable_sort(result.layouts.begin(), result.layouts.end(), [](const SearchedLayout& a, const SearchedLayout& b) {
     const bool first = a.outcome == Outcome::rehearsed, second = b.outcome == Outcome::rehearsed;
@@ -305,10 +330,12 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
   });
   result.rehearsed = result.count(Outcome::rehearsed);
   result.is_certain = result.count(Outcome::open) == 0;
+  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   if (result.rehearsed == 0) refuse_all(result);
   for (size_t i = 0; i < std::min(kShownLayouts, result.rehearsed); ++i)
     result.configs.push_back(resolved_with(written, result.drawn.config, result.layouts[i].sets));
-  if (!searches_wires(options.keys)) result.wires = rehearse_narrower_wires(result, written, threads);
+  if (!searches_wires(options.keys) && !is_over(options, begin))
+    result.wires = rehearse_narrower_wires(result, written, threads);
   const ResolvedConfig& best = result.configs.front();
   const ResolvedConfig one = with_micro_batches(best, best->parallel.pipeline);
   result.flops = model_flops(build_drafted_job(compared_request(result.drawn, one)).stages) *

@@ -14,7 +14,7 @@ namespace slipstream::planner {
 
 struct SearchOptions {
   std::vector<SearchedKey> keys;
-  double seconds = 60;      // no rehearsal begins later, except before the first one ends; 0: no limit
+  double seconds = 60;      // no bound and no rehearsal begins later; 0: no limit
   int threads = 0;          // 0: cores
   bool exhaustive = false;  // rehearses every layout that fits, to check the bounds
 };

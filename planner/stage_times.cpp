@@ -36,7 +36,7 @@ PassNs pass_ns(const Job& job, const std::vector<int64_t>& measured_ns, const co
 
 }  // namespace
 
-PlayTimes pass_times(const std::vector<std::shared_ptr<Job>>& stages,
+PlayTimes pass_times(const std::vector<std::shared_ptr<const Job>>& stages,
                      const std::function<std::vector<int64_t>(const Job&)>& measured_ns,
                      const comm::RooflinePrice& price, int64_t transfer_ns) {
   std::vector<PassNs> of_stage;

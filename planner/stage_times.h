@@ -15,7 +15,7 @@ namespace slipstream::planner {
 /// Means over the micro-batches of a step. `measured_ns`: durations of the training's spine items, as in
 /// JobRequest::spine_ns; for negative or missing entries, `price` gives the duration of their works. `transfer_ns`
 /// between stages. For stages of one chunk. Pure.
-PlayTimes pass_times(const std::vector<std::shared_ptr<Job>>& stages,
+PlayTimes pass_times(const std::vector<std::shared_ptr<const Job>>& stages,
                      const std::function<std::vector<int64_t>(const Job&)>& measured_ns,
                      const comm::RooflinePrice& price, int64_t transfer_ns);
 

@@ -265,9 +265,12 @@ void add_comparison(const std::vector<const RunFolder*>& runs, Json& data) {
 
 Json page_data(RunFolder& run) {
   const Planned planned = planned_of(run, run.missing);
+  // Of plan --html: its timeline is the prediction, with which nothing is compared.
+  const Json* const rehearsed = run.record.find("rehearsed");
+  const Trace none, &measured = rehearsed ? none : run.trace;
   Json data = Json::object();
   data["name"] = run.name;
-  data["path"] = run.path;
+  data["path"] = rehearsed ? *rehearsed : Json(run.path);
   data["facts"] = facts_of(run);
   data["notes"] = notes_of(run);
   data["figures"] = figures_json(figures_of(run));
@@ -275,9 +278,9 @@ Json page_data(RunFolder& run) {
   data["marks"] = marks_of(run);
   data["settings"] = settings_of(run);
   if (!run.trace.ranks.empty()) data["timeline"] = timeline_data(run.trace, planned);
-  data["tasks"] = tasks_of(task_times(planned, run.trace));
-  data["kernels"] = kernels_of(kernel_times(planned, run.trace));
-  data["schedule"] = schedule_of(schedules(planned, run.trace));
+  data["tasks"] = tasks_of(task_times(planned, measured));
+  data["kernels"] = kernels_of(kernel_times(planned, measured));
+  data["schedule"] = schedule_of(schedules(planned, measured));
   if (!planned.stages.empty()) {
     data["memory"] = memory_of(planned);
     data["mesh"] = mesh_of(planned);

@@ -9,6 +9,7 @@
 #include "engine/base/check.h"
 #include "engine/base/dtype.h"
 #include "engine/base/files.h"
+#include "engine/base/progress.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/plan/buffers.h"
@@ -114,6 +115,7 @@ ConvertSummary convert(const ConvertOptions& options) {
   from.require(names, false);
   const DType dtype = options.dtype == "auto" ? from.dtype() : options.dtype == "bfloat16" ? DType::bf16 : DType::f32;
   std::vector<checkpoint::TensorToSave> tensors;
+  const auto progress = std::make_shared<Progress>("convert");
   for (const NamedTensor* tensor : names) {
     if (std::any_of(tensors.begin(), tensors.end(), [&](const auto& other) { return other.name == tensor->name; }))
       continue;  // a tied table
@@ -124,7 +126,9 @@ ConvertSummary convert(const ConvertOptions& options) {
     tensors.push_back({.name = tensor->name,
                        .dtype = dtype,
                        .shape = std::move(shape),
-                       .write = [found, dtype, turns](const checkpoint::TensorSink& sink) {
+                       .write = [found, dtype, turns, progress, number = tensors.size() + 1, all = names.size(),
+                                 name = tensor->name](const checkpoint::TensorSink& sink) {
+                         progress->show([&] { return fmt::format("tensor {} of {}: {}", number, all, name); });
                          (turns ? copy_transposed : copy_tensor)(*found, dtype, sink);
                        }});
   }

@@ -16,8 +16,10 @@
 #include <utility>
 
 #include "comm/mpi/launcher.h"
+#include "engine/base/check.h"
 #include "engine/base/delay_point.h"
 #include "engine/base/fail_point.h"
+#include "engine/base/files.h"
 #include "engine/base/folder.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -39,6 +41,7 @@
 #include "planner/plan_options.h"
 #include "planner/plan_record.h"
 #include "planner/planner.h"
+#include "planner/unchanged_sets.h"
 #include "runtime/agreement.h"
 #include "runtime/build_id.h"
 #include "runtime/library_tables.h"
@@ -59,11 +62,12 @@ namespace {
 std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   std::string lines;
   for (const auto& [key, value] : config_lines(config)) lines += fmt::format("{} = {}\n", key, value);
-  return lines +
-         fmt::format(
-             "--dry-run {}\n--resume {}\n--ignore-memory {}\n--replay {}\n--check-hazards {}\n--inject-delays {}\n",
-             options.dry_run, options.resume, options.ignore_memory, options.replayed_step.value_or(0),
-             options.check_hazards, options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none");
+  return lines + fmt::format(
+                     "--dry-run {}\n--resume {}\n--ignore-memory {}\n--replay {}\n--check-hazards {}\n--inject-delays "
+                     "{}\n--paced {}\n",
+                     options.dry_run, options.resume, options.ignore_memory, options.replayed_step.value_or(0),
+                     options.check_hazards, options.delay_seed ? fmt::format("{}", *options.delay_seed) : "none",
+                     options.paced);
 }
 
 /// The sentence of the error that `stage` throws; empty if it throws none.
@@ -74,6 +78,21 @@ std::string problem_in(const std::function<void()>& stage) {
     return error.what();
   }
   return {};
+}
+
+/// Blocks. Writes plan.json of a run that does not begin. A folder that holds a run keeps that run's.
+void write_planned(const RunConfig& config, const Machine& machine, const planner::FinishedJob& finished) {
+  const std::string& dir = config.output.dir;
+  std::error_code error;
+  if (std::filesystem::exists(dir + "/run.json", error)) {
+    print_result("note: {} holds a run, which keeps its plan.json; for the one of this plan, set output.dir\n", dir);
+    return;
+  }
+  std::filesystem::create_directories(dir, error);
+  if (error)
+    throw ResourceError("[output] {} cannot be made: {}. Set output.dir to another folder.", dir, error.message());
+  files::write_file(dir + "/plan.json", planner::plan_record(config, machine, finished));
+  print_result("{}/plan.json has the plan with its rehearsed times\n", dir);
 }
 
 /// Collective: rank 0 looks.
@@ -186,6 +205,12 @@ int train(const TrainOptions& options) {
       if (const auto step = options.replayed_step; step && (*step < 1 || *step > written.train.steps))
         throw ConfigError("[train] --replay {} is no step of this run. Use 1 to train.steps = {}.", *step,
                           written.train.steps);
+      if (options.paced && (options.resume || written.checkpoint.interval + written.checkpoint.interval_minutes > 0 ||
+                            written.checkpoint.peer_interval > 0 || written.device.kind == DeviceChoice::cuda))
+        throw ConfigError(
+            "[train] --paced computes nothing, so that its weights are worth no checkpoint, and runs on CPUs. Leave "
+            "out "
+            "--resume, checkpoint.interval and checkpoint.peer_interval, and use device.kind = \"cpu\".");
       planner::require_layout(written, world.size());
       kernels::isa();  // refuses an unusable SLIPSTREAM_ISA before an older run is renamed
       threads = planner::threads_of(written, world.ranks_on_host());
@@ -248,6 +273,7 @@ int train(const TrainOptions& options) {
                      counted(std::ssize(finished.job->train.tasks), "task"),
                      counted(std::ssize(finished.job->train.spine), "spine item"),
                      counted(finished.proof.waits, "wait"), finished.proof.pruned_count, finished.proof.order_hash);
+        write_planned(config, agreed, finished);
       }
       return 0;
     }
@@ -300,6 +326,10 @@ int train(const TrainOptions& options) {
         require_initial(folder, planner::model_options({.config = *resolved, .machine = agreed}), finished.stages);
       });
     print_start(world, assignment, *resolved, finished, agreed, threads, dataset.resident_bytes);
+    if (world.rank() == 0)
+      for (const std::string& note :
+           planner::sets_without_effect(options, request_at(assignment, *resolved, agreed, world.rank()), finished))
+        log_info("note: {}", note);
     if (options.replayed_step) {
       Trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, std::nullopt,
               options.delay_seed, options.check_hazards)
@@ -358,13 +388,15 @@ int train(const TrainOptions& options) {
     } else {
       world.record_in(config.output.dir + "/flight");
     }
+    if (options.paced)
+      log_info("--paced: works sleep for their planned times; losses mean nothing, and the weights stay untrained");
     if (options.delay_seed)
       log_info("--inject-delays {}: random pauses before works; results must not depend on them", *options.delay_seed);
     // Also while a run goes back to a checkpoint: the next step then ends it.
     StopSignals signals(world.rank() == 0);
     const auto run = [&] {
       Trainer trainer(world, assignment, *resolved, dataset, finished, agreed, identity, resume, name,
-                      options.delay_seed, options.check_hazards);
+                      options.delay_seed, options.check_hazards, options.paced);
       if (resume) resume->memory.reset();  // it has been read
       const ExitCode ended = trainer.run(*run_dir, sinks.get(), signals, [&] {
         if (world.rank() == 0 && assignment.kind == DeviceKind::cuda)

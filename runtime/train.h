@@ -16,6 +16,7 @@ struct TrainOptions : RunSource {
   std::optional<int64_t> replayed_step;  // run it twice and compare its bits; needs resume
   std::optional<int64_t> delay_seed;     // random pauses before works; at least 0
   bool check_hazards = false;
+  bool paced = false;  // sleep for the planned time of every work instead of computing
 };
 
 /// Blocks. Collective. Trains the model of a run file and writes its run folder; with dry_run, prints the plan instead.

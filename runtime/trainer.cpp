@@ -44,13 +44,14 @@ constexpr size_t kMostPending = 100;
 Trainer::Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config,
                  const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
                  const RunIdentity& identity, const std::optional<ResumePoint>& resume,
-                 const std::optional<RunName>& name, std::optional<int64_t> delay_seed, bool check_hazards)
+                 const std::optional<RunName>& name, std::optional<int64_t> delay_seed, bool check_hazards, bool paced)
     : world_(world),
       resolved_(config),
       dataset_(dataset),
       machine_(machine),
       stages_(finished.stages),
       replayed_(finished.replay.taken),
+      paced_(paced),
       resumed_(resume ? resume->manifest.step : 0),
       resumed_results_(resume ? resume->results : std::nullopt),
       skipped_batches_(resume ? resume->manifest.skipped_batches : 0),
@@ -109,6 +110,11 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   if (job.keeping.slots > 0 && name)
     peers_ = std::make_unique<PeerMemory>(world_, job, manifest_of(world_.size(), stages_, identity, skipped_batches_),
                                           *name, config_.checkpoint.peer_interval);
+  std::vector<int64_t> paced_item_ns;
+  if (paced) {
+    const comm::RooflinePrice price = planner::price_of(config_, machine, job.mesh);
+    for (ItemId i = 0; i < job.train.spine.size(); ++i) paced_item_ns.push_back(price.local_ns(job.train, i));
+  }
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
       RankOptions{
@@ -123,7 +129,8 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
           .monitor = world.monitor(),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
-          .kept = peers_ ? peers_->slots() : std::array<std::byte*, 2>{}},
+          .kept = peers_ ? peers_->slots() : std::array<std::byte*, 2>{},
+          .paced_item_ns = std::move(paced_item_ns)},
       load);
   if (resume) guard_.resume(resumed_, resume->manifest.numerics);
   if (resume)
@@ -284,7 +291,7 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
-  if (!stopped) save_final();
+  if (!stopped && !paced_) save_final();
   if (peers_) peers_->end();
   signals_ = nullptr;
   stragglers_->finish();
@@ -318,7 +325,7 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
              sent ? fmt::format("{}", (*sent - *sent_before_) / (config_.train.steps - resumed_)) : "not",
              planned.theory);
   }
-  log_info("weights:  {}/final", config_.checkpoint.dir);
+  if (!paced_) log_info("weights:  {}/final", config_.checkpoint.dir);
 }
 
 void Trainer::look_back(uint32_t step, bool next_begins) {

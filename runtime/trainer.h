@@ -47,7 +47,7 @@ class Trainer {
   Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config, const data::Dataset& dataset,
           planner::FinishedJob finished, const Machine& machine, const RunIdentity& identity,
           const std::optional<ResumePoint>& resume, const std::optional<RunName>& name,
-          std::optional<int64_t> delay_seed, bool check_hazards);
+          std::optional<int64_t> delay_seed, bool check_hazards, bool paced = false);
   ~Trainer();
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
@@ -132,6 +132,7 @@ class Trainer {
   std::unique_ptr<data::Loader> loader_;
   std::vector<std::shared_ptr<const Job>> stages_;
   bool replayed_ = false;  // steps are launched as graphs
+  bool paced_ = false;     // works sleep: the weights are not trained
   int64_t resumed_ = 0;    // the step of the checkpoint that this run continues; 0: none
   std::optional<std::array<double, 4>> resumed_results_;
   int64_t skipped_batches_ = 0;        // see checkpoint::Manifest

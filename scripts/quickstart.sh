@@ -87,9 +87,13 @@ echo "trained in $((SECONDS - started)) s"
 say "a sample: build/slipstream generate runs/quickstart --prompt \"$prompt\""
 build/slipstream generate runs/quickstart --prompt "$prompt" --tokens 112
 
+say "a report: build/slipstream report runs/quickstart"
+build/slipstream report runs/quickstart
+
 say "what happened"
 sed -nE 's/^.*(overlap: .*)$/\1/p' "$log" | tail -1
 echo "metrics:  runs/quickstart/metrics.jsonl, one line per step"
 echo "timeline: runs/quickstart/trace/rank0000.json; open it in https://ui.perfetto.dev"
+echo "report:   runs/quickstart/report.html; open it in a browser"
 echo "weights:  runs/quickstart/checkpoints/final, safetensors with Hugging Face names"
 echo "next:     README.md, docs/how-to/read-a-timeline.md"

@@ -10,6 +10,7 @@ A sweep file is TOML:
   run = "configs/runs/quickstart.toml"       # from the current folder, as all paths
   repeats = 5                                # default: 3
   timeout_seconds = 600                      # of one run; default: 3600
+  paced = true                               # train --paced: works sleep for their planned times; default: false
   [set]                                      # --set of every run, and ranks (default: 1)
   "train.steps" = 40
   [grid]                                     # lists; the sweep runs all combinations
@@ -34,6 +35,7 @@ import fcntl
 import glob
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -240,6 +242,10 @@ class Runner:
         command = [self.program, "plan", str(self.sweep.run), "--ranks", str(point.ranks), "--json", *point.sets()]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         if done.returncode == 0:
+            try:
+                point.plan = json.loads(done.stdout)["plan_hash"]
+            except (ValueError, KeyError, TypeError):
+                point.plan = None
             return None
         said = [line for line in done.stderr.splitlines() if line.startswith("slipstream:")] or done.stderr.splitlines() or ["no reason"]
         if done.returncode == USAGE and re.search(r"[Uu]nknown key", said[0]):
@@ -268,8 +274,8 @@ class Runner:
                 break
             time.sleep(0.1)
         folder.mkdir(parents=True)
-        command = [*self.launcher, "-n", str(point.ranks), self.program, "train", str(self.sweep.run), *point.sets(),
-                   "--set", f"output.dir={toml_text('', str(folder / 'run'))}"]
+        command = [*self.launcher, "-n", str(point.ranks), self.program, "train", str(self.sweep.run),
+                   *(["--paced"] if self.sweep.paced else []), *point.sets(), "--set", f"output.dir={toml_text('', str(folder / 'run'))}"]
         began, now = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
         refused = self.refused.get(point.id)
         code, why, figures = (*refused, {}) if refused else (0, "", {})
@@ -378,6 +384,25 @@ class Runner:
         for point in points:
             if point.id not in self.refused and (problem := text_problem(self.sweep.run_text, point.settings)):
                 raise Refusal(f"{self.sweep.path}: {problem}", DATA)
+        self.note_equal_plans(points)
+
+    def note_equal_plans(self, points):
+        """Points that differ in one setting and have one plan measure the same; the planner has the reason."""
+        for earlier, later in itertools.combinations(points, 2):
+            plan = getattr(later, "plan", None)
+            keys = [key for key in later.settings if later.settings[key] != earlier.settings.get(key)]
+            if not plan or getattr(earlier, "plan", None) != plan or earlier.ranks != later.ranks or len(keys) != 1 \
+                    or set(earlier.settings) != set(later.settings):
+                continue
+            given = f"{keys[0]}={toml_text(keys[0], later.settings[keys[0]])}"
+            command = [self.program, "plan", str(self.sweep.run), "--ranks", str(later.ranks), "--json", *earlier.sets(), "--set", given]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+            try:
+                notes = [note for note in json.loads(done.stdout)["notes"] if note.startswith(f"--set {given} changes nothing")]
+            except (ValueError, KeyError, TypeError):
+                notes = []
+            if notes:
+                print(f"note: {notes[0].removeprefix('--set ')}", flush=True)
 
     def run_all(self):
         self.lock(self.folder / "lock")

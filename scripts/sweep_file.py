@@ -106,6 +106,9 @@ class Sweep:
             table = tomllib.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise Refusal(f"{path} cannot be read: {error}.") from error
+        self.paced = table.pop("paced", False)
+        if not isinstance(self.paced, bool):
+            raise Refusal(f"{path}: paced must be true or false.")
         checked(path, table, KEYS)
         if "run" not in table:
             raise Refusal(f'{path} names no run file. Add for instance run = "configs/runs/quickstart.toml".')

@@ -282,9 +282,10 @@ std::vector<Field<R>> make_fields() {
           "overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
           "Update each bucket as soon as its gradients and the clip factor are known. false: update all buckets at the "
           "end. With gradient clipping and no ZeRO gathers, one update after the clip factor is always used."),
-      F::boolean("overlap.p2p", at(&R::overlap, &Overlap::p2p),
-                 "Keep one more micro-batch in flight per stage with 1f1b and zb_h1 if a modelled transfer takes more "
-                 "than 1 % of a stage's pass."),
+      F::boolean(
+          "overlap.p2p", at(&R::overlap, &Overlap::p2p),
+          "Keep one more micro-batch in flight per stage with 1f1b and zb_h1 if the rehearsed step is then shorter "
+          "and the memory suffices."),
       F::integer("overlap.tensor_chunks", at(&R::overlap, &Overlap::tensor_chunks), {1, 1024},
                  "Token chunks of tensor parallelism. One chunk travels while the next one's matrix product runs."),
       F::boolean("overlap.split_tied_embedding", at(&R::overlap, &Overlap::split_tied_embedding),
@@ -395,7 +396,8 @@ std::vector<Field<R>> make_fields() {
           "for a run that began with a folder of bfloat16 weights (model.init), else float32."),
 
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
-                  "First and last step of the recorded timeline, such as [10, 12]. Empty: no timeline."),
+                  "First and last step of the recorded timeline, such as [10, 12], shortened to train.steps. Empty: no "
+                  "timeline."),
 
       F::text("output.dir", at(&R::output, &Output::dir), "Folder of the run's files."),
       F::boolean("output.csv", at(&R::output, &Output::csv),

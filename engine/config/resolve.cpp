@@ -3,6 +3,7 @@
 
 #include "engine/config/resolve.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -42,7 +43,14 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
     config.comm.deterministic = facts.on_gpus ? Choice::no : Choice::yes;
   // With sharded updates, both shares of a tied table travel together.
   if (config.zero.stage > 0) config.overlap.split_tied_embedding = false;
-  return {in_effect(resolve_defaults(std::move(config))), layout, batch, without_effect(resolve_defaults(written))};
+  std::vector<std::string> notes = without_effect(resolve_defaults(written));
+  if (std::vector<int64_t>& traced = config.trace.steps; traced.size() == 2 && traced[1] > config.train.steps) {
+    const std::vector<int64_t> asked =
+        std::exchange(traced, {std::min(traced[0], config.train.steps), config.train.steps});
+    notes.push_back(fmt::format("trace.steps = [{}, {}] is shortened to [{}, {}], because train.steps = {}", asked[0],
+                                asked[1], traced[0], traced[1], config.train.steps));
+  }
+  return {in_effect(resolve_defaults(std::move(config))), layout, batch, std::move(notes)};
 }
 
 }  // namespace slipstream

@@ -220,9 +220,6 @@ void validate_trace(const RunConfig& config) {
   if (steps[0] > steps[1])
     throw ConfigError("trace.steps = [{}, {}] ends before it begins. Write [{}, {}].", steps[0], steps[1], steps[1],
                       steps[0]);
-  if (steps[0] > config.train.steps)
-    throw ConfigError("trace.steps = [{}, {}] begins after the last step, train.steps = {}. Use earlier steps, or [].",
-                      steps[0], steps[1], config.train.steps);
 }
 
 void validate_device(const RunConfig& config) {

@@ -3,7 +3,10 @@
 
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <initializer_list>
+#include <map>
 #include <sstream>
 #include <tuple>
 
@@ -426,4 +429,105 @@ TEST_CASE("a long step is planned with few micro-batches, and its totals are tho
   CHECK(few.at("wire_bytes").at("sent").as_int() == whole.at("wire_bytes").at("sent").as_int());
   CHECK(few.at("rehearsed").at("step_ms").as_double() ==
         Approx(whole.at("rehearsed").at("step_ms").as_double()).epsilon(0.01));
+}
+
+TEST_CASE("plan --trace and --html draw the rehearsed steps", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 4 --set parallel.pipeline=2 --machine " +
+                           source_dir() + "/configs/machines/laptop.toml";
+  const Result drawn = call(plan + " --json --trace " + folder.path("drawn") + " --html " + folder.path("page.html"));
+  REQUIRE(drawn.code == 0);
+  const Json json = Json::parse(drawn.text);  // and nothing else
+  // The first rank of each of the two stages has a file; a step begins the rehearsed time after the one before.
+  size_t waits = 0;
+  for (const char* rank : {"rank0000.json", "rank0001.json"}) {
+    const Json trace = Json::parse(read(folder.path("drawn/trace/") + rank));
+    std::map<int64_t, double> begin_us;
+    for (const Json& event : trace.at("traceEvents").as_array()) {
+      if (event.at("ph").as_string() != "X") continue;
+      waits += event.at("cat").as_string() == "wait";
+      if (event.at("tid").as_int() != 0 || event.at("cat").as_string() == "wait") continue;
+      double& begin = begin_us.try_emplace(event.at("args").at("step").as_int(), 1e300).first->second;
+      begin = std::min(begin, event.at("ts").as_double());
+    }
+    CHECK(begin_us.size() == 3);
+    if (std::string(rank) == "rank0000.json")
+      CHECK((begin_us.at(3) - begin_us.at(2)) / 1e3 ==
+            Approx(json.at("rehearsed").at("step_ms").as_double()).epsilon(1e-6));
+  }
+  CHECK(waits > 0);
+  const std::string page = read(folder.path("page.html"));
+  CHECK(contains(page, "\"rehearsed\"") == false);  // the record itself is not in the page
+  CHECK(contains(page, "All times are virtual"));
+  CHECK(contains(page, "\"timeline\""));
+  CHECK(contains(page, "\"tasks\":[]"));  // nothing was measured that could differ
+  // A folder of a run keeps its timeline.
+  std::filesystem::create_directories(folder.path("taken"));
+  std::ofstream(folder.path("taken/run.json")) << "{}";
+  check_refused(call(plan + " --trace " + folder.path("taken")), 2, {"taken", "holds a run"});
+}
+
+TEST_CASE("plan prints what the step means for the run", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) +
+                           " --ranks 4 --set train.steps=86400 --set train.micro_batch_size=1 --machine " +
+                           source_dir() + "/configs/machines/h100x8.toml";
+  const Json json = Json::parse(call(plan + " --json").text);
+  const double step_ms = json.at("rehearsed").at("step_ms").as_double();
+  CHECK(json.at("run").at("days").as_double() == Approx(step_ms / 1e3));  // of as many steps as a day has seconds
+  CHECK(json.at("run").at("rank_hours").as_double() == Approx(step_ms / 1e3 * 24 * 4));
+  CHECK(json.at("rehearsed").at("step_ms_low").as_double() < step_ms);
+  CHECK(json.at("rehearsed").at("step_ms_high").as_double() > step_ms);
+  CHECK(json.at("rehearsed").at("mfu").as_double() > 0);
+  const std::string text = call(plan).text;
+  CHECK(contains(text, "GPU-hours; MFU "));
+  CHECK(contains(text, "80 % interval of a step "));
+}
+
+TEST_CASE("a model that does not fit is refused before any forecast", "[cli]") {
+  const std::string plan =
+      "plan " + source_dir() + "/configs/runs/llama_8b.toml --ranks 1 --machine " + source_dir() +
+      "/configs/machines/h100x8.toml --set model.vocab_size=128256 --set zero.stage=0 --set zero.shard_size=0";
+  for (const char* flags : {"", " --json"}) {
+    const Result refused = call(plan + flags);
+    check_refused(refused, 7, {"a rank needs", "h100x8 has 74.51 GiB"});
+    CHECK_FALSE(contains(refused.text, "rehearsed"));
+  }
+}
+
+TEST_CASE("states of a rank count tensor and pipeline ranks", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 8 --machine " + source_dir() +
+                           "/configs/machines/laptop.toml --set model.layers=8 --set model.heads=4 --set "
+                           "model.width=256 --set train.global_batch_size=0 --set ";
+  const auto states = [&](const std::string& layout) {
+    const std::string text = call(plan + layout).text;
+    const size_t table = text.find("states of a rank");
+    REQUIRE(table != std::string::npos);
+    return bytes_after(text.substr(table), "\n  0 ");
+  };
+  const double whole = states("zero.stage=0");
+  const double tensor = states("parallel.tensor=4"), piped = states("parallel.pipeline=4 --set parallel.tensor=2");
+  CHECK(tensor >= whole / 4);  // norms and positions are whole
+  CHECK(tensor < whole / 3);
+  CHECK(piped < whole / 4);
+  CHECK(piped > whole / 8);  // the largest stage has an embedding besides its layers
+}
+
+TEST_CASE("an argument of --set that changes nothing says so", "[cli]") {
+  Folder folder;
+  const std::string plan = "plan " + run_file(folder) + " --ranks 2 --machine " + source_dir() +
+                           "/configs/machines/laptop.toml --json --set overlap.bucket_size=16MiB --set ";
+  const auto notes = [&](const std::string& set) {
+    std::string all;
+    const Json json = Json::parse(call(plan + set).text);
+    for (const Json& note : json.at("notes").as_array()) all += note.as_string() + "\n";
+    return all;
+  };
+  CHECK(contains(notes("overlap.bucket_size=32MiB"),
+                 "--set overlap.bucket_size=32MiB changes nothing: the plan is that of overlap.bucket_size = "
+                 "\"16MiB\", because both give "));
+  CHECK(contains(notes("overlap.bucket_size=16MiB"), "overlap.bucket_size is \"16MiB\" without it"));
+  CHECK_FALSE(contains(notes("overlap.grad_reduce=per_parameter"), "grad_reduce=per_parameter changes nothing"));
+  CHECK_FALSE(contains(notes("train.seed=3"), "train.seed"));  // changes the training, not its plan
 }

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 
 #include <fmt/ranges.h>
 
+#include "engine/base/progress.h"
 #include "engine/config/load.h"
 #include "planner/need.h"
 #include "planner/search.h"
@@ -287,4 +289,17 @@ TEST_CASE("need: the answer reaches the goal and a smaller value does not", "[pl
   CHECK_THROWS_WITH(parse_need("mfu=1.5"), Catch::Contains("below 1"));
   CHECK_THROWS_WITH(parse_need("mfu"), Catch::Contains("NAME=VALUE"));
   CHECK_THROWS_WITH(parse_varied("bandwith"), Catch::Contains("did you mean 'bandwidth'?"));
+}
+
+TEST_CASE("search: --seconds holds before the first result, and an interrupt is noted once", "[planner]") {
+  CHECK_THROWS_WITH(search(request(8, {}), {.seconds = 1e-9}),
+                    Catch::Contains("no rehearsal of") && Catch::Contains("Raise --seconds"));
+  {
+    const Interrupt interrupt;
+    CHECK_FALSE(Interrupt::asked());
+    std::raise(SIGINT);
+    CHECK(Interrupt::asked());
+  }
+  const Interrupt later;
+  CHECK_FALSE(Interrupt::asked());
 }

@@ -28,10 +28,14 @@ for word; do
   case $word in
     output.dir=*) dir=${word#output.dir=}; dir=${dir#?}; dir=${dir%?} ;;
     model.layers=*) layers=${word#model.layers=} ;;
+    --paced) echo paced >> paced ;;
     model.leyers=*) echo "slipstream: [config] --set unknown key 'model.leyers', did you mean 'model.layers'?" >&2; exit 2 ;;
   esac
 done
-[ "$command" = plan ] && { [ "$layers" = 66 ] && { echo "slipstream: [config] too deep." >&2; exit 2; }; echo '{}'; exit 0; }
+[ "$command" = plan ] && { [ "$layers" = 66 ] && { echo "slipstream: [config] too deep." >&2; exit 2; }
+  [ "$layers" -ge 70 ] && [ "$layers" -le 72 ] && {
+    echo '{"plan_hash": "'$((layers / 71))'", "notes": ["--set model.layers='$layers' changes nothing: it is one plan"]}'; exit 0; }
+  echo '{}'; exit 0; }
 echo "$ranks $layers" >> starts
 [ "$layers" = 99 ] && { echo first; echo "slipstream: [nan] step 3 has no finite loss." >&2; echo "mpirun: ended" >&2; exit 5; }
 [ "$layers" = 98 ] && exec sleep 100
@@ -113,6 +117,16 @@ class Runs(Folder):
         self.assertEqual(record["varied"], ["ranks", "model.layers"])
         self.assertEqual(record["points"][3]["figures"]["memory.params"]["median"], 20)
         self.assertEqual(list(self.folder.glob("out/trials/*/run/checkpoints")), [])
+
+    def test_points_with_one_plan_are_named_with_the_planners_reason(self):
+        printed = self.sweep('repeats = 1\n[grid]\n"model.layers" = [70, 71, 72]\n').stdout
+        self.assertEqual([line for line in printed.splitlines() if line.startswith("note: ")],
+                         ["note: model.layers=72 changes nothing: it is one plan"])
+        self.assertFalse((self.folder / "paced").exists())
+
+    def test_paced_sweeps_train_with_paced(self):
+        self.sweep("paced = true\n" + GRID)
+        self.assertEqual((self.folder / "paced").read_text(), "paced\n" * 4)
 
     def test_points_are_combined_with_the_grid(self):
         self.sweep('repeats = 1\n[grid]\nranks = [1, 2]\n[[points]]\nmodel.layers = 1\n[[points]]\n"model.layers" = 5\n"zero.stage" = 1\n')
@@ -282,6 +296,7 @@ class Refusals(Folder):
             ("[grid]\nranks = [1, 1]\n", "points 1 and 2 are equal"),
             ("repeat = 3\n[grid]\nranks = [1]\n", "unknown key 'repeat'; did you mean 'repeats'?"),
             ("repeats = true\n[grid]\nranks = [1]\n", "repeats must be an integer."),
+            ("paced = 1\n[grid]\nranks = [1]\n", "paced must be true or false."),
             ("repeats = 0\n[grid]\nranks = [1]\n", "repeats = 0 must be from 1 to 1000."),
             ("[grid]\nrank = [1]\n", "'rank', which is neither ranks nor a key TABLE.KEY"),
             ('[grid]\n"output.dir" = ["a"]\n', "sets output.dir, which the sweep gives"),

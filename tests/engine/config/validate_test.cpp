@@ -10,6 +10,7 @@
 
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
+#include "engine/config/resolve.h"
 #include "tests/engine/config/refusals.h"
 
 using namespace slipstream;
@@ -193,8 +194,14 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"trace.steps=[10]"}) ==
         "trace.steps has 1 entries. Give the first and the last step, such as [10, 12], or none.");
   CHECK(load_refusal({"trace.steps=[12, 10]"}) == "trace.steps = [12, 10] ends before it begins. Write [10, 12].");
-  CHECK(load_refusal({"trace.steps=[10, 12]", "train.steps=9"}) ==
-        "trace.steps = [10, 12] begins after the last step, train.steps = 9. Use earlier steps, or [].");
+  for (const auto& [steps, first] : {std::pair{9, 9}, {11, 10}}) {
+    const ResolvedConfig shortened = resolve(with({"trace.steps=[10, 12]", fmt::format("train.steps={}", steps)}), {});
+    CHECK(shortened->trace.steps == std::vector<int64_t>{first, steps});
+    CHECK(shortened.without_effect() ==
+          std::vector<std::string>{fmt::format(
+              "trace.steps = [10, 12] is shortened to [{}, {}], because train.steps = {}", first, steps, steps)});
+  }
+  CHECK(resolve(with({"trace.steps=[10, 12]", "train.steps=12"}), {}).without_effect().empty());
   for (const char* dir : {".", "..", "runs/.", "runs/..//", "/", "//"})
     CHECK(load_refusal({std::string("output.dir=") + dir}).find("has no folder name") != std::string::npos);
   CHECK(with({"output.dir=runs/x//"}).output.dir == "runs/x");
