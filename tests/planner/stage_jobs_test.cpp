@@ -68,7 +68,7 @@ TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "
     models::ModelOptions sizes = model_options(request);
     const Mesh mesh(options.sizes, options.mesh_order);
     options.layers = partition_layers(request, sizes, mesh).layers;
-    options.schedule = schedule_of(request.config, false);
+    options.schedule = schedule_of(request.config, {});
     sizes.split_backward = options.schedule.splits_backward;
     sizes.cuts = cuts_of(options.layers);
     const StageJobs jobs(request, sizes, options);
