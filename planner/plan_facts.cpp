@@ -90,6 +90,7 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
   config.comm.error_feedback = false;
   config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
+  config.optimizer.double_buffer = Choice::no;
   config.parallel.data = -1;
   // States do not depend on the schedule: the chunks of a stage become one, and one micro-batch suffices.
   const std::vector<int64_t> parts = std::exchange(config.pipeline.layers, {});

@@ -20,8 +20,8 @@ namespace {
 bool is_of_plan(const std::string& key) {
   for (const char* prefix : {"overlap.", "zero.", "pipeline."})
     if (key.starts_with(prefix)) return true;
-  return key == "parallel.order" || key == "parallel.sequence_parallel" || key == "optimizer.double_buffer" ||
-         key == "comm.grad_dtype" || key == "comm.quantize";
+  return key == "parallel.order" || key == "parallel.sequence_parallel" || key == "comm.grad_dtype" ||
+         key == "comm.quantize";
 }
 
 uint64_t hash_of(const FinishedJob& finished) {

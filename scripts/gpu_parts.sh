@@ -223,8 +223,8 @@ chosen_step() {
 }
 part_choices() {
   local choice
-  for choice in on off; do chosen_step "GPT-2 124M, early launch $choice" SLIPSTREAM_EARLY_LAUNCH=$choice; done
-  chosen_step "GPT-2 124M, attention backward by 128 queries" SLIPSTREAM_ATTENTION_QUERIES=128
+  for choice in on off; do chosen_step "GPT-2 124M early launch $choice" SLIPSTREAM_EARLY_LAUNCH=$choice; done
+  chosen_step "GPT-2 124M attention backward by 128 queries" SLIPSTREAM_ATTENTION_QUERIES=128
 }
 part_products() { timed_products "products" "GPT-2 124M" 16; }
 part_tabled() { with_table "GPT-2 124M" 8; }

@@ -129,7 +129,8 @@ TEST_CASE("plan forecasts a configuration of Megatron-LM", "[cli]") {
   CHECK(Json::parse(made.text).at("step_ms").as_double() > 0);
   CHECK(contains(read(folder.path("imported.toml")), "global_batch_size = 16"));
   CHECK(contains(call(import).text, "needs --machine"));
-  folder.write("train.sh", read(script) + "--num-experts 8\n");
+  std::string longer = read(script);
+  folder.write("train.sh", longer.insert(longer.size() - 1, " \\\n --num-experts 8"));
   check_refused(call(import), 2, {"train.sh:3: --num-experts = 8 is not supported"});
   check_refused(call("plan --import megatron " + folder.path("none.sh")), 3, {"none.sh"});
 }

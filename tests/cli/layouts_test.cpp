@@ -123,7 +123,9 @@ TEST_CASE("one --set removes an axis from a run file: notes name the settings wi
     // Notes do not depend on the number of layers.
     const Result plan =
         call("plan " + source_dir() + "/configs/runs/llama_70b.toml --json --ranks 64 --machine " + source_dir() +
-             "/configs/machines/h100x8.toml --set device.kind=cpu --set model.layers=16 --set " + set);
+             "/configs/machines/h100x8.toml --set device.kind=cpu --set model.layers=16 --set "
+             "train.sequence_length=512 --set " +
+             set);
     INFO(plan.text);
     const Json json = Json::parse(plan.text.substr(0, plan.text.find("\n}\n") + 3));
     std::vector<std::string> printed;

@@ -146,11 +146,12 @@ TEST_CASE("plan, --dry-run and their files note the planner's decisions", "[cli]
   REQUIRE(fits.at("notes").as_array().size() == 2);
   CHECK(contains(fits.at("notes").as_array()[0].as_string(), once));
   std::string small = read(source_dir() + "/configs/machines/laptop.toml");
-  small.replace(small.find("memory = \""), 10, "memory = \"100KiB\" #");
-  const Result sharded = call(plan + "--set zero.stage=2 --machine " + folder.write("small.toml", small));
+  small.replace(small.find("memory = \""), 10, "memory = \"1400KiB\" #");
+  const Result sharded =
+      call(plan + "--set zero.stage=2 --set model.layers=24 --machine " + folder.write("small.toml", small));
   INFO(sharded.text);
   CHECK(contains(sharded.text, each));
-  CHECK(contains(sharded.text, "whole gradients do not fit in 100.0 KiB"));
+  CHECK(contains(sharded.text, "whole gradients do not fit in 1.4 MiB"));
   CHECK(contains(
       sharded.text,
       "zero.stage 2: each layer is one bucket; overlap.bucket_size = 8.0 KiB applies only to the other parameters"));

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stream contract on the cpu device, and the cpu device's own laws.
 
+#include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "engine/base/philox.h"
 #include "tests/contract/stream_contract.h"
@@ -29,10 +32,15 @@ TEST_CASE("a wait for completed work leaves no span") {
 TEST_CASE("a stream has the threads that it was asked for") {
   const auto device = make_cpu_device();
   const auto stream = device->make_stream({.name = "a", .threads = 3});
+  // Every part keeps its thread until all three have begun, so that none takes the part of another.
   std::mutex mutex;
   std::set<std::thread::id> ids;
+  std::atomic<int> begun{0};
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   Work work{.name = "wide", .fn = [&](LaunchContext& context) {
               context.parallel_for(3, 1, [&](int64_t, int64_t) {
+                ++begun;
+                while (begun < 3 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
                 std::lock_guard lock(mutex);
                 ids.insert(std::this_thread::get_id());
               });

@@ -149,7 +149,7 @@ const std::vector<Attack>& attacks() {
       {"toml", "steps_real", kConfig, "train.steps needs an integer"},
       {"toml", "steps_date", kConfig, "got a date or a time"},
       {"toml", "steps_0", kConfig, "got 0"},
-      {"toml", "steps_2_63", kConfig, "is not TOML"},
+      {"toml", "steps_2_63", kConfig, "a number that 64 bits cannot hold"},
       {"toml", "learning_rate_nan", kConfig, "optimizer.learning_rate needs a number"},
       {"toml", "batch_times_context_overflows", kConfig, "train.micro_batch_size needs an integer"},
       {"toml", "size_1e400", kConfig,

@@ -88,7 +88,7 @@ esac
 KERNELS = [*(f"gpu_{name}_test" for name in "abcd"), "gpu_attention_golden_test", "gpu_attention_test"]
 CANARY = ["canary: attention mma", "canary: attention hopper", "canary: every op"]
 CALL_1 = [*CANARY, "GPT-2 124M without a table", *KERNELS, "PyTorch: GPT-2 124M eager", "PyTorch: GPT-2 124M default", "gpu_kernels_bench", "PyTorch: kernels",
-          "products", "GPT-2 124M", "Llama 1.2B without a table", "GPT-2 124M, early launch on", "GPT-2 124M, early launch off", "GPT-2 124M, attention backward by 128 queries", "ncu attention_forward", "ncu attention_backward"]
+          "products", "GPT-2 124M", "Llama 1.2B without a table", "GPT-2 124M early launch on", "GPT-2 124M early launch off", "GPT-2 124M attention backward by 128 queries", "ncu attention_forward", "ncu attention_backward"]
 CALL_2 = ["overlap at 0.6 of backward", "gpu_nccl_contract_test first on 2", "gpu_attention_test memcheck"]
 PROGRAMS = ["bin/slipstream", *(f"tests/{name}" for name in KERNELS), "nccl/gpu_nccl_contract_test", "nccl/gpu_nccl_order_test", "bench/gpu_kernels_bench"]
 

@@ -27,7 +27,7 @@ std::atomic<int> waits{0}, allocations{0}, launches{0}, graph_launches{0};
 
 }  // namespace
 
-// Weak: a fake of the runtime has no kernels of its own.
+// Weak: tests on fake GPUs do not redirect launches, because the emulated device runs their kernels.
 #define COUNT(counter, name, parameters, arguments)                      \
   extern "C" __attribute__((weak)) cudaError_t __real_##name parameters; \
   extern "C" cudaError_t __wrap_##name parameters;                       \
