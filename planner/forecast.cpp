@@ -11,7 +11,6 @@
 #include "engine/report/utilization.h"
 #include "planner/extra_memory.h"
 #include "planner/planner.h"
-#include "planner/schedule_choice.h"
 #include "planner/software_memory.h"
 
 namespace slipstream::planner {

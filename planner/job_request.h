@@ -14,7 +14,7 @@
 
 namespace slipstream::planner {
 
-/// Properties of a pipeline schedule that the rehearsal chooses (planner/schedule_choice.h).
+/// Properties of a pipeline schedule that the rehearsal chooses (choose_schedule in planner/planner.h).
 struct ScheduleChoice {
   bool more_in_flight = false;  // ScheduleShape::hides_transfers
   std::vector<int> lags = {};   // ScheduleShape::lags

@@ -20,7 +20,7 @@
 #include "engine/report/utilization.h"
 #include "planner/initial_model.h"
 #include "planner/plan_options.h"
-#include "planner/schedule_choice.h"
+#include "planner/planner.h"
 #include "planner/search.h"
 #include "planner/software.h"
 

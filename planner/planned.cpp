@@ -16,7 +16,7 @@
 #include "planner/nccl_report.h"
 #include "planner/plan_facts.h"
 #include "planner/plan_options.h"
-#include "planner/schedule_choice.h"
+#include "planner/planner.h"
 #include "planner/software.h"
 #include "planner/unchanged_sets.h"
 

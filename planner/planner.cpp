@@ -24,7 +24,6 @@
 #include "engine/plan/update_shards.h"
 #include "planner/minimum_memory.h"
 #include "planner/plan_options.h"
-#include "planner/schedule_choice.h"
 #include "planner/stage_jobs.h"
 #include "planner/steady_state.h"
 

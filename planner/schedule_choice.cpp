@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rehearses a pipeline with other numbers of micro-batches in flight and other lags of its weight gradients.
 
-#include "planner/schedule_choice.h"
-
 #include <algorithm>
 
 #include "engine/base/units.h"

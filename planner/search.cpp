@@ -2,7 +2,7 @@
 // Best-first search over bounded layouts, on several threads.
 
 #include "planner/search.h"
-#include "planner/schedule_choice.h"
+#include "planner/planner.h"
 
 #include <algorithm>
 #include <chrono>

@@ -75,6 +75,10 @@ constexpr Row kStraggler[] = {
 };
 
 constexpr Row kEnvironment[] = {
+    {"SLIPSTREAM_DATA",
+     "folder with `configs/`, `sweeps/` and `scripts/`, from which [names of shipped "
+     "files](../how-to/install.md#names-of-shipped-files) are taken. Unset: the data folder beside the installed "
+     "program, or the checkout around the build folder."},
     {"SLIPSTREAM_ISA",
      "`baseline`, `avx2` or `avx512`, the highest instruction set of the CPU kernels. It gives the bits of an older "
      "CPU."},
