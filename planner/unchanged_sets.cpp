@@ -65,8 +65,11 @@ std::string remark_on(const std::string& key, const RunSource& source, const Job
   sets.erase(std::next(last).base());
   const RunConfig without = load_run(source.run_file, sets);
   const std::string text = field_text(without, key);
+  const bool is_text = text.starts_with('"') && text.ends_with('"');
+  const std::string bare = is_text ? text.substr(1, text.size() - 2) : text;
   if (text == field_text(*request.config, key))
-    return fmt::format("--set {} changes nothing: {} is {} without it", given, key, text);
+    return fmt::format("--set {} changes nothing: {} is {} {}", given, key, text,
+                       given == key + "=" + bare ? "without it" : "with it and without it");
   JobRequest asked = request;
   asked.config = resolve(without, request.config.facts());
   asked.proves = false;
