@@ -444,3 +444,20 @@ TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits",
   REQUIRE(second.code == 0);
   CHECK(trajectory(folder.path("stopped2")) == trajectory(folder.path("whole2")));
 }
+
+TEST_CASE("resume on fewer ranks keeps the global batch of the checkpoint unless it is set", "[cli]") {
+  if (!has_mpirun()) return;
+  Folder folder;
+  std::string text = read(run_file(folder));
+  text.erase(text.find("global_batch_size = 4\n"), 22);
+  const std::string run = "train " + folder.write("run.toml", text) + " --set checkpoint.interval=3 ";
+  REQUIRE(on_ranks(2, run).code == 0);  // two ranks of 2 sequences
+  const Result kept = call(run + "--set train.steps=8 --resume");
+  INFO(kept.text);
+  REQUIRE(kept.code == 0);
+  CHECK(contains(kept.text, "2 micro-batches per step of 4 sequences"));
+  const Result given = call(run + "--set train.global_batch_size=2 --set train.steps=10 --resume");
+  INFO(given.text);
+  REQUIRE(given.code == 0);
+  CHECK(contains(given.text, "1 micro-batch per step of 2 sequences"));
+}
