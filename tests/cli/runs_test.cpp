@@ -481,7 +481,8 @@ TEST_CASE("memory grows by the planned bytes and little more", "[cli]") {
       }
       const double grown = used.resident - smallest.resident, planned = used.planned - smallest.planned;
       CHECK(planned > 200 * 0x1p20);  // the law holds for models that are large compared with a page of scratch
-      CHECK(std::abs(grown - planned) < 0.02 * planned);
+      // Beside other programs, threads of a process touched up to 2 MiB more of their stacks and scratch.
+      CHECK(std::abs(grown - planned) < 0.02 * planned + 2 * 0x1p20);
     }
   }
 }
