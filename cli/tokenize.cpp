@@ -47,7 +47,7 @@ int tokenize_text(data::TokenizeOptions options) {
     throw ConfigError("[tokenize] {} is a folder, need the path of the shards. Give one in it, such as {}text.",
                       files::shown(options.out), files::printable(options.out, 200));
   if (options.resume && options.shard_tokens == 0)
-    throw ConfigError("[tokenize] --resume continues behind complete shards. Give --shard-tokens, too.");
+    throw ConfigError("[tokenize] --resume continues after complete shards. Give --shard-tokens, too.");
   if (options.threads == 0) options.threads = planner::threads_of(RunConfig{}, 1);
   if (std::error_code error; options.texts.size() > 1 && std::filesystem::is_regular_file(options.out, error))
     throw ConfigError(

@@ -256,7 +256,7 @@ bool FolderLock::is_lost() const {
   std::error_code error;
   std::ifstream now(path_);
   std::string line;
-  // A file that someone has deleted, or that cannot be read now, names nobody else.
+  // A file that is deleted, or that cannot be read now, names no other job.
   return fs::exists(path_, error) && std::getline(now, line) && line + "\n" != owner_;
 }
 

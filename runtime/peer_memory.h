@@ -51,7 +51,7 @@ class PeerMemory {
 
   /// Own slots and those that this rank holds for another (null: none), for RankOptions::kept.
   std::array<std::byte*, 2> slots() const;
-  /// The run continues behind `step`: snapshots of later steps, which could not be used, are forgotten, and so are all
+  /// The run continues after `step`: snapshots of later steps, which could not be used, are forgotten, and so are all
   /// of other starts.
   void begin(int64_t step);
 

@@ -19,7 +19,7 @@ class Folder {
   /// A path to `name` in this very folder, for calls of this process while this object exists; without /proc, the
   /// ordinary path. shown() and real_name() turn it back into the folder's present name.
   std::string at(std::string_view name = {}) const;
-  /// Blocks. What has become of the path: "was moved to ..", "was removed", or "is another folder now"; empty if it
+  /// Blocks. The change of the path: "was moved to ..", "was removed", or "is another folder now"; empty if it
   /// still names this folder, or if the disk does not answer.
   std::string change() const;
 
