@@ -190,8 +190,8 @@ std::vector<std::pair<RunConfig, int>> layouts_of(const CalibrateOptions& option
   std::vector<std::pair<RunConfig, int>> layouts;
   const auto consider = [&](std::vector<std::string> sets, int world, int divided) {
     std::vector<std::string> all = options.sets;
-    all.insert(all.end(), {"parallel.data=-1", "parallel.tensor=1", "parallel.context=1", "parallel.pipeline=1",
-                           "pipeline.schedule=1f1b", "pipeline.layers=[]", "pipeline.schedule_file="});
+    for (const std::string& set : planner::sets_of_plain_axes()) all.push_back(set);
+    all.insert(all.end(), {"pipeline.schedule=1f1b", "pipeline.layers=[]", "pipeline.schedule_file="});
     all.insert(all.end(), sets.begin(), sets.end());
     try {
       RunConfig config = load_run_config(options.run_file, all);

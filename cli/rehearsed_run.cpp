@@ -103,15 +103,11 @@ std::string command_of(const planner::Planned& planned) {
 
 std::string record_of(const planner::Planned& planned) {
   const Job& job = *planned.finished.job;
-  const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
   run["rehearsed"] = command_of(planned);
   run["version"] = runtime::version();
   run["ranks"] = job.mesh.world();
-  run["layout"]["data"] = sizes.data;
-  run["layout"]["tensor"] = sizes.tensor;
-  run["layout"]["pipeline"] = sizes.pipeline;
-  run["layout"]["context"] = sizes.context;
+  run["layout"] = planner::layout_json(job.mesh.sizes());
   run["device"] = planned.machine.name + " (rehearsed, not measured)";
   run["machine"] = planned.machine.name;
   run["model"] = job.model.description;

@@ -302,13 +302,8 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
   const Works& awaiting = run.parallel.pipeline > 1 ? works_of(without_recomputation(config)) : works;
   Places places = works.places;
   places[kAgain] = again.places[kLayer];
-  const Layout& layout = config.layout();
-  const Mesh mesh({.data = layout.data,
-                   .context = layout.context,
-                   .pipeline = layout.pipeline,
-                   .tensor = layout.tensor,
-                   .data_inner = static_cast<int>(run.zero.shard_size)},
-                  run.parallel.order);
+  const MeshSizes& layout = config.layout();
+  const Mesh mesh(layout, run.parallel.order);
   const comm::RooflinePrice price = price_of(run, machine_, mesh);
   const int64_t micro_batches = config.batch().micro_batches;
   const std::vector<int> layers = layers_of_parts(run, places);

@@ -35,26 +35,8 @@ class Space {
       : config_(config), machine_(machine), keys_(keys), global_batch_(global_batch), used_(keys.size(), 0) {}
 
   std::vector<Sets> list() {
-    const RunConfig& run = *config_;
-    const int64_t world = config_.world();
-    const int64_t heads = std::gcd(std::gcd(run.model.heads, run.model.kv_heads), run.model.ffn_width);
-    for (int64_t tensor : powers("parallel.tensor", run.parallel.tensor, std::min(world, machine_.ranks_per_node))) {
-      if (world % tensor != 0 || heads % tensor != 0) continue;
-      const int64_t left = world / tensor;
-      for (int64_t pipeline : stages(left)) {
-        if (left % pipeline != 0 || pipeline > run.model.layers) continue;
-        const int64_t most_context = run.train.sequence_length >= kLongSequence ? 8 : 1;
-        for (int64_t context : powers("parallel.context", run.parallel.context, most_context)) {
-          if (left / pipeline % context != 0 || (context > 1 && run.train.sequence_length % (2 * context) != 0))
-            continue;
-          Sets sets = {fmt::format("parallel.tensor={}", tensor), fmt::format("parallel.pipeline={}", pipeline),
-                       fmt::format("parallel.context={}", context),
-                       fmt::format("parallel.data={}", left / pipeline / context),
-                       fmt::format("parallel.sequence_parallel={}", tensor > 1)};
-          add_schedules({tensor, pipeline, context, left / pipeline / context}, sets);
-        }
-      }
-    }
+    MeshSizes sizes;
+    add_axes(config_.world(), 1, sizes, {});
     for (size_t k = 0; k < keys_.size(); ++k)
       if (!used_[k]) add_key(keys_[k]);
     return std::move(found_);
@@ -65,9 +47,48 @@ class Space {
   static constexpr int64_t kMostSequences = 64;   // of a micro-batch
   static constexpr int64_t kLeastUneven = 2;      // layers of a part if parts differ by one
   static constexpr int64_t kRecomputedSteps = 8;  // numbers of layers
-  struct Shape {
-    int64_t tensor, pipeline, context, data, virtual_stages = 1;
+  struct Shape : MeshSizes {
+    int64_t virtual_stages = 1;
   };
+
+  /// The sizes to try of an axis, where the axes before it leave `left` ranks.
+  std::vector<int64_t> sizes_of(Axis axis, int64_t left) {
+    const RunConfig& run = *config_;
+    switch (axis) {
+      case Axis::tensor: {
+        const int64_t heads = std::gcd(std::gcd(run.model.heads, run.model.kv_heads), run.model.ffn_width);
+        auto values = powers("parallel.tensor", run.parallel.tensor, std::min(left, machine_.ranks_per_node));
+        std::erase_if(values, [&](int64_t value) { return heads % value != 0; });
+        return values;
+      }
+      case Axis::pipeline: {
+        std::vector<int64_t> values = stages(left);
+        std::erase_if(values, [&](int64_t value) { return value > run.model.layers; });
+        return values;
+      }
+      default: {
+        const int64_t most = run.train.sequence_length >= kLongSequence ? 8 : 1;
+        std::vector<int64_t> values = powers("parallel.context", run.parallel.context, most);
+        std::erase_if(values, [&](int64_t value) { return value > 1 && run.train.sequence_length % (2 * value) != 0; });
+        return values;
+      }
+    }
+  }
+
+  /// The axes from `row` of kMeshAxes on; the data axis, row 0, takes the ranks that are left.
+  void add_axes(int64_t left, size_t row, MeshSizes& sizes, const Sets& sets) {
+    if (row == kMeshAxes.size()) {
+      sizes.data = static_cast<int>(left);
+      return add_schedules({sizes}, with(with(sets, fmt::format("parallel.data={}", left)),
+                                         fmt::format("parallel.sequence_parallel={}", sizes.tensor > 1)));
+    }
+    for (int64_t size : sizes_of(kMeshAxes[row].axis, left)) {
+      if (left % size != 0) continue;
+      sizes.*kMeshAxes[row].size = static_cast<int>(size);
+      add_axes(left / size, row + 1, sizes,
+               with(sets, fmt::format("parallel.{}={}", name_of(kMeshAxes[row].axis), size)));
+    }
+  }
 
   std::optional<Sets> asked(const std::string& key) {
     for (size_t k = 0; k < keys_.size(); ++k)
@@ -169,8 +190,8 @@ class Space {
 
   void add_zero(const Shape& shape, const Sets& sets) {
     const RunConfig& run = *config_;
-    const int64_t sharing = shape.data * shape.context;
-    const int64_t in_node = machine_.ranks_per_node / std::gcd(machine_.ranks_per_node, shape.tensor);
+    const int64_t sharing = shape.replicas();
+    const int64_t in_node = machine_.ranks_per_node / std::gcd<int64_t>(machine_.ranks_per_node, shape.tensor);
     for (const std::string& stage : texts("zero.stage", {"0", "1", "2", "3"})) {
       if (sharing == 1 && stage != "0") continue;
       Sets sizes = {"0"};

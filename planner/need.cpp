@@ -197,8 +197,7 @@ Needed Question::bandwidth() {
       model_flops(parts.back().finished.stages) / static_cast<double>(parts.back().config->train.global_batch_size);
   const Mesh& mesh = parts.front().finished.job->mesh;
   bool across = false;
-  for (Axis axis : {Axis::data, Axis::context, Axis::pipeline, Axis::tensor})
-    across = across || (mesh.group_size(axis) > 1 && mesh.crosses_nodes(axis, drawn_.machine.ranks_per_node));
+  for (const MeshAxis& row : kMeshAxes) across |= mesh.crosses_nodes(row.axis, drawn_.machine.ranks_per_node);
   if (mesh.world() == 1)
     throw ConfigError("[plan] --vary bandwidth: one rank sends nothing. Use --ranks, or vary micro_batch.");
   Needed needed{.need = need_,
@@ -314,8 +313,7 @@ Needed Question::micro_batch() {
 }
 
 Needed Question::ranks() {
-  const Layout& layout = drawn_.config.layout();
-  const int64_t unit = layout.tensor * layout.pipeline * layout.context;
+  const int64_t unit = drawn_.config.world() / drawn_.config.layout().data;
   const int64_t most_data = drawn_.config->train.global_batch_size / drawn_.config->train.micro_batch_size;
   std::vector<int64_t> values;
   const int64_t most = drawn_.machine.nodes * drawn_.machine.ranks_per_node;  // 0: no limit

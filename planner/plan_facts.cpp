@@ -100,7 +100,7 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   config.pipeline.virtual_stages = 1;
   config.pipeline.schedule_file.clear();
   config.pipeline.schedule = ScheduleKind::gpipe;
-  const int others = static_cast<int>(config.parallel.tensor * config.parallel.pipeline * config.parallel.context);
+  const int others = request.config.world() / request.config.layout().data;
   const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the others divide matrices
   for (int stage = 0; stage <= last_stage; ++stage)
     for (int ranks : {2, 4, 8, 64}) {
@@ -247,6 +247,12 @@ WireBytes wire_bytes_of_step(const Job& job) {
   if (const int64_t groups = job.mesh.group_size(Axis::data_outer); job.is_hybrid())
     bytes.theory += 2 * elems / ranks * (job.options.wire_dtype == DType::bf16 ? 2 : 4) * (groups - 1) / groups;
   return bytes;
+}
+
+Json layout_json(const MeshSizes& sizes) {
+  Json json = Json::object();
+  for (const MeshAxis& row : kMeshAxes) json[name_of(row.axis)] = sizes.*row.size;
+  return json;
 }
 
 std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,

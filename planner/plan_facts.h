@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/json.h"
 #include "planner/planner.h"
 
 namespace slipstream::planner {
@@ -62,6 +63,9 @@ struct WireBytes {
   int64_t theory = 0;
 };
 WireBytes wire_bytes_of_step(const Job& job);
+
+/// Ranks by axis, as plan --json and run.json have them. Pure.
+Json layout_json(const MeshSizes& sizes);
 
 /// "1f1b over 4 stages of 3 + 3 + 3 + 3 layers, 8 micro-batches: stages idle 37% of a step's compute", and advice if
 /// there are too few micro-batches. Pure.

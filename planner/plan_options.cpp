@@ -47,15 +47,6 @@ DType wire_dtype_of(const Comm& comm) {
   return comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16 : DType::f32;
 }
 
-MeshSizes mesh_sizes(const ResolvedConfig& config) {
-  const Layout& layout = config.layout();
-  return {.data = layout.data,
-          .context = layout.context,
-          .pipeline = layout.pipeline,
-          .tensor = layout.tensor,
-          .data_inner = static_cast<int>(config->zero.shard_size)};
-}
-
 /// A weight of attention or of the feed-forward network.
 bool is_matrix_of_block(const ModelSpec& model, const ParameterSpec& parameter) {
   return parameter.tensors.front().shape.size() == 2 && parameter.layer >= 0 && parameter.layer < model.layers;
@@ -134,7 +125,7 @@ int64_t bucket_bytes_of(const RunConfig& config) {
 
 PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& update) {
   const RunConfig& config = *request.config;
-  return {.sizes = mesh_sizes(request.config),
+  return {.sizes = request.config.layout(),
           .mesh_order = config.parallel.order,
           .rank = request.rank,
           .reduce_mode = config.overlap.grad_reduce,
@@ -209,7 +200,7 @@ static kernels::RopeScaling rope_scaling_of(const Model& model) {
 
 models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = *request.config;
-  const Layout& layout = request.config.layout();
+  const MeshSizes& layout = request.config.layout();
   return {.family = config.model.family,
           .layers = config.model.layers,
           .heads = config.model.heads,
@@ -235,10 +226,10 @@ models::ModelOptions model_options(const JobRequest& request) {
           .batch = config.train.micro_batch_size,
           .tokens = config.train.sequence_length / layout.context,
           .context_ranks = layout.context,
-          .context_rank = Mesh(mesh_sizes(request.config), config.parallel.order).coordinates(request.rank).context,
+          .context_rank = Mesh(request.config.layout(), config.parallel.order).coordinates(request.rank).context,
           .global_tokens = config.train.global_batch_size * config.train.sequence_length,
           .micro_batches = static_cast<int>(request.config.batch().micro_batches),
-          .ranks = layout.data * layout.context,
+          .ranks = layout.replicas(),
           .split_tied_embedding = config.overlap.split_tied_embedding,
           .tensor = layout.tensor,
           .sequence_parallel = config.parallel.sequence_parallel,
@@ -316,9 +307,9 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
   const comm::Link inter{static_cast<double>(machine.inter_bytes_per_second), machine.inter_latency_ns};
   const comm::Fabric fabric{
       .node = intra, .network = inter, .reduce_bytes_per_second = static_cast<double>(machine.reduce_bytes_per_second)};
-  for (Axis axis : {Axis::data, Axis::context, Axis::replica, Axis::pipeline, Axis::tensor, Axis::data_inner,
-                    Axis::data_outer, Axis::world, Axis::hosts}) {
-    if (emulated) continue;
+  for (size_t a = 0; a < kAxes && !emulated; ++a) {
+    const Axis axis = static_cast<Axis>(a);
+    if (axis == Axis::self) continue;
     if (mesh.crosses_nodes(axis, machine.ranks_per_node)) price.set_link(axis, inter, 1);
     // Within a node, a thread of the sender and one of the receiver copy.
     else if (axis == Axis::hosts && has_gpus)
@@ -327,6 +318,13 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
       price.set_group(axis, span_of(mesh, axis, machine.ranks_per_node), fabric);
   }
   return price;
+}
+
+std::vector<std::string> sets_of_plain_axes() {
+  std::vector<std::string> sets;
+  for (const MeshAxis& row : kMeshAxes)
+    sets.push_back(fmt::format("parallel.{}={}", name_of(row.axis), row.axis == Axis::data ? -1 : 1));
+  return sets;
 }
 
 Machine machine_of(const RunConfig& config, const std::string& path, int threads, int ranks_on_host) {

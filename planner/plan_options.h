@@ -72,4 +72,7 @@ int threads_of(const RunConfig& config, int ranks_on_host);
 /// The problem of device.threads with this process's cores; empty: none. Reads the affinity mask.
 std::string remark_on_threads(const RunConfig& config);
 
+/// "parallel.data=-1" and "parallel.NAME=1" for the other axes: the data axis takes all ranks. Pure.
+std::vector<std::string> sets_of_plain_axes();
+
 }  // namespace slipstream::planner

@@ -140,11 +140,15 @@ std::string plan_record(const RunConfig& config, const Machine& machine, const F
     items += static_cast<int64_t>(stage->train.size());
   }
   if (job.mesh.world() <= kMostRecordedRanks) {
-    Json ranks = Json::array();
+    Json axes = Json::array(), ranks = Json::array();
+    for (const MeshAxis& row : kMeshAxes) axes.push_back(name_of(row.axis));
     for (int rank = 0; rank < job.mesh.world(); ++rank) {
       const Coordinates at = job.mesh.coordinates(rank);
-      ranks.push_back(Json::Array{Json(at.data), Json(at.context), Json(at.pipeline), Json(at.tensor)});
+      Json row = Json::array();
+      for (const MeshAxis& axis : kMeshAxes) row.push_back(static_cast<int64_t>(at.*axis.at));
+      ranks.push_back(std::move(row));
     }
+    record["axes"] = std::move(axes);
     record["coordinates"] = std::move(ranks);
   }
   if (items <= kMostRecordedItems) add_items(record, finished, price);

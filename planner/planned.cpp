@@ -33,7 +33,7 @@ std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job,
 
 /// `config` with buckets that grow with the data ranks, as the software's do, unless --set names their size.
 ResolvedConfig with_least_bucket(const PlanRequest& request, const ResolvedConfig& config, const Software& software) {
-  const int64_t least = software.bucket_bytes_per_rank * config.layout().data * config.layout().context;
+  const int64_t least = software.bucket_bytes_per_rank * config.layout().replicas();
   if (config->overlap.bucket_size_bytes >= least ||
       std::any_of(request.sets.begin(), request.sets.end(),
                   [](const std::string& set) { return set.starts_with("overlap.bucket_size="); }))

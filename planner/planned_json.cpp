@@ -25,7 +25,6 @@ Json notes_json(const Planned& planned) {
 
 void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
-  const MeshSizes& sizes = job.mesh.sizes();
   Json json = Json::object();
   json["machine"] = planned.machine.name;
   json["machine_source"] = planned.machine_source;
@@ -33,10 +32,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["model"] = job.model.description;
   json["parameters"] = job.parameter_elems;
   json["ranks"] = job.mesh.world();
-  json["layout"]["data"] = sizes.data;
-  json["layout"]["context"] = sizes.context;
-  json["layout"]["pipeline"] = sizes.pipeline;
-  json["layout"]["tensor"] = sizes.tensor;
+  json["layout"] = layout_json(job.mesh.sizes());
   json["micro_batches"] = planned.micro_batches;
   json["global_batch_size"] = planned.global_batch;
   if (planned.steady.planned > 0) json["planned_micro_batches"] = planned.steady.planned;

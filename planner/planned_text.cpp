@@ -70,9 +70,9 @@ void print_software_memory(const Planned& planned) {
 void print_zero_memory(const Planned& planned) {
   const MeshSizes& sizes = planned.finished.job->mesh.sizes();
   std::string beside;  // ranks of the other axes
-  for (const auto& [axis, count] :
-       {std::pair{"context", sizes.context}, {"pipeline", sizes.pipeline}, {"tensor", sizes.tensor}})
-    if (count > 1) beside += fmt::format(" x {} {}", axis, count);
+  for (const MeshAxis& row : kMeshAxes)
+    if (const int size = sizes.*row.size; size > 1 && row.axis != Axis::data)
+      beside += fmt::format(" x {} {}", name_of(row.axis), size);
   print_result("states of a rank by zero.stage and data ranks{}, as placed (and ZeRO's formula):\n  {:<6}", beside,
                "stage");
   int stage = -1;
@@ -103,10 +103,12 @@ void print_groups(const Planned& planned) {
   if (mesh.world() > 1)
     print_result("groups:  order {}, nodes of {}\n", planned.config->parallel.order,
                  counted(machine.ranks_per_node, "rank"));
-  for (Axis axis : {Axis::tensor, Axis::context, Axis::pipeline, Axis::data, Axis::data_inner, Axis::data_outer}) {
+  std::vector<Axis> axes;
+  for (const MeshAxis& row : kMeshAxes) axes.push_back(row.axis);
+  if (mesh.group_size(Axis::data_outer) > 1) axes.insert(axes.end(), {Axis::data_inner, Axis::data_outer});
+  for (Axis axis : axes) {
     const int size = mesh.group_size(axis);
-    const bool part_of_data = axis == Axis::data_inner || axis == Axis::data_outer;
-    if (size == 1 || (part_of_data && mesh.group_size(Axis::data_outer) == 1)) continue;
+    if (size == 1) continue;
     const bool across = mesh.crosses_nodes(axis, machine.ranks_per_node);
     const std::vector<int> ranks = mesh.group(axis, 0);
     print_result("  {:<11}{:>5} ranks, {:<16} {}/s, such as ranks {} {}{}\n", name_of(axis), size,
@@ -270,12 +272,10 @@ void print_checkpoint(const Planned& planned, const comm::Rehearsal& rehearsal) 
 
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
-  const MeshSizes& sizes = job.mesh.sizes();
   print_result("machine: {}, {} of memory for a rank\n", machine_text(planned),
                format_bytes(planned.machine.memory_bytes));
   print_result("model:   {}\n         {} parameters\n", job.model.description, job.parameter_elems);
-  print_result("layout:  {} = data {} x context {} x pipeline {} x tensor {}\n", counted(job.mesh.world(), "rank"),
-               sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+  print_result("layout:  {} = {}\n", counted(job.mesh.world(), "rank"), text_of(job.mesh.sizes()));
   print_groups(planned);
   print_result("batch:   {} x {} per step, {} of {} on each rank\n", counted(planned.global_batch, "sequence"),
                counted(planned.config->train.sequence_length, "token"), counted(planned.micro_batches, "micro-batch"),
@@ -297,12 +297,12 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_tied(planned);
   const Job& largest = largest_stage(planned);
   print_result("memory of a rank{}:\n{}",
-               sizes.pipeline > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
+               planned.finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",
                memory_table(largest, extra_memory_of_largest(planned)));
   print_software_memory(planned);
   print_recomputation(planned);
   print_sequence_parallelism(planned);
-  if (sizes.pipeline > 1) {
+  if (planned.finished.stages.size() > 1) {
     const ScheduleShape& shape = job.schedule.shape;
     const Played played = played_schedule(planned.finished.stages, price_of(*planned.config, planned.machine, job.mesh),
                                           planned.finished.transfer_ns);
@@ -363,7 +363,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                format_count(1e3 * static_cast<double>(planned.global_batch * planned.config->train.sequence_length) /
                             totals.step_ms),
                totals.communication_ms, totals.exposed_ms,
-               sizes.pipeline > 1 ? fmt::format(", bubble {:.2f} ms", totals.bubble_ms) : "");
+               planned.finished.stages.size() > 1 ? fmt::format(", bubble {:.2f} ms", totals.bubble_ms) : "");
   print_run(planned, totals);
   print_advice(planned, rehearsal);
 }

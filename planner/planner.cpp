@@ -35,7 +35,7 @@ namespace {
 /// bucket.
 void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder, const comm::RooflinePrice& price,
                                    int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
-  const int ranks = options.sizes.data * options.sizes.context;
+  const int ranks = options.sizes.replicas();
   if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.reduce_mode != ReduceMode::bucketed ||
       options.wire_dtype != DType::f32)
     return;
@@ -261,8 +261,8 @@ ResolvedConfig with_bucket_size(const JobRequest& request) {
   if (run.overlap.bucket_size_bytes > 0) return request.config;
   RunConfig chosen = run;
   chosen.overlap.bucket_size_bytes = bucket_bytes_of(run);
-  const Layout& layout = request.config.layout();
-  if (layout.data * layout.context == 1 || run.zero.stage >= 2 || run.overlap.grad_reduce != ReduceMode::bucketed)
+  const MeshSizes& layout = request.config.layout();
+  if (layout.replicas() == 1 || run.zero.stage >= 2 || run.overlap.grad_reduce != ReduceMode::bucketed)
     return resolve(chosen, request.config.facts());
   const int64_t micro_batches = steady_state(request.config).planned;  // buckets travel once in a step
   const ScheduleChoice schedule = choose_schedule(request);

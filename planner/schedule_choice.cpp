@@ -112,8 +112,8 @@ bool reduces_at_once(const FinishedJob& finished) {
 ScheduleChoice choose_schedule(const JobRequest& request) {
   if (request.schedule) return *request.schedule;
   const RunConfig& run = *request.config;
-  const Layout& layout = request.config.layout();
-  const bool deep = is_deep(request), reduces = layout.data * layout.context > 1 && run.zero.stage == 0 && !deep &&
+  const MeshSizes& layout = request.config.layout();
+  const bool deep = is_deep(request), reduces = layout.replicas() > 1 && run.zero.stage == 0 && !deep &&
                                                 run.overlap.grad_reduce == ReduceMode::bucketed;
   if (layout.pipeline == 1 || !run.pipeline.schedule_file.empty() || (!chooses_passes(run) && !reduces)) return {};
   JobRequest asked = request;

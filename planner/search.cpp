@@ -282,9 +282,9 @@ Drawn draw_any(const PlanRequest& request) {
     return draw(request);
   } catch (const ConfigError&) {
     PlanRequest plain = request;
+    for (const std::string& set : sets_of_plain_axes()) plain.sets.push_back(set);
     for (const char* set :
-         {"parallel.data=-1", "parallel.tensor=1", "parallel.pipeline=1", "parallel.context=1",
-          "parallel.sequence_parallel=false", "pipeline.schedule=1f1b", "pipeline.virtual_stages=1",
+         {"parallel.sequence_parallel=false", "pipeline.schedule=1f1b", "pipeline.virtual_stages=1",
           "pipeline.layers=[]", "zero.shard_size=0", "train.micro_batch_size=1", "train.global_batch_size=0"})
       plain.sets.emplace_back(set);
     return draw(plain);

@@ -46,8 +46,11 @@ std::string layout_text(const std::vector<std::string>& sets) {
     const std::string text = take(key);
     return text.empty() || text == plain ? "" : fmt::format(" {} {}", name, text);
   };
-  std::string text = "data " + take("parallel.data") + part("parallel.tensor", "tensor", "1") +
-                     part("parallel.context", "context", "1") + part("parallel.pipeline", "pipeline", "1");
+  std::string text;
+  for (const MeshAxis& row : kMeshAxes) {
+    const std::string key = fmt::format("parallel.{}", name_of(row.axis));
+    text += row.axis == Axis::data ? "data " + take(key.c_str()) : part(key.c_str(), name_of(row.axis), "1");
+  }
   take("parallel.sequence_parallel"), take("pipeline.layers");
   text += part("pipeline.schedule", "", "1f1b") + part("pipeline.virtual_stages", "x", "1");
   text += part("train.micro_batch_size", "micro-batch", "") + part("train.recompute", "recompute", "none") +

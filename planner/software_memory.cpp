@@ -55,7 +55,7 @@ class Fsdp {
   static int64_t whole(double bytes) { return static_cast<int64_t>(std::min(bytes, 9e18)); }
   int64_t shards() const {
     if (run_.zero.stage == 0) return 1;
-    return run_.zero.shard_size > 0 ? run_.zero.shard_size : int64_t{layout_.data} * layout_.context;
+    return run_.zero.shard_size > 0 ? run_.zero.shard_size : layout_.replicas();
   }
   bool tied() const { return run_.model.tie_embeddings == Choice::yes; }
 
@@ -97,7 +97,7 @@ class Fsdp {
   }
 
   const RunConfig& run_;
-  Layout layout_;
+  MeshSizes layout_;
   double micro_batches_;
   bool compiled_loss_, gated_ = false;
   double width_, attention_, kv_, ffn_, layer_elems_, table_elems_, tokens_, tensor_;

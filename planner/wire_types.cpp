@@ -20,7 +20,7 @@ using Sets = std::vector<std::string>;
 std::vector<Sets> narrower_wires(const ResolvedConfig& config) {
   const RunConfig& run = *config;
   std::vector<Sets> gradients = {{}}, parameters = {{}}, all;
-  if (run.parallel.data * run.parallel.context > 1 && run.comm.quantize == Quantize::none) {
+  if (config.layout().replicas() > 1 && run.comm.quantize == Quantize::none) {
     if (run.comm.grad_dtype == DTypeChoice::float32) gradients.push_back({"comm.grad_dtype=bfloat16"});
     gradients.push_back({"comm.quantize=int8", "comm.grad_dtype=float32"});
   }

@@ -201,10 +201,13 @@ Json memory_of(const Planned& planned) {
 Json mesh_of(const Planned& planned) {
   Json mesh = Json::object();
   mesh["ranks_per_node"] = planned.ranks_per_node;
+  mesh["axes"] = Json::array();
+  for (const std::string& axis : planned.axes) mesh["axes"].push_back(axis);
   mesh["coordinates"] = Json::array();
   for (size_t rank = 0; rank < std::min(planned.coordinates.size(), kMostRanks); ++rank) {
-    const auto& at = planned.coordinates[rank];
-    mesh["coordinates"].push_back(row_of({at[0], at[1], at[2], at[3]}));
+    Json row = Json::array();
+    for (int64_t at : planned.coordinates[rank]) row.push_back(at);
+    mesh["coordinates"].push_back(std::move(row));
   }
   mesh["ranks"] = static_cast<int64_t>(planned.coordinates.size());
   mesh["channels"] = Json::array();

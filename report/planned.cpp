@@ -63,7 +63,8 @@ PlannedStage stage_of(const Json& json, size_t owners) {
 
 int Planned::stage_of(int rank) const {
   if (static_cast<size_t>(rank) < coordinates.size()) {
-    const int64_t stage = coordinates[static_cast<size_t>(rank)][2];
+    const auto pipeline = static_cast<size_t>(std::find(axes.begin(), axes.end(), "pipeline") - axes.begin());
+    const int64_t stage = pipeline < axes.size() ? coordinates[static_cast<size_t>(rank)][pipeline] : 0;
     return stage >= 0 && stage < std::ssize(stages) ? static_cast<int>(stage) : -1;
   }
   return stages.size() == 1 ? 0 : -1;
@@ -80,11 +81,17 @@ Planned planned_of(const RunFolder& run, Missing& missing) {
     planned.ranks_per_node = count_of(run.plan.at("ranks_per_node"));
     if (const Json* const step = run.plan.find("step_ns")) planned.step_ns = count_of(*step);
     for (const Json& owner : run.plan.at("owners").as_array()) planned.owners.push_back(owner.as_string());
+    if (const Json* const names = run.plan.find("axes")) {
+      planned.axes.clear();
+      for (const Json& name : names->as_array()) planned.axes.push_back(name.as_string());
+    }
     if (const Json* const ranks = run.plan.find("coordinates"))
       for (const Json& rank : ranks->as_array()) {
         const Json::Array& at = rank.as_array();
-        if (at.size() != 4) throw DataError("coordinates need 4 values, got {}.", at.size());
-        planned.coordinates.push_back({count_of(at[0]), count_of(at[1]), count_of(at[2]), count_of(at[3])});
+        if (at.size() != planned.axes.size())
+          throw DataError("coordinates need {} values, got {}.", planned.axes.size(), at.size());
+        std::vector<int64_t>& own = planned.coordinates.emplace_back();
+        for (const Json& value : at) own.push_back(count_of(value));
       }
     for (const Json& stage : run.plan.at("stages").as_array())
       planned.stages.push_back(stage_of(stage, planned.owners.size()));

@@ -35,7 +35,8 @@ struct Planned {
   double flops_per_second = 0, bytes_per_second = 0;  // 0: not known
   int64_t launch_ns = 0, ranks_per_node = 0, step_ns = 0;
   std::vector<std::string> owners;
-  std::vector<std::array<int64_t, 4>> coordinates;  // data, context, pipeline, tensor by rank
+  std::vector<std::string> axes{"data", "context", "pipeline", "tensor"};  // as in plans that do not name them
+  std::vector<std::vector<int64_t>> coordinates;                           // by rank and axis
   std::vector<PlannedStage> stages;
 
   /// The stage of a rank; 0 if its coordinates are not known and there is one stage, else -1.

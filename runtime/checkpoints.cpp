@@ -33,11 +33,6 @@ std::string utc_now() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-std::string layout_text(const MeshSizes& sizes) {
-  return fmt::format("data {}, tensor {}, pipeline {}, context {}", sizes.data, sizes.tensor, sizes.pipeline,
-                     sizes.context);
-}
-
 /// What a rank reports of its part of a save: "ok SIZE HASH NAME", "failed REASON" or "nan REASON".
 std::string report_of(const std::function<checkpoint::StateFile()>& write) {
   try {
@@ -83,7 +78,7 @@ checkpoint::Manifest manifest_of(int ranks, const std::vector<std::shared_ptr<co
           .program = version(),
           .written = "",
           .ranks = ranks,
-          .layout = layout_text(stages[0]->mesh.sizes()),
+          .layout = text_of(stages[0]->mesh.sizes(), ", "),
           .memory_layout = memory_layout_of(stages),
           .global_batch_size = identity.global_batch_size,
           .vocab = identity.vocab,

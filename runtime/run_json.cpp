@@ -42,7 +42,6 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
               const planner::FinishedJob& finished, const Machine& machine, int threads) {
   const RunConfig& config = *resolved;
   const Job& job = *finished.job;
-  const MeshSizes& sizes = job.mesh.sizes();
   Json run = Json::object();
   run["version"] = version();
   run["build"] = build_id();
@@ -52,10 +51,7 @@ Json run_json(const World& world, const DeviceAssignment& assignment, const Reso
   char host[256] = "";
   if (::gethostname(host, sizeof host - 1) == 0) run["host"] = std::string(host);
   run["ranks"] = world.size();
-  run["layout"]["data"] = sizes.data;
-  run["layout"]["tensor"] = sizes.tensor;
-  run["layout"]["pipeline"] = sizes.pipeline;
-  run["layout"]["context"] = sizes.context;
+  run["layout"] = planner::layout_json(job.mesh.sizes());
   run["ranks_per_node"] = machine.ranks_per_node;
   run["plan_hash"] = fmt::format("{:016x}", finished.proof.order_hash);
   if (assignment.kind == DeviceKind::cuda) {

@@ -60,7 +60,8 @@ def offsets_of(traces):
 
 def stage_of(plan, rank):
     coordinates = plan.get("coordinates", [])
-    return coordinates[rank][2] if rank < len(coordinates) else 0
+    pipeline = plan.get("axes", ["data", "context", "pipeline", "tensor"]).index("pipeline")
+    return coordinates[rank][pipeline] if rank < len(coordinates) else 0
 
 
 def flows_of(plan, rank, events, first_id):

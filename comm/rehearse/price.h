@@ -99,7 +99,6 @@ class RooflinePrice : public Price {
 
   // A step has few shapes and many kernels. Not for several threads: each copies the price.
   mutable std::unordered_map<KernelCost, double, KernelHash> known_;
-  static constexpr size_t kAxes = static_cast<size_t>(Axis::hosts) + 1;
   Rates rates_;
   std::array<Link, kAxes> links_;
   std::array<uint32_t, kAxes> ports_{};

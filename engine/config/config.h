@@ -6,6 +6,7 @@
 // load_run_config (engine/config/load.h) is valid. resolve() (engine/config/resolve.h) turns it into the configuration
 // that a run computes with.
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "engine/base/data_format.h"
 #include "engine/base/dtype.h"
+#include "engine/base/mesh_axes.h"
 #include "engine/base/modes.h"
 #include "engine/base/units.h"
 #include "engine/base/update_options.h"
@@ -115,6 +117,9 @@ struct Parallel {
 
   auto operator<=>(const Parallel&) const = default;
 };
+/// The key of each axis, in the order of kMeshAxes.
+inline constexpr std::array<int64_t Parallel::*, kMeshAxes.size()> kAxisKeys{&Parallel::data, &Parallel::tensor,
+                                                                             &Parallel::pipeline, &Parallel::context};
 
 struct Zero {
   int64_t stage = 0;
@@ -233,13 +238,6 @@ struct RunConfig {
 };
 
 /// Ranks along each axis; their product is the world.
-struct Layout {
-  int data = 1;
-  int tensor = 1;
-  int pipeline = 1;
-  int context = 1;
-};
-
 struct Batch {
   int64_t global_batch_size = 0;  // sequences of one step
   int64_t micro_batches = 0;      // that each data rank computes in one step

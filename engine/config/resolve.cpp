@@ -14,7 +14,7 @@ namespace slipstream {
 
 ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
   RunConfig config = resolve_defaults(written);
-  const Layout layout = resolve_layout(config, facts.world);
+  MeshSizes layout = resolve_layout(config, facts.world);
   const Batch batch = resolve_batch(config, layout.data);
   config.parallel.data = layout.data;
   config.train.global_batch_size = batch.global_batch_size;
@@ -31,12 +31,13 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
         config.optimizer.adamw_learning_rate);
   if (config.model.vocab_size == 0) config.model.vocab_size = facts.vocab;
   if (config.zero.stage == 0) config.zero.shard_size = 0;
-  if (layout.data * layout.context == 1) {  // nothing to shard or to align
+  if (layout.replicas() == 1) {  // nothing to shard or to align
     const int64_t shard_size = config.zero.shard_size;
     config.zero = Zero{};
     if (shard_size > 1) config.zero.shard_size = shard_size;  // does not divide one rank: the mesh refuses it
     config.overlap.align_grad_reduce = false;
   }
+  layout.data_inner = static_cast<int>(config.zero.shard_size);
   config.device.kind = facts.on_gpus ? DeviceChoice::cuda : DeviceChoice::cpu;
   if (config.comm.backend == Backend::automatic) config.comm.backend = facts.on_gpus ? Backend::nccl : Backend::mpi;
   if (config.comm.deterministic == Choice::automatic)

@@ -26,9 +26,9 @@ class ResolvedConfig {
  public:
   const RunConfig& operator*() const { return *config_; }
   const RunConfig* operator->() const { return config_.get(); }
-  const Layout& layout() const { return layout_; }
+  const MeshSizes& layout() const { return layout_; }
   const Batch& batch() const { return batch_; }
-  int world() const { return layout_.data * layout_.tensor * layout_.pipeline * layout_.context; }
+  int world() const { return layout_.world(); }
   bool on_gpus() const { return config_->device.kind == DeviceChoice::cuda; }
   /// One sentence for each setting of the run file without effect.
   const std::vector<std::string>& without_effect() const { return without_effect_; }
@@ -37,14 +37,14 @@ class ResolvedConfig {
 
  private:
   friend ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts);
-  ResolvedConfig(RunConfig config, Layout layout, Batch batch, std::vector<std::string> without_effect)
+  ResolvedConfig(RunConfig config, MeshSizes layout, Batch batch, std::vector<std::string> without_effect)
       : config_(std::make_shared<const RunConfig>(std::move(config))),
         layout_(layout),
         batch_(batch),
         without_effect_(std::move(without_effect)) {}
 
   std::shared_ptr<const RunConfig> config_;
-  Layout layout_;
+  MeshSizes layout_;
   Batch batch_;
   std::vector<std::string> without_effect_;
 };

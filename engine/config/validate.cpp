@@ -280,12 +280,25 @@ void validate(const RunConfig& written) {
 
 namespace {
 
+/// The sizes in the run file, with this one of the data axis.
+MeshSizes sizes_with(const Parallel& parallel, int64_t data) {
+  MeshSizes sizes;
+  for (size_t row = 1; row < kMeshAxes.size(); ++row)
+    sizes.*kMeshAxes[row].size = static_cast<int>(parallel.*kAxisKeys[row]);
+  sizes.data = static_cast<int>(data);
+  return sizes;
+}
+
+/// The product of the other axes. Each is at most 65536, so that it fits.
+int64_t other_ranks(const Parallel& parallel) {
+  int64_t ranks = 1;
+  for (size_t row = 1; row < kMeshAxes.size(); ++row) ranks *= parallel.*kAxisKeys[row];
+  return ranks;
+}
+
 /// The error of this layout with a valid run file; empty if the layout is legal.
-std::string refusal_of(RunConfig config, const Layout& layout, const LayoutLaw& law) {
-  config.parallel.data = layout.data;
-  config.parallel.tensor = layout.tensor;
-  config.parallel.pipeline = layout.pipeline;
-  config.parallel.context = layout.context;
+std::string refusal_of(RunConfig config, const MeshSizes& layout, const LayoutLaw& law) {
+  for (size_t row = 0; row < kMeshAxes.size(); ++row) config.parallel.*kAxisKeys[row] = layout.*kMeshAxes[row].size;
   try {
     validate(config);
     const Batch batch = resolve_batch(config, layout.data);
@@ -296,12 +309,25 @@ std::string refusal_of(RunConfig config, const Layout& layout, const LayoutLaw& 
   }
 }
 
+/// Calls f with every way to write `world` as a product of the axes from `row` on and `sizes` before them.
+template <typename F>
+void for_layouts(int world, size_t row, MeshSizes& sizes, F&& f) {
+  if (row == kMeshAxes.size()) {
+    sizes.data = world;
+    return f(sizes);
+  }
+  for (int size = 1; size <= world; ++size) {
+    if (world % size != 0) continue;
+    sizes.*kMeshAxes[row].size = size;
+    for_layouts(world / size, row + 1, sizes, f);
+  }
+}
+
 /// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows.
 /// Those over the requested axes come first, sorted by distance from the request. Without a legal layout, the reason
 /// against the nearest one.
 std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& law) {
   constexpr size_t kPrinted = 30;
-  const Parallel& p = config.parallel;
   struct Candidate {
     int more_axes = 0;  // beyond the requested ones
     double distance = 0;
@@ -311,25 +337,19 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
     }
   };
   std::vector<Candidate> candidates;
-  std::vector<int> divisors;
-  for (int d = 1; d <= world; ++d)
-    if (world % d == 0) divisors.push_back(d);
-  for (int tensor : divisors)
-    for (int pipeline : divisors)
-      for (int context : divisors) {
-        const int64_t others = int64_t{tensor} * pipeline * context;
-        if (world % others != 0) continue;
-        const Layout layout{
-            .data = static_cast<int>(world / others), .tensor = tensor, .pipeline = pipeline, .context = context};
-        Candidate candidate{.text = fmt::format("{}x{}x{}x{}", layout.data, tensor, pipeline, context),
-                            .refusal = refusal_of(config, layout, law)};
-        for (const auto& [is, asked] : {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}})
-          candidate.more_axes += asked == 1 && is > 1;
-        for (const auto& [is, asked] :
-             {std::pair{tensor, p.tensor}, {pipeline, p.pipeline}, {context, p.context}, {layout.data, p.data}})
-          if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
-        candidates.push_back(std::move(candidate));
-      }
+  static_assert(kMeshAxes[0].axis == Axis::data);  // the other axes leave its size
+  MeshSizes all;
+  for_layouts(world, 1, all, [&](const MeshSizes& layout) {
+    Candidate candidate{.text = "", .refusal = refusal_of(config, layout, law)};
+    for (size_t row = 0; row < kMeshAxes.size(); ++row) {
+      const int is = layout.*kMeshAxes[row].size;
+      const int64_t asked = config.parallel.*kAxisKeys[row];
+      candidate.text += fmt::format("{}{}", row == 0 ? "" : "x", is);
+      candidate.more_axes += asked == 1 && is > 1 && row > 0;
+      if (asked > 0) candidate.distance += std::abs(std::log2(static_cast<double>(asked) / is));
+    }
+    candidates.push_back(std::move(candidate));
+  });
   std::stable_sort(candidates.begin(), candidates.end());
   const Candidate nearest = candidates.front();
   std::erase_if(candidates, [](const Candidate& candidate) { return !candidate.refusal.empty(); });
@@ -344,14 +364,8 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
 /// ", or start 4 or 8 ranks": the numbers nearest to `world` that keep the other axes legal.
 std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
-  const int64_t others = p.tensor * p.pipeline * p.context, most = std::numeric_limits<int>::max() / others;
-  const auto legal = [&](int64_t data) {
-    return refusal_of(config,
-                      {static_cast<int>(data), static_cast<int>(p.tensor), static_cast<int>(p.pipeline),
-                       static_cast<int>(p.context)},
-                      law)
-        .empty();
-  };
+  const int64_t others = other_ranks(p), most = std::numeric_limits<int>::max() / others;
+  const auto legal = [&](int64_t data) { return refusal_of(config, sizes_with(p, data), law).empty(); };
   std::vector<int64_t> worlds;
   if (p.data != -1) {
     if (p.data <= most && legal(p.data)) worlds = {others * p.data};
@@ -378,11 +392,10 @@ void require_settings_of_cpu(const RunConfig& config) {
         "true, or GPUs.");
 }
 
-Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) {
+MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
-  const std::string axes = fmt::format("tensor {} x pipeline {} x context {}", p.tensor, p.pipeline, p.context);
-  // Each factor is at most 65536, so the product fits; the data axis is compared by division.
-  const int64_t others = p.tensor * p.pipeline * p.context;
+  const std::string all = text_of(sizes_with(p, 1)), axes = all.substr(all.find(" x ") + 3);  // without data
+  const int64_t others = other_ranks(p);
   const bool divides = world % others == 0;
   const auto remedy = [&] { return legal_layouts(config, world, law) + legal_worlds(config, world, law); };
   if (p.data == -1 && !divides)
@@ -391,10 +404,7 @@ Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) 
   if (p.data != -1 && (!divides || world / others != p.data))
     throw ConfigError("[parallel] data {} x {} = {:.0f} ranks, but {} were started. {}.", p.data, axes,
                       static_cast<double>(others) * static_cast<double>(p.data), world, remedy());
-  return {.data = static_cast<int>(world / others),
-          .tensor = static_cast<int>(p.tensor),
-          .pipeline = static_cast<int>(p.pipeline),
-          .context = static_cast<int>(p.context)};
+  return sizes_with(p, world / others);
 }
 
 // Layers x micro-batches of a step. Each took 12 KiB and 0.6 ms on one rank of a busy 2.8 GHz Xeon: the largest plan

@@ -39,7 +39,7 @@ using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch
 /// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure, if `law` is.
 /// Throws: ConfigError with all axes, both counts of ranks and the legal layouts if the axes do not multiply to
 /// `world`.
-Layout resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
+MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
 
 /// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.
 /// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it, or for more

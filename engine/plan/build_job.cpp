@@ -82,7 +82,7 @@ bool ends_are_apart(const ModelSpec& model) {
 
 /// ZeRO's stage in effect on these ranks.
 int zero_stage_of(const PlanOptions& options) {
-  if (options.sizes.data * options.sizes.context == 1 || options.sizes.data_inner == 1) return 0;
+  if (options.sizes.replicas() == 1 || options.sizes.data_inner == 1) return 0;
   return options.zero_stage == 2 && options.accumulate_unsharded ? 1 : options.zero_stage;
 }
 
@@ -222,8 +222,7 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   Job job{.options = options,
           .mesh = Mesh(options.sizes, options.mesh_order),
           .zero_stage = zero_stage_of(options),
-          .aligns_grad_reduce =
-              options.align_grad_reduce && options.sizes.pipeline > 1 && options.sizes.data * options.sizes.context > 1,
+          .aligns_grad_reduce = options.align_grad_reduce && options.sizes.pipeline > 1 && options.sizes.replicas() > 1,
           .update_on_spine = options.update_on_spine && !options.double_buffer,
           .schedule = {},
           .layers = {},

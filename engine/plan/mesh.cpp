@@ -1,174 +1,156 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank arithmetic: strides from the order of the axes, groups from coordinates.
+// Rank arithmetic: strides from the order of the axes, groups as products of axes and factors of those products.
 
 #include "engine/plan/mesh.h"
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "engine/base/check.h"
 
 namespace slipstream {
 namespace {
 
-constexpr std::array<const char*, 4> kShortNames{"dp", "cp", "pp", "tp"};  // in the order of Mesh::strides_
+using AxisSet = uint8_t;  // a bit for each row of kMeshAxes
+constexpr AxisSet kAll = (1 << kMeshAxes.size()) - 1;
 
-/// Splits "tp-cp-pp-dp" into positions in kShortNames; empty if it is not a permutation of the four.
-std::vector<size_t> axes_in_order(const std::string& order) {
-  std::vector<size_t> axes;
-  std::array<bool, 4> seen{};
-  for (size_t at = 0; at <= order.size();) {
-    const size_t end = std::min(order.find('-', at), order.size());
-    size_t axis = 0;
-    while (axis < 4 && order.compare(at, end - at, kShortNames[axis]) != 0) ++axis;
-    if (axis == 4 || seen[axis]) return {};
-    seen[axis] = true;
-    axes.push_back(axis);
-    at = end + 1;
-  }
-  return axes.size() == 4 ? axes : std::vector<size_t>{};
+constexpr size_t row_of(Axis axis) {
+  size_t row = 0;
+  while (row < kMeshAxes.size() && kMeshAxes[row].axis != axis) ++row;
+  return row;
 }
 
-int replicas(const MeshSizes& sizes) { return sizes.data * sizes.context; }
-/// Number of ranks that shard together.
-int inner_size(const MeshSizes& sizes) { return sizes.data_inner == 0 ? replicas(sizes) : sizes.data_inner; }
+/// A factor of the product of some axes: all of it, the ranks that shard together, or one rank of each such set.
+enum class Factor : uint8_t { whole, inner, outer };
+
+struct GroupRow {
+  Axis axis;
+  AxisSet over;
+  Factor factor = Factor::whole;
+};
+constexpr AxisSet kReplica = 1 << row_of(Axis::data) | 1 << row_of(Axis::context);
+/// Every axis that is not a row of kMeshAxes.
+constexpr GroupRow kGroups[] = {
+    {Axis::self, 0},
+    {Axis::replica, kReplica},
+    {Axis::data_inner, kReplica, Factor::inner},
+    {Axis::data_outer, kReplica, Factor::outer},
+    {Axis::world, kAll},
+    {Axis::hosts, kAll},
+};
+
+GroupRow group_row(Axis axis) {
+  for (const GroupRow& row : kGroups)
+    if (row.axis == axis) return row;
+  return {axis, static_cast<AxisSet>(1 << row_of(axis))};
+}
+
+/// Splits "tp-cp-pp-dp" into rows of kMeshAxes; empty if it is not a permutation of them.
+std::vector<size_t> rows_in_order(const std::string& order) {
+  std::vector<size_t> rows;
+  AxisSet seen = 0;
+  for (size_t at = 0; at <= order.size();) {
+    const size_t end = std::min(order.find('-', at), order.size());
+    size_t row = 0;
+    while (row < kMeshAxes.size() && order.compare(at, end - at, kMeshAxes[row].short_name) != 0) ++row;
+    if (row == kMeshAxes.size() || (seen >> row & 1) != 0) return {};
+    seen |= static_cast<AxisSet>(1 << row);
+    rows.push_back(row);
+    at = end + 1;
+  }
+  return seen == kAll ? rows : std::vector<size_t>{};
+}
 
 }  // namespace
 
-const char* name_of(Axis axis) {
-  switch (axis) {
-    case Axis::self:
-      return "self";
-    case Axis::data:
-      return "data";
-    case Axis::context:
-      return "context";
-    case Axis::pipeline:
-      return "pipeline";
-    case Axis::tensor:
-      return "tensor";
-    case Axis::replica:
-      return "replica";
-    case Axis::data_inner:
-      return "data_inner";
-    case Axis::data_outer:
-      return "data_outer";
-    case Axis::world:
-      return "world";
-    case Axis::hosts:
-      return "hosts";
-  }
-  return "?";
-}
-
 Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
-  const std::array<int, 4> size_of_axis{sizes.data, sizes.context, sizes.pipeline, sizes.tensor};
   int64_t world = 1;
-  for (int size : size_of_axis) {
+  for (const MeshAxis& row : kMeshAxes) {
+    const int size = sizes.*row.size;
     if (size < 1 || world * size > std::numeric_limits<int>::max())
-      throw ConfigError(
-          "[parallel] data {} x context {} x pipeline {} x tensor {} ranks are impossible. Every size must be "
-          "at least 1 and the product an int.",
-          sizes.data, sizes.context, sizes.pipeline, sizes.tensor);
+      throw ConfigError("[parallel] {} ranks are impossible. Every size must be at least 1 and the product an int.",
+                        text_of(sizes));
     world *= size;
   }
-  if (sizes.data_inner < 0 || replicas(sizes) % inner_size(sizes) != 0)
+  const int inner = sizes.data_inner == 0 ? sizes.replicas() : sizes.data_inner;
+  if (sizes.data_inner < 0 || sizes.replicas() % inner != 0)
     throw ConfigError(
         "[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
         "them.",
-        sizes.data_inner, replicas(sizes));
-  const std::vector<size_t> axes = axes_in_order(order);
-  if (axes.empty())
+        sizes.data_inner, sizes.replicas());
+  const std::vector<size_t> rows = rows_in_order(order);
+  if (rows.empty())
     throw ConfigError(
         "[parallel] order \"{}\" is not a permutation of tp, cp, pp and dp. Use for example "
         "\"tp-cp-pp-dp\".",
         order);
   int stride = 1;
-  for (size_t axis : axes) {
-    strides_[axis] = stride;
-    stride *= size_of_axis[axis];
+  for (size_t row : rows) {
+    strides_[row] = stride;
+    stride *= sizes.*kMeshAxes[row].size;
+  }
+  for (size_t axis = 0; axis < kAxes; ++axis) {
+    const GroupRow row = group_row(static_cast<Axis>(axis));
+    // All ranks are numbered as ranks; a replica's context ranks are neighbours, whatever the order.
+    std::vector<size_t> over = row.over == kAll ? rows : std::vector<size_t>{};
+    for (size_t r = kMeshAxes.size(); r-- > 0 && row.over != kAll;)
+      if ((row.over >> r & 1) != 0) over.push_back(r);
+    Group& group = groups_[axis];
+    for (size_t d = 0; d < over.size(); ++d) {
+      group.digits[d] = {sizes.*kMeshAxes[over[d]].size, strides_[over[d]]};
+      group.size *= group.digits[d].size;
+    }
+    if (row.factor == Factor::inner) group.size = inner;
+    if (row.factor == Factor::outer) group.skip = inner, group.size /= inner;
   }
 }
 
 Coordinates Mesh::coordinates(int rank) const {
-  return {rank / strides_[0] % sizes_.data, rank / strides_[1] % sizes_.context, rank / strides_[2] % sizes_.pipeline,
-          rank / strides_[3] % sizes_.tensor};
+  Coordinates at;
+  for (size_t row = 0; row < kMeshAxes.size(); ++row)
+    at.*kMeshAxes[row].at = rank / strides_[row] % (sizes_.*kMeshAxes[row].size);
+  return at;
 }
 
 int Mesh::rank(const Coordinates& at) const {
-  return at.data * strides_[0] + at.context * strides_[1] + at.pipeline * strides_[2] + at.tensor * strides_[3];
+  int rank = 0;
+  for (size_t row = 0; row < kMeshAxes.size(); ++row) rank += at.*kMeshAxes[row].at * strides_[row];
+  return rank;
 }
 
-int Mesh::group_size(Axis axis) const {
-  switch (axis) {
-    case Axis::self:
-      return 1;
-    case Axis::data:
-      return sizes_.data;
-    case Axis::context:
-      return sizes_.context;
-    case Axis::pipeline:
-      return sizes_.pipeline;
-    case Axis::tensor:
-      return sizes_.tensor;
-    case Axis::replica:
-      return replicas(sizes_);
-    case Axis::data_inner:
-      return inner_size(sizes_);
-    case Axis::data_outer:
-      return replicas(sizes_) / inner_size(sizes_);
-    case Axis::world:
-    case Axis::hosts:
-      return world();
+int Mesh::number_in(const Group& group, int rank) const {
+  int number = 0, times = 1;
+  for (const Digit& digit : group.digits) {
+    number += rank / digit.stride % digit.size * times;
+    times *= digit.size;
   }
-  return 1;
+  return number;
+}
+
+int Mesh::index_in_group(Axis axis, int rank) const {
+  const Group& group = groups_[static_cast<size_t>(axis)];
+  return number_in(group, rank) / group.skip % group.size;
 }
 
 std::vector<int> Mesh::group(Axis axis, int rank) const {
-  std::vector<int> ranks(static_cast<size_t>(group_size(axis)));
-  if (axis == Axis::world || axis == Axis::hosts) {
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-  }
-  const Coordinates own = coordinates(rank);
-  const int inner = inner_size(sizes_), replica = index_in_group(Axis::replica, rank);
-  const auto set_replica = [&](Coordinates& at, int index) {
-    at.data = index / sizes_.context;
-    at.context = index % sizes_.context;
-  };
-  for (int i = 0; i < group_size(axis); ++i) {
-    Coordinates at = own;
-    switch (axis) {
-      case Axis::data:
-        at.data = i;
-        break;
-      case Axis::context:
-        at.context = i;
-        break;
-      case Axis::pipeline:
-        at.pipeline = i;
-        break;
-      case Axis::tensor:
-        at.tensor = i;
-        break;
-      case Axis::replica:
-        set_replica(at, i);
-        break;
-      case Axis::data_inner:
-        set_replica(at, replica / inner * inner + i);
-        break;
-      case Axis::data_outer:
-        set_replica(at, replica % inner + i * inner);
-        break;
-      case Axis::self:
-      case Axis::world:
-      case Axis::hosts:
-        break;
+  const Group& group = groups_[static_cast<size_t>(axis)];
+  int first = number_in(group, rank);  // of the index 0
+  first -= first / group.skip % group.size * group.skip;
+  for (const Digit& digit : group.digits) rank -= rank / digit.stride % digit.size * digit.stride;
+  std::vector<int> ranks(static_cast<size_t>(group.size), rank);
+  for (int i = 0; i < group.size; ++i) {
+    int number = first + i * group.skip;
+    for (const Digit& digit : group.digits) {
+      ranks[static_cast<size_t>(i)] += number % digit.size * digit.stride;
+      number /= digit.size;
     }
-    ranks[static_cast<size_t>(i)] = this->rank(at);
   }
   return ranks;
+}
+
+bool Mesh::contains(Axis axis, Axis part) {
+  const GroupRow outer = group_row(axis), inner = group_row(part);
+  return axis == part || inner.over == 0 || (outer.factor == Factor::whole && (inner.over & ~outer.over) == 0);
 }
 
 bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
@@ -178,33 +160,6 @@ bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
       if (other / ranks_per_node != rank / ranks_per_node) return true;
   }
   return false;
-}
-
-int Mesh::index_in_group(Axis axis, int rank) const {
-  const Coordinates at = coordinates(rank);
-  const int replica = at.data * sizes_.context + at.context;
-  switch (axis) {
-    case Axis::self:
-      return 0;
-    case Axis::data:
-      return at.data;
-    case Axis::context:
-      return at.context;
-    case Axis::pipeline:
-      return at.pipeline;
-    case Axis::tensor:
-      return at.tensor;
-    case Axis::replica:
-      return replica;
-    case Axis::data_inner:
-      return replica % inner_size(sizes_);
-    case Axis::data_outer:
-      return replica / inner_size(sizes_);
-    case Axis::world:
-    case Axis::hosts:
-      return rank;
-  }
-  return 0;
 }
 
 }  // namespace slipstream

@@ -7,45 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/mesh_axes.h"
+
 namespace slipstream {
-
-/// The sets of ranks that a channel can connect. replica = data x context: the ranks that hold the same parameters, sum
-/// their gradients and share optimizer states. data_inner x data_outer = replica (hybrid sharding).
-enum class Axis : uint8_t {
-  self,
-  data,
-  context,
-  pipeline,
-  tensor,
-  replica,
-  data_inner,
-  data_outer,
-  world,  // all ranks
-  hosts,  // all ranks, whose messages are in the memory of their hosts
-};
-const char* name_of(Axis axis);
-
-struct MeshSizes {
-  int data = 1;
-  int context = 1;
-  int pipeline = 1;
-  int tensor = 1;
-  int data_inner = 0;  // ranks of `replica` that shard together; 0: all of them
-
-  int world() const { return data * context * pipeline * tensor; }
-};
-
-struct Coordinates {
-  int data = 0;
-  int context = 0;
-  int pipeline = 0;
-  int tensor = 0;
-  bool operator==(const Coordinates&) const = default;
-};
 
 class Mesh {
  public:
-  Mesh() = default;
+  Mesh() : Mesh(MeshSizes{}) {}
   /// `order` lists the axes outwards from the one whose neighbours have adjacent ranks: "tp-cp-pp-dp".
   /// Throws ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide data
   /// x context.
@@ -58,17 +26,32 @@ class Mesh {
   int rank(const Coordinates& at) const;
 
   /// Size of every group of `axis`.
-  int group_size(Axis axis) const;
+  int group_size(Axis axis) const { return groups_[static_cast<size_t>(axis)].size; }
   /// Ranks of the group of `axis` that `rank` is in, in group order.
   std::vector<int> group(Axis axis, int rank) const;
-  /// Does a group of `axis` have ranks on several nodes, if every `ranks_per_node` consecutive ranks share one?
-  bool crosses_nodes(Axis axis, int64_t ranks_per_node) const;
   /// Position of `rank` in that list.
   int index_in_group(Axis axis, int rank) const;
+  /// Does every group of `axis` consist of whole groups of `part`, on every mesh?
+  static bool contains(Axis axis, Axis part);
+  /// Does a group of `axis` have ranks on several nodes, if every `ranks_per_node` consecutive ranks share one?
+  bool crosses_nodes(Axis axis, int64_t ranks_per_node) const;
 
  private:
+  /// One of the numbers whose product is a group: `size` ranks at distance `stride`.
+  struct Digit {
+    int size = 1, stride = 1;
+  };
+  /// A rank's number among the ranks of `digits`, the first digit fastest, is divided by `skip`; the remainder modulo
+  /// `size` is its index.
+  struct Group {
+    std::array<Digit, kMeshAxes.size()> digits;
+    int skip = 1, size = 1;
+  };
+  int number_in(const Group& group, int rank) const;
+
   MeshSizes sizes_;
-  std::array<int, 4> strides_{1, 1, 1, 1};  // of data, context, pipeline, tensor
+  std::array<int, kMeshAxes.size()> strides_{};  // in the order of kMeshAxes
+  std::array<Group, kAxes> groups_;              // by Axis
 };
 
 }  // namespace slipstream

@@ -121,19 +121,19 @@ function areaOverTime(title, starts, end, series, allocated) {
 }
 
 function mesh(run) {
-  const {coordinates, channels, ranks_per_node: perNode, ranks} = run.mesh;
-  const axes = ['data', 'context', 'pipeline', 'tensor'], used = axes.map((_, i) => i).filter(i => coordinates.some(at => at[i] > 0));
+  const {axes, coordinates, channels, ranks_per_node: perNode, ranks} = run.mesh;
+  const pipeline = axes.indexOf('pipeline'), used = axes.map((_, i) => i).filter(i => coordinates.some(at => at[i] > 0));
   const nodes = [];
   coordinates.forEach((at, rank) => {
     const node = Math.floor(rank / Math.max(1, perNode));
-    (nodes[node] = nodes[node] || []).push(h('li', {class: 'rank', style: `border-color:${color(at[2])}`},
+    (nodes[node] = nodes[node] || []).push(h('li', {class: 'rank', style: `border-color:${color(at[pipeline])}`},
       h('b', {}, `rank ${rank}`), used.length ? ' ' + used.map(i => `${axes[i]} ${at[i]}`).join(', ') : ''));
   });
   const sent = links => links.reduce((sum, row) => sum + row[8], 0);
   const first = channels.filter(row => row[0] === 0), stages = new Set(channels.map(row => row[0])).size;
   const crossing = first.filter(row => row[4]), inside = first.filter(row => !row[4]);
   const most = Math.max(1, ...channels.map(row => row[8]));
-  return [h('p', {class: 'lead'}, `Rank 0 sends ${bytes(sent(inside))} in a step within its node and ${bytes(sent(crossing))} between nodes. ${used.includes(2) ? 'Colours are pipeline stages.' : ''}`),
+  return [h('p', {class: 'lead'}, `Rank 0 sends ${bytes(sent(inside))} in a step within its node and ${bytes(sent(crossing))} between nodes. ${used.includes(pipeline) ? 'Colours are pipeline stages.' : ''}`),
     h('ul', {class: 'nodes', 'aria-label': 'Nodes and their ranks'}, nodes.slice(0, 64).map((list, node) => h('li', {class: 'node'}, h('h4', {}, `node ${node}`), h('ul', {}, list)))),
     nodes.length > 64 || ranks > coordinates.length ? h('p', {class: 'lead'}, `The first nodes of ${ranks} ranks are shown.`) : null,
     table('What crosses which link in a step of one rank', [{name: 'channel'}, ...(stages > 1 ? [{name: 'stage', n: true}] : []), {name: 'axis'}, {name: 'ranks', n: true}, {name: 'link'}, {name: 'rate', n: true}, {name: 'latency', n: true},

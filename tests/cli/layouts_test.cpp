@@ -105,7 +105,7 @@ TEST_CASE(
     const Result result = shell(exe() + " " + plan + " --set pipeline.schedule=" + schedule, 240);
     INFO(result.text);
     CHECK(result.code == 0);
-    CHECK(contains(result.text, "data 8 x context 1 x pipeline 8 x tensor 8"));
+    CHECK(contains(result.text, "data 8 x tensor 8 x pipeline 8 x context 1"));
     CHECK(count(result.text,
                 in_chunks ? " alive in 2 chunks together; rehearsed: bubble " : " alive; rehearsed: bubble ") == 8);
     CHECK(count(result.text, "\nstage ") == 8);
@@ -239,7 +239,7 @@ TEST_CASE("impossible rings are refused with their numbers", "[cli][context]") {
   const Result plan = call("plan " + run + " --ranks 8 --set parallel.context=4");
   INFO(plan.text);
   CHECK(plan.code == 0);
-  CHECK(contains(plan.text, "data 2 x context 4"));
+  CHECK(contains(plan.text, "data 2 x tensor 1 x pipeline 1 x context 4"));
   CHECK(contains(plan.text, "ring_gradients"));
   CHECK(call("check " + run + " --ranks 8 --set parallel.context=4 --set zero.stage=3").code == 0);
 }

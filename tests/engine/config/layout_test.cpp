@@ -19,7 +19,7 @@ TEST_CASE("layout: the product of the axes is the world size, or the error lists
     CHECK(resolve_layout(with({}), world).data == world);
     const RunConfig mixed = with({"parallel.tensor=2", "parallel.pipeline=3"});
     if (world % 6 == 0) {
-      const Layout layout = resolve_layout(mixed, world);
+      const MeshSizes layout = resolve_layout(mixed, world);
       CHECK(layout.data * layout.tensor * layout.pipeline * layout.context == world);
     } else {
       CHECK_THROWS_AS(resolve_layout(mixed, world), ConfigError);
@@ -130,7 +130,7 @@ TEST_CASE("layout: errors offer only legal layouts, and list or count all of the
           for (std::string word; words >> word && !word.starts_with("ranks");) {
             if (word == "or") continue;
             CHECK(refusal([&] {
-                    const Layout layout = resolve_layout(with(sets), std::stoi(word), law);
+                    const MeshSizes layout = resolve_layout(with(sets), std::stoi(word), law);
                     const Batch batch = resolve_batch(with(sets), layout.data);
                     law(with(sets), batch);
                   }) == "accepted");

@@ -12,8 +12,8 @@ using namespace slipstream;
 
 namespace {
 
-constexpr Axis kAxes[] = {Axis::self,    Axis::data,       Axis::context,    Axis::pipeline, Axis::tensor,
-                          Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world,    Axis::hosts};
+constexpr Axis kEveryAxis[] = {Axis::self,    Axis::data,       Axis::context,    Axis::pipeline, Axis::tensor,
+                               Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world,    Axis::hosts};
 
 /// False at the first broken law: one CHECK per mesh keeps a hundred thousand ranks cheap.
 bool groups_partition(const Mesh& mesh, Axis axis) {
@@ -70,7 +70,7 @@ TEST_CASE("every rank is in exactly one group of every axis, up to 64 ranks") {
   for_each_mesh(64, [&](const MeshSizes& sizes) {
     const Mesh mesh(sizes);
     bool ok = ranks_round_trip(mesh);
-    for (Axis axis : kAxes) ok = ok && groups_partition(mesh, axis);
+    for (Axis axis : kEveryAxis) ok = ok && groups_partition(mesh, axis);
     meshes += ok;
     if (!ok) FAIL_CHECK(sizes.data << "x" << sizes.context << "x" << sizes.pipeline << "x" << sizes.tensor);
   });
@@ -92,6 +92,25 @@ TEST_CASE("data_inner x data_outer = data x context, for every divisor and every
       }
     });
   } while (std::next_permutation(std::begin(names), std::end(names)));
+}
+
+TEST_CASE("an axis contains another if and only if its groups consist of whole groups of the other") {
+  for (Axis axis : kEveryAxis)
+    for (Axis part : kEveryAxis) {
+      bool always = true;  // on meshes with at least two ranks on every axis
+      for (int inner : {2, 3, 4})
+        for (const char* order : {"tp-cp-pp-dp", "dp-pp-cp-tp", "cp-dp-tp-pp"}) {
+          const Mesh mesh({.data = 4, .context = 3, .pipeline = 2, .tensor = 2, .data_inner = inner}, order);
+          for (int rank = 0; rank < mesh.world() && always; ++rank) {
+            const std::vector<int> outer = mesh.group(axis, rank);
+            const std::set<int> members(outer.begin(), outer.end());
+            for (int other : mesh.group(part, rank)) always = always && members.contains(other);
+          }
+        }
+      if (Mesh::contains(axis, part) != always) FAIL_CHECK(name_of(axis) << " and " << name_of(part));
+    }
+  CHECK(Mesh::contains(Axis::replica, Axis::data_inner));
+  CHECK_FALSE(Mesh::contains(Axis::data_inner, Axis::data));
 }
 
 TEST_CASE("the mesh order decides which ranks are adjacent") {
