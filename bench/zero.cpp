@@ -192,8 +192,9 @@ int64_t layer_gather_bytes(const Job& job) {
   for (const ParameterSpec& parameter : job.model.parameters)
     if (parameter.layer >= 0 && parameter.layer < job.model.layers)
       elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
-  const int ranks = job.mesh.group_size(job.shard_axis());
-  return encoded_bytes(*std::max_element(elems.begin(), elems.end()), job.gather_dtype()) * (ranks - 1) / ranks;
+  const Placement& placement = job.groups.front().placement;
+  const int ranks = job.mesh.group_size(placement.reduces_over());
+  return encoded_bytes(*std::max_element(elems.begin(), elems.end()), placement.gather_wire) * (ranks - 1) / ranks;
 }
 
 void bench_zero(const OverlapOptions& options, const Setting& setting) { ZeroBench(options, setting).run(); }

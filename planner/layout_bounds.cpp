@@ -77,7 +77,7 @@ Job few_layers(const JobRequest& request, int layers, bool splits) {
   PlanOptions options = plan_options(request);
   options.sizes = {
       .data = 1, .context = request.config.layout().context, .pipeline = 1, .tensor = request.config.layout().tensor};
-  options.zero_stage = 0;
+  options.sharding = {};
   options.snapshots = false;
   options.wire_dtype = DType::f32;
   options.error_feedback = options.sums_by_exchange = false;
@@ -247,45 +247,36 @@ PerPort sent_in_layers(const StageSum& sum, const Places& places, const comm::Ro
 PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& places, const comm::RooflinePrice& price,
                     const Mesh& mesh, int64_t micro_batches) {
   PerPort sent{};
-  const int64_t zero = run.zero.stage;
-  const int replicas = mesh.group_size(Axis::replica);
-  if (replicas == 1) return sent;
-  const DType gradients = run.comm.quantize == Quantize::int8            ? DType::u8
-                          : run.comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16
-                                                                         : DType::f32;
+  const Placement placement = placement_of(run, mesh);
   const auto elems = static_cast<double>(sum.elems);
-  if (zero == 0) {
-    sent[price.port(Axis::replica) % sent.size()] =
-        elems * ns_per_elem(price, Op::all_reduce, Axis::replica, replicas, gradients);
-    return sent;
+  for (const Transfer& transfer : placement.transfers(mesh, 1)) {
+    if (transfer.of_shard) continue;  // a bound needs not all of them
+    const int ranks = mesh.group_size(transfer.axis);
+    double times = 1;
+    if (transfer.op == Op::all_gather && placement.sharding.parameters && run.zero.reshard_after_forward &&
+        run.zero.persistence_threshold_bytes == 0) {
+      // Layers pass through slots in both passes of every micro-batch; those still in a slot are not gathered again.
+      const auto layers = static_cast<double>(std::max<int64_t>(1, sum.layers()));
+      const double kept = std::min(1.0, static_cast<double>(run.zero.prefetch_depth + 2) / layers);
+      const double share =
+          static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);  // of the parameters
+      times = std::max(1.0, 2 * static_cast<double>(micro_batches) * (1 - kept) * share);
+    }
+    const double part = transfer.op == Op::all_reduce ? elems : elems / ranks;  // of a rank
+    sent[price.port(transfer.axis) % sent.size()] +=
+        times * part * ns_per_elem(price, transfer.op, transfer.axis, ranks, transfer.wire);
   }
-  const Axis shard = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
-  const int sharing = mesh.group_size(shard);
-  const DType values = run.zero.gather_dtype == DTypeChoice::int8 ? DType::u8 : run.train.dtype;
-  const double reduce = elems / sharing * ns_per_elem(price, Op::reduce_scatter, shard, sharing, gradients);
-  const double gather = elems / sharing * ns_per_elem(price, Op::all_gather, shard, sharing, values);
-  double times = 1;
-  if (zero == 3 && run.zero.reshard_after_forward && run.zero.persistence_threshold_bytes == 0) {
-    // Layers pass through slots in both passes of every micro-batch; those still in a slot are not gathered again.
-    const auto layers = static_cast<double>(std::max<int64_t>(1, sum.layers()));
-    const double kept = std::min(1.0, static_cast<double>(run.zero.prefetch_depth + 2) / layers);
-    const double share =
-        static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);  // of the parameters
-    times = std::max(1.0, 2 * static_cast<double>(micro_batches) * (1 - kept) * share);
-  }
-  sent[price.port(shard) % sent.size()] = reduce + times * gather;
   return sent;
 }
 
 /// Bytes of a parameter with its gradient and states, by the optimizer that keeps least.
 double bytes_of_elem(const ResolvedConfig& config, const Machine& machine, const Mesh& mesh) {
-  const int64_t zero = mesh.group_size(Axis::replica) > 1 ? config->zero.stage : 0;
-  const int sharing = mesh.group_size(mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica);
+  const Placement placement = placement_of(*config, mesh);
   double least = 9e18;
   for (const GroupRule& group : plan_options({.config = config, .machine = machine}).groups) {
-    const StateBytes states = state_bytes(config->train.dtype, static_cast<int>(zero), *group.optimizer);
+    const StateBytes states = state_bytes(config->train.dtype, placement.sharding, *group.optimizer);
     least = std::min(least,
-                     static_cast<double>(states.whole) + static_cast<double>(states.shared) / (zero > 0 ? sharing : 1));
+                     static_cast<double>(states.whole) + static_cast<double>(states.shared) / placement.shards(mesh));
   }
   return least;
 }

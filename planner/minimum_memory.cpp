@@ -32,14 +32,13 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
 /// Bytes on the mean pipeline stage, at most those of the largest stage.
 int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
   const Mesh mesh(options.sizes, options.mesh_order);
-  const Axis sharing = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
+  const Placement placement = place(options.sharding, mesh, sizes.dtype, options.wire_dtype, options.gather_dtype);
   // How the parameters divide among groups is not known yet: the optimizer that keeps least.
   double each = 9e18;
   for (const GroupRule& group : options.groups) {
-    const StateBytes states = state_bytes(sizes.dtype, options.zero_stage, *group.optimizer);
+    const StateBytes states = state_bytes(sizes.dtype, placement.sharding, *group.optimizer);
     each =
-        std::min(each, static_cast<double>(states.whole) + static_cast<double>(states.shared) /
-                                                               (options.zero_stage > 0 ? mesh.group_size(sharing) : 1));
+        std::min(each, static_cast<double>(states.whole) + static_cast<double>(states.shared) / placement.shards(mesh));
   }
   const double elems = parameters.besides + static_cast<double>(sizes.layers) * parameters.of_layer;
   return static_cast<int64_t>(std::min(9e18, elems * each / options.sizes.pipeline));
@@ -64,7 +63,7 @@ void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& 
       "optimizer states, {:.0f} times the {} of {}. No plan was made. Use {}more ranks with parallel.pipeline or "
       "parallel.tensor, or a smaller model.",
       sizes.layers, format_count(parameters.of_layer), format_count(parameters.besides), format_bytes(need), times,
-      format_bytes(machine.memory_bytes), machine.name, options.zero_stage < 3 ? "zero.stage = 3, " : "");
+      format_bytes(machine.memory_bytes), machine.name, options.sharding.parameters ? "" : "zero.stage = 3, ");
 }
 
 }  // namespace slipstream::planner

@@ -62,6 +62,7 @@ namespace {
 /// States of the rank with the most, and ZeRO's formula for its parameters.
 ZeroMemory states_of(const FinishedJob& drafted, int stage, int ranks) {
   ZeroMemory most;
+  const Sharding sharding = sharding_of_stage(stage);
   for (const auto& each : drafted.stages) {
     const Job& job = *each;
     ZeroMemory row{.stage = stage, .ranks = ranks};
@@ -69,12 +70,12 @@ ZeroMemory states_of(const FinishedJob& drafted, int stage, int ranks) {
       row.planned_bytes += job.buffers.bytes(owner);
     for (size_t b = 0; b < job.storage.size(); ++b)
       if (!job.layout.buckets[b].unit)
-        row.outside_bytes += (stage >= 2 ? job.storage[b].gradients.size_bytes : 0) +
-                             (stage >= 3 ? job.storage[b].values.size_bytes : 0);
+        row.outside_bytes += (sharding.gradients ? job.storage[b].gradients.size_bytes : 0) +
+                             (sharding.parameters ? job.storage[b].values.size_bytes : 0);
     for (const ParameterGroup& group : job.groups) {
       int64_t elems = 0;
       for (uint32_t p : group.parameters) elems += job.model.parameters[p].elems;
-      const StateBytes states = state_bytes(job.model.dtype, stage, *group.optimizer);
+      const StateBytes states = state_bytes(job.model.dtype, sharding, *group.optimizer);
       row.formula_bytes += elems * states.whole + elems * states.shared / job.mesh.group_size(Axis::replica);
     }
     if (row.planned_bytes > most.planned_bytes) most = row;
@@ -120,7 +121,7 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
   const Job& chosen = *planned.job;
   for (const char* name : {"on the compute stream", "on a stream of its own", "double-buffered"}) {
     const bool beside = !places.empty(), twice = places.size() == 2;
-    if (twice && chosen.zero_stage >= 3) break;
+    if (twice && chosen.sharding().parameters) break;
     if (chosen.options.double_buffer == twice && chosen.update_on_spine == !beside) {
       places.push_back(
           {.name = name, .memory_bytes = most_bytes(planned), .step_ms = planned_step_ms, .is_planned = true});
@@ -172,17 +173,18 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
         fmt::format("optimizer.warmup_steps = {} exceeds train.steps = {}, so the learning rate never reaches "
                     "optimizer.learning_rate",
                     config.optimizer.warmup_steps, config.train.steps));
-  const int64_t stage = job.zero_stage;
-  if (config.zero.stage == 2 && stage > 0 && finished.micro_batches > 1)
-    lines.push_back(stage < 2 ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit "
-                                            "in memory, and are reduced once (same bits as stage 0)",
-                                            finished.micro_batches)
-                              : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in "
-                                            "shards, because {} (rounding order differs from stage 0)",
-                                            finished.micro_batches,
-                                            machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
-                                                                                   format_bytes(machine.memory_bytes))
-                                                                     : "the memory of a rank is unknown"));
+  const Sharding asked = job.options.sharding, sharding = job.sharding();
+  if (asked.gradients && !asked.parameters && sharding.states && finished.micro_batches > 1)
+    lines.push_back(!sharding.gradients
+                        ? fmt::format("zero.stage 2: {} micro-batches accumulate in whole gradients, which fit "
+                                      "in memory, and are reduced once (same bits as stage 0)",
+                                      finished.micro_batches)
+                        : fmt::format("zero.stage 2: {} micro-batches are reduced one by one and accumulate in "
+                                      "shards, because {} (rounding order differs from stage 0)",
+                                      finished.micro_batches,
+                                      machine.memory_bytes > 0 ? fmt::format("whole gradients do not fit in {}",
+                                                                             format_bytes(machine.memory_bytes))
+                                                               : "the memory of a rank is unknown"));
   if (const PipelineSchedule& schedule = job.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
     const ScheduleShape& shape = schedule.shape;
     // Stages of equal duration, backward twice as long as forward, without hops.
@@ -216,12 +218,13 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
   const std::vector<ParameterSpec>& parameters = job.model.parameters;
   const auto larger = std::count_if(parameters.begin(), parameters.end(),
                                     [&](const ParameterSpec& p) { return 4 * p.elems > job.options.bucket_bytes; });
-  if (stage >= 2 && std::any_of(buckets.begin(), buckets.end(),
-                                [&](const Bucket& b) { return b.unit && 4 * b.elems > job.options.bucket_bytes; }))
+  if (sharding.gradients && std::any_of(buckets.begin(), buckets.end(), [&](const Bucket& b) {
+        return b.unit && 4 * b.elems > job.options.bucket_bytes;
+      }))
     lines.push_back(fmt::format(
-        "zero.stage {}: each layer is one bucket; overlap.bucket_size = {} applies only to the other parameters", stage,
-        format_bytes(job.options.bucket_bytes)));
-  else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && stage < 2 &&
+        "zero.stage {}: each layer is one bucket; overlap.bucket_size = {} applies only to the other parameters",
+        config.zero.stage, format_bytes(job.options.bucket_bytes)));
+  else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && !sharding.gradients &&
            job.mesh.group_size(Axis::replica) > 1)
     lines.push_back(
         fmt::format("{} of {} parameters {} larger than overlap.bucket_size = {} and {} in one bucket with the "
@@ -237,15 +240,18 @@ WireBytes wire_bytes_of_step(const Job& job) {
     if (is_communication(task.op) && carries_states(job.channels[task.channel].role))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);
-  const int64_t stage = job.zero_stage, ranks = job.mesh.group_size(job.shard_axis()),
-                elems = job.model.parameter_elems();
-  const int64_t times = stage >= 2 ? job.buffers.micro_batches : 1;
-  const int64_t gradients = (stage == 0 ? 2 : times) * encoded_bytes(elems, job.options.wire_dtype);
-  const int64_t parameters = (stage == 0 ? 0 : stage < 3 ? 1 : 2 * times) * encoded_bytes(elems, job.gather_dtype());
-  bytes.theory = (gradients + parameters) * (ranks - 1) / ranks;
-  // Across sharding groups: the whole shard, once per step.
-  if (const int64_t groups = job.mesh.group_size(Axis::data_outer); job.is_hybrid())
-    bytes.theory += 2 * elems / ranks * (job.options.wire_dtype == DType::bf16 ? 2 : 4) * (groups - 1) / groups;
+  // All groups are placed alike. Transfers over the same ranks round together.
+  const Placement& placement = job.groups.front().placement;
+  const int64_t elems = job.model.parameter_elems();
+  std::map<Axis, int64_t> of_axis;
+  for (const Transfer& transfer : placement.transfers(job.mesh, job.buffers.micro_batches))
+    of_axis[transfer.axis] +=
+        transfer.times * (transfer.op == Op::all_reduce ? 2 : 1) *
+        encoded_bytes(transfer.of_shard ? elems / placement.shards(job.mesh) : elems, transfer.wire);
+  for (const auto& [axis, sent] : of_axis) {
+    const int64_t ranks = job.mesh.group_size(axis);
+    bytes.theory += sent * (ranks - 1) / ranks;
+  }
   return bytes;
 }
 

@@ -55,8 +55,8 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
 std::vector<std::string> remarks(const ResolvedConfig& config, const Machine& machine, const FinishedJob& finished);
 
 /// Bytes that one rank sends for gradients and parameters in a step of the training plan, and the theoretical bytes for
-/// the whole model. Per element: gradients 2 (stage 0) or 1, parameters 0, 1 or (stage 3) 2 per micro-batch, x (n-1)/n;
-/// hybrid sharding adds an all-reduce of the shard across groups. A split tied table (docs/notes/0003) sends its two
+/// the whole model: those of Placement::transfers(), where a reduce-scatter and an all-gather over n ranks send (n-1)/n
+/// of the elements, and an all-reduce twice that. A split tied table (docs/notes/0003) sends its two
 /// shares separately: rows, or the table once more.
 struct WireBytes {
   int64_t sent = 0;

@@ -141,7 +141,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .skips = config.train.on_nan == OnNan::skip,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // tensor cores
-          .zero_stage = static_cast<int>(config.zero.stage),
+          .sharding = sharding_of_stage(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
           .gather_dtype = gather_dtype_of(config.zero.gather_dtype),
           .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
@@ -236,7 +236,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .tensor_chunks = models::token_chunks(
               config.train.micro_batch_size * config.train.sequence_length / layout.context,
               static_cast<int>(config.overlap.tensor_chunks), layout.tensor, config.parallel.sequence_parallel),
-          .whole_layers = config.zero.stage >= 2,
+          .whole_layers = sharding_of_stage(config.zero.stage).gradients,
           .head_chunk_bytes = bucket_bytes_of(config),
           .head_tokens = config.train.head_tokens};
 }
@@ -318,6 +318,11 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
       price.set_group(axis, span_of(mesh, axis, machine.ranks_per_node), fabric);
   }
   return price;
+}
+
+Placement placement_of(const RunConfig& run, const Mesh& mesh) {
+  return place(sharding_of_stage(run.zero.stage), mesh, run.train.dtype, wire_dtype_of(run.comm),
+               gather_dtype_of(run.zero.gather_dtype));
 }
 
 std::vector<std::string> sets_of_plain_axes() {

@@ -72,6 +72,9 @@ int threads_of(const RunConfig& config, int ranks_on_host);
 /// The problem of device.threads with this process's cores; empty: none. Reads the affinity mask.
 std::string remark_on_threads(const RunConfig& config);
 
+/// The placement of the parameters on a mesh of this run. Pure.
+Placement placement_of(const RunConfig& run, const Mesh& mesh);
+
 /// "parallel.data=-1" and "parallel.NAME=1" for the other axes: the data axis takes all ranks. Pure.
 std::vector<std::string> sets_of_plain_axes();
 

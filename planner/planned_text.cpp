@@ -184,7 +184,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
   }
   if (!planned.config.on_gpus())
     print_result("    on a CPU an update takes cores from compute on any stream; the other rehearsals ignore this\n");
-  if (job.zero_stage >= 3)
+  if (job.sharding().parameters)
     print_result("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 

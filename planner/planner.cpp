@@ -36,7 +36,7 @@ namespace {
 void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder, const comm::RooflinePrice& price,
                                    int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
   const int ranks = options.sizes.replicas();
-  if (jobs.size() == 1 || ranks == 1 || options.zero_stage > 0 || options.reduce_mode != ReduceMode::bucketed ||
+  if (jobs.size() == 1 || ranks == 1 || options.sharding.states || options.reduce_mode != ReduceMode::bucketed ||
       options.wire_dtype != DType::f32)
     return;
   const Played played = played_schedule({jobs.begin(), jobs.end()}, price, transfer_ns);
@@ -125,7 +125,8 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   finished.global_batch = batch.global_batch_size;
   // Whole gradients are reduced once per step, in the summation order of stage 0. Shards are reduced in every
   // micro-batch.
-  options.accumulate_unsharded = options.zero_stage == 2 && batch.micro_batches > 1 && request.machine.memory_bytes > 0;
+  options.accumulate_unsharded = options.sharding.gradients && !options.sharding.parameters &&
+                                 batch.micro_batches > 1 && request.machine.memory_bytes > 0;
   const StageJobs builder(request, sizes, options);
   std::vector<std::shared_ptr<Job>> jobs = builder.build_all(options);
   const comm::RooflinePrice price = price_of(*request.config, request.machine, mesh);
@@ -262,7 +263,8 @@ ResolvedConfig with_bucket_size(const JobRequest& request) {
   RunConfig chosen = run;
   chosen.overlap.bucket_size_bytes = bucket_bytes_of(run);
   const MeshSizes& layout = request.config.layout();
-  if (layout.replicas() == 1 || run.zero.stage >= 2 || run.overlap.grad_reduce != ReduceMode::bucketed)
+  if (layout.replicas() == 1 || sharding_of_stage(run.zero.stage).gradients ||
+      run.overlap.grad_reduce != ReduceMode::bucketed)
     return resolve(chosen, request.config.facts());
   const int64_t micro_batches = steady_state(request.config).planned;  // buckets travel once in a step
   const ScheduleChoice schedule = choose_schedule(request);
@@ -300,7 +302,7 @@ FinishedJob build_proved_job(const JobRequest& given) {
   std::vector<ComparedUpdate> compared;
   if (!two_asked && !is_deep(request)) candidates.push_back({{true, false}});
   // In stage 3, no update waits for a reader.
-  if (copies == Choice::automatic && first.job->zero_stage < 3 && !is_deep(request))
+  if (copies == Choice::automatic && !first.job->sharding().parameters && !is_deep(request))
     candidates.push_back({{true, true}});
   const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
   // Works beside transfers are priced in whole nanoseconds: a difference below 0.01 % is a tie.

@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "planner/extra_memory.h"
+#include "planner/plan_options.h"
 
 namespace slipstream::planner {
 namespace {
@@ -54,8 +55,8 @@ class Fsdp {
  private:
   static int64_t whole(double bytes) { return static_cast<int64_t>(std::min(bytes, 9e18)); }
   int64_t shards() const {
-    if (run_.zero.stage == 0) return 1;
-    return run_.zero.shard_size > 0 ? run_.zero.shard_size : layout_.replicas();
+    const Mesh mesh(layout_, run_.parallel.order);
+    return placement_of(run_, mesh).shards(mesh);
   }
   bool tied() const { return run_.model.tie_embeddings == Choice::yes; }
 

@@ -41,7 +41,7 @@ std::string reason_for(const std::string& key, const RunConfig& config, const Jo
   if (key.ends_with("bucket_size")) {
     if (config.overlap.grad_reduce != ReduceMode::bucketed)
       return fmt::format("overlap.grad_reduce = {} has no buckets", field_text(config, "overlap.grad_reduce"));
-    if (job.zero_stage >= 2) return fmt::format("with zero.stage = {} each layer is one bucket", job.zero_stage);
+    if (job.sharding().gradients) return "with sharded gradients each layer is one bucket";
     int64_t least = INT64_MAX, most = 0;
     for (const Bucket& bucket : job.layout.buckets) {
       least = std::min(least, 4 * bucket.elems);

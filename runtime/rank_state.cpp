@@ -61,7 +61,7 @@ std::vector<std::pair<int64_t, int64_t>> Rank::stored(size_t parameter, size_t t
   for (size_t b = 0; b < job_->storage.size(); ++b) {
     const BucketStorage& storage = job_->storage[b];
     const Bucket& bucket = job_->layout.buckets[b];
-    const bool whole = !job_->gathers_encoded() && storage.values.size_bytes > 0;
+    const bool whole = !job_->placement_of(b).gathers_encoded() && storage.values.size_bytes > 0;
     const int64_t begin = whole ? bucket.offset_elems : storage.shard_offset_elems,
                   elems = whole ? bucket.elems : storage.shard_elems;
     const int64_t first = std::max(begin - offset, int64_t{0}), last = std::min(begin + elems - offset, named.elems());
@@ -85,8 +85,9 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
   // The first gathers (Job::prime) bring encoded parameters in rounded form, int8 also on the owner.
-  const DType travels = job_->gather_dtype();
-  const bool encoded = job_->gathers_encoded();
+  const Placement& placement = job_->groups.front().placement;  // every group has these formats
+  const DType travels = placement.gather_wire;
+  const bool encoded = placement.gathers_encoded();
   std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
   if (travels == DType::bf16)
     std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
@@ -143,7 +144,7 @@ std::vector<float> Rank::held(Slice BucketStorage::*what, int64_t begin, int64_t
 }
 
 void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
-  SLIP_ASSERT(job_->zero_stage == 0);
+  SLIP_ASSERT(!job_->sharding().states);
   const NamedTensor& named = job_->model.parameters[parameter].tensors[tensor];
   const auto elems = static_cast<int64_t>(out.size());
   SLIP_ASSERT(begin >= 0 && begin + elems <= named.elems());

@@ -33,8 +33,7 @@ std::vector<Resident> residents(const Rank& rank, bool masters) {
     const BucketStorage& storage = job.storage[b];
     const Bucket& bucket = job.layout.buckets[b];
     const bool apart = storage.values.size_bytes == 0 || storage.master.buffer != storage.values.buffer;
-    // Without groups of shards, each shard of a master exists once.
-    if (masters && apart && (job.zero_stage == 0 || job.is_hybrid()))
+    if (masters && apart && !job.placement_of(b).holds_alone(job.mesh))
       all.push_back({storage.shard_offset_elems, storage.shard_offset_elems + storage.shard_elems,
                      rank.weights_at(storage.master), size_of(DType::f32)});
     if (!masters && storage.values.size_bytes > 0)

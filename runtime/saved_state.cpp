@@ -158,10 +158,12 @@ std::vector<checkpoint::LogicalTensor> logical_tensors(const std::vector<std::sh
 std::string memory_layout_of(const std::vector<std::shared_ptr<const Job>>& stages) {
   std::string text;
   for (const auto& stage : stages) {
-    const MeshSizes& sizes = stage->mesh.sizes();
-    text += fmt::format("data {} ({} inside) tensor {} pipeline {} context {} order {} zero {} wire {}\n", sizes.data,
-                        sizes.data_inner, sizes.tensor, sizes.pipeline, sizes.context, stage->options.mesh_order,
-                        stage->zero_stage, name_of(stage->options.wire_dtype));
+    text += fmt::format("{} order {}\n", text_of(stage->mesh.sizes()), stage->options.mesh_order);
+    for (const ParameterGroup& group : stage->groups) {
+      const Placement& placement = group.placement;
+      text += fmt::format("{} over {}: {} {} wire {}\n", group.name, name_of(placement.sharded_over),
+                          placement.sharding.gradients, placement.sharding.parameters, name_of(placement.reduce_wire));
+    }
     for (size_t p = 0; p < stage->model.parameters.size(); ++p)
       text += fmt::format("{} {}\n", stage->model.parameters[p].name(), stage->layout.parameter_offsets[p]);
     for (const Bucket& bucket : stage->layout.buckets)

@@ -20,7 +20,7 @@ struct Request {
 /// The ranks that together hold a whole part of a stage, in the order of their shards. Other ranks hold replicas.
 std::vector<int> holders_of(const Job& job, int64_t stage, int64_t part) {
   const int first = job.mesh.rank({.pipeline = static_cast<int>(stage), .tensor = static_cast<int>(part)});
-  return job.zero_stage > 0 ? job.mesh.group(job.shard_axis(), first) : std::vector<int>{first};
+  return job.mesh.group(job.groups.front().placement.sharded_over, first);  // all groups are sharded alike
 }
 
 class SharedWeights {
@@ -122,7 +122,7 @@ class SharedWeights {
 
 void with_weights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages,
                   const std::function<void(const std::vector<ReadWeights>&)>& use) {
-  if (rank.job().zero_stage == 0 && stages.size() == 1 && rank.job().mesh.group_size(Axis::tensor) == 1) {
+  if (!rank.job().sharding().states && stages.size() == 1 && rank.job().mesh.group_size(Axis::tensor) == 1) {
     if (world.rank() == 0)
       use({[&rank](size_t p, size_t t, int64_t begin, std::span<float> out) {
         rank.read(&BucketStorage::master, p, t, begin, out);

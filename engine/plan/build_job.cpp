@@ -55,11 +55,19 @@ void add_channels(Job& job) {
     for (const Communication& c : piece.communications) add_channel_of(c, job);
   if (job.options.snapshots) job.channels.push_back({Role::save, Axis::self});
   if (!shared) return;
-  job.channels.push_back({Role::reduce, job.shard_axis()});
-  // Separate from Role::reduce: two collectives of one communicator never overlap.
-  if (job.zero_stage > 0) job.channels.push_back({Role::gather, job.shard_axis()});
-  // Between the shard groups: the sum of a shard.
-  if (job.is_hybrid()) job.channels.push_back({Role::reduce_across, Axis::data_outer});
+  const auto add = [&](Role role, Axis axis) {
+    if (std::none_of(job.channels.begin(), job.channels.end(),
+                     [&](const Channel& channel) { return channel.role == role && channel.axis == axis; }))
+      job.channels.push_back({role, axis});
+  };
+  for (const ParameterGroup& group : job.groups) {
+    const Placement& placement = group.placement;
+    add(Role::reduce, placement.reduces_over());
+    // Separate from Role::reduce: two collectives of one communicator never overlap.
+    if (placement.is_sharded()) add(Role::gather, placement.sharded_over);
+    // Between the shard groups: the sum of a shard.
+    if (placement.reduces_across(job.mesh)) add(Role::reduce_across, placement.copied_over);
+  }
 }
 
 /// Do the parameters before the first layer and those after the last share none? A shared table is in use from the
@@ -80,37 +88,40 @@ bool ends_are_apart(const ModelSpec& model) {
   return apart;
 }
 
-/// ZeRO's stage in effect on these ranks.
-int zero_stage_of(const PlanOptions& options) {
-  if (options.sizes.replicas() == 1 || options.sizes.data_inner == 1) return 0;
-  return options.zero_stage == 2 && options.accumulate_unsharded ? 1 : options.zero_stage;
+Placement placement_of(const Job& job) {
+  const PlanOptions& options = job.options;
+  Sharding sharding = options.sharding;
+  if (options.accumulate_unsharded && !sharding.parameters) sharding.gradients = false;
+  return place(sharding, job.mesh, job.model.dtype, options.wire_dtype, options.gather_dtype);
 }
 
-/// Effective overlap.bucket_size. ZeRO-1 gathers its buckets one after the other during the forward pass: while
+/// Effective overlap.bucket_size. Sharded states are gathered bucket by bucket during the forward pass: while
 /// communication keeps up with compute, the exposed time of all gathers is that of the largest, so a bucket has at most
 /// a fortieth of the bytes.
 int64_t bucket_bytes(const Job& job) {
   constexpr int64_t kGatheredBuckets = 40;
   const PlanOptions& options = job.options;
-  if (job.zero_stage != 1) return options.bucket_bytes;
+  if (job.sharding() != Sharding{.states = true}) return options.bucket_bytes;
   int64_t elems = 0;
   for (const ParameterSpec& parameter : job.model.parameters) elems += parameter.elems;
   return std::min(options.bucket_bytes, std::max(options.first_bucket_bytes, 4 * elems / kGatheredBuckets));
 }
 
-/// Every parameter of the stage joins the group of the first rule that holds it.
 void form_groups(Job& job) {
   int64_t first_scalar = 0;
   for (const GroupRule& rule : job.options.groups) {
     job.groups.push_back({.name = rule.name,
                           .parameters = {},
-                          .reduce_axis = Axis::replica,
-                          .shard_axis = job.shard_axis(),
+                          .placement = placement_of(job),
                           .optimizer = rule.optimizer,
                           .rate_factor = rule.rate_factor,
                           .first_scalar = first_scalar});
     first_scalar += static_cast<int64_t>(rule.optimizer->scalars.size());
   }
+}
+
+/// Every parameter of the stage joins the group of the first rule that holds it.
+void fill_groups(Job& job) {
   for (uint32_t p = 0; p < job.model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job.model.parameters[p];
     const auto rule = std::find_if(job.options.groups.begin(), job.options.groups.end(), [&](const GroupRule& each) {
@@ -132,12 +143,12 @@ std::vector<int64_t> matrix_costs(const Job& job) {
     if (group.optimizer->granularity != Granularity::matrix) continue;
     for (uint32_t p : group.parameters) {
       const ParameterSpec& parameter = job.model.parameters[p];
-      if (parameter.is_split() || job.zero_stage >= 2)
+      if (parameter.is_split() || group.placement.sharding.gradients)
         throw PlanError(
             "[plan] {} is updated as a whole matrix, but {}. Use parallel.tensor = 1 and zero.stage = 0 or 1.",
             parameter.name(), parameter.is_split() ? "ranks hold parts of it" : "its gradients pass through a slot");
       for (const NamedTensor& tensor : parameter.tensors)
-        costs[p] += group.optimizer->cost(matrix_shape(job.options, tensor, rounds_updates(job))).flops;
+        costs[p] += group.optimizer->cost(matrix_shape(job.options, tensor, group.placement.rounds_updates())).flops;
     }
   }
   return costs;
@@ -161,7 +172,7 @@ void take_stage(Job& job) {
                                      {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
   job.layers = options.layers;
   if (job.layers.empty() && job.schedule.parts() == 1) job.layers = {model.layers};
-  const bool ends = job.zero_stage >= 2 && ends_are_apart(model);
+  const bool ends = job.sharding().gradients && ends_are_apart(model);
   const uint32_t take_batch = model.forward.front();
   job.chunks = cut_stage(model, job.buffers, job.schedule, job.layers, job.stage());
   job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute, options.recompute_layers);
@@ -169,23 +180,26 @@ void take_stage(Job& job) {
   job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
   if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);
   for (Ring& ring : job.rings) ring.slots += options.spare_slots;
-  form_groups(job);
-  LayoutOptions layout{.reduce_mode = options.reduce_mode,
-                       .bucket_bytes = bucket_bytes(job),
-                       .first_bucket_bytes = options.first_bucket_bytes,
-                       // Shards that are summed by exchange are divided into a part for every group.
-                       .group_size = job.mesh.group_size(
-                           job.zero_stage > 0 && !options.sums_by_exchange ? job.shard_axis() : Axis::replica),
-                       .sharded = job.zero_stage > 0 || options.wire_dtype != DType::f32,
-                       .alone = {},
-                       .by_layer = job.zero_stage >= 2,
-                       .ends = ends,
-                       .passes = {},
-                       .whole = {},
-                       .group_of = {},
-                       .persistent_elems = job.zero_stage >= 3 ? options.persistent_elems : 0,
-                       .shards = job.zero_stage > 0 ? job.mesh.group_size(job.shard_axis()) : 1,
-                       .matrix_costs = matrix_costs(job)};
+  fill_groups(job);
+  const Sharding sharding = job.sharding();
+  int shards = 1;
+  for (const ParameterGroup& group : job.groups) shards = std::max(shards, group.placement.shards(job.mesh));
+  LayoutOptions layout{
+      .reduce_mode = options.reduce_mode,
+      .bucket_bytes = bucket_bytes(job),
+      .first_bucket_bytes = options.first_bucket_bytes,
+      // Shards that are summed by exchange are divided into a part for every group.
+      .group_size = sharding.states && !options.sums_by_exchange ? shards : job.mesh.group_size(Axis::replica),
+      .sharded = sharding.states || options.wire_dtype != DType::f32,
+      .alone = {},
+      .by_layer = sharding.gradients,
+      .ends = ends,
+      .passes = {},
+      .whole = {},
+      .group_of = {},
+      .persistent_elems = sharding.parameters ? options.persistent_elems : 0,
+      .shards = shards,
+      .matrix_costs = matrix_costs(job)};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
     for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight})
@@ -221,33 +235,34 @@ void drop_what_no_plan_touches(Job& job) {
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   Job job{.options = options,
           .mesh = Mesh(options.sizes, options.mesh_order),
-          .zero_stage = zero_stage_of(options),
           .aligns_grad_reduce = options.align_grad_reduce && options.sizes.pipeline > 1 && options.sizes.replicas() > 1,
           .update_on_spine = options.update_on_spine && !options.double_buffer,
           .schedule = {},
           .layers = {},
           .model = std::move(model),
           .buffers = std::move(buffers)};
-  if (options.double_buffer && job.zero_stage >= 3)
+  form_groups(job);
+  const Sharding sharding = job.sharding();
+  if (options.double_buffer && sharding.parameters)
     throw PlanError(
-        "[plan] double_buffer with ZeRO-3: layers use slots, so no update waits for their readers. Use stage 0, "
-        "1 or 2.");
-  if (job.aligns_grad_reduce && job.zero_stage >= 2)
+        "[plan] double_buffer with sharded parameters: layers use slots, so no update waits for their readers. Use "
+        "whole parameters.");
+  if (job.aligns_grad_reduce && sharding.gradients)
     throw PlanError(
-        "[plan] align_grad_reduce with ZeRO-{}: gradients leave their slots early, because the next layer "
-        "needs the slot. Use stage 0 or 1.",
-        job.zero_stage);
+        "[plan] align_grad_reduce with sharded gradients: they leave their slots early, because the next layer needs "
+        "the slot. Use whole gradients.");
   for (const GroupRule& group : options.groups)
     if (options.skips && (!options.clip || group.optimizer->start != UpdateStart::after_clip))
       throw PlanError("[plan] a plan that skips updates needs the gradient norm, and every update must wait for it.");
-  if (options.groups.size() > 1 && job.zero_stage >= 2)
+  if (options.groups.size() > 1 && sharding.gradients)
     throw PlanError(
-        "[plan] ZeRO-{} with {} parameter groups: the gradients of a layer pass through one slot, and a bucket holds "
-        "one group. Use stage 0 or 1.",
-        job.zero_stage, options.groups.size());
-  if (job.zero_stage > 0 && job.model.tied.split)
+        "[plan] sharded gradients with {} parameter groups: the gradients of a layer pass through one slot, and a "
+        "bucket holds one group. Use whole gradients.",
+        options.groups.size());
+  if (sharding.states && job.model.tied.split)
     throw PlanError(
-        "[plan] ZeRO keeps the shares of a tied table together: build the model with split_tied_embedding = false.");
+        "[plan] sharded states keep the shares of a tied table together: build the model with split_tied_embedding = "
+        "false.");
   take_stage(job);
   place_memory(job);
   add_channels(job);

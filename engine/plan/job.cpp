@@ -14,6 +14,22 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
   return {buffer, bytes_of(offset_elems, dtype), bytes_of(elems, dtype)};
 }
 
+Sharding Job::sharding() const {
+  Sharding any;
+  for (const ParameterGroup& group : groups) {
+    any.states |= group.placement.sharding.states;
+    any.gradients |= group.placement.sharding.gradients;
+    any.parameters |= group.placement.sharding.parameters;
+  }
+  return any;
+}
+
+ChannelId Job::channel(Role role, Axis axis) const {
+  for (ChannelId c = 0; c < channels.size(); ++c)
+    if (channels[c].role == role && channels[c].axis == axis) return c;
+  throw PlanError("[plan] no channel is named {} over axis {}.", name_of(role), name_of(axis));
+}
+
 ChannelId Job::channel(Role role) const {
   for (ChannelId c = 0; c < channels.size(); ++c)
     if (channels[c].role == role) return c;
@@ -31,19 +47,17 @@ std::pair<uint32_t, uint32_t> Job::backward_positions(int chunk) const {
 Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::replica) ? Axis::replica : Axis::world; }
 
 Axis Job::norm_axis() const {
-  const bool piped = mesh.group_size(Axis::pipeline) > 1, split = mesh.group_size(Axis::tensor) > 1;
-  if (split) return piped || zero_stage > 0 ? Axis::world : Axis::tensor;
-  if (zero_stage == 0) return piped ? Axis::pipeline : Axis::self;
-  return is_hybrid() && !piped ? Axis::data_inner : scalars_axis();
+  std::vector<Axis> divided{Axis::pipeline, Axis::tensor};
+  for (const ParameterGroup& group : groups) divided.push_back(group.placement.sharded_over);
+  return mesh.smallest_with(divided);
 }
 
-bool Job::counts_squares_of(const ParameterSpec& parameter) const {
-  const Coordinates at = mesh.coordinates(options.rank);
-  if (at.tensor > 0 && !parameter.is_split()) return false;
-  if (norm_axis() != Axis::world) return true;
-  // Other ranks with the same gradient add zeros.
-  return zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
-                         : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
+bool Job::counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter) const {
+  const Axis summed = norm_axis();
+  const auto is_first = [&](Axis copies) {  // of the ranks that have the same gradient and add to one sum
+    return !Mesh::contains(summed, copies) || mesh.index_in_group(copies, options.rank) == 0;
+  };
+  return is_first(group.placement.copied_over) && (parameter.is_split() || is_first(Axis::tensor));
 }
 
 void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,

@@ -13,6 +13,7 @@
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
 #include "engine/plan/optimizer.h"
+#include "engine/plan/placement.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/recompute.h"
 #include "engine/plan/stages.h"
@@ -27,12 +28,11 @@ struct GroupRule {
   double rate_factor = 1;  // on the learning rate of a step
 };
 
-/// Parameters that are reduced, sharded and updated alike. A bucket holds parameters of one group.
+/// Parameters that are placed and updated alike. A bucket holds parameters of one group.
 struct ParameterGroup {
   std::string name;
   std::vector<uint32_t> parameters;  // indices into ModelSpec::parameters
-  Axis reduce_axis = Axis::replica;  // gradients are summed along it
-  Axis shard_axis = Axis::replica;   // states (and more) are shared out along it, with ZeRO
+  Placement placement;
   const OptimizerSpec* optimizer = nullptr;
   double rate_factor = 1;
   int64_t first_scalar = 0;  // its scalars among those of a step
@@ -58,39 +58,39 @@ struct PlanOptions {
                        // makes the update keep weights and states
   bool optimizer_per_bucket = true;
   DType update_product_dtype = DType::f32;  // of products of matrices in updates
-  int zero_stage = 0;      // 1: optimizer state, 2: and gradients, 3: and parameters are sharded over data ranks
-  int prefetch_depth = 1;  // stage 3: layers gathered ahead of the one in use
+  Sharding sharding;
+  int prefetch_depth = 1;             // sharded parameters: layers gathered ahead of the one in use
   std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: the model's type
-  int64_t persistent_elems = 0;       // stage 3: parameters of layers up to this size are whole on every rank
+  int64_t persistent_elems = 0;       // sharded parameters: those of layers up to this size are whole on every rank
   PipelineSchedule schedule;          // empty: 1F1B over sizes.pipeline stages
   int spare_slots = 0;                // more slots for every transfer between stages than size_rings() gives
   std::vector<int> layers;            // of each part of the model; empty: only with one part
   bool param_gather = true;  // ZeRO gathers parameters during compute; false: when compute needs them, for ablation
-  bool reshard_after_forward = true;  // stage 3: false: a slot for every layer, gathered once in a step
-  bool accumulate_unsharded = false;  // stage 2: gradients are whole until the last micro-batch, as in stage 1
-  bool double_buffer = false;   // stages 0 to 2: the update, on its own stream, writes a second copy of the weights;
+  bool reshard_after_forward = true;  // sharded parameters: false: a slot for every layer, gathered once in a step
+  bool accumulate_unsharded = false;  // sharded gradients, whole parameters: gradients are whole in all micro-batches
+  bool double_buffer = false;   // whole parameters: the update, on its own stream, writes a second copy of the weights;
                                 // each step exchanges the copies
   bool update_on_spine = true;  // cpu: the update needs the computing core; cuda: its own stream
   Recomputation recompute = Recomputation::none;
   int recompute_layers = 0;        // of each part of the model, its first ones; 0: all
-  bool align_grad_reduce = false;  // pipelines, stages 0 and 1: gradients of a chunk travel when all stages have some
+  bool align_grad_reduce = false;  // pipelines, whole gradients: those of a chunk travel when all stages have some
   std::vector<char>
       reduced_at_once;     // by chunk of this stage: buckets for its gradients would not shorten a step; empty: none
   bool snapshots = false;  // Job::save copies what a checkpoint needs to host memory, while a step runs
   bool snapshots_beside = false;  // that memory is not the device's: Buffers::snapshots_beside
 };
 
-/// Location of a bucket on this rank. This rank updates the shard: all of the bucket without ZeRO, otherwise part
-/// number (index among data ranks). Absent slices are empty.
+/// Location of a bucket on this rank. This rank updates the shard: part Placement::shard_of of the bucket, or all of
+/// it. Absent slices are empty.
 struct BucketStorage {
-  Slice values;                  // whole bucket, training dtype; empty when only the shard is resident (stage 3)
-  Slice gradients;               // whole bucket, float; empty when gradients pass through a slot (stages 2, 3)
+  Slice values;                  // whole bucket, training dtype; empty when only the shard is resident
+  Slice gradients;               // whole bucket, float; empty when gradients pass through a slot
   Slice master;                  // shard, float: the weights that the optimizer updates
   Slice working;                 // shard, in the travelling type: the rounded master; == master if both types are float
   Slice gradient;                // shard, float: the sum over ranks
   std::vector<Slice> states;     // shard: OptimizerSpec::states
   Slice residual;                // whole bucket, float: the part of gradients that encoding held back (error feedback)
-  Slice sum_residual;            // shard, float: the same for the sum, if that is encoded too (stage 0)
+  Slice sum_residual;            // shard, float: the same for the sum, if that is encoded too (not sharded)
   std::vector<Slice> snapshots;  // of saved_arrays(), in their order; with PlanOptions::snapshots
   std::vector<Slice> kept;       // the same in the first slot of Keeping::own
   int64_t shard_offset_elems = 0;  // of the shard in the flat order
@@ -122,11 +122,11 @@ struct JobBuffers {
   BufferId norm_sums = 0;         // norm_parts summed over ranks; == norm_parts if a rank has them all
   BufferId loss_sum = 0;          // of the losses of all ranks; == ModelSpec::loss on one rank
   BufferId tied_share = 0;        // first stage: the head's share of a tied table's gradient
-  BufferId value_slots = 0;       // stage 3: prefetch_depth + 1 layers
-  BufferId end_values = 0;        // stage 3: one slot for the parameters before the first layer and after the last
-  BufferId gradient_slots = 0;    // stages 2 and 3: two layers
-  BufferId end_gradients = 0;     // stages 2 and 3: one slot as end_values
-  BufferId gradient_part = 0;     // stages 2 and 3: a reduced shard before it is added
+  BufferId value_slots = 0;       // sharded parameters: prefetch_depth + 1 layers
+  BufferId end_values = 0;        // the same: one slot for the parameters before the first layer and after the last
+  BufferId gradient_slots = 0;    // sharded gradients: two layers
+  BufferId end_gradients = 0;     // the same: one slot as end_values
+  BufferId gradient_part = 0;     // the same: a reduced shard before it is added
   BufferId scalars_next = 0;      // OptimizerSpec::scalars of the next step, staged with its batch
   BufferId scalars = 0;           // those of this step
   BufferId update_workspace = 0;  // of one matrix; updates take turns
@@ -149,7 +149,6 @@ struct Ring {
 struct Job {
   PlanOptions options;  // as given; members of the job hold the derived settings
   Mesh mesh;
-  int zero_stage = 0;  // options.zero_stage; 0 if no rank shares states, 1 instead of 2 with accumulate_unsharded
   bool aligns_grad_reduce = false;  // options.align_grad_reduce, if several stages of several ranks reduce
   bool update_on_spine = true;      // options.update_on_spine; false with double_buffer
   PipelineSchedule schedule;        // options.schedule, else 1F1B
@@ -189,20 +188,19 @@ struct Job {
   }
   /// The same and the limits behind them.
   int64_t staged_scalars() const { return scalars() + (options.skips ? kLimits : 0); }
+  const Placement& placement_of(size_t bucket) const { return group_of(bucket).placement; }
+  /// What the ranks divide of any group.
+  Sharding sharding() const;
   ChannelId channel(Role role) const;  // Throws PlanError if there is none.
-  /// Ranks that share optimizer states (and more); with hybrid sharding not all that hold the same parameters.
-  Axis shard_axis() const { return is_hybrid() ? Axis::data_inner : Axis::replica; }
+  /// The channel of the role that connects the groups of `axis`. Throws PlanError if there is none.
+  ChannelId channel(Role role, Axis axis) const;
   /// Ranks that add up the loss of a step: the data ranks if only data is distributed, otherwise also ranks without a
   /// part of it.
   Axis scalars_axis() const;
   /// Ranks that add up the squares of gradients; self: each rank has them all.
   Axis norm_axis() const;
   /// Does this rank count the squares of this parameter's gradient, and no other rank of norm_axis() that has the same?
-  bool counts_squares_of(const ParameterSpec& parameter) const;
-  /// Type in which parameters travel, and whether it differs from the model's type.
-  DType gather_dtype() const { return zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype; }
-  bool gathers_encoded() const { return gather_dtype() != model.dtype; }
-  bool is_hybrid() const { return zero_stage > 0 && mesh.group_size(Axis::data_outer) > 1; }
+  bool counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter) const;
 };
 
 /// Bytes of the flat range [offset, offset + elems) of a buffer.

@@ -50,17 +50,12 @@ Slice part_of(const Slice& whole, int index, int parts) {
 }
 
 void place_buckets(Job& job) {
-  const int stage = job.zero_stage;
-  const auto ranks_of = [&](size_t bucket) {
-    return stage > 0 ? job.mesh.group_size(job.group_of(bucket).shard_axis) : 1;
-  };
-  const auto index_of = [&](size_t bucket) {
-    return stage > 0 ? job.mesh.index_in_group(job.group_of(bucket).shard_axis, job.options.rank) : 0;
-  };
+  const auto ranks_of = [&](size_t bucket) { return job.placement_of(bucket).shards(job.mesh); };
+  const auto index_of = [&](size_t bucket) { return job.placement_of(bucket).shard_of(job.mesh, job.options.rank); };
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
-  const DType travels = job.gather_dtype();
-  const bool encoded = job.gathers_encoded(), separate = dtype != DType::f32 || encoded;
+  const DType travels = job.groups.front().placement.gather_wire;  // of all groups
+  const bool encoded = job.groups.front().placement.gathers_encoded(), separate = dtype != DType::f32 || encoded;
   Region value_shards(job.buffers, "parameters.shard", travels, Owner::parameters);
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
   Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
@@ -79,11 +74,12 @@ void place_buckets(Job& job) {
   job.storage.resize(job.layout.buckets.size());
   for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
+    const Placement& placement = job.placement_of(b);
     BucketStorage& storage = job.storage[b];
     storage.shard_elems = bucket.elems / ranks_of(b);
     storage.shard_offset_elems = bucket.offset_elems + index_of(b) * storage.shard_elems;
-    if (stage < 3 || !bucket.unit) values.take(storage.values, bucket.elems);
-    if (stage < 2 || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
+    if (!placement.sharding.parameters || !bucket.unit) values.take(storage.values, bucket.elems);
+    if (!placement.sharding.gradients || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
     if (storage.values.size_bytes == 0 || encoded)
       value_shards.take(storage.working, encoded_bytes(storage.shard_elems, travels) / size_of(travels));
     // Persistent buckets are also reduced in every micro-batch, so that the sum does not share memory with backward.
@@ -94,8 +90,8 @@ void place_buckets(Job& job) {
     storage.states.resize(kinds.size());
     for (size_t s = 0; s < kinds.size(); ++s) region_of(kinds[s]).take(storage.states[s], storage.shard_elems);
     if (feeds_back) residuals.take(storage.residual, bucket.elems);
-    if (feeds_back && stage == 0)
-      sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(job.group_of(b).reduce_axis));
+    if (feeds_back && !placement.is_sharded())
+      sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(placement.sums_over));
   }
   for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters}) region->close();
   for (Region& region : states) region.close();
@@ -184,17 +180,18 @@ void place_slots(Job& job) {
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  if (job.zero_stage >= 3) {
+  if (job.sharding().parameters) {
     job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(layer.unit, job.model.dtype));
     if (end.unit > 0) job.ids.end_values = add("parameters.end_slot", bytes_of(end.unit, job.model.dtype));
   }
-  if (job.zero_stage < 2) return;
+  if (!job.sharding().gradients) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * layer.bucket);
   if (end.unit > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end.unit);
   int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of the buckets reduced in every micro-batch
   for (const Bucket& bucket : job.layout.buckets)
     if (bucket.persistent) widest_elems = std::max(widest_elems, bucket.elems);
-  job.ids.gradient_part = add("gradients.part", 4 * ceil_div(widest_elems, job.mesh.group_size(job.shard_axis())));
+  job.ids.gradient_part =
+      add("gradients.part", 4 * ceil_div(widest_elems, job.groups.front().placement.shards(job.mesh)));
 }
 
 /// Encoded data has the size of one bucket: buckets take turns.
@@ -204,11 +201,12 @@ void place_wires(Job& job) {
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  const DType wire = job.options.wire_dtype;
-  const bool sharded = job.zero_stage > 0;
-  const int ranks = job.mesh.group_size(sharded ? job.shard_axis() : Axis::replica);
-  if (job.gathers_encoded())
-    job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, job.gather_dtype()));
+  const Placement& placement = job.groups.front().placement;  // every group has these formats and axes
+  const DType wire = placement.reduce_wire;
+  const bool sharded = placement.is_sharded();
+  const int ranks = job.mesh.group_size(placement.reduces_over());
+  if (placement.gathers_encoded())
+    job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, placement.gather_wire));
   if (wire == DType::f32 || ranks == 1) return;
   const bool rounds_once = wire == DType::bf16 && !job.options.sums_by_exchange;  // the collective sums in place
   const bool in_place = !sharded && rounds_once;
@@ -216,17 +214,18 @@ void place_wires(Job& job) {
       in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
   job.ids.wire_out = add("wire.out", wire_bytes);
   if (!in_place) job.ids.wire_in = add("wire.in", wire_bytes);
-  if (!job.is_hybrid() || wire != DType::bf16) return;
+  if (!placement.reduces_across(job.mesh) || wire != DType::bf16) return;
   job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
   if (!rounds_once) job.ids.wire_across_in = add("wire.across.in", encoded_bytes(widest_elems / ranks, wire));
 }
 
 }  // namespace
 
-StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& optimizer) {
+StateBytes state_bytes(DType dtype, Sharding sharding, const OptimizerSpec& optimizer) {
   const int64_t value = size_of(dtype), gradient = 4, master = dtype == DType::f32 ? 0 : 4,
                 states = master + optimizer.state_bytes_per_elem();
-  const int64_t whole = (zero_stage < 3 ? value : 0) + (zero_stage < 2 ? gradient : 0) + (zero_stage < 1 ? states : 0);
+  const int64_t whole =
+      (sharding.parameters ? 0 : value) + (sharding.gradients ? 0 : gradient) + (sharding.states ? 0 : states);
   return {.whole = whole, .shared = value + gradient + states - whole};
 }
 
@@ -243,7 +242,7 @@ int value_slots(const Job& job) {
 }
 
 std::string slots_remedy(const Job& job, int64_t missing_bytes) {
-  const int slots = job.zero_stage < 3 ? 0 : value_slots(job);
+  const int slots = job.sharding().parameters ? value_slots(job) : 0;
   if (slots == 0) return "";
   const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
   const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
@@ -301,9 +300,8 @@ void place_memory(Job& job) {
     for (uint32_t p : group.parameters)
       for (const NamedTensor& tensor : job.model.parameters[p].tensors)
         if (group.optimizer->workspace_bytes)
-          workspace_bytes =
-              std::max(workspace_bytes,
-                       group.optimizer->workspace_bytes(matrix_shape(job.options, tensor, rounds_updates(job))));
+          workspace_bytes = std::max(workspace_bytes, group.optimizer->workspace_bytes(matrix_shape(
+                                                          job.options, tensor, group.placement.rounds_updates())));
   if (workspace_bytes > 0) ids.update_workspace = add("update.workspace", workspace_bytes, Owner::scratch);
   ids.norm_parts = add("norm.parts", sums_bytes, Owner::optimizer);
   ids.norm_sums = job.norm_axis() != Axis::self ? add("norm.sums", sums_bytes, Owner::optimizer) : ids.norm_parts;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Places the memory of a job: one decision per bucket, by ZeRO stage.
+// Places the memory of a job: one decision per bucket, by the placement of its group.
 
 #include "engine/plan/job.h"
 
 namespace slipstream {
 
-/// Number of layers whose gradients may wait for their reduction at once (stages 2 and 3).
+/// Number of layers whose gradients may wait for their reduction at once (sharded gradients).
 constexpr int kGradientSlots = 2;
 
 /// Pure. Bytes of a parameter, its gradient and its optimizer states that a rank keeps for all parameters, and for its
@@ -15,7 +15,7 @@ struct StateBytes {
   int64_t whole = 0;
   int64_t shared = 0;
 };
-StateBytes state_bytes(DType dtype, int zero_stage, const OptimizerSpec& optimizer);
+StateBytes state_bytes(DType dtype, Sharding sharding, const OptimizerSpec& optimizer);
 
 /// Adds all buffers of `job` (layout known) and fills storage and ids.
 void place_memory(Job& job);
@@ -26,8 +26,8 @@ bool holds_copy(const Job& job, size_t bucket);
 /// Pure. Does a bucket belong to a layer, and not to the parameters before the first or after the last?
 bool is_of_layer(const Job& job, const Bucket& bucket);
 
-/// Pure. Slots for gathered layers (stage 3): the layer in use and those ahead of it, at most the number of gathered
-/// layers; none if all persist, or on a pipeline stage without any.
+/// Pure. Slots for gathered layers (sharded parameters): the layer in use and those ahead of it, at most the number of
+/// gathered layers; none if all persist, or on a pipeline stage without any.
 int value_slots(const Job& job);
 
 /// Pure. Remedy for `missing_bytes` of memory if layers are gathered into slots: the deepest prefetch that fits. Empty

@@ -153,6 +153,16 @@ bool Mesh::contains(Axis axis, Axis part) {
   return axis == part || inner.over == 0 || (outer.factor == Factor::whole && (inner.over & ~outer.over) == 0);
 }
 
+Axis Mesh::smallest_with(std::vector<Axis> parts) const {
+  std::erase_if(parts, [&](Axis part) { return group_size(part) == 1; });
+  std::vector<Axis> holders;
+  for (size_t a = 0; a < kAxes; ++a)
+    if (std::all_of(parts.begin(), parts.end(), [&](Axis part) { return contains(static_cast<Axis>(a), part); }))
+      holders.push_back(static_cast<Axis>(a));
+  return *std::min_element(holders.begin(), holders.end(),
+                           [&](Axis a, Axis b) { return group_size(a) < group_size(b); });
+}
+
 bool Mesh::crosses_nodes(Axis axis, int64_t ranks_per_node) const {
   for (int rank = 0; rank < world(); ++rank) {
     if (index_in_group(axis, rank) != 0) continue;

@@ -33,6 +33,8 @@ class Mesh {
   int index_in_group(Axis axis, int rank) const;
   /// Does every group of `axis` consist of whole groups of `part`, on every mesh?
   static bool contains(Axis axis, Axis part);
+  /// The axis with the smallest groups that contain those of all of these. Axes of one rank do not count.
+  Axis smallest_with(std::vector<Axis> parts) const;
   /// Does a group of `axis` have ranks on several nodes, if every `ranks_per_node` consecutive ranks share one?
   bool crosses_nodes(Axis axis, int64_t ranks_per_node) const;
 

@@ -27,12 +27,8 @@ SavedArray part_of(std::string name, DType dtype, const Slice& shard, int64_t sh
 
 }  // namespace
 
-Axis same_shard_axis(const Job& job) {
-  return job.zero_stage == 0 ? Axis::replica : job.is_hybrid() ? Axis::data_outer : Axis::self;
-}
-
 SavedRange saved_range(const Job& job, size_t bucket) {
-  const Axis axis = same_shard_axis(job);
+  const Axis axis = job.placement_of(bucket).copied_over;
   const int64_t ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
   const BucketStorage& storage = job.storage[bucket];
   const int64_t units = ceil_div(storage.shard_elems, kUnitElems);
@@ -43,7 +39,7 @@ SavedRange saved_range(const Job& job, size_t bucket) {
 std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket) {
   const BucketStorage& storage = job.storage[bucket];
   const SavedRange range = saved_range(job, bucket);
-  const int64_t ranks = job.mesh.group_size(same_shard_axis(job)), begin = storage.shard_offset_elems,
+  const int64_t ranks = job.mesh.group_size(job.placement_of(bucket).copied_over), begin = storage.shard_offset_elems,
                 most_elems = std::min(storage.shard_elems,
                                       ceil_div(ceil_div(storage.shard_elems, kUnitElems), ranks) * kUnitElems);
   std::vector<SavedArray> arrays{part_of("master", DType::f32, storage.master, begin, range, most_elems)};
@@ -57,7 +53,7 @@ std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket) {
     arrays.back().is_residual = true;
   };
   const int64_t bucket_begin = job.layout.buckets[bucket].offset_elems,
-                index = job.mesh.index_in_group(job.group_of(bucket).reduce_axis, job.options.rank);
+                index = job.mesh.index_in_group(job.placement_of(bucket).sums_over, job.options.rank);
   add_whole("gradients.residual", storage.residual, bucket_begin);
   add_whole("gradients.sum_residual", storage.sum_residual,
             bucket_begin + index * storage.sum_residual.size_bytes / size_of(DType::f32));
@@ -80,7 +76,7 @@ int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
 }
 
 bool is_saved(const Job& job, const ParameterSpec& parameter) {
-  return !parameter.is_copy && (parameter.is_split() || job.mesh.coordinates(job.options.rank).tensor == 0);
+  return !parameter.is_copy && (parameter.is_split() || job.mesh.index_in_group(Axis::tensor, job.options.rank) == 0);
 }
 
 }  // namespace slipstream

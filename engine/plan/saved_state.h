@@ -18,12 +18,8 @@ struct SavedRange {
   int64_t elems = 0;  // 0: other ranks save the shard
 };
 
-/// Pure. The ranks whose masters and optimizer states hold the same elements: all that hold the same parameters without
-/// ZeRO, the same shard of every group with hybrid sharding, and none but this rank with ZeRO over all ranks.
-Axis same_shard_axis(const Job& job);
-
 /// Pure. The part of a bucket's shard whose masters and optimizer states this rank saves. The ranks of
-/// same_shard_axis() divide the shard, padding included, as evenly as units of 16 elements allow.
+/// Placement::copied_over divide the shard, padding included, as evenly as units of 16 elements allow.
 SavedRange saved_range(const Job& job, size_t bucket);
 
 /// The part of one array of a bucket that this rank saves.

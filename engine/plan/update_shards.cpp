@@ -38,7 +38,7 @@ void add_matrices(const Job& job, size_t bucket, std::vector<UpdateShard>& shard
   const BucketStorage& storage = job.storage[bucket];
   for_tensors(job, job.layout.buckets[bucket], storage.shard_offset_elems, storage.shard_elems,
               [&](const NamedTensor& tensor, int64_t offset_elems) {
-                const UpdateShape shape = matrix_shape(job.options, tensor, rounds_updates(job));
+                const UpdateShape shape = matrix_shape(job.options, tensor, job.placement_of(bucket).rounds_updates());
                 SLIP_ASSERT(multipliers_of(job.options, tensor.name) == nullptr);
                 const auto matrix = [&](const Slice& shard) {
                   return range_of(shard, storage.shard_elems, offset_elems - storage.shard_offset_elems, shape.elems);
@@ -144,8 +144,6 @@ const UpdateMultipliers* multipliers_of(const PlanOptions& options, const std::s
   return nullptr;
 }
 
-bool rounds_updates(const Job& job) { return job.gather_dtype() == DType::bf16; }
-
 std::vector<UpdateShard> update_shards(const Job& job, const Item& update) {
   std::vector<UpdateShard> shards;
   for (size_t b = 0; b < job.storage.size(); ++b) {
@@ -157,7 +155,8 @@ std::vector<UpdateShard> update_shards(const Job& job, const Item& update) {
       continue;
     }
     UpdateShard shard = update_shard(job, b);
-    if (shards.empty() || !join(shards.back(), shard, rounds_updates(job))) shards.push_back(std::move(shard));
+    if (shards.empty() || !join(shards.back(), shard, job.placement_of(b).rounds_updates()))
+      shards.push_back(std::move(shard));
   }
   return shards;
 }
@@ -174,7 +173,7 @@ UpdateShape matrix_shape(const PlanOptions& options, const NamedTensor& tensor, 
 Cost update_cost(const Job& job, size_t bucket) {
   const OptimizerSpec& optimizer = *job.group_of(bucket).optimizer;
   const int64_t shard_elems = job.storage[bucket].shard_elems;
-  const bool rounds = rounds_updates(job);
+  const bool rounds = job.placement_of(bucket).rounds_updates();
   if (optimizer.granularity == Granularity::element) return optimizer.cost({.elems = shard_elems, .rounds = rounds});
   const Bucket& b = job.layout.buckets[bucket];
   Cost most;

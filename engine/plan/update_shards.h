@@ -13,7 +13,7 @@ namespace slipstream {
 struct UpdateShard {
   Slice master, gradient;     // float
   std::vector<Slice> states;  // OptimizerSpec::states
-  Slice working;              // in the type that travels; written if rounds_updates(job)
+  Slice working;              // in the type that travels; written if Placement::rounds_updates()
   Slice updated;              // destination of the master; == master without double_buffer
   int64_t elems = 0;
   int64_t rows = 0, cols = 0;     // of a matrix, all of which decays with a multiplier of 1
@@ -26,9 +26,6 @@ Slice clip_factor_of(const Job& job, const ParameterGroup& group);
 
 /// The limits of the step's norm and loss, in a plan that skips. Pure.
 Slice limits_of(const Job& job);
-
-/// Does the update write rounded weights (bf16)? Weights that travel as int8 are encoded later, in blocks.
-bool rounds_updates(const Job& job);
 
 /// Pure. The shards that `update` moves, of its bucket or of all buckets of its group, in flat order; shards that are
 /// neighbours in every buffer are merged. Padding is included: its gradient is zero, so it stays zero. An optimizer of

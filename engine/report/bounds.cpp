@@ -17,7 +17,7 @@ namespace {
 bool reads_parameters(const Job& job, const SpineItem& item) {
   return std::any_of(item.reads.begin(), item.reads.end(), [&](const Slice& slice) {
     return job.buffers[slice.buffer].owner == Owner::parameters ||
-           (job.zero_stage >= 3 && slice.buffer == job.ids.value_slots);
+           (job.sharding().parameters && slice.buffer == job.ids.value_slots);
   });
 }
 
@@ -42,12 +42,12 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
       for (size_t p = 0; p < job.model.backward.size(); ++p)
         if (job.model.backward[p] == plan.spine[i].piece) ready[p] = ends[i];
 
-  const int stage = job.zero_stage;
+  const Placement& placement = job.groups.front().placement;
   const double share = static_cast<double>(input.ranks - 1) / input.ranks;
   const auto element_bytes = [](DType wire) {
     return static_cast<double>(encoded_bytes(kWireBlockElems, wire)) / kWireBlockElems;
   };
-  const double factor = (stage == 0 ? 2.0 : 1.0) * share * element_bytes(job.options.wire_dtype);
+  const double factor = (placement.is_sharded() ? 1.0 : 2.0) * share * element_bytes(placement.reduce_wire);
   struct Part {
     int64_t ready_ns;
     double bytes;
@@ -63,11 +63,11 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   double left = 0;
   for (const Part& part : parts) left += part.bytes;
   const double ns_per_byte = 1e9 / input.bytes_per_second;
-  // Parameters of sharded states are gathered once in a step, those of layers (stage 3) for every pass that does not
+  // Parameters of sharded states are gathered once in a step, sharded ones of layers for every pass that does not
   // find them in a slot.
   double gathered = 0, before_layers = 0;
-  if (stage > 0) {
-    const double per_elem = share * element_bytes(job.gather_dtype());
+  if (placement.is_sharded()) {
+    const double per_elem = share * element_bytes(placement.gather_wire);
     for (const Task& task : plan.tasks)
       if (task.op == Op::all_gather && task.bucket >= 0)
         gathered += per_elem * static_cast<double>(job.layout.buckets[static_cast<size_t>(task.bucket)].elems);
@@ -75,7 +75,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
       if (parameter.layer < 0) before_layers += per_elem * static_cast<double>(parameter.elems);
   }
   double reductions = left;
-  if (stage >= 2)
+  if (placement.sharding.gradients)
     for (const Bucket& bucket : job.layout.buckets)
       for (uint32_t p = bucket.first_part;
            p < bucket.first_part + bucket.part_count && (bucket.unit || bucket.persistent); ++p)
@@ -110,7 +110,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   // before it needs them.
   int64_t lead = 0;
   for (size_t i = 0; i < plan.spine.size() && !reads_parameters(job, plan.spine[i]); ++i) lead += input.spine_ns[i];
-  if (stage > 0 && job.options.clip)
+  if (placement.is_sharded() && job.options.clip)
     tail = std::max(tail, first_update + input.latency_ns + static_cast<int64_t>(before_layers * ns_per_byte) - lead);
   bound.bound_ns = std::max({sums_done + input.latency_ns + tail, bound.compute_ns, bound.wire_ns});
   return bound;

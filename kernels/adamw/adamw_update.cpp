@@ -8,7 +8,8 @@
 namespace slipstream::kernels {
 
 std::function<void(LaunchContext&)> adamw_update(const Job& job, const Item& item, const UpdateOptions& update) {
-  return [shards = update_shards(job, item), rounds = rounds_updates(job), update,
+  return [shards = update_shards(job, item),
+          rounds = job.groups[static_cast<size_t>(item.group)].placement.rounds_updates(), update,
           scalars = scalars_of(job, job.groups[static_cast<size_t>(item.group)])](LaunchContext& c) {
     for (const UpdateShard& shard : shards) {
       Adamw args{.parameters = c.as<float>(shard.master),

@@ -152,7 +152,8 @@ void muon(LaunchContext& context, const Muon& args) {
 }
 
 std::function<void(LaunchContext&)> muon_update(const Job& job, const Item& item, const UpdateOptions& update) {
-  return [matrices = update_shards(job, item), rounds = rounds_updates(job),
+  return [matrices = update_shards(job, item),
+          rounds = job.groups[static_cast<size_t>(item.group)].placement.rounds_updates(),
           scalars = scalars_of(job, job.groups[static_cast<size_t>(item.group)]),
           workspace = job.buffers.whole(job.ids.update_workspace), product_dtype = job.options.update_product_dtype,
           mu = static_cast<float>(update.momentum), scaling = update.muon_scaling](LaunchContext& c) {

@@ -148,7 +148,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
          .clip = layout.max_norm > 0 || layout.skips,
          .skips = layout.skips,
          .optimizer_per_bucket = layout.optimizer_per_bucket,
-         .zero_stage = layout.zero_stage,
+         .sharding = sharding_of_stage(layout.zero_stage),
          .prefetch_depth = layout.prefetch_depth,
          .gather_dtype = layout.gather_dtype,
          .persistent_elems = layout.persistent_elems,
@@ -400,9 +400,9 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
       Coordinates at = mesh.coordinates(static_cast<int>(r));
       at.data = mesh.coordinates(replica).data;
       at.context = mesh.coordinates(replica).context;
-      const std::vector<int> group = mesh.group(stages[0]->shard_axis(), mesh.rank(at));
+      const std::vector<int> group = mesh.group(stages[0]->groups.front().placement.sharded_over, mesh.rank(at));
       const bool shares =
-          stages[0]->zero_stage > 0 && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
+          stages[0]->sharding().states && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
       if (shares || mesh.rank(at) == static_cast<int>(r))
         of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
       if (mesh.rank(at) != static_cast<int>(r)) continue;

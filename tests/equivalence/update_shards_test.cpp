@@ -99,8 +99,8 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
             for (int rank = 0; rank < layout.ranks; ++rank) {
               const auto job = make_job(layout, rank);
               CAPTURE(stage, rank, bucket_bytes, two_copies, job->storage.size());
-              const int64_t working_bytes = rounds_updates(*job) ? 2 : 0;
-              CHECK(rounds_updates(*job) == (dtype == DType::bf16));
+              const int64_t working_bytes = job->groups.front().placement.rounds_updates() ? 2 : 0;
+              CHECK(job->groups.front().placement.rounds_updates() == (dtype == DType::bf16));
               const auto all = update_shards(*job, update_of(-1));
               const Elements expected = placed(*job, working_bytes);
               CHECK(of(all, working_bytes) == expected);

@@ -58,7 +58,7 @@ Seen rehearse(const Case& c) {
                        .wire_dtype = c.wire,
                        .error_feedback = c.wire == DType::u8,
                        .clip = c.clip,
-                       .zero_stage = c.stage,
+                       .sharding = sharding_of_stage(c.stage),
                        .prefetch_depth = c.depth,
                        .gather_dtype = c.wire,
                        .param_gather = c.param_gather,

@@ -40,7 +40,8 @@ std::optional<Cost> of_card(const Job& job, const Item& item) {
       int64_t elems = 0;  // without a bucket it updates all of them
       for (const BucketStorage& each : job.storage)
         if (!storage || storage == &each) elems += each.shard_elems;
-      return kernels::adamw_cost({.working = job.gather_dtype() == DType::bf16 ? &rounded : nullptr, .elems = elems});
+      return kernels::adamw_cost(
+          {.working = job.groups.front().placement.rounds_updates() ? &rounded : nullptr, .elems = elems});
     }
     case Op::sum_squares: {
       std::vector<kernels::SumSquaresPart> parts(item.writes.size());

@@ -103,13 +103,13 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
                         .before = {}};
     if (!aligned.empty()) reduction.not_before = aligned[chunk_of(job.layout.buckets[b])];
     Point done = reduce(job, plan, reduced, reduction);
-    if (job.is_hybrid()) done = reduce_across(job, plan, reduced, b, begin, done);
+    if (job.placement_of(b).reduces_across(job.mesh)) done = reduce_across(job, plan, reduced, b, begin, done);
     reduced.buckets.back() = {done};
   }
   if (!job.model.tied.split) return reduced;
   // The embedding's piece is the last one in backward.
-  reduced.tied =
-      alone ? std::vector<Point>{spine.last()} : share_tied(job, plan, job.channel(Role::reduce), spine.last());
+  reduced.tied = alone ? std::vector<Point>{spine.last()}
+                       : share_tied(job, plan, job.channel(Role::reduce, Axis::replica), spine.last());
   return reduced;
 }
 

@@ -43,7 +43,7 @@ Slots::Lease Slots::lease(int unit, ItemId use) {
 }
 
 Residency::Residency(const Job& job) : job_(job) {
-  if (job.zero_stage >= 3) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
+  if (job.sharding().parameters) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
     if (const Bucket& bucket = job.layout.buckets[b]; bucket.unit)
       buckets_of_unit_[*bucket.unit].push_back(b);
@@ -108,7 +108,7 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
       where.begin_bytes += where.size_bytes;
     }
   }
-  if (!backward || job_.zero_stage < 2) return;
+  if (!backward || !job_.sharding().gradients) return;
   item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
   // By a piece's results: a split backward computes a layer's gradients in two passes, the head's are computed chunk by
   // chunk, and a recomputed piece computes none.
@@ -210,7 +210,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     if (adds) {
       Task add;
       add.name = "add." + label;
-      add.channel = job_.channel(Role::reduce);
+      add.channel = job_.channel(Role::reduce, job_.placement_of(use.bucket).reduces_over());
       add.op = Op::add;
       add.elems = storage.shard_elems;
       add.bucket = static_cast<int32_t>(use.bucket);
@@ -220,7 +220,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       add.after = {done, sums.at(use.bucket)};
       part_free = done = append_task(plan, std::move(add));
     }
-    if (job_.is_hybrid() && use.micro_batch + 1 == job_.buffers.micro_batches)
+    if (job_.placement_of(use.bucket).reduces_across(job_.mesh) && use.micro_batch + 1 == job_.buffers.micro_batches)
       done = reduce_across(job_, plan, *reduced, use.bucket, {use.last_use}, done);
     sums[use.bucket] = done;
     reduced->buckets[use.bucket] = {done};

@@ -269,7 +269,7 @@ class UpdatePass {
         task.reads.push_back(slice);
         task.writes.push_back(next(slice));
       }
-      const bool rounds = rounds_updates(job_);
+      const bool rounds = job_.placement_of(b).rounds_updates();
       if (rounds) task.writes.push_back(next(storage.working));
       task.cost += update_cost(job_, b);
     }
@@ -283,7 +283,7 @@ class UpdatePass {
 
   /// The whole bucket from the updated shards; the next plan that reads it waits by link().
   void publish(size_t b, std::vector<Point> updated) {
-    if (!sharded_) return;
+    if (!job_.placement_of(b).is_sharded()) return;
     const BucketStorage& storage = job_.storage[b];
     if (const auto encoded = encode_shard(job_, plan_, b, updated)) {
       updated = {*encoded};
@@ -311,7 +311,7 @@ class UpdatePass {
   Plan& plan_;
   bool on_spine_;
   ChannelId channel_;
-  bool sharded_ = job_.zero_stage > 0;
+  bool sharded_ = job_.sharding().states;
   std::vector<size_t> order_;  // of buckets
   Point staged_;               // complete when the scalars of this step are in place
   std::optional<Point> workspace_free_;

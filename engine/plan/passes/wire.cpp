@@ -126,9 +126,10 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
 
 Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what) {
   const BucketStorage& storage = job.storage[what.bucket];
-  const bool sharded = job.zero_stage > 0;
-  const DType wire = job.options.wire_dtype;
-  const ChannelId channel = job.channel(Role::reduce);
+  const Placement& placement = job.placement_of(what.bucket);
+  const bool sharded = placement.is_sharded();
+  const DType wire = placement.reduce_wire;
+  const ChannelId channel = job.channel(Role::reduce, placement.reduces_over());
   std::vector<Point> after{what.ready};
   if (what.not_before) after.push_back(*what.not_before);
   if (wire == DType::f32) {
@@ -153,12 +154,13 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
 
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside) {
   const BucketStorage& storage = job.storage[bucket];
-  const ChannelId channel = job.channel(Role::reduce_across);
+  const Placement& placement = job.placement_of(bucket);
+  const ChannelId channel = job.channel(Role::reduce_across, placement.copied_over);
   const std::string label = fmt::format("across.bucket{}", bucket);
-  if (job.options.wire_dtype == DType::bf16 && !job.options.sums_by_exchange)
+  if (placement.across_wire() == DType::bf16 && !job.options.sums_by_exchange)
     return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, storage.gradient, {inside},
                               reduced.turns_across, ready.item);
-  if (job.options.wire_dtype == DType::bf16)
+  if (placement.across_wire() == DType::bf16)
     return sum_by_exchange(job, plan,
                            {channel, label, bucket, DType::bf16, job.ids.wire_across, job.ids.wire_across_in, {}, {}},
                            storage.gradient, storage.gradient, false, {inside}, {}, reduced.turns_across, ready.item);
@@ -179,21 +181,21 @@ void take_turns(const Reduced& reduced, Plan& plan) {
 
 std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   const BucketStorage& storage = job.storage[what.bucket];
-  const ChannelId channel = job.channel(Role::gather);
-  const DType wire = job.gather_dtype();
+  const Placement& placement = job.placement_of(what.bucket);
+  const ChannelId channel = job.channel(Role::gather, placement.sharded_over);
+  const DType wire = placement.gather_wire;
   Task task = task_of(job, channel, Op::all_gather, "all_gather." + what.label, what.bucket);
   task.dtype = wire;
   task.elems = what.from.size_bytes / size_of(wire);
   task.reads = {what.from};
   task.after = what.updated;
-  if (!job.gathers_encoded()) {
+  if (!placement.gathers_encoded()) {
     task.writes = {what.to};
     task.after.insert(task.after.end(), what.to_free.begin(), what.to_free.end());
     task.before = what.before;
     return {append_task(plan, std::move(task))};
   }
-  const Slice in{job.ids.gather_wire, 0,
-                 what.from.size_bytes * job.mesh.group_size(job.group_of(what.bucket).shard_axis)};
+  const Slice in{job.ids.gather_wire, 0, what.from.size_bytes * placement.shards(job.mesh)};
   task.writes = {in};
   // One bucket at a time: the previous gather has been decoded.
   for (size_t i = plan.tasks.size(); i-- > 0;)
@@ -212,9 +214,11 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
 
 std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
   const BucketStorage& storage = job.storage[bucket];
-  if (!job.gathers_encoded() || job.gather_dtype() != DType::u8) return {};
-  Task encode = coding(job, job.channel(Role::gather), Op::encode, fmt::format("encode_shard.bucket{}", bucket), bucket,
-                       DType::u8, storage.shard_elems, storage.master, storage.working);
+  const Placement& placement = job.placement_of(bucket);
+  if (!placement.gathers_encoded() || placement.gather_wire != DType::u8) return {};
+  Task encode = coding(job, job.channel(Role::gather, placement.sharded_over), Op::encode,
+                       fmt::format("encode_shard.bucket{}", bucket), bucket, DType::u8, storage.shard_elems,
+                       storage.master, storage.working);
   encode.after = updated;
   return append_task(plan, std::move(encode));
 }

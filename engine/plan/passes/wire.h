@@ -20,7 +20,7 @@ struct Reduction {
   std::string label;  // "bucket3", "layer1/0"
   size_t bucket = 0;
   Slice from;                       // the whole bucket, float
-  Slice to;                         // destination of the sum: this rank's shard, or (stage 0) all of `from`
+  Slice to;                         // destination of the sum: this rank's shard, or (not sharded) all of `from`
   Point ready;                      // `from` is complete
   std::optional<Point> not_before;  // `to` may be written; other stages have gradients too
   std::optional<Point> before;      // the spine item that next writes `from`, if it is a slot

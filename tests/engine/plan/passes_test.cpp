@@ -28,7 +28,7 @@ Job job_of(int64_t vocab, const PlanOptions& options) {
                                          .tokens = 8,
                                          .global_tokens = 8 * kRanks,
                                          .ranks = kRanks,
-                                         .split_tied_embedding = options.zero_stage == 0},
+                                         .split_tied_embedding = !options.sharding.states},
                                         buffers);
   return build_job(std::move(model), std::move(buffers), options);
 }
@@ -53,8 +53,10 @@ TEST_CASE("error feedback: a step reads and writes every byte of the residuals o
   for (const int stage : {0, 1})
     for (const std::string name : {"gradients.residual", "gradients.sum_residual"}) {
       CAPTURE(stage, name);
-      const Job job =
-          job_of(64, {.sizes = {.data = kRanks}, .wire_dtype = DType::u8, .error_feedback = true, .zero_stage = stage});
+      const Job job = job_of(64, {.sizes = {.data = kRanks},
+                                  .wire_dtype = DType::u8,
+                                  .error_feedback = true,
+                                  .sharding = sharding_of_stage(stage)});
       const std::vector<int> read = touches(job, name, &Item::reads), written = touches(job, name, &Item::writes);
       CHECK(read.empty() == (stage == 1 && name == "gradients.sum_residual"));
       CHECK(read == std::vector<int>(read.size(), 1));

@@ -58,7 +58,7 @@ Job job_of(const Case& c, int rank) {
                     .bucket_bytes = c.bucket_bytes,
                     .first_bucket_bytes = 1 << 10,
                     .groups = c.groups,
-                    .zero_stage = c.zero_stage,
+                    .sharding = sharding_of_stage(c.zero_stage),
                     .layers = layers});
 }
 

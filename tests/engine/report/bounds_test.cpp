@@ -33,7 +33,7 @@ struct Example {
   IdealBound bound() const {
     Job job;
     job.options.clip = clip_ns >= 0;
-    job.options.wire_dtype = wire;
+    job.groups = {{.placement = {.reduce_wire = wire}}};
     job.buffers.micro_batches = micro_batches;
     std::vector<int64_t> spine_ns;
     const auto on_spine = [&](Op op, uint32_t piece, int micro_batch, int64_t ns) {

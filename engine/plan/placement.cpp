@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The axes of a placement, and what travels in a step.
+
+#include "engine/plan/placement.h"
+
+namespace slipstream {
+
+Placement place(Sharding sharding, const Mesh& mesh, DType value, DType reduce_wire, std::optional<DType> gather_wire) {
+  Placement placement{.value = value, .reduce_wire = reduce_wire, .gather_wire = value};
+  if (!sharding.states || mesh.group_size(Axis::data_inner) == 1) return placement;
+  placement.sharding = sharding;
+  placement.sharded_over = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
+  placement.copied_over = Axis::data_outer;
+  placement.gather_wire = gather_wire.value_or(value);
+  return placement;
+}
+
+std::vector<Transfer> Placement::transfers(const Mesh& mesh, int64_t micro_batches) const {
+  if (mesh.group_size(sums_over) == 1) return {};
+  if (!is_sharded()) return {{Op::all_reduce, sums_over, reduce_wire, 1}};
+  std::vector<Transfer> all{{Op::reduce_scatter, sharded_over, reduce_wire, sharding.gradients ? micro_batches : 1},
+                            {Op::all_gather, sharded_over, gather_wire, sharding.parameters ? 2 * micro_batches : 1}};
+  if (reduces_across(mesh)) all.push_back({Op::all_reduce, copied_over, across_wire(), 1, true});
+  return all;
+}
+
+}  // namespace slipstream
