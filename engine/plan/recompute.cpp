@@ -10,6 +10,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
+#include "engine/plan/lifetimes.h"
 
 namespace slipstream {
 namespace {
@@ -204,45 +205,6 @@ class Layer {
   Set kept_, again_;
 };
 
-/// Lifetime of a buffer: from its first to its last use in each of the lists that run without a break.
-struct Lives {
-  BufferId buffer = 0;
-  std::map<size_t, std::pair<size_t, size_t>> in;  // list -> first and last work
-};
-
-bool meet(const Lives& a, const Lives& b) {
-  return std::any_of(a.in.begin(), a.in.end(), [&](const auto& life) {
-    const auto other = b.in.find(life.first);
-    return other != b.in.end() && life.second.first <= other->second.second &&
-           other->second.first <= life.second.second;
-  });
-}
-
-/// Total bytes if buffers with disjoint lifetimes share memory: each at the first place without a conflict, the largest
-/// first.
-int64_t pack(std::vector<Lives>& lives, const Buffers& buffers, std::vector<int64_t>& begins) {
-  const auto bytes = [&](size_t i) { return buffers.stride_bytes(lives[i].buffer); };
-  std::stable_sort(lives.begin(), lives.end(), [&](const Lives& a, const Lives& b) {
-    return buffers.stride_bytes(a.buffer) > buffers.stride_bytes(b.buffer);
-  });
-  int64_t total = 0;
-  begins.assign(lives.size(), 0);
-  for (size_t i = 0; i < lives.size(); ++i) {
-    std::vector<std::pair<int64_t, int64_t>> taken;
-    for (size_t other = 0; other < i; ++other)
-      if (meet(lives[i], lives[other])) taken.push_back({begins[other], begins[other] + bytes(other)});
-    std::sort(taken.begin(), taken.end());
-    int64_t at = 0;
-    for (const auto& [begin, end] : taken) {
-      if (at + bytes(i) <= begin) break;
-      at = std::max(at, end);
-    }
-    begins[i] = at;
-    total = std::max(total, at + bytes(i));
-  }
-  return total;
-}
-
 /// Pieces before `reader`: works, and communication after them. A piece waits before its first work, so works that wait
 /// for communication begin another piece: communication overlaps with the works before.
 std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& reader) {
@@ -276,8 +238,8 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
                      int layers_max) {
   Recomputed result{.how = how, .saved_bytes = 0, .paid = {}};
   if (how == Recomputation::none) return result;
-  std::map<BufferId, Lives> lives;
-  size_t lists = 0;
+  std::map<BufferId, Packed> packed;
+  Position at = 0;  // of works, list after list: each list runs without a break
   for (Chunk& chunk : chunks) {
     Set again;
     std::map<int, Layer> layers;
@@ -305,12 +267,15 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
     layers.clear();
     model.pieces.insert(model.pieces.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
     for (const Pieces* list : {&chunk.forward, &chunk.evaluate, &chunk.backward, &chunk.weight}) {
-      size_t at = 0;
+      const Position begin = at;
       const auto touch = [&](const Slice& slice) {
         if (!again.contains(slice.buffer)) return;
-        Lives& life = lives[slice.buffer];
-        life.buffer = slice.buffer;
-        life.in.try_emplace(lists, at, at).first->second.second = at;
+        Packed& buffer = packed[slice.buffer];
+        buffer.buffer = slice.buffer;
+        buffer.size_bytes = buffers.stride_bytes(slice.buffer);
+        if (buffer.lives.empty() || buffer.lives.back().last_use < begin)
+          buffer.lives.push_back({slice.buffer, at, at});
+        buffer.lives.back().last_use = at;
       };
       for (uint32_t piece : *list) {
         for (const Work& work : model.pieces[piece].works) {
@@ -324,7 +289,6 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
           ++at;
         }
       }
-      ++lists;
     }
     for (BufferId buffer : again) result.saved_bytes += buffers.stride_bytes(buffer) * chunk.slots;
   }
@@ -332,14 +296,13 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
   for (size_t c = chunks.size(); c-- > 0;)
     for (const Pieces* list : {&chunks[c].backward, &chunks[c].weight})
       model.backward.insert(model.backward.end(), list->begin(), list->end());
-  if (lives.empty()) return result;
-  std::vector<Lives> all;
-  for (auto& [buffer, life] : lives) all.push_back(std::move(life));
-  std::vector<int64_t> begins;
-  const int64_t size_bytes = pack(all, buffers, begins);
+  if (packed.empty()) return result;
+  std::vector<Packed> all;
+  for (auto& [id, buffer] : packed) all.push_back(std::move(buffer));
+  const int64_t size_bytes = pack(all);
   const BufferId shared = buffers.add({.name = "recomputed", .size_bytes = size_bytes, .owner = Owner::activations});
-  for (size_t i = 0; i < all.size(); ++i)
-    buffers.set_view(all[i].buffer, {shared, begins[i], buffers[all[i].buffer].size_bytes});
+  for (const Packed& each : all)
+    buffers.set_view(each.buffer, {shared, each.begin_bytes, buffers[each.buffer].size_bytes});
   result.saved_bytes -= buffers.stride_bytes(shared);
   return result;
 }

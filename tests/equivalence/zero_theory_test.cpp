@@ -180,8 +180,9 @@ TEST_CASE("a slot is released by its last reader only, and every lease is counte
   CHECK(slots.lease(8, 2).slot == 1);
   CHECK(!slots.lease(7, 3).moved_in);
   const Slots::Lease lease = slots.lease(9, 4);
-  CHECK((lease.slot == 1 && lease.tenant_last_use == ItemId{2}));
-  CHECK(slots.lease(8, 5).tenant_last_use == ItemId{3});
+  REQUIRE(lease.previous);
+  CHECK((lease.slot == 1 && lease.previous->unit == 8 && lease.previous->last_use == 2));
+  CHECK(slots.lease(8, 5).previous->last_use == 3);
 }
 
 TEST_CASE("a second buffer for whole gradients has no use: no backward item waits for the previous step",

@@ -35,10 +35,10 @@ bool touches(const std::vector<Slice>& slices, const Slice& where) {
 std::vector<PipelineTransfers::Life> PipelineTransfers::lives_of(const std::vector<Chunk>& chunks,
                                                                  const std::vector<Action>& actions,
                                                                  const ModelSpec& model) {
-  std::map<std::tuple<Pass, int, int>, size_t> at;
-  for (size_t u = 0; u < actions.size(); ++u) at[{actions[u].pass, actions[u].chunk, actions[u].micro_batch}] = u;
+  std::map<std::tuple<Pass, int, int>, Position> at;
+  for (Position u = 0; u < actions.size(); ++u) at[{actions[u].pass, actions[u].chunk, actions[u].micro_batch}] = u;
   std::vector<Life> lives;
-  for (size_t u = 0; u < actions.size(); ++u) {
+  for (Position u = 0; u < actions.size(); ++u) {
     const Action& action = actions[u];
     if (action.pass == Pass::weight) continue;
     const Chunk& chunk = chunks[static_cast<size_t>(action.chunk)];
@@ -49,15 +49,8 @@ std::vector<PipelineTransfers::Life> PipelineTransfers::lives_of(const std::vect
     for (BufferId buffer : in)
       if (!contains(crossing, buffer)) crossing.push_back(buffer);
     for (size_t i = 0; i < crossing.size(); ++i) {
-      Life life{.buffer = crossing[i],
-                .pass = action.pass,
-                .chunk = action.chunk,
-                .micro_batch = action.micro_batch,
-                .first_use = u,
-                .last_use = u,
-                .arrives = contains(in, crossing[i]),
-                .leaves = i < leaving,
-                .where = {}};
+      const Source source = contains(in, crossing[i]) ? Source::received : Source::computed;
+      Life life{{crossing[i], u, u, source}, action.pass, action.chunk, action.micro_batch, i < leaving, {}};
       for (Pass later : {Pass::backward, Pass::weight}) {
         const auto found = at.find({later, action.chunk, action.micro_batch});
         if (found != at.end() && found->second > u && touches(model, chunk.pieces(later), life.buffer))
@@ -71,23 +64,20 @@ std::vector<PipelineTransfers::Life> PipelineTransfers::lives_of(const std::vect
 
 std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,
                              const ModelSpec& model) {
-  std::map<BufferId, std::vector<PipelineTransfers::Life>> of_buffer;
-  for (const PipelineTransfers::Life& life : PipelineTransfers::lives_of(chunks, actions, model))
-    of_buffer[life.buffer].push_back(life);
-  std::vector<Ring> rings;
-  for (const auto& [buffer, lives] : of_buffer) {
-    int most = 0;
+  struct OfBuffer {
+    std::vector<Lifetime> lives;
     bool arrives = false, leaves = false;
-    for (const PipelineTransfers::Life& life : lives) {
-      const auto alive = std::count_if(lives.begin(), lives.end(), [&](const PipelineTransfers::Life& other) {
-        return other.first_use <= life.first_use && other.last_use >= life.first_use;
-      });
-      most = std::max(most, static_cast<int>(alive));
-      arrives |= life.arrives;
-      leaves |= life.leaves;
-    }
-    rings.push_back({.buffer = buffer, .slots = most + (arrives ? 1 : 0) + (leaves ? 1 : 0)});
+  };
+  std::map<BufferId, OfBuffer> of_buffer;
+  for (const PipelineTransfers::Life& life : PipelineTransfers::lives_of(chunks, actions, model)) {
+    OfBuffer& all = of_buffer[life.buffer];
+    all.lives.push_back(life);
+    all.arrives |= life.source == Source::received;
+    all.leaves |= life.leaves;
   }
+  std::vector<Ring> rings;
+  for (const auto& [buffer, all] : of_buffer)
+    rings.push_back({.buffer = buffer, .slots = most_alive(all.lives) + all.arrives + all.leaves});
   return rings;
 }
 
@@ -97,21 +87,17 @@ PipelineTransfers::PipelineTransfers(const Job& job, const std::vector<Action>& 
       lives_(lives_of(job.chunks, actions, job.model)),
       begins_(actions.size(), 0),
       rebinds_(actions.size()) {
-  std::map<BufferId, std::vector<int>> tenants;  // by slot, -1: never used
+  std::map<BufferId, Slots> slots_of;
   for (size_t l = 0; l < lives_.size(); ++l) {
     Life& life = lives_[l];
     const auto ring =
         std::find_if(job.rings.begin(), job.rings.end(), [&](const Ring& r) { return r.buffer == life.buffer; });
-    std::vector<int>& slots = tenants.try_emplace(life.buffer, static_cast<size_t>(ring->slots), -1).first->second;
-    const auto age = [&](int tenant) {
-      return tenant < 0 ? int64_t{-1} : static_cast<int64_t>(lives_[static_cast<size_t>(tenant)].last_use);
-    };
-    const auto slot = std::min_element(slots.begin(), slots.end(), [&](int a, int b) { return age(a) < age(b); });
-    SLIP_ASSERT(age(*slot) < static_cast<int64_t>(life.first_use));
-    life.tenant = *slot;
-    *slot = static_cast<int>(l);
+    Slots& slots = slots_of.try_emplace(life.buffer, static_cast<size_t>(ring->slots)).first->second;
+    const Slots::Lease lease = slots.lease(static_cast<int64_t>(l), life.last_use);
+    SLIP_ASSERT(!lease.previous || lease.previous->last_use < life.first_use);
+    if (lease.previous) life.tenant = static_cast<int>(lease.previous->unit);
     const int64_t stride = job.buffers.stride_bytes(life.buffer);
-    life.where = {ring->storage, (slot - slots.begin()) * stride, job.buffers[life.buffer].size_bytes};
+    life.where = {ring->storage, lease.slot * stride, job.buffers[life.buffer].size_bytes};
     for (size_t u = life.first_use; u <= life.last_use; ++u)
       if (uses_[u].chunk == life.chunk && uses_[u].micro_batch == life.micro_batch)
         rebinds_[u].push_back({life.buffer, life.where});
@@ -190,7 +176,7 @@ void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
   for (size_t l : sequence) {
     const Life& life = lives_[l];
     const bool left = life.tenant >= 0 && lives_[static_cast<size_t>(life.tenant)].leaves;
-    if (!life.arrives) {
+    if (life.source == Source::computed) {
       // Compute writes it first, after the slot's previous content has been sent.
       if (left) plan.tasks[send_of[static_cast<size_t>(life.tenant)]].before = Point{touched[l].first};
       continue;

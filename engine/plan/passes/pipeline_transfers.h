@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "engine/plan/lifetimes.h"
 #include "engine/plan/passes/passes.h"
 
 namespace slipstream {
@@ -30,12 +31,10 @@ class PipelineTransfers {
 
  private:
   /// One use of a slot.
-  struct Life {
-    BufferId buffer = 0;
+  struct Life : Lifetime {
     Pass pass = Pass::forward;  // in which it crosses
     int chunk = 0, micro_batch = 0;
-    size_t first_use = 0, last_use = 0;
-    bool arrives = false, leaves = false;
+    bool leaves = false;
     Slice where;
     int tenant = -1;  // the previous life in its slot
   };

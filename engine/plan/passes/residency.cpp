@@ -27,22 +27,7 @@ std::optional<ItemId> last_read(const Plan& plan, const Slice& where, std::optio
 
 }  // namespace
 
-Slots::Lease Slots::lease(int unit, ItemId use) {
-  auto tenant = std::find_if(tenants_.begin(), tenants_.end(), [&](const Tenant& t) { return t.unit == unit; });
-  Lease lease;
-  if (tenant == tenants_.end()) {
-    tenant = std::min_element(tenants_.begin(), tenants_.end(),
-                              [](const Tenant& a, const Tenant& b) { return a.last_use < b.last_use; });
-    lease.moved_in = true;
-    lease.tenant_last_use = tenant->last_use;
-    tenant->unit = unit;
-  }
-  lease.slot = static_cast<int>(tenant - tenants_.begin());
-  tenant->last_use = use;
-  return lease;
-}
-
-Residency::Residency(const Job& job) : job_(job) {
+Residency::Residency(const Job& job) : job_(job), gradient_slots_(kGradientSlots) {
   if (job.sharding().parameters) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
     if (const Bucket& bucket = job.layout.buckets[b]; bucket.unit)
@@ -99,11 +84,13 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   if (!slots.empty() &&
       std::any_of(buckets.begin(), buckets.end(), [&](size_t b) { return touches(piece, b, false); })) {
     const Slots::Lease lease = slots.lease(piece.layer, id);
+    std::optional<ItemId> tenant_last_use;
+    if (lease.previous) tenant_last_use = lease.previous->last_use;
     Slice where = slot_slice(job_, of_layer ? job_.ids.value_slots : job_.ids.end_values, lease.slot, slots.count(), 0,
                              job_.model.dtype);
     for (size_t bucket : buckets) {
       where.size_bytes = bytes_of(job_.layout.buckets[bucket].elems, job_.model.dtype);
-      if (lease.moved_in) gathers_.push_back({bucket, where, id, lease.tenant_last_use});
+      if (lease.moved_in) gathers_.push_back({bucket, where, id, tenant_last_use});
       bind(bucket, where, false, item.rebinds);
       where.begin_bytes += where.size_bytes;
     }
@@ -123,9 +110,8 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
       end_is_bound = true;
       continue;
     }
-    const auto used = std::find_if(reduces_.rbegin(), reduces_.rend(), [](const Reduce& r) { return r.slot >= 0; });
-    const bool again = used != reduces_.rend() && used->bucket == bucket && used->micro_batch == item.micro_batch;
-    const int slot = again ? used->slot : slots_taken_++ % kGradientSlots;
+    const int64_t use = int64_t{item.micro_batch} * std::ssize(job_.layout.buckets) + static_cast<int64_t>(bucket);
+    const int slot = gradient_slots_.lease(use, id).slot;
     reduce_from(bucket, slot, id, item.micro_batch);
     bind(bucket, gradient_slot_slice(job_, slot, bucket), true, item.rebinds);
   }

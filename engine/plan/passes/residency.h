@@ -7,40 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "engine/plan/lifetimes.h"
 #include "engine/plan/passes/passes.h"
 
 namespace slipstream {
 
-/// Slots that units (usually layers) pass through, least recently used first. The only access to a unit's slot is a
-/// lease for one item of the spine, and the lease extends the tenancy: the next tenant therefore waits for every use,
-/// and no release can be forgotten.
-class Slots {
- public:
-  struct Lease {
-    int slot = 0;
-    bool moved_in = false;                  // the unit was not in a slot and must be gathered first
-    std::optional<ItemId> tenant_last_use;  // of the unit that occupied it before
-  };
-  explicit Slots(size_t count = 0) : tenants_(count) {}
-  bool empty() const { return tenants_.empty(); }
-  int count() const { return static_cast<int>(tenants_.size()); }
-  Lease lease(int unit, ItemId use);
-
- private:
-  struct Tenant {
-    std::optional<int> unit;
-    std::optional<ItemId> last_use;
-  };
-  std::vector<Tenant> tenants_;
-};
-
-/// Follows a spine as it is built and chooses the location of sharded layers at each use (ZeRO stages 2 and 3).
-/// Embedding and head, if they share no table, take turns in a separate slot: one is gathered, and the gradients of the
-/// other are reduced, while layers compute.
+/// Follows a spine as it is built and chooses the location of sharded layers at each use (Sharding::gradients and
+/// Sharding::parameters). Embedding and head, if they share no table, take turns in a separate slot: one is gathered,
+/// and the gradients of the other are reduced, while layers compute.
 ///
 /// Parameters: a use of a layer that is in a slot is a hit; otherwise it takes the slot with the oldest last use.
-/// Gradients: the backward of a layer takes the next slot in turn; its reduction frees it. Gradients of small
-/// persistent parameters stay in place and are reduced at the end of a micro-batch's backward pass.
+/// Gradients: the backward of a layer takes the slot with the oldest last use as well; its reduction frees it.
+/// Gradients of small persistent parameters stay in place and are reduced at the end of a micro-batch's backward pass.
 class Residency {
  public:
   explicit Residency(const Job& job);
@@ -76,11 +54,11 @@ class Residency {
   const Job& job_;
   std::map<int, std::vector<size_t>> buckets_of_unit_;  // one per layer, or one for each pass of a split backward
   std::map<int, std::vector<size_t>> persistent_of_layer_;
-  Slots slots_;     // of layers
-  Slots end_slot_;  // of the parameters before the first layer and after the last
+  Slots slots_;           // of layers
+  Slots end_slot_;        // of the parameters before the first layer and after the last
+  Slots gradient_slots_;  // of a bucket in a micro-batch
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;
-  int slots_taken_ = 0;  // number of gradient slots taken so far
 };
 
 }  // namespace slipstream
