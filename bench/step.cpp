@@ -105,7 +105,7 @@ class StepBench : WorldBench {
   void write_start(Candidate& c, const std::vector<std::shared_ptr<const Job>>& stages) {
     const Job& job = *c.job;
     world_.together([&] {
-      const int64_t sequences = job.model.batch * job.mesh.group_size(Axis::data);
+      const int64_t sequences = job.model.batch * job.share().ranks;
       if (job.buffers.micro_batches > 1)
         throw ConfigError(
             "[bench] --export needs one micro-batch, got {}. Set train.global_batch_size to micro_batch_size x data "

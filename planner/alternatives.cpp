@@ -22,7 +22,7 @@ std::vector<Sets> changes(const Planned& planned) {
   const std::string shards_in_nodes = fmt::format("zero.shard_size={}", planned.machine.ranks_per_node);
   std::vector<Sets> found;
   const auto add = [&](const char* key, const auto& value) { found.push_back({fmt::format("{}={}", key, value)}); };
-  if (job.mesh.group_size(Axis::replica) > 1) {
+  if (job.reduces()) {
     if (config.train.dtype == DType::bf16 && job.options.wire_dtype == DType::f32) add("comm.grad_dtype", "bfloat16");
     if (config.overlap.grad_reduce != ReduceMode::bucketed) add("overlap.grad_reduce", "bucketed");
     for (const int64_t size_bytes : {config.overlap.bucket_size_bytes / 4, config.overlap.bucket_size_bytes * 4})

@@ -76,7 +76,8 @@ ZeroMemory states_of(const FinishedJob& drafted, int stage, int ranks) {
       int64_t elems = 0;
       for (uint32_t p : group.parameters) elems += job.model.parameters[p].elems;
       const StateBytes states = state_bytes(job.model.dtype, sharding, *group.optimizer);
-      row.formula_bytes += elems * states.whole + elems * states.shared / job.mesh.group_size(Axis::replica);
+      row.formula_bytes +=
+          elems * states.whole + elems * states.shared / job.mesh.group_size(group.placement.sums_over);
     }
     if (row.planned_bytes > most.planned_bytes) most = row;
   }
@@ -205,7 +206,7 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
         fmt::format("tensor groups communicate in every layer and cross nodes of {}; use a parallel.tensor that "
                     "divides {}, and put tp first in parallel.order",
                     counted(machine.ranks_per_node, "rank"), machine.ranks_per_node));
-  if (job.model.dtype == DType::bf16 && job.options.wire_dtype != DType::u8 && job.mesh.group_size(Axis::replica) > 1) {
+  if (job.model.dtype == DType::bf16 && job.options.wire_dtype != DType::u8 && job.reduces()) {
     const int64_t sent = gradient_bytes(job);
     const bool rounds = job.options.wire_dtype == DType::bf16;
     lines.push_back(
@@ -224,8 +225,7 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
     lines.push_back(fmt::format(
         "zero.stage {}: each layer is one bucket; overlap.bucket_size = {} applies only to the other parameters",
         config.zero.stage, format_bytes(job.options.bucket_bytes)));
-  else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && !sharding.gradients &&
-           job.mesh.group_size(Axis::replica) > 1)
+  else if (larger > 0 && job.options.reduce_mode == ReduceMode::bucketed && !sharding.gradients && job.reduces())
     lines.push_back(
         fmt::format("{} of {} parameters {} larger than overlap.bucket_size = {} and {} in one bucket with the "
                     "parameters before {}",

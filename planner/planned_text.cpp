@@ -38,7 +38,7 @@ std::string machine_text(const Planned& planned) {
 /// The saving of sending the two shares of a tied table's gradient separately.
 void print_tied(const Planned& planned) {
   const Job& job = *planned.finished.job;
-  if (!job.model.tied.split || job.mesh.group_size(Axis::replica) == 1) return;
+  if (!job.model.tied.split || !job.reduces()) return;
   RunConfig config = *planned.config;
   config.overlap.split_tied_embedding = false;
   Planned whole = planned;
@@ -291,7 +291,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                planned.chose_bucket_size
                    ? fmt::format("; overlap.bucket_size = \"auto\": {}", format_bytes(job.options.bucket_bytes))
                    : "");
-  if (job.model.tied.split && job.mesh.group_size(Axis::replica) > 1)
+  if (job.model.tied.split && job.reduces())
     print_result("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                  job.model.tied.as_rows ? "ids and rows" : "a dense table");
   print_tied(planned);
@@ -334,7 +334,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_checkpoint(planned, rehearsal);
   if (planned.config->checkpoint.peer_interval > 0)
     print_result("peer snapshots: {}\n", text_of(keeping_costs_of(planned)));
-  if (const WireBytes& wire = totals.wire; job.mesh.group_size(Axis::replica) > 1)
+  if (const WireBytes& wire = totals.wire; job.reduces())
     print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
                  format_bytes(wire.sent), format_bytes(wire.theory),
                  static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));

@@ -31,13 +31,12 @@ uint64_t hash_of(const FinishedJob& finished) {
 }
 
 std::string reason_for(const std::string& key, const RunConfig& config, const Job& job) {
-  const int ranks = job.mesh.group_size(Axis::replica);
   if (job.mesh.world() == 1) return "one rank sends nothing";
   if (key.starts_with("pipeline.") && job.mesh.sizes().pipeline == 1) return "there is one stage";
   const bool of_gradients = key.ends_with("bucket_size") || key.starts_with("zero.") || key.starts_with("comm.") ||
                             key == "overlap.grad_reduce" || key == "overlap.split_tied_embedding" ||
                             key == "overlap.optimizer_per_bucket" || key == "overlap.param_gather";
-  if (of_gradients && ranks == 1) return "one data rank reduces and shards nothing";
+  if (of_gradients && !job.reduces()) return "one data rank reduces and shards nothing";
   if (key.ends_with("bucket_size")) {
     if (config.overlap.grad_reduce != ReduceMode::bucketed)
       return fmt::format("overlap.grad_reduce = {} has no buckets", field_text(config, "overlap.grad_reduce"));

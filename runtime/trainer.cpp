@@ -59,8 +59,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
       guard_(config_, global_batch_ * config_.train.sequence_length, stages_) {
   const Job& job = *finished.job;
   const Train& train = config_.train;
-  const int data_ranks = job.mesh.group_size(Axis::data);
-  const int data_rank = job.mesh.index_in_group(Axis::data, world.rank());
+  const Job::Share share = job.share();
   const data::TrainSampler sampler(dataset.counts, dataset.mixture,
                                    {.sequence_length = train.sequence_length,
                                     .micro_batch_size = train.micro_batch_size,
@@ -70,10 +69,8 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
                                .rows = train.micro_batch_size,
                                .sequence_length = job.model.tokens,
                                .documents = job.model.documents};
-  const int context_rank = job.mesh.index_in_group(Axis::context, world.rank()),
-            context_ranks = job.mesh.group_size(Axis::context);
   const data::BatchFiller fill =
-      data::training_filler(dataset.train, sampler, data_rank, data_ranks, context_rank, context_ranks);
+      data::training_filler(dataset.train, sampler, share.rank, share.ranks, share.context_rank, share.context_ranks);
   // Each step stages the next step's batch, including the last step, which replay() runs twice.
   loader_ = std::make_unique<data::Loader>(
       [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) {
@@ -319,7 +316,7 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
     if (const std::string tasks = waited_for(totals_.exposed_by, n); !tasks.empty())
       log_info("waits:    compute waited for {}", tasks);
   }
-  if (const Job& job = rank_->job(); job.mesh.group_size(Axis::replica) > 1 && config_.train.steps > resumed_) {
+  if (const Job& job = rank_->job(); job.reduces() && config_.train.steps > resumed_) {
     const planner::WireBytes planned = planner::wire_bytes_of_step(job);
     log_info("wire:     rank 0 sends {} bytes per step as planned, {} counted; theory {}", planned.sent,
              sent ? fmt::format("{}", (*sent - *sent_before_) / (config_.train.steps - resumed_)) : "not",

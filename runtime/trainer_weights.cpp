@@ -22,8 +22,7 @@ double Trainer::evaluate() {
   const PhaseMark evaluating = world_.phase(comm::RunPhase::evaluation);
   const std::optional<int64_t> before = rank_->sent_bytes();
   const Job& job = rank_->job();
-  const int data_ranks = job.mesh.group_size(Axis::data);
-  const int data_rank = job.mesh.index_in_group(Axis::data, world_.rank());
+  const Job::Share share = job.share();
   const int64_t tokens = job.model.tokens;  // of a sequence on this rank
   const data::EvalSampler sampler(dataset_.validation->count(),
                                   {.sequence_length = config_.train.sequence_length,
@@ -31,20 +30,18 @@ double Trainer::evaluate() {
                                    .global_batch_size = global_batch_,
                                    .seed = static_cast<uint64_t>(config_.train.seed)},
                                   config_.train.eval_batches);
-  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, data_rank, data_ranks,
-                                                         job.mesh.index_in_group(Axis::context, world_.rank()),
-                                                         job.mesh.group_size(Axis::context));
-  const bool counts = job.mesh.coordinates(world_.rank()).tensor == 0;  // all tensor ranks have the same losses
+  const data::BatchFiller fill = data::evaluation_filler(dataset_.validation, sampler, share.rank, share.ranks,
+                                                         share.context_rank, share.context_ranks);
   data::Batch batch = data::make_batch({.micro_batches = 1,
                                         .rows = config_.train.micro_batch_size,
                                         .sequence_length = tokens,
                                         .documents = job.model.documents});
   std::vector<double> sums;
-  for (int64_t round = 0; round < sampler.rounds(data_ranks); ++round) {
+  for (int64_t round = 0; round < sampler.rounds(share.ranks); ++round) {
     fill(round, batch);
     const std::vector<float> losses = rank_->evaluate(batch.inputs, batch.targets, batch.document_begins);
     double sum = 0;
-    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && counts && !losses.empty(); ++i)
+    for (int64_t i = 0; i < batch.valid_rows[0] * tokens && share.counts && !losses.empty(); ++i)
       sum += losses[static_cast<size_t>(i)];
     sums.push_back(sum);
   }

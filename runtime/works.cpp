@@ -70,8 +70,10 @@ Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
 
 Fn add_rows_work(const Job& job, const Item& item) {
   const TiedEmbedding& tied = job.model.tied;
-  const kernels::EmbeddingRowsAdd shape{
-      .ranks = job.mesh.group_size(Axis::replica), .capacity = tied.capacity, .width = tied.width, .vocab = tied.vocab};
+  const kernels::EmbeddingRowsAdd shape{.ranks = job.mesh.group_size(job.tied_axis()),
+                                        .capacity = tied.capacity,
+                                        .width = tied.width,
+                                        .vocab = tied.vocab};
   return [=, row_ids = item.reads[0], rows = item.reads[1], table = item.writes[0]](LaunchContext& c) {
     kernels::EmbeddingRowsAdd args = shape;
     args.row_ids = c.as<int32_t>(row_ids);

@@ -42,7 +42,7 @@ void add_channel_of(const Communication& c, Job& job) {
 void add_channels(Job& job) {
   job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
   if (!job.update_on_spine) job.channels.push_back({Role::update, Axis::self});
-  const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.mesh.group_size(Axis::replica) > 1;
+  const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.reduces();
   if (piped)
     for (Role role : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
       job.channels.push_back({role, Axis::pipeline});

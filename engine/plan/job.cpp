@@ -14,6 +14,27 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
   return {buffer, bytes_of(offset_elems, dtype), bytes_of(elems, dtype)};
 }
 
+bool Job::reduces() const {
+  return std::any_of(groups.begin(), groups.end(),
+                     [&](const ParameterGroup& group) { return mesh.group_size(group.placement.sums_over) > 1; });
+}
+
+Axis Job::tied_axis() const {
+  for (const ParameterGroup& group : groups)
+    if (std::find(group.parameters.begin(), group.parameters.end(), model.tied.parameter) != group.parameters.end())
+      return group.placement.sums_over;
+  throw PlanError("[plan] no parameter group has the tied table.");
+}
+
+Job::Share Job::share() const {
+  const auto index = [&](Axis axis) { return mesh.index_in_group(axis, options.rank); };
+  return {.rank = index(Axis::data),
+          .ranks = mesh.group_size(Axis::data),
+          .context_rank = index(Axis::context),
+          .context_ranks = mesh.group_size(Axis::context),
+          .counts = index(Axis::tensor) == 0};
+}
+
 Sharding Job::sharding() const {
   Sharding any;
   for (const ParameterGroup& group : groups) {

@@ -189,6 +189,16 @@ struct Job {
   /// The same and the limits behind them.
   int64_t staged_scalars() const { return scalars() + (options.skips ? kLimits : 0); }
   const Placement& placement_of(size_t bucket) const { return group_of(bucket).placement; }
+  /// Are the gradients of any group summed over several ranks?
+  bool reduces() const;
+  /// The ranks that add up both shares of a split tied table.
+  Axis tied_axis() const;
+  /// The part of the batch that this rank computes: sequences are dealt to data ranks, their tokens to context ranks.
+  struct Share {
+    int rank = 0, ranks = 1, context_rank = 0, context_ranks = 1;
+    bool counts = true;  // no other rank of this share counts its losses, which all tensor ranks have
+  };
+  Share share() const;
   /// What the ranks divide of any group.
   Sharding sharding() const;
   ChannelId channel(Role role) const;  // Throws PlanError if there is none.

@@ -69,8 +69,7 @@ void place_buckets(Job& job) {
   };
   Region residuals(job.buffers, "gradients.residual", DType::f32, Owner::communication);
   Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
-  const bool feeds_back =
-      job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.mesh.group_size(Axis::replica) > 1;
+  const bool feeds_back = job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.reduces();
   job.storage.resize(job.layout.buckets.size());
   for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
@@ -314,7 +313,7 @@ void place_memory(Job& job) {
       ids.tied_share = add("tied.share", 4 * job.storage[b].shard_elems, Owner::communication);
   const TiedEmbedding& tied = job.model.tied;
   if (!tied.as_rows) return;
-  const int64_t index = job.mesh.index_in_group(Axis::replica, job.options.rank);
+  const int64_t index = job.mesh.index_in_group(job.tied_axis(), job.options.rank);
   const auto mine = [&](const char* name, BufferId all, int64_t size_bytes) {
     job.buffers.set_view(job.buffers.find(name), {all, index * size_bytes, size_bytes});
   };

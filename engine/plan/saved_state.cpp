@@ -76,7 +76,7 @@ int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
 }
 
 bool is_saved(const Job& job, const ParameterSpec& parameter) {
-  return !parameter.is_copy && (parameter.is_split() || job.mesh.index_in_group(Axis::tensor, job.options.rank) == 0);
+  return !parameter.is_copy && (parameter.is_split() || job.share().counts);
 }
 
 }  // namespace slipstream

@@ -30,7 +30,7 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
     return {collective("all_reduce.embedding", Op::all_reduce, dense, dense, DType::f32, tied.vocab * tied.width)};
   }
   const auto part = [&](BufferId buffer, int64_t size_bytes) {
-    return Slice{buffer, job.mesh.index_in_group(Axis::replica, job.options.rank) * size_bytes, size_bytes};
+    return Slice{buffer, job.mesh.index_in_group(job.tied_axis(), job.options.rank) * size_bytes, size_bytes};
   };
   return {collective("all_gather.embedding_ids", Op::all_gather, part(tied.row_ids, tied.capacity * 4),
                      job.buffers.whole(tied.row_ids), DType::i32, tied.capacity),
@@ -74,7 +74,7 @@ Point ready_point(const Job& job, const SpineMap& spine, const Bucket& bucket) {
 
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
-  const bool alone = job.mesh.group_size(Axis::replica) == 1;
+  const bool alone = !job.reduces();
   // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
   const std::vector<Point> aligned = job.aligns_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
   const auto chunk_of = [&](const Bucket& bucket) {
@@ -109,7 +109,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   if (!job.model.tied.split) return reduced;
   // The embedding's piece is the last one in backward.
   reduced.tied = alone ? std::vector<Point>{spine.last()}
-                       : share_tied(job, plan, job.channel(Role::reduce, Axis::replica), spine.last());
+                       : share_tied(job, plan, job.channel(Role::reduce, job.tied_axis()), spine.last());
   return reduced;
 }
 
