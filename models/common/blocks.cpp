@@ -144,9 +144,9 @@ bool SpecBuilder::cut_before(int64_t layer) const {
   return std::find(options_.cuts.begin(), options_.cuts.end(), layer) != options_.cuts.end();
 }
 
-uint32_t SpecBuilder::begin(const std::string& name, int layer) {
+void SpecBuilder::begin(const std::string& name, int layer) {
   spec_.pieces.push_back({.name = name, .layer = layer});
-  return current();
+  for (std::vector<uint32_t>* list : lists_) list->push_back(current());
 }
 
 void SpecBuilder::work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,

@@ -105,13 +105,18 @@ class SpecBuilder {
   void gather(Slice part, Slice all, TokenChunk c);
   /// Adds the pieces of token-wise stages in chunks: stage s of chunk c comes right after stage s - 1 of chunk c + 1,
   /// so that communication after stage s - 1 of chunk c overlaps with it. On one rank, stages with one name and layer
-  /// are one piece. `add` is called for every piece.
+  /// are one piece.
   struct Stage {
     std::string piece, part;  // on one rank, and the rest of the name on several
     int layer = -1;
     std::function<void(TokenChunk)> body;
+    bool whole = false;  // not token-wise: the body is called once, for all tokens
+
+    bool is_part_of(const Stage& other) const {
+      return piece == other.piece && part == other.part && layer == other.layer;
+    }
   };
-  void in_chunks(const std::vector<Stage>& stages, int count, const std::function<void(uint32_t)>& add);
+  void in_chunks(const std::vector<Stage>& stages);
   /// A tensor of which each rank holds a part along dimension `dim`, of each of `blocks` equal blocks.
   NamedTensor held(NamedTensor whole, int dim, int blocks = 1) const;
   /// With sequence parallelism a norm sees only this rank's tokens: its gradients (float, `elems` in total) are first
@@ -142,8 +147,10 @@ class SpecBuilder {
   Slice value(uint32_t parameter) const { return buffers_.whole(spec_.parameters[parameter].value); }
   Slice gradient(uint32_t parameter) const { return buffers_.whole(spec_.parameters[parameter].gradient); }
 
-  /// Starts a piece; the following works belong to it. Returns its index.
-  uint32_t begin(const std::string& name, int layer);
+  /// The following pieces belong to these lists of the spec, in the order in which they begin.
+  void into(std::vector<std::vector<uint32_t>*> lists) { lists_ = std::move(lists); }
+  /// Starts a piece; the following works belong to it.
+  void begin(const std::string& name, int layer);
   void work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
             std::function<void(LaunchContext&)> fn);
   /// Declares that the gradient of the whole parameter is complete after this piece.
@@ -218,7 +225,7 @@ class SpecBuilder {
   // The head of one rank: logits, losses and gradients of a chunk of tokens, then those of the next in the same memory.
   /// The pieces of training, the first of a backward pass: d_hidden, and the table's gradient, which is complete in
   /// chunks of the vocabulary during the last chunk of tokens.
-  void head(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces);
+  void head(Slice hidden, uint32_t table, Slice d_hidden);
   /// Adds the last piece of an evaluation: losses only.
   void evaluate_head(Slice hidden, uint32_t table);
   // The head of ranks that share the vocabulary.
@@ -228,7 +235,7 @@ class SpecBuilder {
   void shared_losses();
   void head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk c);
   /// The table's gradient in vocabulary chunks, one piece each.
-  void head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces);
+  void head_weight_gradient(Slice hidden, uint32_t table) { head_weight_gradient(hidden, table, {0, rows()}); }
   /// Backward of embed.
   void embed_gradient(uint32_t table, int64_t positions, Slice dx);
 
@@ -296,7 +303,7 @@ class SpecBuilder {
   Linear head_product(uint32_t table) const;
   /// Logits, losses and, in training, the gradient of the logits in their place.
   void head_losses(Slice hidden, uint32_t table, Rows r, bool training);
-  void head_weight_gradient(Slice hidden, uint32_t table, Rows r, std::vector<uint32_t>& pieces);
+  void head_weight_gradient(Slice hidden, uint32_t table, Rows r);
   /// The gradient of some words of the table: adds that of tokens r to that of the tokens before.
   void table_gradient(Slice hidden, uint32_t table, Rows r, Rows words);
   void merge_losses(bool training);
@@ -313,6 +320,7 @@ class SpecBuilder {
   ModelOptions options_;
   Buffers& buffers_;
   ModelSpec spec_;
+  std::vector<std::vector<uint32_t>*> lists_;
   bool replaying_ = false;
   Slice ids_, targets_, document_begins_, sequence_numbers_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;

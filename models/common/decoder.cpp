@@ -4,6 +4,7 @@
 #include "models/common/decoder.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -29,22 +30,29 @@ struct Block : BlockParameters {
 };
 
 class Decoder {
+  using Stage = SpecBuilder::Stage;
+
  public:
   Decoder(const Architecture& family, const ModelOptions& options, Buffers& buffers)
       : f_(family), o_(options), b_(options, buffers), ring_(b_) {}
 
   ModelSpec build() {
     declare();
+    ModelSpec& spec = b_.spec();
+    b_.into({&spec.forward});
     b_.take_batch();
-    b_.spec().forward.push_back(b_.current());
     if (o_.dropout.any()) {  // evaluation has pieces of its own
-      forward({&b_.spec().evaluate}, {});
-      forward({&b_.spec().forward}, o_.dropout);
+      b_.into({&spec.evaluate});
+      forward({});
+      b_.into({&spec.forward});
+      forward(o_.dropout);
     } else {
-      forward({&b_.spec().forward, &b_.spec().evaluate}, {});
+      b_.into({&spec.forward, &spec.evaluate});
+      forward({});
     }
     b_.shared() ? b_.shared_losses() : b_.evaluate_head(hidden_, head_);
-    b_.shared() ? shared_backward() : backward();
+    b_.into({&spec.backward});
+    backward();
     return b_.finish(f_.description);
   }
 
@@ -191,8 +199,7 @@ class Decoder {
   };
 
   /// A norm uses the rank's own rows.
-  SpecBuilder::Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, const Sum& of,
-                                Slice normed) {
+  Stage norm_stage(const char* piece, const char* part, int l, const Norm& n, const Sum& of, Slice normed) {
     return {piece, part, l, [=, this](TokenChunk c) {
               const Slice out = seen(normed), x = b_.chunk(of.x, c), sum = b_.chunk(of.sum, c);
               if (of.rate > 0) {
@@ -207,7 +214,7 @@ class Decoder {
   }
 
   /// The sum of a layer before a cut.
-  SpecBuilder::Stage sum_stage(int l, const Sum& of) {
+  Stage sum_stage(int l, const Sum& of) {
     return {"residual_sum", "own", l, [=, this](TokenChunk c) {
               const Slice x = b_.chunk(of.x, c), delta = b_.own(of.delta, c), sum = b_.chunk(of.sum, c);
               of.rate > 0 ? b_.dropout(of.place, of.rate, x, delta, sum, b_.first_own_row(c))
@@ -215,14 +222,14 @@ class Decoder {
             }};
   }
 
-  void embed(double rate, const std::function<void(uint32_t)>& add) {
-    add(b_.begin("embedding", -1));
+  void embed(double rate) {
+    b_.begin("embedding", -1);
     b_.embed(table_, positions_, rate > 0 ? delta_ : embedded_, delta_);
     if (rate == 0) return;
     const auto drop = [=, this](TokenChunk c) {
       b_.dropout("embedding", rate, {}, b_.own(delta_, c), b_.chunk(embedded_, c), b_.first_own_row(c));
     };
-    b_.shared() ? b_.in_chunks({{"embedding", "dropout", -1, drop}}, b_.chunks(), add) : drop({});
+    b_.shared() ? b_.in_chunks({{"embedding", "dropout", -1, drop}}) : drop({});
   }
 
   void mlp(const Block& y, TokenChunk c) {
@@ -237,14 +244,11 @@ class Decoder {
     b_.reduce(delta_, c);
   }
 
-  /// Adds all pieces before the losses to `lists`.
-  void forward(const std::vector<std::vector<uint32_t>*>& lists, const DropoutRates& dropout) {
-    const auto add = [&](uint32_t piece) {
-      for (std::vector<uint32_t>* list : lists) list->push_back(piece);
-    };
+  /// Adds all pieces before the losses.
+  void forward(const DropoutRates& dropout) {
     const double rate = dropout.residual;
-    embed(dropout.embedding, add);
-    std::vector<SpecBuilder::Stage> stages;  // token-wise stages since the last attention
+    embed(dropout.embedding);
+    std::vector<Stage> stages;  // token-wise stages since the last attention
     for (int l = 0; l < end(); ++l) {
       const Block& y = block(l);
       stages.push_back(l == 0 || b_.cut_before(l)
@@ -256,12 +260,12 @@ class Decoder {
                           if (b_.shares_kv() && c.index == 0) b_.assemble_qkv(y.qkv, y.kv, y.projection);
                           b_.linear(b_.chunk(seen(y.normed_1), c), y.projection, b_.chunk(y.raw, c));
                         }});
-      b_.in_chunks(stages, b_.chunks(), add);
+      b_.in_chunks(stages);
       stages.clear();
-      if (b_.shared()) add(b_.begin("attention", l));
+      if (b_.shared()) b_.begin("attention", l);
       if (y.head_norms.exist()) b_.head_norm(y.raw, y.head_norms, y.qkv_out);
       if (f_.rotary) b_.rotate(y.qkv_out, false);
-      ring_.forward(l, dropout.attention, y.qkv_out, y.attended, y.lse, add);
+      ring_.forward(l, dropout.attention, y.qkv_out, y.attended, y.lse);
       const auto out = [this, &y](TokenChunk c) {
         b_.partial_linear(b_.chunk(y.attended, c), y.out, b_.chunk(delta_, c));
         b_.reduce(delta_, c);
@@ -278,7 +282,7 @@ class Decoder {
         stages.push_back(sum_stage(l, {y.residual_mid, delta_, sum, mlp_place(l), rate}));
       }
       if (!o_.whole_layers || !b_.shared()) continue;
-      b_.in_chunks(stages, b_.chunks(), add);
+      b_.in_chunks(stages);
       stages.clear();
     }
     stages.push_back(b_.cut_before(end())
@@ -288,188 +292,205 @@ class Decoder {
                                       hidden_));
     if (b_.shared())
       stages.push_back({"head", "products", end(), [this](TokenChunk c) { b_.head_part(seen(hidden_), head_, c); }});
-    b_.in_chunks(stages, b_.chunks(), add);
+    b_.in_chunks(stages);
   }
 
-  // Backward.
+  // Backward: gradients of inputs from the last layer to the first, and beside them those of weights. On one rank the
+  // gradients of weights come as early as they can, in one piece with the gradients of inputs before them. If ranks
+  // share layers, the gradients of weights come after those of a layer's inputs, which are summed over the ranks while
+  // the gradients of weights are computed.
 
-  void add_backward(uint32_t piece) { b_.spec().backward.push_back(piece); }
+  /// The gradient of a product's weights, and that of its input: both from the gradient of its output.
+  struct Step {
+    const char* piece = nullptr;  // of the weights; null: the step has none
+    std::function<void()> weights = {};
+    Stage input = {};
+  };
 
-  /// d_up from d_mlp.
-  void mlp_input_gradient(const Block& y, TokenChunk c) {
-    const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c),
-                d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
-    b_.linear_input_gradient(b_.chunk(y.d_mlp, c), y.down, d_active, f_.gated ? Slice{} : up, y.up);
-    if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
-  }
-
-  /// d_qkv becomes the gradient of what the product has written.
-  void before_attention_gradient(const Block& y) {
-    if (f_.rotary) b_.rotate(y.d_qkv, true);
-    if (y.head_norms.exist()) b_.head_norm_gradient(y.d_qkv, y.raw, y.head_norms);
-  }
-
-  void add_embedding_gradient() {
-    const Slice d = block(0).d_in.all;
-    add_backward(b_.begin("embedding_gradient", -1));
-    if (o_.dropout.embedding > 0) b_.dropout("embedding", o_.dropout.embedding, {}, d, d, 0);
-    b_.embed_gradient(table_, positions_, d);
-  }
-
-  void backward() {
-    std::vector<uint32_t>& order = b_.spec().backward;
-    b_.head(hidden_, head_, d_norm_, order);
-    add_backward(b_.begin("final_norm_gradient", end()));
-    b_.norm_gradient(d_norm_, residual_out_, final_, {}, blocks_.back().d_out.all, {}, blocks_.back().down);
-    for (int l = end() - 1; l >= 0; --l) {
-      const Block& y = block(l);
-      add_backward(b_.begin("mlp_down_gradient", l));
-      dropout_gradient(mlp_place(l), y.d_out.all, y.d_mlp, {});
-      b_.linear_weight_gradient(y.active, y.d_mlp, y.down);
-      ring_.fetch(l, y.qkv_out, order);  // only after the pieces that need all of a recomputed forward pass
-      add_backward(b_.begin("mlp_up_gradient", l));
-      mlp_input_gradient(y, {});
-      b_.linear_weight_gradient(y.normed_2, y.d_up, y.up);
-      add_backward(b_.begin("norm_2_gradient", l));
-      b_.linear_input_gradient(y.d_up, y.up, d_norm_);
-      b_.norm_gradient(d_norm_, y.residual_mid, y.norm_2, y.d_out.all, y.d_mid, {}, y.out);
-      add_backward(b_.begin("attention_out_gradient", l));
-      dropout_gradient(attention_place(l), y.d_mid, y.d_attention, {});
-      b_.linear_weight_gradient(y.attended, y.d_attention, y.out);
-      add_backward(b_.begin("attention_qkv_gradient", l));
-      b_.linear_input_gradient(y.d_attention, y.out, d_attended_);
-      ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
-      before_attention_gradient(y);
-      b_.linear_weight_gradient(y.normed_1, y.d_qkv, y.qkv);
-      add_backward(b_.begin("norm_1_gradient", l));
-      b_.linear_input_gradient(y.d_qkv, y.qkv, d_norm_);
-      b_.norm_gradient(d_norm_, y.residual_in, y.norm_1, y.d_mid, y.d_in.all, {}, l > 0 ? block(l - 1).down : Linear{});
+  /// The gradient of an input. On one rank it belongs to the next piece.
+  void input(Stage stage) {
+    if (!b_.shared()) return inputs_.push_back(std::move(stage));
+    if (stage.whole) {
+      flush();
+      if (!stage.piece.empty()) b_.begin(stage.piece, stage.layer);
+      return stage.body({});
     }
-    add_embedding_gradient();
+    if (!inputs_.empty() && inputs_.back().is_part_of(stage))
+      inputs_.back().body = [first = inputs_.back().body, then = stage.body](TokenChunk c) { first(c), then(c); };
+    else
+      inputs_.push_back(std::move(stage));
+  }
+  void flush() { b_.in_chunks(std::exchange(inputs_, {})); }
+  /// A piece after the gradients of inputs so far.
+  void piece(const std::string& name, int l, const std::function<void()>& body) {
+    if (b_.shared()) flush();
+    b_.begin(name, l);
+    for (const Stage& stage : std::exchange(inputs_, {})) stage.body({});
+    body();
+  }
+
+  /// Backward of a layer after norm `n` of x, from d_sum, the gradient of the residual after it. `place`: its name for
+  /// dropout, which makes d of d_sum. `fetch` is called after the first piece.
+  void layer_backward(
+      const std::string& place, int l, Slice d_sum, Slice d, const Norm& n, Slice x, const std::vector<Step>& steps,
+      const std::function<void()>& fetch = [] {}) {
+    const Stage& first = steps.front().input;
+    const auto beside_first = [&](std::function<void(TokenChunk)> body) {
+      input({first.piece, first.part, l, std::move(body)});
+    };
+    beside_first([=, this](TokenChunk c) { dropout_gradient(place, d_sum, d, c); });
+    if (!b_.shared()) {
+      for (const Step& step : steps) {
+        if (step.piece != nullptr) piece(step.piece, l, step.weights);
+        if (&step == &steps.front()) fetch();
+        input(step.input);
+      }
+      return;
+    }
+    bool gathers = true;
+    for (const Step& step : steps) {
+      if (step.input.whole) {
+        // After the last chunk: a stage of all tokens leaves bandwidth free; here the gathers of d_sum need it.
+        beside_first([=, this](TokenChunk c) {
+          for (int i = 0; i < c.count && c.index + 1 == c.count; ++i) gather_again(n, x, {i, c.count});
+        });
+        gathers = false;
+      }
+      if (step.input.body) input(step.input);
+    }
+    if (gathers) beside_first([=, this](TokenChunk c) { gather_again(n, x, c); });
+    flush();
+    fetch();
+    for (const Step& step : steps)
+      if (step.piece != nullptr) piece(step.piece, l, step.weights);
+  }
+
+  std::vector<Step> mlp_backward(const Block& y, int l) {
+    const auto down = [this, &y](TokenChunk c) {
+      const Slice up = b_.chunk(y.up_out, c), d_up = b_.chunk(y.d_up, c),
+                  d_active = f_.gated ? b_.chunk(d_active_, c) : d_up;
+      b_.linear_input_gradient(b_.chunk(y.d_mlp, c), y.down, d_active, f_.gated ? Slice{} : up, y.up);
+      if (f_.gated) b_.swiglu_gradient(d_active, up, d_up, b_.ffn_width());
+    };
+    const auto up = [this, &y](TokenChunk c) {
+      b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
+      b_.reduce(d_norm_, c);
+    };
+    return {{"mlp_down_gradient",
+             [this, &y] { b_.linear_weight_gradient(y.active, y.d_mlp, y.down); },
+             {"mlp_input_gradient", "products", l, down}},
+            {"mlp_up_gradient",
+             [this, &y] { b_.linear_weight_gradient(seen_again(y.normed_2), y.d_up, y.up); },
+             {"mlp_input_gradient", "products", l, up}}};
+  }
+
+  std::vector<Step> attention_backward(const Block& y, int l) {
+    const auto out = [this, &y](TokenChunk c) {
+      b_.linear_input_gradient(b_.chunk(y.d_attention, c), y.out, b_.chunk(d_attended_, c));
+    };
+    const auto attention = [this, &y, l](TokenChunk) {
+      ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv);
+      // d_qkv becomes the gradient of what the product has written.
+      if (f_.rotary) b_.rotate(y.d_qkv, true);
+      if (y.head_norms.exist()) b_.head_norm_gradient(y.d_qkv, y.raw, y.head_norms);
+    };
+    const auto qkv = [this, &y](TokenChunk c) {
+      if (b_.shares_kv() && c.index == 0) b_.assemble_qkv(y.qkv, y.kv, y.projection);
+      b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.projection, b_.chunk(d_norm_, c));
+      b_.reduce(d_norm_, c);
+    };
+    const auto qkv_weights = [this, &y] {
+      b_.shares_kv() ? b_.qkv_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv, y.kv, y.kv_partial)
+                     : b_.linear_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv);
+    };
+    const char* const one_piece = o_.context_ranks == 1 ? "attention_gradient" : "";  // a ring's have other names
+    std::vector<Step> steps{{"attention_out_gradient",
+                             [this, &y] { b_.linear_weight_gradient(y.attended, y.d_attention, y.out); },
+                             {"attention_input_gradient", "out", l, out}},
+                            {.input = {one_piece, "", l, attention, true}},
+                            {"attention_qkv_gradient", qkv_weights, {"attention_input_gradient", "qkv", l, qkv}}};
+    if (b_.shared() && y.head_norms.exist())
+      steps.push_back(
+          {"head_norms_share", [this, &y] { b_.add_partial(y.head_norms.partial, y.head_norms.parameters()); }});
+    return steps;
   }
 
   /// Gradient of a norm's input: computed for the rank's own tokens and then gathered, because weights and inputs
   /// before it need all tokens; at a cut the previous stage gathers. Own rows are among all rows where they are
-  /// gathered, and contiguous where they travel.
-  SpecBuilder::Stage norm_gradient_stage(const char* name, int l, const Norm& n, Slice x, Slice residual,
-                                         const ResidualGradient& dx) {
-    return {name, "own", l, [=, this](TokenChunk c) {
-              const bool crosses = dx.crosses.size_bytes > 0;
-              b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), chunk_of(n, c),
-                               residual.size_bytes > 0 ? b_.own(residual, c) : Slice{},
-                               crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c);
-              if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
-            }};
+  /// gathered, and contiguous where they travel. `before`: the product whose output the residual before x has added.
+  void norm_backward(const char* name, int l, const Norm& n, Slice x, Slice residual, const ResidualGradient& dx,
+                     const Linear& before) {
+    const auto body = [=, this](TokenChunk c) {
+      const bool crosses = dx.crosses.size_bytes > 0;
+      b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), chunk_of(n, c),
+                       residual.size_bytes > 0 ? b_.own(residual, c) : Slice{},
+                       crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c, before);
+      if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
+    };
+    b_.shared() ? input({name, "own", l, body}) : piece(name, l, [&] { body({}); });
   }
   /// After a cut: gathers all tokens of the gradient that the next stage has sent.
-  void gather_arrived(const char* name, int l, const ResidualGradient& d) {
+  void gather_arrived(int l, const ResidualGradient& d) {
+    flush();
     if (d.crosses.size_bytes == 0 || !b_.own_tokens()) return;
-    add_backward(b_.begin(name, l));
+    b_.begin("gather_gradient", l);
     for (int i = 0; i < b_.chunks(); ++i) b_.gather(b_.chunk(d.crosses, {i, b_.chunks()}), d.all, {i, b_.chunks()});
   }
   void add_share(const char* name, int l, const Norm& n) {
     if (!b_.own_tokens()) return;
-    add_backward(b_.begin(name, l));
+    b_.begin(name, l);
     b_.add_partial(n.partial, n.parameters());
   }
-
   /// The last gradients of a layer that are sums over ranks.
   void add_first_shares(int l) {
+    if (l == end()) return add_share("final_norm_share", l, final_);
     const Block& y = block(l);
     if (b_.shares_kv()) {
-      add_backward(b_.begin("kv_share", l));
+      b_.begin("kv_share", l);
       b_.add_kv_partial(y.kv, y.kv_partial);
     }
     add_share("norm_1_share", l, y.norm_1);
   }
 
-  /// If ranks share layers: the gradient of an input is summed over them while gradients of weights are computed.
-  void shared_backward() {
-    std::vector<uint32_t>& order = b_.spec().backward;
-    const auto add = [this](uint32_t piece) { add_backward(piece); };
-    const int count = b_.chunks();
+  void head_backward() {
+    if (!b_.shared()) return b_.head(hidden_, head_, d_norm_);
     if (b_.own_tokens()) {
-      add(b_.begin("hidden_again", end()));
-      for (int i = 0; i < count; ++i) gather_again(final_, residual_out_, {i, count});
+      b_.begin("hidden_again", end());
+      for (int i = 0; i < b_.chunks(); ++i) gather_again(final_, residual_out_, {i, b_.chunks()});
     }
-    b_.in_chunks({{"head_input_gradient", "products", end(),
-                   [this](TokenChunk c) {
+    b_.in_chunks({{"head_input_gradient", "products", end(), [this](TokenChunk c) {
                      b_.head_input_gradient(head_, d_norm_, c);
                      b_.reduce(d_norm_, c);
-                   }}},
-                 count, add);
-    b_.head_weight_gradient(seen_again(hidden_), head_, order);
-    std::vector<SpecBuilder::Stage> stages{
-        norm_gradient_stage("final_norm_gradient", end(), final_, residual_out_, {}, blocks_.back().d_out)};
-    if (o_.whole_layers) {
-      b_.in_chunks(stages, count, add);
-      stages.clear();
-      add_share("final_norm_share", end(), final_);
-    }
+                   }}});
+    b_.head_weight_gradient(seen_again(hidden_), head_);
+  }
+
+  void backward() {
+    head_backward();
+    norm_backward("final_norm_gradient", end(), final_, residual_out_, {}, blocks_.back().d_out, blocks_.back().down);
     for (int l = end() - 1; l >= 0; --l) {
       const Block& y = block(l);
-      if (b_.cut_before(l + 1)) {
-        b_.in_chunks(stages, count, add);
-        stages.clear();
-        gather_arrived("gather_gradient", l, y.d_out);
+      if (o_.whole_layers) {
+        flush();
+        add_first_shares(l + 1);
       }
-      stages.push_back({"mlp_input_gradient", "products", l, [this, &y, l](TokenChunk c) {
-                          dropout_gradient(mlp_place(l), y.d_out.all, y.d_mlp, c);
-                          mlp_input_gradient(y, c);
-                          b_.linear_input_gradient(b_.chunk(y.d_up, c), y.up, b_.chunk(d_norm_, c));
-                          b_.reduce(d_norm_, c);
-                          gather_again(y.norm_2, y.residual_mid, c);
-                        }});
-      b_.in_chunks(stages, count, add);
-      ring_.fetch(l, y.qkv_out, order);
-      add(b_.begin("mlp_down_gradient", l));
-      b_.linear_weight_gradient(y.active, y.d_mlp, y.down);
-      add(b_.begin("mlp_up_gradient", l));
-      b_.linear_weight_gradient(seen_again(y.normed_2), y.d_up, y.up);
-      if (l + 1 == end() && !o_.whole_layers) add_share("final_norm_share", end(), final_);
-      if (l + 1 < end() && !o_.whole_layers) add_first_shares(l + 1);
-      b_.in_chunks({norm_gradient_stage("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}),
-                    {"attention_input_gradient", "out", l,
-                     [this, &y, l](TokenChunk c) {
-                       dropout_gradient(attention_place(l), y.d_mid, y.d_attention, c);
-                       b_.linear_input_gradient(b_.chunk(y.d_attention, c), y.out, b_.chunk(d_attended_, c));
-                       // After the last chunk: attention leaves bandwidth free; here the gathers of d_mid need it.
-                       for (int i = 0; i < c.count && c.index + 1 == c.count; ++i)
-                         gather_again(y.norm_1, y.residual_in, {i, c.count});
-                     }}},
-                   count, add);
-      if (o_.context_ranks == 1) add(b_.begin("attention_gradient", l));
-      ring_.backward(l, d_attended_, y.qkv_out, y.attended, y.lse, y.d_qkv, order);
-      before_attention_gradient(y);
-      b_.in_chunks({{"attention_input_gradient", "qkv", l,
-                     [this, &y](TokenChunk c) {
-                       if (b_.shares_kv() && c.index == 0) b_.assemble_qkv(y.qkv, y.kv, y.projection);
-                       b_.linear_input_gradient(b_.chunk(y.d_qkv, c), y.projection, b_.chunk(d_norm_, c));
-                       b_.reduce(d_norm_, c);
-                     }}},
-                   count, add);
-      add(b_.begin("attention_out_gradient", l));
-      b_.linear_weight_gradient(y.attended, y.d_attention, y.out);
-      add(b_.begin("attention_qkv_gradient", l));
-      if (b_.shares_kv())
-        b_.qkv_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv, y.kv, y.kv_partial);
-      else
-        b_.linear_weight_gradient(seen_again(y.normed_1), y.d_qkv, y.qkv);
-      if (y.head_norms.exist()) {
-        add(b_.begin("head_norms_share", l));
-        b_.add_partial(y.head_norms.partial, y.head_norms.parameters());
-      }
+      if (b_.cut_before(l + 1)) gather_arrived(l, y.d_out);
+      layer_backward(mlp_place(l), l, y.d_out.all, y.d_mlp, y.norm_2, y.residual_mid, mlp_backward(y, l),
+                     // Only after the pieces that need all of a recomputed forward pass.
+                     [&] { ring_.fetch(l, y.qkv_out); });
+      if (!o_.whole_layers) add_first_shares(l + 1);
+      norm_backward("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}, y.out);
+      layer_backward(attention_place(l), l, y.d_mid, y.d_attention, y.norm_1, y.residual_in, attention_backward(y, l));
       add_share("norm_2_share", l, y.norm_2);
-      stages = {norm_gradient_stage("norm_1_gradient", l, y.norm_1, y.residual_in, y.d_mid, y.d_in)};
-      if (!o_.whole_layers || l == 0) continue;
-      b_.in_chunks(stages, count, add);
-      stages.clear();
-      add_first_shares(l);
+      norm_backward("norm_1_gradient", l, y.norm_1, y.residual_in, y.d_mid, y.d_in,
+                    l > 0 ? block(l - 1).down : Linear{});
     }
-    b_.in_chunks(stages, count, add);
-    gather_arrived("gather_gradient", -1, block(0).d_in);
+    gather_arrived(-1, block(0).d_in);
     add_first_shares(0);
-    add_embedding_gradient();
+    const Slice d = block(0).d_in.all;
+    b_.begin("embedding_gradient", -1);
+    if (o_.dropout.embedding > 0) b_.dropout("embedding", o_.dropout.embedding, {}, d, d, 0);
+    b_.embed_gradient(table_, positions_, d);
   }
 
   const Architecture& f_;
@@ -477,6 +498,7 @@ class Decoder {
   SpecBuilder b_;
   Ring ring_;
   std::vector<Block> blocks_;
+  std::vector<Stage> inputs_;  // of the backward pass, not yet in pieces
   Norm final_;
   uint32_t table_ = 0, head_ = 0;
   int64_t positions_ = -1;  // -1: rotary

@@ -76,23 +76,24 @@ void SpecBuilder::add_loss(bool adds) {
 }
 
 void SpecBuilder::evaluate_head(Slice hidden, uint32_t table) {
-  spec_.evaluate.push_back(begin("head_evaluate", static_cast<int>(options_.layers)));
+  into({&spec_.evaluate});
+  begin("head_evaluate", static_cast<int>(options_.layers));
   for (const Rows& r : head_chunks()) head_losses(hidden, table, r, false);
 }
 
-void SpecBuilder::head(Slice hidden, uint32_t table, Slice d_hidden, std::vector<uint32_t>& pieces) {
+void SpecBuilder::head(Slice hidden, uint32_t table, Slice d_hidden) {
   const auto layer = static_cast<int>(options_.layers);
   const std::vector<Rows> chunks = head_chunks();
   for (size_t i = 0; i < chunks.size(); ++i) {
     const Rows r = chunks[i];
     const bool last = i + 1 == chunks.size();
-    pieces.push_back(begin(last ? "head" : fmt::format("head.{}", i), layer));
+    begin(last ? "head" : fmt::format("head.{}", i), layer);
     head_losses(hidden, table, r, true);
     if (last)
-      head_weight_gradient(hidden, table, r, pieces);
+      head_weight_gradient(hidden, table, r);
     else
       table_gradient(hidden, table, r, {0, vocab_rows()});
-    if (last) pieces.push_back(begin("head_input_gradient", layer));
+    if (last) begin("head_input_gradient", layer);
     linear_input_gradient(logits_of(r), head_product(table), rows_of_all(d_hidden, r));
   }
 }
@@ -101,11 +102,7 @@ void SpecBuilder::head_input_gradient(uint32_t table, Slice d_hidden, TokenChunk
   linear_input_gradient(chunk(logits_, c), head_product(table), chunk(d_hidden, c));
 }
 
-void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, std::vector<uint32_t>& pieces) {
-  head_weight_gradient(hidden, table, {0, rows()}, pieces);
-}
-
-void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, Rows r, std::vector<uint32_t>& pieces) {
+void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, Rows r) {
   const int64_t width = options_.width, vocab = vocab_rows(), multiplied = vocab - vocab_padding();
   const int64_t rows_per_chunk =
       std::min(multiplied, std::max<int64_t>(64, round_up(options_.head_chunk_bytes / (4 * width), 64)));
@@ -115,8 +112,7 @@ void SpecBuilder::head_weight_gradient(Slice hidden, uint32_t table, Rows r, std
     // The last chunk includes the padding.
     const bool last = begin_row + rows_per_chunk >= multiplied;
     const Rows words{begin_row, last ? vocab - begin_row : rows_per_chunk};
-    pieces.push_back(
-        begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers)));
+    begin(fmt::format("head_gradient.{}", begin_row / rows_per_chunk), static_cast<int>(options_.layers));
     table_gradient(hidden, table, r, words);
     if (reports) ready(table, words.begin * width, words.count * width);
   }
@@ -178,8 +174,8 @@ void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
 
 void SpecBuilder::shared_losses() {
   for (bool training : {true, false}) {
-    const uint32_t piece = begin(training ? "head" : "head_evaluate", static_cast<int>(options_.layers));
-    (training ? spec_.forward : spec_.evaluate).push_back(piece);
+    into({training ? &spec_.forward : &spec_.evaluate});
+    begin(training ? "head" : "head_evaluate", static_cast<int>(options_.layers));
     merge_losses(training);
   }
 }

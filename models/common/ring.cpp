@@ -183,20 +183,19 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
   });
 }
 
-void Ring::forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse,
-                   const std::function<void(uint32_t)>& add) {
+void Ring::forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
   if (ranks() == 1) return b_.attention(layer, dropout_rate, qkv, out, lse);
   start_keys(qkv, false);
   for (int step = 0; step < ranks(); ++step) {
-    add(b_.begin(fmt::format("attention_block.{}", step), layer));
+    b_.begin(fmt::format("attention_block.{}", step), layer);
     block(layer, dropout_rate, step, qkv, out, lse);
     if (step > 0 && step + 2 < ranks()) exchange_keys(step + 2, false);
   }
 }
 
-void Ring::fetch(int layer, Slice qkv, std::vector<uint32_t>& order) {
+void Ring::fetch(int layer, Slice qkv) {
   if (ranks() == 1) return;
-  order.push_back(b_.begin("ring_keys", layer));
+  b_.begin("ring_keys", layer);
   start_keys(qkv, true);
 }
 
@@ -236,12 +235,12 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
   });
 }
 
-void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order) {
+void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
   if (ranks() == 1) return b_.attention_gradient(layer, b_.options().dropout.attention, dout, qkv, out, lse, dqkv);
   const Slice dq_sum = this->dq_sum(), share = share_;
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
-    order.push_back(b_.begin(fmt::format("attention_block_gradient.{}", step), layer));
+    b_.begin(fmt::format("attention_block_gradient.{}", step), layer);
     // Not earlier: a recomputed forward pass ends before the first piece that reads its output, and uses the same
     // memory for its carried values.
     if (step == 1)
@@ -251,7 +250,7 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
       // In a separate piece: the sums of the previous ranks arrive while the block runs.
-      order.push_back(b_.begin(fmt::format("add_key_gradients.{}", step), layer));
+      b_.begin(fmt::format("add_key_gradients.{}", step), layer);
       const int64_t elems = b_.rows() * kv_width();
       b_.work("add", kernels::add_cost({.elems = elems}), {share, sum}, {sum}, [=](LaunchContext& c) {
         kernels::add(c, {.x = c.as<float>(share), .y = c.as<float>(sum), .elems = elems});
@@ -259,9 +258,9 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     }
     exchange_gradients(step);
   }
-  order.push_back(b_.begin("attention_block_gradient.0", layer));
+  b_.begin("attention_block_gradient.0", layer);
   block_gradient(layer, 0, dout, qkv, out, lse, dqkv, share);
-  order.push_back(b_.begin("key_gradients", layer));
+  b_.begin("key_gradients", layer);
   const Slice home = gradients(ranks());
   const int64_t begin = b_.heads() * b_.head_dim();
   const kernels::ColumnsSum shape{

@@ -8,8 +8,6 @@
 // with a block. Backward ends with them: gradients of other ranks' keys travel in the same direction as the keys, each
 // rank adds its share, and they arrive at their owner during the last block. With one rank all this is one attention.
 
-#include <functional>
-
 #include "models/common/blocks.h"
 
 namespace slipstream::models {
@@ -22,15 +20,14 @@ class Ring {
   explicit Ring(SpecBuilder& builder);
 
   /// Adds attention to the current piece, with dropout of its weights at `dropout_rate`. With several ranks the
-  /// following blocks are separate pieces, each passed to `add`; the last one stays open for later works.
-  void forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse,
-               const std::function<void(uint32_t)>& add);
+  /// following blocks are separate pieces; the last one stays open for later works.
+  void forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse);
 
   /// Adds a piece that starts sending this rank's keys, for backward. Call it early: the pieces between it and
   /// backward() hide the first exchange.
-  void fetch(int layer, Slice qkv, std::vector<uint32_t>& order);
-  /// Adds the gradient of attention to the current piece; like forward(), it passes the following pieces to `order`.
-  void backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, std::vector<uint32_t>& order);
+  void fetch(int layer, Slice qkv);
+  /// Adds the gradient of attention to the current piece, and further pieces like forward().
+  void backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
  private:
   int ranks() const { return chunks_.ranks; }

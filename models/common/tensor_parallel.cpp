@@ -73,18 +73,19 @@ void SpecBuilder::communicate(Communication task, TokenChunk c) {
   piece.communications.push_back(std::move(task));
 }
 
-void SpecBuilder::in_chunks(const std::vector<Stage>& stages, int count, const std::function<void(uint32_t)>& add) {
+void SpecBuilder::in_chunks(const std::vector<Stage>& stages) {
   const auto last = static_cast<int>(stages.size()) - 1;
+  const int count = chunks();
   for (int time = 0; time <= last + count - 1; ++time)
     for (int s = 0; s <= last; ++s) {
       const TokenChunk c{time - s, count};
       if (c.index < 0 || c.index >= count) continue;
       const Stage& stage = stages[static_cast<size_t>(s)];
       if (shared()) {
-        add(begin(stage.piece + "." + stage.part + (count > 1 ? fmt::format(".{}", c.index) : ""), stage.layer));
+        begin(stage.piece + "." + stage.part + (count > 1 ? fmt::format(".{}", c.index) : ""), stage.layer);
       } else if (s == 0 || stages[static_cast<size_t>(s) - 1].piece != stage.piece ||
                  stages[static_cast<size_t>(s) - 1].layer != stage.layer) {
-        add(begin(stage.piece, stage.layer));
+        begin(stage.piece, stage.layer);
       }
       stage.body(c);
     }
