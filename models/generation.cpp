@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a decoder's layers over the newest tokens, with the ops of training, of kernels/decode and of kernels/sample.
+// Runs the stages of a decoder's forward pass over the newest tokens: the words of Ops with the ops of training, of
+// kernels/decode and of kernels/sample.
 
 #include "models/generation.h"
 
@@ -22,9 +23,9 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
-#include "models/common/decoder.h"
 #include "models/common/generation_device.h"
 #include "models/common/token_choice.h"
+#include "models/layers/decoder.h"
 
 namespace slipstream::models {
 namespace {
@@ -33,6 +34,7 @@ constexpr int64_t kPieceElems = 1 << 18;  // of a tensor on its way into memory
 constexpr int64_t kAlignment = 64;        // of a parameter in memory
 
 ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
+  options.trains = false;
   options.batch = 1;
   options.tokens = capacity;
   options.global_tokens = capacity;
@@ -43,26 +45,23 @@ ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
 
 }  // namespace
 
-struct Generation::State {
+struct Generation::State final : Ops {
   State(const ModelOptions& asked, GenerationSetup given)
       : setup(std::move(given)),
         o(of_one_sequence(asked, setup.capacity)),
-        family(architecture_of(o)),
         b(o, buffers),
+        model(architecture_of(o), b),
+        stages(model.forward(*this, {})),
         device(std::move(setup.device), setup.threads, setup.records),
         context(device.context()),
         choice(device, {.sequences = setup.sequences,
                         .vocab = setup.vocab > 0 ? setup.vocab : o.vocab,
                         .holes = setup.holes,
                         .sampling = setup.sampling,
-                        .seed = setup.seed}) {
-    table = b.vocab_parameter(family.table, -1, {});
-    if (!family.rotary) positions = b.parameter(family.positions, {o.context, o.width}, -1, {});
-    for (int l = 0; l < o.layers; ++l) blocks.push_back(family.block(b, l));
-    final_norm = family.final_norm(b);
-    head = b.head_table(table, family.head, {});
+                        .seed = setup.seed}),
+        scratch(buffers.size()) {
     load(parts_of_parameters());
-    if (family.rotary) make_angles();
+    if (model.positions < 0) make_angles();
     lengths.resize(static_cast<size_t>(setup.sequences));
     cache = device.allocate(bytes_of(o.layers * setup.sequences * cache_elems(), setup.dtype), "keys and values");
   }
@@ -89,7 +88,6 @@ struct Generation::State {
       all.emplace_back();
       for (const NamedTensor& tensor : p.tensors) all.back().push_back({&tensor, 0, tensor.elems()});
     }
-    if (!b.shares_kv()) return all;
     const int64_t head_index = o.tensor_index * o.kv_heads / o.tensor;
     const auto join = [&](int64_t q, int64_t kv, int64_t columns) {
       std::vector<Part>& more = all[static_cast<size_t>(kv)];
@@ -97,10 +95,9 @@ struct Generation::State {
       for (const Part& part : more) all[static_cast<size_t>(q)].push_back({part.tensor, head_index * elems, elems});
       more.clear();
     };
-    for (BlockParameters& y : blocks) {
-      join(y.qkv.weight, y.kv.weight, o.width);
-      if (y.kv.bias >= 0) join(y.qkv.bias, y.kv.bias, 1);
-      y.qkv.out = b.qkv_width();
+    for (const auto& [q, kv] : b.joins()) {
+      join(q.weight, kv.weight, o.width);
+      if (kv.bias >= 0) join(q.bias, kv.bias, 1);
     }
     return all;
   }
@@ -129,20 +126,17 @@ struct Generation::State {
   }
 
   void make_angles() {
-    std::vector<float> turns(static_cast<size_t>(setup.capacity * b.head_dim()));
-    kernels::rope_table(turns.data(), setup.capacity, b.head_dim(), o.rope_theta, o.rope_scaling);
-    angles = device.allocate(bytes_of(std::ssize(turns), DType::f32), "angles of rotary embeddings");
-    device.store(turns, angles->data(), DType::f32);
+    std::vector<float> values(static_cast<size_t>(setup.capacity * b.head_dim()));
+    kernels::rope_table(values.data(), setup.capacity, b.head_dim(), o.rope_theta, o.rope_scaling);
+    angles = device.allocate(bytes_of(std::ssize(values), DType::f32), "angles of rotary embeddings");
+    device.store(values, angles->data(), DType::f32);
   }
 
-  float* rows_of(GenerationDevice::Scratch& at, int64_t rows, int64_t width) { return device.floats(at, rows * width); }
-
-  void sum_over_ranks(float* at, int64_t elems) {
-    if (o.tensor == 1) return;
-    const std::span<float> values = device.to_host(at, elems);
-    setup.sum(values);
-    device.to_device(values, at);
+  float* rows_of(GenerationDevice::Scratch& at, int64_t count, int64_t width) {
+    return device.floats(at, count * width);
   }
+  /// The memory of a buffer of the model, for the rows of the pass.
+  float* at(Slice slice, int64_t width) { return rows_of(scratch[slice.buffer], rows.count, width); }
 
   /// The rows of a pass: a step's, or those of a prompt, which are of one sequence, from its first token on.
   struct Rows : TextRows {
@@ -151,20 +145,19 @@ struct Generation::State {
     int64_t drawing() const { return are_a_prompt() ? 1 : count; }  // of these, the last, a token is drawn
   };
 
-  void few_rows(const float* x, const Linear& w, const float* bias, int64_t rows, float* y) {
-    for (int64_t r = 0; r < rows; r += kernels::kFewRows)
+  void few_rows(const float* x, const Linear& w, const float* bias, int64_t count, float* y) {
+    for (int64_t r = 0; r < count; r += kernels::kFewRows)
       kernels::few_rows_product(context, {.x = x + r * w.in,
                                           .weight = weight(w.weight),
                                           .bias = bias,
                                           .y = y + r * w.out,
-                                          .rows = std::min(kernels::kFewRows, rows - r),
+                                          .rows = std::min(kernels::kFewRows, count - r),
                                           .in = w.in,
                                           .out = w.out,
                                           .dtype = setup.dtype});
   }
-  /// y = x w^T + bias; `adds_bias`: the first of the ranks that share a sum. The rows of a step are multiplied by few,
-  /// so that the bits of one do not depend on their number.
-  void product(const float* x, const Linear& w, const Rows& rows, float* y, bool adds_bias = true) {
+  /// The rows of a step are multiplied by few, so that the bits of one do not depend on their number.
+  void product(const float* x, const Linear& w, float* y, bool adds_bias) {
     const float* bias = adds_bias ? floats(w.bias) : nullptr;
     const std::byte* from = weight(w.weight);
     if (rows.count <= kernels::kFewRows || !rows.are_a_prompt()) return few_rows(x, w, bias, rows.count, y);
@@ -176,99 +169,124 @@ struct Generation::State {
     kernels::matmul_forward(
         context, {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows.count, .in = w.in, .out = w.out});
   }
-  /// The part of a layer whose result is a sum over ranks.
-  void partial_product(const float* x, const Linear& w, const Rows& rows, float* y) {
-    product(x, w, rows, y, o.tensor_index == 0);
-    sum_over_ranks(y, rows.count * w.out);
-  }
-
-  /// With delta: x += delta, y = norm(x).
-  void norm(float* x, const float* delta, const Norm& n, int64_t rows, float* y) {
-    float* const scale = rows_of(statistics, 2 * rows, 1);
-    float* const sum = delta != nullptr ? x : nullptr;
-    if (n.bias < 0)
-      return kernels::rms_norm_forward(context, {.x = x,
-                                                 .delta = delta,
-                                                 .sum = sum,
-                                                 .weight = weight(n.weight),
-                                                 .y = y,
-                                                 .inv_rms = scale,
-                                                 .rows = rows,
-                                                 .width = o.width,
-                                                 .eps = o.norm_eps});
-    kernels::layer_norm_forward(context, {.x = x,
-                                          .delta = delta,
-                                          .sum = sum,
-                                          .weight = weight(n.weight),
-                                          .bias = weight(n.bias),
-                                          .y = y,
-                                          .mean = scale,
-                                          .inv_std = scale + rows,
-                                          .rows = rows,
-                                          .width = o.width,
-                                          .eps = o.norm_eps});
-  }
 
   /// y[r] = row ids[r] of a table of `dtype` whose first row is `first`.
-  void look_up(const std::byte* from, DType dtype, const int32_t* ids, int64_t rows, int64_t width, float* y,
-               int64_t table_rows, int64_t first = 0, bool part = false) {
+  void look_up(const std::byte* from, DType dtype, const int32_t* ids, int64_t width, float* y, int64_t table_rows,
+               int64_t first = 0, bool part = false) {
+    const int64_t count = rows.count;
     kernels::EmbeddingForward args{.ids = ids,
                                    .table = from,
                                    .y = y,
                                    .batch = 1,
-                                   .tokens = rows,
+                                   .tokens = count,
                                    .width = width,
                                    .dtype = dtype,
                                    .vocab = table_rows,
                                    .first = first,
                                    .part = part};
-    if (dtype != DType::f32) args.y = rows_of(narrow_rows, rows, width);
+    if (dtype != DType::f32) args.y = rows_of(narrow_rows, count, width);
     kernels::embedding_forward(context, args);
     if (dtype != DType::f32)
-      kernels::cast(context, {.from = args.y, .to = y, .elems = rows * width, .from_dtype = dtype});
-  }
-
-  /// x[r] = table[id] + positions[position]; rows of other ranks' vocabulary are theirs.
-  void embed(const Rows& rows, float* x) {
-    const int64_t D = o.width, vocab = b.vocab_rows();
-    look_up(weight(table), setup.dtype, rows.ids, rows.count, D, x, vocab, o.tensor_index * vocab, o.tensor > 1);
-    if (positions >= 0 && o.tensor_index == 0) {
-      float* const of_positions = rows_of(layer_out, rows.count, D);
-      look_up(weight(positions), setup.dtype, rows.places, rows.count, D, of_positions, o.context);
-      kernels::add(context, {.x = of_positions, .y = x, .elems = rows.count * D});
-    }
-    sum_over_ranks(x, rows.count * D);
+      kernels::cast(context, {.from = args.y, .to = y, .elems = count * width, .from_dtype = dtype});
   }
 
   /// Cosines and sines of the rows' positions; null without rotary embeddings.
-  const float* angles_of(const Rows& rows) {
-    if (!family.rotary) return nullptr;
+  const float* angles_of_pass() {
+    if (!angles) return nullptr;
     if (rows.are_a_prompt()) return reinterpret_cast<const float*>(angles->data());
     float* const some = rows_of(angles_of_rows, rows.count, b.head_dim());
-    look_up(angles->data(), DType::f32, rows.places, rows.count, b.head_dim(), some, setup.capacity);
+    look_up(angles->data(), DType::f32, rows.places, b.head_dim(), some, setup.capacity);
     return some;
   }
-  void rotate(float* qkv, int64_t rows, const float* turns) {
-    kernels::Rope args{.x = qkv,
-                       .batch = 1,
-                       .tokens = rows,
-                       .heads = b.heads() + b.kv_heads(),  // side by side
-                       .head_dim = b.head_dim(),
-                       .row_stride = b.qkv_width(),
-                       .theta = o.rope_theta,
-                       .table = turns};
-    kernels::rope(context, args);
-  }
 
-  kernels::KeyCache cached(int64_t layer) {
-    const int64_t before = layer * setup.sequences * cache_elems();
-    return {.at = cache->data() + bytes_of(before, setup.dtype), .capacity = kept(), .dtype = setup.dtype};
+  // --- the words of Ops, for all rows of the pass; rows of other ranks' vocabulary are theirs
+  void embed(uint32_t table, int64_t positions, Slice to, Slice partial) override {
+    const int64_t D = o.width, vocab = b.vocab_rows();
+    float* const x = at(to, D);
+    look_up(weight(table), setup.dtype, rows.ids, D, x, vocab, o.tensor_index * vocab, o.tensor > 1);
+    if (positions >= 0 && o.tensor_index == 0) {
+      float* const of_positions = at(partial, D);
+      look_up(weight(positions), setup.dtype, rows.places, D, of_positions, o.context);
+      kernels::add(context, {.x = of_positions, .y = x, .elems = rows.count * D});
+    }
+    reduce(to, {});
   }
-
+  void norm(Slice from, Slice delta, Slice sum, const Norm& n, Slice to) override {
+    const int64_t D = o.width;
+    const bool adds = delta.size_bytes > 0;
+    const float* const added = adds ? at(delta, D) : nullptr;
+    float* const scale = rows_of(statistics, 2 * rows.count, 1);
+    if (n.bias < 0)
+      return kernels::rms_norm_forward(context, {.x = at(from, D),
+                                                 .delta = added,
+                                                 .sum = adds ? at(sum, D) : nullptr,
+                                                 .weight = weight(n.weight),
+                                                 .y = at(to, D),
+                                                 .inv_rms = scale,
+                                                 .rows = rows.count,
+                                                 .width = D,
+                                                 .eps = o.norm_eps});
+    kernels::layer_norm_forward(context, {.x = at(from, D),
+                                          .delta = added,
+                                          .sum = adds ? at(sum, D) : nullptr,
+                                          .weight = weight(n.weight),
+                                          .bias = weight(n.bias),
+                                          .y = at(to, D),
+                                          .mean = scale,
+                                          .inv_std = scale + rows.count,
+                                          .rows = rows.count,
+                                          .width = D,
+                                          .eps = o.norm_eps});
+  }
+  void linear(Slice x, const Linear& w, Slice y) override { product(at(x, w.in), w, at(y, w.out), true); }
+  void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) override {
+    linear(x, w, pre);
+    kernels::gelu_forward(context, {.x = at(pre, w.out), .y = at(y, w.out), .elems = rows.count * w.out});
+  }
+  void partial_linear(Slice x, const Linear& w, Slice y) override {
+    product(at(x, w.in), w, at(y, w.out), o.tensor_index == 0);
+  }
+  void reduce(Slice partial, TokenChunk, Slice = {}) override {
+    if (o.tensor == 1) return;
+    float* const sums = at(partial, o.width);
+    const std::span<float> values = device.to_host(sums, rows.count * o.width);
+    setup.sum(values);
+    device.to_device(values, sums);
+  }
+  void swiglu(Slice gate_up, Slice y, int64_t width) override {
+    kernels::swiglu_forward(context,
+                            {.gate_up = at(gate_up, 2 * width), .y = at(y, width), .rows = rows.count, .width = width});
+  }
+  void assemble_qkv(const Linear&, const Linear&, const Linear&) override {}  // parts_of_parameters() did
+  void head_norm(Slice raw, const HeadNorms& n, Slice qkv) override {
+    kernels::head_norm_forward(context, {.x = at(raw, b.qkv_width()),
+                                         .q_weight = weight(n.q_weight),
+                                         .k_weight = weight(n.k_weight),
+                                         .y = at(qkv, b.qkv_width()),
+                                         .inv_rms = rows_of(statistics, rows.count, b.heads() + b.kv_heads()),
+                                         .rows = rows.count,
+                                         .heads = b.heads(),
+                                         .kv_heads = b.kv_heads(),
+                                         .head_dim = b.head_dim(),
+                                         .eps = o.norm_eps});
+  }
+  void rotate(Slice qkv, bool inverse) override {
+    kernels::rope(context, {.x = at(qkv, b.qkv_width()),
+                            .batch = 1,
+                            .tokens = rows.count,
+                            .heads = b.heads() + b.kv_heads(),  // side by side
+                            .head_dim = b.head_dim(),
+                            .row_stride = b.qkv_width(),
+                            .theta = o.rope_theta,
+                            .inverse = inverse,
+                            .table = turns});
+  }
   /// Keeps keys and values of the rows, and attends.
-  void attend(int64_t layer, const Rows& rows, const float* qkv, float* out) {
+  void attention(int layer, double, Slice qkv_rows, Slice to, Slice) override {
     const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
-    if (rows.are_a_prompt()) return attend_all(layer, rows.prompt_of, rows.count, scale, qkv, out);
+    const float* const qkv = at(qkv_rows, b.qkv_width());
+    float* const out = at(to, b.attention_width());
+    if (rows.are_a_prompt()) return attend_all(layer, scale, qkv, out);
     kernels::OneTokenAttention args{.qkv = qkv,
                                     .out = out,
                                     .cache = cached(layer),
@@ -283,14 +301,14 @@ struct Generation::State {
     args.scores = rows_of(statistics, kernels::attention_scores(args, device.kind()), 1);
     kernels::one_token_attention(context, args);
   }
-  void attend_all(int64_t layer, int sequence, int64_t rows, float scale, const float* qkv, float* out) {
-    const int64_t width = b.qkv_width();
+  void attend_all(int64_t layer, float scale, const float* qkv, float* out) {
+    const int64_t width = b.qkv_width(), count = rows.count, window = o.window_of(layer);
     const float *const k = qkv + b.attention_width(), *const v = k + kv_width() / 2;
     kernels::keep_keys(context, {.k = k,
                                  .v = v,
                                  .to = cached(layer),
-                                 .sequence = sequence,
-                                 .rows = rows,
+                                 .sequence = rows.prompt_of,
+                                 .rows = count,
                                  .row_stride = width,
                                  .kv_heads = b.kv_heads(),
                                  .head_dim = b.head_dim()});
@@ -298,9 +316,9 @@ struct Generation::State {
                                          .k = k,
                                          .v = v,
                                          .out = out,
-                                         .lse = rows_of(statistics, b.heads() * rows, 1),
+                                         .lse = rows_of(statistics, b.heads() * count, 1),
                                          .batch = 1,
-                                         .tokens = rows,
+                                         .tokens = count,
                                          .heads = b.heads(),
                                          .kv_heads = b.kv_heads(),
                                          .head_dim = b.head_dim(),
@@ -308,67 +326,35 @@ struct Generation::State {
                                          .kv_stride = width,
                                          .out_stride = b.attention_width(),
                                          .scale = scale,
-                                         .window = o.window_of(layer) < rows ? o.window_of(layer) : 0});
+                                         .window = window < count ? window : 0});
   }
-
-  void mlp(const BlockParameters& y, const float* x, const Rows& rows, float* delta) {
-    float *const up = rows_of(up_out, rows.count, y.up.out), *const active = rows_of(activated, rows.count, y.down.in);
-    product(x, y.up, rows, up);
-    if (family.gated)
-      kernels::swiglu_forward(context, {.gate_up = up, .y = active, .rows = rows.count, .width = y.down.in});
-    else
-      kernels::gelu_forward(context, {.x = up, .y = active, .elems = rows.count * y.up.out});
-    partial_product(active, y.down, rows, delta);
+  kernels::KeyCache cached(int64_t layer) {
+    const int64_t before = layer * setup.sequences * cache_elems();
+    return {.at = cache->data() + bytes_of(before, setup.dtype), .capacity = kept(), .dtype = setup.dtype};
   }
 
   /// Returns the logits of the rows that draw in the device's memory.
-  float* forward(const Rows& rows) {
-    const int64_t count = rows.count, D = o.width;
-    float *const x = rows_of(residual, count, D), *const normed = rows_of(norm_out, count, D),
-                 *const qkv = rows_of(qkv_out, count, b.qkv_width()),
-                 *const attended = rows_of(attention_out, count, b.attention_width()),
-                 *const delta = rows_of(layer_out, count, D);
-    embed(rows, x);
-    const float* const turns = angles_of(rows);
-    for (int64_t l = 0; l < o.layers; ++l) {
-      const BlockParameters& y = blocks[static_cast<size_t>(l)];
-      norm(x, l > 0 ? delta : nullptr, y.norm_1, count, normed);
-      float* const raw = y.head_norms.exist() ? rows_of(qkv_raw, count, b.qkv_width()) : qkv;
-      product(normed, y.qkv, rows, raw);
-      if (y.head_norms.exist())
-        kernels::head_norm_forward(context, {.x = raw,
-                                             .q_weight = weight(y.head_norms.q_weight),
-                                             .k_weight = weight(y.head_norms.k_weight),
-                                             .y = qkv,
-                                             .inv_rms = rows_of(statistics, count, b.heads() + b.kv_heads()),
-                                             .rows = count,
-                                             .heads = b.heads(),
-                                             .kv_heads = b.kv_heads(),
-                                             .head_dim = b.head_dim(),
-                                             .eps = o.norm_eps});
-      if (family.rotary) rotate(qkv, count, turns);
-      attend(l, rows, qkv, attended);
-      partial_product(attended, y.out, rows, delta);
-      norm(x, delta, y.norm_2, count, normed);
-      mlp(y, normed, rows, delta);
-    }
-    norm(x, delta, final_norm, count, normed);
-    const int64_t drawing = rows.drawing(), vocab = b.vocab_rows();
+  float* forward(const Rows& of_pass) {
+    rows = of_pass;
+    turns = angles_of_pass();
+    for (const Stage& stage : stages) stage.body({});
+    const int64_t drawing = rows.drawing(), vocab = b.vocab_rows(), D = o.width;
     float* const logits = rows_of(logits_out, drawing, vocab);
-    few_rows(normed + (count - drawing) * D, {.weight = head, .in = D, .out = vocab}, nullptr, drawing, logits);
+    few_rows(at(model.hidden, D) + (rows.count - drawing) * D, {.weight = model.head, .in = D, .out = vocab}, nullptr,
+             drawing, logits);
     return logits_of_all_ranks(logits, drawing);
   }
 
   int64_t logits_width() { return b.vocab_rows() * o.tensor; }
   /// Rows of logits with the parts of the vocabulary that other ranks have.
-  float* logits_of_all_ranks(float* parts, int64_t rows) {
+  float* logits_of_all_ranks(float* parts, int64_t count) {
     if (o.tensor == 1) return parts;
     const auto part = static_cast<size_t>(b.vocab_rows()), whole = static_cast<size_t>(logits_width());
-    const std::span<float> mine = device.to_host(parts, rows * b.vocab_rows());
-    gathered.resize(whole * static_cast<size_t>(rows));
-    for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
+    const std::span<float> mine = device.to_host(parts, count * b.vocab_rows());
+    gathered.resize(whole * static_cast<size_t>(count));
+    for (size_t r = 0; r < static_cast<size_t>(count); ++r)
       setup.gather(mine.subspan(r * part, part), std::span(gathered).subspan(r * whole, whole));
-    float* const all = rows_of(logits_all, rows, logits_width());
+    float* const all = rows_of(logits_all, count, logits_width());
     device.to_device(gathered, all);
     return all;
   }
@@ -384,9 +370,9 @@ struct Generation::State {
     std::iota(ids_and_places.begin() + count, ids_and_places.end(), 0);
     auto* const ids = reinterpret_cast<int32_t*>(device.floats(prompt, 2 * count));
     device.write(ids, ids_and_places.data(), bytes_of(2 * count, DType::i32));
-    const Rows rows{{.count = count, .ids = ids, .places = ids + count}, sequence};
+    const Rows all{{.count = count, .ids = ids, .places = ids + count}, sequence};
     const size_t turn = choice.issue(1);
-    device.run(turn, [&] { choice.choose(choice.row_of(sequence), forward(rows), logits_width(), turn); });
+    device.run(turn, [&] { choice.choose(choice.row_of(sequence), forward(all), logits_width(), turn); });
   }
 
   void step(std::span<const int> sequences) {
@@ -395,14 +381,14 @@ struct Generation::State {
       SLIP_ASSERT(lengths[static_cast<size_t>(sequence)] < setup.capacity);
       ++lengths[static_cast<size_t>(sequence)];
     }
-    const Rows rows{choice.rows_of(sequences)};
-    const size_t turn = choice.issue(rows.count);
+    const Rows newest{choice.rows_of(sequences)};
+    const size_t turn = choice.issue(newest.count);
     const auto body = [&] {
-      choice.update(rows);
-      choice.choose(rows, forward(rows), logits_width(), turn);
+      choice.update(newest);
+      choice.choose(newest, forward(newest), logits_width(), turn);
     };
     // Ranks that share the model exchange sums through the host, which cannot be recorded.
-    o.tensor == 1 ? device.repeat(turn, rows.count, body) : device.run(turn, body);
+    o.tensor == 1 ? device.repeat(turn, newest.count, body) : device.run(turn, body);
   }
 
   int passes_ahead() const { return device.kind() == DeviceKind::cuda && o.tensor == 1 ? 1 : 0; }
@@ -411,21 +397,22 @@ struct Generation::State {
   template <typename Take>
   void for_weights(const Take& take) {
     for (uint32_t p = 0; p < held.size(); ++p)
-      if ((p != table || head == table) && static_cast<int64_t>(p) != positions) take(weight(p), held[p].size_bytes);
+      if ((p != model.table || model.head == model.table) && static_cast<int64_t>(p) != model.positions)
+        take(weight(p), held[p].size_bytes);
   }
 
   GenerationSetup setup;
   ModelOptions o;
-  Architecture family;
   Buffers buffers;
   SpecBuilder b;
+  Decoder model;
+  std::vector<Stage> stages;  // of a forward pass
   GenerationDevice device;
   LaunchContext& context;
   TokenChoice choice;
-  uint32_t table = 0, head = 0;
-  int64_t positions = -1;
-  std::vector<BlockParameters> blocks;
-  Norm final_norm;
+  std::vector<GenerationDevice::Scratch> scratch;  // by buffer of the model
+  Rows rows;                                       // of the pass
+  const float* turns = nullptr;                    // the angles of its positions
   struct Held {
     int64_t begin_bytes, size_bytes;
   };
@@ -435,8 +422,7 @@ struct Generation::State {
   std::vector<int64_t> lengths;        // tokens of each sequence in the cache, with those of issued passes
   std::unique_ptr<Allocation> angles;  // of rotary embeddings: [capacity, head_dim]
   std::vector<float> gathered;         // logits of all ranks
-  GenerationDevice::Scratch prompt, narrow_rows, angles_of_rows, wide_weight, statistics, residual, norm_out, qkv_raw,
-      qkv_out, attention_out, layer_out, up_out, activated, logits_out, logits_all;
+  GenerationDevice::Scratch prompt, narrow_rows, angles_of_rows, wide_weight, statistics, logits_out, logits_all;
 };
 
 Generation::Generation(const ModelOptions& options, GenerationSetup setup)

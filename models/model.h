@@ -26,8 +26,10 @@ struct DropoutRates {
   bool any() const { return embedding > 0 || residual > 0 || attention > 0; }
 };
 
+struct Architecture;
 struct ModelOptions {
   Family family = Family::gpt2;
+  Architecture (*table)(const ModelOptions&) = nullptr;  // not null: instead of the family's layers
   int64_t layers = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -46,6 +48,7 @@ struct ModelOptions {
   DropoutRates dropout = {};
   DType dtype = DType::f32;  // of weights in use and activations; gradients are float
 
+  bool trains = true;  // false: a forward pass alone, whose layers share their activations
   int64_t batch = 0;   // sequences of a micro-batch
   int64_t tokens = 0;  // of a sequence, <= context; this rank's share
   int context_ranks =

@@ -9,13 +9,9 @@
 #include "engine/config/validate_model.h"
 #include "kernels/attention/attention.h"
 #include "models/common/config_json.h"
-#include "models/common/decoder.h"
-#include "models/gpt2/gpt2.h"
+#include "models/families.h"
 #include "models/hugging_face.h"
-#include "models/llama/llama.h"
-#include "models/mistral/mistral.h"
 #include "models/model.h"
-#include "models/qwen/qwen.h"
 
 namespace slipstream::models {
 namespace {
@@ -53,6 +49,7 @@ Architecture architecture_of(const ModelOptions& options) {
               (options.kv_heads % options.tensor == 0 || options.tensor % options.kv_heads == 0) &&
               options.ffn_width % options.tensor == 0);
   SLIP_ASSERT(!options.sequence_parallel || options.batch * options.tokens % options.tensor == 0);
+  if (options.table != nullptr) return options.table(options);
   for (const Row& row : kFamilies)
     if (row.family == options.family) return row.describe(options);
   throw InternalError("[model] the model family has no row in models/registry.cpp.");
@@ -99,8 +96,9 @@ std::string supported_models_markdown() {
     const Architecture architecture = row.describe(tiny);
     const Json config = Json::parse(hugging_face_config(tiny));
     page += fmt::format("| `{}` | `{}` | {} | {} | {} | {} | {} | {} |\n", name_of(row.family),
-                        config.at("model_type").as_string(), row.models, architecture.rotary ? "rotary" : "learned",
-                        rotary ? "RMSNorm" : "LayerNorm", architecture.gated ? "SwiGLU" : "GELU (tanh)",
+                        config.at("model_type").as_string(), row.models,
+                        architecture.positions.empty() ? "rotary" : "learned",
+                        architecture.final_norm.centred ? "LayerNorm" : "RMSNorm", architecture.blocks.front().mlp.name,
                         rotary ? "yes" : "no", row.adds);
   }
   return page +

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations and bytes of a training step on one rank, work by work: the Cost of each op (kernels/*/*.h), in the order of
-models/common/decoder.cpp.
+models/layers/.
 
 A cost is (operations, bytes). Two operands have no pointers in the shape that a plan prices: biases and aux of products, residuals of
 norms. `planned` leaves them out, `cost` has them.
@@ -59,7 +59,7 @@ def parameters_of(m):
 
 
 def works_of(m):
-    """Works of a step on one rank, in order: models/common/decoder.cpp."""
+    """Works of a step on one rank, in order: models/layers/."""
     d, rows, f, gpt2 = m["width"], m["batch"] * m["tokens"], m["hidden"], m["positions"] > 0
     qkv, attended, up = (m["heads"] + 2 * m["kv_heads"]) * m["head"], m["heads"] * m["head"], m["hidden"] * (1 if m["positions"] else 2)
     works, piece = [], ["take_batch"]

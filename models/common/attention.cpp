@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "models/common/blocks.h"
+#include "models/common/ring.h"
 
 namespace slipstream::models {
 
@@ -22,7 +23,13 @@ kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropo
   return dropout;
 }
 
+Ring* SpecBuilder::ring() {
+  if (options_.context_ranks > 1 && !ring_) ring_ = std::make_shared<Ring>(*this);
+  return ring_.get();
+}
+
 void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
+  if (ring()) return ring_->forward(layer, dropout_rate, qkv, out, lse);
   const Slice numbers = sequence_numbers(dropout_rate);
   const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate);
   const int64_t k_offset = heads() * head_dim();
@@ -54,8 +61,13 @@ void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out
        });
 }
 
-void SpecBuilder::attention_gradient(int layer, double dropout_rate, Slice dout, Slice qkv, Slice out, Slice lse,
-                                     Slice dqkv) {
+void SpecBuilder::fetch_keys(int layer, Slice qkv) {
+  if (ring()) ring_->fetch(layer, qkv);
+}
+
+void SpecBuilder::attention_gradient(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
+  if (ring()) return ring_->backward(layer, dout, qkv, out, lse, dqkv);
+  const double dropout_rate = options_.dropout.attention;
   const Slice numbers = sequence_numbers(dropout_rate);
   const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate);
   const int64_t k_offset = heads() * head_dim();

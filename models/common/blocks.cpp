@@ -71,33 +71,20 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
       scratch("attention.workspace", bytes_of(kernels::attention_backward_workspace_elems(shape), DType::f32));
 }
 
-Slice SpecBuilder::activation(const std::string& name, int64_t width) {
-  return buffers_.whole(buffers_.add({.name = name,
-                                      .size_bytes = bytes_of(rows() * width, options_.dtype),
-                                      .owner = Owner::activations,
-                                      .instances = Instances::per_slot}));
-}
-
-Slice SpecBuilder::own_activation(const std::string& name, int64_t width) {
-  return buffers_.whole(buffers_.add({.name = name,
-                                      .size_bytes = bytes_of(own_rows() * width, options_.dtype),
-                                      .owner = Owner::activations,
-                                      .instances = Instances::per_slot}));
-}
-
-Slice SpecBuilder::output_gradient(const std::string& name, int64_t width, Slice shared) {
-  return options_.split_backward ? activation(name, width) : shared;
-}
-
-Slice SpecBuilder::statistics(const std::string& name, int64_t elems) {
-  return buffers_.whole(buffers_.add({.name = name,
-                                      .size_bytes = bytes_of(elems, DType::f32),
-                                      .owner = Owner::activations,
-                                      .instances = Instances::per_slot}));
+Slice SpecBuilder::kept(const std::string& name, int64_t size_bytes) {
+  if (!options_.trains) return scratch(name, size_bytes);
+  return buffers_.whole(buffers_.add(
+      {.name = name, .size_bytes = size_bytes, .owner = Owner::activations, .instances = Instances::per_slot}));
 }
 
 Slice SpecBuilder::scratch(const std::string& name, int64_t size_bytes) {
-  return buffers_.whole(buffers_.add({.name = name, .size_bytes = size_bytes, .owner = Owner::scratch}));
+  const auto found = scratch_.find(name);
+  if (found == scratch_.end()) {
+    const BufferId added = buffers_.add({.name = name, .size_bytes = size_bytes, .owner = Owner::scratch});
+    return buffers_.whole(scratch_[name] = added);
+  }
+  buffers_.set_size(found->second, std::max(size_bytes, buffers_[found->second].size_bytes));
+  return {found->second, 0, size_bytes};
 }
 
 Slice SpecBuilder::batch_buffer(const std::string& name, int64_t size_bytes, Instances instances) {

@@ -5,6 +5,8 @@
 // Letters: R rows (batch x tokens), D model width, H heads, F hidden width, V vocabulary.
 
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,49 +15,10 @@
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
 #include "kernels/attention/attention.h"
+#include "models/common/ops.h"
 #include "models/model.h"
 
 namespace slipstream::models {
-
-/// One of `count` equal parts of the tokens of a micro-batch.
-struct TokenChunk {
-  int index = 0, count = 1;
-};
-
-/// y = x weight^T (+ bias): this rank's part of a weight [out, in].
-struct Linear {
-  uint32_t weight = 0;
-  int64_t bias = -1;  // -1: none
-  int64_t in = 0, out = 0;
-  int64_t padding = 0;              // the last rows of `out`, all zeros
-  Slice made = {}, made_bias = {};  // instead of the parameters' values: assembled by a work before
-  bool sums_dy = true;  // with the weight's gradient comes the bias's; otherwise the work that writes dy adds its rows
-};
-
-/// A layer norm if there is a bias, otherwise an RMS norm, with the values that its forward pass keeps for its backward
-/// pass.
-struct Norm {
-  uint32_t weight = 0;
-  int64_t bias = -1;
-  Slice mean = {}, inv_std = {};  // float [own_rows]; an RMS norm has no mean
-  Slice partial = {};             // gradients of weight and bias, if they are this rank's share of a sum
-
-  std::vector<uint32_t> parameters() const {
-    return bias < 0 ? std::vector{weight} : std::vector{weight, static_cast<uint32_t>(bias)};
-  }
-};
-
-/// RMS norms of the heads of queries and keys.
-struct HeadNorms {
-  int64_t q_weight = -1, k_weight = -1;  // -1: none
-  Slice inv_rms = {};                    // float [rows, heads + kv_heads]
-  Slice partial = {};                    // gradients of both weights, if they are this rank's share of a sum
-
-  bool exist() const { return q_weight >= 0; }
-  std::vector<uint32_t> parameters() const {
-    return {static_cast<uint32_t>(q_weight), static_cast<uint32_t>(k_weight)};
-  }
-};
 
 /// Pure. `slices` and, if there is one, `more`.
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
@@ -63,8 +26,10 @@ std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
 /// `dropout` with the samples at `numbers`, if there are any.
 kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropout dropout, const Slice& numbers);
 
+class Ring;
+
 /// Builds a ModelSpec piece by piece.
-class SpecBuilder {
+class SpecBuilder final : public Ops {
  public:
   SpecBuilder(const ModelOptions& options, Buffers& buffers);
 
@@ -97,25 +62,12 @@ class SpecBuilder {
     const int64_t rows_of_chunk = rows() / c.count;
     return c.index * rows_of_chunk + (own_tokens() ? options_.tensor_index * rows_of_chunk / options_.tensor : 0);
   }
-  /// After the current piece: sums chunk c of `partial` over the ranks that share a layer, into chunk c of `sum` (own
-  /// rows) or in place.
-  void reduce(Slice partial, TokenChunk c, Slice sum = {});
+  void reduce(Slice partial, TokenChunk c, Slice sum = {}) override;
   /// After the current piece, with sequence parallelism: gathers chunk c of `all` from the parts of all ranks, of which
   /// this one has `part`. Otherwise does nothing.
   void gather(Slice part, Slice all, TokenChunk c);
-  /// Adds the pieces of token-wise stages in chunks: stage s of chunk c comes right after stage s - 1 of chunk c + 1,
-  /// so that communication after stage s - 1 of chunk c overlaps with it. On one rank, stages with one name and layer
-  /// are one piece.
-  struct Stage {
-    std::string piece, part;  // on one rank, and the rest of the name on several
-    int layer = -1;
-    std::function<void(TokenChunk)> body;
-    bool whole = false;  // not token-wise: the body is called once, for all tokens
-
-    bool is_part_of(const Stage& other) const {
-      return piece == other.piece && part == other.part && layer == other.layer;
-    }
-  };
+  /// For ranks that share layers: adds the pieces of token-wise stages in chunks. Stage s of chunk c comes right after
+  /// stage s - 1 of chunk c + 1, so that communication after stage s - 1 of chunk c overlaps with it.
   void in_chunks(const std::vector<Stage>& stages);
   /// A tensor of which each rank holds a part along dimension `dim`, of each of `blocks` equal blocks.
   NamedTensor held(NamedTensor whole, int dim, int blocks = 1) const;
@@ -128,15 +80,27 @@ class SpecBuilder {
   void sum_partial(Slice partial);
   void add_partial(Slice partial, const std::vector<uint32_t>& parameters);
 
-  /// [rows, width] of the activation type; one instance per micro-batch in flight.
-  Slice activation(const std::string& name, int64_t width);
-  /// [own_rows, width]
-  Slice own_activation(const std::string& name, int64_t width);
-  /// float [elems], same instances.
-  Slice statistics(const std::string& name, int64_t elems);
+  /// The name of a layer's memory. Without a backward pass all layers share theirs.
+  std::string of_layer(int layer, const std::string& name) const {
+    return options_.trains ? fmt::format("layer{}.{}", layer, name) : name;
+  }
+  /// May the work that writes a gradient add its rows to a bias's? It sees all of them, and no weight gradient is
+  /// delayed.
+  bool sums_biases() const { return !shared() && !options_.split_backward; }
+  /// What a forward pass keeps for the backward pass; one instance per micro-batch in flight. [rows, width] and
+  /// [own_rows, width] of the activation type, and float [elems].
+  Slice activation(const std::string& name, int64_t width) {
+    return kept(name, bytes_of(rows() * width, options_.dtype));
+  }
+  Slice own_activation(const std::string& name, int64_t width) {
+    return kept(name, bytes_of(own_rows() * width, options_.dtype));
+  }
+  Slice statistics(const std::string& name, int64_t elems) { return kept(name, bytes_of(elems, DType::f32)); }
   /// The gradient of an output: `shared` among all outputs, unless weight gradients are delayed and each needs its own.
-  Slice output_gradient(const std::string& name, int64_t width, Slice shared);
-  /// Memory whose content is not needed after a layer; one instance.
+  Slice output_gradient(const std::string& name, int64_t width, Slice shared) {
+    return options_.split_backward ? activation(name, width) : shared;
+  }
+  /// Memory whose content is not needed after a layer; one instance. Requests with one name share it.
   Slice scratch(const std::string& name, int64_t size_bytes);
   Slice batch_buffer(const std::string& name, int64_t size_bytes, Instances instances);
 
@@ -174,45 +138,48 @@ class SpecBuilder {
 
   // Works. Their number of rows is that of their operands: a buffer, or a chunk of it. Weights are [out, in].
   // `weight_gradient` and related works overwrite on the first micro-batch and add afterwards.
-  void linear(Slice x, const Linear& w, Slice y, Slice pre_gelu = {}) { add_linear(x, w, y, pre_gelu, true); }
-  /// linear() whose result is the sum over the ranks that share the layer: the first rank adds the bias.
-  void partial_linear(Slice x, const Linear& w, Slice y) { add_linear(x, w, y, {}, options_.tensor_index == 0); }
+  void linear(Slice x, const Linear& w, Slice y) override { add_linear(x, w, y, {}, true); }
+  void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) override { add_linear(x, w, y, pre, true); }
+  void partial_linear(Slice x, const Linear& w, Slice y) override {
+    add_linear(x, w, y, {}, options_.tensor_index == 0);
+  }
   /// With `pre_gelu`, dx is the gradient of GELU's input, which `before` has made.
   void linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu = {}, const Linear& before = {});
   void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
-  /// y = norm(x + delta), and stores the sum; without delta y = norm(x).
-  void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y);
+  void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) override;
   /// dx = (residual) + d norm(x), the gradient of what a layer norm's `before` has added to x. The norm's parameters
   /// are ready, or their shares in flight, after the piece of the last chunk.
   void norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, TokenChunk c = {},
                      const Linear& before = {});
-  /// qkv = raw with normed heads of queries and keys.
-  void head_norm(Slice raw, const HeadNorms& n, Slice qkv);
+  void head_norm(Slice raw, const HeadNorms& n, Slice qkv) override;
   /// d: the gradient of qkv, then of raw, in place. The weights are ready, or their shares in flight, after this piece.
   void head_norm_gradient(Slice d, Slice raw, const HeadNorms& n);
-  /// y = silu(gate) up, gate_up [.., 2 width].
-  void swiglu(Slice gate_up, Slice y, int64_t width);
+  void swiglu(Slice gate_up, Slice y, int64_t width) override;
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
-  /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
-  void rotate(Slice qkv, bool inverse);
-  void attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse);
-  void attention_gradient(int layer, double dropout_rate, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
+  void rotate(Slice qkv, bool inverse) override;
+  /// With context parallelism further pieces begin; the last one stays open for later works. So does
+  /// attention_gradient().
+  void attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) override;
+  /// With context parallelism: adds a piece that starts sending this rank's keys to attention_gradient(). Call it
+  /// early: the pieces between hide the first exchange.
+  void fetch_keys(int layer, Slice qkv);
+  void attention_gradient(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
   /// take_batch: makes the staged batch the current one. The first item of every plan.
   void take_batch();
   // With shares_kv(): `q` is this rank's part of the queries' weights, `kv` the whole weights of keys and values.
   /// The product of both, whose weights assemble_qkv() puts together.
   Linear joined_qkv(const Linear& q, const Linear& kv);
-  void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined);
+  void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) override;
+  /// The operands of all calls of joined_qkv().
+  const std::vector<std::pair<Linear, Linear>>& joins() const { return joins_; }
   /// Memory for this rank's share of the gradients of `kv`.
   Slice kv_partial(const Linear& kv);
   /// The gradient of q is ready after this piece, and the share of kv's in flight; add_kv_partial() is for a later one.
   void qkv_weight_gradient(Slice x, Slice dy, const Linear& q, const Linear& kv, Slice partial);
   void add_kv_partial(const Linear& kv, Slice partial);
 
-  /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens; if it is x,
-  /// own rows are those of own().
-  void embed(uint32_t table, int64_t positions, Slice x, Slice partial);
+  void embed(uint32_t table, int64_t positions, Slice x, Slice partial) override;
   /// Token and output embeddings: each rank holds some rows.
   uint32_t vocab_parameter(const std::string& name, int layer, Init init);
   /// y = x + dropout(d), without x y = dropout(d); rows from `first_row` of the micro-batch on. Also the gradient of d
@@ -241,9 +208,9 @@ class SpecBuilder {
 
   /// Rows of a buffer whose rows have `width` activations.
   int64_t rows_of(Slice slice, int64_t width) const { return slice.size_bytes / (width * size_of(options_.dtype)); }
-  /// The first `width` columns' worth of memory of a scratch buffer of all rows.
-  Slice first_columns(Slice scratch, int64_t width) const {
-    return {scratch.buffer, scratch.begin_bytes, bytes_of(rows() * width, options_.dtype)};
+  /// [rows, width] of scratch; layers that use one name after the other share it.
+  Slice scratch_rows(const std::string& name, int64_t width) {
+    return scratch(name, bytes_of(rows() * width, options_.dtype));
   }
 
   /// Does `layer` (`layers`: the head) begin another pipeline stage than the layer before it? Then the sum for its
@@ -271,6 +238,7 @@ class SpecBuilder {
   ModelSpec finish(std::string description);
 
  private:
+  Slice kept(const std::string& name, int64_t size_bytes);
   void add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias);
   /// The bias gradient that the work which writes dy forms; empty if there is none.
   Slice summed_bias(const Linear& w) const {
@@ -281,6 +249,7 @@ class SpecBuilder {
   void layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first, Slice dx_sums);
   void rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice residual, Slice dx, bool first);
   Slice rotary_table();
+  Ring* ring();  // null without context parallelism
   void communicate(Communication task, TokenChunk c);
   Slice weight_of(const Linear& w) const { return w.made.size_bytes > 0 ? w.made : value(w.weight); }
   /// Empty: none.
@@ -320,14 +289,15 @@ class SpecBuilder {
   ModelOptions options_;
   Buffers& buffers_;
   ModelSpec spec_;
+  std::shared_ptr<Ring> ring_;
+  std::map<std::string, BufferId> scratch_;
+  std::vector<std::pair<Linear, Linear>> joins_;
   std::vector<std::vector<uint32_t>*> lists_;
   bool replaying_ = false;
   Slice ids_, targets_, document_begins_, sequence_numbers_, batch_next_, batch_current_;
   Slice logits_, row_losses_, loss_part_, loss_;
-  Slice qkv_weight_, qkv_bias_, kv_partial_;  // with shares_kv()
-  Slice loss_parts_;                          // of all ranks that share the vocabulary
-  Slice norm_workspace_, head_norm_workspace_, attention_workspace_, norm_partial_, head_norm_partial_, rotary_,
-      own_positions_, document_positions_;
+  Slice loss_parts_;  // of all ranks that share the vocabulary
+  Slice norm_workspace_, attention_workspace_, rotary_;
 };
 
 }  // namespace slipstream::models

@@ -65,11 +65,10 @@ void SpecBuilder::head_norm(Slice raw, const HeadNorms& n, Slice qkv) {
 void SpecBuilder::head_norm_gradient(Slice d, Slice raw, const HeadNorms& n) {
   const bool is_share = n.partial.size_bytes > 0;
   const auto parameters = n.parameters();
-  if (head_norm_workspace_.size_bytes == 0)
-    head_norm_workspace_ = scratch(
-        "head_norm.workspace", bytes_of(kernels::head_norm_backward_workspace_elems(rows(), head_dim()), DType::f32));
   const Slice q_weight = value(parameters[0]), k_weight = value(parameters[1]), inv_rms = n.inv_rms,
-              workspace = head_norm_workspace_;
+              workspace =
+                  scratch("head_norm.workspace",
+                          bytes_of(kernels::head_norm_backward_workspace_elems(rows(), head_dim()), DType::f32));
   const Slice dq_weight = is_share ? chunk(n.partial, {0, 2}) : gradient(parameters[0]),
               dk_weight = is_share ? chunk(n.partial, {1, 2}) : gradient(parameters[1]);
   const kernels::HeadNormBackward shape{

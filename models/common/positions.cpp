@@ -75,8 +75,7 @@ void SpecBuilder::rotate(Slice qkv, bool inverse) {
 
 Slice SpecBuilder::own_positions(Slice positions) {
   const int64_t row_bytes = bytes_of(options_.width, options_.dtype);
-  if (own_positions_.size_bytes == 0) own_positions_ = scratch("positions.own", options_.tokens * row_bytes);
-  const Slice own = own_positions_;
+  const Slice own = scratch("positions.own", options_.tokens * row_bytes);
   std::array<Slice, 2> from, to;
   for (int which : {0, 1}) {
     from[static_cast<size_t>(which)] = rows_of_chunk(options_.chunks(), which, positions, row_bytes);
@@ -107,11 +106,9 @@ void SpecBuilder::add_own_positions(Slice own, Slice gradient) {
 Slice SpecBuilder::document_positions() {
   if (!options_.documents) return {};
   // Again for every use: between forward and backward of a micro-batch, others use the same memory.
-  if (document_positions_.size_bytes == 0)
-    document_positions_ = scratch("positions.of_documents", bytes_of(rows(), DType::i32));
   const kernels::DocumentPositions shape{
       .batch = options_.batch, .tokens = options_.tokens, .chunks = options_.chunks()};
-  const Slice begins = document_begins_, to = document_positions_;
+  const Slice begins = document_begins_, to = scratch("positions.of_documents", bytes_of(rows(), DType::i32));
   work("document_positions", kernels::document_positions_cost(shape), {begins}, {to}, [=](LaunchContext& c) {
     kernels::DocumentPositions args = shape;
     args.begins = c.as<int32_t>(begins);

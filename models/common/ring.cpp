@@ -91,7 +91,6 @@ KeysAt keys_at(const SpecBuilder& b, int step, Slice qkv, Slice travelled) {
 }  // namespace
 
 Ring::Ring(SpecBuilder& builder) : b_(builder), chunks_(builder.options().chunks()) {
-  if (ranks() == 1) return;
   const ModelOptions& o = b_.options();
   const int64_t elems = b_.rows() * kv_width();
   for (bool again : {false, true})
@@ -184,7 +183,6 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
 }
 
 void Ring::forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
-  if (ranks() == 1) return b_.attention(layer, dropout_rate, qkv, out, lse);
   start_keys(qkv, false);
   for (int step = 0; step < ranks(); ++step) {
     b_.begin(fmt::format("attention_block.{}", step), layer);
@@ -194,7 +192,6 @@ void Ring::forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice l
 }
 
 void Ring::fetch(int layer, Slice qkv) {
-  if (ranks() == 1) return;
   b_.begin("ring_keys", layer);
   start_keys(qkv, true);
 }
@@ -236,7 +233,6 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
 }
 
 void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
-  if (ranks() == 1) return b_.attention_gradient(layer, b_.options().dropout.attention, dout, qkv, out, lse, dqkv);
   const Slice dq_sum = this->dq_sum(), share = share_;
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);

@@ -6,7 +6,7 @@
 // Rank r holds chunks r and 2c-1-r of the sequence (ContextChunks). In step s it has the keys of rank r + s, while
 // those of rank r + s + 1 are in flight. Forward begins with the rank's own keys, so that the first exchange overlaps
 // with a block. Backward ends with them: gradients of other ranks' keys travel in the same direction as the keys, each
-// rank adds its share, and they arrive at their owner during the last block. With one rank all this is one attention.
+// rank adds its share, and they arrive at their owner during the last block.
 
 #include "models/common/blocks.h"
 
@@ -19,14 +19,10 @@ class Ring {
  public:
   explicit Ring(SpecBuilder& builder);
 
-  /// Adds attention to the current piece, with dropout of its weights at `dropout_rate`. With several ranks the
-  /// following blocks are separate pieces; the last one stays open for later works.
+  /// SpecBuilder::attention(), fetch_keys() and attention_gradient(): the blocks after the first are separate pieces.
   void forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse);
 
-  /// Adds a piece that starts sending this rank's keys, for backward. Call it early: the pieces between it and
-  /// backward() hide the first exchange.
   void fetch(int layer, Slice qkv);
-  /// Adds the gradient of attention to the current piece, and further pieces like forward().
   void backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
  private:

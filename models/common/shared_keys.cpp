@@ -20,14 +20,11 @@ Slice rows_of_head(const Slice& all, int which, int64_t head, int64_t heads, int
 }  // namespace
 
 Linear SpecBuilder::joined_qkv(const Linear& q, const Linear& kv) {
-  if (qkv_weight_.size_bytes == 0) {
-    qkv_weight_ = scratch("qkv.weight", bytes_of(qkv_width() * q.in, options_.dtype));
-    if (kv.bias >= 0) qkv_bias_ = scratch("qkv.bias", bytes_of(qkv_width(), options_.dtype));
-  }
+  joins_.emplace_back(q, kv);
   Linear joined = q;
   joined.out = qkv_width();
-  joined.made = qkv_weight_;
-  joined.made_bias = qkv_bias_;
+  joined.made = scratch("qkv.weight", bytes_of(qkv_width() * q.in, options_.dtype));
+  if (kv.bias >= 0) joined.made_bias = scratch("qkv.bias", bytes_of(qkv_width(), options_.dtype));
   return joined;
 }
 
@@ -59,8 +56,7 @@ void SpecBuilder::assemble_qkv(const Linear& q, const Linear& kv, const Linear& 
 Slice SpecBuilder::kv_partial(const Linear& kv) {
   const int64_t elems = kv.out * (kv.in + (kv.bias >= 0 ? 1 : 0));
   // Scratch also where weight gradients are delayed: this one is computed, summed and added with them.
-  if (kv_partial_.size_bytes == 0) kv_partial_ = scratch("kv.partial", bytes_of(elems, DType::f32));
-  return kv_partial_;
+  return scratch("kv.partial", bytes_of(elems, DType::f32));
 }
 
 void SpecBuilder::qkv_weight_gradient(Slice x, Slice dy, const Linear& q, const Linear& kv, Slice partial) {

@@ -81,12 +81,7 @@ void SpecBuilder::in_chunks(const std::vector<Stage>& stages) {
       const TokenChunk c{time - s, count};
       if (c.index < 0 || c.index >= count) continue;
       const Stage& stage = stages[static_cast<size_t>(s)];
-      if (shared()) {
-        begin(stage.piece + "." + stage.part + (count > 1 ? fmt::format(".{}", c.index) : ""), stage.layer);
-      } else if (s == 0 || stages[static_cast<size_t>(s) - 1].piece != stage.piece ||
-                 stages[static_cast<size_t>(s) - 1].layer != stage.layer) {
-        begin(stage.piece, stage.layer);
-      }
+      begin(stage.piece + "." + stage.part + (count > 1 ? fmt::format(".{}", c.index) : ""), stage.layer);
       stage.body(c);
     }
 }
@@ -104,16 +99,13 @@ Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
   if (!own_tokens()) return {};
   if (options_.split_backward)
     return statistics(name, elems);  // added when weight gradients are computed, possibly later
-  if (norm_partial_.size_bytes == 0) norm_partial_ = scratch("norm.partial", bytes_of(elems, DType::f32));
-  return norm_partial_;
+  return scratch("norm.partial", bytes_of(elems, DType::f32));
 }
 
 Slice SpecBuilder::head_norm_partial(const std::string& name) {
   if (!shared()) return {};
   if (options_.split_backward) return statistics(name, 2 * head_dim());
-  if (head_norm_partial_.size_bytes == 0)
-    head_norm_partial_ = scratch("head_norm.partial", bytes_of(2 * head_dim(), DType::f32));
-  return head_norm_partial_;
+  return scratch("head_norm.partial", bytes_of(2 * head_dim(), DType::f32));
 }
 
 void SpecBuilder::sum_partial(Slice partial) {

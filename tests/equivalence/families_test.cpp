@@ -4,6 +4,7 @@
 
 #include "tests/equivalence/table.h"
 #include "tests/equivalence/trained.h"
+#include "tests/models/mixed_layers.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -30,6 +31,11 @@ std::vector<Layout> families() {
     if (family == Family::qwen3) o.window_layers = {0};
     rows.push_back(layout);
   }
+  Layout mixed{.name = "mixed layers", .model = tiny_llama(), .micro_batch = 4};
+  mixed.model.layers = 4;
+  mixed.model.context = mixed.model.tokens = 8;
+  mixed.model.table = tests::mixed_layers;
+  rows.push_back(mixed);
   return rows;
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/rank.h"
 #include "tests/equivalence/trained.h"
 #include "tests/golden/device.h"
+#include "tests/models/mixed_layers.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -145,12 +146,17 @@ constexpr double kTolerance = 5e-6;
 }  // namespace
 
 TEST_CASE("generation: kept keys and values give the logits and tokens of the whole text", "[models]") {
-  for (const Family family : kFamilies) {
-    Whole whole(options_of(family));
-    models::Generation generation(options_of(family), setup_of(whole.weights, 1, 2));
+  std::vector<models::ModelOptions> models;
+  for (const Family family : kFamilies) models.push_back(options_of(family));
+  models.push_back(options_of(Family::llama));
+  models.back().layers = 4;
+  models.back().table = tests::mixed_layers;
+  for (const models::ModelOptions& options : models) {
+    Whole whole(options);
+    models::Generation generation(options, setup_of(whole.weights, 1, 2));
     // Prompts of one row, of few rows and of many rows take different products.
     for (const int64_t prompt : {1, 5, 12}) {
-      CAPTURE(name_of(family), prompt);
+      CAPTURE(name_of(options.family), options.layers, prompt);
       std::vector<int32_t> text, recomputed;
       for (int64_t i = 0; i < prompt; ++i) text.push_back(static_cast<int32_t>((7 * i + prompt) % 150));
       recomputed = text;

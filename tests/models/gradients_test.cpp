@@ -9,6 +9,7 @@
 #include "runtime/rank.h"
 #include "tests/equivalence/trained.h"
 #include "tests/held.h"
+#include "tests/models/mixed_layers.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -189,6 +190,16 @@ TEST_CASE("gradients are the slopes of the loss", "[models]") {
     packed.document_tokens = 3;
     packed.micro_batches = 2;
     check_gradients(packed);
+  }
+}
+
+TEST_CASE("gradients of a model whose layers differ are the slopes of the loss", "[models]") {
+  for (const int64_t layers : {3, 4}) {
+    equivalence::Layout mixed = small(equivalence::tiny_llama(), fmt::format("{} mixed layers", layers));
+    mixed.model.layers = layers;
+    mixed.model.table = tests::mixed_layers;
+    mixed.micro_batches = 2;
+    check_gradients(mixed);
   }
 }
 

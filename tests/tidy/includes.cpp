@@ -78,7 +78,10 @@ Findings check_arrows(const File& file) {
         {},
         "communicator, flight, link, sockets <- host, rehearse, side_channel, verdict, watchdog <- emulate, "
         "imitated_communicator, monitor, mpi, nccl, sim, thread <- wiring <- scheduler"}},
-      {"models", {{{"model", 0}, {"common", 1}, {"registry", 3}}, 2, "model <- common <- families <- registry"}}};
+      {"models",
+       {{{"model", 0}, {"common", 1}, {"layers", 2}, {"registry", 4}},
+        3,
+        "model <- common <- layers <- families, generation <- registry"}}};
   const std::string folder = folder_of(file.path);
   const auto floor = floors.find(folder);
   if (floor == floors.end() || !is_source(file.path)) return {};

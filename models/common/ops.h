@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The words in which the forward pass of a layer is written, and their operands.
+//
+// SpecBuilder (blocks.h) answers each word with a work of a ModelSpec; text generation (generation.cpp) computes it at
+// once, for the newest tokens. So a forward pass is written once.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/device/work.h"
+
+namespace slipstream::models {
+
+/// One of `count` equal parts of the tokens of a micro-batch.
+struct TokenChunk {
+  int index = 0, count = 1;
+};
+
+/// A part of a pass over a layer, for a chunk of the tokens.
+struct Stage {
+  std::string piece, part;  // the name of its piece on one rank, and the rest of the name if ranks share layers
+  int layer = -1;
+  std::function<void(TokenChunk)> body;
+  bool whole = false;  // not token-wise: the body is called once, for all tokens
+
+  bool is_part_of(const Stage& other) const {
+    return piece == other.piece && part == other.part && layer == other.layer;
+  }
+};
+
+/// y = x weight^T (+ bias): this rank's part of a weight [out, in].
+struct Linear {
+  uint32_t weight = 0;
+  int64_t bias = -1;  // -1: none
+  int64_t in = 0, out = 0;
+  int64_t padding = 0;              // the last rows of `out`, all zeros
+  Slice made = {}, made_bias = {};  // instead of the parameters' values: assembled by a work before
+  bool sums_dy = true;  // with the weight's gradient comes the bias's; otherwise the work that writes dy adds its rows
+};
+
+/// A layer norm if there is a bias, otherwise an RMS norm, with the values that its forward pass keeps for its backward
+/// pass.
+struct Norm {
+  uint32_t weight = 0;
+  int64_t bias = -1;
+  Slice mean = {}, inv_std = {};  // float [own_rows]; an RMS norm has no mean
+  Slice partial = {};             // gradients of weight and bias, if they are this rank's share of a sum
+
+  std::vector<uint32_t> parameters() const {
+    return bias < 0 ? std::vector{weight} : std::vector{weight, static_cast<uint32_t>(bias)};
+  }
+};
+
+/// RMS norms of the heads of queries and keys.
+struct HeadNorms {
+  int64_t q_weight = -1, k_weight = -1;  // -1: none
+  Slice inv_rms = {};                    // float [rows, heads + kv_heads]
+  Slice partial = {};                    // gradients of both weights, if they are this rank's share of a sum
+
+  bool exist() const { return q_weight >= 0; }
+  std::vector<uint32_t> parameters() const {
+    return {static_cast<uint32_t>(q_weight), static_cast<uint32_t>(k_weight)};
+  }
+};
+
+/// The number of rows of an operand is that of a pass: a micro-batch or a chunk of it in training, the newest tokens in
+/// generation. Weights are [out, in].
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens; if it is x,
+  /// own rows are those of SpecBuilder::own().
+  virtual void embed(uint32_t table, int64_t positions, Slice x, Slice partial) = 0;
+  /// y = norm(x + delta), and stores the sum; without delta y = norm(x).
+  virtual void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) = 0;
+  /// y = x w^T + bias.
+  virtual void linear(Slice x, const Linear& w, Slice y) = 0;
+  /// y = gelu(pre) with pre = x w^T + bias.
+  virtual void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) = 0;
+  /// linear() whose result is the sum over the ranks that share the layer: the first rank adds the bias.
+  virtual void partial_linear(Slice x, const Linear& w, Slice y) = 0;
+  /// After the current piece: sums chunk c of `partial` over the ranks that share a layer, into chunk c of `sum` (own
+  /// rows) or in place.
+  virtual void reduce(Slice partial, TokenChunk c, Slice sum = {}) = 0;
+  /// y = silu(gate) up, gate_up [.., 2 width].
+  virtual void swiglu(Slice gate_up, Slice y, int64_t width) = 0;
+  /// Puts together the weights `joined`, with SpecBuilder::shares_kv().
+  virtual void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) = 0;
+  /// qkv = raw with normed heads of queries and keys.
+  virtual void head_norm(Slice raw, const HeadNorms& n, Slice qkv) = 0;
+  /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
+  virtual void rotate(Slice qkv, bool inverse) = 0;
+  /// `lse` (log of the sum of exponentials) is for the backward pass.
+  virtual void attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) = 0;
+};
+
+}  // namespace slipstream::models

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a layer is: parameters, activations, and the stages of its forward and backward pass. A layer lies between a
+// norm and a residual sum: attention, or an MLP. The frame (decoder.h) puts the stages of all layers in order.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/common/blocks.h"
+
+namespace slipstream::models {
+
+/// A step of a backward pass: the gradient of a product's weights, and that of its input. Both follow from the gradient
+/// of its output, which the step before has made.
+struct GradientStep {
+  const char* piece = nullptr;  // of the weights' gradient; null: there is none
+  std::function<void()> weights = {};
+  Stage input = {};  // without a body: there is none
+};
+
+/// The layer of one index, with its parameters. Borrows the builder.
+class Layer {
+ public:
+  virtual ~Layer() = default;
+
+  /// Declares the activations that the forward pass keeps for the backward pass.
+  virtual void declare_activations() = 0;
+  /// Declares the gradients that the backward pass makes.
+  virtual void declare_gradients() = 0;
+  /// y = layer(x), in words of `ops`, which outlive the stages. x and y are buffers of all rows [rows, D].
+  virtual std::vector<Stage> forward(Ops& ops, const DropoutRates& dropout, Slice x, Slice y) const = 0;
+  /// dx from dy, in steps from the output to the input. `x` is used by gradients of weights alone.
+  virtual std::vector<GradientStep> backward(Slice x, Slice dy, Slice dx) const = 0;
+  /// Adds pieces that begin what backward() needs from other ranks. The frame calls it some pieces before.
+  virtual void fetch() const {}
+  /// Adds pieces that complete gradients of weights whose sums over ranks have been on their way since backward().
+  virtual void complete_gradients() const {}
+  /// The product that writes y; null if another work does.
+  virtual Linear* last_product() { return nullptr; }
+};
+
+/// A kind of layer: an entry of a family's table.
+struct LayerKind {
+  std::string name;  // in docs/reference/models.md
+  /// Declares the parameters, whose names begin with `prefix`.
+  std::function<std::unique_ptr<Layer>(SpecBuilder& builder, const std::string& prefix, int layer)> declare;
+};
+
+struct NormKind {
+  std::string name;
+  bool centred = false;  // a layer norm, with a bias; otherwise an RMS norm
+};
+Norm declare_norm(SpecBuilder& builder, const std::string& prefix, int layer, const NormKind& kind);
+
+/// The weights of a product by their names in a Hugging Face folder, without ".weight" and ".bias".
+struct Weights {
+  std::vector<std::string> names;  // of parts side by side in one parameter; one name: one tensor for all
+  bool bias = false;
+  bool transposed = false;  // stored as [in, out]
+  Init init = {Init::Kind::normal, 0.02f};
+};
+/// Declares the weights `suffix` of a product that splits its output over the ranks: parts of these sizes, side by
+/// side, each of which a rank holds its share of, or `whole`. With `in` = 0, a bias.
+uint32_t declare_outputs(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
+                         const std::vector<int64_t>& parts, int64_t in, bool whole = false);
+/// The same with their biases: a product.
+Linear declare_split_output(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
+                            int64_t in, const std::vector<int64_t>& parts);
+/// A product that splits its input over the ranks, whose outputs they sum.
+Linear declare_split_input(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
+                           int64_t in, int64_t out);
+
+}  // namespace slipstream::models
