@@ -107,7 +107,7 @@ class AblationBench : WorldBench {
     std::vector<std::vector<int64_t>> item_ns;
     for (const auto& stage : row.stages) {
       item_ns.push_back(even_spine_ns(*stage, layer_ns_));
-      item_ns.back().resize(stage->train.size(), -1);
+      item_ns.back().resize(stage->train().size(), -1);
     }
     return planner::rehearsed_step_ms(row.stages, item_ns,
                                       comm::RooflinePrice({}, {bytes_per_second, config_.comm.emulate.latency_ns}));

@@ -152,7 +152,7 @@ class Layout {
 
   static void collect(const Candidate& copy, const std::vector<std::vector<Span>>& spans, uint32_t cold_step,
                       Samples& samples) {
-    const Plan& plan = copy.job->train;
+    const Plan& plan = copy.job->train();
     for (ChannelId channel = 0; channel < spans.size(); ++channel) {
       if (copy.job->channels[channel].axis != Axis::self) continue;
       struct Run {

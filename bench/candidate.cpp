@@ -24,7 +24,7 @@ std::vector<int64_t> work_ns_of_steps(const Candidate& candidate) {
   for (const StepTimes& t : candidate.times) {
     steps_ns.push_back(0);
     for (const auto& [item, ns] : t.work_ns)
-      if (item < candidate.job->train.spine.size()) steps_ns.back() += ns;
+      if (item < candidate.job->train().spine.size()) steps_ns.back() += ns;
   }
   return steps_ns;
 }
@@ -107,7 +107,6 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
       });
   rank->initialise(1);
   rank->prime();
-  rank->synchronize();
   if (world.monitor()) world.monitor()->enter(comm::RunPhase::step);
   meter = std::make_unique<OverlapMeter>(rank->channel_kinds());
 }
@@ -120,8 +119,10 @@ void Candidate::run(int steps, bool counted) {
 void Candidate::compute(int steps) {
   for (int i = 0; i < steps; ++i) {
     rank->wait_behind(1);  // as training does
-    const bool keeps = keep_interval > 0 && step % keep_interval == 0;
-    rank->issue(step + 1, false, keeps ? kept_slot(job->keeping, keep_interval, step) : -1);
+    std::vector<runtime::Asked> asked;
+    if (keep_interval > 0 && step % keep_interval == 0)
+      asked.push_back({PlanKind::keep, kept_slot(job->keeping, keep_interval, step)});
+    rank->issue(step + 1, asked);
     ++step;
   }
   rank->synchronize();
@@ -132,7 +133,7 @@ void Candidate::measure(int steps, bool counted) {
   for (ChannelId channel = 0; channel < spans.size(); ++channel) {
     std::vector<Span> of_steps;
     std::copy_if(spans[channel].begin(), spans[channel].end(), std::back_inserter(of_steps),
-                 [](const Span& s) { return s.step > 0; });
+                 [&](const Span& s) { return job->is_in_step(s.item); });
     meter->add(channel, of_steps);
   }
   for (uint32_t s = step - static_cast<uint32_t>(steps) + 1; s <= step; ++s) {
@@ -148,7 +149,7 @@ double Candidate::median_of(double runtime::StepMeans::*member) const {
 }
 
 std::vector<int64_t> Candidate::spine_ns() const {
-  std::vector<std::vector<double>> seen(job->train.spine.size());
+  std::vector<std::vector<double>> seen(job->train().spine.size());
   for (const StepTimes& t : times)
     for (const auto& [item, ns] : t.work_ns)
       if (item < seen.size()) seen[item].push_back(static_cast<double>(ns));

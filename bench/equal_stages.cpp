@@ -40,7 +40,7 @@ void for_passes(const Job& job, const std::vector<int64_t>& spine_ns, const Visi
 }  // namespace
 
 std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns) {
-  std::vector<int64_t> ns(job.train.spine.size(), 0);
+  std::vector<int64_t> ns(job.train().spine.size(), 0);
   const int64_t chunks = std::ssize(job.chunks);
   const bool split = job.schedule.splits_backward;
   size_t at = job.takes_batch ? 1 : 0;
@@ -77,7 +77,7 @@ int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns) {
 double rehearsed_stages_ms(const std::vector<std::shared_ptr<const Job>>& stages,
                            const std::vector<std::vector<int64_t>>& spine_ns, int64_t transfer_ns) {
   std::vector<std::vector<int64_t>> item_ns = spine_ns;
-  for (size_t s = 0; s < stages.size(); ++s) item_ns[s].resize(stages[s]->train.size(), 0);
+  for (size_t s = 0; s < stages.size(); ++s) item_ns[s].resize(stages[s]->train().size(), 0);
   return planner::rehearsed_step_ms(stages, item_ns, HopPrice(transfer_ns));
 }
 

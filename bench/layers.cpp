@@ -74,13 +74,13 @@ class LayersBench : WorldBench {
   std::vector<int64_t> paced_ns(const Job& job) {
     if (ns_per_flop_ == 0) {
       double flops = 0;
-      for (const SpineItem& item : job.train.spine)
+      for (const SpineItem& item : job.train().spine)
         if (item.op == Op::compute) flops += static_cast<double>(item.cost.flops);
       ns_per_flop_ = 3e6 * options_.layer_ms * static_cast<double>(job.model.layers) *
                      static_cast<double>(job.buffers.micro_batches) / flops;
     }
     std::vector<int64_t> ns;
-    for (const SpineItem& item : job.train.spine)
+    for (const SpineItem& item : job.train().spine)
       ns.push_back(item.op == Op::compute
                        ? std::max<int64_t>(1, static_cast<int64_t>(ns_per_flop_ * static_cast<double>(item.cost.flops)))
                        : kRestNs);
@@ -94,14 +94,14 @@ class LayersBench : WorldBench {
     const Job& job = *finished.job;
     const std::vector<int64_t> ns = paced_ns(job);
     int64_t bytes = 0, compute_ns = 0;
-    for (const Task& task : job.train.tasks) {
+    for (const Task& task : job.train().tasks) {
       if (!is_inside(job, task)) continue;
       const int64_t sent = comm::wire_bytes(
           task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype);
       bytes = is_ring() ? (bytes == 0 ? sent : bytes) : bytes + sent;
     }
     for (size_t i = 0; i < ns.size(); ++i) {
-      const SpineItem& item = job.train.spine[i];
+      const SpineItem& item = job.train().spine[i];
       if (is_ring() ? item.name.starts_with("attention_block.1.") : item.op == Op::compute)
         compute_ns = is_ring() ? ns[i] : compute_ns + ns[i];
     }
@@ -175,7 +175,7 @@ class LayersBench : WorldBench {
     const comm::Link link{bandwidth, config_.comm.emulate.latency_ns};
     double wire_ns = 0, compute_ns = 0;
     int64_t tasks = 0;
-    for (const Task& task : job.train.tasks) {
+    for (const Task& task : job.train().tasks) {
       if (!is_inside(job, task)) continue;
       const comm::WireCost cost = comm::wire_cost(
           task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems, task.dtype, link);
@@ -184,16 +184,16 @@ class LayersBench : WorldBench {
     }
     std::vector<int64_t> item_ns = paced_ns(job);
     for (int64_t ns : item_ns) compute_ns += static_cast<double>(ns);
-    item_ns.resize(job.train.size(), -1);
+    item_ns.resize(job.train().size(), -1);
     const comm::RooflinePrice otherwise(comm::Rates{}, link);
     comm::MeasuredPrice price(otherwise);
-    price.set(job.train, item_ns);
+    price.set(job.train(), item_ns);
     constexpr size_t kRuns = 3;
     const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, planner::runs_of({c.job}, kRuns), price);
     if (!played.finished) throw PlanError("[bench] the rehearsal of {} does not end: {}", row.name, played.deadlock);
     double plan_exposed_ns = 0;
     for (const comm::Exposed& exposed : played.ranks[0].exposed)
-      if (!job.train.is_spine(exposed.awaited) && is_inside(job, job.train.task(exposed.awaited)))
+      if (!job.train().is_spine(exposed.awaited) && is_inside(job, job.train().task(exposed.awaited)))
         plan_exposed_ns += static_cast<double>(exposed.time_ns) / kRuns;
     const double plan_ms = static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6;
     const double wire_ms = wire_ns / 1e6, compute_ms = compute_ns / 1e6, ideal_ms = std::max(wire_ms, compute_ms);

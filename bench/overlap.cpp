@@ -79,7 +79,7 @@ class OverlapBench : WorldBench {
           ideal_bound(*probe.job, {.bytes_per_second = 1e9,
                                    .latency_ns = 0,
                                    .ranks = ranks_,
-                                   .spine_ns = std::vector<int64_t>(probe.job->train.spine.size(), 1)});
+                                   .spine_ns = std::vector<int64_t>(probe.job->train().spine.size(), 1)});
       run_link(static_cast<double>(wire.wire_ns) / (ratio * compute_ms * 1e-3), ratio);
     }
     print_speed_ups();
@@ -98,7 +98,7 @@ class OverlapBench : WorldBench {
   std::unique_ptr<Candidate> make(const std::string& name, ReduceMode reduce_mode, double bytes_per_second,
                                   bool communicate) {
     planner::FinishedJob finished = build(reduce_mode, bytes_per_second, communicate);
-    const std::vector<int64_t> paced = paced_ ? paced_->of(finished.job->train) : std::vector<int64_t>{};
+    const std::vector<int64_t> paced = paced_ ? paced_->of(finished.job->train()) : std::vector<int64_t>{};
     return std::make_unique<Candidate>(name, world_, assignment_, config_, std::move(finished), bytes_per_second,
                                        paced);
   }
@@ -110,7 +110,7 @@ class OverlapBench : WorldBench {
     const std::set<uint32_t> backward(job.model.backward.begin(), job.model.backward.end());
     int64_t sum_ns = 0;
     for (size_t i = 0; i < spine_ns.size(); ++i)
-      if (const SpineItem& item = job.train.spine[i]; item.op == Op::compute && backward.contains(item.piece))
+      if (const SpineItem& item = job.train().spine[i]; item.op == Op::compute && backward.contains(item.piece))
         sum_ns += spine_ns[i];
     return static_cast<double>(sum_ns) / 1e6;
   }
@@ -123,7 +123,7 @@ class OverlapBench : WorldBench {
         for (int i = 0; i < 5; ++i) alone->run(1, i >= 2);
       world_.barrier();
     }
-    paced_.emplace(alone->job->train, runtime::largest_over_ranks(world_, alone->spine_ns()));
+    paced_.emplace(alone->job->train(), runtime::largest_over_ranks(world_, alone->spine_ns()));
   }
 
   void run_link(double bytes_per_second, double ratio) {
@@ -153,7 +153,7 @@ class OverlapBench : WorldBench {
   void report(const std::vector<std::unique_ptr<Candidate>>& candidates, double bytes_per_second, double ratio,
               const std::string& form) {
     // Op times come from the run without communication, never from the overlapped ones.
-    const ItemTimes alone(candidates[0]->job->train, spine_ns_of_slowest(world_, *candidates[0]));
+    const ItemTimes alone(candidates[0]->job->train(), spine_ns_of_slowest(world_, *candidates[0]));
     const double naive_ms = candidates[2]->median_of(&runtime::StepMeans::step_ms);
     const comm::RooflinePrice link(comm::Rates{}, {bytes_per_second, config_.comm.emulate.latency_ns});
     const std::string rate = bytes_per_second > 0 ? fmt::format("{:.3g} Gbit/s", bytes_per_second * 8e-9) : "real";
@@ -162,9 +162,9 @@ class OverlapBench : WorldBench {
     double bucketed_ms = 0;
     for (const auto& c : candidates) {
       const Job& job = *c->job;
-      const std::vector<int64_t> spine_ns = alone.of(job.train);
+      const std::vector<int64_t> spine_ns = alone.of(job.train());
       std::vector<int64_t> item_ns = spine_ns;
-      item_ns.resize(job.train.size(), 0);
+      item_ns.resize(job.train().size(), 0);
       const bool communicates = job.mesh.world() > 1;
       // The rate of a real link is unknown, so it has no bounds.
       const bool bounded = !communicates || bytes_per_second > 0;
@@ -229,7 +229,7 @@ class OverlapBench : WorldBench {
     if (world_.rank() != 0) return;
     const Job& job = *c.job;
     int64_t tasks = 0, bytes = 0, largest = 0;
-    for (const Task& task : job.train.tasks)
+    for (const Task& task : job.train().tasks)
       if (is_communication(task.op)) {
         ++tasks;
         const int64_t sent = comm::wire_bytes(task.op, task.algorithm, ranks_, task.elems, task.dtype);

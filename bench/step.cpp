@@ -46,7 +46,7 @@ Front front_of(const Job& job, const std::vector<int64_t>& spine_ns) {
   Front front;
   int64_t now = 0;
   for (size_t i = 0; i < spine_ns.size(); ++i) {
-    const SpineItem& item = job.train.spine[i];
+    const SpineItem& item = job.train().spine[i];
     now += spine_ns[i];
     if (item.op != Op::compute || item.micro_batch + 1 < job.buffers.micro_batches) continue;
     if (holds(job.model.forward, item.piece)) front.forward_ns = now;
@@ -162,7 +162,7 @@ class StepBench : WorldBench {
       RunConfig config = config_;
       config.train.global_batch_size = config.train.micro_batch_size * ranks * c.job->buffers.micro_batches;
       const planner::FinishedJob many = build_bench_job(assignment_, machine_, config, ranks, 0);
-      const std::vector<int64_t> ns = ItemTimes(c.job->train, spine_ns).of(many.job->train);
+      const std::vector<int64_t> ns = ItemTimes(c.job->train(), spine_ns).of(many.job->train());
       const IdealBound ideal = ideal_bound(
           *many.job, {.bytes_per_second = options_.line_rate, .latency_ns = 0, .ranks = ranks, .spine_ns = ns});
       const Front front = front_of(*many.job, ns);

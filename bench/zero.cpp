@@ -102,9 +102,9 @@ class ZeroBench : WorldBench {
   double rehearsed_ms(const Candidate& c, double bandwidth) const {
     const comm::RooflinePrice link(comm::Rates{}, {bandwidth, config_.comm.emulate.latency_ns});
     std::vector<int64_t> item_ns = even_spine_ns(*c.job, layer_ns_);
-    item_ns.resize(c.job->train.size(), -1);
+    item_ns.resize(c.job->train().size(), -1);
     comm::MeasuredPrice price(link);
-    price.set(c.job->train, item_ns);
+    price.set(c.job->train(), item_ns);
     const comm::Rehearsal played = comm::rehearse(c.job->mesh, c.job->channels, planner::runs_of({c.job}, 4), price);
     return played.finished ? static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6 : 0;
   }
@@ -134,7 +134,7 @@ class ZeroBench : WorldBench {
     const double ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6,
                  hidden = share_of(c.median_of(&runtime::StepMeans::hidden_ms), comm_ms);
     double gather_ms = 0;
-    for (const Task& task : c.job->train.tasks)
+    for (const Task& task : c.job->train().tasks)
       if (task.op == Op::all_gather)
         gather_ms +=
             static_cast<double>(comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype)) /
@@ -173,7 +173,7 @@ std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns) {
         1, std::count_if(list.begin(), list.end(), [&](uint32_t p) { return job.model.pieces[p].layer == layer; }));
   };
   std::vector<int64_t> ns;
-  for (const SpineItem& item : job.train.spine) {
+  for (const SpineItem& item : job.train().spine) {
     if (item.op != Op::compute) {
       ns.push_back(kRestNs);
       continue;

@@ -104,11 +104,11 @@ Replayed replay(const planner::PlanRequest& request, const ItemTimes& times) {
   std::vector<std::vector<int64_t>> of_stages;
   Replayed replayed;
   for (const auto& stage : planned.finished.stages) {
-    of_stages.push_back(times.of(stage->train));
-    for (size_t i = 0; i < stage->train.spine.size(); ++i)
+    of_stages.push_back(times.of(stage->train()));
+    for (size_t i = 0; i < stage->train().spine.size(); ++i)
       if (of_stages.back()[i] < 0) {
         ++replayed.unknown;
-        replayed.unknown_name = stage->train.spine[i].name;
+        replayed.unknown_name = stage->train().spine[i].name;
       }
   }
   const comm::RooflinePrice price = planner::price_of(*planned.config, planned.machine, planned.finished.job->mesh);

@@ -18,11 +18,12 @@ Scheduler::Scheduler(const Job& job, Device& device, std::vector<Stream*> stream
   communications_before_.assign(job.channels.size(), 0);
 }
 
-void Scheduler::bind(const Plan& plan, const BoundWorks& works) {
+void Scheduler::bind(const Plan& plan, const BoundWorks& works, uint32_t first_item) {
   SLIP_ASSERT(works.size() == plan.size() && plan.order.size() == plan.size());
   Bound& bound = bound_[&plan];
   bound.plan = &plan;
   bound.works = &works;
+  bound.first_item = first_item;
   // Events exist for items that another stream waits for: all tasks, awaited spine items, and the end of the spine. A
   // seam wait on any other spine item waits for the next recorded one, which completes no earlier.
   bound.communications.assign(job_.channels.size(), 0);
@@ -45,7 +46,7 @@ void Scheduler::bind(const Plan& plan, const BoundWorks& works) {
     events.clear();
     events.resize(plan.size());
     for (ItemId i = 0; i < plan.size(); ++i)
-      if (bound.recorded[i]) events[i] = device_.make_event(event_tag(plan[i].channel, i));
+      if (bound.recorded[i]) events[i] = device_.make_event(event_tag(plan[i].channel, first_item + i));
   }
 }
 
@@ -156,7 +157,7 @@ void Scheduler::issue_tasks(const Frame& frame) {
     const Frame task_frame{.memory = frame.memory,
                            .rebinds = rebinds.data(),
                            .rebind_count = static_cast<uint32_t>(rebinds.size()),
-                           .item = item,
+                           .item = current_.bound->first_item + item,
                            .step = frame.step};
     wait_for_points(item, stream, task_frame);
     stream.launch((*current_.bound->works)[item], task_frame);

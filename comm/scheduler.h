@@ -17,7 +17,7 @@
 
 namespace slipstream::comm {
 
-/// Tag of an item's event, by which timelines identify what a wait waited for.
+/// Tag of an item's event, by which timelines identify what a wait waited for. `item`: its number in timelines.
 constexpr uint64_t event_tag(ChannelId channel, ItemId item) { return uint64_t{channel} << 32 | item; }
 
 class Scheduler final : public PointListener {
@@ -26,8 +26,8 @@ class Scheduler final : public PointListener {
   Scheduler(const Job& job, Device& device, std::vector<Stream*> streams);
 
   /// Makes the events of `plan`, two for each item, so that a run never overwrites an event that the next run waits
-  /// for.
-  void bind(const Plan& plan, const BoundWorks& works);
+  /// for. `first_item`: the number of the plan's first item in timelines.
+  void bind(const Plan& plan, const BoundWorks& works, uint32_t first_item = 0);
 
   void begin(const Plan& plan, const Frame& frame) override;
   void before(ItemId item, Stream& compute, const Frame& frame) override;
@@ -53,6 +53,7 @@ class Scheduler final : public PointListener {
   struct Bound {
     const Plan* plan = nullptr;
     const BoundWorks* works = nullptr;
+    uint32_t first_item = 0;
     std::vector<char> recorded;  // per item: has events
     std::vector<std::unique_ptr<Event>> events[2];
     std::vector<ItemId> next_recorded;  // per item: itself or the next one on its channel that is recorded

@@ -17,8 +17,8 @@ namespace {
 
 /// Offset to the peer of this rank's tasks on a channel; 0 if it has none.
 int peer_of(const Job& job, ChannelId channel) {
-  for (const Plan* plan : {&job.train, &job.evaluate})
-    for (const Task& task : plan->tasks)
+  for (const PlanRow& row : job.plans)
+    for (const Task& task : row.plan.tasks)
       if (task.channel == channel && (task.op == Op::send || task.op == Op::recv)) return task.peer;
   return 0;
 }
@@ -70,7 +70,7 @@ std::string group_of(const Job& job, ChannelId channel) {
 }
 
 std::vector<uint64_t> rendezvous_of(const Job& job) {
-  const Plan& plan = job.train;
+  const Plan& plan = job.train();
   std::vector<uint64_t> rendezvous_ids(plan.size(), 0);
   std::map<std::string, uint64_t> counts;
   for (ItemId id : plan.order) {

@@ -39,7 +39,7 @@ std::string layer_text(int layer, int layers) {
 
 /// "backward of layer 3", or the item's own name.
 std::string words_of(const Job& job, ItemId id) {
-  const Plan& plan = job.train;
+  const Plan& plan = job.train();
   if (plan.is_spine(id)) {
     const uint32_t index = plan.spine[id].piece;
     if (plan[id].op != Op::compute || index >= job.model.pieces.size()) return plan[id].name;
@@ -83,20 +83,20 @@ StepShares shares_of(const Planned& planned, const comm::Rehearsal& rehearsal) {
     shares.ms[static_cast<size_t>(bottleneck)] += ms_of_a_step(static_cast<int64_t>(ns));
   };
   for (const std::vector<comm::Span>& spans : times.runs)
-    for (ItemId id = 0; id < job.train.spine.size(); ++id) {
+    for (ItemId id = 0; id < job.train().spine.size(); ++id) {
       const auto ns = static_cast<double>(spans[id].duration_ns());
-      const double moved = memory_share(price, planned.machine, job.train[id].cost);
+      const double moved = memory_share(price, planned.machine, job.train()[id].cost);
       add(Bottleneck::memory, moved * ns);
       add(Bottleneck::compute, (1 - moved) * ns);
     }
   for (const comm::Exposed& wait : times.exposed) {
     const auto ns = static_cast<double>(wait.time_ns);
-    if (!is_communication(job.train[wait.awaited].op)) {
-      add(job.train[wait.awaited].op == Op::load ? Bottleneck::input : Bottleneck::memory, ns);
+    if (!is_communication(job.train()[wait.awaited].op)) {
+      add(job.train()[wait.awaited].op == Op::load ? Bottleneck::input : Bottleneck::memory, ns);
       continue;
     }
-    const Axis axis = job.channels[job.train[wait.awaited].channel].axis;
-    const comm::WireCost cost = price.wire(job.train, wait.awaited, axis, job.mesh.group_size(axis));
+    const Axis axis = job.channels[job.train()[wait.awaited].channel].axis;
+    const comm::WireCost cost = price.wire(job.train(), wait.awaited, axis, job.mesh.group_size(axis));
     const double latency = static_cast<double>(cost.latency_ns) /
                            static_cast<double>(std::max<int64_t>(1, cost.latency_ns + cost.wire_ns));
     add(Bottleneck::latency, latency * ns);

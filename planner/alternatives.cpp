@@ -64,14 +64,14 @@ LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& re
   std::map<ChannelId, int64_t> of_channel_ns;
   std::map<ItemId, int64_t> of_task_ns;
   for (const comm::Exposed& exposed : times.exposed)
-    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op)) {
+    if (const Item& awaited = job.train()[exposed.awaited]; is_communication(awaited.op)) {
       of_channel_ns[awaited.channel] += exposed.time_ns;
       of_task_ns[exposed.awaited] += exposed.time_ns;
     }
   if (of_task_ns.empty()) return {};
   const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
   const auto worst = std::max_element(of_channel_ns.begin(), of_channel_ns.end(), less);
-  std::erase_if(of_task_ns, [&](const auto& entry) { return job.train[entry.first].channel != worst->first; });
+  std::erase_if(of_task_ns, [&](const auto& entry) { return job.train()[entry.first].channel != worst->first; });
   const auto largest = std::max_element(of_task_ns.begin(), of_task_ns.end(), less);
   const Channel& channel = job.channels[worst->first];
   // Whole gradients accumulate over the micro-batches and travel once.
@@ -80,7 +80,7 @@ LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& re
   return {.channel = channel.name,
           .exposed_ms = ms_of_a_step(worst->second),
           .busy_ms = ms_of_a_step(times.busy_ns[worst->first]),
-          .task = job.train[largest->first].name,
+          .task = job.train()[largest->first].name,
           .task_ms = ms_of_a_step(largest->second),
           .under_last_of = once ? job.buffers.micro_batches : 1,
           .crosses_nodes = planned.config->comm.emulate.bandwidth_bytes_per_second == 0 &&
@@ -91,7 +91,7 @@ std::vector<Alternative> faster_alternatives(const Planned& planned, const comm:
   constexpr size_t kMostItems = 50'000;     // of a step on all stages; more take seconds per rehearsal
   constexpr double kWorthPrinting = 0.995;  // of the time per sequence
   size_t items = 0;
-  for (const auto& stage : planned.finished.stages) items += stage->train.size();
+  for (const auto& stage : planned.finished.stages) items += stage->train().size();
   if (items > kMostItems) return {};
   const auto per_sequence = [](double step_ms, int64_t sequences) { return step_ms / static_cast<double>(sequences); };
   const double now_ms = per_sequence(totals_of(planned, rehearsal).step_ms, planned.global_batch);

@@ -77,9 +77,10 @@ CheckpointCosts checkpoint_costs(const FinishedJob& finished, int64_t ranks_per_
   if (!finished.job->options.snapshots_beside)
     costs.writer_ns = static_cast<int64_t>(kWriterNsPerByte * static_cast<double>(costs.rank_bytes));
   costs.write_seconds = write_seconds(finished, options);
-  constexpr size_t kSteps = 5;  // the copies may delay gathers of the step after the next
+  constexpr int64_t kSteps = 5;  // the copies may delay gathers of the step after the next
+  const auto saves = [](PlanKind kind, int64_t n) { return kind == PlanKind::save && n == 1; };
   costs.added_ns =
-      rehearsed_delay_ns(finished, price, runs_of(finished.stages, kSteps), runs_of(finished.stages, kSteps, 1));
+      rehearsed_delay_ns(finished, price, runs_of(finished.stages, kSteps), runs_of(finished.stages, kSteps, saves));
   return costs;
 }
 
@@ -108,9 +109,10 @@ KeepingCosts keeping_costs(const FinishedJob& finished, int64_t interval, int64_
   for (int rank = 0; rank < ranks; ++rank)
     costs.holder_is_elsewhere &= (rank + keeping.to_holder) % ranks / ranks_per_node != rank / ranks_per_node;
   // Several snapshots in a row, because a transfer may be longer than a step.
-  const size_t steps_between = static_cast<size_t>(std::min<int64_t>(interval, 4)), steps = 4 * steps_between + 1;
-  costs.added_ns = rehearsed_delay_ns(finished, price, runs_of(finished.stages, steps),
-                                      runs_of(finished.stages, steps, {}, steps_between));
+  const int64_t between = std::min<int64_t>(interval, 4), steps = 4 * between + 1;
+  const auto keeps = [&](PlanKind kind, int64_t n) { return kind == PlanKind::keep && n > 0 && n % between == 0; };
+  costs.added_ns =
+      rehearsed_delay_ns(finished, price, runs_of(finished.stages, steps), runs_of(finished.stages, steps, keeps));
   if (costs.added_ns) *costs.added_ns /= 3;  // the last snapshot travels beside the last step
   return costs;
 }

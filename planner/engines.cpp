@@ -132,7 +132,7 @@ void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::
   const std::vector<Channel>& channels = stages[0]->channels;
   for (size_t s = 0; s < stages.size(); ++s) {
     Job& job = *stages[s];
-    const Plan& plan = job.train;
+    const Plan& plan = job.train();
     // The middle step also has the transfers that the step before leaves to it.
     const std::vector<comm::Span>& step = rehearsal.ranks[s].runs[1];
     const std::vector<comm::Span> spine(step.begin(), step.begin() + std::ssize(plan.spine));
@@ -146,14 +146,15 @@ void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::
       add_shared(spine, transfers, shared_ns);
       const int64_t left = std::max<int64_t>(1, multiprocessors - channels[c].blocks);
       for (size_t i = 0; i < spine.size(); ++i) {
-        auto& planned = job.train.spine[i].multiprocessors;
+        auto& planned = job.train().spine[i].multiprocessors;
         if (4 * shared_ns[i] < spine[i].duration_ns()) continue;
         if (planned == 0 || left < planned) planned = static_cast<int32_t>(left);
       }
     }
     for (size_t i = 0; i < plan.spine.size(); ++i) {
       const int32_t planned = plan.spine[i].multiprocessors;
-      if (!job.train_swapped.spine.empty()) job.train_swapped.spine[i].multiprocessors = planned;
+      for (PlanRow& row : job.plans)
+        if (row.kind == PlanKind::train) row.plan.spine[i].multiprocessors = planned;
       if (planned == 0) continue;
       ++engines.products_planned;
       engines.products = engines.products == 0 ? planned : std::min<int64_t>(engines.products, planned);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of every kind of plan, and the proof of several runs in a row.
+// The order of every plan, and the proof of the sequences of the calendar.
 
 #include "planner/finish_plans.h"
 
@@ -11,40 +11,25 @@ namespace slipstream::planner {
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves) {
   const Job& first = *stages[0];
   comm::Proof ordered;
-  const bool saves = first.options.snapshots, keeps = first.keeping.slots > 0;
-  // Plans that are only compared have an order for their steps and snapshots.
-  std::vector<Plan Job::*> plans{&Job::train};
-  if (proves) plans = {&Job::prime, &Job::train, &Job::evaluate};
-  if (saves) plans.push_back(&Job::save);
-  if (keeps) plans.push_back(&Job::keep);
-  for (Plan Job::*plan : plans) {
+  for (size_t row = 0; row < first.plans.size(); ++row) {
+    // Plans that are only compared have an order for their steps and what runs beside them.
+    if (!proves && is_at_rest(first.plans[row].cadence.when)) continue;
     std::vector<comm::Stage> of_all;
-    for (const auto& job : stages) of_all.push_back({&((*job).*plan), &job->buffers});
+    for (const auto& job : stages) of_all.push_back({&job->plans[row].plan, &job->buffers});
     ordered.include(
         comm::finish(of_all, first.mesh, first.channels, price, proves ? comm::Checks::orders : comm::Checks::none));
   }
   if (first.options.double_buffer)
     for (const auto& job : stages) swap_buffers(*job);
   if (!proves) return ordered;
+  const std::vector<Calendar::Runs> sequences = first.calendar().sequences();
   std::vector<comm::StageRuns> rows;
   for (const auto& job : stages) {
-    // Three steps and three evaluations in a row, and every seam between them. After an odd number of steps,
-    // evaluations find the two copies of the weights exchanged.
-    const bool swaps = job->options.double_buffer;
-    const Plan *step = &job->train, *other = swaps ? &job->train_swapped : step,
-               *evaluate = swaps ? &job->evaluate_swapped : &job->evaluate;
-    std::vector<const Plan*> runs{&job->prime, step, evaluate, evaluate, evaluate, other, step, other};
-    // Snapshots after an even and an odd number of steps, several in a row, and after evaluations. The end is a step
-    // without one.
-    const auto add_snapshots = [&](Plan Job::*even, Plan Job::*odd) {
-      const Plan *copy = &((*job).*even), *copy_other = swaps ? &((*job).*odd) : copy;
-      runs.insert(runs.end(), {copy, step, copy_other, other, &job->evaluate, copy, step, evaluate, copy_other, other,
-                               step, other});
-    };
-    if (saves) add_snapshots(&Job::save, &Job::save_swapped);
-    if (keeps) add_snapshots(&Job::keep, &Job::keep_swapped);
-    if (saves && keeps) runs.insert(runs.end(), {&job->save, &job->keep, step, other});
-    rows.push_back({std::move(runs), &job->buffers});
+    rows.push_back({.sequences = {}, .buffers = &job->buffers});
+    for (const Calendar::Runs& runs : sequences) {
+      std::vector<const Plan*>& plans = rows.back().sequences.emplace_back();
+      for (size_t row : runs) plans.push_back(&job->plans[row].plan);
+    }
   }
   comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
   proof.include(std::move(ordered));

@@ -10,8 +10,8 @@
 
 namespace slipstream::planner {
 
-/// Orders the plans of all stages of one job. With `proves`, also proves the first batch, steps and evaluations in a
-/// row; the proof may fail. Throws: PlanError.
+/// Orders the plans of all stages of one job, once. With `proves`, also proves the sequences of Job::calendar(); the
+/// proof may fail. Throws: PlanError.
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves = true);
 
 /// Throws: PlanError with the findings of a failed proof.

@@ -134,12 +134,12 @@ const LayoutBounds::Works& LayoutBounds::works_of(const ResolvedConfig& config) 
     const Place place = place_of(layer, layers);
     return place == kLayer ? of_layer[static_cast<size_t>(layer)] : works->places[place];
   };
-  for (ItemId i = 0; i < job.train.spine.size(); ++i) {
-    const uint32_t index = job.train.spine[i].piece;
-    if (job.train.spine[i].op != Op::compute || index >= pass_of.size() || pass_of[index] < 0) continue;
+  for (ItemId i = 0; i < job.train().spine.size(); ++i) {
+    const uint32_t index = job.train().spine[i].piece;
+    if (job.train().spine[i].op != Op::compute || index >= pass_of.size() || pass_of[index] < 0) continue;
     const Piece& piece = job.model.pieces[index];
     PlaceWorks& place = at(piece.layer);
-    place.pass_ns[static_cast<size_t>(pass_of[index])] += price.local_ns(job.train, i);
+    place.pass_ns[static_cast<size_t>(pass_of[index])] += price.local_ns(job.train(), i);
     for (const Work& work : piece.works) place.seconds += price.seconds(work.cost);
     place.communications.insert(place.communications.end(), piece.communications.begin(), piece.communications.end());
   }

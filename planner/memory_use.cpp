@@ -45,7 +45,7 @@ void add_piece(const std::vector<const Access*>& accesses, int64_t size_bytes, s
 }  // namespace
 
 std::vector<std::array<int64_t, kOwners>> memory_in_use(const Job& job) {
-  const Plan& plan = job.train;
+  const Plan& plan = job.train();
   const size_t positions = plan.order.size();
   if (positions == 0) return {};
   std::map<BufferId, std::vector<Access>> by_buffer;

@@ -21,14 +21,14 @@ namespace slipstream::planner {
 std::string plan_listing(const Job& job) {
   std::string text = fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", "channel", "operation", "item",
                                  "elements", "dtype", "sent", "after");
-  for (ItemId id : job.train.order) {
-    const Item& item = job.train[id];
+  for (ItemId id : job.train().order) {
+    const Item& item = job.train()[id];
     std::string name = item.name, elems, dtype, sent, after;
-    if (job.train.is_spine(id)) {
-      const SpineItem& spine = job.train.spine[id];
+    if (job.train().is_spine(id)) {
+      const SpineItem& spine = job.train().spine[id];
       if (job.buffers.micro_batches > 1) name += fmt::format(" of micro-batch {}", spine.micro_batch);
     } else {
-      const Task& task = job.train.task(id);
+      const Task& task = job.train().task(id);
       if (task.elems > 0) elems = fmt::format("{}", task.elems), dtype = name_of(task.dtype);
       if (is_communication(task.op))
         sent = fmt::format(
@@ -36,7 +36,7 @@ std::string plan_listing(const Job& job) {
                                    task.elems, task.dtype));
     }
     for (const Point& point : item.after)
-      after += fmt::format("{}{}", after.empty() ? "" : ", ", job.train[point.item].name);
+      after += fmt::format("{}{}", after.empty() ? "" : ", ", job.train()[point.item].name);
     text += fmt::format("{:<14}{:<16}{:<48}{:>12}  {:<10}{:>12}  {}\n", job.channels[item.channel].name,
                         name_of(item.op), name, elems, dtype, sent, after);
   }
@@ -152,7 +152,7 @@ namespace {
 /// Bytes of gradients that a rank sends in a step.
 int64_t gradient_bytes(const Job& job) {
   int64_t sent = 0;
-  for (const Task& task : job.train.tasks) {
+  for (const Task& task : job.train().tasks) {
     const Role role = job.channels[task.channel].role;
     const bool sums = task.op == Op::all_reduce || task.op == Op::reduce_scatter;
     const bool exchanges = (task.op == Op::all_to_all || task.op == Op::all_gather) && task.dtype == DType::bf16;
@@ -236,7 +236,7 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
 
 WireBytes wire_bytes_of_step(const Job& job) {
   WireBytes bytes;
-  for (const Task& task : job.train.tasks)
+  for (const Task& task : job.train().tasks)
     if (is_communication(task.op) && carries_states(job.channels[task.channel].role))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);

@@ -22,7 +22,7 @@ Json channel_json(const Job& job, ChannelId c, const comm::RooflinePrice& price,
   row["axis"] = name_of(channel.axis);
   row["ranks"] = job.mesh.group_size(channel.axis);
   int64_t tasks = 0, bytes = 0;
-  for (const Task& task : job.train.tasks) {
+  for (const Task& task : job.train().tasks) {
     if (task.channel != c) continue;
     ++tasks;
     if (is_communication(task.op) && task.op != Op::recv)
@@ -39,17 +39,17 @@ Json channel_json(const Job& job, ChannelId c, const comm::RooflinePrice& price,
 
 /// The columns of "item_columns". Times are of virtual time; `bytes` are of memory; `after` has positions in the list.
 Json item_json(const Job& job, ItemId i, const comm::Span& span, int64_t origin_ns) {
-  const Item& item = job.train[i];
+  const Item& item = job.train()[i];
   Json row = Json::array();
   row.push_back(item.name);
   row.push_back(static_cast<int64_t>(item.channel));
   row.push_back(name_of(item.op));
-  row.push_back(job.train.is_spine(i) ? job.train.spine[i].micro_batch : -1);
+  row.push_back(job.train().is_spine(i) ? job.train().spine[i].micro_batch : -1);
   row.push_back(span.start_ns - origin_ns);
   row.push_back(span.duration_ns());
   int64_t sent_bytes = 0;
   if (is_communication(item.op)) {
-    const Task& task = job.train.task(i);
+    const Task& task = job.train().task(i);
     sent_bytes = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                   task.elems, task.dtype);
   }
@@ -68,7 +68,7 @@ Json memory_use_json(const Job& job, const std::vector<comm::Span>& spans, int64
   const auto in_use = memory_in_use(job);
   int64_t latest_ns = 0;
   for (size_t position = 0; position < in_use.size(); ++position) {
-    latest_ns = std::max(latest_ns, spans[job.train.order[position]].start_ns - origin_ns);
+    latest_ns = std::max(latest_ns, spans[job.train().order[position]].start_ns - origin_ns);
     if (rows.empty() || rows.back().second != in_use[position]) rows.emplace_back(latest_ns, in_use[position]);
   }
   Json table = Json::array();
@@ -110,7 +110,7 @@ void add_items(Json& record, const FinishedJob& finished, const comm::RooflinePr
     const Job& of_stage = *finished.stages[s];
     const std::vector<comm::Span>& spans = played.ranks[s].runs[1];
     stages[s]["items"] = Json::array();
-    for (ItemId i = 0; i < of_stage.train.size(); ++i)
+    for (ItemId i = 0; i < of_stage.train().size(); ++i)
       stages[s]["items"].push_back(item_json(of_stage, i, spans[i], origin_ns));
     stages[s]["memory_in_use"] = memory_use_json(of_stage, spans, origin_ns);
   }
@@ -137,7 +137,7 @@ std::string plan_record(const RunConfig& config, const Machine& machine, const F
   int64_t items = 0;
   for (const auto& stage : finished.stages) {
     record["stages"].push_back(stage_json(*stage, price, machine));
-    items += static_cast<int64_t>(stage->train.size());
+    items += static_cast<int64_t>(stage->train().size());
   }
   if (job.mesh.world() <= kMostRecordedRanks) {
     Json axes = Json::array(), ranks = Json::array();

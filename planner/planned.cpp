@@ -85,7 +85,7 @@ namespace {
 /// Keyed by the channel's name.
 std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal) {
   std::map<std::string, ChannelLoad> loads;
-  for (const Task& task : job.train.tasks) {
+  for (const Task& task : job.train().tasks) {
     ChannelLoad& load = loads[job.channels[task.channel].name];
     ++load.tasks;
     if (is_communication(task.op) && task.op != Op::recv)
@@ -99,7 +99,7 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Reh
     if (const auto found = loads.find(job.channels[c].name); found != loads.end())
       found->second.busy_ms = static_cast<double>(times.busy_ns[c]) / ns_per_ms;
   for (const comm::Exposed& exposed : times.exposed)
-    if (const Item& awaited = job.train[exposed.awaited]; is_communication(awaited.op))
+    if (const Item& awaited = job.train()[exposed.awaited]; is_communication(awaited.op))
       loads[job.channels[awaited.channel].name].exposed_ms += static_cast<double>(exposed.time_ns) / ns_per_ms;
   return loads;
 }

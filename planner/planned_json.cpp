@@ -89,8 +89,8 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
   json["recompute"]["saved_bytes"] = job.recomputed.saved_bytes;
   json["recompute"]["flops_again"] = job.recomputed.paid.flops;
   Json tasks = Json::array();
-  for (ItemId i = static_cast<ItemId>(job.train.spine.size()); i < job.train.size(); ++i) {
-    const Task& task = job.train.task(i);
+  for (ItemId i = static_cast<ItemId>(job.train().spine.size()); i < job.train().size(); ++i) {
+    const Task& task = job.train().task(i);
     Json row = Json::object();
     row["name"] = task.name;
     row["op"] = name_of(task.op);
@@ -99,7 +99,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     row["wire_bytes"] = comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                          task.elems, task.dtype);
     Json after = Json::array();
-    for (const Point& point : task.after) after.push_back(job.train[point.item].name);
+    for (const Point& point : task.after) after.push_back(job.train()[point.item].name);
     row["after"] = after;
     tasks.push_back(row);
   }
@@ -111,7 +111,7 @@ void print_plan_json(const Planned& planned, const comm::Rehearsal& rehearsal) {
     json["nccl"]["choices"] = Json::array();
     for (const std::string& line : nccl_choices(job, planned.nccl)) json["nccl"]["choices"].push_back(line);
   }
-  json["spine_items"] = static_cast<int64_t>(job.train.spine.size());
+  json["spine_items"] = static_cast<int64_t>(job.train().spine.size());
   // A plan with fewer micro-batches is not the plan of the run.
   json["plan_hash"] =
       planned.steady.planned > 0 ? Json() : Json(fmt::format("{:016x}", planned.finished.proof.order_hash));

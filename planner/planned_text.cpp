@@ -125,7 +125,7 @@ void print_groups(const Planned& planned) {
 /// Floating-point operations of a step on the compute stream.
 int64_t step_flops(const Job& job) {
   int64_t flops = 0;
-  for (const SpineItem& item : job.train.spine) flops += item.cost.flops;
+  for (const SpineItem& item : job.train().spine) flops += item.cost.flops;
   return flops;
 }
 
@@ -353,7 +353,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   for (const std::string& line : nccl_choices(job, planned.nccl)) print_result("  {}\n", line);
   print_result(
       "order:   {} and {} in a step; {} in all plans ({} implied ones pruned), {} between steps, plan {:016x}\n",
-      counted(std::ssize(job.train.spine), "spine item"), counted(std::ssize(job.train.tasks), "task"),
+      counted(std::ssize(job.train().spine), "spine item"), counted(std::ssize(job.train().tasks), "task"),
       counted(planned.finished.proof.waits, "wait"), planned.finished.proof.pruned_count,
       planned.finished.proof.seam_waits, planned.finished.proof.order_hash);
   if (!rehearsal.finished) return;

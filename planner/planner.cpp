@@ -64,7 +64,7 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
   constexpr double kDay_s = 86400;
   for (const auto& job : jobs) {
     double bytes = 0, seconds = 0, slowest = 0;
-    for (const Task& task : job->train.tasks) {
+    for (const Task& task : job->train().tasks) {
       if (!is_communication(task.op)) continue;
       const Axis axis = job->channels[task.channel].axis;
       const double rate = price.link(axis).bytes_per_second;
@@ -96,7 +96,7 @@ void add_slots(const JobRequest& request, PlanOptions& options, const StageJobs&
   if (request.config->pipeline.schedule_file.empty() || jobs.size() == 1) return;
   const auto ends = [&] {
     std::vector<comm::Stage> stages;
-    for (const auto& job : jobs) stages.push_back({&job->train, &job->buffers});
+    for (const auto& job : jobs) stages.push_back({&job->train(), &job->buffers});
     return comm::can_end(stages, jobs[0]->mesh, jobs[0]->channels, price);
   };
   // With a slot for every micro-batch of every chunk, no transfer waits for a slot.
@@ -200,8 +200,8 @@ void finish_draft(const JobRequest& request, const std::vector<std::shared_ptr<J
   for (const auto& job : jobs)
     if (request.spine_ns) {
       std::vector<int64_t> item_ns = request.spine_ns(*job);
-      item_ns.resize(job->train.size(), -1);
-      measured_ns.set(job->train, std::move(item_ns));
+      item_ns.resize(job->train().size(), -1);
+      measured_ns.set(job->train(), std::move(item_ns));
     }
   require_matches(jobs);
   finished.proof = finish_plans(jobs, measured_ns, proves);
@@ -231,8 +231,8 @@ bool serialises(const JobRequest& request, const Job& job, bool captured) {
 int64_t launches_of_step(const FinishedJob& finished) {
   int64_t most = 0;
   for (const auto& job : finished.stages) {
-    int64_t launches = std::ssize(job->train.tasks);
-    for (const SpineItem& item : job->train.spine)
+    int64_t launches = std::ssize(job->train().tasks);
+    for (const SpineItem& item : job->train().spine)
       launches += item.op == Op::compute ? std::ssize(job->model.pieces[item.piece].works) : 1;
     most = std::max(most, launches);
   }
@@ -377,24 +377,18 @@ Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, co
                .transfer_ns = [transfer_ns](int, const Action&) { return transfer_ns; }});
 }
 
-std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
-                                    std::optional<size_t> saved_before, size_t keep_interval) {
+std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, int64_t steps,
+                                    const std::function<bool(PlanKind kind, int64_t n)>& asks) {
   std::vector<comm::RankRuns> ranks(stages.size());
   for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
-    std::vector<const Plan*> plans(runs, &stages[s]->train);
-    for (size_t run = 1; run < runs && stages[s]->options.double_buffer; run += 2)
-      plans[run] = &stages[s]->train_swapped;
     const Job& job = *stages[s];
-    const auto insert = [&](size_t before, Plan Job::*even, Plan Job::*odd) {
-      plans.insert(plans.begin() + static_cast<std::ptrdiff_t>(before),
-                   &(job.*(job.options.double_buffer && before % 2 == 1 ? odd : even)));
-    };
-    for (size_t run = runs; keep_interval > 0 && --run > 0;)
-      if (run % keep_interval == 0) insert(run, &Job::keep, &Job::keep_swapped);
-    if (saved_before) insert(*saved_before, &Job::save, &Job::save_swapped);
-    ranks[s] = {.rank = stages[s]->mesh.rank({.pipeline = static_cast<int>(s)}),
+    std::vector<const Plan*> plans;
+    for (int64_t n = 0; n < steps; ++n)
+      for (size_t row : job.calendar().step(n, [&](size_t asked) { return asks(job.plans[asked].kind, n); }))
+        plans.push_back(&job.plans[row].plan);
+    ranks[s] = {.rank = job.mesh.rank({.pipeline = static_cast<int>(s)}),
                 .runs = plans,
-                .seams = comm::link_all(plans, stages[s]->channels)};
+                .seams = comm::link_all(plans, job.channels)};
   });
   return ranks;
 }
@@ -419,10 +413,10 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
   comm::MeasuredPrice price(otherwise);
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<int64_t> local = item_ns[s];
-    for (ItemId i = 0; i < stages[s]->train.size(); ++i)
-      if (is_communication(stages[s]->train[i].op)) local[i] = -1;
-    if (stages[s]->options.double_buffer) price.set(stages[s]->train_swapped, local);
-    price.set(stages[s]->train, std::move(local));
+    for (ItemId i = 0; i < stages[s]->train().size(); ++i)
+      if (is_communication(stages[s]->train()[i].op)) local[i] = -1;
+    for (const PlanRow& row : stages[s]->plans)
+      if (row.kind == PlanKind::train) price.set(row.plan, local);
   }
   const int64_t period_ns = comm::rehearsed_period_ns(stages[0]->mesh, stages[0]->channels, runs_of(stages, 3), price,
                                                       {.replayed = replayed}, 1);

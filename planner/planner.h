@@ -67,10 +67,11 @@ int64_t most_bytes(const FinishedJob& finished);
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns);
 
-/// The training plans of all stages, `runs` times in a row, ready for a rehearsal; with the copies of a snapshot before
-/// run number `saved_before`, and with Job::keep before every `keep_interval`-th run except the first (0: never). Pure.
-std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, size_t runs,
-                                    std::optional<size_t> saved_before = {}, size_t keep_interval = 0);
+/// The runs of the first `steps` steps on all stages, ready for a rehearsal. `asks`: does the run ask for plans of this
+/// kind beside the step that follows so many steps? Pure.
+std::vector<comm::RankRuns> runs_of(
+    const std::vector<std::shared_ptr<const Job>>& stages, int64_t steps,
+    const std::function<bool(PlanKind kind, int64_t n)>& asks = [](PlanKind, int64_t) { return false; });
 
 /// Step period in virtual time at the machine's prices: from a step's first work to the next step's. Pure. Negative if
 /// the rehearsal deadlocks.

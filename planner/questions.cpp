@@ -25,7 +25,7 @@ constexpr size_t kShownItems = 12;
 std::vector<int> stages_with(const Planned& planned, std::string_view name) {
   std::vector<int> stages;
   for (size_t s = 0; s < planned.finished.stages.size(); ++s) {
-    const Plan& plan = planned.finished.stages[s]->train;
+    const Plan& plan = planned.finished.stages[s]->train();
     for (ItemId item = 0; item < plan.size(); ++item)
       if (plan[item].name == name) {
         stages.push_back(static_cast<int>(s));
@@ -37,7 +37,7 @@ std::vector<int> stages_with(const Planned& planned, std::string_view name) {
 
 NamedItem named(const Planned& planned, int stage, ItemId item) {
   NamedItem made{
-      .name = planned.finished.stages[static_cast<size_t>(stage)]->train[item].name, .stage = stage, .item = item};
+      .name = planned.finished.stages[static_cast<size_t>(stage)]->train()[item].name, .stage = stage, .item = item};
   if (stages_with(planned, made.name).size() > 1) made.name += fmt::format("@{}", stage);
   return made;
 }
@@ -64,7 +64,9 @@ class FreedPrice : public comm::Price {
  private:
   // The plan with the other copy of the weights has the same items.
   bool is_freed(const Plan& plan, ItemId item) const {
-    return item == item_ && (&plan == &job_.train || &plan == &job_.train_swapped);
+    return item == item_ && std::any_of(job_.plans.begin(), job_.plans.end(), [&](const PlanRow& row) {
+             return row.kind == PlanKind::train && &plan == &row.plan;
+           });
   }
 
   const comm::Price& price_;
@@ -102,7 +104,7 @@ NamedItem find_item(const Planned& planned, const std::string& text) {
   if (stages.empty()) {
     std::vector<std::string_view> all;
     for (const auto& stage : planned.finished.stages)
-      for (ItemId item = 0; item < stage->train.size(); ++item) all.emplace_back(stage->train[item].name);
+      for (ItemId item = 0; item < stage->train().size(); ++item) all.emplace_back(stage->train()[item].name);
     const std::string near = nearest(name, all);
     throw ConfigError("[check] the training plan has no item '{}'{} slipstream plan --json lists its items.", name,
                       near.empty() ? "." : fmt::format("; did you mean '{}'?", near));
@@ -119,7 +121,7 @@ NamedItem find_item(const Planned& planned, const std::string& text) {
     throw ConfigError("[check] {} stages have an item '{}'. Name one of them: {}@ with {}.", stages.size(), name, name,
                       fmt::join(stages, ", "));
   }
-  const Plan& plan = planned.finished.stages[static_cast<size_t>(stage)]->train;
+  const Plan& plan = planned.finished.stages[static_cast<size_t>(stage)]->train();
   ItemId item = 0;
   while (plan[item].name != name) ++item;
   return named(planned, stage, item);

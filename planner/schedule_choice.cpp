@@ -68,7 +68,7 @@ int64_t rehearsed_ns(const JobRequest& asked, const FinishedJob& finished) {
   std::vector<std::vector<int64_t>> item_ns;
   for (const auto& stage : finished.stages) {
     item_ns.push_back(asked.spine_ns(*stage));
-    item_ns.back().resize(stage->train.size(), -1);
+    item_ns.back().resize(stage->train().size(), -1);
   }
   return static_cast<int64_t>(
       1e6 * rehearsed_step_ms(finished.stages, item_ns, price_of(*asked.config, asked.machine, finished.job->mesh)));

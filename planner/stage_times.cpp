@@ -18,8 +18,8 @@ PassNs pass_ns(const Job& job, const std::vector<int64_t>& measured_ns, const co
     for (Pass pass : {Pass::forward, Pass::backward, Pass::weight})
       for (uint32_t piece : chunk.pieces(pass)) pass_of[piece] = static_cast<int>(pass);
   std::array<double, 3> sum_ns{};
-  for (size_t i = 0; i < job.train.spine.size(); ++i) {
-    const uint32_t piece = job.train.spine[i].piece;
+  for (size_t i = 0; i < job.train().spine.size(); ++i) {
+    const uint32_t piece = job.train().spine[i].piece;
     if (piece >= pass_of.size() || pass_of[piece] == kNoPass) continue;
     double& sum = sum_ns[static_cast<size_t>(pass_of[piece])];
     if (i < measured_ns.size() && measured_ns[i] >= 0)

@@ -26,7 +26,7 @@ bool is_of_plan(const std::string& key) {
 
 uint64_t hash_of(const FinishedJob& finished) {
   std::vector<const Plan*> plans;
-  for (const auto& stage : finished.stages) plans.push_back(&stage->train);
+  for (const auto& stage : finished.stages) plans.push_back(&stage->train());
   return comm::order_hash(plans);
 }
 
@@ -86,7 +86,7 @@ std::vector<std::string> sets_without_effect(const RunSource& source, const JobR
                                              const FinishedJob& finished) {
   constexpr size_t kMostItems = 50'000;  // of a step on all stages; more take seconds to plan
   size_t items = 0;
-  for (const auto& stage : finished.stages) items += stage->train.size();
+  for (const auto& stage : finished.stages) items += stage->train().size();
   std::vector<std::string> keys, sentences;
   for (const std::string& set : source.sets) {
     const std::string key = set.substr(0, set.find('='));

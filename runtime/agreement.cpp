@@ -27,13 +27,13 @@ std::string plan_lines(const planner::FinishedJob& finished) {
   std::string lines;
   for (size_t s = 0; s < finished.stages.size(); ++s) {
     const Job& job = *finished.stages[s];
-    for (const Plan* plan : {&job.train, &job.evaluate, &job.prime, &job.save})
-      for (const ItemId id : plan->order) {
-        const Item& item = (*plan)[id];
+    for (const auto& [kind, cadence, plan] : job.plans)
+      for (const ItemId id : plan.order) {
+        const Item& item = plan[id];
         lines +=
-            fmt::format("{} of {} on stage {}, channel {}", item.name, plan->kind, s, job.channels[item.channel].name);
+            fmt::format("{} of {} on stage {}, channel {}", item.name, plan.kind, s, job.channels[item.channel].name);
         if (is_communication(item.op))
-          lines += fmt::format(": {} of {} {}", name_of(item.op), plan->task(id).elems, name_of(plan->task(id).dtype));
+          lines += fmt::format(": {} of {} {}", name_of(item.op), plan.task(id).elems, name_of(plan.task(id).dtype));
         lines += '\n';
       }
   }

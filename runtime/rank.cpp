@@ -62,7 +62,7 @@ Memory at_slot(const Memory& memory, const Keeping& keeping, int slot) {
   return Memory(std::move(entries));
 }
 
-/// Each kind of work of Job::keep is a place at which a test may kill the process.
+/// Each kind of work of PlanKind::keep is a place at which a test may kill the process.
 void add_fail_points(const Plan& plan, BoundWorks& works) {
   for (ItemId i = 0; i < plan.size(); ++i)
     works[i].fn = [name = fmt::format("keep.{}", name_of(plan[i].op)), fn = std::move(works[i].fn)](LaunchContext& c) {
@@ -113,7 +113,7 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   for (size_t a = 0; a < arenas_.size() && device_->kind() == DeviceKind::cpu; ++a)
     if (is_set_by_host(arena_owners_[a]))
       cpu::make_resident({arenas_[a]->data(), static_cast<size_t>(arenas_[a]->size_bytes())}, threads_);
-  for (int slot = 0; slot < keeping.slots; ++slot) kept_memories_.push_back(at_slot(memory_, keeping, slot));
+  for (int slot = 0; slot < std::max(1, keeping.slots); ++slot) memories_.push_back(at_slot(memory_, keeping, slot));
   for (const Constant& constant : job_->model.constants) {
     std::vector<std::byte> host(static_cast<size_t>(job_->buffers[constant.buffer].size_bytes));
     constant.fill(host.data());
@@ -126,21 +126,19 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   all_agree_ = options.all_agree;
   times_works_ = options.times_works;
   graph_ = options.graph && !options.check_hazards && device_->kind() == DeviceKind::cuda;
-  const auto bound_works = [&](const Plan& plan) {
-    return bind_works(*job_, plan, options.update, verbs, load, reports_->data());
-  };
-  train_works_ = bound_works(job_->train);
-  evaluate_works_ = bound_works(job_->evaluate);
-  prime_works_ = bound_works(job_->prime);
-  save_works_ = bound_works(job_->save);
-  keep_works_ = bound_works(job_->keep);
-  add_fail_points(job_->keep, keep_works_);
-  run_on_host(job_->keep, keep_works_);
+  for (const auto& [kind, cadence, plan] : job_->plans) {
+    const auto [bound, is_new] = works_.try_emplace(kind);
+    if (!is_new) continue;
+    bound->second = bind_works(*job_, plan, options.update, verbs, load, reports_->data());
+    if (kind == PlanKind::keep) add_fail_points(plan, bound->second);
+    run_on_host(plan, bound->second);
+  }
   const auto late_ns = std::make_shared<int64_t>(0);
-  for (size_t i = 0; i < options.paced_item_ns.size(); ++i)
-    train_works_[i] = {job_->train.spine[i].name, job_->train.spine[i].cost, job_->train.spine[i].reads,
-                       job_->train.spine[i].writes,
-                       [ns = options.paced_item_ns[i], late_ns](LaunchContext&) { pace(ns, *late_ns); }};
+  for (size_t i = 0; i < options.paced_item_ns.size(); ++i) {
+    const SpineItem& item = job_->train().spine[i];
+    works_[PlanKind::train][i] = {item.name, item.cost, item.reads, item.writes,
+                                  [ns = options.paced_item_ns[i], late_ns](LaunchContext&) { pace(ns, *late_ns); }};
+  }
   if (options.delay_max_ns > 0) device_->inject_delays(options.delay_seed, options.delay_max_ns);
   std::vector<Stream*> streams;
   for (ChannelId c = 0; c < job_->channels.size(); ++c) {
@@ -152,24 +150,11 @@ Rank::Rank(std::shared_ptr<const Job> job, std::unique_ptr<Device> device,
   }
   synchronize();
   scheduler_ = std::make_unique<comm::Scheduler>(*job_, *device_, streams);
-  step_ = std::make_unique<Step>(*job_, memory_, *streams_[kComputeChannel], *scheduler_);
-  for (const Memory& memory : kept_memories_)
-    keep_steps_.emplace_back(*job_, memory, *streams_[kComputeChannel], *scheduler_);
-  const auto bind = [&](const Plan& plan, const BoundWorks& works) {
-    scheduler_->bind(plan, works);
-    step_->bind(plan, works);
-    for (Step& step : keep_steps_) step.bind(plan, works);
-  };
-  bind(job_->train, train_works_);
-  bind(job_->evaluate, evaluate_works_);
-  bind(job_->prime, prime_works_);
-  bind(job_->save, save_works_);
-  bind(job_->keep, keep_works_);
-  if (job_->options.double_buffer) {
-    bind(job_->train_swapped, train_works_);
-    bind(job_->evaluate_swapped, evaluate_works_);
-    bind(job_->save_swapped, save_works_);
-    bind(job_->keep_swapped, keep_works_);
+  for (const Memory& memory : memories_) steps_.emplace_back(*job_, memory, *streams_[kComputeChannel], *scheduler_);
+  for (const auto& [kind, cadence, plan] : job_->plans) {
+    const uint32_t first_item = job_->first_item(kind);
+    scheduler_->bind(plan, works_[kind], first_item);
+    for (Step& step : steps_) step.bind(plan, works_[kind], first_item);
   }
   monitor_ = options.monitor;
   if (monitor_) monitor_->show([this] { return flight(); });
@@ -205,7 +190,8 @@ void Rank::register_arenas() {
       const auto holds = [&](const Slice& slice) {
         return address(slice.buffer) >= arena->data() && address(slice.buffer) < arena->data() + arena->size_bytes();
       };
-      const bool named = std::any_of(job_->train.tasks.begin(), job_->train.tasks.end(), [&](const Task& task) {
+      const std::vector<Task>& tasks = job_->train().tasks;
+      const bool named = std::any_of(tasks.begin(), tasks.end(), [&](const Task& task) {
         return task.channel == c && is_communication(task.op) &&
                (std::any_of(task.reads.begin(), task.reads.end(), holds) ||
                 std::any_of(task.writes.begin(), task.writes.end(), holds));
@@ -251,11 +237,9 @@ comm::FlightState Rank::flight() {
 
 void Rank::watch_issue(const std::function<void()>& issue) { watchdog_ ? watchdog_->watch_issue(issue) : issue(); }
 
-bool Rank::is_swapped() const { return job_->options.double_buffer && issued_ % 2 == 1; }
-
 std::byte* Rank::weights_at(const Slice& slice) const {
-  const bool second = is_swapped() && slice.buffer == job_->ids.values;
-  return address(second ? job_->ids.values_next : slice.buffer) + slice.begin_bytes;
+  const bool second = job_->options.double_buffer && issued_ % 2 == 1;
+  return address(second && slice.buffer == job_->ids.values ? job_->ids.values_next : slice.buffer) + slice.begin_bytes;
 }
 
 Rank::~Rank() {
@@ -277,7 +261,7 @@ Rank::~Rank() {
     // As above: the process's end frees the memory of a failed stream.
   }
   streams_.clear();
-  keep_works_.clear();     // ends threads of HostWorks, which may be in a transfer if the GPU is lost
+  works_.clear();          // ends threads of HostWorks, which may be in a transfer if the GPU is lost
   communicators_.clear();  // releases registered memory, which is freed next
 }
 
@@ -293,20 +277,28 @@ std::optional<int64_t> Rank::sent_bytes() const {
 }
 
 void Rank::prime() {
-  prepare(prime_works_, 0);
-  watch_issue([&] { step_->run(job_->prime, 0); });
+  for (const auto& [kind, cadence, plan] : job_->plans) {
+    if (cadence.when != When::start) continue;
+    prepare(kind, 0);
+    watch_issue([&] { steps_[0].run(plan, 0); });
+  }
+  synchronize();
 }
 
-void Rank::prepare(const BoundWorks& works, uint32_t step) {
+void Rank::prepare(PlanKind kind, uint32_t step) {
   const Frame frame{.memory = &memory_, .step = step};
   LaunchContext host{.kind = device_->kind(), .frame = &frame};
-  for (const Work& work : works)
+  for (const Work& work : works_[kind])
     if (work.prepare) work.prepare(host);
 }
 
-void Rank::issue(uint32_t step, bool saves, int kept_slot) {
-  SLIP_ASSERT(!saves || (job_->options.snapshots && snapshot_done()));
-  const Plan& plan = is_swapped() ? job_->train_swapped : job_->train;
+void Rank::issue(uint32_t step, std::span<const Asked> asked) {
+  const auto asked_for = [&](PlanKind kind) {
+    return std::find_if(asked.begin(), asked.end(), [&](const Asked& each) { return each.kind == kind; });
+  };
+  SLIP_ASSERT(std::all_of(asked.begin(), asked.end(), [&](const Asked& each) { return job_->has(each.kind); }));
+  SLIP_ASSERT(asked_for(PlanKind::save) == asked.end() || snapshot_done());
+  const Plan& plan = job_->plan(PlanKind::train, issued_);
   std::unique_ptr<Graph>& graph = graphs_[step % kStepPeriod];
   // A replay copies from the pinned memory that prepare() fills.
   if (graph && !graph->ended())
@@ -315,21 +307,21 @@ void Rank::issue(uint32_t step, bool saves, int kept_slot) {
         "issued "
         "at most {} ahead of the device: call wait_behind() before issue().",
         step, step - kStepPeriod, kStepPeriod - 1);
-  prepare(train_works_, step);  // allocates the memory that a graph records
-  // A graph would begin after the copies. Its host waits for none, so all ranks issue this step task by task.
-  const bool eager = saves || kept_slot >= 0 || !graph_ || issued_ < kEagerSteps;
+  const Calendar::Runs runs =
+      job_->calendar().step(issued_, [&](size_t row) { return asked_for(job_->plans[row].kind) != asked.end(); });
+  for (size_t row : runs) prepare(job_->plans[row].kind, step);  // allocates the memory that a graph records
+  // A graph would begin after the other runs. Its host waits for none, so all ranks issue this step task by task.
+  const bool eager = runs.size() > 1 || !graph_ || issued_ < kEagerSteps;
   if (!eager && graph) scheduler_->replayed(plan, step);
   if (!eager && !graph) graph = record(plan, step);
   const int64_t host_waits = device_->host_wait_count();
   // A stream queues a few thousand commands. If a rank is gone, the host blocks here, too.
   watch_issue([&] {
-    if (saves) step_->run(is_swapped() ? job_->save_swapped : job_->save, step);
-    if (kept_slot >= 0)
-      keep_steps_[static_cast<size_t>(kept_slot)].run(is_swapped() ? job_->keep_swapped : job_->keep, step);
-    if (!eager && graph)
-      graph->launch(step);
-    else
-      step_->run(plan, step);
+    if (!eager && graph) return graph->launch(step);
+    for (size_t row : runs) {
+      const auto found = asked_for(job_->plans[row].kind);
+      steps_[found == asked.end() ? 0 : static_cast<size_t>(found->slot)].run(job_->plans[row].plan, step);
+    }
   });
   SLIP_ASSERT(device_->host_wait_count() == host_waits);
   ++issued_;
@@ -343,7 +335,7 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   std::string refusal;
   try {
     graph = device_->capture(
-        *streams_[kComputeChannel], [&] { step_->run(plan, step); },
+        *streams_[kComputeChannel], [&] { steps_[0].run(plan, step); },
         times_works_ ? GraphSpans::of_works : GraphSpans::of_items);
   } catch (const Error& error) {
     refusal = error.what();
@@ -364,10 +356,12 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
 }
 
 void Rank::run_plainly(ThreadPool& pool) {
-  for (ItemId i : job_->train.order) {
+  const Plan& plan = job_->train();
+  const BoundWorks& works = works_[PlanKind::train];
+  for (ItemId i : plan.order) {
     Frame frame{.memory = &memory_, .item = i};
-    if (job_->train.is_spine(i)) {
-      const SpineItem& item = job_->train.spine[i];
+    if (plan.is_spine(i)) {
+      const SpineItem& item = plan.spine[i];
       frame.micro_batch = item.micro_batch;
       frame.slot = item.slot;
       frame.accumulate = item.accumulate;
@@ -375,10 +369,10 @@ void Rank::run_plainly(ThreadPool& pool) {
       frame.rebind_count = static_cast<uint32_t>(item.rebinds.size());
     }
     LaunchContext context{.kind = device_->kind(), .pool = &pool, .frame = &frame};
-    if (train_works_[i].fn)
-      train_works_[i].fn(context);
+    if (works[i].fn)
+      works[i].fn(context);
     else
-      for (const Work& work : job_->model.pieces[job_->train.spine[i].piece].works) work.fn(context);
+      for (const Work& work : job_->model.pieces[plan.spine[i].piece].works) work.fn(context);
   }
 }
 
@@ -407,7 +401,7 @@ std::vector<float> Rank::evaluate(std::span<const int32_t> ids, std::span<const 
     device_->copy_from_host(address(job_->model.ids) + 8 * rows,
                             document_begins.empty() ? none.data() : document_begins.data(), 4 * rows);
   }
-  watch_issue([&] { step_->run(is_swapped() ? job_->evaluate_swapped : job_->evaluate, 0); });
+  watch_issue([&] { steps_[0].run(job_->plan(PlanKind::evaluate, issued_), 0); });
   synchronize();
   if (job_->buffers[job_->model.row_losses].size_bytes == 0) return {};
   std::vector<float> losses(static_cast<size_t>(rows));
@@ -454,13 +448,12 @@ std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
   const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
-    kinds.push_back(
-        channel.role == Role::compute                                                            ? ChannelKind::compute
-        : channel.role == Role::h2d                                                              ? ChannelKind::input
-        : channel.role == Role::save || channel.role == Role::keep || channel.role == Role::peer ? ChannelKind::save
-        : channel.axis == Axis::self                                                             ? ChannelKind::local
-        : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)               ? ChannelKind::stages
-                                                                                   : ChannelKind::communication);
+    kinds.push_back(channel.role == Role::compute ? ChannelKind::compute
+                    : channel.role == Role::h2d   ? ChannelKind::input
+                    : channel.axis == Axis::self  ? ChannelKind::local
+                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
+                        ? ChannelKind::stages
+                        : ChannelKind::communication);
   return kinds;
 }
 

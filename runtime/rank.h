@@ -44,6 +44,12 @@ struct RankOptions {
   std::vector<int64_t> paced_item_ns;  // per spine item of the training plan: sleep instead of computing
 };
 
+/// A plan that a run asks for beside a step, and the slot of Job::keeping that it writes.
+struct Asked {
+  PlanKind kind = PlanKind::save;
+  int slot = 0;
+};
+
 class Rank {
  public:
   /// Allocates all memory of the job and binds all works. `communicators[c]` serves channel c; null for local channels.
@@ -78,8 +84,8 @@ class Rank {
   /// bucket, whose first element is `first`.
   void write_state(const Slice& slice, int64_t first, int64_t begin, std::span<const float> values);
 
-  /// Enqueues. Stages the first batch and gathers encoded parameters. Call once, after setting the weights and before
-  /// the first step. Collective.
+  /// Blocks. Runs what the calendar has before the first step: stages the first batch and gathers encoded parameters.
+  /// Call once, after setting the weights and before the first step. Collective.
   void prime();
   /// Steps before the recording, in which libraries choose their algorithms, NCCL connects and kernels are loaded.
   static constexpr int kEagerSteps = 2;
@@ -88,15 +94,13 @@ class Rank {
   /// rank refuses a graph, all steps run task by task.
   /// Throws: InternalError if it would replay a graph whose previous run, kStepPeriod steps ago, has not ended.
   ///
-  /// `saves`: first enqueues copies of the state before this step, that is after the step before it, to the snapshot
-  /// (PlanOptions::snapshots). They run beside the step, which is then issued task by task. The same on all ranks. The
-  /// previous snapshot must be done and no longer in use.
-  ///
-  /// `kept_slot`: if not negative, first enqueues Job::keep, which copies the same state into this slot and sends it to
-  /// its holder. The rest is as above; no run overwrites a slot before all ranks have completed the run before it.
-  void issue(uint32_t step, bool saves = false, int kept_slot = -1);
+  /// `asked`: the plans that run first, of those that the calendar has for the asking; the same on all ranks. They run
+  /// beside the step, which is then issued task by task. PlanKind::save and PlanKind::keep copy the state before this
+  /// step, that is after the step before it. The snapshot of the previous save must be done and no longer in use. No
+  /// run of keep overwrites a slot before all ranks have completed the run before it.
+  void issue(uint32_t step, std::span<const Asked> asked = {});
   /// Does not wait. Are all bytes of the latest snapshot in host memory? True if there was none. From then until the
-  /// next issue(step, true), any thread may read them. Call it on the thread that issues.
+  /// next issue() that asks for one, any thread may read them. Call it on the thread that issues.
   bool snapshot_done() const;
   /// This rank's part of an array of the latest snapshot, which must be done: bytes as in saved_arrays(job(),
   /// bucket)[array]. Pure.
@@ -159,14 +163,12 @@ class Rank {
   const std::map<std::string, std::string>& unregistered() const { return unregistered_; }
 
  private:
-  /// True if the next step's weights are in the second buffer.
-  bool is_swapped() const;
   /// Blocks. As held, but copies each shard's part to `take`(first element, elements).
   template <typename Take>
   void for_held(Slice BucketStorage::*what, int64_t begin, int64_t end, const Take& take);
   std::byte* address(BufferId buffer) const { return memory_.entry(buffer).base; }
-  /// The host's part of running `works`.
-  void prepare(const BoundWorks& works, uint32_t step);
+  /// The host's part of running a plan of the kind.
+  void prepare(PlanKind kind, uint32_t step);
   /// Blocks until all ranks have recorded. If a device refuses, returns null, turns graph_ off and prints a warning.
   std::unique_ptr<Graph> record(const Plan& plan, uint32_t step);
   /// On a GPU: binds what only the host can do, hashes and transfers between hosts, to threads beside the streams.
@@ -186,14 +188,13 @@ class Rank {
   std::vector<std::unique_ptr<comm::Communicator>> communicators_;  // released before the arenas that they registered
   Memory memory_;
   int threads_;
-  std::vector<Memory> kept_memories_;  // by slot: memory_, with the buffers of Job::keeping at that slot
-  BoundWorks train_works_, evaluate_works_, prime_works_, save_works_, keep_works_;
+  std::vector<Memory> memories_;  // by slot of Job::keeping: memory_, with the kept buffers at that slot
+  std::map<PlanKind, BoundWorks> works_;
   Work prepare_stream_, release_stream_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::unique_ptr<comm::Scheduler> scheduler_;
-  std::unique_ptr<Step> step_;
-  std::vector<Step> keep_steps_;  // by slot
-  std::vector<Event*> ends_;      // of the last two steps
+  std::vector<Step> steps_;   // by slot; the first one serves all plans without slots
+  std::vector<Event*> ends_;  // of the last two steps
   std::unique_ptr<Allocation> reports_;
   std::map<std::string, std::string> unregistered_;
   std::unique_ptr<comm::Watchdog> watchdog_;  // on cuda, where ranks communicate

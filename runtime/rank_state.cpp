@@ -84,7 +84,7 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const int64_t count = static_cast<int64_t>(values.size());
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
-  // The first gathers (Job::prime) bring encoded parameters in rounded form, int8 also on the owner.
+  // The first gathers (PlanKind::prime) bring encoded parameters in rounded form, int8 also on the owner.
   const Placement& placement = job_->groups.front().placement;  // every group has these formats
   const DType travels = placement.gather_wire;
   const bool encoded = placement.gathers_encoded();
@@ -190,7 +190,8 @@ void Rank::set_state(const State& state) {
 }
 
 bool Rank::snapshot_done() const {
-  return scheduler_->ended(job_->save) && (!job_->options.double_buffer || scheduler_->ended(job_->save_swapped));
+  return std::all_of(job_->plans.begin(), job_->plans.end(),
+                     [&](const PlanRow& row) { return row.kind != PlanKind::save || scheduler_->ended(row.plan); });
 }
 
 std::span<const std::byte> Rank::snapshot(size_t bucket, size_t array) const {

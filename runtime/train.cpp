@@ -270,8 +270,8 @@ int train(const TrainOptions& options) {
         for (const std::string& remark : planner::remarks(*resolved, agreed, finished))
           print_result("note: {}\n", remark);
         print_result("{} and {} in a step; {} in all plans ({} implied ones pruned), plan {:016x}\n",
-                     counted(std::ssize(finished.job->train.tasks), "task"),
-                     counted(std::ssize(finished.job->train.spine), "spine item"),
+                     counted(std::ssize(finished.job->train().tasks), "task"),
+                     counted(std::ssize(finished.job->train().spine), "spine item"),
                      counted(finished.proof.waits, "wait"), finished.proof.pruned_count, finished.proof.order_hash);
         write_planned(config, agreed, finished);
       }

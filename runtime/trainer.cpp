@@ -98,7 +98,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
                                            assignment.kind, assignment.wire(config_, *device));
-  item_ns_.assign(job.train.size(), -1);
+  item_ns_.assign(job.train().size(), -1);
   if (!config_.device.machine.empty()) {
     model_flops_ = model_flops(stages_);
     peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
@@ -110,7 +110,7 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   std::vector<int64_t> paced_item_ns;
   if (paced) {
     const comm::RooflinePrice price = planner::price_of(config_, machine, job.mesh);
-    for (ItemId i = 0; i < job.train.spine.size(); ++i) paced_item_ns.push_back(price.local_ns(job.train, i));
+    for (ItemId i = 0; i < job.train().spine.size(); ++i) paced_item_ns.push_back(price.local_ns(job.train(), i));
   }
   rank_ = std::make_unique<Rank>(
       std::move(finished.job), std::move(device), std::move(communicators),
@@ -219,7 +219,6 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
   checkpoints_->begin(run_dir.checkpoint_place(), resumed_, skipped_batches_);
   saved_ns_ = monotonic_ns();
   rank_->prime();
-  rank_->synchronize();
   sent_before_ = rank_->sent_bytes();
   const int64_t allocations = rank_->allocation_count();
   started_ns_ = rank_->device().now_ns();
@@ -227,12 +226,15 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
   stragglers_ = std::make_unique<StragglerReport>(world_, *items_, config_.comm.straggler_threshold, run_dir);
   // The last step whose times have been taken; those of a step wait for the next one's first work.
   int64_t seen = resumed_;
-  bool stopped = false, copies_next = false, keeps_next = false;
+  bool stopped = false;
+  std::vector<Asked> asks_next;
   for (int64_t step = resumed_ + 1; step <= train.steps && !stopped; ++step) {
     fail_point("step");
     delay_point("host", step);
-    const bool kept = std::exchange(keeps_next, false);
-    rank_->issue(static_cast<uint32_t>(step), std::exchange(copies_next, false), kept ? peers_->slot_of(step - 1) : -1);
+    const std::vector<Asked> asked = std::exchange(asks_next, {});
+    const bool kept =
+        std::any_of(asked.begin(), asked.end(), [](const Asked& each) { return each.kind == PlanKind::keep; });
+    rank_->issue(static_cast<uint32_t>(step), asked);
     stragglers_->issued(step);
     rank_->wait_behind(1);
     if (step == resumed_ + 1) chosen();
@@ -281,9 +283,9 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
       flush(false);
       peers_->mark(step - 1, *mark);
     }
-    keeps_next = peers_ && peers_->is_due(step);
+    if (peers_ && peers_->is_due(step)) asks_next.push_back({PlanKind::keep, peers_->slot_of(step)});
     if (checkpoint.save && at_rest) save(step, !checkpoint.stop && step < train.steps);
-    if (checkpoint.save && !at_rest) copies_next = save_beside(step);
+    if (checkpoint.save && !at_rest && save_beside(step)) asks_next.push_back({PlanKind::save});
     stopped = checkpoint.stop;
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
@@ -328,9 +330,9 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
 void Trainer::look_back(uint32_t step, bool next_begins) {
   std::vector<std::vector<Span>> spans = rank_->drain();
   for (ChannelId c = 0; c < spans.size(); ++c) {
-    std::erase_if(spans[c], [](const Span& span) { return span.step == 0; });  // evaluations and the first staging
-    meter_->add(c, spans[c]);
     if (trace_) trace_->add(c, spans[c]);
+    std::erase_if(spans[c], [&](const Span& span) { return !rank_->job().is_in_step(span.item); });
+    meter_->add(c, spans[c]);
   }
   const Rank::Report report = rank_->report(step);
   if (const std::string reason = guard_.judge(step, report); !reason.empty()) diverged(step, reason);

@@ -16,27 +16,35 @@ namespace slipstream::comm {
 namespace {
 
 /// One rank per pipeline stage, which represents the others of its stage.
-std::vector<RankRuns> representatives(std::span<const StageRuns> stages, const Mesh& mesh) {
+std::vector<RankRuns> representatives(std::span<const StageRuns> stages, const Mesh& mesh, size_t sequence = 0) {
   if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
     throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
   std::vector<RankRuns> ranks;
   for (int stage = 0; stage < mesh.sizes().pipeline; ++stage)
-    ranks.push_back({mesh.rank({.pipeline = stage}), stages[static_cast<size_t>(stage)].runs, {}});
+    ranks.push_back({mesh.rank({.pipeline = stage}), stages[static_cast<size_t>(stage)].sequences[sequence], {}});
   return ranks;
 }
 
 std::vector<StageRuns> in_a_row(std::span<const Stage> stages, size_t runs) {
   std::vector<StageRuns> rows;
-  for (const Stage& stage : stages) rows.push_back({std::vector<const Plan*>(runs, stage.plan), stage.buffers});
+  for (const Stage& stage : stages) rows.push_back({{std::vector<const Plan*>(runs, stage.plan)}, stage.buffers});
   return rows;
 }
 
 /// Every plan once, in the order of first runs.
-std::vector<const Plan*> distinct(const std::vector<const Plan*>& runs) {
+std::vector<const Plan*> distinct(const std::vector<std::vector<const Plan*>>& sequences) {
   std::vector<const Plan*> plans;
-  for (const Plan* plan : runs)
-    if (std::find(plans.begin(), plans.end(), plan) == plans.end()) plans.push_back(plan);
+  for (const std::vector<const Plan*>& runs : sequences)
+    for (const Plan* plan : runs)
+      if (std::find(plans.begin(), plans.end(), plan) == plans.end()) plans.push_back(plan);
   return plans;
+}
+
+/// The last run that follows two of its kind; without one, the last run.
+size_t steady_run(const std::vector<const Plan*>& runs) {
+  for (size_t run = runs.size(); run-- > 2;)
+    if (runs[run]->kind == runs[run - 1]->kind && runs[run]->kind == runs[run - 2]->kind) return run;
+  return runs.size() - 1;
 }
 
 void add_waits_of_before(Plan& plan) {
@@ -179,24 +187,27 @@ void Proof::include(Proof finished) {
 Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels,
             const Price& price) {
   Proof proof;
-  std::vector<RankRuns> ranks = representatives(stages, mesh);
+  for (size_t sequence = 0; sequence < stages[0].sequences.size(); ++sequence) {
+    std::vector<RankRuns> ranks = representatives(stages, mesh, sequence);
+    std::vector<HazardReport> reports(stages.size());
+    for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
+      ranks[s].seams = link_all(ranks[s].runs, channels);
+      reports[s] = find_hazards({ranks[s].runs, ranks[s].seams}, channels, stages[s].buffers);
+    });
+    for (size_t s = 0; s < stages.size(); ++s) {
+      if (sequence == 0) proof.seam_waits += std::ssize(ranks[s].seams[steady_run(ranks[s].runs)]);
+      proof.hazard_count += reports[s].count;
+      std::move(reports[s].hazards.begin(), reports[s].hazards.end(), std::back_inserter(proof.hazards));
+    }
+    if (proof.deadlock.empty()) prove_gates(ranks, mesh, channels, price, proof);
+  }
   std::vector<const Plan*> all;
-  std::vector<HazardReport> reports(stages.size());
-  for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
-    ranks[s].seams = link_all(ranks[s].runs, channels);
-    reports[s] = find_hazards({ranks[s].runs, ranks[s].seams}, channels, stages[s].buffers);
-  });
-  for (size_t s = 0; s < stages.size(); ++s) {
-    proof.seam_waits += static_cast<int64_t>(ranks[s].seams.back().size());
-    proof.hazard_count += reports[s].count;
-    std::move(reports[s].hazards.begin(), reports[s].hazards.end(), std::back_inserter(proof.hazards));
-    for (const Plan* plan : distinct(stages[s].runs)) {
+  for (const StageRuns& stage : stages)
+    for (const Plan* plan : distinct(stage.sequences)) {
       all.push_back(plan);
       proof.items += static_cast<int64_t>(plan->size());
       for (ItemId id = 0; id < plan->size(); ++id) proof.waits += static_cast<int64_t>((*plan)[id].after.size());
     }
-  }
-  prove_gates(ranks, mesh, channels, price, proof);
   proof.order_hash = order_hash(all);
   return proof;
 }

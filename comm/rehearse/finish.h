@@ -20,9 +20,9 @@ struct Stage {
   const Buffers* buffers = nullptr;
 };
 
-/// Consecutive runs of one pipeline stage: finished plans, equally many runs on all stages. Borrows, as Stage.
+/// Sequences of consecutive runs of one pipeline stage: finished plans, equally many on all stages. Borrows, as Stage.
 struct StageRuns {
-  std::vector<const Plan*> runs;
+  std::vector<std::vector<const Plan*>> sequences;
   const Buffers* buffers = nullptr;
 };
 
@@ -33,7 +33,7 @@ struct Proof {
   int64_t items = 0;         // of all stages, each plan once
   int64_t waits = 0;         // left in the plans
   int64_t pruned_count = 0;  // dropped because others imply them
-  int64_t seam_waits = 0;    // of the last run, all stages
+  int64_t seam_waits = 0;    // of the last run that follows two of its kind, all stages
   uint64_t order_hash = 0;   // of host order, names, channels and sizes of all plans of all stages; equal on all ranks
 
   bool holds() const { return deadlock.empty() && hazard_count == 0; }
@@ -66,7 +66,7 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
 /// rendezvous. Turns each Task::before into a wait, as finish(). Throws: PlanError if a plan names what does not exist.
 bool can_end(std::span<const Stage> stages, const Mesh& mesh, const std::vector<Channel>& channels, const Price& price);
 
-/// Proves finished plans that run in a row: deadlocks under any gate, and hazards. Changes nothing.
+/// Proves sequences of finished plans: deadlocks under any gate, and hazards. Changes nothing.
 Proof prove(std::span<const StageRuns> stages, const Mesh& mesh, const std::vector<Channel>& channels,
             const Price& price);
 

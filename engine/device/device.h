@@ -22,7 +22,7 @@ struct Span {
   Kind kind = Kind::work;
   const Work* work = nullptr;  // for a work; outlives the span (works are bound once)
   uint64_t awaited = 0;        // for a wait: the tag of the event
-  uint32_t item = 0;           // of the plan being run (Frame::item)
+  uint32_t item = 0;           // Frame::item
   uint32_t step = 0;           // Frame::step
   int64_t begin_ns = 0;        // on the device's clock
   int64_t end_ns = 0;

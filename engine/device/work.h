@@ -73,7 +73,7 @@ struct Frame {
   const Memory* memory = nullptr;
   const Rebind* rebinds = nullptr;
   uint32_t rebind_count = 0;
-  uint32_t item = 0;  // of the plan being run
+  uint32_t item = 0;  // its number in timelines: see Job::first_item()
   uint32_t step = 0;  // tags the timeline; see kStepPeriod
   int32_t micro_batch = 0;
   int32_t slot = 0;

@@ -223,9 +223,9 @@ void take_stage(Job& job) {
 /// Activations and scratch of other stages use no memory here.
 void drop_what_no_plan_touches(Job& job) {
   std::vector<char> touched(job.buffers.size(), 0);
-  for (const Plan* plan : {&job.train, &job.evaluate, &job.prime, &job.save})
-    for (ItemId i = 0; i < plan->size(); ++i)
-      for (const std::vector<Slice>* slices : {&(*plan)[i].reads, &(*plan)[i].writes})
+  for (const auto& [kind, cadence, plan] : job.plans)
+    for (ItemId i = 0; i < plan.size(); ++i)
+      for (const std::vector<Slice>* slices : {&plan[i].reads, &plan[i].writes})
         for (const Slice& slice : *slices) touched[slice.buffer] = 1;
   drop_untouched(job.model, job.buffers, touched);
 }
@@ -267,34 +267,27 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   place_memory(job);
   add_channels(job);
 
-  job.train.kind = "train";
+  Plan& train = job.train();
+  train.kind = name_of(PlanKind::train);
   Residency residency(job);
   PipelineTransfers transfers(job, job.actions);
-  const SpineMap spine = spine_pass(job, residency, transfers, job.train);
-  sublayer_pass(job, job.train);
-  transfers.append_tasks(job.train, static_cast<ItemId>(job.train.spine.size()));
-  Reduced reduced = data_parallel_pass(job, spine, job.train);
-  residency.append_tasks(job.train, &reduced);
-  take_turns(reduced, job.train);
-  tied_copies_pass(job, reduced, job.train);
+  const SpineMap spine = spine_pass(job, residency, transfers, train);
+  sublayer_pass(job, train);
+  transfers.append_tasks(train, static_cast<ItemId>(train.spine.size()));
+  Reduced reduced = data_parallel_pass(job, spine, train);
+  residency.append_tasks(train, &reduced);
+  take_turns(reduced, train);
+  tied_copies_pass(job, reduced, train);
   std::vector<Point> loss;
-  if (options.skips) loss = loss_pass(job, spine, job.train);
-  const std::vector<Point> gathered = update_pass(job, reduced, loss, job.train);
-  if (!options.skips) loss = loss_pass(job, spine, job.train);
-  report_and_input_pass(job, loss, options.param_gather ? std::vector<Point>{} : gathered, job.train);
-  seal(job.train);
-
-  job.evaluate.kind = "evaluate";
-  evaluate_pass(job, job.evaluate);
-  seal(job.evaluate);
-
-  job.prime.kind = "prime";
-  prime_pass(job, sealed(job.train, gathered), job.prime);
-  if (options.snapshots) {
-    job.save.kind = "save";
-    save_pass(job, job.save);
-    seal(job.save);
-  }
+  if (options.skips) loss = loss_pass(job, spine, train);
+  const std::vector<Point> gathered = update_pass(job, reduced, loss, train);
+  if (!options.skips) loss = loss_pass(job, spine, train);
+  report_and_input_pass(job, loss, options.param_gather ? std::vector<Point>{} : gathered, train);
+  seal(train);
+  evaluate_pass(job, job.add_plan(PlanKind::evaluate, When::between));
+  prime_pass(job, sealed(train, gathered), job.add_plan(PlanKind::prime, When::start));
+  if (options.snapshots) save_pass(job, job.add_plan(PlanKind::save, When::asked));
+  for (PlanRow& row : job.plans) seal(row.plan);
   drop_what_no_plan_touches(job);
   return job;
 }

@@ -12,8 +12,9 @@ namespace slipstream {
 /// Throws: PlanError, ConfigError.
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
 
-/// With double_buffer: turns the finished plans of `job` into those of every other step: the same items, order and
-/// waits, with the two copies of the weights exchanged. Call after comm::finish().
+/// With double_buffer: appends the plans that run after an odd number of steps: the items, order and waits of the
+/// finished plans, with the two copies of the weights exchanged. Call after comm::finish(). A second call makes them
+/// anew.
 void swap_buffers(Job& job);
 
 }  // namespace slipstream

@@ -51,6 +51,45 @@ ChannelId Job::channel(Role role, Axis axis) const {
   throw PlanError("[plan] no channel is named {} over axis {}.", name_of(role), name_of(axis));
 }
 
+const Plan& Job::plan(PlanKind kind, int64_t steps) const {
+  for (const PlanRow& row : plans)
+    if (row.kind == kind && steps % row.cadence.every == row.cadence.at) return row.plan;
+  throw InternalError("[plan] the job has no plan '{}' after {} steps.", name_of(kind), steps);
+}
+
+Plan& Job::plan(PlanKind kind, int64_t steps) { return const_cast<Plan&>(std::as_const(*this).plan(kind, steps)); }
+
+bool Job::has(PlanKind kind) const {
+  return std::any_of(plans.begin(), plans.end(), [&](const PlanRow& row) { return row.kind == kind; });
+}
+
+Plan& Job::add_plan(PlanKind kind, When when) {
+  return plans.emplace_back(PlanRow{.kind = kind, .cadence = {.when = when}, .plan = {.kind = name_of(kind)}}).plan;
+}
+
+Calendar Job::calendar() const {
+  std::vector<Cadence> rows;
+  for (const PlanRow& row : plans) rows.push_back(row.cadence);
+  return Calendar(std::move(rows));
+}
+
+uint32_t Job::first_item(PlanKind kind) const {
+  uint32_t first = 0;
+  for (const PlanRow& row : plans) {
+    if (row.kind == kind) break;
+    first += static_cast<uint32_t>(row.plan.size());
+  }
+  return first;
+}
+
+std::pair<const PlanRow*, ItemId> Job::of_timeline(uint32_t item) const {
+  for (const PlanRow& row : plans) {
+    if (item < row.plan.size()) return {&row, item};
+    item -= static_cast<uint32_t>(row.plan.size());
+  }
+  throw InternalError("[plan] no plan of the job has item {} of a timeline.", item);
+}
+
 ChannelId Job::channel(Role role) const {
   for (ChannelId c = 0; c < channels.size(); ++c)
     if (channels[c].role == role) return c;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One rank's view of a job: the model, the layout of memory, the channels and one plan per kind of step.
+// One rank's view of a job: the model, the layout of memory, the channels and the plans.
 
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "engine/base/update_multipliers.h"
+#include "engine/plan/calendar.h"
 #include "engine/plan/layout.h"
 #include "engine/plan/mesh.h"
 #include "engine/plan/model_spec.h"
@@ -76,7 +78,7 @@ struct PlanOptions {
   bool align_grad_reduce = false;  // pipelines, whole gradients: those of a chunk travel when all stages have some
   std::vector<char>
       reduced_at_once;     // by chunk of this stage: buckets for its gradients would not shorten a step; empty: none
-  bool snapshots = false;  // Job::save copies what a checkpoint needs to host memory, while a step runs
+  bool snapshots = false;  // PlanKind::save copies what a checkpoint needs to host memory, while a step runs
   bool snapshots_beside = false;  // that memory is not the device's: Buffers::snapshots_beside
 };
 
@@ -146,6 +148,13 @@ struct Ring {
   int slots = 0;
 };
 
+/// A plan and when it runs. Plans of one kind have the same items; they differ in the memory that these name.
+struct PlanRow {
+  PlanKind kind = PlanKind::train;
+  Cadence cadence;
+  Plan plan;
+};
+
 struct Job {
   PlanOptions options;  // as given; members of the job hold the derived settings
   Mesh mesh;
@@ -170,13 +179,24 @@ struct Job {
   std::vector<Channel> channels;       // 0 is compute
   JobBuffers ids;
   Keeping keeping;
-  Plan train;
-  Plan evaluate;                         // one micro-batch that the host has written
-  Plan prime;                            // stages the first batch
-  Plan save;                             // with PlanOptions::snapshots: copies the state after a step beside the next
-  Plan keep;                             // with add_keeping(): the same into a slot, and on to the holder
-  Plan train_swapped, evaluate_swapped;  // with double_buffer: of every other step, with weights in the second
-  Plan save_swapped, keep_swapped;       // buffer; see swap_buffers()
+  std::deque<PlanRow> plans = std::deque<PlanRow>(1);  // the first one trains; adding a row moves no other
+
+  /// The plan that trains, after an even number of steps if there are several.
+  const Plan& train() const { return plans.front().plan; }
+  Plan& train() { return plans.front().plan; }
+  /// The plan of a kind that runs after `steps` steps. Throws: InternalError if there is none.
+  const Plan& plan(PlanKind kind, int64_t steps = 0) const;
+  Plan& plan(PlanKind kind, int64_t steps = 0);
+  bool has(PlanKind kind) const;
+  /// Appends an empty plan that may run after any number of steps.
+  Plan& add_plan(PlanKind kind, When when);
+  Calendar calendar() const;
+  /// Timelines number the items of all kinds of plans in a row: the number of the first item of the kind.
+  uint32_t first_item(PlanKind kind) const;
+  /// The row that has an item of a timeline, and the item in its plan.
+  std::pair<const PlanRow*, ItemId> of_timeline(uint32_t item) const;
+  /// Does an item of a timeline belong to a plan in the steps, and so to their times?
+  bool is_in_step(uint32_t item) const { return of_timeline(item).first->cadence.when == When::step; }
 
   /// Positions of the pieces of `chunk` in ModelSpec::backward: [first, last).
   std::pair<uint32_t, uint32_t> backward_positions(int chunk) const;

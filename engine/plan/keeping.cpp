@@ -134,11 +134,11 @@ void add_keeping(const std::vector<Job*>& stages, int to_holder) {
     if (to_holder != 0)
       keeping.peer =
           job->buffers.add({.name = "kept.peer", .size_bytes = keeping.slots * slot_bytes, .owner = Owner::kept});
-    job->keep.kind = "keep";
-    const std::vector<Point> copies = append_copies(*job, job->keep);
-    const Point seal_point = append_seal(*job, copies, job->keep);
-    if (to_holder != 0) append_transfer(*job, copies, seal_point, job->keep);
-    seal(job->keep);
+    Plan& plan = job->add_plan(PlanKind::keep, When::asked);
+    const std::vector<Point> copies = append_copies(*job, plan);
+    const Point seal_point = append_seal(*job, copies, plan);
+    if (to_holder != 0) append_transfer(*job, copies, seal_point, plan);
+    seal(plan);
   }
 }
 

@@ -17,7 +17,7 @@ int holder_offset(int ranks, int64_t ranks_per_node);
 /// Pure. The slot of the state after `step`.
 int kept_slot(const Keeping& keeping, int64_t interval, int64_t step);
 
-/// Adds Job::keep to the jobs of all pipeline stages, with its buffers and channels:
+/// Adds a plan of PlanKind::keep to the jobs of all pipeline stages, with its buffers and channels:
 ///
 ///   copy of every saved array into a slot -> seal (its header, with a hash) -> the header's exchange -> agreement
 ///                                    `-> exchange of pieces of the slot --------------^

@@ -24,7 +24,7 @@ bool reads_parameters(const Job& job, const SpineItem& item) {
 }  // namespace
 
 IdealBound ideal_bound(const Job& job, const BoundInput& input) {
-  const Plan& plan = job.train;
+  const Plan& plan = job.train();
   SLIP_ASSERT(input.spine_ns.size() == plan.spine.size());
   IdealBound bound;
   bound.compute_ns = std::accumulate(input.spine_ns.begin(), input.spine_ns.end(), int64_t{0});

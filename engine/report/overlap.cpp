@@ -58,7 +58,6 @@ OverlapMeter::OverlapMeter(std::vector<ChannelKind> kinds) : kinds_(std::move(ki
 
 void OverlapMeter::add(uint32_t channel, const std::vector<Span>& spans) {
   SLIP_ASSERT(channel < kinds_.size());
-  if (kinds_[channel] == ChannelKind::save) return;
   for (const Span& span : spans) {
     Spans& step = steps_[span.step];
     const ChannelKind kind = kinds_[channel];

@@ -58,9 +58,9 @@ struct TaskTime {
   int64_t link_ns = -1;  // as of a span
 };
 
-/// stages: transfers between stages of a pipeline. save: copies of snapshots, which are no items of the step's plan; a
-/// wait for one is part of `other`.
-enum class ChannelKind : uint8_t { compute, communication, stages, input, local, save };
+/// stages: transfers between stages of a pipeline. A wait for a local channel is part of `other`, unless that waits for
+/// communication.
+enum class ChannelKind : uint8_t { compute, communication, stages, input, local };
 
 /// Works on a channel that does not communicate, without a gap between them.
 struct WorkTime {
@@ -110,7 +110,8 @@ struct StepTimes {
   std::shared_ptr<const StepTimes> previous;  // the step that this one follows at once
 };
 
-/// Collects the spans of all streams of one rank and closes a step when the next one has begun.
+/// Collects the spans of all streams of one rank and closes a step when the next one has begun. Spans of plans beside
+/// the steps do not count (Job::is_in_step()).
 class OverlapMeter {
  public:
   /// `kinds[c]` is the kind of channel c; event tags have the channel in their upper 32 bits.

@@ -30,17 +30,14 @@ void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
     if (wants(span.step) && !finished_) spans_[channel].push_back(span);
 }
 
-const Plan& TraceWriter::plan_of(ChannelId channel) const {
-  const Role role = job_.channels[channel].role;
-  return role == Role::save ? job_.save : role == Role::keep || role == Role::peer ? job_.keep : job_.train;
-}
-
 /// `item` is the item of the plan, `bytes` what a kernel moves from and to memory or a task's elements take.
 void TraceWriter::write_event(std::FILE* file, ChannelId c, const Span& span) const {
-  const Item& item = plan_of(c)[span.item];
+  const auto [row, id] = job_.of_timeline(span.item);
+  const Item& item = row->plan[id];
   const bool is_work = span.kind == Span::Kind::work;
   const auto awaited_channel = static_cast<ChannelId>(span.awaited >> 32);
-  const std::string awaited = is_work ? "" : plan_of(awaited_channel)[static_cast<ItemId>(span.awaited)].name;
+  const auto [awaited_row, awaited_id] = job_.of_timeline(is_work ? 0 : static_cast<uint32_t>(span.awaited));
+  const std::string awaited = is_work ? "" : awaited_row->plan[awaited_id].name;
   const std::string name = !is_work                       ? item.name + "_wait_" + awaited
                            : span.work->name == item.name ? item.name
                                                           : item.name + "/" + span.work->name;
@@ -56,7 +53,7 @@ void TraceWriter::write_event(std::FILE* file, ChannelId c, const Span& span) co
   if (!is_work) {
     fmt::print(file, ", \"awaited\": {}, \"awaited stream\": {}", Json(awaited).dump(), awaited_channel);
   } else if (is_communication(item.op)) {
-    const Task& task = plan_of(c).task(span.item);
+    const Task& task = row->plan.task(id);
     fmt::print(file,
                ", \"Collective name\": \"{}\", \"In msg nelems\": {}, \"Out msg nelems\": {}, \"Group size\": {}, "
                "\"dtype\": \"{}\", \"bytes\": {}",

@@ -24,7 +24,6 @@ class TraceWriter {
   bool wants(int64_t step) const { return step >= first_ && step <= last_; }
 
  private:
-  const Plan& plan_of(ChannelId channel) const;
   void write_event(std::FILE* file, ChannelId channel, const Span& span) const;
 
   const Job& job_;

@@ -11,7 +11,7 @@ double model_flops(const std::vector<std::shared_ptr<const Job>>& stages) {
   SLIP_ASSERT(!stages.empty());
   double flops = 0;
   for (const auto& stage : stages) {
-    for (const SpineItem& item : stage->train.spine)
+    for (const SpineItem& item : stage->train().spine)
       if (item.op == Op::compute) flops += static_cast<double>(item.cost.flops);
     flops -= static_cast<double>(stage->recomputed.paid.flops);
   }

@@ -10,18 +10,19 @@ namespace slipstream {
 Step::Step(const Job& job, const Memory& memory, Stream& compute, PointListener& listener)
     : job_(job), memory_(memory), compute_(compute), listener_(listener) {}
 
-void Step::bind(const Plan& plan, const BoundWorks& works) {
+void Step::bind(const Plan& plan, const BoundWorks& works, uint32_t first_item) {
   SLIP_ASSERT(works.size() == plan.size());
-  works_[&plan] = &works;
+  bound_[&plan] = {&works, first_item};
 }
 
 void Step::run(const Plan& plan, uint32_t step) {
-  const BoundWorks& works = *works_.at(&plan);
+  const Bound& bound = bound_.at(&plan);
+  const BoundWorks& works = *bound.works;
   Frame frame{.memory = &memory_, .step = step};
   listener_.begin(plan, frame);
   for (ItemId i = 0; i < plan.spine.size(); ++i) {
     const SpineItem& item = plan.spine[i];
-    frame.item = i;
+    frame.item = bound.first_item + i;
     frame.micro_batch = item.micro_batch;
     frame.slot = item.slot;
     frame.accumulate = item.accumulate;

@@ -19,8 +19,8 @@ class Step {
   /// Borrows all; `memory` resolves every buffer of the job.
   Step(const Job& job, const Memory& memory, Stream& compute, PointListener& listener);
 
-  /// Borrows `works`, one per item of `plan`.
-  void bind(const Plan& plan, const BoundWorks& works);
+  /// Borrows `works`, one per item of `plan`. `first_item`: the number of the plan's first item in timelines.
+  void bind(const Plan& plan, const BoundWorks& works, uint32_t first_item = 0);
 
   /// Enqueues one run of `plan`; never waits. `step` tags the timeline.
   void run(const Plan& plan, uint32_t step);
@@ -30,7 +30,11 @@ class Step {
   const Memory& memory_;
   Stream& compute_;
   PointListener& listener_;
-  std::map<const Plan*, const BoundWorks*> works_;
+  struct Bound {
+    const BoundWorks* works = nullptr;
+    uint32_t first_item = 0;
+  };
+  std::map<const Plan*, Bound> bound_;
 };
 
 }  // namespace slipstream

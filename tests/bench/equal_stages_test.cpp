@@ -67,7 +67,7 @@ TEST_CASE("the ideal step of stages that differ is played, and the shortest upda
   std::vector<std::vector<int64_t>> spine_ns;
   for (const auto& stage : finished.stages) {
     const bool first = stage->stage() == 0;
-    std::vector<int64_t> ns(stage->train.spine.size(), 0);
+    std::vector<int64_t> ns(stage->train().spine.size(), 0);
     size_t at = stage->takes_batch ? 1 : 0;
     for (const Action& use : stage->actions) {
       ns[at] = use.pass == Pass::forward ? (first ? 1'000'000 : 3'000'000) : (first ? 2'000'000 : 4'000'000);

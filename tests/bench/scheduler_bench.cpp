@@ -53,7 +53,7 @@ void bench_tasks(const char* name, uint32_t tasks, uint32_t channels,
   job.channels = {{.role = Role::compute}};
   for (uint32_t c = 0; c < channels; ++c)
     job.channels.push_back({.role = Role::reduce, .name = fmt::format("channel{}", c)});
-  Plan& plan = job.train;
+  Plan& plan = job.train();
   plan.kind = "train";
   plan.spine.resize(1);
   plan.tasks.resize(tasks);

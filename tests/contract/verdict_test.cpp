@@ -232,7 +232,7 @@ struct Pair {
       half.job.channels = {{.role = Role::compute},
                            {.role = Role::reduce, .axis = Axis::data},
                            {.role = Role::gather, .axis = Axis::data}};
-      Plan& plan = half.job.train;
+      Plan& plan = half.job.train();
       plan.kind = "train";
       plan.spine.resize(1);
       plan.spine[0].name = "forward.0";
@@ -272,7 +272,7 @@ struct Pair {
   void issue(int rank, uint32_t step) {
     Half& half = halves[rank];
     const Frame frame{.memory = &half.memory, .step = step};
-    half.scheduler->begin(half.job.train, frame);
+    half.scheduler->begin(half.job.train(), frame);
     half.scheduler->before(0, *half.streams[0], frame);
     half.streams[0]->launch(half.works[0], frame);
     half.scheduler->reached(0, *half.streams[0], frame);
@@ -313,7 +313,7 @@ TEST_CASE("verdict: a rank that issues a step less is named with the first task 
   Pair pair([](int) { return std::array{-1, 0}; });
   for (uint32_t step = 1; step <= 5; ++step)
     for (int rank = 0; rank < 2; ++rank) pair.issue(rank, step);
-  for (Pair::Half& half : pair.halves) half.scheduler->end_of(half.job.train).synchronize();
+  for (Pair::Half& half : pair.halves) half.scheduler->end_of(half.job.train()).synchronize();
   pair.issue(0, 6);
   std::vector<FlightRecord> records = pair.stuck();
   REQUIRE(records[0].channels.size() == 2);

@@ -60,8 +60,8 @@ comm::Rehearsal rehearse_all(const Layout& layout, const Change& change, comm::G
   std::vector<comm::RankRuns> ranks;
   for (int rank = 0; rank < layout.world(); ++rank) {
     jobs.push_back(make_job(layout, rank));
-    change(jobs.back()->train);
-    ranks.push_back({.rank = rank, .runs = {&jobs.back()->train}, .seams = {}});
+    change(jobs.back()->train());
+    ranks.push_back({.rank = rank, .runs = {&jobs.back()->train()}, .seams = {}});
   }
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   return comm::rehearse(jobs[0]->mesh, jobs[0]->channels, ranks, price, {.gate = gate, .collapse = false});
@@ -317,22 +317,22 @@ TEST_CASE("without any one wait for a transfer, random delays can change the mod
   const auto job = make_job(ring, 0);
   std::string changed_by;
   int waits = 0;
-  for (ItemId id = 0; id < job->train.spine.size(); ++id)
-    for (size_t i = 0; i < job->train[id].after.size(); ++i) {
-      if (job->train[job->train[id].after[i].item].op != Op::exchange ||
-          job->model.pieces[job->train.spine[id].piece].layer != 1)
+  for (ItemId id = 0; id < job->train().spine.size(); ++id)
+    for (size_t i = 0; i < job->train()[id].after.size(); ++i) {
+      if (job->train()[job->train()[id].after[i].item].op != Op::exchange ||
+          job->model.pieces[job->train().spine[id].piece].layer != 1)
         continue;
       ++waits;
-      CAPTURE(job->train[id].name);
+      CAPTURE(job->train()[id].name);
       Layout mutant = ring;
       mutant.mutate = [=](Job& j) {
-        j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i));
+        j.train()[id].after.erase(j.train()[id].after.begin() + static_cast<std::ptrdiff_t>(i));
       };
       CHECK_THROWS_AS(train(mutant, 2), PlanError);
       mutant.check_hazards = false;
       for (uint64_t seed = 1; seed <= 3 && changed_by.empty(); ++seed) {
         mutant.delay_seed = seed;
-        if (train(mutant, kSteps).hash != expected) changed_by = job->train[id].name;
+        if (train(mutant, kSteps).hash != expected) changed_by = job->train()[id].name;
       }
     }
   std::printf("  %d waits of one layer; without that of %s another model is trained\n", waits, changed_by.c_str());
@@ -355,7 +355,7 @@ TEST_CASE("every transfer of a ring has compute to travel under", "[context]") {
                                      if (r) l.recompute = Recomputation::full;
                                    }),
                               0);
-    const Plan& plan = job->train;
+    const Plan& plan = job->train();
     const auto begin_of = [&](const Task& task) {
       ItemId begin = 0;
       for (const Point& point : task.after)
@@ -393,7 +393,7 @@ TEST_CASE("a ring is charged the bytes of its busiest rank, all of them", "[cont
     const Layout layout = with(layout_of(true, 24), [&](Layout& l) { l.context = context; });
     const auto job = make_job(layout, 0);
     std::map<Role, int64_t> sent;
-    for (const Task& task : job->train.tasks)
+    for (const Task& task : job->train().tasks)
       if (task.op == Op::exchange)
         sent[job->channels[task.channel].role] +=
             comm::wire_bytes(task.op, task.algorithm, context, task.elems, task.dtype);
@@ -435,7 +435,7 @@ TEST_CASE("a ring hides at least 90 % of its communication when a block computes
       l.bucket_bytes = 25 << 20;
     });
     const std::shared_ptr<const Job> job = make_job(layout, 0);
-    const Plan& plan = job->train;
+    const Plan& plan = job->train();
     const auto first = [&](auto matches) {
       ItemId id = 0;
       while (!matches(plan[id])) ++id;

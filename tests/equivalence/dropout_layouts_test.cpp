@@ -159,7 +159,7 @@ TEST_CASE("dropout: evaluation has the bits of a model without it, and training 
     const auto items_of = [](const Layout& layout) {
       std::vector<std::string> names;
       const std::unique_ptr<Job> job = make_job(layout, 0);
-      for (const SpineItem& item : job->train.spine) names.push_back(item.name);
+      for (const SpineItem& item : job->train().spine) names.push_back(item.name);
       return names;
     };
     CHECK(items_of(none) == items_of(without(base)));

@@ -278,7 +278,7 @@ TEST_CASE("layers that are kept after forward are gathered once in a step, whate
     const auto kept = with(base, [](Layout& l) { l.reshard_after_forward = false; });
     const auto gathers = [](const Layout& layout) {
       const auto job = make_job(layout, 0);
-      return std::count_if(job->train.tasks.begin(), job->train.tasks.end(),
+      return std::count_if(job->train().tasks.begin(), job->train().tasks.end(),
                            [](const Task& t) { return t.name.starts_with("all_gather.layer"); });
     };
     // Two layers and one slot: forward 0, 1, backward 0, and the next micro-batch begins with the resident layer.
@@ -413,7 +413,7 @@ TEST_CASE("updates that wait for the embedding's share come after the others", "
     const auto job = make_job(with(gpt2(3), [&](Layout& l) { l.max_norm = max_norm; }), 0);
     bool added = false;
     int before = 0, after = 0;
-    for (const SpineItem& item : job->train.spine) {
+    for (const SpineItem& item : job->train().spine) {
       if (item.op == Op::add_rows) added = true;
       if (item.op == (max_norm > 0 ? Op::sum_squares : Op::update)) ++(added ? after : before);
     }

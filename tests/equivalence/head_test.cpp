@@ -99,7 +99,7 @@ TEST_CASE("pieces and products of the head at once are those of one chunk", "[he
   CHECK(works_of_head(thirds->model, "matmul_input_gradient") == 3);
   const auto flops = [](const Job& job) {
     int64_t sum = 0;
-    for (const SpineItem& item : job.train.spine) sum += item.cost.flops;
+    for (const SpineItem& item : job.train().spine) sum += item.cost.flops;
     return sum;
   };
   CHECK(flops(*thirds) - flops(*whole) == 2);  // of adding the losses of three chunks

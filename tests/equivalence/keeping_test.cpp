@@ -3,6 +3,9 @@
 // change, and every wait that protects the slots is needed.
 
 #include <cstdio>
+#include <mutex>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "comm/rehearse/hazards.h"
@@ -124,12 +127,10 @@ TEST_CASE("every wait between steps and kept snapshots is needed, and for its la
       if (!test_everything() && Mesh(row.sizes()).coordinates(rank).data != row.ranks - 1) continue;
       const std::unique_ptr<Job> job = make_job(row, rank);
       INFO(row.name << ", rank " << rank);
-      const bool twice = row.double_buffer;
-      const Plan *keep = &job->keep, *keep_other = twice ? &job->keep_swapped : keep, *step = &job->train,
-                 *step_other = twice ? &job->train_swapped : step,
-                 *evaluate = twice ? &job->evaluate_swapped : &job->evaluate;
-      const std::vector<const Plan*> runs{&job->prime, keep,     step,       keep_other, step_other,
-                                          step,        evaluate, keep_other, step_other};
+      const Plan *keep = &job->plan(PlanKind::keep), *keep_other = &job->plan(PlanKind::keep, 1), *step = &job->train(),
+                 *step_other = &job->plan(PlanKind::train, 1), *evaluate = &job->plan(PlanKind::evaluate, 1);
+      const std::vector<const Plan*> runs{
+          &job->plan(PlanKind::prime), keep, step, keep_other, step_other, step, evaluate, keep_other, step_other};
       const auto seams = comm::link_all(runs, job->channels);
       const comm::Sequence sequence{runs, seams};
       const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
@@ -153,17 +154,56 @@ TEST_CASE("every wait between steps and kept snapshots is needed, and for its la
               static_cast<long long>(all.caught));
 }
 
+TEST_CASE("a timeline names the plan of every item, and the steps are those in which the calendar has it",
+          "[keeping]") {
+  constexpr int kSaveInterval = 2;
+  Layout row = rows()[3];  // two copies of the weights
+  row.keeps = true;
+  row.save_interval = kSaveInterval;
+  std::mutex mutex;
+  int64_t spans = 0;
+  row.inspect = [&](runtime::Rank& rank) {
+    const std::lock_guard lock(mutex);
+    const Job& job = rank.job();
+    const std::vector<int32_t> tokens(static_cast<size_t>(job.model.batch * job.model.tokens), 0);
+    rank.evaluate(tokens, tokens);
+    const std::vector<std::vector<Span>> channels = rank.drain();
+    std::set<std::pair<PlanKind, uint32_t>> seen;
+    for (ChannelId c = 0; c < channels.size(); ++c)
+      for (const Span& span : channels[c]) {
+        if (span.work != nullptr && span.work->name == "prepare_stream") continue;
+        const auto [plan_row, item] = job.of_timeline(span.item);
+        CHECK(plan_row->plan[item].channel == c);
+        CHECK(job.is_in_step(span.item) == (plan_row->kind == PlanKind::train));
+        seen.emplace(plan_row->kind, span.step);
+        ++spans;
+        if (span.kind != Span::Kind::wait) continue;
+        const auto [awaited_row, awaited] = job.of_timeline(static_cast<uint32_t>(span.awaited));
+        CHECK(awaited_row->plan[awaited].channel == static_cast<ChannelId>(span.awaited >> 32));
+      }
+    std::set<std::pair<PlanKind, uint32_t>> expected{{PlanKind::evaluate, 0}, {PlanKind::prime, 0}};
+    for (uint32_t step = 1; step <= kSteps; ++step) {
+      expected.emplace(PlanKind::train, step);
+      expected.emplace(PlanKind::keep, step);
+      if (step % kSaveInterval == 0) expected.emplace(PlanKind::save, step);
+    }
+    CHECK(seen == expected);
+  };
+  train(row, kSteps);
+  CHECK(spans > 0);
+}
+
 TEST_CASE("kept snapshots change no training plan, and all their bytes are in the table", "[keeping]") {
   for (Layout row : rows()) {
     INFO(row.name);
     const std::unique_ptr<Job> without = make_job(row, 0);
     row.keeps = true;
     const std::unique_ptr<Job> with = make_job(row, 0);
-    REQUIRE(with->train.size() == without->train.size());
-    CHECK(with->train.order == without->train.order);
-    for (ItemId i = 0; i < with->train.size(); ++i) {
-      CHECK(with->train[i].after == without->train[i].after);
-      CHECK(with->train[i].name == without->train[i].name);
+    REQUIRE(with->train().size() == without->train().size());
+    CHECK(with->train().order == without->train().order);
+    for (ItemId i = 0; i < with->train().size(); ++i) {
+      CHECK(with->train()[i].after == without->train()[i].after);
+      CHECK(with->train()[i].name == without->train()[i].name);
     }
     const int64_t copies = row.world() > 1 ? 2 : 1;
     CHECK(with->buffers.bytes(Owner::kept) == 2 * copies * with->keeping.slot_bytes);

@@ -307,7 +307,7 @@ TEST_CASE("muon: every matrix has one owner, and the most expensive owner of a b
         for (int rank = 0; rank < ranks; ++rank) {
           job = make_job(layout, rank);
           std::string order;
-          for (ItemId id : job->train.order) order += job->train[id].name + " ";
+          for (ItemId id : job->train().order) order += job->train()[id].name + " ";
           orders.push_back(order);
           for (size_t b = 0; b < job->storage.size(); ++b) {
             if (job->layout.buckets[b].group != 0) continue;
@@ -407,27 +407,27 @@ TEST_CASE("muon: early matrices are orthogonalized while later gradients travel"
       layout.zero_stage = stage, layout.update_on_spine = spine, layout.max_norm = 0;
       layout.model.split_tied_embedding = false;
       const auto job = make_job(layout, 0);
-      std::vector<const Plan*> plans(3, &job->train);
+      std::vector<const Plan*> plans(3, &job->train());
       const comm::RankRuns runs{.rank = 0, .runs = plans, .seams = comm::link_all(plans, job->channels)};
       const comm::Rehearsal rehearsal = comm::rehearse(job->mesh, job->channels, {&runs, 1}, price, {});
       REQUIRE(rehearsal.finished);
       int64_t last_arrival_ns = 0, before = 0;
       const auto& times = rehearsal.ranks[0].runs[1];
-      for (ItemId id = 0; id < job->train.size(); ++id)
-        if (job->channels[job->train[id].channel].role == Role::reduce)
+      for (ItemId id = 0; id < job->train().size(); ++id)
+        if (job->channels[job->train()[id].channel].role == Role::reduce)
           last_arrival_ns = std::max(last_arrival_ns, times[id].end_ns);
-      for (ItemId id = 0; id < job->train.size(); ++id) {
-        const Item& item = job->train[id];
+      for (ItemId id = 0; id < job->train().size(); ++id) {
+        const Item& item = job->train()[id];
         if (item.op == Op::update && item.group == 0) before += times[id].end_ns < last_arrival_ns;
       }
       CAPTURE(stage, spine, before);
       CHECK(before >= 1);
       // Parameters of both groups return in the order in which the next forward pass needs them.
       std::map<int64_t, uint32_t> gathers;  // ready position of a bucket's gradients, by the start of its gather
-      for (ItemId id = 0; id < job->train.size(); ++id)
-        if (job->train[id].op == Op::all_gather && spine)
+      for (ItemId id = 0; id < job->train().size(); ++id)
+        if (job->train()[id].op == Op::all_gather && spine)
           gathers.emplace(times[id].start_ns,
-                          job->layout.buckets[static_cast<size_t>(job->train[id].bucket)].ready_position);
+                          job->layout.buckets[static_cast<size_t>(job->train()[id].bucket)].ready_position);
       CHECK(gathers.empty() == (stage == 0 || !spine));
       uint32_t latest = UINT32_MAX;
       for (const auto& [start_ns, ready] : gathers) {
@@ -438,11 +438,11 @@ TEST_CASE("muon: early matrices are orthogonalized while later gradients travel"
       layout.max_norm = 0.5f;
       const auto clipped = make_job(layout, 0);
       std::map<ItemId, size_t> position;
-      for (ItemId id : clipped->train.order) position.emplace(id, position.size());
+      for (ItemId id : clipped->train().order) position.emplace(id, position.size());
       ItemId clip = 0;
-      while (clipped->train[clip].op != Op::clip) ++clip;
-      for (ItemId id = 0; id < clipped->train.size(); ++id)
-        if (clipped->train[id].op == Op::update) CHECK(position.at(id) > position.at(clip));
+      while (clipped->train()[clip].op != Op::clip) ++clip;
+      for (ItemId id = 0; id < clipped->train().size(); ++id)
+        if (clipped->train()[id].op == Op::update) CHECK(position.at(id) > position.at(clip));
     }
 }
 

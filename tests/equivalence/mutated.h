@@ -11,7 +11,7 @@ namespace slipstream::equivalence {
 
 /// Four runs in a row, an evaluation among them, have no hazard; with any wait changed they have one.
 inline comm::Mutations check_waits_needed(const Job& job, comm::Mutation mutation = comm::Mutation::deleted) {
-  const std::vector<const Plan*> runs{&job.train, &job.train, &job.evaluate, &job.train};
+  const std::vector<const Plan*> runs{&job.train(), &job.train(), &job.plan(PlanKind::evaluate), &job.train()};
   const auto seams = comm::link_all(runs, job.channels);
   REQUIRE(comm::find_hazards({runs, seams}, job.channels, &job.buffers).count == 0);
   const comm::Mutations mutations = comm::mutate_waits({runs, seams}, job.channels, &job.buffers, mutation);

@@ -48,11 +48,12 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
       const std::unique_ptr<Job> job = make_job(row, rank);
       ++ranks;
       INFO(row.name << ", rank " << rank);
-      std::vector<const Plan*> runs{&job->prime, &job->train, &job->train, &job->evaluate, &job->train};
+      std::vector<const Plan*> runs{&job->plan(PlanKind::prime), &job->train(), &job->train(),
+                                    &job->plan(PlanKind::evaluate), &job->train()};
       if (row.double_buffer)  // evaluations after an even number of steps and after an odd one
-        runs = {&job->prime,        &job->train, &job->train_swapped,
-                &job->evaluate,     &job->train, &job->evaluate_swapped,
-                &job->train_swapped};
+        runs = {&job->plan(PlanKind::prime),    &job->train(), &job->plan(PlanKind::train, 1),
+                &job->plan(PlanKind::evaluate), &job->train(), &job->plan(PlanKind::evaluate, 1),
+                &job->plan(PlanKind::train, 1)};
       const auto seams = comm::link_all(runs, job->channels);
       const comm::Sequence sequence{runs, seams};
       const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
@@ -105,20 +106,22 @@ TEST_CASE(
     int tried = 0;
     std::string changed_by;
     for (uint64_t seed : {1, 2, 3})
-      for (ItemId id = 0; id < job->train.size() && changed_by.empty(); ++id)
-        for (size_t i = 0; i < job->train[id].after.size() && changed_by.empty(); ++i) {
-          if (job->train[id].op == Op::report || job->train[id].op == Op::load) continue;  // not part of the weights
+      for (ItemId id = 0; id < job->train().size() && changed_by.empty(); ++id)
+        for (size_t i = 0; i < job->train()[id].after.size() && changed_by.empty(); ++i) {
+          if (job->train()[id].op == Op::report || job->train()[id].op == Op::load)
+            continue;  // not part of the weights
           Layout mutant = row;
           mutant.mutate = [=, stage = job->stage()](Job& j) {
-            if (j.stage() == stage) j.train[id].after.erase(j.train[id].after.begin() + static_cast<std::ptrdiff_t>(i));
+            if (j.stage() == stage)
+              j.train()[id].after.erase(j.train()[id].after.begin() + static_cast<std::ptrdiff_t>(i));
           };
           CHECK_THROWS_AS(train(mutant, 2), PlanError);
           ++tried;
           mutant.check_hazards = false;
           mutant.delay_seed = seed;
           if (outcome(mutant, kSteps) != expected)
-            changed_by = job->train[id].name + " <- " + job->train[job->train[id].after[i].item].name + ", seed " +
-                         std::to_string(seed);
+            changed_by = job->train()[id].name + " <- " + job->train()[job->train()[id].after[i].item].name +
+                         ", seed " + std::to_string(seed);
         }
     std::printf("  %s: mutant %d changes the result: %s\n", row.name.c_str(), tried, changed_by.c_str());
     CHECK(!changed_by.empty());

@@ -48,10 +48,10 @@ TEST_CASE("a gather that does not wait for the optimizer is found, whether it wa
     mutant.update_on_spine = false;
     int deleted = 0;
     mutant.mutate = [&](Job& job) {
-      for (ItemId i = 0; i < job.train.size(); ++i)
-        if (job.train[i].op == Op::all_gather)
-          deleted += static_cast<int>(
-              std::erase_if(job.train[i].after, [&](const Point& p) { return job.train[p.item].op == Op::update; }));
+      for (ItemId i = 0; i < job.train().size(); ++i)
+        if (job.train()[i].op == Op::all_gather)
+          deleted += static_cast<int>(std::erase_if(
+              job.train()[i].after, [&](const Point& p) { return job.train()[p.item].op == Op::update; }));
     };
     const std::string text = refusal(mutant);
     INFO(text);
@@ -105,7 +105,7 @@ TEST_CASE("a rank with more micro-batches has another plan, which is compared be
     more.micro_batches = 2;
     const auto a = make_job(zero(stage), 0), b = make_job(zero(stage), 1), c = make_job(more, 1);
     const auto hash = [](const Job& job) {
-      const Plan* only = &job.train;
+      const Plan* only = &job.train();
       return comm::order_hash({&only, 1});
     };
     CHECK(hash(*a) == hash(*b));

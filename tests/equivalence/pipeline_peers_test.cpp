@@ -85,7 +85,8 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
     for (uint64_t latencies = 1; latencies <= 3; ++latencies) {
       std::vector<comm::RankRuns> ranks;
       for (size_t s = 0; s < jobs.size(); ++s) {
-        const std::vector<const Plan*> plans{&jobs[s]->train, &jobs[s]->train, &jobs[s]->evaluate, &jobs[s]->train};
+        const std::vector<const Plan*> plans{&jobs[s]->train(), &jobs[s]->train(), &jobs[s]->plan(PlanKind::evaluate),
+                                             &jobs[s]->train()};
         ranks.push_back({.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(s)}),
                          .runs = plans,
                          .seams = comm::link_all(plans, jobs[s]->channels)});
@@ -111,10 +112,10 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
         layout.ranks = 2, layout.zero_stage = zero, layout.max_norm = clip ? 0.5f : 0;
         int reductions = 0;
         for (const auto& job : make_jobs(layout, 0))
-          for (const Task& task : job->train.tasks) {
+          for (const Task& task : job->train().tasks) {
             if (task.bucket < 0 || (task.op != Op::all_reduce && task.op != Op::reduce_scatter)) continue;
             const SpineItem* last = nullptr;
-            for (const SpineItem& item : job->train.spine)
+            for (const SpineItem& item : job->train().spine)
               for (const Slice& write : item.writes)
                 for (const Slice& read : task.reads)
                   if (item.op == Op::compute && write.buffer == read.buffer && write.begin_bytes < read.end_bytes() &&
@@ -125,7 +126,7 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
             CHECK(last->micro_batch == layout.micro_batches - 1);
             if (task.after.empty()) continue;  // implied by the previous one on its channel
             REQUIRE(task.after.size() == 1);
-            CHECK(task.after[0].item == static_cast<ItemId>(last - job->train.spine.data()));
+            CHECK(task.after[0].item == static_cast<ItemId>(last - job->train().spine.data()));
             ++reductions;
           }
         CHECK(reductions > 4);
@@ -143,12 +144,13 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
       for (const auto& job : make_jobs(layout, 0)) {
         std::map<int64_t, int32_t> tenant;  // by first byte: the bucket gathered there last
         int64_t actions = 0;
-        for (ItemId id : job->train.order) {
-          const Item& item = job->train[id];
+        for (ItemId id : job->train().order) {
+          const Item& item = job->train()[id];
           if (item.op == Op::all_gather && item.writes[0].buffer == job->ids.value_slots)
             tenant[item.writes[0].begin_bytes] = item.bucket;
-          if (!job->train.is_spine(id) || item.op != Op::compute || job->train.spine[id].piece == UINT32_MAX) continue;
-          const int layer = job->model.pieces[job->train.spine[id].piece].layer;
+          if (!job->train().is_spine(id) || item.op != Op::compute || job->train().spine[id].piece == UINT32_MAX)
+            continue;
+          const int layer = job->model.pieces[job->train().spine[id].piece].layer;
           for (const Slice& read : item.reads) {
             if (read.buffer != job->ids.value_slots) continue;
             const auto slot = std::prev(tenant.upper_bound(read.begin_bytes));

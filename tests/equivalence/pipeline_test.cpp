@@ -269,7 +269,7 @@ TEST_CASE("a split backward reduces each pass's gradients of a layer once per mi
     for (const auto& job : jobs) {
       std::map<std::pair<int32_t, std::string>, int> reductions;  // bucket, micro-batch
       std::map<int32_t, int64_t> elems;
-      for (const Task& task : job->train.tasks) {
+      for (const Task& task : job->train().tasks) {
         if (task.op != Op::reduce_scatter || !is_of_layer(*job, job->layout.buckets[static_cast<size_t>(task.bucket)]))
           continue;
         ++reductions[{task.bucket, task.name.substr(task.name.find('/'))}];
@@ -279,8 +279,8 @@ TEST_CASE("a split backward reduces each pass's gradients of a layer once per mi
         const std::string& maker = job->model.parameters[job->layout.parts[bucket.first_part].part.parameter].name();
         const bool norms = maker.find("layernorm") != std::string::npos;
         for (const Point& point : task.after)
-          if (job->train.is_spine(point.item))
-            CHECK((job->train[point.item].name.find(".weight") == std::string::npos) == norms);
+          if (job->train().is_spine(point.item))
+            CHECK((job->train()[point.item].name.find(".weight") == std::string::npos) == norms);
       }
       CHECK(reductions.size() == 2u * 2u * 3u);  // passes x layers x micro-batches
       for (const auto& [key, count] : reductions) CHECK(count == 1);
@@ -301,7 +301,7 @@ TEST_CASE("the control: without the exchange of a tied table's gradients its cop
                                        [&](Layout& l) {
                                          l.check_hazards = false;
                                          l.mutate = [&](Job& job) {
-                                           for (Task& task : job.train.tasks)
+                                           for (Task& task : job.train().tasks)
                                              if (task.name.find(part) != std::string::npos) {
                                                task.elems = 0;
                                                for (Slice& slice : task.writes) slice.size_bytes = 0;
@@ -401,7 +401,7 @@ TEST_CASE("tensors between stages have one slot per live micro-batch, and one pe
 
 TEST_CASE("receives are posted early, and no task of a pipeline has an unneeded wait", "[pipeline]") {
   const auto jobs = make_jobs(with(layout_of(true, 4, 6), [](Layout& l) { l.stages = 2; }), 0);
-  const Plan& plan = jobs[1]->train;
+  const Plan& plan = jobs[1]->train();
   // The second micro-batch's activations may arrive while the first is computed: nothing on the spine comes before.
   int early = 0;
   for (const Task& task : plan.tasks)
@@ -436,13 +436,13 @@ TEST_CASE(
       std::sort(used.begin(), used.end());
       CHECK(std::adjacent_find(used.begin(), used.end()) == used.end());
       const std::vector<uint64_t> rendezvous_ids = comm::rendezvous_of(*job);
-      for (ItemId id = 0; id < job->train.size(); ++id) {
-        if (!is_communication(job->train[id].op)) continue;
-        const ChannelId channel = job->train[id].channel;
+      for (ItemId id = 0; id < job->train().size(); ++id) {
+        if (!is_communication(job->train()[id].op)) continue;
+        const ChannelId channel = job->train()[id].channel;
         REQUIRE(wiring.connection_of[channel] >= 0);
         CHECK(connections[static_cast<size_t>(wiring.connection_of[channel])] == job->channels[channel].axis);
         members[rendezvous_ids[id]].push_back({rank, wiring.connection_of[channel]});
-        const bool pair = job->train[id].op == Op::send || job->train[id].op == Op::recv;
+        const bool pair = job->train()[id].op == Op::send || job->train()[id].op == Op::recv;
         expected[rendezvous_ids[id]] =
             pair ? 2 : static_cast<size_t>(job->mesh.group_size(job->channels[channel].axis));
       }

@@ -44,7 +44,7 @@ int64_t activations(const Job& job) { return job.buffers.bytes(Owner::activation
 
 int64_t flops_of(const Job& job, bool again) {
   int64_t flops = 0;
-  for (const SpineItem& item : job.train.spine)
+  for (const SpineItem& item : job.train().spine)
     if (item.piece != UINT32_MAX && item.name.starts_with("recompute.") == again) flops += item.cost.flops;
   return flops;
 }
@@ -177,7 +177,7 @@ TEST_CASE("communication inside a layer runs again with the works around it", "[
       layout.recompute = Recomputation::full;
       std::map<std::string, int> sums;
       for (const auto& job : make_jobs(layout, 0))
-        for (const Task& task : job->train.tasks)
+        for (const Task& task : job->train().tasks)
           if (job->channels[task.channel].role == Role::tensor_reduce)
             ++sums[task.name.starts_with("recompute.") ? "again" : "first"];
       CHECK(sums["first"] == 4 * 2);
@@ -251,15 +251,15 @@ TEST_CASE("a layer that is gathered for its backward pass is there when its forw
   const auto job = make_job(
       with(layout_of(true, 4, 1), [](Layout& l) { l.ranks = 2, l.zero_stage = 3, l.recompute = Recomputation::full; }),
       0);
-  for (const Task& task : job->train.tasks) {
+  for (const Task& task : job->train().tasks) {
     if (task.op != Op::all_gather || !task.before) continue;
     // The first item of a layer in the backward pass runs its forward again.
-    const std::string& first = job->train[task.before->item].name;
+    const std::string& first = job->train()[task.before->item].name;
     CHECK((first.starts_with("recompute.mlp_down") || first.starts_with("attention.") ||
            first.starts_with("embedding") || first.starts_with("final_norm")));
   }
   // Gradient slots are not held while the forward runs again.
-  for (const SpineItem& item : job->train.spine)
+  for (const SpineItem& item : job->train().spine)
     if (item.name.starts_with("recompute."))
       for (const Slice& write : item.writes) CHECK(write.buffer != job->ids.gradient_slots);
 }

@@ -107,7 +107,7 @@ TEST_CASE("a ring keeps two slots of keys and two of their gradients, however ma
       const auto job = make_job(layout_of(llama, context), 0);
       std::set<BufferId> keys, gradients;
       int hops = 0;
-      for (const Task& task : job->train.tasks) {
+      for (const Task& task : job->train().tasks) {
         if (task.op != Op::exchange) continue;
         ++hops;
         // The outgoing keys are not in the buffer where the next ones arrive.

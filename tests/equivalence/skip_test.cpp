@@ -35,9 +35,9 @@ Layout poisoned(Layout layout) {
   layout.skips = true;
   layout.mutate = [last = layout.world() - 1, splits = layout.tensor > 1](Job& job) {
     if (job.options.rank != last) return;
-    for (size_t i = job.train.spine.size(); i-- > 0;) {
-      if (job.train.spine[i].op != Op::compute) continue;
-      for (Work& work : job.model.pieces[job.train.spine[i].piece].works)
+    for (size_t i = job.train().spine.size(); i-- > 0;) {
+      if (job.train().spine[i].op != Op::compute) continue;
+      for (Work& work : job.model.pieces[job.train().spine[i].piece].works)
         for (const Slice& slice : work.writes)
           for (const ParameterSpec& parameter : job.model.parameters)
             if (slice.buffer == parameter.gradient && parameter.is_split() == splits) {

@@ -93,7 +93,7 @@ TEST_CASE("without the waits between updates and copies, delays tear a snapshot"
              .check_hazards = false};
   const Seen expected = run_at_rest(row, kSteps);
   row.mutate = [](Job& job) {  // updates run in the compute stream's order, which the training itself needs only
-    for (SpineItem& item : job.train.spine)
+    for (SpineItem& item : job.train().spine)
       if (item.op == Op::update) item.writes.clear();
   };
   bool torn = false;
@@ -115,18 +115,19 @@ TEST_CASE("every wait between steps and snapshots is needed, and for its last it
       if (!test_everything() && Mesh(row.sizes()).coordinates(rank).data != row.ranks - 1) continue;
       const std::unique_ptr<Job> job = make_job(row, rank);
       INFO(row.name << ", rank " << rank);
-      std::vector<const Plan*> runs{&job->prime, &job->save,     &job->train, &job->save, &job->train,
-                                    &job->train, &job->evaluate, &job->save,  &job->train};
+      std::vector<const Plan*> runs{&job->plan(PlanKind::prime),
+                                    &job->plan(PlanKind::save),
+                                    &job->train(),
+                                    &job->plan(PlanKind::save),
+                                    &job->train(),
+                                    &job->train(),
+                                    &job->plan(PlanKind::evaluate),
+                                    &job->plan(PlanKind::save),
+                                    &job->train()};
       if (row.double_buffer)
-        runs = {&job->prime,
-                &job->save,
-                &job->train,
-                &job->save_swapped,
-                &job->train_swapped,
-                &job->train,
-                &job->evaluate_swapped,
-                &job->save_swapped,
-                &job->train_swapped};
+        runs = {&job->plan(PlanKind::prime),       &job->plan(PlanKind::save),     &job->train(),
+                &job->plan(PlanKind::save, 1),     &job->plan(PlanKind::train, 1), &job->train(),
+                &job->plan(PlanKind::evaluate, 1), &job->plan(PlanKind::save, 1),  &job->plan(PlanKind::train, 1)};
       const auto seams = comm::link_all(runs, job->channels);
       const comm::Sequence sequence{runs, seams};
       const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
@@ -160,11 +161,11 @@ TEST_CASE("a snapshot changes no training plan", "[snapshot]") {
     const std::unique_ptr<Job> without = make_job(row, 0);
     row.save_interval = 1;
     const std::unique_ptr<Job> with = make_job(row, 0);
-    REQUIRE(with->train.size() == without->train.size());
-    CHECK(with->train.order == without->train.order);
-    for (ItemId i = 0; i < with->train.size(); ++i) {
-      CHECK(with->train[i].after == without->train[i].after);
-      CHECK(with->train[i].name == without->train[i].name);
+    REQUIRE(with->train().size() == without->train().size());
+    CHECK(with->train().order == without->train().order);
+    for (ItemId i = 0; i < with->train().size(); ++i) {
+      CHECK(with->train()[i].after == without->train()[i].after);
+      CHECK(with->train()[i].name == without->train()[i].name);
     }
     int64_t saved = 0;
     for (size_t b = 0; b < with->storage.size(); ++b)

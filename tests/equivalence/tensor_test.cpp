@@ -210,7 +210,7 @@ TEST_CASE("every wait of a tensor-parallel plan is needed", "[tensor][mutation]"
 
 TEST_CASE("sums of chunks travel under the next, and those of input gradients under weight gradients", "[tensor]") {
   const auto job = make_job(with(layout_of(false), [](Layout& l) { l.tensor = 2, l.tensor_chunks = 4; }), 0);
-  const auto under = [&](const std::string& name) { return under_task(job->train, name); };
+  const auto under = [&](const std::string& name) { return under_task(job->train(), name); };
   CHECK(under("all_reduce.attention.out.1.0") == "mlp.norm.0.0 attention.out.2.0 ");
   CHECK(under("all_reduce.mlp_input_gradient.products.3.1").starts_with("mlp_down_gradient.1 mlp_up_gradient.1 "));
   CHECK(under("all_reduce.head_input_gradient.products.3.2").find("head_gradient.0") != std::string::npos);
@@ -218,11 +218,11 @@ TEST_CASE("sums of chunks travel under the next, and those of input gradients un
     const auto bulk =
         make_job(with(layout_of(false), [&](Layout& l) { l.tensor = 2, l.sequence_parallel = sequence; }), 0);
     const std::string sum = sequence ? "reduce_scatter" : "all_reduce";
-    CHECK(under_task(bulk->train, sum + ".mlp_input_gradient.products.1")
+    CHECK(under_task(bulk->train(), sum + ".mlp_input_gradient.products.1")
               .starts_with("mlp_down_gradient.1 mlp_up_gradient.1 "));
-    CHECK(under_task(bulk->train, sum + ".attention_input_gradient.qkv.1")
+    CHECK(under_task(bulk->train(), sum + ".attention_input_gradient.qkv.1")
               .starts_with("attention_out_gradient.1 attention_qkv_gradient.1 "));
-    CHECK(under_task(bulk->train, sum + ".head_input_gradient.products.2").starts_with("head_gradient.0.2 "));
+    CHECK(under_task(bulk->train(), sum + ".head_input_gradient.products.2").starts_with("head_gradient.0.2 "));
   }
 }
 
@@ -232,7 +232,7 @@ TEST_CASE(
     "[tensor]") {
   const auto job = make_job(
       with(layout_of(true), [](Layout& l) { l.tensor = 2, l.tensor_chunks = 4, l.sequence_parallel = true; }), 0);
-  const auto under = [&](const std::string& name) { return under_task(job->train, name); };
+  const auto under = [&](const std::string& name) { return under_task(job->train(), name); };
   CHECK(under("all_gather.mlp.norm.1.0") == "mlp.products.0.0 attention.out.3.0 mlp.norm.2.0 ");
   CHECK(under("all_gather.attention.norm.2.1") == "attention.qkv.1.1 attention.norm.3.1 ");
   CHECK(under("reduce_scatter.mlp.products.1.0") == "attention.norm.0.1 mlp.norm.3.0 mlp.products.2.0 ");
@@ -282,7 +282,7 @@ TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and
           for (Op op : {Op::send, Op::recv}) {
             const auto hops = [&](const Job& job) {
               int64_t bytes = 0;
-              for (const Task& task : job.train.tasks)
+              for (const Task& task : job.train().tasks)
                 if (task.op == op && job.channels[task.channel].role != Role::tied) bytes += 4 * task.elems;
               return bytes;
             };
@@ -303,7 +303,7 @@ TEST_CASE("bytes of sequence parallelism: those of sums, and each norm's output 
                                      }),
                                 0);
       int64_t bytes = 0;
-      for (const Task& task : job->train.tasks)
+      for (const Task& task : job->train().tasks)
         if (job->channels[task.channel].axis == Axis::tensor && task.dtype == DType::f32 &&
             task.elems > 64)  // not the gradients of norms
           bytes += comm::wire_bytes(task.op, task.algorithm, tensor, task.elems, task.dtype);
@@ -323,7 +323,7 @@ TEST_CASE("no rank has the logits of the whole vocabulary; padding has no weight
     const auto job = make_job(layout, rank);
     CHECK(job->buffers[job->model.logits].size_bytes == layout.micro_batch * layout.model.tokens * 64 * 4);
     CHECK(job->parameter_elems == make_job(layout_of(true), 0)->parameter_elems);
-    for (const Task& task : job->train.tasks)
+    for (const Task& task : job->train().tasks)
       if (task.name.find("head.products") != std::string::npos)
         CHECK(task.elems == layout.micro_batch * layout.model.tokens * 3);
   }

@@ -171,16 +171,13 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
     for (const auto& job : jobs) stages.push_back(job.get());
     add_keeping(stages, mesh.world() > 1 ? layout.to_holder : 0);
   }
-  std::vector<Plan Job::*> plans{&Job::prime, &Job::evaluate, &Job::train};
-  if (layout.keeps) plans.insert(plans.begin(), &Job::keep);
-  if (layout.save_interval > 0) plans.insert(plans.begin(), &Job::save);
-  for (Plan Job::*plan : plans) {
-    if (layout.as_reached && plan == &Job::train) {
-      for (const auto& job : jobs) order_as_reached(job->train);
-      break;
+  for (size_t row = 0; row < jobs[0]->plans.size(); ++row) {
+    if (layout.as_reached && jobs[0]->plans[row].kind == PlanKind::train) {
+      for (const auto& job : jobs) order_as_reached(job->train());
+      continue;
     }
     std::vector<comm::Stage> stages;
-    for (const auto& job : jobs) stages.push_back({&((*job).*plan), &job->buffers});
+    for (const auto& job : jobs) stages.push_back({&job->plans[row].plan, &job->buffers});
     const comm::Proof proof = comm::finish(stages, mesh, jobs[0]->channels, price);
     if (layout.proved) layout.proved(proof);
     if (!proof.holds())
@@ -361,7 +358,10 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
   if (layout.at_rest) layout.at_rest(rank, 0);
   for (int step = 1; step <= steps; ++step) {
     const bool saves = layout.save_interval > 0 && step % layout.save_interval == 0;
-    rank.issue(static_cast<uint32_t>(step), saves, layout.keeps ? kept_slot(rank.job().keeping, 1, step) : -1);
+    std::vector<runtime::Asked> asked;
+    if (saves) asked.push_back({PlanKind::save});
+    if (layout.keeps) asked.push_back({PlanKind::keep, kept_slot(rank.job().keeping, 1, step)});
+    rank.issue(static_cast<uint32_t>(step), asked);
     if (saves && layout.saved) {
       while (!rank.snapshot_done()) std::this_thread::yield();
       layout.saved(rank, step - 1);

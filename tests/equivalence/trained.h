@@ -63,7 +63,7 @@ struct Layout {
   bool reverse_ranks = false;  // the communicator adds ranks n-1, ..., 0
   bool evaluate_between = false;
   int save_interval = 0;  // in steps: those in which the state before the step is copied to the snapshot; 0: none
-  bool keeps = false;     // Job::keep copies the state before every step to the slots of Job::keeping
+  bool keeps = false;     // PlanKind::keep copies the state before every step to the slots of Job::keeping
   int to_holder = 1;      // with keeps and several ranks: Keeping::to_holder
   int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient; 0: the right one
   float learning_rate = 1e-2f;

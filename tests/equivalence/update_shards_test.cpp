@@ -182,12 +182,12 @@ TEST_CASE("parameter groups: an optimizer that does not need the clip factor doe
         {"vectors", &optimizers().front()}};
     const auto job = make_job(layout, 0);
     std::map<ItemId, size_t> position;
-    for (ItemId id : job->train.order) position.emplace(id, position.size());
+    for (ItemId id : job->train().order) position.emplace(id, position.size());
     ItemId clip = 0;
-    while (job->train[clip].op != Op::clip) ++clip;
+    while (job->train()[clip].op != Op::clip) ++clip;
     int seen[2] = {};
-    for (ItemId id = 0; id < job->train.size(); ++id) {
-      const Item& item = job->train[id];
+    for (ItemId id = 0; id < job->train().size(); ++id) {
+      const Item& item = job->train()[id];
       if (item.op != Op::update) continue;
       ++seen[item.group];
       CAPTURE(item.name, on_spine);

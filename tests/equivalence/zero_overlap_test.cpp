@@ -77,12 +77,12 @@ Seen rehearse(const Case& c) {
     const comm::Proof proof = comm::finish({&only, 1}, job.mesh, job.channels, price);
     REQUIRE(proof.holds());
   };
-  finish(job.train, spine_ns);
-  const std::vector<const Plan*> runs(4, &job.train);
+  finish(job.train(), spine_ns);
+  const std::vector<const Plan*> runs(4, &job.train());
   std::vector<int64_t> item_ns = spine_ns;
-  item_ns.resize(job.train.size(), -1);
+  item_ns.resize(job.train().size(), -1);
   comm::MeasuredPrice price(link);
-  price.set(job.train, item_ns);
+  price.set(job.train(), item_ns);
   const std::vector<comm::RankRuns> ranks{{.rank = 0, .runs = runs, .seams = comm::link_all(runs, job.channels)}};
   const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, ranks, price);
   REQUIRE(played.finished);
@@ -91,13 +91,13 @@ Seen rehearse(const Case& c) {
   Seen seen{.step_ms = static_cast<double>(played.ranks[0].step_period_ns(2)) / 1e6,
             .ideal_ms = static_cast<double>(ideal.bound_ns) / 1e6,
             .compute_ms = static_cast<double>(ideal.compute_ns) / 1e6};
-  for (const Task& task : job.train.tasks)
+  for (const Task& task : job.train().tasks)
     if (task.op == Op::all_gather)
       seen.gather_ms +=
           static_cast<double>(comm::wire_bytes(task.op, task.algorithm, 4, task.elems, task.dtype)) / bandwidth * 1e3;
   seen.exposed_ms = seen.step_ms - seen.compute_ms;
-  for (ItemId id : job.train.order)
-    if (job.train[id].op == Op::all_gather) seen.gathered.push_back(job.train[id].bucket);
+  for (ItemId id : job.train().order)
+    if (job.train()[id].op == Op::all_gather) seen.gathered.push_back(job.train()[id].bucket);
   return seen;
 }
 

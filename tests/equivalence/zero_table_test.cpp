@@ -72,9 +72,9 @@ TEST_CASE("the control: without the waits of slots for their last readers a gath
   Layout mutant = ZeroRow{Family::gpt2, 3, 2, 1, 1, 1, false}.layout();
   mutant.check_hazards = false;
   mutant.mutate = [](Job& job) {
-    for (ItemId i = 0; i < job.train.size(); ++i)
-      if (job.train[i].op == Op::all_gather)
-        std::erase_if(job.train[i].after, [&](const Point& p) { return job.train.is_spine(p.item); });
+    for (ItemId i = 0; i < job.train().size(); ++i)
+      if (job.train()[i].op == Op::all_gather)
+        std::erase_if(job.train()[i].after, [&](const Point& p) { return job.train().is_spine(p.item); });
   };
   for (uint64_t seed = 1; seed <= 8; ++seed) train(with(mutant, [&](Layout& l) { l.delay_seed = seed; }), kSteps);
 }

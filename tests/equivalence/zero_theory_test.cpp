@@ -47,7 +47,7 @@ Elems elems_of(const Job& job) {
 
 int64_t sent(const Job& job, Op op) {
   int64_t bytes = 0;
-  for (const Task& task : job.train.tasks)
+  for (const Task& task : job.train().tasks)
     if (task.op == op && task.bucket >= 0)
       bytes += comm::wire_bytes(op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis), task.elems,
                                 task.dtype);
@@ -130,7 +130,7 @@ TEST_CASE("hybrid sharding sends shards across, and gathers inside only", "[zero
   const Elems elems = elems_of(*job);
   // An all-reduce of half of everything between two ranks, once in a step.
   CHECK(sent(*job, Op::all_reduce) == 2 * 4 * (elems.layers + elems.ends + elems.whole) / 2 * (2 - 1) / 2);
-  for (const Task& task : job->train.tasks)
+  for (const Task& task : job->train().tasks)
     if (task.op == Op::all_gather) CHECK(job->mesh.group_size(job->channels[task.channel].axis) == 2);
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("a slot is released by its last reader only, and every lease is counte
       // Gathers in the order of first use; their waits for compute, or for an earlier gather on the same channel
       // (pruned then).
       std::vector<const Task*> gathers;
-      for (const Task& task : job->train.tasks)
+      for (const Task& task : job->train().tasks)
         if (task.op == Op::all_gather && task.before) gathers.push_back(&task);
       std::sort(gathers.begin(), gathers.end(),
                 [](const Task* a, const Task* b) { return a->before->item < b->before->item; });
@@ -157,16 +157,16 @@ TEST_CASE("a slot is released by its last reader only, and every lease is counte
       int released = 0;
       for (const Task* gather : gathers) {
         for (const Point& point : gather->after)
-          if (job->train.is_spine(point.item)) waited = std::max(waited.value_or(0), point.item);
+          if (job->train().is_spine(point.item)) waited = std::max(waited.value_or(0), point.item);
         std::optional<ItemId> last_reader;
         for (ItemId i = 0; i < gather->before->item; ++i)
-          if (touches(job->train.spine[i].reads, gather->writes[0])) last_reader = i;
+          if (touches(job->train().spine[i].reads, gather->writes[0])) last_reader = i;
         if (!last_reader) continue;
         ++released;
         REQUIRE(waited.has_value());
         CHECK(*waited >= *last_reader);
         // Not later than needed either: the awaited item reads some slot.
-        const std::vector<Slice>& read = job->train.spine[*waited].reads;
+        const std::vector<Slice>& read = job->train().spine[*waited].reads;
         CHECK((touches(read, job->buffers.whole(job->ids.value_slots)) ||
                touches(read, job->buffers.whole(job->ids.end_values))));
       }
@@ -196,11 +196,11 @@ TEST_CASE("a second buffer for whole gradients has no use: no backward item wait
         const auto job = make_job(
             with(wide(stage, 3, micro_batches), [&](Layout& l) { l.max_norm = max_norm, l.update_on_spine = false; }),
             1);
-        const std::vector<const Plan*> runs(3, &job->train);
+        const std::vector<const Plan*> runs(3, &job->train());
         int forward = 0, backward = 0;
         for (const SeamWait& wait : comm::link_all(runs, job->channels).back()) {
-          if (!job->train.is_spine(wait.to) || job->train[wait.to].op != Op::compute) continue;
-          const uint32_t piece = job->train.spine[wait.to].piece;
+          if (!job->train().is_spine(wait.to) || job->train()[wait.to].op != Op::compute) continue;
+          const uint32_t piece = job->train().spine[wait.to].piece;
           const bool is_backward =
               std::find(job->model.backward.begin(), job->model.backward.end(), piece) != job->model.backward.end() &&
               job->model.pieces[piece].name != "head";
@@ -215,15 +215,15 @@ TEST_CASE("a second copy of the weights has no use in stage 3: no update waits f
   // What updates write are shards; layers read slots, and the last gather of a shard comes before the layer's gradient.
   const auto job = make_job(with(wide(3, 3, 2), [](Layout& l) { l.max_norm = 0, l.update_on_spine = false; }), 1);
   int updates = 0;
-  for (const Task& task : job->train.tasks) {
+  for (const Task& task : job->train().tasks) {
     if (task.op != Op::update) continue;
     ++updates;
     INFO(task.name);
     CHECK(!task.after.empty());
     for (const Point& point : task.after) {
-      INFO(job->train[point.item].name);
-      CHECK(!job->train.is_spine(point.item));
-      CHECK(job->train[point.item].op != Op::all_gather);
+      INFO(job->train()[point.item].name);
+      CHECK(!job->train().is_spine(point.item));
+      CHECK(job->train()[point.item].op != Op::all_gather);
     }
   }
   CHECK(updates == static_cast<int>(job->layout.buckets.size()));

@@ -35,7 +35,7 @@ constexpr Family kFamilies[] = {Family::gpt2, Family::llama};
 int64_t sent(const Layout& layout, Role role) {
   const auto job = make_job(layout, 0);
   int64_t bytes = 0;
-  for (const Task& task : job->train.tasks)
+  for (const Task& task : job->train().tasks)
     if (is_communication(task.op) && task.bucket >= 0 && job->channels[task.channel].role == role)
       bytes += comm::wire_bytes(task.op, task.algorithm, job->mesh.group_size(job->channels[task.channel].axis),
                                 task.elems, task.dtype);
@@ -103,10 +103,10 @@ TEST_CASE(
           CHECK(train(exchange, kSteps).hash == train(collective, kSteps).hash);
           // No collective remains that could round in transit.
           const auto job = make_job(exchange, 0);
-          for (const Task& task : job->train.tasks) CHECK((task.op != Op::all_reduce || task.dtype != DType::bf16));
+          for (const Task& task : job->train().tasks) CHECK((task.op != Op::all_reduce || task.dtype != DType::bf16));
           if (stage == 0 || group > 0) {
             const auto other = make_job(collective, 0);
-            CHECK(std::any_of(other->train.tasks.begin(), other->train.tasks.end(),
+            CHECK(std::any_of(other->train().tasks.begin(), other->train().tasks.end(),
                               [](const Task& t) { return t.op == Op::all_reduce && t.dtype == DType::bf16; }));
           }
         }

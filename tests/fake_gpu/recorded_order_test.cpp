@@ -64,7 +64,7 @@ class Recorder {
     for (const auto& communicator : communicators) verbs.push_back(communicator.get());
     const auto r = static_cast<size_t>(job.options.rank);
     const Coordinates at = job.mesh.coordinates(job.options.rank);
-    works_ = runtime::bind_works(job, job.train, equivalence::detail::rank_options(layout, r).update, verbs,
+    works_ = runtime::bind_works(job, job.train(), equivalence::detail::rank_options(layout, r).update, verbs,
                                  equivalence::detail::loader(layout, at.data, staged_, at.context), reports_->data());
     for (Work& work : works_) name_commands_of(work);
     for (Piece& piece : job.model.pieces)
@@ -262,8 +262,8 @@ void for_recorded(const Layout& layout, bool all_steps, const Check& check) {
   for (int rank = 0; rank < layout.world(); ++rank) {
     INFO(layout.name << ", rank " << rank);
     Job& job = *jobs[static_cast<size_t>(rank)];
-    std::vector<const Plan*> plans = {&job.train};
-    if (layout.double_buffer) plans.push_back(&job.train_swapped);
+    std::vector<const Plan*> plans = {&job.train()};
+    if (layout.double_buffer) plans.push_back(&job.plan(PlanKind::train, 1));
     const auto recorded = Recorder(layout, job, communicators[static_cast<size_t>(rank)])
                               .record(plans, all_steps ? kStepPeriod : static_cast<uint32_t>(plans.size()));
     for (size_t i = 0; i < recorded.size(); ++i) check(*plans[i % plans.size()], recorded[i]);

@@ -98,7 +98,7 @@ std::unique_ptr<Job> job_of(const Golden& g) {
   auto job = std::make_unique<Job>(
       build_job(std::move(model), std::move(buffers), {.bucket_bytes = 4096, .first_bucket_bytes = 1024}));
   const comm::RooflinePrice price(comm::Rates{}, comm::Link{});
-  for (Plan* plan : {&job->prime, &job->evaluate, &job->train}) {
+  for (Plan* plan : {&job->plan(PlanKind::prime), &job->plan(PlanKind::evaluate), &job->train()}) {
     const comm::Stage stage{plan, &job->buffers};
     REQUIRE(comm::finish({&stage, 1}, job->mesh, job->channels, price).holds());
   }

@@ -60,19 +60,19 @@ double step_ms(const FinishedJob& finished, double slowdown) {
   const comm::RooflinePrice machine_price = price_of(config, machine(), first.mesh);
   std::vector<std::vector<int64_t>> alone_ns, item_ns;
   for (const auto& job : finished.stages) {
-    alone_ns.emplace_back(job->train.size(), -1);
-    for (ItemId i = 0; i < job->train.spine.size(); ++i) alone_ns.back()[i] = machine_price.local_ns(job->train, i);
+    alone_ns.emplace_back(job->train().size(), -1);
+    for (ItemId i = 0; i < job->train().spine.size(); ++i) alone_ns.back()[i] = machine_price.local_ns(job->train(), i);
   }
   item_ns = alone_ns;
   double step = 0;
   for (int turn = 0; turn < (slowdown > 1 ? 8 : 1); ++turn) {
     comm::MeasuredPrice price(machine_price);
-    for (size_t s = 0; s < finished.stages.size(); ++s) price.set(finished.stages[s]->train, item_ns[s]);
+    for (size_t s = 0; s < finished.stages.size(); ++s) price.set(finished.stages[s]->train(), item_ns[s]);
     const comm::Rehearsal played = comm::rehearse(first.mesh, first.channels, runs_of(finished.stages, 3), price);
     REQUIRE(played.finished);
     step = static_cast<double>(played.ranks[0].step_period_ns(1)) / 1e6;
     for (size_t s = 0; s < finished.stages.size(); ++s) {
-      const Plan& plan = finished.stages[s]->train;
+      const Plan& plan = finished.stages[s]->train();
       for (ItemId i = 0; i < plan.spine.size(); ++i) {
         const comm::Span item = played.ranks[s].runs[1][i];
         int64_t shared_ns = 0;
@@ -90,7 +90,7 @@ double step_ms(const FinishedJob& finished, double slowdown) {
 }
 
 int64_t reductions(const Job& job) {
-  return std::count_if(job.train.tasks.begin(), job.train.tasks.end(), [](const Task& t) {
+  return std::count_if(job.train().tasks.begin(), job.train().tasks.end(), [](const Task& t) {
     return t.bucket >= 0 && (t.op == Op::all_reduce || t.op == Op::reduce_scatter);
   });
 }
@@ -119,12 +119,12 @@ TEST_CASE("gradients are bucketed on the critical path and reduced at once elsew
                        price_of(default_run_config({"train.dtype=bfloat16"}), machine(), first.mesh));
     REQUIRE(played.finished);
     int64_t backward_ns = 0;
-    for (ItemId i = 0; i < first.train.spine.size(); ++i)
-      if (first.train.spine[i].op == Op::compute) backward_ns = played.ranks[0].runs[1][i].end_ns;
+    for (ItemId i = 0; i < first.train().spine.size(); ++i)
+      if (first.train().spine[i].op == Op::compute) backward_ns = played.ranks[0].runs[1][i].end_ns;
     for (size_t s = 1; s < finished.stages.size(); ++s)
-      for (ItemId t = static_cast<ItemId>(finished.stages[s]->train.spine.size()); t < finished.stages[s]->train.size();
-           ++t)
-        if (finished.stages[s]->train[t].op == Op::all_reduce && finished.stages[s]->train[t].bucket >= 0)
+      for (ItemId t = static_cast<ItemId>(finished.stages[s]->train().spine.size());
+           t < finished.stages[s]->train().size(); ++t)
+        if (finished.stages[s]->train()[t].op == Op::all_reduce && finished.stages[s]->train()[t].bucket >= 0)
           CHECK(played.ranks[s].runs[1][t].end_ns < backward_ns);
   }
 }

@@ -102,7 +102,7 @@ TEST_CASE("without a snapshot a checkpoint costs bytes on disk only", "[checkpoi
   CHECK(costs.rank_bytes == 0);
   CHECK(costs.host_bytes == 0);
   CHECK(!costs.added_ns);
-  CHECK(finished.job->save.size() == 0);
+  CHECK(!finished.job->has(PlanKind::save));
   const FinishedJob saving = build_finished_job(request(2, {}));
   CHECK(saving.job->buffers.total_bytes() ==
         finished.job->buffers.total_bytes() + saving.job->buffers.bytes(Owner::snapshot));
@@ -168,7 +168,7 @@ TEST_CASE("the rehearsal charges a snapshot for what the step does not hide", "[
     double most_bytes = 0;  // moved by the copies of a stage
     for (const auto& stage : finished.stages) {
       double bytes = 0;
-      for (const Task& task : stage->save.tasks) bytes += static_cast<double>(task.cost.bytes);
+      for (const Task& task : stage->plan(PlanKind::save).tasks) bytes += static_cast<double>(task.cost.bytes);
       most_bytes = std::max(most_bytes, bytes);
     }
     // Copies of a thousandth of the step are hidden, and of copies of three steps at least one is not.
@@ -267,18 +267,19 @@ TEST_CASE("snapshots of GPUs are in host memory and travel between hosts", "[kee
       const bool crosses = c.world > ranks_per_node;
       const double sent = crosses ? static_cast<double>(asked.machine.inter_bytes_per_second) : 5e9;
       int64_t exchanged = 0;
-      for (ItemId i = 0; i < job.keep.size(); ++i) {
-        const Task& task = job.keep.task(i);
+      const Plan& keep = job.plan(PlanKind::keep);
+      for (ItemId i = 0; i < keep.size(); ++i) {
+        const Task& task = keep.task(i);
         const auto ns_at = [&](int64_t bytes, double rate) {
           return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * 1e9 / rate));
         };
         if (task.op == Op::snapshot)
-          CHECK(price.local_ns(job.keep, i) == asked.machine.launch_ns + ns_at(task.cost.bytes / 2, 20e9));
+          CHECK(price.local_ns(keep, i) == asked.machine.launch_ns + ns_at(task.cost.bytes / 2, 20e9));
         if (task.op == Op::seal)
-          CHECK(price.local_ns(job.keep, i) == asked.machine.launch_ns + ns_at(job.keeping.arrays_bytes, 10e9));
+          CHECK(price.local_ns(keep, i) == asked.machine.launch_ns + ns_at(job.keeping.arrays_bytes, 10e9));
         if (task.op != Op::exchange) continue;
         exchanged += 4 * task.elems;
-        CHECK(price.wire(job.keep, i, job.channels[task.channel].axis, c.world).wire_ns == ns_at(4 * task.elems, sent));
+        CHECK(price.wire(keep, i, job.channels[task.channel].axis, c.world).wire_ns == ns_at(4 * task.elems, sent));
       }
       CHECK(exchanged == costs.sent_bytes);
     }

@@ -70,8 +70,8 @@ TEST_CASE("the planner charges the costs that the kernels declare", "[plan]") {
   for (const auto& [world, sets] : jobs) {
     const FinishedJob finished = planned(world, sets);
     for (const auto& job : finished.stages)
-      for (ItemId i = 0; i < job->train.size(); ++i) {
-        const Item& item = job->train[i];
+      for (ItemId i = 0; i < job->train().size(); ++i) {
+        const Item& item = job->train()[i];
         const std::optional<Cost> card = of_card(*job, item);
         if (!card) continue;
         INFO(item.name << " with " << (sets.empty() ? "defaults" : sets[0]));

@@ -189,7 +189,7 @@ TEST_CASE("engines: transfers by blocks make a step slower, the more blocks the 
       CAPTURE(blocks, last_ns, priced_ns);
       CHECK(priced_ns > last_ns);
       for (size_t s = 0; s < slowed.stages.size(); ++s)
-        CHECK(slowed.stages[s]->train.order == unslowed.stages[s]->train.order);
+        CHECK(slowed.stages[s]->train().order == unslowed.stages[s]->train().order);
       last_ns = priced_ns;
     }
     // The whole card cannot be slower by more than the share that 48 blocks take.
@@ -221,18 +221,18 @@ TEST_CASE("engines: products beside transfers are planned for the other multipro
   const FinishedJob finished = build_finished_job(asked);
   const Job& job = *finished.job;
   int64_t planned = 0, forward = 0;
-  for (const SpineItem& item : job.train.spine) {
+  for (const SpineItem& item : job.train().spine) {
     CHECK((item.multiprocessors == 0 || item.multiprocessors == 132 - 16));
     planned += item.multiprocessors > 0;
   }
   // Nothing travels under the first micro-batch's forward pass but the end of the step before.
-  for (const SpineItem& item : job.evaluate.spine) forward += item.multiprocessors;
+  for (const SpineItem& item : job.plan(PlanKind::evaluate).spine) forward += item.multiprocessors;
   CHECK(forward == 0);
   CHECK(planned > 0);
-  CHECK(planned < std::ssize(job.train.spine));
+  CHECK(planned < std::ssize(job.train().spine));
   CHECK(finished.engines.products_planned == planned);
   CHECK(finished.engines.products == 116);
-  for (size_t i = 0; i < job.train_swapped.spine.size(); ++i)
-    CHECK(job.train_swapped.spine[i].multiprocessors == job.train.spine[i].multiprocessors);
+  for (size_t i = 0; i < job.plan(PlanKind::train, 1).spine.size(); ++i)
+    CHECK(job.plan(PlanKind::train, 1).spine[i].multiprocessors == job.train().spine[i].multiprocessors);
   CHECK(build_finished_job(request({}, 1)).engines.products == 0);
 }

@@ -54,7 +54,7 @@ FinishedJob job_of(const Row& row) {
 /// By position and owner. Every byte has a state: will its next access read it? Two rounds from the end of the step to
 /// its start, because the next access may be in the next step.
 std::vector<std::array<int64_t, kOwners>> scanned(const Job& job) {
-  const Plan& plan = job.train;
+  const Plan& plan = job.train();
   std::vector<std::vector<char>> needed(job.buffers.size()), touched(job.buffers.size());
   for (BufferId b = 0; b < job.buffers.size(); ++b)
     if (!job.buffers[b].is_view) {
@@ -114,12 +114,12 @@ TEST_CASE("plan.json: has every item of every stage once, and its step is the re
     for (size_t s = 0; s < stages.size(); ++s) {
       const Job& job = *finished.stages[s];
       const Json::Array& items = stages[s].at("items").as_array();
-      REQUIRE(items.size() == job.train.size());
+      REQUIRE(items.size() == job.train().size());
       int64_t sent = 0, listed = 0, compute_ns = 0;
-      for (ItemId i = 0; i < job.train.size(); ++i) {
+      for (ItemId i = 0; i < job.train().size(); ++i) {
         const Json::Array& item = items[i].as_array();
-        CHECK(item[0].as_string() == job.train[i].name);
-        if (job.train[i].op != Op::recv) sent += item[6].as_int();
+        CHECK(item[0].as_string() == job.train()[i].name);
+        if (job.train()[i].op != Op::recv) sent += item[6].as_int();
         if (item[1].as_int() == 0) compute_ns += item[5].as_int();
       }
       for (const Json& channel : stages[s].at("channels").as_array()) listed += channel.at("sent_bytes").as_int();

@@ -59,11 +59,11 @@ std::string refusal(const JobRequest& asked) {
 
 TEST_CASE("a training or evaluation plan that fails its proof is not run", "[proof]") {
   CHECK(build_finished_job(request()).proof.holds());
-  for (Plan Job::*plan : {&Job::train, &Job::evaluate}) {
+  for (PlanKind kind : {PlanKind::train, PlanKind::evaluate}) {
     // Compute no longer waits for the layer that it reads.
-    const JobRequest broken = request([plan](Job& job) { first_gather(job.*plan).before.reset(); });
+    const JobRequest broken = request([kind](Job& job) { first_gather(job.plan(kind)).before.reset(); });
     const FinishedJob found = build_proved_job(broken);
-    INFO((plan == &Job::train ? "train" : "evaluate"));
+    INFO(name_of(kind));
     CHECK(!found.proof.holds());
     const std::string sentence = refusal(broken);
     INFO(sentence);
@@ -77,24 +77,24 @@ TEST_CASE("a training or evaluation plan that fails its proof is not run", "[pro
 
 TEST_CASE("an implicit order is found in the plans of evaluation and saving, and with two copies of the weights",
           "[proof]") {
-  const auto implicit_order = [](Plan Job::*plan, const std::vector<std::string>& more) {
+  const auto implicit_order = [](PlanKind kind, const std::vector<std::string>& more) {
     return build_proved_job(request(
-                                [plan](Job& job) {
+                                [kind](Job& job) {
                                   // Two tasks of one channel write the same bytes: only their channel orders them,
                                   // without a wait.
-                                  Task task = (job.*plan).tasks.front();
-                                  task.name = "again";
-                                  task.before.reset();
-                                  task.after.clear();
-                                  (job.*plan).tasks.push_back(task);
+                                  std::vector<Task>& tasks = job.plan(kind).tasks;
+                                  tasks.push_back(tasks.front());
+                                  tasks.back().name = "again";
+                                  tasks.back().before.reset();
+                                  tasks.back().after.clear();
                                 },
                                 more))
         .proof;
   };
-  for (const auto& [plan, more] : {std::pair<Plan Job::*, std::vector<std::string>>{&Job::evaluate, {}},
-                                   {&Job::train, {"zero.stage=1", "optimizer.double_buffer=true"}},
-                                   {&Job::save, kSaving}}) {
-    const comm::Proof proof = implicit_order(plan, more);
+  for (const auto& [kind, more] : {std::pair<PlanKind, std::vector<std::string>>{PlanKind::evaluate, {}},
+                                   {PlanKind::train, {"zero.stage=1", "optimizer.double_buffer=true"}},
+                                   {PlanKind::save, kSaving}}) {
+    const comm::Proof proof = implicit_order(kind, more);
     CHECK(!proof.holds());
     REQUIRE(!proof.hazards.empty());
     INFO(proof.hazards[0].sentence());
@@ -106,10 +106,9 @@ TEST_CASE("the hash that ranks compare before step 0 changes with every plan", "
   const uint64_t plain = build_finished_job(request({}, kSaving)).proof.order_hash;
   CHECK(build_finished_job(request({}, kSaving)).proof.order_hash == plain);
   CHECK(build_finished_job(request()).proof.order_hash != plain);
-  for (Plan Job::*plan : {&Job::train, &Job::evaluate, &Job::prime, &Job::save})
-    CHECK(
-        build_finished_job(request([plan](Job& job) { (job.*plan).tasks[0].name += "'"; }, kSaving)).proof.order_hash !=
-        plain);
+  for (PlanKind kind : {PlanKind::train, PlanKind::evaluate, PlanKind::prime, PlanKind::save})
+    CHECK(build_finished_job(request([kind](Job& job) { job.plan(kind).tasks[0].name += "'"; }, kSaving))
+              .proof.order_hash != plain);
 }
 
 namespace {
@@ -134,26 +133,36 @@ class CountingPrice : public comm::Price {
 
 }  // namespace
 
-TEST_CASE("the proof plays a step, three evaluations and three steps in a row under the strictest gate", "[proof]") {
+TEST_CASE("the proof plays three steps and two evaluations in a row under the strictest gate", "[proof]") {
   constexpr int64_t kOrderings = 2;  // rehearsals that give a plan its order
   for (const bool twice : {false, true}) {
     CAPTURE(twice);
-    const FinishedJob made = build_finished_job(
-        request({}, {"zero.stage=1", std::string("optimizer.double_buffer=") + (twice ? "true" : "false")}));
-    const auto job = std::make_shared<Job>(*made.job);
-    // A finished plan may be finished again. Plans that are only compared have an order for steps alone.
+    const JobRequest asked =
+        request({}, {"zero.stage=1", std::string("optimizer.double_buffer=") + (twice ? "true" : "false")});
     const comm::RooflinePrice roofline({.flops_per_second = 1e9, .bytes_per_second = 0, .launch_ns = 0}, {1e9, 100});
-    const CountingPrice ordering(roofline), proving(roofline);
-    finish_plans({job}, ordering, false);
-    finish_plans({job}, proving, true);
-    const auto runs = [&](const Plan& plan) { return proving.counts[&plan] - ordering.counts[&plan]; };
-    CHECK(runs(job->train) + runs(job->train_swapped) == 4);
-    CHECK(runs(job->evaluate) + runs(job->evaluate_swapped) == 3 + kOrderings);
-    CHECK(runs(job->prime) == 1 + kOrderings);
-    if (!twice) continue;
-    // Every other step finds the copies of the weights exchanged.
-    CHECK(runs(job->train_swapped) == 2);
-    CHECK(runs(job->evaluate) == kOrderings);
+    const CountingPrice price(roofline);
+    const auto job = std::make_shared<Job>(*build_drafted_job(asked).job);
+    finish_plans({job}, price, true);
+    const auto runs = [&](PlanKind kind, int64_t steps) {
+      return price.counts[&job->plan(kind, steps)] - (steps == 0 ? kOrderings : 0);
+    };
+    CHECK(runs(PlanKind::prime, 0) == 1);
+    if (!twice) {  // the last step follows an evaluation
+      CHECK(runs(PlanKind::train, 0) == 4);
+      CHECK(runs(PlanKind::evaluate, 0) == 2);
+      continue;
+    }
+    // Every other step and evaluation finds the copies of the weights exchanged.
+    for (int64_t steps : {0, 1}) {
+      CHECK(runs(PlanKind::train, steps) == 3);
+      CHECK(runs(PlanKind::evaluate, steps) == 2);
+    }
+    // Plans that are only compared have an order for their steps alone.
+    const CountingPrice ordering(roofline);
+    const auto compared = std::make_shared<Job>(*build_drafted_job(asked).job);
+    finish_plans({compared}, ordering, false);
+    CHECK(ordering.counts.size() == 1);
+    CHECK(ordering.counts[&compared->train()] == kOrderings);
   }
 }
 
@@ -161,6 +170,7 @@ TEST_CASE("the proof counts the items of every plan of every stage once", "[proo
   const FinishedJob finished = build_finished_job(request({}, {"parallel.pipeline=2", "zero.stage=0"}));
   int64_t items = 0;
   for (const auto& job : finished.stages)
-    items += static_cast<int64_t>(job->train.size() + job->evaluate.size() + job->prime.size());
+    items += static_cast<int64_t>(job->train().size() + job->plan(PlanKind::evaluate).size() +
+                                  job->plan(PlanKind::prime).size());
   CHECK(finished.proof.items == items);
 }

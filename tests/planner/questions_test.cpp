@@ -135,7 +135,7 @@ TEST_CASE("questions: an item waits for another exactly if slowing the other del
 TEST_CASE("questions: an item without time never makes the rehearsed step longer, and what waits for it gains",
           "[planner]") {
   const Planned planned = plan_of(2, {"zero.stage=3", "train.global_batch_size=4"});
-  const Plan& plan = planned.finished.job->train;
+  const Plan& plan = planned.finished.job->train();
   size_t gains = 0;
   for (ItemId item = 0; item < plan.size(); item += 5) {
     const FreedAnswer answer = ask_freed(planned, find_item(planned, plan[item].name));
@@ -158,14 +158,14 @@ TEST_CASE("questions: names are found, and unknown and ambiguous ones are refuse
     return "";
   };
   std::string shared;
-  for (const Task& task : planned.finished.stages[0]->train.tasks)
-    for (const Task& other : planned.finished.stages[1]->train.tasks)
+  for (const Task& task : planned.finished.stages[0]->train().tasks)
+    for (const Task& other : planned.finished.stages[1]->train().tasks)
       if (task.name == other.name) shared = task.name;
   REQUIRE(!shared.empty());
   CHECK(refusal(shared).find("2 stages have an item '" + shared + "'") != std::string::npos);
   CHECK(find_item(planned, shared + "@1").stage == 1);
   CHECK(refusal(shared + "@2").find("names no stage") != std::string::npos);
   CHECK(refusal(shared + "x").find("did you mean '" + shared + "'") != std::string::npos);
-  const std::string only = planned.finished.stages[1]->train.spine[1].name;
+  const std::string only = planned.finished.stages[1]->train().spine[1].name;
   CHECK(find_item(planned, only).stage == 1);
 }

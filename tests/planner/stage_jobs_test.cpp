@@ -21,8 +21,9 @@ void check_same(const Job& made, const Job& expected) {
   CHECK(made.buffers.total_bytes() == expected.buffers.total_bytes());
   CHECK(made.parameter_elems == expected.parameter_elems);
   REQUIRE(made.channels.size() == expected.channels.size());
-  for (Plan Job::*which : {&Job::train, &Job::evaluate, &Job::prime}) {
-    const Plan &plan = made.*which, &wanted = expected.*which;
+  REQUIRE(made.plans.size() == expected.plans.size());
+  for (size_t row = 0; row < made.plans.size(); ++row) {
+    const Plan &plan = made.plans[row].plan, &wanted = expected.plans[row].plan;
     REQUIRE(plan.size() == wanted.size());
     size_t same = 0;
     for (ItemId i = 0; i < plan.size(); ++i) {

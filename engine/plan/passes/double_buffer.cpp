@@ -50,10 +50,13 @@ void exchange_weights(const Job& job, Item& item) {
 
 void swap_buffers(Job& job) {
   SLIP_ASSERT(job.options.double_buffer);
-  job.train_swapped = swapped(job, job.train);
-  job.evaluate_swapped = swapped(job, job.evaluate);
-  job.save_swapped = swapped(job, job.save);
-  job.keep_swapped = swapped(job, job.keep);
+  std::erase_if(job.plans, [](const PlanRow& row) { return row.cadence.at == 1; });
+  for (size_t r = 0, rows = job.plans.size(); r < rows; ++r) {
+    PlanRow& row = job.plans[r];
+    if (row.cadence.when == When::start) continue;
+    row.cadence.every = 2;
+    job.plans.push_back({row.kind, {row.cadence.when, 2, 1}, swapped(job, row.plan)});
+  }
 }
 
 }  // namespace slipstream

@@ -17,7 +17,7 @@ constexpr ItemId kTaskBit = ItemId{1} << 31;
 /// Appends a task and returns its point.
 Point append_task(Plan& plan, Task task);
 
-/// Turns the points of passes into item ids. Call once, after the last pass.
+/// Turns the points of passes into item ids. Call after the last pass; a second call changes nothing.
 void seal(Plan& plan);
 /// Pure. The same for points that a pass has returned; the spine must be complete.
 std::vector<Point> sealed(const Plan& plan, std::vector<Point> points);

@@ -12,7 +12,7 @@ namespace slipstream {
 void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) {
   std::map<ItemId, ItemId> copies;  // of tasks of the training plan
   const auto copy = [&](ItemId id) {
-    Task task = job.train.task(id);
+    Task task = job.train().task(id);
     std::vector<Point> after;
     for (const Point& point : task.after)
       if (const auto found = copies.find(point.item); found != copies.end()) after.push_back({found->second});
@@ -22,10 +22,10 @@ void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) 
     copies[id] = static_cast<ItemId>(plan.tasks.size());
     plan.tasks.push_back(std::move(task));
   };
-  for (ItemId id = static_cast<ItemId>(job.train.spine.size()); id < job.train.size(); ++id) {
+  for (ItemId id = static_cast<ItemId>(job.train().spine.size()); id < job.train().size(); ++id) {
     const bool gathers = std::find(gathered.begin(), gathered.end(), Point{id}) != gathered.end();
-    const auto encodes = [&] { return job.placement_of(static_cast<size_t>(job.train[id].bucket)).gathers_encoded(); };
-    if (job.train[id].op == Op::load || (gathers && encodes())) copy(id);
+    const auto encodes = [&] { return job.placement_of(static_cast<size_t>(job.train()[id].bucket)).gathers_encoded(); };
+    if (job.train()[id].op == Op::load || (gathers && encodes())) copy(id);
   }
 }
 

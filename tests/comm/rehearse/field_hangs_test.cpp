@@ -83,7 +83,7 @@ std::string deadlock_of_order(const std::vector<Program>& programs) {
   std::vector<StageRuns> rows;
   for (Plan* plan : plans_of(job, programs)) {
     order_as_written(*plan);
-    rows.push_back({{plan}, &job.buffers});
+    rows.push_back({{{plan}}, &job.buffers});
   }
   return prove(rows, mesh_of(programs), job.channels, job.price).deadlock;
 }
@@ -158,10 +158,10 @@ class Ranks {
       rank.job.mesh = mesh_of(programs);
       rank.job.options.rank = static_cast<int>(r);
       rank.job.channels = toy.channels;
-      rank.job.train = *plans[r];
-      order_as_written(rank.job.train);
-      rank.works.resize(rank.job.train.size());
-      for (ItemId id : {0u, 1u}) rank.works[id] = {rank.job.train[id].name, {}, {}, {}, [](LaunchContext&) {}};
+      rank.job.train() = *plans[r];
+      order_as_written(rank.job.train());
+      rank.works.resize(rank.job.train().size());
+      for (ItemId id : {0u, 1u}) rank.works[id] = {rank.job.train()[id].name, {}, {}, {}, [](LaunchContext&) {}};
       for (size_t i = 0; i < programs[r].size(); ++i)
         rank.works[2 + i] = {programs[r][i].name,
                              {},
@@ -174,7 +174,7 @@ class Ranks {
       for (const Channel& channel : rank.job.channels)
         streams.push_back(rank.streams.emplace_back(rank.device->make_stream({.name = channel.name})).get());
       rank.scheduler = std::make_unique<Scheduler>(rank.job, *rank.device, streams);
-      rank.scheduler->bind(rank.job.train, rank.works);
+      rank.scheduler->bind(rank.job.train(), rank.works);
     }
   }
   ~Ranks() {
@@ -187,7 +187,7 @@ class Ranks {
     for (const auto& each : ranks_) {
       Rank& rank = *each;
       const Frame frame{.memory = &rank.memory, .step = 7};
-      rank.scheduler->begin(rank.job.train, frame);
+      rank.scheduler->begin(rank.job.train(), frame);
       for (const ItemId item : {0u, 1u}) {
         rank.scheduler->before(item, *rank.streams[0], frame);
         rank.streams[0]->launch(rank.works[item], frame);

@@ -238,7 +238,7 @@ TEST_CASE("two ranks that break ties differently have different hashes, and seri
   std::swap(*std::find(order.begin(), order.end(), item_named(*plans[1], "a")),
             *std::find(order.begin(), order.end(), item_named(*plans[1], "b")));
   std::vector<StageRuns> rows;
-  for (const Plan* plan : plans) rows.push_back({{plan, plan, plan}, &job.buffers});
+  for (const Plan* plan : plans) rows.push_back({{{plan, plan, plan}}, &job.buffers});
   const Proof mutant = prove(rows, mesh, job.channels, job.price);
   CHECK(mutant.order_hash != proof.order_hash);
   CHECK(mutant.deadlock.find("serial") != std::string::npos);

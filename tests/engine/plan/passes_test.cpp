@@ -39,7 +39,7 @@ std::vector<int> touches(const Job& job, const std::string& name, std::vector<Sl
   while (id < job.buffers.size() && job.buffers[id].name != name) ++id;
   if (id == job.buffers.size()) return {};
   std::vector<int> counts(static_cast<size_t>(job.buffers[id].size_bytes), 0);
-  for (const Task& task : job.train.tasks)
+  for (const Task& task : job.train().tasks)
     for (const Slice& slice : task.*accesses)
       if (slice.buffer == id)
         for (int64_t byte = slice.begin_bytes; byte < slice.end_bytes(); ++byte) ++counts[static_cast<size_t>(byte)];
@@ -72,7 +72,7 @@ TEST_CASE("gradients travel on channel reduce, sums of a few numbers on channel 
     REQUIRE(job.model.tied.split);
     CHECK(job.model.tied.as_rows == (vocab == 4000));
     std::map<std::string, int64_t> bytes;  // that a rank contributes, by channel
-    for (const Task& task : job.train.tasks)
+    for (const Task& task : job.train().tasks)
       if (is_communication(task.op)) bytes[job.channels[task.channel].name] += task.elems * size_of(task.dtype);
     int64_t gradients = 0;
     for (const Bucket& bucket : job.layout.buckets) gradients += 4 * bucket.elems;

@@ -41,7 +41,7 @@ struct Example {
       item.op = op;
       item.piece = piece;
       item.micro_batch = micro_batch;
-      job.train.spine.push_back(item);
+      job.train().spine.push_back(item);
       spine_ns.push_back(ns);
     };
     for (int m = 0; m < micro_batches; ++m) {

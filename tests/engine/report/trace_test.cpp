@@ -27,14 +27,14 @@ Job tiny_job() {
   backward.name = "mlp_out_gradient.3";
   update.name = "adamw.bucket0";
   update.op = Op::update;
-  job.train.spine = {backward, update};
+  job.train().spine = {backward, update};
   Task reduce;
   reduce.name = "all_reduce.bucket0";
   reduce.op = Op::all_reduce;
   reduce.channel = 2;
   reduce.elems = 256;
   reduce.dtype = DType::f32;
-  job.train.tasks = {reduce};
+  job.train().tasks = {reduce};
   return job;
 }
 

@@ -54,8 +54,9 @@ std::string rehearsed(const Layout& layout, comm::Gate gate) {
   const auto jobs = make_jobs(layout, 0);
   std::vector<comm::RankRuns> runs;
   for (const auto& job : jobs)
-    runs.push_back(
-        {.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(runs.size())}), .runs = {&job->train}, .seams = {}});
+    runs.push_back({.rank = jobs[0]->mesh.rank({.pipeline = static_cast<int>(runs.size())}),
+                    .runs = {&job->train()},
+                    .seams = {}});
   const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10, .launch_ns = 1000}, {1e9, 20000});
   const comm::Rehearsal rehearsal = comm::rehearse(jobs[0]->mesh, jobs[0]->channels, runs, price, {.gate = gate});
   return rehearsal.finished ? "ends" : "deadlock: " + rehearsal.deadlock;
