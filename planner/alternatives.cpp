@@ -23,7 +23,7 @@ std::vector<Sets> changes(const Planned& planned) {
   std::vector<Sets> found;
   const auto add = [&](const char* key, const auto& value) { found.push_back({fmt::format("{}={}", key, value)}); };
   if (job.reduces()) {
-    if (config.train.dtype == DType::bf16 && job.options.wire_dtype == DType::f32) add("comm.grad_dtype", "bfloat16");
+    if (config.train.dtype == DType::bf16 && job.options.reduce_wire == DType::f32) add("comm.grad_dtype", "bfloat16");
     if (config.overlap.grad_reduce != ReduceMode::bucketed) add("overlap.grad_reduce", "bucketed");
     for (const int64_t size_bytes : {config.overlap.bucket_size_bytes / 4, config.overlap.bucket_size_bytes * 4})
       add("overlap.bucket_size", fmt::format("{}B", size_bytes));

@@ -79,7 +79,7 @@ Job few_layers(const JobRequest& request, int layers, bool splits) {
       .data = 1, .context = request.config.layout().context, .pipeline = 1, .tensor = request.config.layout().tensor};
   options.sharding = {};
   options.snapshots = false;
-  options.wire_dtype = DType::f32;
+  options.reduce_wire = DType::f32;
   options.error_feedback = options.sums_by_exchange = false;
   options.layers = {layers};
   options.schedule = make_schedule(splits ? ScheduleKind::zb_h1 : ScheduleKind::one_f_one_b, {});
@@ -264,7 +264,7 @@ PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& pla
     }
     const double part = transfer.op == Op::all_reduce ? elems : elems / ranks;  // of a rank
     sent[price.port(transfer.axis) % sent.size()] +=
-        times * part * ns_per_elem(price, transfer.op, transfer.axis, ranks, transfer.wire);
+        times * part * ns_per_elem(price, transfer.op, transfer.axis, ranks, transfer.wire.element);
   }
   return sent;
 }

@@ -32,7 +32,7 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
 /// Bytes on the mean pipeline stage, at most those of the largest stage.
 int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
   const Mesh mesh(options.sizes, options.mesh_order);
-  const Placement placement = place(options.sharding, mesh, sizes.dtype, options.wire_dtype, options.gather_dtype);
+  const Placement placement = place(options.sharding, mesh, sizes.dtype, options.reduce_wire, options.gather_wire);
   // How the parameters divide among groups is not known yet: the optimizer that keeps least.
   double each = 9e18;
   for (const GroupRule& group : options.groups) {

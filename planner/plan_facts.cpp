@@ -9,9 +9,9 @@
 #include <fmt/ranges.h>
 
 #include "comm/link.h"
+#include "engine/base/format.h"
 #include "engine/base/plural.h"
 #include "engine/base/units.h"
-#include "engine/base/wire.h"
 #include "engine/plan/build_job.h"
 #include "engine/plan/memory.h"
 #include "planner/plan_options.h"
@@ -206,9 +206,9 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
         fmt::format("tensor groups communicate in every layer and cross nodes of {}; use a parallel.tensor that "
                     "divides {}, and put tp first in parallel.order",
                     counted(machine.ranks_per_node, "rank"), machine.ranks_per_node));
-  if (job.model.dtype == DType::bf16 && job.options.wire_dtype != DType::u8 && job.reduces()) {
+  if (job.model.dtype == DType::bf16 && !job.options.reduce_wire.is_scaled() && job.reduces()) {
     const int64_t sent = gradient_bytes(job);
-    const bool rounds = job.options.wire_dtype == DType::bf16;
+    const bool rounds = job.options.reduce_wire == DType::bf16;
     lines.push_back(
         fmt::format("gradients of a bfloat16 model travel as comm.grad_dtype = \"{}\", {} from a rank in a "
                     "step; \"{}\" would send {} and {}",

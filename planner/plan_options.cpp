@@ -28,7 +28,7 @@ ScheduleShape shape_of(const RunConfig& config, int micro_batches) {
           .virtual_stages = static_cast<int>(config.pipeline.virtual_stages)};
 }
 
-std::optional<DType> gather_dtype_of(DTypeChoice choice) {
+std::optional<Format> gather_wire_of(DTypeChoice choice) {
   switch (choice) {
     case DTypeChoice::automatic:
       return {};
@@ -37,13 +37,13 @@ std::optional<DType> gather_dtype_of(DTypeChoice choice) {
     case DTypeChoice::bfloat16:
       return DType::bf16;
     case DTypeChoice::int8:
-      return DType::u8;
+      return kInt8;
   }
   return {};
 }
 
-DType wire_dtype_of(const Comm& comm) {
-  if (comm.quantize == Quantize::int8) return DType::u8;
+Format reduce_wire_of(const Comm& comm) {
+  if (comm.quantize == Quantize::int8) return kInt8;
   return comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16 : DType::f32;
 }
 
@@ -131,10 +131,10 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .reduce_mode = config.overlap.grad_reduce,
           .bucket_bytes = bucket_bytes_of(config),
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
-          .wire_dtype = wire_dtype_of(config.comm),
+          .reduce_wire = reduce_wire_of(config.comm),
           .error_feedback = config.comm.error_feedback,
           // NCCL would round after every addition.
-          .sums_by_exchange = request.config.on_gpus() && wire_dtype_of(config.comm) == DType::bf16,
+          .sums_by_exchange = request.config.on_gpus() && reduce_wire_of(config.comm) == DType::bf16,
           .groups = groups_of(config.optimizer),
           .multipliers = parse_multipliers(config.optimizer.multipliers),
           .clip = config.optimizer.grad_clip > 0 || config.train.on_nan == OnNan::skip,
@@ -143,7 +143,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // tensor cores
           .sharding = sharding_of_stage(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
-          .gather_dtype = gather_dtype_of(config.zero.gather_dtype),
+          .gather_wire = gather_wire_of(config.zero.gather_dtype),
           .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
           .param_gather = config.overlap.param_gather,
           .reshard_after_forward = config.zero.reshard_after_forward,
@@ -321,8 +321,8 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 }
 
 Placement placement_of(const RunConfig& run, const Mesh& mesh) {
-  return place(sharding_of_stage(run.zero.stage), mesh, run.train.dtype, wire_dtype_of(run.comm),
-               gather_dtype_of(run.zero.gather_dtype));
+  return place(sharding_of_stage(run.zero.stage), mesh, run.train.dtype, reduce_wire_of(run.comm),
+               gather_wire_of(run.zero.gather_dtype));
 }
 
 std::vector<std::string> sets_of_plain_axes() {

@@ -17,8 +17,8 @@
 #include "comm/wiring.h"
 #include "engine/base/check.h"
 #include "engine/base/files.h"
+#include "engine/base/format.h"
 #include "engine/base/parallel.h"
-#include "engine/base/wire.h"
 #include "engine/config/validate.h"
 #include "engine/plan/keeping.h"
 #include "engine/plan/update_shards.h"
@@ -37,7 +37,7 @@ void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder
                                    int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
   const int ranks = options.sizes.replicas();
   if (jobs.size() == 1 || ranks == 1 || options.sharding.states || options.reduce_mode != ReduceMode::bucketed ||
-      options.wire_dtype != DType::f32)
+      options.reduce_wire != DType::f32)
     return;
   const Played played = played_schedule({jobs.begin(), jobs.end()}, price, transfer_ns);
   for (size_t stage = 0; stage < jobs.size(); ++stage) {

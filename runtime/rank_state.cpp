@@ -86,7 +86,7 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
   // The first gathers (PlanKind::prime) bring encoded parameters in rounded form, int8 also on the owner.
   const Placement& placement = job_->groups.front().placement;  // every group has these formats
-  const DType travels = placement.gather_wire;
+  const Format travels = placement.gather_wire;
   const bool encoded = placement.gathers_encoded();
   std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
   if (travels == DType::bf16)
@@ -103,9 +103,9 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   for (size_t b = 0; b < job_->storage.size(); ++b) {
     const BucketStorage& storage = job_->storage[b];
     const Bucket& bucket = job_->layout.buckets[b];
-    if (!encoded) put(storage.values, bucket.offset_elems, bucket.elems, working, size_of(travels));
-    if (travels != DType::u8)
-      put(storage.working, storage.shard_offset_elems, storage.shard_elems, working, size_of(travels));
+    if (!encoded) put(storage.values, bucket.offset_elems, bucket.elems, working, size_of(travels.element));
+    if (!travels.is_scaled())
+      put(storage.working, storage.shard_offset_elems, storage.shard_elems, working, size_of(travels.element));
     if (!(storage.master == storage.working))
       put(storage.master, storage.shard_offset_elems, storage.shard_elems, values.data(), 4);
   }

@@ -119,7 +119,7 @@ Fn report_work(const Item& item, std::byte* reports) {
 
 /// Tasks between floats and their encoded form: task.elems elements per part, as many parts as the encoded side has.
 Fn coding_work(const Task& task) {
-  const DType wire = task.dtype;
+  const Format wire = task.format;
   const int64_t elems = task.elems;
   const Slice from = task.reads[0], to = task.writes[0];
   const int64_t parts = (task.op == Op::encode ? to : from).size_bytes / encoded_bytes(elems, wire);

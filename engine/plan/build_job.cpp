@@ -92,7 +92,7 @@ Placement placement_of(const Job& job) {
   const PlanOptions& options = job.options;
   Sharding sharding = options.sharding;
   if (options.accumulate_unsharded && !sharding.parameters) sharding.gradients = false;
-  return place(sharding, job.mesh, job.model.dtype, options.wire_dtype, options.gather_dtype);
+  return place(sharding, job.mesh, job.model.dtype, options.reduce_wire, options.gather_wire);
 }
 
 /// Effective overlap.bucket_size. Sharded states are gathered bucket by bucket during the forward pass: while
@@ -190,7 +190,7 @@ void take_stage(Job& job) {
       .first_bucket_bytes = options.first_bucket_bytes,
       // Shards that are summed by exchange are divided into a part for every group.
       .group_size = sharding.states && !options.sums_by_exchange ? shards : job.mesh.group_size(Axis::replica),
-      .sharded = sharding.states || options.wire_dtype != DType::f32,
+      .sharded = sharding.states || options.reduce_wire != DType::f32,
       .alone = {},
       .by_layer = sharding.gradients,
       .ends = ends,

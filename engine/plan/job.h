@@ -48,8 +48,8 @@ struct PlanOptions {
   ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  DType wire_dtype = DType::f32;  // of reduced gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
-  bool error_feedback = false;    // wire u8: a later gradient receives what rounding removed from this one
+  Format reduce_wire;           // of reduced gradients while they travel
+  bool error_feedback = false;  // wire int8: a later gradient receives what rounding removed from this one
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are computed from exchanged parts, in float
                                   // and rank order; otherwise by the collective
@@ -62,7 +62,7 @@ struct PlanOptions {
   DType update_product_dtype = DType::f32;  // of products of matrices in updates
   Sharding sharding;
   int prefetch_depth = 1;             // sharded parameters: layers gathered ahead of the one in use
-  std::optional<DType> gather_dtype;  // of sharded parameters while they travel; none: the model's type
+  std::optional<Format> gather_wire;  // of sharded parameters while they travel; none: the model's type
   int64_t persistent_elems = 0;       // sharded parameters: those of layers up to this size are whole on every rank
   PipelineSchedule schedule;          // empty: 1F1B over sizes.pipeline stages
   int spare_slots = 0;                // more slots for every transfer between stages than size_rings() gives
@@ -114,7 +114,7 @@ struct Keeping {
 struct JobBuffers {
   BufferId values = 0;       // of resident buckets; only with double_buffer
   BufferId values_next = 0;  // written by the update instead
-  BufferId wire_out = 0;     // encoded gradients of one bucket, by receiver; only when wire_dtype is not float
+  BufferId wire_out = 0;     // encoded gradients of one bucket, by receiver; only when reduce_wire is not float
   BufferId wire_in =
       0;  // of one bucket: every rank's contribution to this rank's part; == wire_out if the collective sums them
   BufferId wire_across = 0;       // hybrid sharding: an encoded shard

@@ -9,8 +9,8 @@
 
 #include <fmt/core.h>
 
+#include "engine/base/format.h"
 #include "engine/base/units.h"
-#include "engine/base/wire.h"
 #include "engine/plan/saved_state.h"
 #include "engine/plan/update_shards.h"
 
@@ -54,9 +54,9 @@ void place_buckets(Job& job) {
   const auto index_of = [&](size_t bucket) { return job.placement_of(bucket).shard_of(job.mesh, job.options.rank); };
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
-  const DType travels = job.groups.front().placement.gather_wire;  // of all groups
+  const Format travels = job.groups.front().placement.gather_wire;  // of all groups
   const bool encoded = job.groups.front().placement.gathers_encoded(), separate = dtype != DType::f32 || encoded;
-  Region value_shards(job.buffers, "parameters.shard", travels, Owner::parameters);
+  Region value_shards(job.buffers, "parameters.shard", travels.element, Owner::parameters);
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
   Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
   Region masters(job.buffers, "master", DType::f32, Owner::optimizer);
@@ -69,7 +69,7 @@ void place_buckets(Job& job) {
   };
   Region residuals(job.buffers, "gradients.residual", DType::f32, Owner::communication);
   Region sum_residuals(job.buffers, "gradients.sum_residual", DType::f32, Owner::communication);
-  const bool feeds_back = job.options.error_feedback && job.options.wire_dtype == DType::u8 && job.reduces();
+  const bool feeds_back = job.options.error_feedback && job.options.reduce_wire.is_scaled() && job.reduces();
   job.storage.resize(job.layout.buckets.size());
   for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
@@ -80,7 +80,7 @@ void place_buckets(Job& job) {
     if (!placement.sharding.parameters || !bucket.unit) values.take(storage.values, bucket.elems);
     if (!placement.sharding.gradients || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
     if (storage.values.size_bytes == 0 || encoded)
-      value_shards.take(storage.working, encoded_bytes(storage.shard_elems, travels) / size_of(travels));
+      value_shards.take(storage.working, encoded_bytes(storage.shard_elems, travels) / size_of(travels.element));
     // Persistent buckets are also reduced in every micro-batch, so that the sum does not share memory with backward.
     if (storage.gradients.size_bytes == 0 || bucket.persistent)
       gradient_shards.take(storage.gradient, storage.shard_elems);
@@ -201,7 +201,7 @@ void place_wires(Job& job) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
   const Placement& placement = job.groups.front().placement;  // every group has these formats and axes
-  const DType wire = placement.reduce_wire;
+  const Format wire = placement.reduce_wire;
   const bool sharded = placement.is_sharded();
   const int ranks = job.mesh.group_size(placement.reduces_over());
   if (placement.gathers_encoded())

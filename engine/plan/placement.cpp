@@ -5,7 +5,8 @@
 
 namespace slipstream {
 
-Placement place(Sharding sharding, const Mesh& mesh, DType value, DType reduce_wire, std::optional<DType> gather_wire) {
+Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
+                std::optional<Format> gather_wire) {
   Placement placement{.value = value, .reduce_wire = reduce_wire, .gather_wire = value};
   if (!sharding.states || mesh.group_size(Axis::data_inner) == 1) return placement;
   placement.sharding = sharding;

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/base/dtype.h"
+#include "engine/base/format.h"
 #include "engine/plan/mesh.h"
 #include "engine/plan/plan.h"
 
@@ -32,7 +32,7 @@ constexpr Sharding sharding_of_stage(int64_t zero_stage) {
 struct Transfer {
   Op op;
   Axis axis;
-  DType wire;
+  Format wire;
   int64_t times;          // in a step
   bool of_shard = false;  // of the elements of a shard only
 };
@@ -42,9 +42,9 @@ struct Placement {
   Axis sharded_over = Axis::self;    // each of its ranks holds a shard; self: every rank holds all
   Axis copied_over = Axis::replica;  // its ranks hold the same shard
   Sharding sharding;
-  DType value = DType::f32;        // of parameters in memory
-  DType reduce_wire = DType::f32;  // of gradients while they travel; u8: int8 in blocks (engine/base/wire.h)
-  DType gather_wire = DType::f32;  // of parameters while they travel
+  Format value;        // of parameters in memory
+  Format reduce_wire;  // of gradients while they travel
+  Format gather_wire;  // of parameters while they travel
 
   bool is_sharded() const { return sharding.states; }
   /// Ranks among which a bucket's gradients are reduced at once: into shards, or (all of them) whole.
@@ -59,13 +59,14 @@ struct Placement {
   int shards(const Mesh& mesh) const { return mesh.group_size(sharded_over); }
   int shard_of(const Mesh& mesh, int rank) const { return mesh.index_in_group(sharded_over, rank); }
   /// Of sums that reduce_wire has summed once already: after int8 a second rounding would have no error feedback.
-  DType across_wire() const { return reduce_wire == DType::bf16 ? DType::bf16 : DType::f32; }
+  Format across_wire() const { return reduce_wire == DType::bf16 ? DType::bf16 : DType::f32; }
   /// The transfers of a step without slots that keep what they gathered, in the order in which they happen.
   std::vector<Transfer> transfers(const Mesh& mesh, int64_t micro_batches) const;
 };
 
 /// The placement on these ranks: nothing is divided where no rank shares parameters, or each would shard alone. Pure.
 /// `gather_wire`: of sharded parameters; none: their type in memory.
-Placement place(Sharding sharding, const Mesh& mesh, DType value, DType reduce_wire, std::optional<DType> gather_wire);
+Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
+                std::optional<Format> gather_wire);
 
 }  // namespace slipstream

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/base/dtype.h"
+#include "engine/base/format.h"
 #include "engine/device/work.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/mesh.h"
@@ -143,6 +143,7 @@ struct Task : Item {
   int16_t peer = 0;             // send/recv/exchange: offset along the axis; broadcast: root
   std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
   DType dtype = DType::f32;     // of the elements on the wire, or of a local op
+  Format format;                // encode, decode, sum_parts: of the encoded side
   int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
   Algorithm algorithm = Algorithm::direct;
 };

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "engine/base/check.h"
-#include "engine/base/wire.h"
+#include "engine/base/format.h"
 
 namespace slipstream {
 
@@ -44,8 +44,9 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
 
   const Placement& placement = job.groups.front().placement;
   const double share = static_cast<double>(input.ranks - 1) / input.ranks;
-  const auto element_bytes = [](DType wire) {
-    return static_cast<double>(encoded_bytes(kWireBlockElems, wire)) / kWireBlockElems;
+  const auto element_bytes = [](const Format& wire) {
+    constexpr int64_t kMany = 1 << 10;
+    return static_cast<double>(encoded_bytes(kMany, wire)) / kMany;
   };
   const double factor = (placement.is_sharded() ? 1.0 : 2.0) * share * element_bytes(placement.reduce_wire);
   struct Part {

@@ -12,14 +12,14 @@ namespace slipstream::kernels {
 namespace {
 
 /// Throws on invalid arguments; returns false if there is nothing to do.
-bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_t parts, DType wire) {
+bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_t parts, const Format& wire) {
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   require_at_least(op, "elems", elems, 0);
   require_at_least(op, "parts", parts, 0);
   if (elems % kWirePartElems != 0)
     throw ShapeError("[{}] elems {} is not a multiple of {}. Pad the part.", op, elems, kWirePartElems);
-  if (wire != DType::bf16 && wire != DType::u8)
-    throw ShapeError("[{}] wire type {} needs no encoding, need bfloat16 or uint8.", op, name_of(wire));
+  if (wire != DType::bf16 && wire != kInt8)
+    throw ShapeError("[{}] wire type {} needs no encoding, need bfloat16 or int8.", op, name_of(wire));
   return elems > 0 && parts > 0;
 }
 
@@ -28,8 +28,8 @@ bool checked(const char* op, const LaunchContext& context, int64_t elems, int64_
 void encode(LaunchContext& context, const Encode& args) {
   if (!checked("encode", context, args.elems, args.parts, args.wire)) return;
   require_pointers("encode", {args.from, args.to});
-  if (args.residual && args.wire != DType::u8)
-    throw ShapeError("[encode] a residual needs uint8, got {}. Leave it out.", name_of(args.wire));
+  if (args.residual && args.wire != kInt8)
+    throw ShapeError("[encode] a residual needs int8, got {}. Leave it out.", name_of(args.wire));
   if (context.kind == DeviceKind::cuda) return encode_cuda(context, args);
   SLIP_CALL_ISA(encode_cpu(context, args))
 }

@@ -7,9 +7,11 @@
 namespace slipstream::kernels {
 namespace {
 
+constexpr int64_t kBlockElems = kInt8.block_elems;
+
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kLaneElems = static_cast<int>(kWireBlockElems) / kWarp;
+constexpr int kLaneElems = static_cast<int>(kBlockElems) / kWarp;
 static_assert(kLaneElems == 4 && kWirePartElems % kLaneElems == 0, "a lane has a whole word of int8 or none");
 
 struct Same {
@@ -24,9 +26,8 @@ struct Lane {
   int count;
 };
 __device__ __forceinline__ Lane lane_of(int64_t block, int64_t elems, int64_t part_bytes) {
-  const int64_t per_part = (elems + kWireBlockElems - 1) / kWireBlockElems, part = block / per_part,
-                index = block % per_part;
-  const int64_t at = index * kWireBlockElems + static_cast<int64_t>(threadIdx.x % kWarp) * kLaneElems;
+  const int64_t per_part = (elems + kBlockElems - 1) / kBlockElems, part = block / per_part, index = block % per_part;
+  const int64_t at = index * kBlockElems + static_cast<int64_t>(threadIdx.x % kWarp) * kLaneElems;
   const int64_t begin = part * part_bytes;
   return {part * elems + at, begin + at, begin + elems + 4 * index, at < elems ? kLaneElems : 0};
 }
@@ -40,7 +41,7 @@ template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) encode_kernel(Encode args, int64_t part_bytes) {
   ptx::wait_for_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
+  const int64_t blocks = args.parts * ((args.elems + kBlockElems - 1) / kBlockElems);
   if (block >= blocks) return;
   const Lane lane = lane_of(block, args.elems, part_bytes);
   float x[kLaneElems], rest[kLaneElems] = {}, top = 0.0f, finite = 0.0f;
@@ -74,7 +75,7 @@ template <bool kAligned, typename To>
 __global__ void __launch_bounds__(kThreads) decode_kernel(Decode args, int64_t part_bytes) {
   ptx::wait_for_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  const int64_t blocks = args.parts * ((args.elems + kWireBlockElems - 1) / kWireBlockElems);
+  const int64_t blocks = args.parts * ((args.elems + kBlockElems - 1) / kBlockElems);
   if (block >= blocks) return;
   const Lane lane = lane_of(block, args.elems, part_bytes);
   if (lane.count == 0) return;
@@ -97,7 +98,7 @@ template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) sum_bytes_kernel(SumParts args, int64_t part_bytes) {
   ptx::wait_for_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  if (block >= (args.elems + kWireBlockElems - 1) / kWireBlockElems) return;
+  if (block >= (args.elems + kBlockElems - 1) / kBlockElems) return;
   const Lane lane = lane_of(block, args.elems, part_bytes);
   if (lane.count == 0) return;
   float total[kLaneElems] = {};
@@ -136,9 +137,8 @@ void encode_cuda(LaunchContext& context, const Encode& args) {
   if (args.wire == DType::bf16)
     return map(context, args.parts * args.elems, args.from, static_cast<bfloat16*>(args.to), Same{});
   for_flag(all_aligned(args.from, args.residual), [&](auto aligned) {
-    launch(stream_of(context), encode_kernel<aligned.value>,
-           grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
-           encoded_bytes(args.elems, DType::u8));
+    launch(stream_of(context), encode_kernel<aligned.value>, grid_for(args.parts * blocks_for(args.elems, kBlockElems)),
+           dim3(kThreads), 0, args, encoded_bytes(args.elems, kInt8));
   });
 }
 
@@ -150,18 +150,18 @@ void decode_cuda(LaunchContext& context, const Decode& args) {
                  Same{});
     for_flag(all_aligned(args.to), [&](auto aligned) {
       launch(stream_of(context), decode_kernel<aligned.value, To>,
-             grid_for(args.parts * blocks_for(args.elems, kWireBlockElems)), dim3(kThreads), 0, args,
-             encoded_bytes(args.elems, DType::u8));
+             grid_for(args.parts * blocks_for(args.elems, kBlockElems)), dim3(kThreads), 0, args,
+             encoded_bytes(args.elems, kInt8));
     });
   });
 }
 
 void sum_parts_cuda(LaunchContext& context, const SumParts& args) {
   constexpr int kElems = kPack<bfloat16>;
-  if (args.wire == DType::u8)
+  if (args.wire == kInt8)
     for_flag(all_aligned(args.to), [&](auto aligned) {
-      launch(stream_of(context), sum_bytes_kernel<aligned.value>, grid_for(blocks_for(args.elems, kWireBlockElems)),
-             dim3(kThreads), 0, args, encoded_bytes(args.elems, DType::u8));
+      launch(stream_of(context), sum_bytes_kernel<aligned.value>, grid_for(blocks_for(args.elems, kBlockElems)),
+             dim3(kThreads), 0, args, encoded_bytes(args.elems, kInt8));
     });
   else
     for_flag(args.elems % kElems == 0 && all_aligned(args.from, args.to), [&](auto aligned) {

@@ -12,8 +12,8 @@
 // that later steps are finite again. Every block is computed alone: any split into ranges or threads gives the same
 // bits on one instruction set.
 //
-// Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/wire.h)
-// Types:   values f32 (decode: to f32 or bf16); wire bf16 or u8; sums accumulate in f32, in rank order
+// Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/format.h)
+// Types:   values f32 (decode: to f32 or bf16); wire bf16 or kInt8; sums accumulate in f32, in rank order
 // Alias:   none
 // Cost:    1 flop a value (encode to u8: 4, sum_parts: 2); every operand is moved once, a residual twice: coding() in
 //          engine/plan/passes/wire.cpp
@@ -24,7 +24,7 @@
 #include <cstdint>
 
 #include "engine/base/dtype.h"
-#include "engine/base/wire.h"
+#include "engine/base/format.h"
 #include "engine/device/work.h"
 
 namespace slipstream::kernels {
@@ -36,7 +36,7 @@ struct Encode {
   void* to = nullptr;
   int64_t elems = 0;  // of a part
   int64_t parts = 1;
-  DType wire = DType::bf16;
+  Format wire = DType::bf16;
 };
 
 /// to = the values of the parts.
@@ -45,7 +45,7 @@ struct Decode {
   void* to = nullptr;
   int64_t elems = 0;
   int64_t parts = 1;
-  DType wire = DType::bf16;
+  Format wire = DType::bf16;
   DType to_dtype = DType::f32;
 };
 
@@ -55,7 +55,7 @@ struct SumParts {
   float* to = nullptr;
   int64_t elems = 0;
   int64_t parts = 1;
-  DType wire = DType::bf16;
+  Format wire = DType::bf16;
 };
 
 /// Enqueues on cuda, blocks on cpu. Throws: see Errors; ResourceError (device).

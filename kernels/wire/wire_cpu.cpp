@@ -8,6 +8,8 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
+constexpr int64_t kBlockElems = kInt8.block_elems;
+
 typedef int8_t Vb __attribute__((vector_size(kLanes)));
 static_assert(kWirePartElems % kLanes == 0, "a part is whole vectors");
 
@@ -21,11 +23,11 @@ struct Block {
   int64_t bytes;  // offset of its values on the wire
   int64_t scale;  // offset of its scale (u8)
 };
-Block block_at(int64_t block, int64_t elems, DType wire) {
-  const int64_t per_part = ceil_div(elems, kWireBlockElems), part = block / per_part, index = block % per_part;
-  const int64_t at = index * kWireBlockElems, begin = part * encoded_bytes(elems, wire);
-  return {part * elems + at, elems - at < kWireBlockElems ? elems - at : kWireBlockElems,
-          begin + (wire == DType::u8 ? at : 2 * at), begin + elems + 4 * index};
+Block block_at(int64_t block, int64_t elems, const Format& wire) {
+  const int64_t per_part = ceil_div(elems, kBlockElems), part = block / per_part, index = block % per_part;
+  const int64_t at = index * kBlockElems, begin = part * encoded_bytes(elems, wire);
+  return {part * elems + at, elems - at < kBlockElems ? elems - at : kBlockElems,
+          begin + (wire == kInt8 ? at : 2 * at), begin + elems + 4 * index};
 }
 
 inline Vf absolute(Vf v) { return reinterpret_cast<Vf>(reinterpret_cast<Vu>(v) & 0x7fffffffu); }
@@ -71,11 +73,11 @@ void encode_block(const float* from, float* residual, int64_t count, int8_t* to,
 
 void encode_cpu(LaunchContext& context, const Encode& args) {
   auto* to = static_cast<std::byte*>(args.to);
-  context.parallel_for(args.parts * ceil_div(args.elems, kWireBlockElems), kGrain, [&](int64_t begin, int64_t end) {
+  context.parallel_for(args.parts * ceil_div(args.elems, kBlockElems), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const Block block = block_at(b, args.elems, args.wire);
       const float* from = args.from + block.first;
-      if (args.wire == DType::u8) {
+      if (args.wire == kInt8) {
         encode_block(from, args.residual ? args.residual + block.first : nullptr, block.count,
                      reinterpret_cast<int8_t*>(to + block.bytes), to + block.scale);
       } else {
@@ -92,11 +94,11 @@ template <typename To>
 void decode_to(LaunchContext& context, const Decode& args) {
   const auto* from = static_cast<const std::byte*>(args.from);
   auto* all = static_cast<To*>(args.to);
-  context.parallel_for(args.parts * ceil_div(args.elems, kWireBlockElems), kGrain, [&](int64_t begin, int64_t end) {
+  context.parallel_for(args.parts * ceil_div(args.elems, kBlockElems), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const Block block = block_at(b, args.elems, args.wire);
       To* to = all + block.first;
-      if (args.wire == DType::u8) {
+      if (args.wire == kInt8) {
         const auto* bytes = reinterpret_cast<const int8_t*>(from + block.bytes);
         const float scale = scale_at(from + block.scale);
         for (int64_t i = 0; i < block.count; i += kLanes) store(to + i, decoded(bytes + i, scale));
@@ -117,16 +119,15 @@ void decode_cpu(LaunchContext& context, const Decode& args) {
 void sum_parts_cpu(LaunchContext& context, const SumParts& args) {
   const auto* from = static_cast<const std::byte*>(args.from);
   const int64_t part_bytes = encoded_bytes(args.elems, args.wire);
-  context.parallel_for(ceil_div(args.elems, kWireBlockElems), kGrain, [&](int64_t begin, int64_t end) {
+  context.parallel_for(ceil_div(args.elems, kBlockElems), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const Block block = block_at(b, args.elems, args.wire);
       for (int64_t part = 0; part < args.parts; ++part) {
         const std::byte* bytes = from + part * part_bytes;
-        const float scale = args.wire == DType::u8 ? scale_at(bytes + block.scale) : 1.0f;
+        const float scale = args.wire == kInt8 ? scale_at(bytes + block.scale) : 1.0f;
         for (int64_t i = 0; i < block.count; i += kLanes) {
-          const Vf value = args.wire == DType::u8
-                               ? decoded(reinterpret_cast<const int8_t*>(bytes + block.bytes) + i, scale)
-                               : load(reinterpret_cast<const bfloat16*>(bytes + block.bytes) + i);
+          const Vf value = args.wire == kInt8 ? decoded(reinterpret_cast<const int8_t*>(bytes + block.bytes) + i, scale)
+                                              : load(reinterpret_cast<const bfloat16*>(bytes + block.bytes) + i);
           float* to = args.to + block.first + i;
           store(to, part == 0 ? value : load(to) + value);
         }

@@ -24,9 +24,9 @@ TEST_CASE("wire: a block that is not finite leaves no residual") {
     for_orders([&](LaunchContext& context) {
       Doubles x(256, 0.5);
       x[131] = odd;
-      OnDevice from(x, DType::f32, "from"), to(encoded_bytes(256, DType::u8), DType::u8, "to"),
+      OnDevice from(x, DType::f32, "from"), to(encoded_bytes(256, kInt8), DType::u8, "to"),
           residual(Doubles(256, 0.25), DType::f32, "residual");
-      encode(context, {from.data<float>(), residual.data<float>(), to.data(), 256, 1, DType::u8});
+      encode(context, {from.data<float>(), residual.data<float>(), to.data(), 256, 1, kInt8});
       const Doubles left = residual.doubles();
       for (size_t i = 128; i < 256; ++i) CHECK(left[i] == 0.0);
       for (size_t i = 0; i < 128; ++i) CHECK(std::abs(left[i]) < 0.01);
@@ -34,20 +34,20 @@ TEST_CASE("wire: a block that is not finite leaves no residual") {
 }
 
 TEST_CASE("wire: encode, decode and sums are those of the CPU, with a residual too") {
-  for (DType wire : {DType::bf16, DType::u8})
+  for (Format wire : {Format(DType::bf16), kInt8})
     for (int64_t elems : {16, 112, 128, 144, 1040})
       for (int64_t parts : {1, 3}) {
         CAPTURE(elems, parts, name_of(wire));
         const Doubles x = random_doubles(elems * parts, DType::f32, 1);
         const int64_t size = parts * encoded_bytes(elems, wire),
-                      used = wire == DType::u8 && parts == 1 ? elems + 4 * ceil_div(elems, kWireBlockElems) : 0;
+                      used = wire == kInt8 && parts == 1 ? elems + 4 * ceil_div(elems, int64_t{kInt8.block_elems}) : 0;
         for_orders([&](LaunchContext& context) {
           OnDevice from(x, DType::f32, "from"), to(size, DType::u8, "to"), residual(x, DType::f32, "residual"),
               back(elems * parts, DType::f32, "back"), sum(elems, DType::f32, "sum");
           Tensor host_from(x, DType::f32), host_residual(x, DType::f32), host_back(elems * parts, DType::f32),
               host_sum(elems, DType::f32);
           std::vector<uint8_t> host(static_cast<size_t>(size));
-          const bool keeps = wire == DType::u8;
+          const bool keeps = wire == kInt8;
           LaunchContext cpu = host_context();
           encode(context,
                  {from.data<float>(), keeps ? residual.data<float>() : nullptr, to.data(), elems, parts, wire});

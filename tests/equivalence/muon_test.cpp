@@ -269,11 +269,11 @@ TEST_CASE("muon: groups of shards, stages, shared sequences and encoded transfer
            l.ranks = 2, l.micro_batch = 6, l.zero_stage = 1, l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16;
          }},
         {"int8 gradients fed back", 4e-1,
-         [](Layout& l) { l.ranks = 2, l.micro_batch = 6, l.wire_dtype = DType::u8, l.error_feedback = true; }},
+         [](Layout& l) { l.ranks = 2, l.micro_batch = 6, l.wire_dtype = kInt8, l.error_feedback = true; }},
         {"int8 gradients fed back, and parameters, ZeRO-1", 4e-1,
          [](Layout& l) {
-           l.ranks = 2, l.micro_batch = 6, l.zero_stage = 1, l.wire_dtype = DType::u8, l.error_feedback = true,
-           l.gather_dtype = DType::u8;
+           l.ranks = 2, l.micro_batch = 6, l.zero_stage = 1, l.wire_dtype = kInt8, l.error_feedback = true,
+           l.gather_dtype = kInt8;
          }},
     };
     for (const Row& row : rows) {

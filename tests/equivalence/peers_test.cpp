@@ -167,7 +167,7 @@ TEST_CASE("buckets of fewer elements than there are ranks train the model of one
       const Trained groups = train(with(layout, [](Layout& l) { l.shard_size = 3; }), kSteps);
       CHECK(groups.rank_hashes == std::vector<std::string>(kRanks, groups.hash));
       CHECK(difference(groups.weights, one.weights) < 2e-5);
-      for (DType wire : {DType::bf16, DType::u8}) {
+      for (Format wire : {Format(DType::bf16), kInt8}) {
         const Trained encoded =
             train(with(layout, [&](Layout& l) { l.wire_dtype = wire, l.gather_dtype = wire; }), kSteps);
         CHECK(encoded.rank_hashes == std::vector<std::string>(kRanks, encoded.hash));
@@ -182,7 +182,7 @@ TEST_CASE(
     "cut",
     "[peers]") {
   for (Family family : {Family::gpt2, Family::llama})
-    for (DType wire : {DType::bf16, DType::u8})
+    for (Format wire : {Format(DType::bf16), kInt8})
       for (int stage : {1, 3}) {
         std::string expected;
         for (int64_t bytes : {1, 777, 1 << 20}) {
@@ -249,7 +249,7 @@ TEST_CASE("a parameter without a gradient travels like the others and keeps its 
   // DeepSpeed and FSDP have hung on parameters that took no part. Here every part of a bucket travels; without decay
   // its values stay.
   for (int stage : {0, 1, 2, 3})
-    for (DType wire : {DType::f32, DType::bf16, DType::u8}) {
+    for (Format wire : {Format(DType::f32), Format(DType::bf16), kInt8}) {
       CAPTURE(stage, name_of(wire));
       Layout layout = zero(stage);
       layout.wire_dtype = wire;
@@ -273,7 +273,7 @@ TEST_CASE("a parameter without a gradient travels like the others and keeps its 
         INFO(trained.names[t]);
         if (trained.names[t] == idle)
           CHECK(trained.weights[t] == begin.weights[t]);
-        else if (wire != DType::u8)  // int8 rounds small gradients next to large ones to zero
+        else if (wire != kInt8)  // int8 rounds small gradients next to large ones to zero
           CHECK(trained.weights[t] != begin.weights[t]);
       }
     }

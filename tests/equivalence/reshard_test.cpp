@@ -59,8 +59,8 @@ Layout random_layout(std::mt19937_64& random, const Layout& of_model, bool muon)
   l.bucket_bytes = one_of({256, 512, 4096});
   l.first_bucket_bytes = one_of({64, 256});
   l.model.dtype = one_of({0, 1}) == 1 ? DType::bf16 : DType::f32;
-  if (l.zero_stage > 0 && one_of({0, 3}) == 0) l.gather_dtype = one_of({0, 1}) == 1 ? DType::u8 : DType::bf16;
-  l.wire_dtype = std::array{DType::f32, DType::bf16, DType::u8}[random() % 3];
+  if (l.zero_stage > 0 && one_of({0, 3}) == 0) l.gather_dtype = one_of({0, 1}) == 1 ? kInt8 : DType::bf16;
+  l.wire_dtype = std::array<Format, 3>{DType::f32, DType::bf16, kInt8}[random() % 3];
   l.double_buffer = l.zero_stage < 3 && one_of({0, 0, 1}) == 1;
   l.update_on_spine = one_of({0, 1}) == 1;
   l.micro_batch = 2;

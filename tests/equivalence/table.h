@@ -120,7 +120,7 @@ inline std::vector<Layout> strategies(bool everything) {
       in_another("bfloat16 gradients and parameters",
                  [](Layout& l) { l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16; });
       in_another("int8 gradients fed back, and parameters",
-                 [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true, l.gather_dtype = DType::u8; });
+                 [](Layout& l) { l.wire_dtype = kInt8, l.error_feedback = true, l.gather_dtype = kInt8; });
     }
     add(model + "ZeRO-3 in groups of 2 of 4, bfloat16 gradients", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
@@ -129,7 +129,7 @@ inline std::vector<Layout> strategies(bool everything) {
     // Quantised inside a group, and its sum in float across.
     add(model + "ZeRO-2 in groups of 2 of 4, int8 gradients fed back, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
-      l.ranks = 4, l.shard_size = 2, l.zero_stage = 2, l.wire_dtype = DType::u8, l.error_feedback = true,
+      l.ranks = 4, l.shard_size = 2, l.zero_stage = 2, l.wire_dtype = kInt8, l.error_feedback = true,
       l.micro_batches = 2;
     });
     add(model + "ZeRO-3, small parameters stay, 2 micro-batches", family, [](Layout& l) {
@@ -144,8 +144,7 @@ inline std::vector<Layout> strategies(bool everything) {
             l.micro_batches = stage == 2 ? 2 : 1;
             if (stage == 2) l.model.dtype = DType::bf16;
           });
-    add(model + "int8 gradients fed back", family,
-        [](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = true; });
+    add(model + "int8 gradients fed back", family, [](Layout& l) { l.wire_dtype = kInt8, l.error_feedback = true; });
     add(model + "one update at the end, no clipping", family,
         [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {

@@ -45,7 +45,7 @@ struct Layout {
   int64_t first_bucket_bytes = 2 << 10;
   int64_t head_chunk_bytes = 8 << 10;
   int64_t head_tokens = 0;
-  DType wire_dtype = DType::f32;
+  Format wire_dtype = DType::f32;
   bool error_feedback = false;
   bool double_buffer = false;
   Algorithm algorithm = Algorithm::direct;
@@ -76,7 +76,7 @@ struct Layout {
   int zero_stage = 0;
   int prefetch_depth = 1;
   int shard_size = 0;
-  std::optional<DType> gather_dtype;
+  std::optional<Format> gather_dtype;
   int64_t persistent_elems = 0;
   bool reshard_after_forward = true;
   bool accumulate_unsharded = false;

@@ -9,8 +9,8 @@
 #include "bench/ablation.h"
 #include "bench/zero.h"
 #include "comm/rehearse/seams.h"
+#include "engine/base/format.h"
 #include "engine/base/units.h"
-#include "engine/base/wire.h"
 #include "engine/config/fields.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
@@ -32,8 +32,8 @@ struct Case {
   bool param_gather = true;
   bool clip = true;
   bool update_on_spine = true;
-  DType wire = DType::f32;  // of gradients and parameters
-  int64_t vocab = 128;      // embedding and head: a seventh of a layer each; no rows of padding
+  Format wire = DType::f32;  // of gradients and parameters
+  int64_t vocab = 128;       // embedding and head: a seventh of a layer each; no rows of padding
   int micro_batches = 1;
 };
 
@@ -55,12 +55,12 @@ Seen rehearse(const Case& c) {
                       {.sizes = {.data = 4},
                        .bucket_bytes = 64 << 10,
                        .first_bucket_bytes = 16 << 10,
-                       .wire_dtype = c.wire,
-                       .error_feedback = c.wire == DType::u8,
+                       .reduce_wire = c.wire,
+                       .error_feedback = c.wire == kInt8,
                        .clip = c.clip,
                        .sharding = sharding_of_stage(c.stage),
                        .prefetch_depth = c.depth,
-                       .gather_dtype = c.wire,
+                       .gather_wire = c.wire,
                        .param_gather = c.param_gather,
                        .update_on_spine = c.update_on_spine});
   const std::vector<int64_t> spine_ns = bench::even_spine_ns(job, c.layer_ns);
@@ -144,10 +144,11 @@ TEST_CASE("int8 on a quarter of the bandwidth is hidden as well as float", "[zer
   for (int stage : {1, 3})
     for (double gather : {0.2, 0.6, 1.0}) {
       CAPTURE(stage, gather);
-      const Seen seen = rehearse({.stage = stage, .gather = gather, .wire = DType::u8});
-      const Seen in_the_open = rehearse({.stage = stage, .gather = gather, .param_gather = false, .wire = DType::u8});
+      const Seen seen = rehearse({.stage = stage, .gather = gather, .wire = kInt8});
+      const Seen in_the_open = rehearse({.stage = stage, .gather = gather, .param_gather = false, .wire = kInt8});
       // Floats on the same link take as much longer as they are wider.
-      const double wider = 4.0 * kWireBlockElems / static_cast<double>(encoded_bytes(kWireBlockElems, DType::u8));
+      const double wider =
+          4.0 * int64_t{kInt8.block_elems} / static_cast<double>(encoded_bytes(int64_t{kInt8.block_elems}, kInt8));
       const Seen floats = rehearse({.stage = stage, .gather = gather * wider});
       std::printf(
           "  ZeRO-%d, gather %.1f of a layer as int8: step %.1f ms, ideal %.1f, compute %.1f; gathers in the open "

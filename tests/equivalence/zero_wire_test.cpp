@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "comm/link.h"
-#include "engine/base/wire.h"
+#include "engine/base/format.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"
 
@@ -122,10 +122,10 @@ TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the
     CHECK(2 * sent(as(DType::bf16, {}), Role::reduce) == gradients);
     CHECK(2 * sent(as(DType::f32, DType::bf16), Role::gather) == parameters);
     // A scale for each 128, and padding to 16 bytes a part.
-    CHECK(static_cast<double>(sent(as(DType::u8, {}), Role::reduce)) / static_cast<double>(gradients) >
+    CHECK(static_cast<double>(sent(as(kInt8, {}), Role::reduce)) / static_cast<double>(gradients) >
           0.25 * (1 + 4.0 / 128));
-    CHECK(static_cast<double>(sent(as(DType::u8, {}), Role::reduce)) / static_cast<double>(gradients) < 0.275);
-    CHECK(static_cast<double>(sent(as(DType::f32, DType::u8), Role::gather)) / static_cast<double>(parameters) < 0.275);
+    CHECK(static_cast<double>(sent(as(kInt8, {}), Role::reduce)) / static_cast<double>(gradients) < 0.275);
+    CHECK(static_cast<double>(sent(as(DType::f32, kInt8), Role::gather)) / static_cast<double>(parameters) < 0.275);
   }
 }
 
@@ -136,7 +136,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
   };
   for (Family family : kFamilies)
     for (const auto& [model, travels] :
-         {Row{DType::f32, DType::bf16}, Row{DType::f32, DType::u8}, Row{DType::bf16, DType::u8}}) {
+         {Row{DType::f32, DType::bf16}, Row{DType::f32, kInt8}, Row{DType::bf16, kInt8}}) {
       const auto exactly = [&](int stage) {
         return with(zero(family, stage), [&](Layout& l) { l.model.dtype = model; });
       };
@@ -175,8 +175,9 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
             for (const auto& [rank, masters] : shards.at(b))
               for (size_t i = 0; i < masters.size(); ++i, ++at) {
                 float largest = 0;
-                for (size_t j = i / kWireBlockElems * kWireBlockElems;
-                     j < std::min(masters.size(), (i / kWireBlockElems + 1) * kWireBlockElems); ++j)
+                for (size_t j = i / int64_t{kInt8.block_elems} * int64_t{kInt8.block_elems};
+                     j < std::min(masters.size(), (i / int64_t{kInt8.block_elems} + 1) * int64_t{kInt8.block_elems});
+                     ++j)
                   largest = std::max(largest, std::abs(masters[j]));
                 const float got = ranks.at(0)[at];
                 const float half_step = largest * (1.0f / 254 + 1e-6f);
@@ -203,8 +204,7 @@ TEST_CASE("parameters that travel rounded are the same on every rank, the owner 
           const double error = difference(trained.weights, exact.weights),
                        loss = std::abs(trained.losses.back() / exact.losses.back() - 1);
           std::printf("  stage %d, %s parameters of a %s model: weights %.1e, loss %.1e off after %d steps\n", stage,
-                      std::string(wire_name(travels)).c_str(), std::string(wire_name(model)).c_str(), error, loss,
-                      steps);
+                      std::string(name_of(travels)).c_str(), std::string(name_of(model)).c_str(), error, loss, steps);
           CHECK(error < (travels == DType::bf16 ? 1e-2 : 1e-1));
           CHECK(loss < (travels == DType::bf16 ? 1e-4 : 2e-3));
           CHECK(error > 1e-7);
@@ -218,7 +218,7 @@ TEST_CASE("int8 gradients: the same bits again and under delays, and bounds on t
       for (bool feeds_back : {false, true}) {
         CAPTURE(stage, feeds_back);
         const Layout layout =
-            with(zero(family, stage), [&](Layout& l) { l.wire_dtype = DType::u8, l.error_feedback = feeds_back; });
+            with(zero(family, stage), [&](Layout& l) { l.wire_dtype = kInt8, l.error_feedback = feeds_back; });
         const Trained trained = train(layout, kSteps);
         for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
         CHECK(train(with(layout, [](Layout& l) { l.delay_seed = 3, l.update_on_spine = false; }), kSteps).hash ==
@@ -252,7 +252,7 @@ TEST_CASE(
       for (int feeds_back : {0, 1}) {
         const Trained trained = train(with(plain,
                                            [&](Layout& l) {
-                                             l.wire_dtype = DType::u8, l.error_feedback = feeds_back;
+                                             l.wire_dtype = kInt8, l.error_feedback = feeds_back;
                                              l.bucket_bytes = l.first_bucket_bytes = bytes;
                                            }),
                                       kLong);
@@ -326,6 +326,6 @@ TEST_CASE("double-buffered weights give the bits of one copy", "[double_buffer]"
             for (const Slice& write : task.writes) CHECK(write.buffer != b->ids.values);
         }
   // With encoded parameters too: the first gathers fill the copy that the first step reads.
-  const Layout one = with(zero(Family::gpt2, 1), [](Layout& l) { l.gather_dtype = DType::u8; });
+  const Layout one = with(zero(Family::gpt2, 1), [](Layout& l) { l.gather_dtype = kInt8; });
   CHECK(train(with(one, [](Layout& l) { l.double_buffer = true; }), 3).hash == train(one, 3).hash);
 }

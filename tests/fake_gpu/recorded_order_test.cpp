@@ -239,7 +239,7 @@ std::vector<Layout> layouts() {
   add("one rank, update beside the spine", true, [](Layout& l) { l.update_on_spine = false; });
   add("2 ranks, bucketed", false, [](Layout& l) { l.ranks = 2, l.micro_batches = 2, l.model.dtype = DType::bf16; });
   add("2 ranks, int8 on the wire, tied embedding in two copies", false, [](Layout& l) {
-    l.ranks = 2, l.wire_dtype = DType::u8, l.error_feedback = true, l.model.split_tied_embedding = true;
+    l.ranks = 2, l.wire_dtype = kInt8, l.error_feedback = true, l.model.split_tied_embedding = true;
   });
   add("2 ranks, ZeRO-1 with two copies of the weights", true,
       [](Layout& l) { l.ranks = 2, l.zero_stage = 1, l.double_buffer = true; });

@@ -7,7 +7,7 @@
 
 #include <fmt/core.h>
 
-#include "engine/base/wire.h"
+#include "engine/base/format.h"
 
 namespace slipstream {
 namespace {
@@ -24,17 +24,18 @@ Task task_of(const Job& job, ChannelId channel, Op op, std::string name, size_t 
 }
 
 /// A local task that converts between floats and encoded data, in parts of `elems`.
-Task coding(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket, DType wire, int64_t elems,
-            const Slice& from, const Slice& to) {
+Task coding(const Job& job, ChannelId channel, Op op, std::string name, size_t bucket, const Format& wire,
+            int64_t elems, const Slice& from, const Slice& to) {
   Task task = task_of(job, channel, op, std::move(name), bucket);
-  task.dtype = wire;
+  task.dtype = wire.element;
+  task.format = wire;
   task.elems = elems;
   task.reads = {from};
   task.writes = {to};
   const int64_t values = (op == Op::encode ? to : from).size_bytes / encoded_bytes(elems, wire) * elems;
-  task.cost = {(op == Op::encode && wire == DType::u8 ? 4
-                : op == Op::sum_parts                 ? 2
-                                                      : 1) *
+  task.cost = {(op == Op::encode && wire.is_scaled() ? 4
+                : op == Op::sum_parts                ? 2
+                                                     : 1) *
                    values,
                from.size_bytes + to.size_bytes};
   return task;
@@ -77,7 +78,7 @@ struct Exchange {
   ChannelId channel;
   std::string label;
   size_t bucket;
-  DType wire;
+  Format wire;
   BufferId out, in;              // encoded parts by receiver, and every rank's contribution to this rank's part
   Slice residual, sum_residual;  // error feedback; empty: none
 };
@@ -93,8 +94,8 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
   const Slice mine = scattered ? to : part_of(to, index, 4 * elems);
   const auto exchange = [&](Op op, const Slice& sent, const Slice& received, Point sendable) {
     Task task = task_of(job, x.channel, op, fmt::format("{}.{}", name_of(op), x.label), x.bucket);
-    task.dtype = x.wire;
-    task.elems = part_bytes / size_of(x.wire);
+    task.dtype = x.wire.element;
+    task.elems = part_bytes / size_of(x.wire.element);
     task.reads = {sent};
     task.writes = {received};
     task.after = {sendable};
@@ -128,7 +129,7 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
   const BucketStorage& storage = job.storage[what.bucket];
   const Placement& placement = job.placement_of(what.bucket);
   const bool sharded = placement.is_sharded();
-  const DType wire = placement.reduce_wire;
+  const Format wire = placement.reduce_wire;
   const ChannelId channel = job.channel(Role::reduce, placement.reduces_over());
   std::vector<Point> after{what.ready};
   if (what.not_before) after.push_back(*what.not_before);
@@ -161,9 +162,10 @@ Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket,
     return all_reduce_rounded(job, plan, channel, label, bucket, job.ids.wire_across, storage.gradient, {inside},
                               reduced.turns_across, ready.item);
   if (placement.across_wire() == DType::bf16)
-    return sum_by_exchange(job, plan,
-                           {channel, label, bucket, DType::bf16, job.ids.wire_across, job.ids.wire_across_in, {}, {}},
-                           storage.gradient, storage.gradient, false, {inside}, {}, reduced.turns_across, ready.item);
+    return sum_by_exchange(
+        job, plan,
+        {channel, label, bucket, placement.across_wire(), job.ids.wire_across, job.ids.wire_across_in, {}, {}},
+        storage.gradient, storage.gradient, false, {inside}, {}, reduced.turns_across, ready.item);
   Task task = task_of(job, channel, Op::all_reduce, fmt::format("reduce_across.bucket{}", bucket), bucket);
   task.elems = storage.shard_elems;
   task.reads = task.writes = {storage.gradient};
@@ -183,10 +185,10 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   const BucketStorage& storage = job.storage[what.bucket];
   const Placement& placement = job.placement_of(what.bucket);
   const ChannelId channel = job.channel(Role::gather, placement.sharded_over);
-  const DType wire = placement.gather_wire;
+  const Format wire = placement.gather_wire;
   Task task = task_of(job, channel, Op::all_gather, "all_gather." + what.label, what.bucket);
-  task.dtype = wire;
-  task.elems = what.from.size_bytes / size_of(wire);
+  task.dtype = wire.element;
+  task.elems = what.from.size_bytes / size_of(wire.element);
   task.reads = {what.from};
   task.after = what.updated;
   if (!placement.gathers_encoded()) {
@@ -215,9 +217,9 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
 std::optional<Point> encode_shard(const Job& job, Plan& plan, size_t bucket, const std::vector<Point>& updated) {
   const BucketStorage& storage = job.storage[bucket];
   const Placement& placement = job.placement_of(bucket);
-  if (!placement.gathers_encoded() || placement.gather_wire != DType::u8) return {};
+  if (!placement.gathers_encoded() || !placement.gather_wire.is_scaled()) return {};
   Task encode = coding(job, job.channel(Role::gather, placement.sharded_over), Op::encode,
-                       fmt::format("encode_shard.bucket{}", bucket), bucket, DType::u8, storage.shard_elems,
+                       fmt::format("encode_shard.bucket{}", bucket), bucket, placement.gather_wire, storage.shard_elems,
                        storage.master, storage.working);
   encode.after = updated;
   return append_task(plan, std::move(encode));

@@ -54,7 +54,7 @@ TEST_CASE("error feedback: a step reads and writes every byte of the residuals o
     for (const std::string name : {"gradients.residual", "gradients.sum_residual"}) {
       CAPTURE(stage, name);
       const Job job = job_of(64, {.sizes = {.data = kRanks},
-                                  .wire_dtype = DType::u8,
+                                  .reduce_wire = kInt8,
                                   .error_feedback = true,
                                   .sharding = sharding_of_stage(stage)});
       const std::vector<int> read = touches(job, name, &Item::reads), written = touches(job, name, &Item::writes);

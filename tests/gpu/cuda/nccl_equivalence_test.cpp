@@ -67,7 +67,7 @@ std::vector<Row> rows_of(int ranks) {
           [&](Layout& l) { l.ranks = n, l.model.dtype = l.wire_dtype = DType::bf16; }, kRounded);
       add(
           "data", "int8 gradients fed back", llama,
-          [&](Layout& l) { l.ranks = n, l.wire_dtype = DType::u8, l.error_feedback = true; }, kRounded);
+          [&](Layout& l) { l.ranks = n, l.wire_dtype = kInt8, l.error_feedback = true; }, kRounded);
       for (int stage : {1, 2, 3}) {
         add("zero", "ZeRO-" + std::to_string(stage), llama, [&](Layout& l) { l.ranks = n, l.zero_stage = stage; });
         if (n == 2)

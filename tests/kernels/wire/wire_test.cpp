@@ -23,14 +23,14 @@ std::vector<float> values(int64_t elems, int64_t parts, const std::string& name)
   return x;
 }
 
-std::vector<std::byte> wire_of(int64_t elems, int64_t parts, DType wire) {
+std::vector<std::byte> wire_of(int64_t elems, int64_t parts, Format wire) {
   return std::vector<std::byte>(static_cast<size_t>(parts * encoded_bytes(elems, wire)) + 1, std::byte{0x5a});
 }
 
 float largest_of_block(const std::vector<float>& x, size_t i, int64_t elems) {
   const size_t part = i / static_cast<size_t>(elems) * static_cast<size_t>(elems),
-               begin = part + (i - part) / kWireBlockElems * kWireBlockElems;
-  const size_t end = std::min(begin + kWireBlockElems, part + static_cast<size_t>(elems));
+               begin = part + (i - part) / int64_t{kInt8.block_elems} * int64_t{kInt8.block_elems};
+  const size_t end = std::min(begin + int64_t{kInt8.block_elems}, part + static_cast<size_t>(elems));
   float largest = 0;
   for (size_t j = begin; j < end; ++j) largest = std::max(largest, std::abs(x[j]));
   return largest;
@@ -39,7 +39,7 @@ float largest_of_block(const std::vector<float>& x, size_t i, int64_t elems) {
 }  // namespace
 
 TEST_CASE("decoded values equal the encoded ones within the error bound in the header") {
-  for (DType wire : {DType::bf16, DType::u8})
+  for (Format wire : {Format(DType::bf16), kInt8})
     for (int64_t elems : kSizes)
       for (int64_t parts : {1, 3}) {
         const std::vector<float> x = values(elems, parts, "x");
@@ -71,7 +71,7 @@ TEST_CASE("decoded values equal the encoded ones within the error bound in the h
 }
 
 TEST_CASE("a part is encoded as if it were alone, and sums are made in the order of parts") {
-  for (DType wire : {DType::bf16, DType::u8})
+  for (Format wire : {Format(DType::bf16), kInt8})
     for (int64_t elems : kSizes) {
       constexpr int64_t kParts = 4;
       const std::vector<float> x = values(elems, kParts, "x");
@@ -86,8 +86,8 @@ TEST_CASE("a part is encoded as if it were alone, and sums are made in the order
           std::vector<std::byte> alone = wire_of(elems, 1, wire);
           SLIP_CALL_ON(isa, encode_cpu(context, {x.data() + p * elems, nullptr, alone.data(), elems, 1, wire}));
           CHECK(std::memcmp(alone.data(), together.data() + p * part_bytes,
-                            static_cast<size_t>(wire == DType::u8 ? elems + 4 * ceil_div(elems, kWireBlockElems)
-                                                                  : part_bytes)) == 0);
+                            static_cast<size_t>(wire == kInt8 ? elems + 4 * ceil_div(elems, int64_t{kInt8.block_elems})
+                                                              : part_bytes)) == 0);
         }
         int64_t wrong = 0, other_order = 0;
         for (int64_t i = 0; i < elems; ++i) {
@@ -119,11 +119,11 @@ TEST_CASE("error feedback: decoded values and the residual add up to the sum of 
     for (bool feeds_back : {true, false}) {
       std::vector<float> residual(kElems, 0.0f), back(kElems);
       std::vector<double> total(kElems, 0.0);
-      std::vector<std::byte> bytes = wire_of(kElems, 1, DType::u8);
+      std::vector<std::byte> bytes = wire_of(kElems, 1, kInt8);
       for (int step = 0; step < kSteps; ++step) {
         SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), feeds_back ? residual.data() : nullptr, bytes.data(), kElems,
-                                               1, DType::u8}));
-        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), kElems, 1, DType::u8, DType::f32}));
+                                               1, kInt8}));
+        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), kElems, 1, kInt8, DType::f32}));
         for (size_t i = 0; i < total.size(); ++i) total[i] += static_cast<double>(back[i]);
       }
       // sum of x = sum of decoded + residual: telescoping, whatever the rounding.
@@ -144,10 +144,10 @@ TEST_CASE("error feedback: a block that is not finite leaves no residual, so tha
     for (float odd : {INFINITY, -INFINITY, NAN}) {
       std::vector<float> x(256, 0.3f), residual(256, 0.25f), back(256);
       x[131] = odd;
-      std::vector<std::byte> bytes = wire_of(256, 1, DType::u8);
+      std::vector<std::byte> bytes = wire_of(256, 1, kInt8);
       const auto encode_and_decode = [&] {
-        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), residual.data(), bytes.data(), 256, 1, DType::u8}));
-        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, DType::u8, DType::f32}));
+        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), residual.data(), bytes.data(), 256, 1, kInt8}));
+        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, kInt8, DType::f32}));
       };
       encode_and_decode();
       CHECK(std::isnan(back[131]));
@@ -165,9 +165,9 @@ TEST_CASE(
     for (float odd : {0.0f, 1e-40f, 1e-31f, INFINITY, -INFINITY, NAN}) {
       std::vector<float> x(256, odd == 0.0f || std::abs(odd) < 1e-20f ? 0.0f : 1.0f), back(256);
       x[131] = odd;
-      std::vector<std::byte> bytes = wire_of(256, 1, DType::u8);
-      SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, bytes.data(), 256, 1, DType::u8}));
-      SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, DType::u8, DType::f32}));
+      std::vector<std::byte> bytes = wire_of(256, 1, kInt8);
+      SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, bytes.data(), 256, 1, kInt8}));
+      SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, kInt8, DType::f32}));
       for (size_t i = 0; i < 128; ++i) CHECK(back[i] == x[i]);  // the other block
       for (size_t i = 128; i < 256; ++i)
         CHECK((std::isfinite(odd) || i != 131 ? back[i] == 0.0f : std::isnan(back[i])));
@@ -188,7 +188,7 @@ TEST_CASE("operands that cannot be encoded are refused with their numbers") {
     return "";
   };
   CHECK(refusal([&] {
-          encode(context, {x.data(), nullptr, bytes.data(), 20, 1, DType::u8});
+          encode(context, {x.data(), nullptr, bytes.data(), 20, 1, kInt8});
         }) == "[encode] elems 20 is not a multiple of 16. Pad the part.");
   CHECK(refusal([&] {
           decode(context, {bytes.data(), x.data(), 16, 1, DType::f32, DType::f32});
@@ -196,5 +196,5 @@ TEST_CASE("operands that cannot be encoded are refused with their numbers") {
   CHECK(refusal([&] {
           encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16});
         }).find("a residual needs uint8") != std::string::npos);
-  CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, DType::u8}); }).find("[sum_parts]") == 0);
+  CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, kInt8}); }).find("[sum_parts]") == 0);
 }
