@@ -37,13 +37,12 @@ Axis Job::norm_axis() const {
   return is_hybrid() && !piped ? Axis::data_inner : scalars_axis();
 }
 
-bool Job::counts_squares_of(const ParameterSpec& parameter) const {
-  const Coordinates at = mesh.coordinates(options.rank);
+bool Job::counts_squares_of(const ParameterSpec& parameter, int rank) const {
+  const Coordinates at = mesh.coordinates(rank);
   if (at.tensor > 0 && !parameter.is_split()) return false;
   if (norm_axis() != Axis::world) return true;
   // Other ranks with the same gradient add zeros.
-  return zero_stage == 0 ? mesh.index_in_group(Axis::replica, options.rank) == 0
-                         : mesh.index_in_group(Axis::data_outer, options.rank) == 0;
+  return mesh.index_in_group(zero_stage == 0 ? Axis::replica : Axis::data_outer, rank) == 0;
 }
 
 void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,

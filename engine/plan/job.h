@@ -198,7 +198,8 @@ struct Job {
   /// Ranks that add up the squares of gradients; self: each rank has them all.
   Axis norm_axis() const;
   /// Does this rank count the squares of this parameter's gradient, and no other rank of norm_axis() that has the same?
-  bool counts_squares_of(const ParameterSpec& parameter) const;
+  bool counts_squares_of(const ParameterSpec& parameter) const { return counts_squares_of(parameter, options.rank); }
+  bool counts_squares_of(const ParameterSpec& parameter, int rank) const;  // the same, asked of another rank
   /// Type in which parameters travel, and whether it differs from the model's type.
   DType gather_dtype() const { return zero_stage > 0 ? options.gather_dtype.value_or(model.dtype) : model.dtype; }
   bool gathers_encoded() const { return gather_dtype() != model.dtype; }
