@@ -33,6 +33,9 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
   }
   comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
   proof.include(std::move(ordered));
+  std::vector<const Job*> jobs;
+  for (const auto& job : stages) jobs.push_back(job.get());
+  proof.reductions = comm::find_incomplete(jobs);
   return proof;
 }
 
@@ -41,7 +44,9 @@ void require_holds(const comm::Proof& proof) {
   throw PlanError(
       "[plan] the plan failed its proof, and nothing was run: {}. Please report it with the run file. slipstream check "
       "prints the whole proof.",
-      !proof.deadlock.empty() ? "deadlock under " + proof.deadlock : proof.hazards[0].sentence());
+      !proof.deadlock.empty()  ? "deadlock under " + proof.deadlock
+      : !proof.hazards.empty() ? proof.hazards[0].sentence()
+                               : proof.reductions.found.at(0).sentence());
 }
 
 }  // namespace slipstream::planner

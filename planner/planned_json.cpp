@@ -162,6 +162,9 @@ void print_proof_json(const Planned& planned) {
   for (const comm::Hazard& hazard : proof.hazards) hazards.push_back(hazard.sentence());
   json["hazards"] = hazards;
   json["hazard_count"] = proof.hazard_count;
+  Json incomplete = Json::array();
+  for (const comm::Incomplete& each : proof.reductions.found) incomplete.push_back(each.sentence());
+  json["incomplete_sums"] = incomplete;
   json["items"] = proof.items;
   json["waits"] = proof.waits;
   json["waits_between_steps"] = proof.seam_waits;

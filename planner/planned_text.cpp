@@ -382,6 +382,14 @@ void print_proof(const Planned& planned) {
                                                     counted(proof.waits, "wait"), counted(proof.seam_waits, "wait"))
                                       : fmt::format("{}", proof.hazard_count));
   for (const comm::Hazard& hazard : proof.hazards) print_result("  {}\n", hazard.sentence());
+  const comm::ReductionReport& reductions = proof.reductions;
+  print_result("sums:      {}\n",
+               reductions.found.empty()
+                   ? fmt::format("complete at the update of {}, in the norm and in the loss, through {} and {}",
+                                 counted(reductions.parameters, "parameter"), counted(reductions.works, "work"),
+                                 counted(reductions.tasks, "task"))
+                   : fmt::format("{} of the plans compute with incomplete values", reductions.found.size()));
+  for (const comm::Incomplete& incomplete : reductions.found) print_result("  {}\n", incomplete.sentence());
   print_result("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);
   for (const std::string& remark : notes_of(planned)) print_result("note:      {}\n", remark);
   print_result("memory:    {} of {}\n", format_bytes(most_bytes(planned)), format_bytes(planned.machine.memory_bytes));

@@ -34,7 +34,7 @@ Fn sum_squares_work(const Job& job, const Item& item) {
     const int64_t end =
         std::min(placed.offset_elems + placed.part.elems, storage.shard_offset_elems + storage.shard_elems);
     const bool counts =  // otherwise another rank does
-        job.counts_squares_of(job.group_of(bucket), job.model.parameters[placed.part.parameter]);
+        job.counts_squares_of(job.group_of(bucket), job.model.parameters[placed.part.parameter], job.options.rank);
     const int64_t elems = counts ? std::max<int64_t>(0, end - begin) : 0;
     parts.push_back({elems > 0 ? begin - storage.shard_offset_elems : 0, elems, placed.norm_index});
   }

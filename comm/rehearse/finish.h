@@ -9,6 +9,7 @@
 
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/price.h"
+#include "comm/rehearse/reductions.h"
 #include "comm/rehearse/rehearse.h"
 #include "engine/plan/plan.h"
 
@@ -36,7 +37,9 @@ struct Proof {
   int64_t seam_waits = 0;    // of the last run that follows two of its kind, all stages
   uint64_t order_hash = 0;   // of host order, names, channels and sizes of all plans of all stages; equal on all ranks
 
-  bool holds() const { return deadlock.empty() && hazard_count == 0; }
+  ReductionReport reductions;  // of whole jobs; finish() and prove() see only plans
+
+  bool holds() const { return deadlock.empty() && hazard_count == 0 && reductions.found.empty(); }
   /// Adds the result of finish() for one plan with Checks::orders. A completely unordered access appears in that result
   /// and, with its suggested wait, in a proof of runs; implicit orders therefore count only if no other hazards exist.
   void include(Proof finished);

@@ -13,6 +13,7 @@
 
 #include "engine/base/parallel.h"
 #include "engine/device/cost.h"
+#include "engine/device/meaning.h"
 
 namespace slipstream {
 
@@ -130,6 +131,7 @@ struct Work {
   /// The host's part of each run on cuda, where a graph may have recorded fn long ago without calling it again. The
   /// issuer of a plan calls it once per run, before the first launch; empty on cpu and sim.
   std::function<void(LaunchContext&)> prepare = {};
+  Meaning meaning = {};
 };
 
 }  // namespace slipstream

@@ -112,10 +112,10 @@ Axis Job::norm_axis() const {
   return mesh.smallest_with(divided);
 }
 
-bool Job::counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter) const {
+bool Job::counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter, int rank) const {
   const Axis summed = norm_axis();
   const auto is_first = [&](Axis copies) {  // of the ranks that have the same gradient and add to one sum
-    return !Mesh::contains(summed, copies) || mesh.index_in_group(copies, options.rank) == 0;
+    return !Mesh::contains(summed, copies) || mesh.index_in_group(copies, rank) == 0;
   };
   return is_first(group.placement.copied_over) && (parameter.is_split() || is_first(Axis::tensor));
 }

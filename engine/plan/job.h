@@ -230,7 +230,7 @@ struct Job {
   /// Ranks that add up the squares of gradients; self: each rank has them all.
   Axis norm_axis() const;
   /// Does this rank count the squares of this parameter's gradient, and no other rank of norm_axis() that has the same?
-  bool counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter) const;
+  bool counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter, int rank) const;
 };
 
 /// Bytes of the flat range [offset, offset + elems) of a buffer.

@@ -47,7 +47,7 @@ void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out
                                         .dtype = options_.dtype,
                                         .window = window(layer)};
   work("attention", kernels::attention_forward_cost(shape), with(with({qkv}, document_begins_), numbers), {out, lse},
-       [=, begins = document_begins_](LaunchContext& c) {
+       {.rule = Rule::sequences, .results = 2}, [=, begins = document_begins_](LaunchContext& c) {
          kernels::AttentionForward args = shape;
          const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
          if (numbers.size_bytes > 0) args.dropout = &dropped;
@@ -88,7 +88,7 @@ void SpecBuilder::attention_gradient(int layer, Slice dout, Slice qkv, Slice out
                                          .dtype = options_.dtype,
                                          .window = window(layer)};
   work("attention_gradient", kernels::attention_backward_cost(shape),
-       with(with({dout, qkv, out, lse}, document_begins_), numbers), {dqkv, workspace},
+       with(with({dout, qkv, out, lse}, document_begins_), numbers), {dqkv, workspace}, {.rule = Rule::sequences},
        [=, begins = document_begins_](LaunchContext& c) {
          kernels::AttentionBackward args = shape;
          const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);

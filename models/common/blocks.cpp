@@ -19,8 +19,8 @@
 namespace slipstream::models {
 namespace {
 
-/// Does this item add to existing gradients? The planner decides; the first micro-batch of a step does not add.
-bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
+constexpr uint8_t kEmbeddingUse = 1;  // of a table; the head's is 0
+constexpr Meaning kWeightGradient{.rule = Rule::weight_gradient, .results = 0, .adds = Adds::as_planned};
 
 }  // namespace
 
@@ -137,11 +137,11 @@ void SpecBuilder::begin(const std::string& name, int layer) {
 }
 
 void SpecBuilder::work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
-                       std::function<void(LaunchContext&)> fn) {
+                       const Meaning& meaning, std::function<void(LaunchContext&)> fn) {
   const int layer = spec_.pieces.empty() ? -1 : spec_.pieces.back().layer;
   for (KernelCost& kernel : cost.kernels) kernel.in_layer = layer >= 0 && layer < options_.layers;
   (replaying_ ? spec_.replays : spec_.pieces.back().works)
-      .push_back({name, cost, std::move(reads), std::move(writes), std::move(fn)});
+      .push_back({name, cost, std::move(reads), std::move(writes), std::move(fn), {}, meaning});
 }
 
 void SpecBuilder::ready(uint32_t parameter) { ready(parameter, 0, spec_.parameters[parameter].elems); }
@@ -150,12 +150,15 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
   spec_.pieces.back().ready.push_back({parameter, begin_elems, elems});
 }
 
-void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias) {
+void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool bias_once) {
   const Slice weight = weight_of(w), bias = bias_of(w);  // read on all ranks, so that their plans are equal
   const kernels::MatmulForward shape{
       .rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
-  work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu),
-       [=](LaunchContext& c) {
+  Meaning meaning{.rule = Rule::product};
+  if (pre_gelu.size_bytes > 0) meaning.results = 2;
+  if (bias.size_bytes > 0 && bias_once) meaning.once = 2;
+  work("matmul", kernels::matmul_forward_cost(shape), with({x, weight}, bias), with({y}, pre_gelu), meaning,
+       [=, adds_bias = adds_once_operand(meaning)](LaunchContext& c) {
          kernels::MatmulForward args = shape;
          args.x = c.at(x);
          args.weight = c.at(weight);
@@ -174,15 +177,17 @@ void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Sli
   Cost cost = kernels::matmul_backward_input_cost(shape);
   // As two passes: only some GPUs and shapes do it in one.
   if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
+  Meaning meaning{.rule = Rule::input_gradient, .adds = Adds::as_planned};
+  if (db.size_bytes > 0) meaning.sums = 1;
   work(of_gelu ? "matmul_gelu_gradient" : "matmul_input_gradient", cost, with(with({dy, weight}, pre_gelu), db),
-       with({dx}, db), [=](LaunchContext& c) {
+       with({dx}, db), meaning, [=](LaunchContext& c) {
          kernels::MatmulBackwardInput args = shape;
          args.dy = c.at(dy);
          args.weight = c.at(weight);
          args.dx = c.at(dx);
          args.pre_activation = of_gelu ? c.at(pre_gelu) : nullptr;
          args.dbias = db.size_bytes > 0 ? c.as<float>(db) : nullptr;
-         args.accumulate_bias = accumulate(c);
+         args.accumulate_bias = adds(meaning, c);
          kernels::matmul_backward_input(c, args);
        });
 }
@@ -192,14 +197,16 @@ void SpecBuilder::linear_weight_gradient(Slice x, Slice dy, const Linear& w) {
   const Slice db = w.bias < 0 || !w.sums_dy ? Slice{} : gradient(static_cast<uint32_t>(w.bias));
   const kernels::MatmulBackwardWeight shape{
       .rows = rows_of(x, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype};
+  Meaning meaning = kWeightGradient;
+  meaning.sums = db.size_bytes > 0 ? 2 : 1;
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), with({x, dy, dw}, db), with({dw}, db),
-       [=](LaunchContext& c) {
+       meaning, [=](LaunchContext& c) {
          kernels::MatmulBackwardWeight args = shape;
          args.x = c.at(x);
          args.dy = c.at(dy);
          args.dweight = c.as<float>(dw);
          args.dbias = db.size_bytes > 0 ? c.as<float>(db) : nullptr;
-         args.accumulate = accumulate(c);
+         args.accumulate = adds(meaning, c);
          kernels::matmul_backward_weight(c, args);
        });
   ready(w.weight);
@@ -211,7 +218,7 @@ void SpecBuilder::take_batch() {
   const int64_t size_bytes = buffers_.stride_bytes(batch_next_.buffer) * buffers_.micro_batches;
   const Slice next{batch_next_.buffer, 0, size_bytes};
   const Slice current{batch_current_.buffer, 0, size_bytes};
-  work("take_batch", {0, 2 * size_bytes}, {next}, {current}, [=](LaunchContext& c) {
+  work("take_batch", {0, 2 * size_bytes}, {next}, {current}, {.rule = Rule::copy}, [=](LaunchContext& c) {
     kernels::copy(c, {.from = c.at(next), .to = c.at(current), .size_bytes = size_bytes});
   });
 }
@@ -223,7 +230,8 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
   const Slice places = p.size_bytes > 0 ? document_positions() : Slice{};
   if (p.size_bytes > 0 && places.size_bytes == 0 && options_.context_ranks > 1) p = own_positions(p);
   const Slice y = own_tokens() ? partial : x;
-  const bool adds_positions = options_.tensor_index == 0;  // once in the sum over ranks
+  Meaning meaning{.rule = Rule::lookup};
+  if (p.size_bytes > 0) meaning.once = 2;  // positions, in the sum over ranks
   const kernels::EmbeddingForward shape{.batch = options_.batch,
                                         .tokens = options_.tokens,
                                         .width = options_.width,
@@ -232,8 +240,8 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
                                         .first = vocab_begin(),
                                         .part = shared(),
                                         .position_rows = options_.context};
-  work("embedding", kernels::embedding_forward_cost(shape), with(with({ids, t}, p), places), {y},
-       [=](LaunchContext& c) {
+  work("embedding", kernels::embedding_forward_cost(shape), with(with({ids, t}, p), places), {y}, meaning,
+       [=, adds_positions = adds_once_operand(meaning)](LaunchContext& c) {
          kernels::EmbeddingForward args = shape;
          args.ids = c.as<int32_t>(ids);
          args.table = c.at(t);
@@ -280,7 +288,7 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
                                            .vocab = vocab_held(),
                                            .part = shared()};
     work("embedding_rows", kernels::embedding_rows_pack_cost(shape), {ids, dx}, {row_ids, packed},
-         [=](LaunchContext& c) {
+         {.rule = Rule::scatter, .sums = 1, .rows_of = 1, .use = kEmbeddingUse}, [=](LaunchContext& c) {
            kernels::EmbeddingRowsPack args = shape;
            args.ids = c.as<int32_t>(ids);
            args.dy = c.at(dx);
@@ -298,19 +306,25 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   }
   // Without a split the head has already written this step's gradient.
   const bool onto_head = options_.tie_embeddings && !tied.split && !tied_apart();
+  const Meaning meaning{.rule = Rule::scatter,
+                        .results = 0,
+                        .sums = 1,
+                        .rows_of = 1,
+                        .adds = onto_head ? Adds::always : Adds::as_planned,
+                        .use = kEmbeddingUse};
   const kernels::EmbeddingBackward shape{.rows = rows(),
                                          .width = width,
                                          .vocab = vocab,
                                          .dtype = options_.dtype,
                                          .first = vocab_begin(),
                                          .part = shared()};
-  work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target},
+  work("embedding_gradient", kernels::embedding_backward_cost(shape), {ids, dx, target}, {target}, meaning,
        [=](LaunchContext& c) {
          kernels::EmbeddingBackward args = shape;
          args.ids = c.as<int32_t>(ids);
          args.dy = c.at(dx);
          args.dtable = c.as<float>(target);
-         args.accumulate = onto_head || accumulate(c);
+         args.accumulate = adds(meaning, c);
          kernels::embedding_backward(c, args);
        });
   if (!tied.split) ready(table);

@@ -23,6 +23,12 @@ namespace slipstream::models {
 /// Pure. `slices` and, if there is one, `more`.
 std::vector<Slice> with(std::vector<Slice> slices, const Slice& more);
 
+/// Does a sum add to what its destination holds, in this item of the plan? The planner decides where the work does not.
+inline bool adds(const Meaning& meaning, const LaunchContext& c) {
+  return meaning.adds == Adds::always || (meaning.adds == Adds::as_planned && c.frame->accumulate) ||
+         (meaning.adds == Adds::later_passes && c.frame->micro_batch > 0);
+}
+
 /// `dropout` with the samples at `numbers`, if there are any.
 kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropout dropout, const Slice& numbers);
 
@@ -116,7 +122,9 @@ class SpecBuilder final : public Ops {
   /// Starts a piece; the following works belong to it.
   void begin(const std::string& name, int layer);
   void work(const std::string& name, Cost cost, std::vector<Slice> reads, std::vector<Slice> writes,
-            std::function<void(LaunchContext&)> fn);
+            const Meaning& meaning, std::function<void(LaunchContext&)> fn);
+  /// Does this rank add the operand that only one of the ranks that share a layer adds?
+  bool adds_once_operand(const Meaning& meaning) const { return meaning.once < 0 || adds_once(options_.tensor_index); }
   /// Declares that the gradient of the whole parameter is complete after this piece.
   void ready(uint32_t parameter);
   void ready(uint32_t parameter, int64_t begin_elems, int64_t elems);
@@ -138,11 +146,9 @@ class SpecBuilder final : public Ops {
 
   // Works. Their number of rows is that of their operands: a buffer, or a chunk of it. Weights are [out, in].
   // `weight_gradient` and related works overwrite on the first micro-batch and add afterwards.
-  void linear(Slice x, const Linear& w, Slice y) override { add_linear(x, w, y, {}, true); }
-  void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) override { add_linear(x, w, y, pre, true); }
-  void partial_linear(Slice x, const Linear& w, Slice y) override {
-    add_linear(x, w, y, {}, options_.tensor_index == 0);
-  }
+  void linear(Slice x, const Linear& w, Slice y) override { add_linear(x, w, y, {}, false); }
+  void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) override { add_linear(x, w, y, pre, false); }
+  void partial_linear(Slice x, const Linear& w, Slice y) override { add_linear(x, w, y, {}, true); }
   /// With `pre_gelu`, dx is the gradient of GELU's input, which `before` has made.
   void linear_input_gradient(Slice dy, const Linear& w, Slice dx, Slice pre_gelu = {}, const Linear& before = {});
   void linear_weight_gradient(Slice x, Slice dy, const Linear& w);
@@ -239,7 +245,7 @@ class SpecBuilder final : public Ops {
 
  private:
   Slice kept(const std::string& name, int64_t size_bytes);
-  void add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool adds_bias);
+  void add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool bias_once);
   /// The bias gradient that the work which writes dy forms; empty if there is none.
   Slice summed_bias(const Linear& w) const {
     return w.bias < 0 || w.sums_dy ? Slice{} : gradient(static_cast<uint32_t>(w.bias));

@@ -42,15 +42,16 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, Rows r, bool trainin
   const Slice logits = logits_of(r), targets = rows_of_all(targets_, r), row_losses = rows_of_all(row_losses_, r),
               part = loss_part_;
   linear(rows_of_all(hidden, r), head_product(table), logits);
+  const Meaning meaning{.rule = Rule::losses, .sums = 1, .mean_over = options_.global_tokens};
   const kernels::CrossEntropy shape{.rows = r.count,
                                     .vocab = options_.vocab,
                                     .stride = vocab_rows(),
-                                    .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
+                                    .gradient_scale = 1.0f / static_cast<float>(meaning.mean_over),
                                     .dtype = options_.dtype,
                                     .backward = training};
   std::vector<Slice> writes{row_losses, part};
   if (training) writes.push_back(logits);
-  work("cross_entropy", kernels::cross_entropy_cost(shape), {logits, targets}, writes, [=](LaunchContext& c) {
+  work("cross_entropy", kernels::cross_entropy_cost(shape), {logits, targets}, writes, meaning, [=](LaunchContext& c) {
     kernels::CrossEntropy args = shape;
     args.logits = c.at(logits);
     args.targets = c.as<int32_t>(targets);
@@ -61,18 +62,19 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, Rows r, bool trainin
   if (training) add_loss(r.begin > 0);
 }
 
-void SpecBuilder::add_loss(bool adds) {
+void SpecBuilder::add_loss(bool always) {
   const Slice part = loss_part_, total = loss_;
   // Every rank that shares a layer has its losses: one of them counts.
-  const bool counts = options_.tensor_index == 0;
-  work("add_loss", {1, 24}, {part, total}, {total}, [=](LaunchContext& c) {
-    if (counts)
-      kernels::add_loss(
-          c,
-          {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = adds || c.frame->micro_batch > 0});
-    else
-      kernels::zero(c, {.to = c.at(total), .size_bytes = total.size_bytes});
-  });
+  const Meaning meaning{
+      .rule = Rule::count, .results = 0, .sums = 1, .adds = always ? Adds::always : Adds::later_passes, .once = 0};
+  work("add_loss", {1, 24}, {part, total}, {total}, meaning,
+       [=, counts = adds_once_operand(meaning)](LaunchContext& c) {
+         if (counts)
+           kernels::add_loss(
+               c, {.part = c.as<double>(part), .total = c.as<double>(total), .accumulate = adds(meaning, c)});
+         else
+           kernels::zero(c, {.to = c.at(total), .size_bytes = total.size_bytes});
+       });
 }
 
 void SpecBuilder::evaluate_head(Slice hidden, uint32_t table) {
@@ -123,20 +125,21 @@ void SpecBuilder::table_gradient(Slice hidden, uint32_t table, Rows r, Rows word
   const int64_t begin_bytes = bytes_of(words.begin, options_.dtype);
   const Slice dw = gradient(table), dlogits = logits_of(r), x = rows_of_all(hidden, r);
   const Slice dw_words{dw.buffer, dw.begin_bytes + words.begin * width * 4, words.count * width * 4};
+  const Meaning meaning{
+      .rule = Rule::weight_gradient, .results = 0, .sums = 1, .adds = r.begin > 0 ? Adds::always : Adds::as_planned};
   const kernels::MatmulBackwardWeight shape{.rows = r.count,
                                             .in = width,
                                             .out = words.count,
                                             .dtype = options_.dtype,
-                                            .accumulate = r.begin > 0,
                                             .dy_stride = vocab,
                                             .padding = words.end() == vocab ? vocab_padding() : 0};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {x, dlogits, dw_words}, {dw_words},
-       [=](LaunchContext& c) {
+       meaning, [=](LaunchContext& c) {
          kernels::MatmulBackwardWeight args = shape;
          args.x = c.at(x);
          args.dy = c.at(dlogits) + begin_bytes;
          args.dweight = c.as<float>(dw_words);
-         args.accumulate = shape.accumulate || c.frame->accumulate;
+         args.accumulate = adds(meaning, c);
          kernels::matmul_backward_weight(c, args);
        });
 }
@@ -154,7 +157,7 @@ void SpecBuilder::head_part(Slice hidden, uint32_t table, TokenChunk c) {
                                         .whole_vocab = options_.vocab,
                                         .dtype = options_.dtype};
   work("cross_entropy_part", kernels::cross_entropy_part_cost(shape), {logits, targets}, {parts},
-       [=](LaunchContext& context) {
+       {.rule = Rule::statistics}, [=](LaunchContext& context) {
          kernels::CrossEntropyPart args = shape;
          args.logits = context.at(logits);
          args.targets = context.as<int32_t>(targets);
@@ -182,18 +185,19 @@ void SpecBuilder::shared_losses() {
 
 void SpecBuilder::merge_losses(bool training) {
   const Slice logits = logits_, targets = targets_, row_losses = row_losses_, sum = loss_part_, parts = loss_parts_;
+  const Meaning meaning{.rule = Rule::merged_losses, .sums = 1, .mean_over = options_.global_tokens};
   const kernels::CrossEntropyMerge shape{.rows = rows(),
                                          .vocab = vocab_held(),
                                          .stride = vocab_rows(),
                                          .first = vocab_begin(),
                                          .ranks = options_.tensor,
-                                         .gradient_scale = 1.0f / static_cast<float>(options_.global_tokens),
+                                         .gradient_scale = 1.0f / static_cast<float>(meaning.mean_over),
                                          .dtype = options_.dtype,
                                          .backward = training};
   std::vector<Slice> reads{parts}, writes{row_losses, sum};
   if (training) reads.insert(reads.end(), {logits, targets});
   if (training) writes.push_back(logits);
-  work("cross_entropy_merge", kernels::cross_entropy_merge_cost(shape), reads, writes, [=](LaunchContext& c) {
+  work("cross_entropy_merge", kernels::cross_entropy_merge_cost(shape), reads, writes, meaning, [=](LaunchContext& c) {
     kernels::CrossEntropyMerge args = shape;
     args.logits = c.at(logits);
     args.targets = c.as<int32_t>(targets);

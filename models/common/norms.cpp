@@ -9,10 +9,28 @@
 #include "models/common/blocks.h"
 
 namespace slipstream::models {
+namespace {
+
+Meaning norm_of(const std::vector<Slice>& writes) {
+  return {.rule = Rule::rows, .results = static_cast<uint8_t>(writes.size()), .whole_rows = true};
+}
+
+/// `is_share`: its sums go to memory of their own, to which all chunks of tokens but the first add.
+Meaning gradient_of_norm(uint8_t sums, bool first, bool is_share) {
+  return {.rule = Rule::rows,
+          .sums = sums,
+          .rows_of = 1,
+          .adds = !first     ? Adds::always
+                  : is_share ? Adds::never
+                             : Adds::as_planned,
+          .whole_rows = true};
+}
+
+}  // namespace
 
 void SpecBuilder::residual_sum(Slice x, Slice delta, Slice sum) {
   const kernels::Residual shape{.elems = sum.size_bytes / size_of(options_.dtype), .dtype = options_.dtype};
-  work("residual_sum", kernels::residual_cost(shape), {x, delta}, {sum}, [=](LaunchContext& c) {
+  work("residual_sum", kernels::residual_cost(shape), {x, delta}, {sum}, {.rule = Rule::rows}, [=](LaunchContext& c) {
     kernels::Residual args = shape;
     args.a = c.at(x);
     args.b = c.at(delta);
@@ -31,6 +49,7 @@ void SpecBuilder::dropout(const std::string& place, double rate, Slice x, Slice 
                                .rate = rate,
                                .dtype = options_.dtype};
   work(adds ? "dropout_sum" : "dropout", kernels::dropout_cost(shape, adds), with({d, sequence_numbers_}, x), {y},
+       {.rule = Rule::rows, .first_row = first_row, .rows = shape.rows},
        [=, samples = sequence_numbers_](LaunchContext& c) {
          kernels::Dropout args = shape;
          args.x = adds ? c.at(x) : nullptr;
@@ -51,7 +70,7 @@ void SpecBuilder::head_norm(Slice raw, const HeadNorms& n, Slice qkv) {
                                        .eps = options_.norm_eps,
                                        .dtype = options_.dtype};
   work("head_norm", kernels::head_norm_forward_cost(shape), {raw, q_weight, k_weight}, {qkv, inv_rms},
-       [=](LaunchContext& c) {
+       {.rule = Rule::rows, .results = 2}, [=](LaunchContext& c) {
          kernels::HeadNormForward args = shape;
          args.x = c.at(raw);
          args.q_weight = c.at(q_weight);
@@ -73,10 +92,15 @@ void SpecBuilder::head_norm_gradient(Slice d, Slice raw, const HeadNorms& n) {
               dk_weight = is_share ? chunk(n.partial, {1, 2}) : gradient(parameters[1]);
   const kernels::HeadNormBackward shape{
       .rows = rows(), .heads = heads(), .kv_heads = kv_heads(), .head_dim = head_dim(), .dtype = options_.dtype};
+  const Meaning meaning{.rule = Rule::rows,
+                        .sums = 2,
+                        .rows_of = 1,
+                        .adds = is_share ? Adds::never : Adds::as_planned,
+                        .over_heads = true};
   std::vector<Slice> reads{d, raw, q_weight, k_weight, inv_rms};
   if (!is_share) reads.insert(reads.end(), {dq_weight, dk_weight});
   work("head_norm_gradient", kernels::head_norm_backward_cost(shape), reads, {d, dq_weight, dk_weight, workspace},
-       [=](LaunchContext& c) {
+       meaning, [=](LaunchContext& c) {
          kernels::HeadNormBackward args = shape;
          args.d = c.at(d);
          args.x = c.at(raw);
@@ -86,7 +110,7 @@ void SpecBuilder::head_norm_gradient(Slice d, Slice raw, const HeadNorms& n) {
          args.dq_weight = c.as<float>(dq_weight);
          args.dk_weight = c.as<float>(dk_weight);
          args.workspace = c.as<float>(workspace);
-         args.accumulate = !is_share && c.frame->accumulate;
+         args.accumulate = adds(meaning, c);
          kernels::head_norm_backward(c, args);
        });
   if (is_share) return sum_partial(n.partial);
@@ -105,7 +129,7 @@ void SpecBuilder::layer_norm(Slice x, Slice delta, Slice sum, const Norm& n, Sli
       .rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
   std::vector<Slice> reads{x, weight, bias}, writes{y, mean, inv_std};
   if (fused) reads.push_back(delta), writes.push_back(sum);
-  work("layer_norm", kernels::layer_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
+  work("layer_norm", kernels::layer_norm_forward_cost(shape), reads, writes, norm_of(writes), [=](LaunchContext& c) {
     kernels::LayerNormForward args = shape;
     args.x = c.at(x);
     args.delta = fused ? c.at(delta) : nullptr;
@@ -126,7 +150,7 @@ void SpecBuilder::rms_norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice
       .rows = rows_of(x, options_.width), .width = options_.width, .eps = options_.norm_eps, .dtype = options_.dtype};
   std::vector<Slice> reads{x, weight}, writes{y, inv_rms};
   if (fused) reads.push_back(delta), writes.push_back(sum);
-  work("rms_norm", kernels::rms_norm_forward_cost(shape), reads, writes, [=](LaunchContext& c) {
+  work("rms_norm", kernels::rms_norm_forward_cost(shape), reads, writes, norm_of(writes), [=](LaunchContext& c) {
     kernels::RmsNormForward args = shape;
     args.x = c.at(x);
     args.delta = fused ? c.at(delta) : nullptr;
@@ -159,8 +183,9 @@ void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice re
   std::vector<Slice> reads{dy, x, weight, mean, inv_std};
   if (!is_share || !first) reads.insert(reads.end(), {dweight, dbias});
   if (with_residual) reads.push_back(residual);
+  const Meaning meaning = gradient_of_norm(dx_sums.size_bytes > 0 ? 3 : 2, first, is_share);
   work("layer_norm_gradient", kernels::layer_norm_backward_cost(shape), with(reads, dx_sums),
-       with({dx, dweight, dbias, workspace}, dx_sums), [=](LaunchContext& c) {
+       with(with({dx, dweight, dbias}, dx_sums), workspace), meaning, [=](LaunchContext& c) {
          kernels::LayerNormBackward args = shape;
          args.dy = c.at(dy);
          args.x = c.at(x);
@@ -172,7 +197,7 @@ void SpecBuilder::layer_norm_gradient(Slice dy, Slice x, const Norm& n, Slice re
          args.dweight = c.as<float>(dweight);
          args.dbias = c.as<float>(dbias);
          args.workspace = c.as<float>(workspace);
-         args.accumulate = !first || (!is_share && c.frame->accumulate);
+         args.accumulate = adds(meaning, c);
          args.dx_sums = dx_sums.size_bytes > 0 ? c.as<float>(dx_sums) : nullptr;
          kernels::layer_norm_backward(c, args);
        });
@@ -187,7 +212,8 @@ void SpecBuilder::rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice resi
   std::vector<Slice> reads{dy, x, weight, inv_rms};
   if (!is_share || !first) reads.push_back(dweight);
   if (with_residual) reads.push_back(residual);
-  work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace},
+  const Meaning meaning = gradient_of_norm(1, first, is_share);
+  work("rms_norm_gradient", kernels::rms_norm_backward_cost(shape), reads, {dx, dweight, workspace}, meaning,
        [=](LaunchContext& c) {
          kernels::RmsNormBackward args = shape;
          args.dy = c.at(dy);
@@ -198,7 +224,7 @@ void SpecBuilder::rms_norm_gradient(Slice dy, Slice x, const Norm& n, Slice resi
          args.dx = c.at(dx);
          args.dweight = c.as<float>(dweight);
          args.workspace = c.as<float>(workspace);
-         args.accumulate = !first || (!is_share && c.frame->accumulate);
+         args.accumulate = adds(meaning, c);
          kernels::rms_norm_backward(c, args);
        });
 }

@@ -24,8 +24,6 @@ Slice half(int which, const Slice& own) {
   return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2};
 }
 
-bool accumulate(const LaunchContext& context) { return context.frame->accumulate; }
-
 }  // namespace
 
 Slice SpecBuilder::rotary_table() {
@@ -61,7 +59,7 @@ void SpecBuilder::rotate(Slice qkv, bool inverse) {
   k.heads = kv_heads();
   Cost cost = kernels::rope_cost(q);
   cost += kernels::rope_cost(k);
-  work(inverse ? "rope_inverse" : "rope", cost, {qkv, table}, {qkv}, [=](LaunchContext& c) {
+  work(inverse ? "rope_inverse" : "rope", cost, {qkv, table}, {qkv}, {.rule = Rule::rows}, [=](LaunchContext& c) {
     kernels::Rope args = q;
     args.x = c.at(qkv);
     args.table = c.as<float>(table);
@@ -81,10 +79,11 @@ Slice SpecBuilder::own_positions(Slice positions) {
     from[static_cast<size_t>(which)] = rows_of_chunk(options_.chunks(), which, positions, row_bytes);
     to[static_cast<size_t>(which)] = half(which, own);
   }
-  work("own_positions", {0, 2 * own.size_bytes}, {from[0], from[1]}, {own}, [=](LaunchContext& c) {
-    for (size_t i : {0, 1})
-      kernels::copy(c, {.from = c.at(from[i]), .to = c.at(to[i]), .size_bytes = to[i].size_bytes});
-  });
+  work("own_positions", {0, 2 * own.size_bytes}, {from[0], from[1]}, {own}, {.rule = Rule::copy},
+       [=](LaunchContext& c) {
+         for (size_t i : {0, 1})
+           kernels::copy(c, {.from = c.at(from[i]), .to = c.at(to[i]), .size_bytes = to[i].size_bytes});
+       });
   return own;
 }
 
@@ -95,9 +94,10 @@ void SpecBuilder::add_own_positions(Slice own, Slice gradient) {
     from[static_cast<size_t>(which)] = half(which, own);
     to[static_cast<size_t>(which)] = rows_of_chunk(options_.chunks(), which, gradient, row_bytes);
   }
-  work("add_own_positions", {own.size_bytes / 4, 3 * own.size_bytes}, {own, gradient}, {gradient},
+  const Meaning meaning{.rule = Rule::add, .results = 0, .sums = 1, .adds = Adds::as_planned};
+  work("add_own_positions", {own.size_bytes / 4, 3 * own.size_bytes}, {own, gradient}, {gradient}, meaning,
        [=](LaunchContext& c) {
-         if (!accumulate(c)) kernels::zero(c, {.to = c.at(gradient), .size_bytes = gradient.size_bytes});
+         if (!adds(meaning, c)) kernels::zero(c, {.to = c.at(gradient), .size_bytes = gradient.size_bytes});
          for (size_t i : {0, 1})
            kernels::add(c, {.x = c.as<float>(from[i]), .y = c.as<float>(to[i]), .elems = to[i].size_bytes / 4});
        });
@@ -109,12 +109,13 @@ Slice SpecBuilder::document_positions() {
   const kernels::DocumentPositions shape{
       .batch = options_.batch, .tokens = options_.tokens, .chunks = options_.chunks()};
   const Slice begins = document_begins_, to = scratch("positions.of_documents", bytes_of(rows(), DType::i32));
-  work("document_positions", kernels::document_positions_cost(shape), {begins}, {to}, [=](LaunchContext& c) {
-    kernels::DocumentPositions args = shape;
-    args.begins = c.as<int32_t>(begins);
-    args.positions = c.as<int32_t>(to);
-    kernels::document_positions(c, args);
-  });
+  work("document_positions", kernels::document_positions_cost(shape), {begins}, {to}, {.rule = Rule::copy},
+       [=](LaunchContext& c) {
+         kernels::DocumentPositions args = shape;
+         args.begins = c.as<int32_t>(begins);
+         args.positions = c.as<int32_t>(to);
+         kernels::document_positions(c, args);
+       });
   return to;
 }
 
@@ -123,14 +124,16 @@ void SpecBuilder::position_gradient(uint32_t positions, Slice dx) {
   if (const Slice places = document_positions(); places.size_bytes > 0) {
     const kernels::EmbeddingBackward shape{
         .rows = rows(), .width = options_.width, .vocab = options_.context, .dtype = options_.dtype};
-    work("position_gradient", kernels::embedding_backward_cost(shape), {places, dx, dp}, {dp}, [=](LaunchContext& c) {
-      kernels::EmbeddingBackward args = shape;
-      args.ids = c.as<int32_t>(places);
-      args.dy = c.at(dx);
-      args.dtable = c.as<float>(dp);
-      args.accumulate = accumulate(c);
-      kernels::embedding_backward(c, args);
-    });
+    const Meaning meaning{.rule = Rule::scatter, .results = 0, .sums = 1, .rows_of = 1, .adds = Adds::as_planned};
+    work("position_gradient", kernels::embedding_backward_cost(shape), {places, dx, dp}, {dp}, meaning,
+         [=](LaunchContext& c) {
+           kernels::EmbeddingBackward args = shape;
+           args.ids = c.as<int32_t>(places);
+           args.dy = c.at(dx);
+           args.dtable = c.as<float>(dp);
+           args.accumulate = adds(meaning, c);
+           kernels::embedding_backward(c, args);
+         });
     return ready(positions);
   }
   const bool spread = options_.context_ranks > 1;
@@ -140,12 +143,14 @@ void SpecBuilder::position_gradient(uint32_t positions, Slice dx) {
                                         .width = options_.width,
                                         .positions = spread ? options_.tokens : options_.context,
                                         .dtype = options_.dtype};
+  const Meaning meaning{
+      .rule = Rule::scatter, .results = 0, .sums = 1, .adds = spread ? Adds::never : Adds::as_planned};
   work("position_gradient", kernels::position_backward_cost(shape), spread ? std::vector{dx} : std::vector{dx, to},
-       {to}, [=](LaunchContext& c) {
+       {to}, meaning, [=](LaunchContext& c) {
          kernels::PositionBackward args = shape;
          args.dy = c.at(dx);
          args.dpositions = c.as<float>(to);
-         args.accumulate = !spread && accumulate(c);
+         args.accumulate = adds(meaning, c);
          kernels::position_backward(c, args);
        });
   if (spread) add_own_positions(to, dp);

@@ -107,7 +107,7 @@ void Ring::start_keys(Slice qkv, bool again) {
   const int64_t begin = b_.heads() * b_.head_dim();
   const kernels::ColumnsTake shape{
       .rows = b_.rows(), .width = kv_width(), .from_stride = b_.qkv_width(), .dtype = o.dtype};
-  b_.work("take_keys", kernels::columns_take_cost(shape), {qkv}, {to}, [=](LaunchContext& c) {
+  b_.work("take_keys", kernels::columns_take_cost(shape), {qkv}, {to}, {.rule = Rule::copy}, [=](LaunchContext& c) {
     kernels::ColumnsTake args = shape;
     args.from = c.at(qkv) + begin * size_of(shape.dtype);
     args.to = c.at(to);
@@ -160,7 +160,10 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
     writes = {out, lse};
   else
     writes = {carried};
-  b_.work("attention_block", cost, reads, writes, [=](LaunchContext& c) {
+  const Meaning meaning{.rule = Rule::attention_block,
+                        .results = static_cast<uint8_t>(writes.size()),
+                        .step = static_cast<int16_t>(step)};
+  b_.work("attention_block", cost, reads, writes, meaning, [=](LaunchContext& c) {
     kernels::AttentionBlockForward args = shape;
     const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
     if (numbers.size_bytes > 0) args.all.dropout = &dropped;
@@ -210,26 +213,27 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
   const double dropout_rate = b_.options().dropout.attention;
   const Slice numbers = b_.sequence_numbers(dropout_rate);
   const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate);
-  std::vector<Slice> reads = with(with({dout, qkv, out, lse, dq_sum}, begins), numbers), writes{dkv, workspace};
+  std::vector<Slice> reads = with(with({dout, qkv, out, lse, dq_sum}, begins), numbers);
   if (!last) reads.push_back(kv.rows);
-  writes.push_back(last ? dqkv : dq_sum);
-  b_.work("attention_block_gradient", cost, reads, writes, [=](LaunchContext& c) {
-    kernels::AttentionBlockBackward args = shape;
-    const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
-    if (numbers.size_bytes > 0) args.all.dropout = &dropped;
-    if (begins.size_bytes > 0) args.all.document_begins = c.as<int32_t>(begins);
-    args.all.dout = c.at(dout);
-    args.all.q = c.at(qkv);
-    args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
-    args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
-    args.all.out = c.at(out);
-    args.all.lse = c.as<float>(lse);
-    args.all.dq = last ? c.at(dqkv) : nullptr;
-    args.all.workspace = c.as<float>(workspace);
-    args.dq_sum = c.as<float>(dq_sum);
-    args.dkv = c.as<float>(dkv);
-    kernels::attention_block_backward(c, args);
-  });
+  const Meaning meaning{.rule = Rule::attention_block_gradient, .results = 2, .step = static_cast<int16_t>(step)};
+  b_.work("attention_block_gradient", cost, reads, {dkv, last ? dqkv : dq_sum, workspace}, meaning,
+          [=](LaunchContext& c) {
+            kernels::AttentionBlockBackward args = shape;
+            const kernels::AttentionDropout dropped = with_samples(c, dropout, numbers);
+            if (numbers.size_bytes > 0) args.all.dropout = &dropped;
+            if (begins.size_bytes > 0) args.all.document_begins = c.as<int32_t>(begins);
+            args.all.dout = c.at(dout);
+            args.all.q = c.at(qkv);
+            args.all.k = c.at(kv.rows) + kv.k * elem_bytes;
+            args.all.v = c.at(kv.rows) + kv.v * elem_bytes;
+            args.all.out = c.at(out);
+            args.all.lse = c.as<float>(lse);
+            args.all.dq = last ? c.at(dqkv) : nullptr;
+            args.all.workspace = c.as<float>(workspace);
+            args.dq_sum = c.as<float>(dq_sum);
+            args.dkv = c.as<float>(dkv);
+            kernels::attention_block_backward(c, args);
+          });
 }
 
 void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
@@ -240,7 +244,7 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     // Not earlier: a recomputed forward pass ends before the first piece that reads its output, and uses the same
     // memory for its carried values.
     if (step == 1)
-      b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum},
+      b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum}, {.rule = Rule::clear},
               [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
     block_gradient(layer, step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
@@ -248,9 +252,9 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
       // In a separate piece: the sums of the previous ranks arrive while the block runs.
       b_.begin(fmt::format("add_key_gradients.{}", step), layer);
       const int64_t elems = b_.rows() * kv_width();
-      b_.work("add", kernels::add_cost({.elems = elems}), {share, sum}, {sum}, [=](LaunchContext& c) {
-        kernels::add(c, {.x = c.as<float>(share), .y = c.as<float>(sum), .elems = elems});
-      });
+      b_.work(
+          "add", kernels::add_cost({.elems = elems}), {share, sum}, {sum}, {.rule = Rule::add, .adds = Adds::always},
+          [=](LaunchContext& c) { kernels::add(c, {.x = c.as<float>(share), .y = c.as<float>(sum), .elems = elems}); });
     }
     exchange_gradients(step);
   }
@@ -261,13 +265,14 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
   const int64_t begin = b_.heads() * b_.head_dim();
   const kernels::ColumnsSum shape{
       .rows = b_.rows(), .width = kv_width(), .to_stride = b_.qkv_width(), .dtype = b_.options().dtype};
-  b_.work("sum_key_gradients", kernels::columns_sum_cost(shape), {share, home}, {dqkv}, [=](LaunchContext& c) {
-    kernels::ColumnsSum args = shape;
-    args.a = c.as<float>(share);
-    args.b = c.as<float>(home);
-    args.to = c.at(dqkv) + begin * size_of(shape.dtype);
-    kernels::columns_sum(c, args);
-  });
+  b_.work("sum_key_gradients", kernels::columns_sum_cost(shape), {share, home}, {dqkv}, {.rule = Rule::add},
+          [=](LaunchContext& c) {
+            kernels::ColumnsSum args = shape;
+            args.a = c.as<float>(share);
+            args.b = c.as<float>(home);
+            args.to = c.at(dqkv) + begin * size_of(shape.dtype);
+            kernels::columns_sum(c, args);
+          });
 }
 
 }  // namespace slipstream::models

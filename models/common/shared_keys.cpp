@@ -47,10 +47,11 @@ void SpecBuilder::assemble_qkv(const Linear& q, const Linear& kv, const Linear& 
     reads.push_back(from), writes.push_back(to);
     size_bytes += from.size_bytes;
   }
-  work("assemble_qkv", {0, 2 * size_bytes}, reads, writes, [=](LaunchContext& c) {
-    for (const auto& [from, to] : copies)
-      kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
-  });
+  work("assemble_qkv", {0, 2 * size_bytes}, reads, writes,
+       {.rule = Rule::own_part, .results = static_cast<uint8_t>(writes.size())}, [=](LaunchContext& c) {
+         for (const auto& [from, to] : copies)
+           kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});
+       });
 }
 
 Slice SpecBuilder::kv_partial(const Linear& kv) {
@@ -68,14 +69,18 @@ void SpecBuilder::qkv_weight_gradient(Slice x, Slice dy, const Linear& q, const 
   const Slice dw = gradient(q.weight), db = biases ? gradient(static_cast<uint32_t>(q.bias)) : Slice{};
   const kernels::MatmulBackwardWeight of_q{
       .rows = rows(), .in = q.in, .out = q.out, .dtype = options_.dtype, .dy_stride = qkv_width()};
+  const Meaning meaning{.rule = Rule::weight_gradient,
+                        .results = 0,
+                        .sums = static_cast<uint8_t>(biases ? 2 : 1),
+                        .adds = Adds::as_planned};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(of_q), with({x, dy, dw}, db), with({dw}, db),
-       [=](LaunchContext& c) {
+       meaning, [=](LaunchContext& c) {
          kernels::MatmulBackwardWeight args = of_q;
          args.x = c.at(x);
          args.dy = c.at(dy);
          args.dweight = c.as<float>(dw);
          args.dbias = db.size_bytes > 0 ? c.as<float>(db) : nullptr;
-         args.accumulate = c.frame->accumulate;
+         args.accumulate = adds(meaning, c);
          kernels::matmul_backward_weight(c, args);
        });
   ready(q.weight);
@@ -85,6 +90,7 @@ void SpecBuilder::qkv_weight_gradient(Slice x, Slice dy, const Linear& q, const 
   Cost cost = kernels::matmul_backward_weight_cost(of_head);
   cost += kernels::matmul_backward_weight_cost(of_head);
   work("matmul_key_value_gradient", cost, {x, dy}, {partial},
+       {.rule = Rule::weight_gradient, .results = 0, .sums = 1, .over_heads = true},
        [=, this_width = attention_width(), kv_heads = options_.kv_heads](LaunchContext& c) {
          kernels::zero(c, {.to = c.at(partial), .size_bytes = partial.size_bytes});
          for (const int which : {0, 1}) {

@@ -125,8 +125,9 @@ void SpecBuilder::add_partial(Slice partial, const std::vector<uint32_t>& parame
     const Slice from = chunk(partial, {static_cast<int>(i), static_cast<int>(parameters.size())}),
                 to = gradient(parameters[i]);
     const int64_t elems = to.size_bytes / size_of(DType::f32);
-    work("add_norm_gradient", {elems, 3 * to.size_bytes}, {from, to}, {to}, [=](LaunchContext& c) {
-      if (c.frame->accumulate)
+    const Meaning meaning{.rule = Rule::add, .results = 0, .sums = 1, .adds = Adds::as_planned};
+    work("add_norm_gradient", {elems, 3 * to.size_bytes}, {from, to}, {to}, meaning, [=](LaunchContext& c) {
+      if (adds(meaning, c))
         kernels::add(c, {.x = c.as<float>(from), .y = c.as<float>(to), .elems = elems});
       else
         kernels::copy(c, {.from = c.at(from), .to = c.at(to), .size_bytes = to.size_bytes});

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Proves that the plans of a job add up every gradient, norm and loss once, over the right ranks, with the right
+// factor.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/plan/job.h"
+
+namespace slipstream::comm {
+
+/// The first item of a plan that computes with an incomplete value, or at which a value would count twice.
+struct Incomplete {
+  std::string plan, item;
+  int stage = 0;
+  std::string tensor;  // or the buffer
+  std::string axis;    // over which the value is incomplete; empty: it is another fault
+  std::string fault;   // "sum_squares.bucket0 reads the gradient of h.0.ln_1.weight, which ..."
+
+  std::string sentence() const;
+};
+
+struct ReductionReport {
+  std::vector<Incomplete> found;  // at most one of each plan
+  int64_t works = 0, tasks = 0;   // that were typed
+  int64_t parameters = 0;         // of all stages
+};
+
+/// Pure. Follows the types of all values (comm/rehearse/value_types.h) through every finished plan of the job: a job of
+/// every pipeline stage, whose rank stands for the others of its stage. A plan begins with what the plan before it must
+/// leave, and must leave as much, so that every sequence of plans is proved.
+ReductionReport find_incomplete(std::span<const Job* const> stages);
+
+}  // namespace slipstream::comm

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan begins with and what it must leave, and the walk between them.
+
+#include "comm/rehearse/stage_types.h"
+
+#include <algorithm>
+
+#include "engine/plan/saved_state.h"
+
+namespace slipstream::comm {
+uint8_t StageTypes::bits_of(Axis axis) {
+  switch (axis) {
+    case Axis::data:
+      return 1;
+    case Axis::context:
+      return 2;
+    case Axis::data_inner:
+      return 4;
+    case Axis::data_outer:
+      return 8;
+    case Axis::replica:
+    case Axis::world:
+      return 15;
+    default:
+      return 0;
+  }
+}
+
+StageTypes::StageTypes(const Job& job, const PlanRow& row, Shared& shared)
+    : job_(job),
+      row_(row),
+      plan_(row.plan),
+      is_swapped_(row.cadence.at > 0),
+      shared_(shared),
+      value_of_(job.buffers.size(), -1),
+      gradient_of_(job.buffers.size(), -1),
+      is_neutral_(job.buffers.size(), 0) {
+  for (size_t p = 0; p < job.model.parameters.size(); ++p) {
+    value_of_[job.model.parameters[p].value] = static_cast<int64_t>(p);
+    gradient_of_[job.model.parameters[p].gradient] = static_cast<int64_t>(p);
+  }
+  for (BufferId b = 0; b < job.buffers.size(); ++b)
+    is_neutral_[b] = job.buffers[b].owner == Owner::batch && b != job.ids.scalars_next;
+  for (const Constant& constant : job.model.constants) is_neutral_[constant.buffer] = 1;
+}
+
+void StageTypes::refuse(const std::string& tensor, const std::string& axis, const std::string& fault) const {
+  std::string item = at_ < plan_.order.size() ? plan_[plan_.order[at_]].name : "the end of the plan";
+  if (work_) item += ":" + work_->name;
+  throw Refused{{name_of(row_.kind), item, job_.stage(), tensor, axis, fault}};
+}
+
+void StageTypes::refuse_meeting() const {
+  refuse("a sum over stages", name_of(meeting_axis()), "goes over other ranks on another stage");
+}
+
+std::string StageTypes::tensor_at(int64_t flat_elem) const {
+  const auto& parts = job_.layout.parts;
+  auto part = std::upper_bound(parts.begin(), parts.end(), flat_elem,
+                               [](int64_t elem, const PlacedPart& p) { return elem < p.offset_elems; });
+  if (part != parts.begin()) --part;
+  return part == parts.end() ? "nothing" : job_.model.parameters[part->part.parameter].name();
+}
+
+bool StageTypes::is_summed(const Type& type, Axis axis) const {
+  return size_of_axis(axis) == 1 || (type.summed & bits_of(axis)) == bits_of(axis);
+}
+
+bool StageTypes::is_complete_over_replicas(const Type& type) const {
+  return size_of_axis(Axis::replica) == 1 || (is_summed(type, Axis::data) && is_summed(type, Axis::context)) ||
+         (is_summed(type, Axis::data_inner) && is_summed(type, Axis::data_outer));
+}
+
+/// "data_inner but not over data_outer".
+std::string StageTypes::missing_axes(const Type& type) const {
+  const bool groups = (type.summed & (bits_of(Axis::data_inner) | bits_of(Axis::data_outer))) != 0 &&
+                      (type.summed & bits_of(Axis::replica)) != bits_of(Axis::replica);
+  const std::pair<Axis, Axis> axes =
+      groups ? std::pair{Axis::data_inner, Axis::data_outer} : std::pair{Axis::data, Axis::context};
+  const bool first = is_summed(type, axes.first), second = is_summed(type, axes.second);
+  if (!first && !second) return fmt::format("nothing, and not over {}", name_of(Axis::replica));
+  return first ? fmt::format("{} but not over {}", name_of(axes.first), name_of(axes.second))
+               : fmt::format("{} but not over {}", name_of(axes.second), name_of(axes.first));
+}
+
+std::string StageTypes::words(const Type& type) const {
+  static constexpr const char* kKinds[] = {
+      "nothing",         "the batch",  "zeros",       "any value",    "weights",
+      "optimizer state", "a gradient", "activations", "derivatives",  "statistics of losses",
+      "losses",          "squares",    "scalars",     "a clip factor"};
+  static constexpr const char* kDims[] = {"whole", "tokens", "columns of rows", "output rows", "input columns"};
+  std::string text = kKinds[static_cast<size_t>(type.kind)];
+  const auto share = [&](const Share& s, const char* axis) {
+    if (s.is_partial())
+      text += fmt::format(", {} of {} terms over {}", s.terms,
+                          size_of_axis(axis == std::string("tensor") ? Axis::tensor : Axis::context), axis);
+    if (s.dim != Dim::whole) text += fmt::format(", in parts of {} over {}", kDims[static_cast<size_t>(s.dim)], axis);
+  };
+  share(type.tensor, "tensor");
+  share(type.context, "context");
+  if (type.micro_batch >= 0) text += fmt::format(", of micro-batch {}", type.micro_batch);
+  if (type.kind == Kind::gradient || type.kind == Kind::losses) {
+    if (!is_complete_over_replicas(type))
+      text += ", summed over " + missing_axes(type);
+    else if (size_of_axis(Axis::replica) > 1)
+      text += ", summed over all replicas";
+  }
+  if (type.shard != Axis::self) text += fmt::format(", one part over {}", name_of(type.shard));
+  if (type.version != 0) text += ", of the next step";
+  return text;
+}
+
+Slice StageTypes::swapped(Slice slice) const {
+  if (is_swapped_ && slice.buffer == job_.ids.values)
+    slice.buffer = job_.ids.values_next;
+  else if (is_swapped_ && slice.buffer == job_.ids.values_next)
+    slice.buffer = job_.ids.values;
+  return slice;
+}
+
+/// Where the update writes what it reads at `slice`.
+Slice StageTypes::next(const Slice& slice) const {
+  if (!job_.options.double_buffer || slice.buffer != job_.ids.values) return swapped(slice);
+  return swapped({job_.ids.values_next, slice.begin_bytes, slice.size_bytes});
+}
+
+void StageTypes::begin() {
+  const bool primes = row_.kind == PlanKind::prime;
+  for (size_t b = 0; b < job_.storage.size(); ++b) {
+    const BucketStorage& storage = job_.storage[b];
+    const Axis shard = job_.placement_of(b).sharded_over;
+    const auto type = [&](Kind kind, Axis axis, int64_t first, DType dtype) {
+      return Type{.kind = kind, .shard = axis, .first = first, .elem_bytes = static_cast<int8_t>(size_of(dtype))};
+    };
+    const int64_t first = storage.shard_offset_elems;
+    map_.write(swapped(storage.master), type(Kind::weight, shard, first, DType::f32));
+    const std::vector<OptimizerState>& kinds = job_.group_of(b).optimizer->states;
+    for (size_t s = 0; s < storage.states.size(); ++s)
+      map_.write(storage.states[s], type(Kind::state, shard, first, kinds[s].dtype));
+    if (job_.placement_of(b).gathers_encoded())
+      wires_[{storage.working.buffer, storage.working.begin_bytes}] = {
+          {0, storage.shard_elems, type(Kind::weight, shard, first, DType::f32)}};
+    else
+      map_.write(swapped(storage.working), type(Kind::weight, shard, first, job_.model.dtype));
+    if (storage.values.size_bytes > 0 && !(primes && job_.placement_of(b).gathers_encoded()))
+      map_.write(swapped(storage.values),
+                 type(Kind::weight, Axis::self, job_.layout.buckets[b].offset_elems, job_.model.dtype));
+    for (const Slice& residual : {storage.residual, storage.sum_residual}) {
+      const std::vector<SavedArray> saved = saved_arrays(job_, b);
+      if (residual.size_bytes > 0 &&
+          std::none_of(saved.begin(), saved.end(), [&](const SavedArray& array) { return array.from == residual; }))
+        refuse(buffer_name(residual), "", "is owed to later gradients, but no checkpoint has it");
+    }
+    // What a checkpoint calls a copy must be one: masters are equal wherever gradients are complete and shards the
+    // same.
+    if (int64_t{size_of_axis(shard)} * size_of_axis(job_.placement_of(b).copied_over) != size_of_axis(Axis::replica))
+      refuse(tensor_at(first), name_of(job_.placement_of(b).copied_over),
+             "would be saved once for the ranks of this axis, which hold different parts");
+  }
+  map_.write(job_.buffers.whole(job_.ids.scalars_next), Type{.kind = Kind::scalar});
+  // Squares that other stages add, and the losses of a stage without the head, are always zero.
+  const Type zero{.kind = Kind::zero};
+  map_.write(job_.buffers.whole(job_.ids.norm_parts), zero);
+  for (const PlacedPart& placed : job_.layout.parts)
+    if (placed.norm_index >= 0) map_.erase({job_.ids.norm_parts, int64_t{placed.norm_index} * 8, 8});
+  bool has_losses = false;
+  for (const std::vector<uint32_t>* list : {&job_.model.forward, &job_.model.backward})
+    for (uint32_t piece : *list)
+      for (const Work& work : job_.model.pieces[piece].works) has_losses |= work.meaning.rule == Rule::count;
+  if (!has_losses) map_.write(job_.buffers.whole(job_.model.loss), zero);
+}
+
+bool StageTypes::advance() {
+  bool any = false;
+  for (; at_ < plan_.order.size() && !meeting_; ++at_, any = true) {
+    const ItemId id = plan_.order[at_];
+    if (plan_.is_spine(id) && plan_.spine[id].piece < job_.model.pieces.size()) {
+      spine_item(plan_.spine[id]);
+      continue;
+    }
+    const Task* as_task = plan_.is_spine(id) ? nullptr : &plan_.task(id);
+    if (as_task && as_task->op == Op::recv) {
+      if (!recv(*as_task)) return any;
+    } else {
+      task(plan_[id], as_task);
+      if (meeting_) return true;
+    }
+    ++tasks;
+  }
+  return any;
+}
+
+/// `first`: where they begin in the flat order.
+void StageTypes::require_values(const Runs& runs, const Slice& slice, int64_t first, int32_t version,
+                                const char* name) {
+  int64_t end = 0;
+  for (const Run& run : runs) {
+    const Type& type = run.type;
+    if (run.begin > end) break;
+    end = run.end;
+    if ((type.kind != Kind::weight && type.kind != Kind::state) || type.version != version)
+      refuse(tensor_at(type.first), name_of(job_.groups.front().placement.reduces_over()),
+             fmt::format("of {} is not that of {} step: {}", name, version > 0 ? "the next" : "this", words(type)));
+    if (const int64_t at = first + run.begin / type.elem_bytes; type.first != at)
+      refuse(tensor_at(at), name_of(job_.groups.front().placement.reduces_over()),
+             fmt::format("of {} has the elements of {}", name, tensor_at(type.first)));
+  }
+  if (end < slice.size_bytes) refuse(buffer_name(slice), "", fmt::format("is not written, although it holds {}", name));
+}
+
+void StageTypes::end() {
+  if (!is_done()) refuse("a value", name_of(Axis::pipeline), "never arrives from another stage");
+  const bool trains = row_.kind == PlanKind::train;
+  const int32_t version = trains ? 1 : 0;
+  for (size_t b = 0; b < job_.storage.size(); ++b) {
+    const BucketStorage& storage = job_.storage[b];
+    const auto left = [&](const Slice& slice) { return trains ? next(slice) : swapped(slice); };
+    const int64_t first = storage.shard_offset_elems;
+    const auto require = [&](const Slice& slice, int64_t begin, const char* name) {
+      require_values(map_.read(slice), slice, begin, version, name);
+    };
+    require(left(storage.master), first, "the master weights");
+    for (const Slice& state : storage.states) require(state, first, "the optimizer's states");
+    if (!job_.placement_of(b).gathers_encoded())
+      require(left(storage.working), first, "the rounded weights");
+    else if (const Runs& sent = wires_[{storage.working.buffer, storage.working.begin_bytes}];
+             sent.empty() || sent[0].type.version != version || sent[0].type.first != first)
+      refuse(tensor_at(first), name_of(job_.groups.front().placement.reduces_over()), "is not encoded for the next step");
+    if (storage.values.size_bytes == 0) continue;
+    const Slice values = left(storage.values);
+    require(values, job_.layout.buckets[b].offset_elems, "the weights");
+
+    for (const Run& run : map_.read(values))
+      if (run.type.shard != Axis::self)
+        refuse(tensor_at(run.type.first), name_of(run.type.shard),
+               "of the weights is a part that no gather has joined with the others");
+  }
+  if (row_.kind != PlanKind::evaluate) return;
+  for (const Chunk& chunk : job_.chunks)
+    for (uint32_t piece : chunk.evaluate)
+      for (const Work& work : job_.model.pieces[piece].works)
+        if (const Rule rule = work.meaning.rule; rule == Rule::losses || rule == Rule::merged_losses)
+          if (const Type type = uniform(work.writes[0]); type.tensor != Share{})
+            refuse(buffer_name(work.writes[0]), name_of(Axis::tensor), "of an evaluation is not complete");
+}
+
+std::string Incomplete::sentence() const {
+  return fmt::format("{} ({} plan, stage {}): {} {}", item, plan, stage, tensor, fault);
+}
+
+namespace {
+
+/// Which uses of each parameter have a gradient: what an update must have.
+void collect_uses(const Job& job, Shared& shared) {
+  for (uint32_t piece : job.model.backward)
+    for (const Work& work : job.model.pieces[piece].works)
+      for (size_t i = work.meaning.results; i < size_t{work.meaning.results} + work.meaning.sums; ++i) {
+        const BufferSpec& spec = job.buffers[work.writes[i].buffer];
+        for (const ParameterSpec& parameter : job.model.parameters)
+          if (parameter.gradient == work.writes[i].buffer) shared.uses[parameter.name()].insert(work.meaning.use);
+        if (const TiedEmbedding& tied = job.model.tied;
+            tied.split && (work.writes[i].buffer == tied.dense || (spec.is_view && spec.view.buffer == tied.rows)))
+          shared.uses[job.model.parameters[tied.parameter].name()].insert(work.meaning.use);
+      }
+}
+
+/// Walks through one plan of all stages together: a value that one stage sends has its type on the next.
+void follow(std::span<const Job* const> stages, size_t row, Shared& shared, ReductionReport& report) {
+  std::vector<StageTypes> walks;
+  for (const Job* job : stages) walks.emplace_back(*job, job->plans[row], shared);
+  shared.sent.clear();
+  try {
+    for (StageTypes& walk : walks) walk.begin();
+    for (bool any = true; any;) {
+      any = false;
+      for (StageTypes& walk : walks) any |= walk.advance();
+      if (!std::all_of(walks.begin(), walks.end(), [](const StageTypes& walk) { return walk.meeting() != nullptr; }))
+        continue;
+      for (const StageTypes& walk : walks)
+        if (walk.meeting_axis() != walks[0].meeting_axis()) walk.refuse_meeting();
+      std::vector<Runs> offered;
+
+      for (const StageTypes& walk : walks) offered.push_back(walk.offered());
+      for (StageTypes& walk : walks) walk.meet(offered);
+      any = true;
+    }
+    for (StageTypes& walk : walks) walk.end();
+  } catch (const Refused& refused) {
+    report.found.push_back(refused.what);
+  }
+  for (const StageTypes& walk : walks) report.works += walk.works, report.tasks += walk.tasks;
+}
+
+}  // namespace
+
+ReductionReport find_incomplete(std::span<const Job* const> stages) {
+  Shared shared;
+  ReductionReport report;
+  const Job& first = *stages[0];
+  shared.tokens =
+      first.model.batch * first.model.tokens * first.mesh.group_size(Axis::replica) * first.buffers.micro_batches;
+  for (const Job* job : stages) {
+    collect_uses(*job, shared);
+    report.parameters += std::ssize(job->model.parameters);
+  }
+  // Saving and keeping only copy.
+  for (size_t row = 0; row < first.plans.size(); ++row)
+    if (const PlanKind kind = first.plans[row].kind; kind != PlanKind::save && kind != PlanKind::keep)
+      follow(stages, row, shared, report);
+  return report;
+}
+
+}  // namespace slipstream::comm

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The types of one rank's memory while its stage's plan runs, and the rules by which works and tasks change them.
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "comm/rehearse/reductions.h"
+#include "comm/rehearse/value_types.h"
+
+namespace slipstream::comm {
+
+/// Ends the walk through a plan.
+struct Refused {
+  Incomplete what;
+};
+
+/// The facts of a job that all stages share.
+struct Shared {
+  TermPool pool;
+  std::map<std::string, std::set<int32_t>> uses;  // of each parameter, by all works that the model declares
+  int64_t tokens = 0;                             // of a step, over all ranks and micro-batches
+  // Transfers between stages that have been sent: by wire, from and to which stage.
+  struct Sent {
+    Runs runs;
+    std::string tensor;  // of gradients
+  };
+  std::map<std::pair<Role, std::pair<int, int>>, std::deque<Sent>> sent;
+};
+
+class StageTypes {
+ public:
+  StageTypes(const Job& job, const PlanRow& row, Shared& shared);
+
+  /// Types what the plan before must have left.
+  void begin();
+  /// Goes on until the plan ends, or until the next item needs another stage. Returns whether any item was typed.
+  bool advance();
+  bool is_done() const { return at_ == plan_.order.size(); }
+  /// The collective over all stages at which it stands, and what this stage gives to it.
+  const Task* meeting() const { return meeting_; }
+  Axis meeting_axis() const { return job_.channels[meeting_->channel].axis; }
+
+  const Runs& offered() const { return offered_; }
+  [[noreturn]] void refuse_meeting() const;
+  /// Ends the meeting with the result on every stage.
+  void meet(const std::vector<Runs>& offered);
+  /// What every plan must leave.
+  void end();
+
+  int64_t works = 0, tasks = 0;
+
+ private:
+  // stage_types.cpp
+  [[noreturn]] void refuse(const std::string& tensor, const std::string& axis, const std::string& fault) const;
+  const std::string& buffer_name(const Slice& slice) const { return job_.buffers[slice.buffer].name; }
+  std::string tensor_at(int64_t flat_elem) const;
+  /// This rank's shard of a tensor that is alone in its bucket, or null.
+  const BucketStorage* storage_of(const std::string& tensor) const;
+
+  Runs padding_of(const BucketStorage& storage) const;
+  int size_of_axis(Axis axis) const { return job_.mesh.group_size(axis); }
+  int index_on(Axis axis) const { return job_.mesh.index_in_group(axis, job_.options.rank); }
+  bool is_summed(const Type& type, Axis axis) const;
+  static uint8_t bits_of(Axis axis);  // in Type::summed
+  bool is_complete_over_replicas(const Type& type) const;
+  std::string missing_axes(const Type& type) const;
+  Share partial(Axis axis) const { return {.terms = static_cast<int16_t>(size_of_axis(axis) > 1 ? 1 : 0)}; }
+  Share part(Axis axis, Dim dim) const { return {.dim = size_of_axis(axis) > 1 ? dim : Dim::whole}; }
+  std::string words(const Type& type) const;
+  Slice swapped(Slice slice) const;
+  Slice next(const Slice& slice) const;
+  void item();
+
+  // work_rules.cpp
+  void spine_item(const SpineItem& item);
+  void work(const SpineItem& item, const Work& work);
+  Slice at(const SpineItem& item, const Slice& slice) const;
+  Type operand(const SpineItem& item, const Work& work, size_t i);
+  bool is_own_part(const Slice& named) const;
+  Type uniform(const Slice& where);
+  Type weight(const Slice& named, const Slice& where);
+  Type joined(const SpineItem& item, const Work& work, size_t first, size_t end = SIZE_MAX);
+  void take(Type& all, const Type& next, const std::string& name);
+  void results(const SpineItem& item, const Work& work, Type type);
+  void product(const SpineItem& item, const Work& work);
+  void input_gradient(const SpineItem& item, const Work& work);
+  void weight_gradient(const SpineItem& item, const Work& work);
+  void lookup(const SpineItem& item, const Work& work);
+  void losses(const SpineItem& item, const Work& work);
+  void count(const SpineItem& item, const Work& work);
+  void add_operands(const SpineItem& item, const Work& work);
+  void ring_block(const SpineItem& item, const Work& work);
+  void ring_gradient(const SpineItem& item, const Work& work);
+  Share joined_window(const Share& a, const Share& b, const std::string& name);
+  Term term_of(const SpineItem& item, const Work& work, const Slice& rows) const;
+  Type sum_over_rows(const Type& of, const Term& term);
+  void sums(const SpineItem& item, const Work& work, const Type& type, size_t first = 0);
+  void add_to(const SpineItem& item, const Work& work, const Slice& named, Type type);
+  bool adds(const SpineItem& item, const Work& work) const;
+
+  // task_rules.cpp
+  void task(const Item& item, const Task* task);
+  void collective(const Task& task, Axis axis);
+  Runs flat_runs(const Slice& slice, int32_t bucket);
+  Runs summed(Runs runs, Axis axis);
+  Type summed(Type type, Axis axis);
+  Runs own_part(const Runs& runs, Axis axis, int64_t elems);
+  Runs all_parts(const Runs& runs, Axis axis, int64_t elems, bool nested = false);
+  Runs added(const std::vector<Runs>& lists);
+  Type sum(const Type& a, const Type& b);
+  void encode(const Task& task);
+  void decode(const Task& task);
+  void sum_parts(const Task& task);
+  void send(const Task& task);
+  bool recv(const Task& task);
+  void require_complete(size_t bucket);
+  void sum_squares(const Item& item);
+  void clip(const Item& item);
+  void update(const Item& item);
+  void require_counted_once(const Type& squares, Axis axis);
+  void require_losses(const Slice& slice);
+  void require_values(const Runs& runs, const Slice& slice, int64_t first, int32_t version, const char* name);
+
+  const Job& job_;
+  const PlanRow& row_;
+  const Plan& plan_;
+  bool is_swapped_;  // the copies of the weights are exchanged
+  Shared& shared_;
+  TypeMap map_;
+  std::map<std::pair<BufferId, int64_t>, Runs> wires_;  // encoded parts, by their begin; runs in elements
+  // Of sums that travel encoded: the parts of all ranks, by where this rank has its own. Others' have other tensors.
+  using Parts = std::vector<Runs>;
+  std::map<std::pair<BufferId, int64_t>, Parts> parts_;
+  std::vector<int64_t> value_of_, gradient_of_;  // by buffer: of which parameter, or -1
+  std::vector<char> is_neutral_;                 // by buffer: the batch, constants
+  size_t at_ = 0;
+  const Task* meeting_ = nullptr;
+  Runs offered_;
+  const Work* work_ = nullptr;  // for messages
+  std::map<std::pair<Axis, bool>, bool> counted_once_;
+};
+
+}  // namespace slipstream::comm

@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rules of works (engine/device/meaning.h): the types of their results from those of their operands.
+
+#include <algorithm>
+#include <tuple>
+
+#include "comm/rehearse/stage_types.h"
+
+namespace slipstream::comm {
+
+Slice StageTypes::at(const SpineItem& item, const Slice& slice) const {
+  return job_.buffers.resolve(slice, item.rebinds, item.micro_batch, item.slot);
+}
+
+void StageTypes::spine_item(const SpineItem& item) {
+  for (const Work& each : job_.model.pieces[item.piece].works) {
+    work_ = &each;
+    work(item, each);
+    ++works;
+  }
+  work_ = nullptr;
+}
+
+/// The one type of all bytes.
+Type StageTypes::uniform(const Slice& where) {
+  const Runs runs = map_.read(where);
+  int64_t end = 0;
+  for (const Run& run : runs) {
+    if (run.begin > end) break;
+    end = run.end;
+    Type expected = moved(runs[0].type, run.begin);
+    if (run.type != expected)
+      refuse(buffer_name(where), "",
+             fmt::format("has parts of different types: {}; {}", words(runs[0].type), words(run.type)));
+  }
+  if (end < where.size_bytes) refuse(buffer_name(where), "", "is read although nothing complete was written there");
+  return runs[0].type;
+}
+
+/// The weight that a work names, which must be there, whole, and of this step.
+Type StageTypes::weight(const Slice& named, const Slice& where) {
+  const auto p = static_cast<size_t>(value_of_[named.buffer]);
+  const ParameterSpec& parameter = job_.model.parameters[p];
+  const int64_t elem_bytes = size_of(job_.model.dtype),
+                first = job_.layout.parameter_offsets[p] + named.begin_bytes / elem_bytes;
+  int64_t end = 0;
+  for (const Run& run : map_.read(where)) {
+    const Type& type = run.type;
+    if (run.begin > end) break;
+    end = run.end;
+    if (type.kind != Kind::weight || type.first != first + run.begin / elem_bytes)
+      refuse(parameter.name(), "",
+             fmt::format("is read where memory has {} of {}", words(type),
+                         type.first < 0 ? "no tensor" : tensor_at(type.first)));
+    if (type.shard != Axis::self || type.version != 0)
+      refuse(parameter.name(), name_of(job_.groups.front().placement.reduces_over()), fmt::format("is read where memory has {}", words(type)));
+  }
+  if (end < where.size_bytes) refuse(parameter.name(), "", "is read although its memory has no weights");
+  const Split& split = parameter.tensors.front().split;
+  Type type{.kind = Kind::weight};
+  if (split.parts > 1) type.tensor = part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
+  return type;
+}
+
+Type StageTypes::operand(const SpineItem& item, const Work& work, size_t i) {
+  const Slice& named = work.reads[i];
+  if (is_neutral_[named.buffer]) return {.kind = Kind::neutral};
+  const Slice where = at(item, named);
+  if (is_neutral_[where.buffer]) return {.kind = Kind::neutral};
+  return value_of_[named.buffer] >= 0 ? weight(named, where) : uniform(where);
+}
+
+/// Of rows that every rank has, the operand may be the rank's own part: `named` lies there in a chunk of all tokens.
+bool StageTypes::is_own_part(const Slice& named) const {
+  return named.begin_bytes % named.size_bytes == 0 &&
+         named.begin_bytes / named.size_bytes % size_of_axis(Axis::tensor) == index_on(Axis::tensor);
+}
+
+/// Adds an operand to `all`: it must belong to the same rows.
+void StageTypes::take(Type& all, const Type& next, const std::string& name) {
+  if (next.kind == Kind::neutral || next.kind == Kind::weight) return;
+  if (next.kind != Kind::activation && next.kind != Kind::derivative)
+    refuse(name, "", fmt::format("is {}, which is no operand of a row", words(next)));
+  if (next.tensor.is_partial())
+    refuse(name, name_of(Axis::tensor), fmt::format("is {}: its sum over tensor is missing", words(next)));
+  if (next.context.is_partial()) refuse(name, name_of(Axis::context), fmt::format("is {}", words(next)));
+  if (all.kind == Kind::none) {
+    all = next;
+    return;
+  }
+  if (all.tensor != next.tensor)
+    refuse(name, name_of(Axis::tensor), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
+  if (all.context != next.context)
+    refuse(name, name_of(Axis::context), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
+  if (all.micro_batch != next.micro_batch)
+    refuse(name, "",
+           fmt::format("is of micro-batch {}, but the other operand is of micro-batch {}", next.micro_batch,
+                       all.micro_batch));
+  if (next.kind != Kind::derivative) return;
+  if (all.kind == Kind::derivative && all.mean_over != next.mean_over)
+    refuse(name, "",
+           fmt::format("belongs to a mean over {} tokens, but the other operand to one over {}", next.mean_over,
+                       all.mean_over));
+  all.kind = Kind::derivative;
+  all.mean_over = next.mean_over;
+}
+
+/// The type of the operands [first, end), without the gradients that sums add to.
+Type StageTypes::joined(const SpineItem& item, const Work& work, size_t first, size_t end) {
+  Type all;
+  Slice first_read;  // of the first operand
+  const Meaning& meaning = work.meaning;
+  for (size_t i = first; i < std::min(end, work.reads.size()); ++i) {
+    const Slice& read = work.reads[i];
+    bool is_sum = gradient_of_[read.buffer] >= 0;
+    for (size_t s = 0; s < meaning.sums; ++s) is_sum |= work.writes[meaning.results + s] == read;
+    if (is_sum) continue;
+    Type next = operand(item, work, i);
+    if (all.kind != Kind::none && next.tensor != all.tensor)
+      for (const auto& [whole, other, slice] : {std::tuple{&next, &all, &read}, {&all, &next, &first_read}})
+        if (whole->tensor == Share{} && other->tensor == Share{.dim = Dim::tokens} && is_own_part(*slice))
+          whole->tensor = other->tensor;
+    if (all.kind == Kind::none) first_read = read;
+    take(all, next, buffer_name(read));
+  }
+  return all;
+}
+
+void StageTypes::results(const SpineItem& item, const Work& work, Type type) {
+  if (type.micro_batch >= 0) type.layer = job_.model.pieces[item.piece].layer;
+
+  for (size_t i = 0; i < work.meaning.results; ++i) map_.write(at(item, work.writes[i]), type);
+  for (size_t i = size_t{work.meaning.results} + work.meaning.sums; i < work.writes.size(); ++i)
+    map_.erase(at(item, work.writes[i]));
+}
+
+bool StageTypes::adds(const SpineItem& item, const Work& work) const {
+  const Adds adds = work.meaning.adds;
+  return adds == Adds::always || (adds == Adds::as_planned && item.accumulate) ||
+         (adds == Adds::later_passes && item.micro_batch > 0);
+}
+
+/// The rows of `rows`, a part of its buffer, in this micro-batch.
+Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& rows) const {
+  int64_t of = job_.buffers[rows.buffer].size_bytes;
+  for (const Rebind& rebind : item.rebinds)
+    if (rebind.from == rows.buffer) of = rebind.to.size_bytes;
+  Term term{.use = work.meaning.use,
+            .micro_batch = item.micro_batch,
+            .micro_batch_end = item.micro_batch + 1,
+            .begin = rows.begin_bytes,
+            .end = rows.end_bytes(),
+            .of = of};
+  if (term.is_whole()) term.begin = 0, term.end = term.of = 1;
+  return term;
+}
+
+/// A gradient from derivatives: every rank that has other tokens has a term.
+Type StageTypes::sum_over_rows(const Type& of, const Term& term) {
+  Type type{.kind = Kind::gradient, .terms = shared_.pool.intern({term}), .mean_over = of.mean_over};
+  if (size_of_axis(Axis::context) > 1 && (of.context.dim != Dim::tokens || of.context.shift != 0))
+    refuse("a sum over rows", name_of(Axis::context), fmt::format("has operands that are {}", words(of)));
+  type.tensor = of.tensor.dim == Dim::tokens     ? partial(Axis::tensor)
+                : of.tensor.dim == Dim::features ? Share{.dim = Dim::rows}
+                                                 : of.tensor;
+  if (work_->meaning.over_heads && type.tensor.dim != Dim::whole) type.tensor = partial(Axis::tensor);
+  return type;
+}
+
+void StageTypes::sums(const SpineItem& item, const Work& work, const Type& type, size_t first) {
+  for (size_t i = first; i < work.meaning.sums; ++i) add_to(item, work, work.writes[work.meaning.results + i], type);
+}
+
+void StageTypes::add_to(const SpineItem& item, const Work& work, const Slice& named, Type type) {
+  const Slice where = at(item, named);
+  const TiedEmbedding& tied = job_.model.tied;
+  const int64_t p = gradient_of_[named.buffer] >= 0                             ? gradient_of_[named.buffer]
+                    : tied.split && !tied.as_rows && named.buffer == tied.dense ? int64_t{tied.parameter}
+                                                                                : -1;
+  if (p >= 0) {
+    type.first = job_.layout.parameter_offsets[static_cast<size_t>(p)] + named.begin_bytes / 4;
+    type.elem_bytes = 4;
+  }
+  if (!adds(item, work)) return map_.write(where, type);
+  Runs old = map_.read(where);
+  int64_t end = 0;
+  for (Run& run : old) {
+    if (run.begin > end) break;
+    end = run.end;
+    run.type = sum(run.type, moved(type, run.begin));
+  }
+  if (end < where.size_bytes)
+    refuse(p >= 0 ? job_.model.parameters[static_cast<size_t>(p)].name() : buffer_name(named), "",
+           "is added to memory that has no gradient");
+  map_.write(where, old);
+}
+
+void StageTypes::product(const SpineItem& item, const Work& work) {
+  const Type w = operand(item, work, 1);
+  Type y = joined(item, work, 0, 1);
+  const std::string& x = buffer_name(work.reads[0]);
+  const auto mismatch = [&] {
+    refuse(x, name_of(Axis::tensor), fmt::format("is {}, but the weight is {}", words(y), words(w)));
+  };
+  if (w.tensor.dim == Dim::rows) {
+    if (y.tensor.dim != Dim::whole) mismatch();
+    y.tensor = {.dim = Dim::features};
+  } else if (w.tensor.dim == Dim::columns) {
+    if (y.tensor.dim != Dim::features) mismatch();
+    y.tensor = partial(Axis::tensor);
+  } else if (y.tensor.dim == Dim::features) {
+    mismatch();
+  }
+  if (work.reads.size() > 2) {
+    const Type bias = operand(item, work, 2);
+    const bool once = work.meaning.once == 2 && size_of_axis(Axis::tensor) > 1;
+    if (y.tensor.is_partial() != once)
+      refuse(buffer_name(work.reads[2]), name_of(Axis::tensor),
+             once ? "is added by one rank only to values that are complete on every rank"
+                  : "is added to a partial sum by every rank: it would count as many times");
+    if ((y.tensor.dim == Dim::features) != (bias.tensor.dim == Dim::rows))
+      refuse(buffer_name(work.reads[2]), name_of(Axis::tensor),
+             fmt::format("is {}, but is added to {}", words(bias), words(y)));
+  }
+  results(item, work, y);
+}
+
+void StageTypes::input_gradient(const SpineItem& item, const Work& work) {
+  const Type dy = operand(item, work, 0), w = operand(item, work, 1);
+  Type dx = joined(item, work, 0, 1);
+  if ((w.tensor.dim == Dim::rows) != (dy.tensor.dim == Dim::features) ||
+      (w.tensor.dim == Dim::columns && dy.tensor.dim != Dim::whole))
+    refuse(buffer_name(work.reads[0]), name_of(Axis::tensor),
+           fmt::format("is {}, but the weight is {}", words(dy), words(w)));
+  if (w.tensor.dim == Dim::rows) dx.tensor = partial(Axis::tensor);
+  if (w.tensor.dim == Dim::columns) dx.tensor = {.dim = Dim::features};
+  if (work.reads.size() > 2 && dx.tensor.is_complete()) {
+    Type other = joined(item, work, 2);
+    if (other.kind != Kind::none) take(other, dx, buffer_name(work.reads[2]));
+  }
+  results(item, work, dx);
+  if (work.meaning.sums > 0) sums(item, work, sum_over_rows(dx, term_of(item, work, work.reads[0])));
+}
+
+void StageTypes::weight_gradient(const SpineItem& item, const Work& work) {
+  const Type x = operand(item, work, 0), dy = operand(item, work, 1);
+  Type of_x, of_dy;
+  take(of_x, x, buffer_name(work.reads[0]));
+  take(of_dy, dy, buffer_name(work.reads[1]));
+  const bool tokens = x.tensor.dim == Dim::tokens;
+  if (x.micro_batch != dy.micro_batch)
+    refuse(buffer_name(work.reads[1]), "",
+           fmt::format("is of micro-batch {}, but its input of micro-batch {}", dy.micro_batch, x.micro_batch));
+  if (x.context != dy.context || tokens != (dy.tensor.dim == Dim::tokens) ||
+      (x.tensor.dim == Dim::features && dy.tensor.dim == Dim::features))
+    refuse(buffer_name(work.reads[1]), name_of(x.context != dy.context ? Axis::context : Axis::tensor),
+           fmt::format("is {}, but its input is {}", words(dy), words(x)));
+  const Term term = term_of(item, work, work.reads[work.meaning.rows_of]);
+  Type type = sum_over_rows(dy, term);
+  if (x.tensor.dim == Dim::features) type.tensor = {.dim = Dim::columns};
+  results(item, work, {});
+  if (work.meaning.sums > 0) add_to(item, work, work.writes[work.meaning.results], type);
+  sums(item, work, sum_over_rows(dy, term), 1);  // of the bias
+}
+
+void StageTypes::lookup(const SpineItem& item, const Work& work) {
+  Type y{.kind = Kind::activation, .micro_batch = item.micro_batch};
+  y.context = part(Axis::context, Dim::tokens);
+  const Type table = operand(item, work, 1);
+  if (table.tensor.dim == Dim::rows) y.tensor = partial(Axis::tensor);
+  const bool once = work.meaning.once == 2 && size_of_axis(Axis::tensor) > 1;
+  if (work.reads.size() > 2) {
+    operand(item, work, 2);
+    if (y.tensor.is_partial() != once)
+      refuse(buffer_name(work.reads[2]), name_of(Axis::tensor),
+             once ? "is added by one rank only to values that are complete on every rank"
+                  : "is added to a partial sum by every rank: it would count as many times");
+  }
+  results(item, work, y);
+}
+
+void StageTypes::losses(const SpineItem& item, const Work& work) {
+  const bool merged = work.meaning.rule == Rule::merged_losses;
+  Type parts = operand(item, work, 0), logits = merged && work.reads.size() > 1 ? operand(item, work, 1) : parts;
+  if (merged ? parts.kind != Kind::statistics || parts.tensor != Share{}
+             : parts.tensor != Share{} || parts.kind != Kind::activation)
+    refuse(buffer_name(work.reads[0]), name_of(Axis::tensor),
+           fmt::format("is {}, but a loss needs all columns of its rows", words(parts)));
+  Type rows = parts;
+  rows.kind = Kind::activation;
+  results(item, work, rows);
+  Type loss = sum_over_rows(rows, term_of(item, work, work.writes[0]));
+  loss.kind = Kind::losses;
+  sums(item, work, loss);
+  if (work.writes.size() < 3) return;
+  logits.kind = Kind::derivative;
+  logits.mean_over = work.meaning.mean_over;
+  map_.write(at(item, work.writes[2]), logits);
+}
+
+void StageTypes::count(const SpineItem& item, const Work& work) {
+  Type loss = operand(item, work, 0);
+  if (loss.kind != Kind::losses)
+    refuse(buffer_name(work.reads[0]), "", fmt::format("is {}, and no sum of losses", words(loss)));
+  if (work.meaning.once == 0) loss.tensor = partial(Axis::tensor);
+  sums(item, work, loss);
+}
+
+Share StageTypes::joined_window(const Share& a, const Share& b, const std::string& name) {
+  const auto n = static_cast<int16_t>(size_of_axis(Axis::context));
+  const auto end = [&](const Share& s) { return (s.first + s.terms) % n; };
+  if (a.dim != b.dim || a.shift != b.shift || a.is_complete() || b.is_complete() || a.terms + b.terms > n ||
+      (end(a) != b.first && end(b) != a.first))
+    refuse(name, name_of(Axis::context),
+           fmt::format("is a sum of {} terms from rank +{} and {} terms from rank +{}, of keys of ranks +{} and +{}",
+                       a.terms, a.first, b.terms, b.first, a.shift, b.shift));
+  Share sum = end(a) == b.first ? a : b;
+  sum.terms = static_cast<int16_t>(a.terms + b.terms);
+  if (sum.terms == n) sum.first = sum.terms = 0;
+  return sum;
+}
+
+void StageTypes::add_operands(const SpineItem& item, const Work& work) {
+  if (work.meaning.sums > 0) {
+    const Type from = operand(item, work, 0);
+    if (from.kind != Kind::gradient)
+      refuse(buffer_name(work.reads[0]), "", fmt::format("is {}, and no gradient", words(from)));
+    return sums(item, work, from);
+  }
+  Type all = operand(item, work, 0);
+  const Type other = operand(item, work, 1);
+  if (all.kind != Kind::derivative || other.kind != all.kind || all.tensor != other.tensor ||
+      all.micro_batch != other.micro_batch || all.layer != other.layer || all.mean_over != other.mean_over)
+    refuse(buffer_name(work.reads[1]), "", fmt::format("is {}, and is added to {}", words(other), words(all)));
+  all.context = joined_window(all.context, other.context, buffer_name(work.writes[0]));
+  results(item, work, all);
+}
+
+void StageTypes::ring_block(const SpineItem& item, const Work& work) {
+  Type out;
+  take(out, operand(item, work, 0), buffer_name(work.reads[0]));
+  const int step = work.meaning.step;
+  Share window{.dim = Dim::tokens, .first = static_cast<int16_t>(step), .terms = 1};
+  if (step > 0) {
+    const size_t last = work.reads.size() - 1;
+    const Type keys = operand(item, work, last - 1), carried = operand(item, work, last);
+    if (keys.context.dim != Dim::tokens || keys.context.shift != step || keys.micro_batch != out.micro_batch ||
+        keys.layer != out.layer || keys.tensor != out.tensor)
+      refuse(buffer_name(work.reads[last - 1]), name_of(Axis::context),
+             fmt::format("has the keys of rank +{} in step {}: {}", keys.context.shift, step, words(keys)));
+    window = joined_window(carried.context, window, buffer_name(work.reads[last]));
+  }
+  out.context = window;
+  if (work.meaning.results == 2 && !window.is_complete())
+    refuse(buffer_name(work.writes[0]), name_of(Axis::context),
+           fmt::format("is attention to the keys of {} of {} ranks", window.terms, size_of_axis(Axis::context)));
+  results(item, work, out);
+}
+
+void StageTypes::ring_gradient(const SpineItem& item, const Work& work) {
+  const int step = work.meaning.step;
+  const size_t first = 0, sum = 4;  // dout, qkv, out, lse, and the sum of the gradients of q so far
+  Type d;
+  for (size_t i = first; i < sum; ++i) take(d, operand(item, work, i), buffer_name(work.reads[i]));
+  const Type qkv = operand(item, work, 1), carried = operand(item, work, sum);
+  if (step > 0) {
+    const Type keys = operand(item, work, work.reads.size() - 1);
+    if (keys.context.dim != Dim::tokens || keys.context.shift != step || keys.micro_batch != qkv.micro_batch ||
+        keys.layer != qkv.layer || keys.tensor != d.tensor)
+      refuse(buffer_name(work.reads.back()), name_of(Axis::context),
+             fmt::format("has the keys of rank +{} in step {}: {}", keys.context.shift, step, words(keys)));
+  }
+  d.layer = job_.model.pieces[item.piece].layer;
+  Type keys = d, q = d;
+
+  keys.context = {.dim = Dim::tokens, .shift = static_cast<int16_t>(step), .terms = 1};
+  const Share own{.dim = Dim::tokens, .first = static_cast<int16_t>(step), .terms = 1};
+  q.context = carried.kind == Kind::zero ? own : joined_window(carried.context, own, buffer_name(work.reads[sum]));
+  if (step == 0 && !q.context.is_complete())
+    refuse(buffer_name(work.writes[1]), name_of(Axis::context),
+           fmt::format("has the terms of {} of {} ranks' keys", q.context.terms, size_of_axis(Axis::context)));
+  map_.write(at(item, work.writes[0]), keys);
+  map_.write(at(item, work.writes[1]), q);
+  for (size_t i = 2; i < work.writes.size(); ++i) map_.erase(at(item, work.writes[i]));
+}
+
+void StageTypes::work(const SpineItem& item, const Work& work) {
+  const Meaning& meaning = work.meaning;
+  switch (meaning.rule) {
+    case Rule::undeclared:
+      for (const Slice& write : work.writes) map_.erase(at(item, write));
+      return;
+    case Rule::rows:
+    case Rule::sequences: {
+      const Type type = joined(item, work, 0);
+      const std::string& name = buffer_name(work.writes[0]);
+      if (meaning.whole_rows && type.tensor.dim == Dim::features)
+        refuse(name, name_of(Axis::tensor), "needs whole rows, but every rank has some of their columns");
+      if (meaning.rule == Rule::sequences && (type.tensor.dim == Dim::tokens || type.context.dim != Dim::whole))
+        refuse(name, name_of(type.tensor.dim == Dim::tokens ? Axis::tensor : Axis::context),
+               "needs whole sequences, but every rank has some of their tokens");
+      if (meaning.first_row >= 0 &&
+          work.reads[0].begin_bytes * meaning.rows != meaning.first_row * work.reads[0].size_bytes)
+        refuse(name, "", fmt::format("is masked from row {}, but begins with another row", meaning.first_row));
+      results(item, work, type);
+      if (meaning.sums > 0) sums(item, work, sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of])));
+      return;
+    }
+    case Rule::product:
+      return product(item, work);
+    case Rule::input_gradient:
+      return input_gradient(item, work);
+    case Rule::weight_gradient:
+      return weight_gradient(item, work);
+    case Rule::lookup:
+      return lookup(item, work);
+    case Rule::scatter: {
+      const Type dx = operand(item, work, meaning.rows_of);
+      Type type;
+      take(type, dx, buffer_name(work.reads[meaning.rows_of]));
+      if (type.tensor.dim != Dim::whole)
+        refuse(buffer_name(work.reads[meaning.rows_of]), name_of(Axis::tensor),
+               fmt::format("is {}, but words are looked up for all tokens", words(type)));
+      Type sum = sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of]));
+      const Slice& to = work.writes[meaning.results];
+      const int64_t p = gradient_of_[to.buffer] >= 0               ? gradient_of_[to.buffer]
+                        : meaning.use > 0 && job_.model.tied.split ? int64_t{job_.model.tied.parameter}
+                                                                   : -1;
+      if (p >= 0 && job_.model.parameters[static_cast<size_t>(p)].is_split())
+        sum.tensor = part(Axis::tensor, Dim::rows);
+      results(item, work, sum);  // the words of the rows that travel
+      return sums(item, work, sum);
+    }
+    case Rule::losses:
+    case Rule::merged_losses:
+      return losses(item, work);
+    case Rule::statistics: {
+      Type type = joined(item, work, 0);
+      type.kind = Kind::statistics;
+      return results(item, work, type);
+    }
+    case Rule::count:
+      return count(item, work);
+    case Rule::copy: {
+      const Type type = operand(item, work, 0);
+      for (size_t i = 1; i < work.reads.size(); ++i) operand(item, work, i);
+      if (type.kind == Kind::neutral && is_neutral_[work.writes[0].buffer]) return;
+      return results(item, work, type);
+    }
+    case Rule::own_part:
+      for (size_t i = 0; i < work.writes.size(); ++i) {
+        Type type = operand(item, work, i);
+        if (type.kind != Kind::weight || type.tensor.dim == Dim::columns)
+          refuse(buffer_name(work.reads[i]), name_of(Axis::tensor), fmt::format("is {}", words(type)));
+        type.tensor = part(Axis::tensor, Dim::rows);
+        map_.write(at(item, work.writes[i]), type);
+      }
+      return;
+    case Rule::add:
+      return add_operands(item, work);
+    case Rule::clear:
+      return results(item, work, {.kind = Kind::zero});
+    case Rule::attention_block:
+      return ring_block(item, work);
+    case Rule::attention_block_gradient:
+      return ring_gradient(item, work);
+  }
+}
+
+}  // namespace slipstream::comm

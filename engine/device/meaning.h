@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a work computes, as far as sums over ranks are concerned. A proof of a plan follows values through the works
+// with these declarations (comm/rehearse/reductions.h); a work without one computes values that no update accepts.
+
+#include <cstdint>
+
+namespace slipstream {
+
+/// The first operands are those that a rule names, in the order of Work::reads; further activations among the reads
+/// must belong to the same rows.
+enum class Rule : uint8_t {
+  undeclared,
+  rows,             // every row of the results from the same rows of the operands: norms, activations, sums, dropout
+  sequences,        // rows of the same sequence: attention
+  product,          // x, weight, bias: y = x weight^T + bias
+  input_gradient,   // dy, weight: dx = dy weight
+  weight_gradient,  // x, dy: sums over the rows of dy^T x, and of dy
+  lookup,           // ids, table, positions: rows of the table, zeros for words of which another rank has the rows
+  scatter,          // ids, dx: sums over the rows, by word or position
+  losses,           // logits, targets: losses of rows, their sum, and the gradient of the logits in their place
+  statistics,       // logits: what a rank contributes to the losses of rows of which it has some columns
+  merged_losses,    // all ranks' statistics: as `losses`
+  count,            // a sum of losses to that of the step
+  copy,             // the operands, in whole or in parts
+  own_part,         // of weights that every rank of a layer has, the rows that this rank multiplies with
+  add,              // the sum of the operands
+  clear,            // zeros
+  attention_block,  // q, keys of the rank `step` further, what earlier blocks carry: the same with these keys
+  attention_block_gradient,  // dout, q, ..., and keys if they are another rank's: their gradient, and a sum of that of
+                             // q
+};
+
+/// Does a sum over rows, or Rule::add, add to what its destination holds?
+enum class Adds : uint8_t {
+  never,
+  as_planned,    // Frame::accumulate
+  later_passes,  // in every micro-batch but the first
+  always,
+};
+
+struct Meaning {
+  Rule rule = Rule::undeclared;
+  uint8_t results = 1;  // the first writes
+  uint8_t sums = 0;     // the writes after them: sums over the rows of reads[rows_of]. Others are workspace.
+  uint8_t rows_of = 0;
+  Adds adds = Adds::never;
+  uint8_t use = 0;          // of a parameter that a model uses twice: the number of the use whose gradient this is
+  bool whole_rows = false;  // a row must have all its columns
+  bool over_heads = false;  // the sums have a place for all heads, and this rank adds only its own
+  int8_t once = -1;        // an operand, by index into reads, that only the first rank of those that share a layer adds
+  int16_t step = 0;        // of a ring
+  int64_t mean_over = 0;   // losses: the tokens whose mean loss the gradient belongs to
+  int64_t first_row = -1;  // dropout: the row of the micro-batch with which the mask begins, and
+  int64_t rows = 0;        // their number
+};
+
+/// Does the rank with this index among those that share a layer add the operands of Meaning::once?
+constexpr bool adds_once(int tensor_index) { return tensor_index == 0; }
+
+}  // namespace slipstream
