@@ -24,7 +24,9 @@ void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) 
   };
   for (ItemId id = static_cast<ItemId>(job.train().spine.size()); id < job.train().size(); ++id) {
     const bool gathers = std::find(gathered.begin(), gathered.end(), Point{id}) != gathered.end();
-    const auto encodes = [&] { return job.placement_of(static_cast<size_t>(job.train()[id].bucket)).gathers_encoded(); };
+    const auto encodes = [&] {
+      return job.placement_of(static_cast<size_t>(job.train()[id].bucket)).gathers_encoded();
+    };
     if (job.train()[id].op == Op::load || (gathers && encodes())) copy(id);
   }
 }
