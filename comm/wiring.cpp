@@ -6,11 +6,15 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
+#include <set>
+#include <span>
 #include <string>
 
 #include <fmt/core.h>
 
 #include "comm/rehearse/rehearse.h"
+#include "comm/rehearse/seams.h"
 
 namespace slipstream::comm {
 namespace {
@@ -21,6 +25,32 @@ int peer_of(const Job& job, ChannelId channel) {
     for (const Task& task : row.plan.tasks)
       if (task.channel == channel && (task.op == Op::send || task.op == Op::recv)) return task.peer;
   return 0;
+}
+
+/// Adds the channels, rendezvous and own waits of a plan, whose items begin at `first`.
+void add_plan(const Job& job, const Plan& plan, uint32_t first, PlanGraph& graph) {
+  const size_t size = std::max(graph.channels.size(), first + plan.size());
+  graph.channels.resize(size);
+  graph.rendezvous_ids.resize(size, PlanGraph::kLocal);
+  graph.awaited.resize(size);
+  graph.awaited_before.resize(size);
+  std::map<std::string, uint64_t> counts;
+  for (ItemId id : plan.order) {
+    graph.channels[first + id] = plan[id].channel;
+    for (const Point& point : plan[id].after) graph.awaited[first + id].push_back(first + point.item);
+    if (plan.is_spine(id) || !is_communication(plan[id].op)) continue;
+    const Task& task = plan.task(id);
+    const Channel& channel = job.channels[task.channel];
+    const std::vector<int> group = job.mesh.group(channel.axis, job.options.rank);
+    // The plan, the group or pair, then a sequence number within it.
+    std::string line = fmt::format("{} {} {}", plan.kind, name_of(wire_of(channel.role)), group[0]);
+    if (task.op == Op::send || task.op == Op::recv) {
+      const auto n = static_cast<int>(group.size());
+      const int own = job.mesh.index_in_group(channel.axis, job.options.rank), other = ((own + task.peer) % n + n) % n;
+      line += task.op == Op::send ? fmt::format(" {} {}", own, other) : fmt::format(" {} {}", other, own);
+    }
+    graph.rendezvous_ids[first + id] = std::hash<std::string>{}(fmt::format("{} {}", line, counts[line]++));
+  }
 }
 
 }  // namespace
@@ -69,25 +99,38 @@ std::string group_of(const Job& job, ChannelId channel) {
                      group[static_cast<size_t>(leaves ? other : own)]);
 }
 
-std::vector<uint64_t> rendezvous_of(const Job& job) {
-  const Plan& plan = job.train();
-  std::vector<uint64_t> rendezvous_ids(plan.size(), 0);
-  std::map<std::string, uint64_t> counts;
-  for (ItemId id : plan.order) {
-    if (plan.is_spine(id) || !is_communication(plan[id].op)) continue;
-    const Task& task = plan.task(id);
-    const Channel& channel = job.channels[task.channel];
-    const std::vector<int> group = job.mesh.group(channel.axis, job.options.rank);
-    // The group or pair, then a sequence number within it.
-    std::string line = fmt::format("{} {}", name_of(wire_of(channel.role)), group[0]);
-    if (task.op == Op::send || task.op == Op::recv) {
-      const auto n = static_cast<int>(group.size());
-      const int own = job.mesh.index_in_group(channel.axis, job.options.rank), other = ((own + task.peer) % n + n) % n;
-      line += task.op == Op::send ? fmt::format(" {} {}", own, other) : fmt::format(" {} {}", other, own);
+PlanGraph graph_of(const Job& job) {
+  PlanGraph graph;
+  const Calendar calendar = job.calendar();
+  int64_t period = 1;
+  for (const PlanRow& row : job.plans) period = std::lcm(period, row.cadence.every);
+  std::set<std::vector<PlanKind>> seen;  // plans of one kind have the same waits
+  for (int64_t n = 1; n <= period; ++n) {
+    std::vector<const Plan*> runs;
+    std::vector<PlanKind> kinds;
+    size_t before = 0;
+    for (int64_t step : {n - 1, n}) {
+      before = runs.size();
+      for (size_t row : calendar.step(step, [](size_t) { return false; })) {
+        runs.push_back(&job.plans[row].plan);
+        kinds.push_back(job.plans[row].kind);
+      }
     }
-    rendezvous_ids[id] = std::hash<std::string>{}(fmt::format("{} {}", line, counts[line]++));
+    if (!seen.insert(kinds).second) continue;
+    for (size_t run = before; run < runs.size(); ++run) {
+      const uint32_t first = job.first_item(kinds[run]);
+      add_plan(job, *runs[run], first, graph);
+      for (const SeamWait& wait : link(std::span(runs).first(run), *runs[run], job.channels))
+        (wait.run < before ? graph.awaited_before : graph.awaited)[first + wait.to].push_back(
+            job.first_item(kinds[wait.run]) + wait.from);
+    }
   }
-  return rendezvous_ids;
+  for (auto* lists : {&graph.awaited, &graph.awaited_before})
+    for (std::vector<uint32_t>& list : *lists) {
+      std::sort(list.begin(), list.end());
+      list.erase(std::unique(list.begin(), list.end()), list.end());
+    }
+  return graph;
 }
 
 }  // namespace slipstream::comm

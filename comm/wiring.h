@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/plan/job.h"
+#include "engine/report/critical_path.h"
 
 namespace slipstream::comm {
 
@@ -28,8 +29,9 @@ std::string name_of_connection(const Job& job, const Wiring& wiring, size_t conn
 /// Pure. The same text on all ranks that meet on this channel, another for any other group or pair.
 std::string group_of(const Job& job, ChannelId channel);
 
-/// Pure. A number for every communication task of the training plan, indexed by item: equal on the ranks that take part
-/// in the task, different for any other task, 0 for local items. The plan must be finished.
-std::vector<uint64_t> rendezvous_of(const Job& job);
+/// Pure. The plans in the steps, by item of a timeline: a rendezvous is equal on the ranks that take part in a task and
+/// different for any other task; items of one step wait for each other and for those of the step before. The plans must
+/// be finished.
+PlanGraph graph_of(const Job& job);
 
 }  // namespace slipstream::comm

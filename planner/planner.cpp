@@ -413,6 +413,7 @@ double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
   comm::MeasuredPrice price(otherwise);
   for (size_t s = 0; s < stages.size(); ++s) {
     std::vector<int64_t> local = item_ns[s];
+    local.resize(stages[s]->train().size());  // timelines number the items of other plans after them
     for (ItemId i = 0; i < stages[s]->train().size(); ++i)
       if (is_communication(stages[s]->train()[i].op)) local[i] = -1;
     for (const PlanRow& row : stages[s]->plans)

@@ -12,7 +12,6 @@
 #include <memory>
 #include <utility>
 
-#include "comm/rehearse/seams.h"
 #include "comm/wiring.h"
 
 namespace slipstream::runtime {
@@ -183,23 +182,19 @@ bool brings_previous(const std::vector<StepTimes>& steps, size_t i) {
 
 PlanItems::PlanItems(World& world, const Job& job) {
   std::string bytes;
-  const std::vector<uint64_t> rendezvous_ids = comm::rendezvous_of(job);
-  std::vector<std::vector<uint32_t>> awaited(job.train().size()), awaited_before(job.train().size());
-  for (ItemId item = 0; item < job.train().size(); ++item)
-    for (const Point& point : job.train()[item].after) awaited[item].push_back(point.item);
-  const Plan* const before[] = {&job.train()};
-  const Plan& next = job.plan(PlanKind::train, 1);
-  for (const SeamWait& wait : comm::link(before, next, job.channels)) awaited_before[wait.to].push_back(wait.from);
-  put(bytes, static_cast<int64_t>(job.train().size()));
-  for (ItemId item = 0; item < job.train().size(); ++item) {
-    put(bytes, static_cast<int64_t>(rendezvous_ids[item]));
-    put(bytes, job.train()[item].channel);
-    put(bytes, job.train()[item].name);
-    put(bytes, kind_of(job, job.train()[item]));
-    put(bytes, static_cast<int64_t>(cause_of(job, job.train()[item])));
+  const PlanGraph own = comm::graph_of(job);
+  put(bytes, std::ssize(own.channels));
+  for (uint32_t number = 0; number < own.channels.size(); ++number) {
+    const auto [row, id] = job.of_timeline(number);
+    const Item& item = row->plan[id];
+    put(bytes, static_cast<int64_t>(own.rendezvous_ids[number]));
+    put(bytes, item.channel);
+    put(bytes, item.name);
+    put(bytes, kind_of(job, item));
+    put(bytes, static_cast<int64_t>(cause_of(job, item)));
   }
-  put(bytes, awaited);
-  put(bytes, awaited_before);
+  put(bytes, own.awaited);
+  put(bytes, own.awaited_before);
   put(bytes, host_name());
   for (const std::string& theirs : world.all_gather(bytes, "the items of plans")) {
     Reader reader(theirs);

@@ -13,12 +13,12 @@
 
 namespace slipstream::runtime {
 
-/// The training plans of all ranks, by rank.
+/// The plans in the steps of all ranks, by rank.
 struct PlanItems {
   /// Blocks. Collective.
   PlanItems(World& world, const Job& job);
   std::vector<PlanGraph> graphs;
-  std::vector<std::vector<std::string>> names;  // by item
+  std::vector<std::vector<std::string>> names;  // by item of a timeline
   OwnKinds kinds;
   std::vector<std::string> hosts;
 };

@@ -98,12 +98,12 @@ Trainer::Trainer(World& world, const DeviceAssignment& assignment, const Resolve
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
                                            assignment.kind, assignment.wire(config_, *device));
-  item_ns_.assign(job.train().size(), -1);
   if (!config_.device.machine.empty()) {
     model_flops_ = model_flops(stages_);
     peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
   }
   items_.emplace(world_, job);
+  item_ns_.assign(items_->names[static_cast<size_t>(world_.rank())].size(), -1);
   if (job.keeping.slots > 0 && name)
     peers_ = std::make_unique<PeerMemory>(world_, job, manifest_of(world_.size(), stages_, identity, skipped_batches_),
                                           *name, config_.checkpoint.peer_interval);

@@ -147,7 +147,7 @@ class Trainer {
   std::vector<Pending> pending_;
   std::optional<PlanItems> items_;
   std::unique_ptr<StragglerReport> stragglers_;
-  std::vector<int64_t> item_ns_;                                 // fastest seen, by item of the training plan
+  std::vector<int64_t> item_ns_;                                 // fastest seen, by item of a timeline
   std::optional<double> bound_ms_;                               // rehearsed, at most the fastest step
   double fastest_ms_ = std::numeric_limits<double>::infinity();  // of the steps written
   double model_flops_ = 0;                                       // of a step, all ranks

@@ -435,7 +435,7 @@ TEST_CASE(
       std::erase(used, -1);
       std::sort(used.begin(), used.end());
       CHECK(std::adjacent_find(used.begin(), used.end()) == used.end());
-      const std::vector<uint64_t> rendezvous_ids = comm::rendezvous_of(*job);
+      const std::vector<uint64_t> rendezvous_ids = comm::graph_of(*job).rendezvous_ids;
       for (ItemId id = 0; id < job->train().size(); ++id) {
         if (!is_communication(job->train()[id].op)) continue;
         const ChannelId channel = job->train()[id].channel;

@@ -2,11 +2,15 @@
 // Snapshots: copies that run beside a step equal the state at rest before it and change nothing, and every wait that
 // protects them is needed.
 
+#include <algorithm>
 #include <cstdio>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
+#include "comm/wiring.h"
 #include "engine/plan/saved_state.h"
 #include "tests/equivalence/snapshots.h"
 #include "tests/equivalence/table.h"
@@ -175,4 +179,54 @@ TEST_CASE("a snapshot changes no training plan", "[snapshot]") {
     CHECK(with->buffers.total_bytes() - without->buffers.total_bytes() == with->buffers.bytes(Owner::snapshot));
     CHECK(without->buffers.bytes(Owner::snapshot) == 0);
   }
+}
+
+TEST_CASE("a plan of every third step needs a cadence alone: it runs, is proved and has its times", "[snapshot]") {
+  constexpr int kLast = 7;
+  Layout row = with(strategies(false)[0], [](Layout& l) { l.ranks = 2; });
+  const Seen expected = run_at_rest(row, kLast);
+  row.save_interval = kLast + 1;  // never asked for
+  row.mutate = [](Job& job) {
+    for (PlanRow& each : job.plans)
+      if (each.kind == PlanKind::save) each.cadence = {When::step, 3, 2};
+  };
+  std::mutex mutex;
+  row.inspect = [&](runtime::Rank& rank) {
+    const std::lock_guard lock(mutex);
+    const Job& job = rank.job();
+    const uint32_t first = job.first_item(PlanKind::save);
+    std::set<uint32_t> steps;
+    for (const std::vector<Span>& channel : rank.drain())
+      for (const Span& span : channel)
+        if (span.step > 0 && span.item >= first) steps.insert(span.step);
+    CHECK(steps == std::set<uint32_t>{3, 6});
+    for_arrays(rank, [&](size_t b, size_t i) {
+      const std::span<const std::byte> bytes = rank.snapshot(b, i);
+      const std::vector<std::byte>& at_rest = expected.states.at({6, job.options.rank, b, i});
+      CHECK(std::equal(bytes.begin(), bytes.end(), at_rest.begin(), at_rest.end()));
+    });
+    // Copies follow the updates of their step, and the next step's updates follow the copies.
+    const PlanGraph graph = comm::graph_of(job);
+    REQUIRE(graph.channels.size() == first + job.plan(PlanKind::save, 2).size());
+    const auto any = [&](const std::vector<uint32_t>& items, auto is) {
+      return std::any_of(items.begin(), items.end(), is);
+    };
+    bool copies_wait = false, updates_wait = false;
+    for (uint32_t item = 0; item < graph.channels.size(); ++item) {
+      CHECK((item < first || graph.awaited_before[item].empty()));
+      const auto is_copy = [&](uint32_t other) { return other >= first; };
+      const auto is_update = [&](uint32_t other) { return other < job.train().size(); };
+      copies_wait |= item >= first && any(graph.awaited[item], is_update);
+      updates_wait |= item < first && any(graph.awaited_before[item], is_copy);
+    }
+    CHECK(copies_wait);
+    CHECK(updates_wait);
+    for (const Calendar::Runs& sequence : job.calendar().sequences()) {
+      std::vector<const Plan*> runs;
+      for (size_t each : sequence) runs.push_back(&job.plans[each].plan);
+      const auto seams = comm::link_all(runs, job.channels);
+      CHECK(comm::find_hazards({runs, seams}, job.channels, &job.buffers).count == 0);
+    }
+  };
+  CHECK(train(row, kLast).hash == expected.trained.hash);
 }
