@@ -62,6 +62,7 @@ struct Generation::State final : Ops {
         scratch(buffers.size()) {
     load(parts_of_parameters());
     if (model.positions < 0) make_angles();
+    windows.resize(static_cast<size_t>(o.layers));
     lengths.resize(static_cast<size_t>(setup.sequences));
     cache = device.allocate(bytes_of(o.layers * setup.sequences * cache_elems(), setup.dtype), "keys and values");
   }
@@ -282,18 +283,19 @@ struct Generation::State final : Ops {
                             .table = turns});
   }
   /// Keeps keys and values of the rows, and attends.
-  void attention(int layer, double, Slice qkv_rows, Slice to, Slice) override {
+  void attention(const AttentionLayer& layer, double, Slice qkv_rows, Slice to, Slice) override {
     const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
+    windows[static_cast<size_t>(layer.index)] = layer.window;
     const float* const qkv = at(qkv_rows, b.qkv_width());
     float* const out = at(to, b.attention_width());
     if (rows.are_a_prompt()) return attend_all(layer, scale, qkv, out);
     kernels::OneTokenAttention args{.qkv = qkv,
                                     .out = out,
-                                    .cache = cached(layer),
+                                    .cache = cached(layer.index),
                                     .sequences = rows.sequences,
                                     .tokens = rows.places,
                                     .rows = rows.count,
-                                    .window = o.window_of(layer),
+                                    .window = layer.window,
                                     .heads = b.heads(),
                                     .kv_heads = b.kv_heads(),
                                     .head_dim = b.head_dim(),
@@ -301,12 +303,12 @@ struct Generation::State final : Ops {
     args.scores = rows_of(statistics, kernels::attention_scores(args, device.kind()), 1);
     kernels::one_token_attention(context, args);
   }
-  void attend_all(int64_t layer, float scale, const float* qkv, float* out) {
-    const int64_t width = b.qkv_width(), count = rows.count, window = o.window_of(layer);
+  void attend_all(const AttentionLayer& layer, float scale, const float* qkv, float* out) {
+    const int64_t width = b.qkv_width(), count = rows.count;
     const float *const k = qkv + b.attention_width(), *const v = k + kv_width() / 2;
     kernels::keep_keys(context, {.k = k,
                                  .v = v,
-                                 .to = cached(layer),
+                                 .to = cached(layer.index),
                                  .sequence = rows.prompt_of,
                                  .rows = count,
                                  .row_stride = width,
@@ -326,7 +328,7 @@ struct Generation::State final : Ops {
                                          .kv_stride = width,
                                          .out_stride = b.attention_width(),
                                          .scale = scale,
-                                         .window = window < count ? window : 0});
+                                         .window = layer.window < count ? layer.window : 0});
   }
   kernels::KeyCache cached(int64_t layer) {
     const int64_t before = layer * setup.sequences * cache_elems();
@@ -340,7 +342,7 @@ struct Generation::State final : Ops {
     for (const Stage& stage : stages) stage.body({});
     const int64_t drawing = rows.drawing(), vocab = b.vocab_rows(), D = o.width;
     float* const logits = rows_of(logits_out, drawing, vocab);
-    few_rows(at(model.hidden, D) + (rows.count - drawing) * D, {.weight = model.head, .in = D, .out = vocab}, nullptr,
+    few_rows(at(model.hidden(), D) + (rows.count - drawing) * D, {.weight = model.head, .in = D, .out = vocab}, nullptr,
              drawing, logits);
     return logits_of_all_ranks(logits, drawing);
   }
@@ -419,6 +421,7 @@ struct Generation::State final : Ops {
   std::vector<Held> held;  // of parameters, in `memory`
   std::unique_ptr<Allocation> memory;
   std::unique_ptr<Allocation> cache;   // [layers, sequences] of KeyCache
+  std::vector<int64_t> windows;        // of the layers, from the last pass
   std::vector<int64_t> lengths;        // tokens of each sequence in the cache, with those of issued passes
   std::unique_ptr<Allocation> angles;  // of rotary embeddings: [capacity, head_dim]
   std::vector<float> gathered;         // logits of all ranks
@@ -462,10 +465,7 @@ int64_t Generation::weight_bytes() const {
 int64_t Generation::cache_bytes(int sequence) const {
   const State& s = *state_;
   int64_t seen = 0;  // tokens, over all layers
-  for (int64_t layer = 0; layer < s.o.layers; ++layer) {
-    const int64_t window = s.o.window_of(layer);
-    seen += window > 0 ? std::min(tokens(sequence), window) : tokens(sequence);
-  }
+  for (const int64_t window : s.windows) seen += window > 0 ? std::min(tokens(sequence), window) : tokens(sequence);
   return seen * s.kv_width() * size_of(s.setup.dtype);
 }
 

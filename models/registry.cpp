@@ -1,20 +1,99 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of model families.
+// The model families as tables of layers. GPT-2: layer norms, biases, q, k and v in one, GELU, learned positions. Llama
+// and its relatives: RMS norms, grouped key-value heads, SwiGLU, rotary positions.
 
 #include <array>
+#include <cmath>
 
 #include <fmt/ranges.h>
 
 #include "engine/base/check.h"
+#include "engine/base/plural.h"
 #include "engine/config/validate_model.h"
 #include "kernels/attention/attention.h"
 #include "models/common/config_json.h"
-#include "models/families.h"
 #include "models/hugging_face.h"
+#include "models/layers/decoder.h"
 #include "models/model.h"
 
 namespace slipstream::models {
 namespace {
+
+/// The differences of a family from Llama.
+struct LlamaVariant {
+  const char* name;         // in the description
+  bool qkv_bias = false;    // biases of queries, keys and values
+  bool head_norms = false;  // RMS norms of query and key heads, before they are rotated
+  bool window = false;      // tokens may attend to the last ModelOptions::window tokens only
+};
+
+Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
+  if (o.heads % o.kv_heads != 0) throw ConfigError("[model] kv_heads {} must divide heads {}.", o.kv_heads, o.heads);
+  if (o.size_of_head() % 2 != 0)
+    throw ConfigError("[model] rotary positions need an even head size: got {} of width {} and {} heads.",
+                      o.size_of_head(), o.width, o.heads);
+  if (o.window > 0 && !variant.window)
+    throw ConfigError("[model] {} has no sliding window: got {} tokens. Remove it, or use mistral.", variant.name,
+                      o.window);
+  const auto with_window = std::count_if(o.window_layers.begin(), o.window_layers.end(),
+                                         [&](int64_t layer) { return layer >= 0 && layer < o.layers; });
+  std::string more;
+  if (o.size_of_head() * o.heads != o.width) more += fmt::format(", heads of {}", o.size_of_head());
+  if (o.rope_scaling.factor > 0) more += fmt::format(", RoPE scaled by {}", o.rope_scaling.factor);
+  if (o.window > 0) more += fmt::format(", window {}", o.window);
+  if (o.window > 0 && !o.window_layers.empty()) more += " in " + counted(with_window, "layer");
+  AttentionKind mixer{.qkv = {{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, variant.qkv_bias},
+                      .out = {{"self_attn.o_proj"}},
+                      .rotary = true};
+  if (variant.head_norms) mixer.head_norms = {"self_attn.q_norm", "self_attn.k_norm"};
+  const LayerKind mlp = swiglu_mlp({.up = {{"mlp.gate_proj", "mlp.up_proj"}}, .down = {{"mlp.down_proj"}}});
+  std::vector<BlockKind> blocks;
+  for (int64_t l = 0; l < o.layers; ++l) {
+    mixer.window = o.window_of(l);
+    blocks.push_back({{{"input_layernorm"}, attention(mixer)}, {{"post_attention_layernorm"}, mlp}});
+  }
+  return {.description = fmt::format(
+              "{}, {} layers, {} heads ({} key-value), width {}, ffn {}, context {}, vocabulary {}, {} head{}",
+              variant.name, o.layers, o.heads, o.kv_heads, o.width, o.ffn_width, o.context, o.vocab,
+              o.tie_embeddings ? "tied" : "untied", more),
+          .table = "model.embed_tokens.weight",
+          .head = "lm_head.weight",
+          .prefix = "model.layers.",
+          .blocks = std::move(blocks),
+          .final_norm = {"model.norm"}};
+}
+
+Architecture gpt2(const ModelOptions& o) {
+  if (o.kv_heads != o.heads)
+    throw ConfigError(
+        "[model] gpt2 needs as many key-value heads as heads: got kv_heads {} and heads {}. Remove "
+        "model.kv_heads, or set family = \"llama\".",
+        o.kv_heads, o.heads);
+  const Init residual{Init::Kind::normal, 0.02f / std::sqrt(2.0f * static_cast<float>(o.layers))};
+  // Weights as Conv1D stores them.
+  const auto weights = [](const char* name, Init init = Weights{}.init) { return Weights{{name}, true, true, init}; };
+  const BlockKind block{
+      {{"ln_1", true}, attention({.qkv = weights("attn.c_attn"), .out = weights("attn.c_proj", residual)})},
+      {{"ln_2", true}, gelu_mlp({.up = weights("mlp.c_fc"), .down = weights("mlp.c_proj", residual)})}};
+  return {
+      .description = fmt::format("gpt2, {} layers, {} heads, width {}, context {}, vocabulary {}, {} head", o.layers,
+                                 o.heads, o.width, o.context, o.vocab, o.tie_embeddings ? "tied" : "untied"),
+      .table = "transformer.wte.weight",
+      .positions = "transformer.wpe.weight",
+      .head = "lm_head.weight",
+      .prefix = "transformer.h.",
+      .blocks = std::vector(static_cast<size_t>(o.layers), block),
+      .final_norm = {"transformer.ln_f", true}};
+}
+
+Architecture llama(const ModelOptions& o) { return llama_variant({.name = "llama"}, o); }
+Architecture mistral(const ModelOptions& o) { return llama_variant({.name = "mistral", .window = true}, o); }
+Architecture qwen2(const ModelOptions& o) {
+  return llama_variant({.name = "qwen2", .qkv_bias = true, .window = true}, o);
+}
+Architecture qwen3(const ModelOptions& o) {
+  return llama_variant({.name = "qwen3", .head_norms = true, .window = true}, o);
+}
 
 struct Row {
   Family family;
@@ -98,8 +177,8 @@ std::string supported_models_markdown() {
     page += fmt::format("| `{}` | `{}` | {} | {} | {} | {} | {} | {} |\n", name_of(row.family),
                         config.at("model_type").as_string(), row.models,
                         architecture.positions.empty() ? "rotary" : "learned",
-                        architecture.final_norm.centred ? "LayerNorm" : "RMSNorm", architecture.blocks.front().mlp.name,
-                        rotary ? "yes" : "no", row.adds);
+                        architecture.final_norm.centred ? "LayerNorm" : "RMSNorm",
+                        architecture.blocks.front().mlp.layer.form, rotary ? "yes" : "no", row.adds);
   }
   return page +
          "\nAll families have tied and untied heads, float32 and bfloat16, CPU and CUDA kernels, tensor, sequence, "

@@ -28,10 +28,10 @@ Ring* SpecBuilder::ring() {
   return ring_.get();
 }
 
-void SpecBuilder::attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
+void SpecBuilder::attention(const AttentionLayer& layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
   if (ring()) return ring_->forward(layer, dropout_rate, qkv, out, lse);
   const Slice numbers = sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate);
+  const kernels::AttentionDropout dropout = attention_dropout(layer.index, dropout_rate);
   const int64_t k_offset = heads() * head_dim();
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
@@ -65,11 +65,12 @@ void SpecBuilder::fetch_keys(int layer, Slice qkv) {
   if (ring()) ring_->fetch(layer, qkv);
 }
 
-void SpecBuilder::attention_gradient(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
+void SpecBuilder::attention_gradient(const AttentionLayer& layer, Slice dout, Slice qkv, Slice out, Slice lse,
+                                     Slice dqkv) {
   if (ring()) return ring_->backward(layer, dout, qkv, out, lse, dqkv);
   const double dropout_rate = options_.dropout.attention;
   const Slice numbers = sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = attention_dropout(layer, dropout_rate);
+  const kernels::AttentionDropout dropout = attention_dropout(layer.index, dropout_rate);
   const int64_t k_offset = heads() * head_dim();
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);

@@ -165,11 +165,11 @@ class SpecBuilder final : public Ops {
   void rotate(Slice qkv, bool inverse) override;
   /// With context parallelism further pieces begin; the last one stays open for later works. So does
   /// attention_gradient().
-  void attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) override;
+  void attention(const AttentionLayer& layer, double dropout_rate, Slice qkv, Slice out, Slice lse) override;
   /// With context parallelism: adds a piece that starts sending this rank's keys to attention_gradient(). Call it
   /// early: the pieces between hide the first exchange.
   void fetch_keys(int layer, Slice qkv);
-  void attention_gradient(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
+  void attention_gradient(const AttentionLayer& layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
   /// take_batch: makes the staged batch the current one. The first item of every plan.
   void take_batch();
@@ -230,9 +230,8 @@ class SpecBuilder final : public Ops {
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 
   /// 0 if it hides no token.
-  int64_t window(int layer) const {
-    const int64_t window = options_.window_of(layer);
-    return window < options_.chunks().tokens ? window : 0;
+  int64_t window(const AttentionLayer& layer) const {
+    return layer.window < options_.chunks().tokens ? layer.window : 0;
   }
   int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }

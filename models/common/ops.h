@@ -66,6 +66,12 @@ struct HeadNorms {
   }
 };
 
+/// The attention of one layer.
+struct AttentionLayer {
+  int index = 0;
+  int64_t window = 0;  // tokens that a token attends to, itself included; 0: all before it
+};
+
 /// The number of rows of an operand is that of a pass: a micro-batch or a chunk of it in training, the newest tokens in
 /// generation. Weights are [out, in].
 class Ops {
@@ -95,7 +101,7 @@ class Ops {
   /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
   virtual void rotate(Slice qkv, bool inverse) = 0;
   /// `lse` (log of the sum of exponentials) is for the backward pass.
-  virtual void attention(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) = 0;
+  virtual void attention(const AttentionLayer& layer, double dropout_rate, Slice qkv, Slice out, Slice lse) = 0;
 };
 
 }  // namespace slipstream::models

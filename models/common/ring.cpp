@@ -21,7 +21,8 @@ ContextChunks of_rank(ContextChunks chunks, int rank) {
 }
 
 /// Of this rank's queries and the keys that it has in a step.
-kernels::AttentionForward forward_shape(const SpecBuilder& b, int layer, int step, int64_t kv_stride) {
+kernels::AttentionForward forward_shape(const SpecBuilder& b, const AttentionLayer& layer, int step,
+                                        int64_t kv_stride) {
   const ModelOptions& o = b.options();
   const ContextChunks chunks = o.chunks();
   return {.batch = o.batch,
@@ -39,7 +40,8 @@ kernels::AttentionForward forward_shape(const SpecBuilder& b, int layer, int ste
           .keys = of_rank(chunks, chunks.owner(step))};
 }
 
-kernels::AttentionBackward backward_shape(const SpecBuilder& b, int layer, int step, int64_t kv_stride) {
+kernels::AttentionBackward backward_shape(const SpecBuilder& b, const AttentionLayer& layer, int step,
+                                          int64_t kv_stride) {
   const kernels::AttentionForward f = forward_shape(b, layer, step, kv_stride);
   return {.batch = f.batch,
           .tokens = f.tokens,
@@ -140,7 +142,7 @@ void Ring::exchange_gradients(int step) {
                   .elems = b_.rows() * kv_width()});
 }
 
-void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out, Slice lse) {
+void Ring::block(const AttentionLayer& layer, double dropout_rate, int step, Slice qkv, Slice out, Slice lse) {
   const bool first = step == 0, last = step + 1 == ranks();
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
@@ -153,7 +155,7 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
   const Cost cost = cost_of_step(shape, step, kernels::attention_block_forward_cost);
   const Slice begins = b_.document_begins();
   const Slice numbers = b_.sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate);
+  const kernels::AttentionDropout dropout = b_.attention_dropout(layer.index, dropout_rate);
   std::vector<Slice> reads = with(with({qkv}, begins), numbers), writes;
   if (!first) reads.insert(reads.end(), {kv.rows, carried});
   if (last)
@@ -185,10 +187,10 @@ void Ring::block(int layer, double dropout_rate, int step, Slice qkv, Slice out,
   });
 }
 
-void Ring::forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
+void Ring::forward(const AttentionLayer& layer, double dropout_rate, Slice qkv, Slice out, Slice lse) {
   start_keys(qkv, false);
   for (int step = 0; step < ranks(); ++step) {
-    b_.begin(fmt::format("attention_block.{}", step), layer);
+    b_.begin(fmt::format("attention_block.{}", step), layer.index);
     block(layer, dropout_rate, step, qkv, out, lse);
     if (step > 0 && step + 2 < ranks()) exchange_keys(step + 2, false);
   }
@@ -199,7 +201,8 @@ void Ring::fetch(int layer, Slice qkv) {
   start_keys(qkv, true);
 }
 
-void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv) {
+void Ring::block_gradient(const AttentionLayer& layer, int step, Slice dout, Slice qkv, Slice out, Slice lse,
+                          Slice dqkv, Slice dkv) {
   const bool last = step == 0;
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
@@ -212,7 +215,7 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
   const Slice begins = b_.document_begins();
   const double dropout_rate = b_.options().dropout.attention;
   const Slice numbers = b_.sequence_numbers(dropout_rate);
-  const kernels::AttentionDropout dropout = b_.attention_dropout(layer, dropout_rate);
+  const kernels::AttentionDropout dropout = b_.attention_dropout(layer.index, dropout_rate);
   std::vector<Slice> reads = with(with({dout, qkv, out, lse, dq_sum}, begins), numbers);
   if (!last) reads.push_back(kv.rows);
   const Meaning meaning{.rule = Rule::attention_block_gradient, .results = 2, .step = static_cast<int16_t>(step)};
@@ -236,11 +239,11 @@ void Ring::block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out,
           });
 }
 
-void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
+void Ring::backward(const AttentionLayer& layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv) {
   const Slice dq_sum = this->dq_sum(), share = share_;
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
-    b_.begin(fmt::format("attention_block_gradient.{}", step), layer);
+    b_.begin(fmt::format("attention_block_gradient.{}", step), layer.index);
     // Not earlier: a recomputed forward pass ends before the first piece that reads its output, and uses the same
     // memory for its carried values.
     if (step == 1)
@@ -250,7 +253,7 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
       // In a separate piece: the sums of the previous ranks arrive while the block runs.
-      b_.begin(fmt::format("add_key_gradients.{}", step), layer);
+      b_.begin(fmt::format("add_key_gradients.{}", step), layer.index);
       const int64_t elems = b_.rows() * kv_width();
       b_.work(
           "add", kernels::add_cost({.elems = elems}), {share, sum}, {sum}, {.rule = Rule::add, .adds = Adds::always},
@@ -258,9 +261,9 @@ void Ring::backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slic
     }
     exchange_gradients(step);
   }
-  b_.begin("attention_block_gradient.0", layer);
+  b_.begin("attention_block_gradient.0", layer.index);
   block_gradient(layer, 0, dout, qkv, out, lse, dqkv, share);
-  b_.begin("key_gradients", layer);
+  b_.begin("key_gradients", layer.index);
   const Slice home = gradients(ranks());
   const int64_t begin = b_.heads() * b_.head_dim();
   const kernels::ColumnsSum shape{

@@ -20,10 +20,10 @@ class Ring {
   explicit Ring(SpecBuilder& builder);
 
   /// SpecBuilder::attention(), fetch_keys() and attention_gradient(): the blocks after the first are separate pieces.
-  void forward(int layer, double dropout_rate, Slice qkv, Slice out, Slice lse);
+  void forward(const AttentionLayer& layer, double dropout_rate, Slice qkv, Slice out, Slice lse);
 
   void fetch(int layer, Slice qkv);
-  void backward(int layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
+  void backward(const AttentionLayer& layer, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv);
 
  private:
   int ranks() const { return chunks_.ranks; }
@@ -41,8 +41,9 @@ class Ring {
   /// The keys of step `step` arrive during the pieces after the current one.
   void exchange_keys(int step, bool again);
   void exchange_gradients(int step);
-  void block(int layer, double dropout_rate, int step, Slice qkv, Slice out, Slice lse);
-  void block_gradient(int layer, int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv, Slice dkv);
+  void block(const AttentionLayer& layer, double dropout_rate, int step, Slice qkv, Slice out, Slice lse);
+  void block_gradient(const AttentionLayer& layer, int step, Slice dout, Slice qkv, Slice out, Slice lse, Slice dqkv,
+                      Slice dkv);
 
   SpecBuilder& b_;
   ContextChunks chunks_;

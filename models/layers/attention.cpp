@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stages of attention: the product of q, k and v, attention of all tokens, and the product of its output.
 
-#include "models/layers/attention.h"
+#include "models/layers/layer.h"
 
 namespace slipstream::models {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 class Attention final : public Layer {
  public:
   Attention(SpecBuilder& builder, const AttentionKind& kind, const std::string& prefix, int layer)
-      : b_(builder), layer_(layer), rotary_(kind.rotary) {
+      : b_(builder), layer_(layer), window_(kind.window), rotary_(kind.rotary) {
     const ModelOptions& o = b_.options();
     const int64_t D = o.width, q = o.heads * b_.head_dim(), kv = o.kv_heads * b_.head_dim();
     if (b_.shares_kv()) {
@@ -61,7 +61,7 @@ class Attention final : public Layer {
     const auto attend = [=, this, &ops, rate = dropout.attention](TokenChunk) {
       if (head_norms_.exist()) ops.head_norm(raw_, head_norms_, qkv_out_);
       if (rotary_) ops.rotate(qkv_out_, false);
-      ops.attention(layer_, rate, qkv_out_, attended_, lse_);
+      ops.attention({layer_, window_}, rate, qkv_out_, attended_, lse_);
     };
     const auto out = [=, this, &ops](TokenChunk c) {
       ops.partial_linear(b_.chunk(attended_, c), out_, b_.chunk(y, c));
@@ -77,7 +77,7 @@ class Attention final : public Layer {
       b_.linear_input_gradient(b_.chunk(dy, c), out_, b_.chunk(d_attended, c));
     };
     const auto attend = [=, this](TokenChunk) {
-      b_.attention_gradient(layer_, d_attended, qkv_out_, attended_, lse_, d_qkv_);
+      b_.attention_gradient({layer_, window_}, d_attended, qkv_out_, attended_, lse_, d_qkv_);
       // d_qkv becomes the gradient of what the product has written.
       if (rotary_) b_.rotate(d_qkv_, true);
       if (head_norms_.exist()) b_.head_norm_gradient(d_qkv_, raw_, head_norms_);
@@ -130,6 +130,7 @@ class Attention final : public Layer {
 
   SpecBuilder& b_;
   int layer_;
+  int64_t window_;
   bool rotary_;
   HeadNorms head_norms_;
   Linear qkv_, out_;   // D -> q, k and v side by side; attention's output -> D
@@ -144,7 +145,7 @@ class Attention final : public Layer {
 }  // namespace
 
 LayerKind attention(AttentionKind kind) {
-  return {"attention", [kind = std::move(kind)](SpecBuilder& b, const std::string& prefix, int layer) {
+  return {"attention", "", [kind = std::move(kind)](SpecBuilder& b, const std::string& prefix, int layer) {
             return std::make_unique<Attention>(b, kind, prefix, layer);
           }};
 }

@@ -11,112 +11,88 @@ Decoder::Decoder(const Architecture& family, SpecBuilder& builder) : b_(builder)
   constexpr Init kNormal{Init::Kind::normal, 0.02f};
   table = b_.vocab_parameter(family.table, -1, kNormal);
   if (!family.positions.empty()) positions = b_.parameter(family.positions, {o_.context, o_.width}, -1, kNormal);
-  for (int l = 0; l < end(); ++l) {
-    const BlockKind& kind = family.blocks[static_cast<size_t>(l)];
+  const auto end = static_cast<int>(family.blocks.size());
+  for (int l = 0; l < end; ++l) {
     const std::string prefix = fmt::format("{}{}.", family.prefix, l);
-    Block& y = blocks.emplace_back();  // in the order of declaration
-    y.norm_1 = declare_norm(b_, prefix, l, kind.norm_1);
-    y.mixer = kind.mixer.declare(b_, prefix, l);
-    y.norm_2 = declare_norm(b_, prefix, l, kind.norm_2);
-    y.mlp = kind.mlp.declare(b_, prefix, l);
+    const BlockKind& block = family.blocks[static_cast<size_t>(l)];
+    for (const SublayerKind* kind : {&block.mixer, &block.mlp}) {
+      const bool first = kind == &block.mixer;
+      Sublayer s{.block = l, .first = first, .name = kind->layer.name, .norm_name = first ? "norm_1" : "norm_2"};
+      s.norm = declare_norm(b_, prefix, l, kind->norm);
+      s.layer = kind->layer.declare(b_, prefix, l);
+      sublayers.push_back(std::move(s));
+    }
   }
-  final_norm = declare_norm(b_, "", end(), family.final_norm);
+  sublayers.push_back({.block = end, .first = true, .norm_name = "final_norm"});
+  sublayers.back().norm = declare_norm(b_, "", end, family.final_norm);
   head = b_.head_table(table, family.head, kNormal);
-  embedded = b_.own_activation("embedded", o_.width);
-  for (int l = 0; l < end(); ++l) declare_activations(l);
-  final_norm = with_memory(final_norm, "norm_f");
-  residual_out = residual("residual_out");
-  if (!b_.own_tokens()) hidden = normed("hidden");
+  embedded_ = b_.own_activation("embedded", o_.width);
+  for (Sublayer& s : sublayers) declare_activations(s);
   delta_ = b_.scratch_rows("delta", o_.width);
   if (b_.own_tokens()) gathered_ = b_.scratch_rows("gathered", o_.width);
 }
 
 /// If ranks share the tokens of norms, no norm output is kept: in the backward pass each rank recomputes its own
 /// tokens, at the cost of copying them, and gathers the inputs of products again.
-void Decoder::declare_activations(int l) {
-  Block& y = blocks[static_cast<size_t>(l)];
-  const auto name = [&](const char* of) { return b_.of_layer(l, of); };
-  y.norm_1 = with_memory(y.norm_1, name("norm_1"));
-  y.norm_2 = with_memory(y.norm_2, name("norm_2"));
-  // The first block reads the embedding itself; the others store the sum that their first norm computes.
-  y.residual_in = l == 0 ? embedded : residual(name("residual_in"));
-  if (!b_.own_tokens()) y.normed_1 = normed(name("normed_1"));
-  y.mixer->declare_activations();
-  y.residual_mid = residual(name("residual_mid"));
-  if (!b_.own_tokens()) y.normed_2 = normed(name("normed_2"));
-  y.mlp->declare_activations();
-  for (Slice made : {y.normed_1, y.norm_1.mean, y.norm_1.inv_std, y.normed_2, y.norm_2.mean, y.norm_2.inv_std})
-    if (made.size_bytes > 0 && !b_.own_tokens()) b_.cheap(made);
-}
-
-Norm Decoder::with_memory(Norm n, const std::string& name) {
+void Decoder::declare_activations(Sublayer& s) {
+  const auto name_of = [&](const char* of_mixer, const char* of_mlp, const char* of_final_norm) {
+    return s.layer ? b_.of_layer(s.block, s.first ? of_mixer : of_mlp) : of_final_norm;
+  };
+  Norm& n = s.norm;
+  const std::string name = name_of("norm_1", "norm_2", "norm_f");
   if (n.bias >= 0) n.mean = b_.statistics(name + ".mean", b_.own_rows());
   n.inv_std = b_.statistics(name + ".inv_std", b_.own_rows());
   n.partial = b_.norm_partial(name + ".gradient", static_cast<int64_t>(n.parameters().size()) * o_.width);
-  return n;
-}
-
-/// Without a backward pass all sums of the residual are in one place, and so are all outputs of norms.
-Slice Decoder::residual(const std::string& name) { return o_.trains ? b_.own_activation(name, o_.width) : embedded; }
-Slice Decoder::normed(const std::string& name) { return b_.activation(o_.trains ? name : "normed", o_.width); }
-
-/// A norm uses the rank's own rows.
-Stage Decoder::norm_stage(Ops& ops, const char* piece, const char* part, int l, const Norm& n, const Sum& of,
-                          Slice normed) {
-  return {piece, part, l, [=, this, &ops](TokenChunk c) {
-            const Slice out = seen(normed), x = b_.chunk(of.x, c), sum = b_.chunk(of.sum, c);
-            if (of.rate > 0) {
-              b_.dropout(of.place, of.rate, x, b_.own(of.delta, c), sum, b_.first_own_row(c));
-              ops.norm(sum, {}, {}, chunk_of(n, c), b_.own(out, c));
-            } else {
-              ops.norm(x, of.delta.size_bytes > 0 ? b_.own(of.delta, c) : Slice{}, sum, chunk_of(n, c), b_.own(out, c));
-            }
-            b_.gather(b_.own(out, c), out, c);
-          }};
-}
-
-/// The sum of a layer before a cut.
-Stage Decoder::sum_stage(int l, const Sum& of) {
-  return {"residual_sum", "own", l, [=, this](TokenChunk c) {
-            const Slice x = b_.chunk(of.x, c), delta = b_.own(of.delta, c), sum = b_.chunk(of.sum, c);
-            of.rate > 0 ? b_.dropout(of.place, of.rate, x, delta, sum, b_.first_own_row(c))
-                        : b_.residual_sum(x, delta, sum);
-          }};
+  // The first sublayer reads the embedding itself; the others store the sum that their norm computes. Without a
+  // backward pass all sums are in one place, and so are all outputs of norms.
+  const bool is_embedded = &s == &sublayers.front() || !o_.trains;
+  s.x = is_embedded ? embedded_ : b_.own_activation(name_of("residual_in", "residual_mid", "residual_out"), o_.width);
+  if (!b_.own_tokens())
+    s.normed = b_.activation(o_.trains ? name_of("normed_1", "normed_2", "hidden") : "normed", o_.width);
+  if (!s.layer) return;
+  s.layer->declare_activations();
+  for (Slice made : {s.normed, n.mean, n.inv_std})
+    if (made.size_bytes > 0 && !b_.own_tokens()) b_.cheap(made);
 }
 
 std::vector<Stage> Decoder::forward(Ops& ops, const DropoutRates& dropout) {
-  std::vector<Stage> stages;
-  const auto add = [&](std::vector<Stage> more) {
-    for (Stage& stage : more) stages.push_back(std::move(stage));
-  };
   const double rate = dropout.residual, embedding_rate = dropout.embedding;
-  const Slice sum = embedding_rate > 0 ? delta_ : embedded;
-  stages.push_back(
-      {"embedding", "", -1, [=, this, &ops](TokenChunk) { ops.embed(table, positions, sum, delta_); }, true});
-  if (embedding_rate > 0)
-    stages.push_back({"embedding", "dropout", -1, [=, this](TokenChunk c) {
-                        b_.dropout("embedding", embedding_rate, {}, b_.own(delta_, c), b_.chunk(embedded, c),
-                                   b_.first_own_row(c));
-                      }});
-  // The residual before the first norm of layer l: the sum that the layer before it has left to this norm, unless a cut
-  // lies between the two.
-  const auto before = [&](int l, Slice to) {
-    return l == 0 || b_.cut_before(l)
-               ? Sum{to}
-               : Sum{blocks[static_cast<size_t>(l - 1)].residual_mid, delta_, to, mlp_place(l - 1), rate};
+  const Slice delta = delta_, embedded = embedded_;
+  const auto drop = [=, this](const std::string& place, double at_rate, Slice x, Slice y, TokenChunk c) {
+    b_.dropout(place, at_rate, x, b_.own(delta, c), y, b_.first_own_row(c));
   };
-  for (int l = 0; l < end(); ++l) {
-    const Block& y = blocks[static_cast<size_t>(l)];
-    stages.push_back(norm_stage(ops, "attention", "norm", l, y.norm_1, before(l, y.residual_in), y.normed_1));
-    add(y.mixer->forward(ops, dropout, seen(y.normed_1), delta_));
-    stages.push_back(norm_stage(ops, "mlp", "norm", l, y.norm_2,
-                                {y.residual_in, delta_, y.residual_mid, mixer_place(l), rate}, y.normed_2));
-    add(y.mlp->forward(ops, dropout, seen(y.normed_2), delta_));
-    if (!b_.cut_before(l + 1)) continue;
-    const Slice next = l + 1 == end() ? residual_out : blocks[static_cast<size_t>(l + 1)].residual_in;
-    stages.push_back(sum_stage(l, {y.residual_mid, delta_, next, mlp_place(l), rate}));
+  std::vector<Stage> stages;
+  const auto embed = [=, this, &ops](TokenChunk) {
+    ops.embed(table, positions, embedding_rate > 0 ? delta : embedded, delta);
+  };
+  stages.push_back({"embedding", "", -1, embed, true});
+  if (embedding_rate > 0)
+    stages.push_back({"embedding", "dropout", -1,
+                      [=, this](TokenChunk c) { drop("embedding", embedding_rate, {}, b_.chunk(embedded, c), c); }});
+  const Sublayer* before = nullptr;
+  for (const Sublayer& s : sublayers) {
+    // The output of the layer before is added by this norm, or on the other side of a cut, so that one tensor crosses.
+    if (before != nullptr && is_after_cut(s))
+      stages.push_back({"residual_sum", "own", before->block, [=, this, &s](TokenChunk c) {
+                          const Slice x = b_.chunk(before->x, c), sum = b_.chunk(s.x, c);
+                          rate > 0 ? drop(before->place(), rate, x, sum, c) : b_.residual_sum(x, b_.own(delta, c), sum);
+                        }});
+    const bool sums = before != nullptr && !is_after_cut(s), drops = sums && rate > 0;
+    // A norm uses the rank's own rows.
+    const auto norm = [=, this, &ops, &s](TokenChunk c) {
+      const Slice out = seen(s.normed), x = b_.chunk(s.x, c), x_before = sums ? b_.chunk(before->x, c) : Slice{};
+      if (drops) drop(before->place(), rate, x_before, x, c);
+      if (sums && !drops)
+        ops.norm(x_before, b_.own(delta, c), x, chunk_of(s.norm, c), b_.own(out, c));
+      else
+        ops.norm(x, {}, {}, chunk_of(s.norm, c), b_.own(out, c));
+      b_.gather(b_.own(out, c), out, c);
+    };
+    stages.push_back({s.layer ? s.name : s.norm_name, s.layer ? "norm" : "own", s.block, norm});
+    if (s.layer)
+      for (Stage& stage : s.layer->forward(ops, dropout, seen(s.normed), delta)) stages.push_back(std::move(stage));
+    before = &s;
   }
-  stages.push_back(norm_stage(ops, "final_norm", "own", end(), final_norm, before(end(), residual_out), hidden));
   return stages;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The frame of every decoder: blocks of a mixer (attention) and an MLP, each after a norm and before a residual sum.
+// The frame of every decoder: sublayers, each a norm of the residual and a layer whose output is added to the residual.
+// A block has two: a mixer (attention), and an MLP.
 //
-// A family is a table: the kinds of layers of every block, and names. Letters as in blocks.h.
+// A family is a table: the kinds of sublayers of every block, and names. Letters as in blocks.h.
 
 #include <memory>
 #include <string>
@@ -12,12 +13,12 @@
 
 namespace slipstream::models {
 
-/// The layers of one index.
+struct SublayerKind {
+  NormKind norm;
+  LayerKind layer;
+};
 struct BlockKind {
-  NormKind norm_1;
-  LayerKind mixer;
-  NormKind norm_2;
-  LayerKind mlp;
+  SublayerKind mixer, mlp;
 };
 
 /// A family with the sizes of a model.
@@ -42,15 +43,19 @@ struct ResidualGradient {
   Slice crosses;  // sent to the previous stage at a cut here; the rank's own rows
 };
 
-struct Block {
-  Norm norm_1;
-  std::unique_ptr<Layer> mixer;
-  Norm norm_2;
-  std::unique_ptr<Layer> mlp;
-  Slice residual_in, normed_1, residual_mid, normed_2;  // activations
-  ResidualGradient d_in, d_out;
-  Slice d_mid;           // gradient of residual_mid
-  Slice d_mixer, d_mlp;  // of the outputs of both layers; without dropout d_mid and d_out
+/// A norm of the residual x, and the layer after it. The final norm has none.
+struct Sublayer {
+  int block = 0;                // its index
+  bool first = false;           // of its block
+  std::string name, norm_name;  // "attention", "norm_1"
+  Norm norm;
+  std::unique_ptr<Layer> layer;
+  Slice x, normed;       // activations
+  ResidualGradient d_x;  // the gradient of x
+  Slice d_y;             // the gradient of the layer's output; without dropout that of the next x
+
+  /// The layer's name for dropout.
+  std::string place() const { return fmt::format("layer{}.{}", block, name); }
 };
 
 /// A declared model, and its forward pass. Borrows the builder.
@@ -59,20 +64,17 @@ class Decoder {
   /// Declares parameters and activations.
   Decoder(const Architecture& family, SpecBuilder& builder);
 
-  /// The stages from the tokens to `hidden`, in words of `ops`, which outlive them. Borrows this.
+  /// The stages from the tokens to the output of the final norm, in words of `ops`, which outlive them. Borrows this.
   std::vector<Stage> forward(Ops& ops, const DropoutRates& dropout);
 
   uint32_t table = 0, head = 0;
-  int64_t positions = -1;  // -1: none
-  std::vector<Block> blocks;
-  Norm final_norm;
-  Slice embedded, residual_out;
-  Slice hidden;  // the input of the head; empty if ranks share the tokens of norms
+  int64_t positions = -1;           // -1: none
+  std::vector<Sublayer> sublayers;  // the last is the final norm
 
-  int end() const { return static_cast<int>(o_.layers); }
-  /// The names of both layers of a block for dropout.
-  static std::string mixer_place(int64_t l) { return fmt::format("layer{}.attention", l); }
-  static std::string mlp_place(int64_t l) { return fmt::format("layer{}.mlp", l); }
+  /// Does another pipeline stage begin with this sublayer?
+  bool is_after_cut(const Sublayer& s) const { return s.first && b_.cut_before(s.block); }
+  /// The input of the head; empty if ranks share the tokens of norms.
+  Slice hidden() const { return sublayers.back().normed; }
   /// The input of products after a norm.
   Slice seen(Slice normed) const { return b_.own_tokens() ? gathered_ : normed; }
   Norm chunk_of(const Norm& n, TokenChunk c) const {
@@ -80,22 +82,11 @@ class Decoder {
   }
 
  private:
-  void declare_activations(int l);
-  Norm with_memory(Norm n, const std::string& name);
-  Slice residual(const std::string& name);
-  Slice normed(const std::string& name);
-  /// The input of a norm: x, or the sum of x and the output `delta` of a layer (all rows), which is stored.
-  struct Sum {
-    Slice x, delta = {}, sum = {};
-    std::string place = {};  // of the layer, for dropout
-    double rate = 0;
-  };
-  Stage norm_stage(Ops& ops, const char* piece, const char* part, int l, const Norm& n, const Sum& of, Slice normed);
-  Stage sum_stage(int l, const Sum& of);
+  void declare_activations(Sublayer& s);
 
   SpecBuilder& b_;
   const ModelOptions& o_;
-  Slice delta_, gathered_;  // of all tokens: a layer's output; a norm's output as the input of products
+  Slice embedded_, delta_, gathered_;  // of all tokens: a layer's output; a norm's output as the input of products
 };
 
 }  // namespace slipstream::models

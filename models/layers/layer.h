@@ -43,7 +43,8 @@ class Layer {
 
 /// A kind of layer: an entry of a family's table.
 struct LayerKind {
-  std::string name;  // in docs/reference/models.md
+  std::string name;  // of the place in a block: "attention", "mlp"
+  std::string form;  // in docs/reference/models.md
   /// Declares the parameters, whose names begin with `prefix`.
   std::function<std::unique_ptr<Layer>(SpecBuilder& builder, const std::string& prefix, int layer)> declare;
 };
@@ -71,5 +72,25 @@ Linear declare_split_output(SpecBuilder& builder, const std::string& prefix, int
 /// A product that splits its input over the ranks, whose outputs they sum.
 Linear declare_split_input(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
                            int64_t in, int64_t out);
+
+// --- the kinds of layers
+
+/// Causal attention of heads with grouped key-value heads.
+struct AttentionKind {
+  Weights qkv;  // one name for all, or the names of q, k and v
+  Weights out;
+  std::vector<std::string> head_norms = {};  // RMS norms of the heads of q and k, before they are rotated
+  int64_t window = 0;                        // as AttentionLayer::window
+  bool rotary = false;                       // rotary positions (half-split)
+};
+LayerKind attention(AttentionKind kind);
+
+/// D -> F -> D, with GELU (tanh), or with SwiGLU, whose first product computes gate and up side by side.
+struct MlpKind {
+  Weights up;  // with SwiGLU: gate, then up
+  Weights down;
+};
+LayerKind gelu_mlp(MlpKind kind);
+LayerKind swiglu_mlp(MlpKind kind);
 
 }  // namespace slipstream::models

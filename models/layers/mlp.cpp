@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stages of an MLP.
 
-#include "models/layers/mlp.h"
+#include "models/layers/layer.h"
 
 namespace slipstream::models {
 namespace {
@@ -75,8 +75,8 @@ class Mlp final : public Layer {
   Slice d_up_, d_active_;  // gradients of up_out_ and, with SwiGLU, of active_
 };
 
-LayerKind mlp(const char* name, MlpKind kind, bool gated) {
-  return {name, [kind = std::move(kind), gated](SpecBuilder& b, const std::string& prefix, int layer) {
+LayerKind mlp(const char* form, MlpKind kind, bool gated) {
+  return {"mlp", form, [kind = std::move(kind), gated](SpecBuilder& b, const std::string& prefix, int layer) {
             return std::make_unique<Mlp>(b, kind, gated, prefix, layer);
           }};
 }

@@ -29,15 +29,16 @@ class Training {
       b_.into({&spec.forward, &spec.evaluate});
       forward({});
     }
-    b_.shared() ? b_.shared_losses() : b_.evaluate_head(m_.hidden, m_.head);
+    b_.shared() ? b_.shared_losses() : b_.evaluate_head(m_.hidden(), m_.head);
     b_.into({&spec.backward});
     backward();
     return b_.finish(description);
   }
 
  private:
-  Block& block(int64_t l) { return m_.blocks[static_cast<size_t>(l)]; }
-  int end() const { return m_.end(); }
+  Sublayer& sublayer(size_t i) { return m_.sublayers[i]; }
+  size_t last() const { return m_.sublayers.size() - 1; }  // the final norm
+  int end() const { return static_cast<int>(o_.layers); }
 
   void declare_gradients() {
     const int64_t D = o_.width;
@@ -52,36 +53,27 @@ class Training {
       mean_again_ = b_.scratch("mean_again", own_rows_bytes);
       inv_std_again_ = b_.scratch("inv_std_again", own_rows_bytes);
     }
-    const auto between = [&](int64_t l, const std::string& name) {
-      const Slice all = drops && l > 0 ? d_residual : b_.output_gradient(name, D, d_residual);
-      if (!b_.cut_before(l)) return ResidualGradient{all, {}};
-      return ResidualGradient{all,
-                              b_.own_tokens() ? b_.scratch("d_crosses", bytes_of(b_.own_rows() * D, o_.dtype)) : all};
-    };
-    for (int l = 0; l < end(); ++l) {
-      Block& y = block(l);
-      const auto name = [&](const char* of) { return b_.of_layer(l, of); };
-      y.d_in = l == 0 ? between(0, "d_embedded") : block(l - 1).d_out;
-      y.mixer->declare_gradients();
-      y.d_mid = drops ? d_residual : b_.output_gradient(name("d_mid"), D, d_residual);
-      y.mlp->declare_gradients();
-      y.d_out = between(l + 1, name("d_out"));
-      y.d_mixer = drops ? b_.output_gradient(name("d_attention"), D, d_dropped) : y.d_mid;
-      y.d_mlp = drops ? b_.output_gradient(name("d_mlp"), D, d_dropped) : y.d_out.all;
-      choose_bias_sums(l);
+    const Slice d_crosses =
+        b_.own_tokens() && !o_.cuts.empty() ? b_.scratch("d_crosses", bytes_of(b_.own_rows() * D, o_.dtype)) : Slice{};
+    for (size_t i = 0; i <= last(); ++i) {
+      Sublayer& s = sublayer(i);
+      const std::string name = i == 0    ? "d_embedded"
+                               : s.first ? b_.of_layer(s.block - 1, "d_out")
+                                         : b_.of_layer(s.block, "d_mid");
+      s.d_x.all = drops && i > 0 ? d_residual : b_.output_gradient(name, D, d_residual);
+      if (m_.is_after_cut(s)) s.d_x.crosses = b_.own_tokens() ? d_crosses : s.d_x.all;
+      if (s.layer) s.layer->declare_gradients();
     }
-  }
-
-  /// The gradient of a bias is a sum over the rows of the gradient of an output. A layer norm after the residual sum
-  /// forms it with the latter, if no dropout lies between and the layer's gradients are in memory.
-  void choose_bias_sums(int l) {
-    const bool may = b_.sums_biases() && o_.dropout.residual == 0;
-    const auto choose = [&](Layer& layer, const Norm& next, bool in_memory) {
-      if (Linear* const last = layer.last_product()) last->sums_dy = !may || next.bias < 0 || !in_memory;
-    };
-    choose(*block(l).mixer, block(l).norm_2, true);
-    choose(*block(l).mlp, l + 1 == end() ? m_.final_norm : block(l + 1).norm_1,
-           !b_.cut_before(l + 1) && !o_.whole_layers);
+    for (size_t i = 0; i < last(); ++i) {
+      Sublayer& s = sublayer(i);
+      const Sublayer& next = sublayer(i + 1);
+      s.d_y = drops ? b_.output_gradient(b_.of_layer(s.block, "d_" + s.name), D, d_dropped) : next.d_x.all;
+      // The gradient of a bias is a sum over the rows of the gradient of an output. A layer norm after the residual sum
+      // forms it with the latter, if no dropout lies between and the layer's gradients are in memory.
+      const bool in_memory = !next.first || (!m_.is_after_cut(next) && !o_.whole_layers);
+      if (Linear* const product = s.layer->last_product())
+        product->sums_dy = !b_.sums_biases() || drops || next.norm.bias < 0 || !in_memory;
+    }
   }
 
   // Forward: if ranks share layers, the token-wise stages between two whole ones run in chunks. On one rank, stages
@@ -98,7 +90,7 @@ class Training {
       return;
     }
     stages.push_back(
-        {"head", "products", end(), [this](TokenChunk c) { b_.head_part(m_.seen(m_.hidden), m_.head, c); }});
+        {"head", "products", end(), [this](TokenChunk c) { b_.head_part(m_.seen(m_.hidden()), m_.head, c); }});
     for (Stage& stage : stages) {
       const int last = waiting_.empty() ? stage.layer : waiting_.back().layer;
       if (last != stage.layer && (last < 0 || o_.whole_layers)) flush();
@@ -137,32 +129,26 @@ class Training {
     body();
   }
 
-  /// A layer after norm `n` of x, which has made `normed`.
-  struct Place {
-    const Layer& layer;
-    int index;
-    const Norm& n;
-    Slice x, normed;
-    Slice d_sum, d;       // gradients of the residual after the layer, and, by dropout, of the layer's output
-    std::string dropout;  // the layer's name there
-  };
-  /// Makes d_norm_. `fetch` is called after the first piece.
-  void layer_backward(const Place& at, const std::function<void()>& fetch) {
-    const std::vector<GradientStep> steps = at.layer.backward(seen_again(at.normed), at.d, d_norm_);
+  /// Makes d_norm_, the gradient of the norm's output.
+  void layer_backward(size_t i) {
+    const Sublayer& s = sublayer(i);
+    const std::vector<GradientStep> steps = s.layer->backward(seen_again(s.normed), s.d_y, d_norm_);
     const Stage& first = steps.front().input;
-    const int l = at.index;
-    const Norm n = at.n;
-    const Slice x = at.x;
     const auto beside_first = [&](std::function<void(TokenChunk)> body) {
-      input({first.piece, first.part, l, std::move(body)});
+      input({first.piece, first.part, s.block, std::move(body)});
     };
     if (o_.dropout.residual > 0)
-      beside_first([=, this, d_sum = at.d_sum, d = at.d, place = at.dropout](TokenChunk c) {
-        b_.dropout(place, o_.dropout.residual, {}, b_.chunk(d_sum, c), b_.chunk(d, c), c.index * (b_.rows() / c.count));
+      beside_first([=, this, &s, d_sum = sublayer(i + 1).d_x.all](TokenChunk c) {
+        b_.dropout(s.place(), o_.dropout.residual, {}, b_.chunk(d_sum, c), b_.chunk(s.d_y, c),
+                   c.index * (b_.rows() / c.count));
       });
+    // What the next layer needs of other ranks. Not earlier: the first piece needs all of a recomputed forward pass.
+    const auto fetch = [&] {
+      if (i > 0) sublayer(i - 1).layer->fetch();
+    };
     if (!b_.shared()) {
       for (const GradientStep& step : steps) {
-        if (step.piece != nullptr) piece(step.piece, l, step.weights);
+        if (step.piece != nullptr) piece(step.piece, s.block, step.weights);
         if (&step == &steps.front()) fetch();
         input(step.input);
       }
@@ -172,93 +158,84 @@ class Training {
     for (const GradientStep& step : steps) {
       if (step.input.whole) {
         // After the last chunk: a stage of all tokens leaves bandwidth free; here the gathers of d_sum need it.
-        beside_first([=, this](TokenChunk c) {
-          for (int i = 0; i < c.count && c.index + 1 == c.count; ++i) gather_again(n, x, {i, c.count});
+        beside_first([this, &s](TokenChunk c) {
+          if (c.index + 1 == c.count) gather_again(s);
         });
         gathers = false;
       }
       if (step.input.body) input(step.input);
     }
-    if (gathers) beside_first([=, this](TokenChunk c) { gather_again(n, x, c); });
+    if (gathers) beside_first([this, &s](TokenChunk c) { gather_again(s, c); });
     flush();
     fetch();
     for (const GradientStep& step : steps)
-      if (step.piece != nullptr) piece(step.piece, l, step.weights);
+      if (step.piece != nullptr) piece(step.piece, s.block, step.weights);
   }
 
-  /// Gradient of a norm's input: computed for the rank's own tokens and then gathered, because weights and inputs
+  /// The gradient of a norm's input is computed for the rank's own tokens and then gathered, because weights and inputs
   /// before it need all tokens; at a cut the previous stage gathers. Own rows are among all rows where they are
-  /// gathered, and contiguous where they travel. `before`: the layer whose output the residual x has added, or null.
-  void norm_backward(const char* name, int l, const Norm& n, Slice x, Slice residual, const ResidualGradient& dx,
-                     Layer* before) {
-    const Linear* const last = before != nullptr ? before->last_product() : nullptr;
-    const auto body = [=, this](TokenChunk c) {
+  /// gathered, and contiguous where they travel.
+  void norm_backward(size_t i) {
+    const Sublayer& s = sublayer(i);
+    Linear* const before = i > 0 ? sublayer(i - 1).layer->last_product() : nullptr;
+    const Slice residual = i < last() ? sublayer(i + 1).d_x.all : Slice{};
+    const auto body = [=, this, &s](TokenChunk c) {
+      const ResidualGradient& dx = s.d_x;
       const bool crosses = dx.crosses.size_bytes > 0;
-      b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(x, c), m_.chunk_of(n, c),
+      b_.norm_gradient(b_.own(d_norm_, c), b_.chunk(s.x, c), m_.chunk_of(s.norm, c),
                        residual.size_bytes > 0 ? b_.own(residual, c) : Slice{},
-                       crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c, last != nullptr ? *last : Linear{});
+                       crosses ? b_.chunk(dx.crosses, c) : b_.own(dx.all, c), c,
+                       before != nullptr ? *before : Linear{});
       if (!crosses) b_.gather(b_.own(dx.all, c), dx.all, c);
     };
-    b_.shared() ? input({name, "own", l, body}) : piece(name, l, [&] { body({}); });
+    const std::string name = s.norm_name + "_gradient";
+    b_.shared() ? input({name, "own", s.block, body}) : piece(name, s.block, [&] { body({}); });
   }
   /// After a cut: gathers all tokens of the gradient that the next stage has sent.
-  void gather_arrived(int l, const ResidualGradient& d) {
+  void gather_arrived(const Sublayer& s) {
     flush();
+    const ResidualGradient& d = s.d_x;
     if (d.crosses.size_bytes == 0 || !b_.own_tokens()) return;
-    b_.begin("gather_gradient", l);
+    b_.begin("gather_gradient", s.block - 1);
     for (int i = 0; i < b_.chunks(); ++i) b_.gather(b_.chunk(d.crosses, {i, b_.chunks()}), d.all, {i, b_.chunks()});
   }
-  void add_share(const char* name, int l, const Norm& n) {
+  /// The last gradients of a sublayer, which are sums over ranks.
+  void add_shares(const Sublayer& s) {
+    if (s.layer) s.layer->complete_gradients();
     if (!b_.own_tokens()) return;
-    b_.begin(name, l);
-    b_.add_partial(n.partial, n.parameters());
-  }
-  /// The last gradients of a layer that are sums over ranks.
-  void add_first_shares(int l) {
-    if (l == end()) return add_share("final_norm_share", l, m_.final_norm);
-    const Block& y = block(l);
-    y.mlp->complete_gradients();
-    y.mixer->complete_gradients();
-    add_share("norm_1_share", l, y.norm_1);
+    b_.begin(s.norm_name + "_share", s.block);
+    b_.add_partial(s.norm.partial, s.norm.parameters());
   }
 
   void head_backward() {
-    if (!b_.shared()) return b_.head(m_.hidden, m_.head, d_norm_);
+    if (!b_.shared()) return b_.head(m_.hidden(), m_.head, d_norm_);
     if (b_.own_tokens()) {
       b_.begin("hidden_again", end());
-      for (int i = 0; i < b_.chunks(); ++i) gather_again(m_.final_norm, m_.residual_out, {i, b_.chunks()});
+      gather_again(sublayer(last()));
     }
     b_.in_chunks({{"head_input_gradient", "products", end(), [this](TokenChunk c) {
                      b_.head_input_gradient(m_.head, d_norm_, c);
                      b_.reduce(d_norm_, c);
                    }}});
-    b_.head_weight_gradient(seen_again(m_.hidden), m_.head);
+    b_.head_weight_gradient(seen_again(m_.hidden()), m_.head);
   }
 
   void backward() {
     head_backward();
-    norm_backward("final_norm_gradient", end(), m_.final_norm, m_.residual_out, {}, block(end() - 1).d_out,
-                  block(end() - 1).mlp.get());
-    for (int l = end() - 1; l >= 0; --l) {
-      Block& y = block(l);
-      if (o_.whole_layers) {
-        flush();
-        add_first_shares(l + 1);
-      }
-      if (b_.cut_before(l + 1)) gather_arrived(l, y.d_out);
-      layer_backward({*y.mlp, l, y.norm_2, y.residual_mid, y.normed_2, y.d_out.all, y.d_mlp, m_.mlp_place(l)},
-                     // Only after the pieces that need all of a recomputed forward pass.
-                     [&] { y.mixer->fetch(); });
-      if (!o_.whole_layers) add_first_shares(l + 1);
-      norm_backward("norm_2_gradient", l, y.norm_2, y.residual_mid, y.d_out.all, {y.d_mid, {}}, y.mixer.get());
-      layer_backward({*y.mixer, l, y.norm_1, y.residual_in, y.normed_1, y.d_mid, y.d_mixer, m_.mixer_place(l)}, [] {});
-      add_share("norm_2_share", l, y.norm_2);
-      norm_backward("norm_1_gradient", l, y.norm_1, y.residual_in, y.d_mid, y.d_in,
-                    l > 0 ? block(l - 1).mlp.get() : nullptr);
+    norm_backward(last());
+    for (size_t i = last(); i-- > 0;) {
+      const Sublayer& next = sublayer(i + 1);
+      // Shares are added while sums of the layer before travel, unless the memory of the layer's gradients ends here.
+      const bool at_once = next.first && o_.whole_layers;
+      if (at_once) flush(), add_shares(next);
+      if (m_.is_after_cut(next)) gather_arrived(next);
+      layer_backward(i);
+      if (!at_once) add_shares(next);
+      norm_backward(i);
     }
-    gather_arrived(-1, block(0).d_in);
-    add_first_shares(0);
-    const Slice d = block(0).d_in.all;
+    gather_arrived(sublayer(0));
+    add_shares(sublayer(0));
+    const Slice d = sublayer(0).d_x.all;
     b_.begin("embedding_gradient", -1);
     if (o_.dropout.embedding > 0) b_.dropout("embedding", o_.dropout.embedding, {}, d, d, 0);
     b_.embed_gradient(m_.table, m_.positions, d);
@@ -266,12 +243,16 @@ class Training {
 
   /// The input of products after a norm.
   Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
-  /// Chunk c of a norm's output from all ranks, for gradients of weights.
-  void gather_again(const Norm& n, Slice x, TokenChunk c) {
+  /// Chunk c of a norm's output from all ranks, for gradients of weights; and all chunks.
+  void gather_again(const Sublayer& s, TokenChunk c) {
     if (!b_.own_tokens()) return;
-    b_.norm(b_.chunk(x, c), {}, {}, {n.weight, n.bias, b_.chunk(mean_again_, c), b_.chunk(inv_std_again_, c)},
+    b_.norm(b_.chunk(s.x, c), {}, {},
+            {s.norm.weight, s.norm.bias, b_.chunk(mean_again_, c), b_.chunk(inv_std_again_, c)},
             b_.own(gathered_again_, c));
     b_.gather(b_.own(gathered_again_, c), gathered_again_, c);
+  }
+  void gather_again(const Sublayer& s) {
+    for (int i = 0; i < b_.chunks(); ++i) gather_again(s, {i, b_.chunks()});
   }
 
   SpecBuilder b_;

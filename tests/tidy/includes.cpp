@@ -81,7 +81,7 @@ Findings check_arrows(const File& file) {
       {"models",
        {{{"model", 0}, {"common", 1}, {"layers", 2}, {"registry", 4}},
         3,
-        "model <- common <- layers <- families, generation <- registry"}}};
+        "model <- common <- layers <- generation, hugging_face <- registry"}}};
   const std::string folder = folder_of(file.path);
   const auto floor = floors.find(folder);
   if (floor == floors.end() || !is_source(file.path)) return {};

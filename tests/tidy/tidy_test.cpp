@@ -184,8 +184,8 @@ TEST_CASE("rule: arrows", "[tidy]") {
   CHECK(one("kernels/gelu/gelu.cu", "kernels/cuda/common.cuh") == 0);
   CHECK(one("kernels/gelu/gelu.cpp", "kernels/rope/rope.h") == 1);
   CHECK(one("kernels/new/new.cpp", "kernels/common/checks.h") == 0);
-  CHECK(one("models/layers/a.cpp", "models/families.h") == 1);
-  CHECK(one("models/registry.cpp", "models/families.h") == 0);
+  CHECK(one("models/layers/a.cpp", "models/generation.h") == 1);
+  CHECK(one("models/registry.cpp", "models/generation.h") == 0);
   CHECK(check_arrows({"engine/plan/a.cpp", "// #include \"comm/scheduler.h\"\n"}).empty());
 }
 
