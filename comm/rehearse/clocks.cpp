@@ -56,15 +56,23 @@ void AccessMap::record(const Slice& slice, bool writes, uint32_t node, ChannelId
   if (slice.size_bytes <= 0) return;
   if (slice.buffer >= buffers_.size()) buffers_.resize(slice.buffer + 1);
   Segments& segments = buffers_[slice.buffer];
-  split(segments, slice.begin_bytes);
-  split(segments, slice.end_bytes());
+  auto at = segments.lower_bound(slice.begin_bytes);
+  // Most accesses repeat the bytes of one before: their segment stays, with its memory.
+  if (at == segments.end() || at->first != slice.begin_bytes || at->second.end_bytes != slice.end_bytes()) {
+    split(segments, slice.begin_bytes);
+    split(segments, slice.end_bytes());
+    at = segments.lower_bound(slice.begin_bytes);
+  }
   if (writes) {
-    segments.erase(segments.lower_bound(slice.begin_bytes), segments.lower_bound(slice.end_bytes()));
-    segments[slice.begin_bytes] = {slice.end_bytes(), node, {}};
+    if (at == segments.end() || at->first != slice.begin_bytes)
+      at = segments.emplace_hint(at, slice.begin_bytes, Segment{});
+    at->second.end_bytes = slice.end_bytes();
+    at->second.writer = node;
+    at->second.readers.clear();
+    for (++at; at != segments.end() && at->first < slice.end_bytes();) at = segments.erase(at);
     return;
   }
-  int64_t covered = slice.begin_bytes;
-  for (auto at = segments.lower_bound(slice.begin_bytes); covered < slice.end_bytes(); ++at) {
+  for (int64_t covered = slice.begin_bytes; covered < slice.end_bytes(); ++at) {
     if (at == segments.end() || at->first > covered) {
       const int64_t gap_end = at == segments.end() ? slice.end_bytes() : std::min(at->first, slice.end_bytes());
       at = segments.emplace_hint(at, covered, Segment{gap_end, UINT32_MAX, {}});
