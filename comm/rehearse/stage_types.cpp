@@ -225,7 +225,8 @@ void StageTypes::end() {
       require(left(storage.working), first, "the rounded weights");
     else if (const Runs& sent = wires_[{storage.working.buffer, storage.working.begin_bytes}];
              sent.empty() || sent[0].type.version != version || sent[0].type.first != first)
-      refuse(tensor_at(first), name_of(job_.groups.front().placement.reduces_over()), "is not encoded for the next step");
+      refuse(tensor_at(first), name_of(job_.groups.front().placement.reduces_over()),
+             "is not encoded for the next step");
     if (storage.values.size_bytes == 0) continue;
     const Slice values = left(storage.values);
     require(values, job_.layout.buckets[b].offset_elems, "the weights");

@@ -26,8 +26,8 @@ struct Block {
 Block block_at(int64_t block, int64_t elems, const Format& wire) {
   const int64_t per_part = ceil_div(elems, kBlockElems), part = block / per_part, index = block % per_part;
   const int64_t at = index * kBlockElems, begin = part * encoded_bytes(elems, wire);
-  return {part * elems + at, elems - at < kBlockElems ? elems - at : kBlockElems,
-          begin + (wire == kInt8 ? at : 2 * at), begin + elems + 4 * index};
+  return {part * elems + at, elems - at < kBlockElems ? elems - at : kBlockElems, begin + (wire == kInt8 ? at : 2 * at),
+          begin + elems + 4 * index};
 }
 
 inline Vf absolute(Vf v) { return reinterpret_cast<Vf>(reinterpret_cast<Vu>(v) & 0x7fffffffu); }

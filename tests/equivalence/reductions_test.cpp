@@ -75,7 +75,7 @@ bool adds_up(const Job& job, const Task& task) {
 bool carries_terms(const Job& job, const Task& task) {
   if (adds_up(job, task) || task.op == Op::all_to_all || task.op == Op::exchange) return true;
   // Weights that are gathered into a slot once more may still be there.
-  if (job.zero_stage >= 3 && job.channels[task.channel].role == Role::gather) return false;
+  if (job.sharding().parameters && job.channels[task.channel].role == Role::gather) return false;
   return task.op == Op::all_gather || task.op == Op::encode || task.op == Op::decode;
 }
 
@@ -114,29 +114,29 @@ TEST_CASE("reductions: every reduction that is deleted, doubled or moved to anot
     INFO(row.name);
     Jobs jobs = make_jobs(row, 0);
     for (const auto& job : jobs)
-      for (ItemId id = static_cast<ItemId>(job->train.spine.size()); id < job->train.size(); ++id) {
-        const Plan whole = job->train;
+      for (ItemId id = static_cast<ItemId>(job->train().spine.size()); id < job->train().size(); ++id) {
+        const Plan whole = job->train();
         const Task& task = whole.task(id);
         if (carries_terms(*job, task)) {
-          make_nothing(job->train.task(id));
+          make_nothing(job->train().task(id));
           refuses(jobs, "without " + task.name, deleted);
-          job->train = whole;
+          job->train() = whole;
         }
         if (!adds_up(*job, task)) continue;
         if (is_in_place(task)) {
-          repeat(job->train, id, id);
+          repeat(job->train(), id, id);
           refuses(jobs, "twice " + task.name, doubled);
-          job->train = whole;
+          job->train() = whole;
         }
         const Channel channel = job->channels[task.channel];
         if (!is_communication(task.op)) continue;
         for (Axis axis : other_axes(*job, channel.axis)) {
           job->channels.push_back(channel);
           job->channels.back().axis = axis;
-          job->train.task(id).channel = static_cast<ChannelId>(job->channels.size() - 1);
+          job->train().task(id).channel = static_cast<ChannelId>(job->channels.size() - 1);
           refuses(jobs, std::string(name_of(axis)) + " for " + name_of(channel.axis) + " in " + task.name, moved);
           job->channels.pop_back();
-          job->train = whole;
+          job->train() = whole;
         }
       }
   }

@@ -148,7 +148,7 @@ inline std::vector<Layout> strategies(bool everything) {
     add(model + "one update at the end, no clipping", family,
         [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
-      l.model.dtype = l.wire_dtype = DType::bf16;
+      l.model.dtype = DType::bf16, l.wire_dtype = DType::bf16;
       l.micro_batches = 2;
     });
     for (bool hybrid : {false, true})

@@ -114,7 +114,7 @@ TEST_CASE(
 
 TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the bytes", "[wire]") {
   for (int stage : {1, 2, 3}) {
-    const auto as = [&](DType grads, std::optional<DType> parameters) {
+    const auto as = [&](Format grads, std::optional<Format> parameters) {
       return with(zero(Family::llama, stage), [&](Layout& l) { l.wire_dtype = grads, l.gather_dtype = parameters; });
     };
     const int64_t gradients = sent(as(DType::f32, {}), Role::reduce),
@@ -132,7 +132,8 @@ TEST_CASE("bfloat16 and int8 send a half and a little more than a quarter of the
 TEST_CASE("parameters that travel rounded are the same on every rank, the owner too, and masters are not rounded",
           "[wire]") {
   struct Row {
-    DType model, travels;
+    DType model;
+    Format travels;
   };
   for (Family family : kFamilies)
     for (const auto& [model, travels] :
@@ -322,7 +323,7 @@ TEST_CASE("double-buffered weights give the bits of one copy", "[double_buffer]"
           CHECK(b->buffers.bytes(Owner::parameters) ==
                 a->buffers.bytes(Owner::parameters) + b->buffers.stride_bytes(b->ids.values));
           // The purpose: no update, and no gather of updated weights, waits for a reader of weights.
-          for (const Task& task : b->train.tasks)
+          for (const Task& task : b->train().tasks)
             for (const Slice& write : task.writes) CHECK(write.buffer != b->ids.values);
         }
   // With encoded parameters too: the first gathers fill the copy that the first step reads.

@@ -64,7 +64,7 @@ std::vector<Row> rows_of(int ranks) {
           [&](Layout& l) { l.ranks = n, l.micro_batches = 2, l.model.split_tied_embedding = true; });
       add(
           "data", "bfloat16, on the wire too", llama,
-          [&](Layout& l) { l.ranks = n, l.model.dtype = l.wire_dtype = DType::bf16; }, kRounded);
+          [&](Layout& l) { l.ranks = n, l.model.dtype = DType::bf16, l.wire_dtype = DType::bf16; }, kRounded);
       add(
           "data", "int8 gradients fed back", llama,
           [&](Layout& l) { l.ranks = n, l.wire_dtype = kInt8, l.error_feedback = true; }, kRounded);
