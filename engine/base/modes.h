@@ -30,6 +30,10 @@ enum class ScheduleKind : uint8_t {
   interleaved_1f1b,  // the same over virtual_stages chunks (Narayanan et al. 2021, arXiv:2104.04473)
   zb_h1,             // 1F1B whose weight gradients fill the bubbles (Qi et al. 2024, arXiv:2401.10241)
 };
+/// Chunks of the model that a schedule has on each stage; 0: pipeline.virtual_stages. Pure.
+constexpr int chunks_of(ScheduleKind kind) {
+  return kind == ScheduleKind::interleaved_1f1b ? 0 : 1;
+}
 
 /// train.recompute.
 enum class Recomputation : uint8_t {

@@ -106,8 +106,8 @@ TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
   CHECK(trained == (test_everything() ? 36 : 12));
 }
 
-TEST_CASE("random schedules give the bits of one stage, in every ZeRO stage", "[pipeline][zero]") {
-  const uint64_t first_seed = 640, count = test_everything() ? 40 : 8;
+TEST_CASE("random schedules and placements give the bits of one stage, in every ZeRO stage", "[pipeline][zero]") {
+  const uint64_t first_seed = 640, count = test_everything() ? 60 : 12;
   std::printf("  seeds from %llu\n", static_cast<unsigned long long>(first_seed));
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
     std::mt19937_64 random(seed);
@@ -115,20 +115,23 @@ TEST_CASE("random schedules give the bits of one stage, in every ZeRO stage", "[
     const int stages = 2 + below(2), chunks = 1 + below(3), micro_batches = 1 + below(5),
               zero = static_cast<int>(seed % 4);
     const Layout whole = with(layout_of(below(2) == 0, stages * chunks + below(2), micro_batches), [&](Layout& l) {
-      l.ranks = zero > 0 ? 2 : 1, l.zero_stage = zero, l.model.tie_embeddings = false;
+      l.ranks = zero > 0 ? 2 : 1, l.zero_stage = zero, l.model.tie_embeddings = false, l.evaluate_between = true;
     });
     CAPTURE(seed, stages, chunks, micro_batches, zero);
     const bool splits = below(2) == 0;
+    const ScheduleShape shape{stages, micro_batches, chunks};
+    const StagePlacement placement = seed % 3 == 0 ? StagePlacement::round(stages, chunks) : random_placement(shape, random);
     const Trained piped = train(with(whole,
                                      [&](Layout& l) {
                                        l.stages = stages, l.virtual_stages = chunks;
-                                       l.order = random_schedule({stages, micro_batches, chunks}, splits, random);
+                                       l.order = random_schedule(shape, splits, random, placement);
                                        l.recompute = static_cast<Recomputation>(below(3));
                                      }),
                                 kSteps);
     const Trained expected = train(whole, kSteps);
     CHECK(piped.hash == expected.hash);
     CHECK(piped.losses == expected.losses);
+    CHECK(piped.evaluations == expected.evaluations);
   }
 }
 

@@ -72,6 +72,7 @@ TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "
     options.schedule = schedule_of(request.config, {});
     sizes.split_backward = options.schedule.splits_backward;
     sizes.cuts = cuts_of(options.layers);
+    sizes.ends_apart = options.schedule.placement.ends_apart();
     const StageJobs jobs(request, sizes, options);
     for (const int stage : {0, 1, row.stages / 2, row.stages - 2, row.stages - 1}) {
       CAPTURE(stage);

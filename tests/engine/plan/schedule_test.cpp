@@ -10,6 +10,7 @@
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "engine/plan/schedules/schedule.h"
+#include "tests/engine/plan/random_schedule.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -305,6 +306,7 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
   // The first stage needs a gradient back before it sends the micro-batch that the last one needs first.
   PipelineSchedule stuck{
       .shape = {2, 2, 1},
+      .placement = StagePlacement::round(2, 1),
       .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
                  {{Pass::forward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 0}, {Pass::backward, 0, 1}}}};
   CHECK(refusal([&] { require_valid(stuck); }) ==
@@ -376,4 +378,39 @@ TEST_CASE("the table shows stage by time", "[schedule]") {
   CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 1) ==
         "stage 0   F0 ... -\n"
         "stage 1   .  ... .\n");
+}
+
+TEST_CASE("a placement numbers the parts of every stage, and every part's successor is on a wire or on the stage",
+          "[schedule]") {
+  std::mt19937_64 random(31);
+  for (int round = 0; round < 200; ++round) {
+    const ScheduleShape shape{.stages = 1 + static_cast<int>(random() % 4),
+                              .virtual_stages = 1 + static_cast<int>(random() % 3)};
+    const StagePlacement placement = random_placement(shape, random);
+    REQUIRE(placement.parts() == shape.stages * shape.virtual_stages);
+    std::vector<int> next_chunk(static_cast<size_t>(shape.stages), 0);
+    for (int part = 0; part < placement.parts(); ++part) {
+      const int stage = placement.stage_of(part);
+      CHECK(placement.part(stage, next_chunk[static_cast<size_t>(stage)]++) == part);
+      if (part + 1 == placement.parts()) continue;
+      CHECK((stage + placement.hop_after(part) + shape.stages) % shape.stages == placement.stage_of(part + 1));
+    }
+    CHECK(placement.ends_apart() == (placement.stage_of(0) != placement.stage_of(placement.parts() - 1)));
+  }
+  for (int stages : {1, 2, 3, 5})
+    for (int chunks : {1, 2, 3}) {
+      const StagePlacement placement = StagePlacement::round(stages, chunks);
+      for (int part = 0; part < stages * chunks; ++part) CHECK(placement.stage_of(part) == part % stages);
+    }
+  CHECK(refusal([] {
+          StagePlacement({0, 2, 1, 3});
+        }) ==
+        "[pipeline] part 0 of the model is on stage 0 and part 1 on stage 2 of 4. Place consecutive parts on one stage "
+        "or on neighbours.");
+  CHECK(refusal([] {
+          StagePlacement({0, 1, 1, 2});
+        }) == "[pipeline] stage 0 has 1 of 4 parts of the model. Give each of 3 stages the same number.");
+  CHECK(refusal([] {
+          StagePlacement({1, 0});
+        }) == "[pipeline] the first part of the model is on stage 1. Place it on stage 0.");
 }

@@ -41,6 +41,7 @@ struct Cut {
 
 Cut cut(models::ModelOptions options, const PipelineSchedule& schedule, const std::vector<int>& layers, int stage) {
   options.cuts = cuts_of(layers);
+  options.ends_apart = schedule.placement.ends_apart();
   options.split_backward = schedule.splits_backward;
   Cut result;
   result.model = models::build_model(options, result.buffers);
@@ -156,6 +157,7 @@ TEST_CASE("a model whose output gradients are shared is not split", "[stages]") 
   for (bool llama : {false, true}) {
     models::ModelOptions options = options_of(llama, 2);
     options.cuts = {1};
+    options.ends_apart = true;
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);
     CHECK_THROWS_AS(cut_stage(model, buffers, schedule, {1, 1}, 0), PlanError);
