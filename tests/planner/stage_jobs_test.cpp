@@ -43,7 +43,8 @@ TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "
     const char* schedule;
     int stages, virtual_stages;
   };
-  for (const Row& row : {Row{"1f1b", 66, 1}, Row{"zb_h1", 66, 1}, Row{"interleaved_1f1b", 34, 4}, Row{"1f1b", 5, 1}}) {
+  for (const Row& row : {Row{"1f1b", 66, 1}, Row{"zb_h1", 66, 1}, Row{"interleaved_1f1b", 34, 4}, Row{"zb_v", 46, 2},
+                         Row{"1f1b", 5, 1}}) {
     CAPTURE(row.schedule, row.stages);
     PlanRequest asked;
     asked.run_file = source_dir() + "/configs/runs/gpt2_xl.toml";

@@ -4,6 +4,8 @@
 #include "engine/plan/schedules/schedule.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -58,6 +60,37 @@ Order zero_bubble(const ScheduleShape& shape, int stage) {
   return order;
 }
 
+/// The first chunk goes down the stages, the second one comes back up, and gradients return the same way. The warm-up
+/// has as many forward passes as fit until the first micro-batch is back from the turn, then until its gradient is.
+/// After that every stage repeats six actions. If all of them take equally long, no stage waits between its first and
+/// its last one, from 2 x stages - 1 micro-batches on, and every stage has at most 2 x stages chunks in flight: the
+/// memory of 1F1B's first stage. Weight gradients of the last micro-batches follow when no input gradient is left.
+Order zero_bubble_v(const ScheduleShape& shape, int stage) {
+  using enum Pass;
+  constexpr int kDown = 0, kUp = 1;
+  const int m = shape.micro_batches, below = shape.stages - stage;  // stages from this one to the turn
+  Order order;
+  int done[3][2] = {};  // by pass and chunk
+  const auto add = [&](Pass pass, int chunk) {
+    int& next = done[static_cast<size_t>(pass)][chunk];
+    if (next < m) order.push_back({pass, chunk, next++});
+  };
+  const auto repeat = [&](int times, std::initializer_list<std::pair<Pass, int>> actions) {
+    while (times-- > 0)
+      for (const auto& [pass, chunk] : actions) add(pass, chunk);
+  };
+  repeat(2 * below - 1, {{forward, kDown}});
+  repeat(stage, {{forward, kUp}, {forward, kDown}});
+  repeat(below, {{forward, kUp}, {backward, kUp}, {weight, kUp}});
+  repeat(m - done[0][kUp],
+         {{backward, kDown}, {weight, kDown}, {forward, kDown}, {forward, kUp}, {backward, kUp}, {weight, kUp}});
+  repeat(stage, {{backward, kDown}, {backward, kUp}});
+  repeat(below, {{backward, kDown}, {weight, kDown}});
+  repeat(m, {{weight, kUp}});
+  repeat(m, {{weight, kDown}});
+  return order;
+}
+
 /// What a kind decides for every shape.
 struct Kind {
   Order (*order)(const ScheduleShape& shape, int stage);
@@ -67,7 +100,8 @@ struct Kind {
 constexpr Kind kKinds[] = {{gpipe},
                            {one_forward_one_backward},
                            {one_forward_one_backward},
-                           {zero_bubble, true}};
+                           {zero_bubble, true},
+                           {zero_bubble_v, true, StagePlacement::fold}};
 static_assert(std::size(kKinds) == kWords<ScheduleKind>.size());
 const Kind& row_of(ScheduleKind kind) { return kKinds[static_cast<size_t>(kind)]; }
 
@@ -107,8 +141,8 @@ StagePlacement stage_placement(ScheduleKind kind, int stages, int virtual_stages
 
 bool splits_backward(ScheduleKind kind) { return row_of(kind).splits_backward; }
 
-int least_in_flight(ScheduleKind /*kind*/, const ScheduleShape& shape, int stage) {
-  return std::min(shape.micro_batches, shape.stages - stage);
+int least_in_flight(ScheduleKind kind, const ScheduleShape& shape, int stage) {
+  return std::min(shape.micro_batches, kind == ScheduleKind::zb_v ? stage + 1 : shape.stages - stage);
 }
 
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
