@@ -20,10 +20,6 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr ScheduleKind kSchedules[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
-                                       ScheduleKind::zb_h1};
-constexpr const char* kNames[] = {"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
-
 class PipelineBench : WorldBench {
  public:
   PipelineBench(const PipelineOptions& options, const Setting& setting)
@@ -65,10 +61,12 @@ class PipelineBench : WorldBench {
            size_of(config_.train.dtype);
   }
 
-  Row make(ScheduleKind schedule, const std::string& name, double ratio) {
+  Row make(ScheduleKind schedule, double ratio) {
+    const std::string name = name_of(schedule);
     RunConfig config = config_;
     config.pipeline.schedule = schedule;
-    config.pipeline.virtual_stages = schedule == ScheduleKind::interleaved_1f1b ? 2 : 1;
+    const int chunks = chunks_of(schedule);
+    config.pipeline.virtual_stages = chunks > 0 ? chunks : 2;
     config.overlap.p2p = ratio > 0;
     const auto transfer_ns = static_cast<int64_t>(ratio * static_cast<double>(forward_ns_) /
                                                   static_cast<double>(config.pipeline.virtual_stages));
@@ -89,8 +87,8 @@ class PipelineBench : WorldBench {
 
   void run_ratio(double ratio) {
     std::vector<Row> rows;
-    for (size_t s = 0; s < std::size(kSchedules); ++s) rows.push_back(make(kSchedules[s], kNames[s], ratio));
-    rows.push_back(make(kSchedules[0], kNames[0], ratio));  // again, for the noise floor
+    for (size_t s = 0; s < kWords<ScheduleKind>.size(); ++s) rows.push_back(make(static_cast<ScheduleKind>(s), ratio));
+    rows.push_back(make(ScheduleKind{}, ratio));  // the first one again, for the noise floor
     std::vector<Candidate*> candidates;
     for (Row& row : rows) candidates.push_back(row.candidate.get());
     take_turns(world_, candidates, {.warm_up = paced_ ? 1 : 3, .counted = options_.steps, .steps = 2});
@@ -167,7 +165,7 @@ class PipelineBench : WorldBench {
                  ideal = paced_ ? closed_form_bubble(row.schedule()) : m.ideal_ms / m.busy_ms - 1;
     const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
     // Hops of the first micro-batch forward and of the last one backward cannot overlap with compute.
-    const double fill = 2.0 * (row.schedule().parts() - 1) * static_cast<double>(row.transfer_ns) / 1e6 / m.step_ms;
+    const double fill = 2.0 * row.schedule().placement.hops() * static_cast<double>(row.transfer_ns) / 1e6 / m.step_ms;
     print_result(
         "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
         "3f}{:>26}\n",

@@ -39,6 +39,7 @@ ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
   options.tokens = capacity;
   options.global_tokens = capacity;
   options.cuts.clear();
+  options.ends_apart = false;
   options.sequence_parallel = false;
   return options;
 }

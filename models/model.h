@@ -58,7 +58,8 @@ struct ModelOptions {
   int micro_batches = 1;      // of a step, on this rank
   int ranks = 1;              // ranks that exchange embedding rows; all hold the same parameters
   bool split_tied_embedding = true;
-  std::vector<int> cuts;  // layers before which another pipeline stage begins
+  std::vector<int> cuts;    // layers before which another part of the model begins
+  bool ends_apart = false;  // with cuts: embedding and head are on different pipeline stages
   bool split_backward =
       false;       // output gradients outlive the backward pass, so that weight gradients can be delayed (zero-bubble)
   int tensor = 1;  // ranks that share heads, hidden units and vocabulary

@@ -45,10 +45,12 @@ std::vector<Sets> changes(const Planned& planned) {
   if (sizes.pipeline > 1) {
     add("parallel.pipeline", sizes.pipeline / 2);
     if (!config.overlap.p2p) add("overlap.p2p", true);
-    if (config.pipeline.schedule_file.empty() && config.pipeline.schedule == ScheduleKind::one_f_one_b) {
-      add("pipeline.schedule", "zb_h1");
-      found.push_back({"pipeline.schedule=interleaved_1f1b", "pipeline.virtual_stages=2"});
-    }
+    if (config.pipeline.schedule_file.empty() && config.pipeline.schedule == ScheduleKind::one_f_one_b)
+      for (auto kind = ScheduleKind::interleaved_1f1b; static_cast<size_t>(kind) < kWords<ScheduleKind>.size();
+           kind = static_cast<ScheduleKind>(static_cast<size_t>(kind) + 1)) {
+        found.push_back({fmt::format("pipeline.schedule={}", name_of(kind))});
+        if (chunks_of(kind) == 0) found.back().emplace_back("pipeline.virtual_stages=2");
+      }
     if (config.train.micro_batch_size % 2 == 0) add("train.micro_batch_size", config.train.micro_batch_size / 2);
   }
   if (config.train.recompute != Recomputation::none) add("train.recompute", "none");

@@ -95,7 +95,7 @@ Place place_of(int layer, int layers) { return layer < 0 ? kEmbedding : layer >=
 namespace {
 
 bool splits_backward(const RunConfig& run) {
-  return run.pipeline.schedule == ScheduleKind::zb_h1 && run.parallel.pipeline > 1;
+  return slipstream::splits_backward(run.pipeline.schedule) && run.parallel.pipeline > 1;
 }
 
 /// All keys of the run file, without those that few_layers() sets itself and differences that it does not read. A key
@@ -205,15 +205,18 @@ struct StageSum {
 };
 
 /// `again`: layers of every part in place kAgain.
-std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int>& layers, size_t stages,
-                                     int64_t again) {
+std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int>& layers,
+                                     const StagePlacement& placement, size_t stages, int64_t again) {
   std::vector<StageSum> sums(stages);
+  const auto sum_of = [&](size_t part) -> StageSum& {
+    return sums[static_cast<size_t>(placement.stage_of(static_cast<int>(part)))];
+  };
   for (size_t part = 0; part < layers.size(); ++part) {
     const int64_t own_again = std::min<int64_t>(again, layers[part]);
-    sums[part % stages].times[kAgain] += own_again;
-    sums[part % stages].times[kLayer] += layers[part] - own_again;
+    sum_of(part).times[kAgain] += own_again;
+    sum_of(part).times[kLayer] += layers[part] - own_again;
   }
-  sums.front().times[kEmbedding] = sums.back().times[kHead] = 1;
+  sum_of(0).times[kEmbedding] = sum_of(layers.size() - 1).times[kHead] = 1;
   for (StageSum& sum : sums)
     for (size_t place = 0; place < kPlaces; ++place) {
       sum.ns += sum.times[place] * places[place].ns();
@@ -222,13 +225,13 @@ std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int
   return sums;
 }
 
-/// Fill of the last stage with its first works, and drain of its last ones. Weight gradients of a split backward pass
-/// may run after the input gradients have left, and recomputation before the output gradients arrive: `awaiting` has
-/// none.
-int64_t outside_ns(const Places& places, const Places& awaiting, const std::vector<int>& layers, size_t stages) {
+/// Fill of the last stage, whose first part is `first`, with its first works, and drain of its last ones. Weight
+/// gradients of a split backward pass may run after the input gradients have left, and recomputation before the output
+/// gradients arrive: `awaiting` has none.
+int64_t outside_ns(const Places& places, const Places& awaiting, const std::vector<int>& layers, int first) {
   const auto both_ns = [&](Place place) { return places[place].pass_ns[0] + awaiting[place].pass_ns[1]; };
-  int64_t ns = stages > 1 ? both_ns(kEmbedding) : 0;
-  for (size_t part = 0; part + 1 < stages; ++part) ns += layers[part] * both_ns(kLayer);
+  int64_t ns = first > 0 ? both_ns(kEmbedding) : 0;
+  for (int part = 0; part < first; ++part) ns += layers[static_cast<size_t>(part)] * both_ns(kLayer);
   return ns;
 }
 
@@ -299,7 +302,8 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
   const int64_t micro_batches = config.batch().micro_batches;
   const std::vector<int> layers = layers_of_parts(run, places);
   const auto stages = static_cast<size_t>(layout.pipeline);
-  const std::vector<StageSum> sums = sums_of_stages(places, layers, stages, run.train.recompute_layers);
+  const StagePlacement placement = stage_placement(run);
+  const std::vector<StageSum> sums = sums_of_stages(places, layers, placement, stages, run.train.recompute_layers);
   LayoutBound bound;
   const auto consider = [&](double ns, Limit limit) {
     if (static_cast<int64_t>(ns) <= bound.step_ns) return;
@@ -315,7 +319,7 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
     // The last works of a stage may be weight gradients of a split backward pass, which no other stage awaits.
     int64_t last_ns = sums.back().ns;
     for (size_t place = 0; place < kPlaces; ++place) last_ns -= sums.back().times[place] * places[place].pass_ns[2];
-    consider(static_cast<double>(outside_ns(places, awaiting.places, layers, stages) +
+    consider(static_cast<double>(outside_ns(places, awaiting.places, layers, placement.part(layout.pipeline - 1, 0)) +
                                  2 * static_cast<int64_t>(stages - 1) * (hop.latency_ns + hop.wire_ns) +
                                  micro_batches * last_ns),
              Limit::bubble);
@@ -333,7 +337,9 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
       consider(kRounding * layers_ns, Limit::tensor);
       consider(kRounding * (layers_ns + states[port]), Limit::states);
     }
-    const int64_t alive = std::min<int64_t>(micro_batches, static_cast<int64_t>(stages - stage));
+    const int64_t alive = least_in_flight(run.pipeline.schedule,
+                                          {.stages = layout.pipeline, .micro_batches = static_cast<int>(micro_batches)},
+                                          static_cast<int>(stage));
     const auto states_bytes = static_cast<int64_t>(static_cast<double>(sum.elems) * bytes_each);
     const int64_t kept_bytes = sum.times[kLayer] * works.activation_bytes + sum.times[kAgain] * again.activation_bytes;
     bound.memory_bytes = std::max(bound.memory_bytes, states_bytes + alive * kept_bytes);

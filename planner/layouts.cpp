@@ -130,15 +130,25 @@ class Space {
     return given ? *given : usual;
   }
 
+  /// A word that is no schedule is refused later.
+  static bool may_have(const std::string& schedule, int64_t chunks) {
+    const auto& words = kWords<ScheduleKind>;
+    const auto found = std::find(words.begin(), words.end(), schedule);
+    const int own = found == words.end() ? 1 : chunks_of(static_cast<ScheduleKind>(found - words.begin()));
+    return own == 0 ? chunks > 1 : chunks == own;
+  }
+
   void add_schedules(const Shape& shape, const Sets& sets) {
     const RunConfig& run = *config_;
     if (shape.pipeline == 1) {
       asked("pipeline.schedule"), asked("pipeline.virtual_stages");
       return add_batches(shape, with(with(sets, "pipeline.schedule=1f1b"), "pipeline.virtual_stages=1"));
     }
-    for (const std::string& schedule : texts("pipeline.schedule", {"1f1b", "interleaved_1f1b", "zb_h1"}))
+    // All but gpipe, which needs the memory of every micro-batch.
+    const auto& words = kWords<ScheduleKind>;
+    for (const std::string& schedule : texts("pipeline.schedule", {words.begin() + 1, words.end()}))
       for (int64_t each : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 8)) {
-        if ((each > 1) != (schedule == "interleaved_1f1b")) continue;
+        if (!may_have(schedule, each)) continue;
         Shape divided = shape;
         divided.virtual_stages = each;
         const int64_t parts = shape.pipeline * each;

@@ -22,6 +22,7 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
     models::ModelOptions few = sizes;
     few.layers = layers;
     few.cuts.clear();
+    few.ends_apart = false;
     Buffers buffers;
     return static_cast<double>(models::build_model(few, buffers).parameter_elems());
   };

@@ -94,14 +94,17 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
   config.optimizer.double_buffer = Choice::no;
   config.parallel.data = -1;
-  // States do not depend on the schedule: the chunks of a stage become one, and one micro-batch suffices.
-  const std::vector<int64_t> parts = std::exchange(config.pipeline.layers, {});
-  const auto stages = static_cast<size_t>(config.parallel.pipeline);
-  if (!parts.empty()) config.pipeline.layers.resize(stages, 0);
-  for (size_t part = 0; part < parts.size(); ++part) config.pipeline.layers[part % stages] += parts[part];
-  config.pipeline.virtual_stages = 1;
+  // One micro-batch suffices. States do not depend on the schedule, but on where it has embedding and head: if these
+  // are on the first and the last stage, the chunks of a stage become one.
   config.pipeline.schedule_file.clear();
-  config.pipeline.schedule = ScheduleKind::gpipe;
+  if (const StagePlacement placement = stage_placement(config); placement.ends_apart()) {
+    const std::vector<int64_t> parts = std::exchange(config.pipeline.layers, {});
+    if (!parts.empty()) config.pipeline.layers.resize(static_cast<size_t>(config.parallel.pipeline), 0);
+    for (int part = 0; part < std::ssize(parts); ++part)
+      config.pipeline.layers[static_cast<size_t>(placement.stage_of(part))] += parts[static_cast<size_t>(part)];
+    config.pipeline.virtual_stages = 1;
+    config.pipeline.schedule = ScheduleKind::gpipe;
+  }
   const int others = request.config.world() / request.config.layout().data;
   const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the others divide matrices
   for (int stage = 0; stage <= last_stage; ++stage)

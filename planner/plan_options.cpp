@@ -94,6 +94,11 @@ PipelineSchedule schedule_of(const ResolvedConfig& resolved, const ScheduleChoic
   return make_schedule(config.pipeline.schedule, shape);
 }
 
+StagePlacement stage_placement(const RunConfig& config) {
+  return stage_placement(config.pipeline.schedule, static_cast<int>(config.parallel.pipeline),
+                         static_cast<int>(config.pipeline.virtual_stages));
+}
+
 std::string schedule_name(const RunConfig& config) {
   return config.pipeline.schedule_file.empty() ? name_of(config.pipeline.schedule) : config.pipeline.schedule_file;
 }

@@ -51,6 +51,8 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
 
 /// pipeline.schedule, or pipeline.schedule_file. Blocks. Throws: ConfigError, PlanError.
 PipelineSchedule schedule_of(const ResolvedConfig& config, const ScheduleChoice& choice);
+/// Where that schedule has the parts of the model, unless it is from a file. Pure.
+StagePlacement stage_placement(const RunConfig& config);
 /// The printed name of the schedule: the schedule's name, or its file's name. Pure.
 std::string schedule_name(const RunConfig& config);
 

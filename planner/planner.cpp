@@ -121,6 +121,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   options.layers = partition.layers;
   sizes.split_backward = options.schedule.splits_backward;
   sizes.cuts = cuts_of(options.layers);
+  sizes.ends_apart = options.schedule.placement.ends_apart();
   finished.micro_batches = batch.micro_batches;
   finished.global_batch = batch.global_batch_size;
   // Whole gradients are reduced once per step, in the summation order of stage 0. Shards are reduced in every

@@ -19,6 +19,7 @@ class Fsdp {
   Fsdp(const ResolvedConfig& config, const Software& software)
       : run_(*config),
         layout_(config.layout()),
+        placement_(stage_placement(run_)),
         micro_batches_(static_cast<double>(config.batch().micro_batches)),
         compiled_loss_(software.memory == SoftwareMemory::fsdp_compiled_loss) {
     const Model& m = run_.model;
@@ -34,7 +35,8 @@ class Fsdp {
   }
 
   std::vector<ExtraMemory> of_stage(int stage) const {
-    const bool first = stage == 0, last = stage == layout_.pipeline - 1, piped = layout_.pipeline > 1;
+    const bool first = stage == placement_.stage_of(0), last = stage == placement_.stage_of(placement_.parts() - 1),
+               piped = layout_.pipeline > 1;
     const double tables = first + (last && !(first && tied()));
     const double elems = (layers_of(stage) * layer_elems_ + tables * table_elems_) / tensor_;
     const double gathered =
@@ -62,11 +64,10 @@ class Fsdp {
 
   double layers_of(int stage) const {
     const std::vector<int64_t>& parts = run_.pipeline.layers;
-    const auto stages = static_cast<size_t>(layout_.pipeline);
     if (parts.empty()) return static_cast<double>(run_.model.layers) / layout_.pipeline;
     double sum = 0;
-    for (size_t part = static_cast<size_t>(stage); part < parts.size(); part += stages)
-      sum += static_cast<double>(parts[part]);
+    for (int chunk = 0; chunk < run_.pipeline.virtual_stages; ++chunk)
+      sum += static_cast<double>(parts[static_cast<size_t>(placement_.part(stage, chunk))]);
     return sum;
   }
 
@@ -75,7 +76,9 @@ class Fsdp {
     const double after = layout_.pipeline - 1 - stage, stages = layout_.pipeline;
     const auto parts = static_cast<double>(run_.pipeline.virtual_stages);
     if (run_.pipeline.schedule == ScheduleKind::gpipe) return micro_batches_;
-    const double chunks = parts > 1 ? 2 * after + (parts - 1) * stages + 1 : after + 1;
+    const double chunks = chunks_of(run_.pipeline.schedule) > 1 ? parts * stages  // on every stage
+                          : parts > 1                           ? 2 * after + (parts - 1) * stages + 1
+                                                                : after + 1;
     return std::min(micro_batches_, chunks / parts);
   }
 
@@ -99,6 +102,7 @@ class Fsdp {
 
   const RunConfig& run_;
   MeshSizes layout_;
+  StagePlacement placement_;
   double micro_batches_;
   bool compiled_loss_, gated_ = false;
   double width_, attention_, kv_, ffn_, layer_elems_, table_elems_, tokens_, tensor_;

@@ -39,13 +39,11 @@ StageJobs::StageJobs(const JobRequest& request, models::ModelOptions sizes, cons
 }
 
 ModelSpec StageJobs::model_of(const Whole& whole, const PlanOptions& options, int stage) const {
-  // A cut looks at the transfers of the neighbours, thus at two stages more, and at the inputs of those.
+  // A cut looks at the transfers of the neighbours, thus at two parts more, and at the inputs of those.
   constexpr int kNear = 3;
-  const int stages = options.sizes.pipeline;
   std::vector<char> is_near;  // by layer
   for (int part = 0; part < std::ssize(options.layers); ++part) {
-    const int apart = std::abs(part % stages - stage);
-    const bool near = !is_deep(request_) || apart <= kNear || apart >= stages - kNear;
+    const bool near = !is_deep(request_) || options.schedule.placement.is_near(part, stage, kNear);
     is_near.insert(is_near.end(), static_cast<size_t>(options.layers[static_cast<size_t>(part)]), near);
   }
   ModelSpec model = whole.outline;

@@ -19,7 +19,8 @@ SteadyState steady_state(const ResolvedConfig& config) {
             .fills = true};
   }
   // The first rounds of interleaved schedules differ. On many stages they weigh little, and planning them takes long.
-  const int64_t first = stages * (stages == 1 ? 2 : stages <= 4 ? 3 : stages <= 8 ? 2 : 1);
+  // Two rounds fill a folded pipeline.
+  const int64_t first = stages * (stages == 1 ? 2 : stages <= 4 ? 3 : stages <= 8 || chunks_of(schedule) > 1 ? 2 : 1);
   if (micro_batches <= first + stages) return {.planned = micro_batches, .round = stages, .rounds = 0};
   return {.planned = first,
           .round = stages,

@@ -29,7 +29,12 @@ enum class ScheduleKind : uint8_t {
   one_f_one_b,       // at most stages - s micro-batches alive on stage s (Narayanan et al. 2021, arXiv:2006.09503)
   interleaved_1f1b,  // the same over virtual_stages chunks (Narayanan et al. 2021, arXiv:2104.04473)
   zb_h1,             // 1F1B whose weight gradients fill the bubbles (Qi et al. 2024, arXiv:2401.10241)
+  zb_v,              // the same over two chunks: down the stages, and back up (Qi et al. 2024, arXiv:2405.15362)
 };
+/// Chunks of the model that a schedule has on each stage; 0: pipeline.virtual_stages. Pure.
+constexpr int chunks_of(ScheduleKind kind) {
+  return kind == ScheduleKind::interleaved_1f1b ? 0 : kind == ScheduleKind::zb_v ? 2 : 1;
+}
 
 /// train.recompute.
 enum class Recomputation : uint8_t {
@@ -56,7 +61,7 @@ inline constexpr std::array<const char*, 2> kWords<RopeScalingKind>{"none", "lla
 template <>
 inline constexpr std::array<const char*, 4> kWords<ReduceMode>{"bucketed", "per_parameter", "flat", "naive"};
 template <>
-inline constexpr std::array<const char*, 4> kWords<ScheduleKind>{"gpipe", "1f1b", "interleaved_1f1b", "zb_h1"};
+inline constexpr std::array<const char*, 5> kWords<ScheduleKind>{"gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v"};
 template <>
 inline constexpr std::array<const char*, 3> kWords<Recomputation>{"none", "selective", "full"};
 template <>

@@ -297,9 +297,10 @@ std::vector<Field<R>> make_fields() {
       F::mode("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
               "Order of micro-batches in the stages. Must be left out if schedule_file is set. With one stage, no key "
               "of this table has an effect."),
-      F::integer("pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
-                 "Model parts per stage, for interleaved_1f1b or a schedule_file. pipeline x virtual_stages must "
-                 "divide the layers, unless pipeline.layers lists the blocks of each part."),
+      F::integer(
+          "pipeline.virtual_stages", at(&R::pipeline, &Pipeline::virtual_stages), {1, 65536},
+          "Model parts per stage, for interleaved_1f1b or a schedule_file; zb_v has 2. pipeline x virtual_stages "
+          "must divide the layers, unless pipeline.layers lists the blocks of each part."),
       F::integers("pipeline.layers", at(&R::pipeline, &Pipeline::layers), {0, 65536},
                   "Number of blocks in each part of the model, in order. Empty: balanced by modelled cost, embedding "
                   "and head included."),

@@ -172,8 +172,13 @@ void validate_layout(const RunConfig& config) {
         "zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
-  if (config.pipeline.virtual_stages > 1 && config.pipeline.schedule != ScheduleKind::interleaved_1f1b &&
-      config.pipeline.schedule_file.empty())
+  const int chunks = chunks_of(config.pipeline.schedule);
+  if (chunks > 1 && config.pipeline.virtual_stages != chunks)
+    throw ConfigError(
+        "pipeline.virtual_stages = {} with pipeline.schedule = {}, which has {} parts on each stage. Use {}, or leave "
+        "virtual_stages out.",
+        config.pipeline.virtual_stages, field_text(config, "pipeline.schedule"), chunks, chunks);
+  if (chunks == 1 && config.pipeline.virtual_stages > 1 && config.pipeline.schedule_file.empty())
     throw ConfigError(
         "pipeline.virtual_stages = {} needs pipeline.schedule = \"interleaved_1f1b\" or a pipeline.schedule_file. Set "
         "one of them, or use 1.",
@@ -192,9 +197,9 @@ void validate_layout(const RunConfig& config) {
   if (config.pipeline.virtual_stages > 1 && layers.empty() && config.model.layers % stages != 0)
     throw ConfigError(
         "model.layers = {} is not a multiple of parallel.pipeline x pipeline.virtual_stages = {} x {} = {} parts. Use "
-        "{} layers, other virtual_stages, or list the layers of each part in pipeline.layers.",
+        "{} layers, {}, or list the layers of each part in pipeline.layers.",
         config.model.layers, config.parallel.pipeline, config.pipeline.virtual_stages, stages,
-        nearest_multiples(config.model.layers, stages));
+        nearest_multiples(config.model.layers, stages), chunks > 1 ? "other stages" : "other virtual_stages");
   if (layers.empty()) return;
   if (static_cast<int64_t>(layers.size()) != stages)
     throw ConfigError(

@@ -178,7 +178,7 @@ void take_stage(Job& job) {
   job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute, options.recompute_layers);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
-  if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model);
+  if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model, job.schedule.placement);
   for (Ring& ring : job.rings) ring.slots += options.spare_slots;
   fill_groups(job);
   const Sharding sharding = job.sharding();

@@ -272,7 +272,7 @@ bool holds_copy(const Job& job, size_t bucket) {
   if (!job.has_tied_copies) return false;
   const ParameterSpec& parameter =
       job.model.parameters[job.layout.parts[job.layout.buckets[bucket].first_part].part.parameter];
-  return parameter.is_copy || (job.stage() == 0 && parameter.name() == job.tied_name);
+  return parameter.name() == job.tied_name;  // of both
 }
 
 void place_memory(Job& job) {

@@ -54,13 +54,13 @@ struct Point {
 /// The purpose of a channel. A job has at most one channel of each role; only the name is printed.
 enum class Role : uint8_t {
   compute,
-  h2d,     // stages the next batch
-  update,  // the optimizer, where it has a stream of its own
-  pipe_fwd_in,
-  pipe_fwd_out,
-  pipe_bwd_in,
-  pipe_bwd_out,
-  tied,            // shares of a table that the first and the last stage hold
+  h2d,             // stages the next batch
+  update,          // the optimizer, where it has a stream of its own
+  pipe_fwd_in,     // activations and gradients from the stage before, in the ring of stages
+  pipe_fwd_out,    // to the next stage
+  pipe_bwd_in,     // from the next stage
+  pipe_bwd_out,    // to the stage before
+  tied,            // shares of a table that the first and the last part's stage hold
   align,           // stages wait for each other before gradients travel
   scalars,         // sums of losses and norms
   norm,            // sums of norms, where their axis is another

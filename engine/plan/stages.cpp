@@ -48,12 +48,11 @@ class Cutter {
     }
     for (Chunk& chunk : parts_) {
       // Only this stage's parts are kept, and their neighbours complete their lists.
-      const int apart = std::abs(chunk.part % schedule_.shape.stages - stage);
-      if (apart <= 1 || apart == schedule_.shape.stages - 1) find_crossings(chunk);
+      if (schedule_.placement.is_near(chunk.part, stage, 1)) find_crossings(chunk);
     }
     std::vector<Chunk> chunks;
     for (int c = 0; c < schedule_.shape.virtual_stages; ++c) {
-      chunks.push_back(part(c * schedule_.shape.stages + stage));
+      chunks.push_back(part(schedule_.placement.part(stage, c)));
       chunks.back().slots = peak_in_flight(schedule_, stage, c);
       keep(chunks.back());
     }
@@ -297,7 +296,9 @@ class Cutter {
       std::erase_if(piece.ready, [&](const GradientPart& part) { return moved[part.parameter] == UINT32_MAX; });
       for (GradientPart& part : piece.ready) part.parameter = moved[part.parameter];
     }
-    if (model_.tied.split) model_.tied.parameter = moved[model_.tied.parameter];
+    if (!model_.tied.split) return;
+    model_.tied.parameter = moved[model_.tied.parameter];
+    if (model_.tied.parameter == UINT32_MAX) model_.tied = {};  // the table is on another stage
   }
 
   ModelSpec& model_;

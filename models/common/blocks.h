@@ -225,7 +225,7 @@ class SpecBuilder final : public Ops {
   /// sum = x + delta: the end of a layer before a cut.
   void residual_sum(Slice x, Slice delta, Slice sum);
   /// Do head and embedding share a table but not a rank? Then each has a copy, with its own gradient.
-  bool tied_apart() const { return options_.tie_embeddings && !options_.cuts.empty(); }
+  bool tied_apart() const { return options_.tie_embeddings && options_.ends_apart; }
   /// The head's weights: the table itself, a copy of it on another stage, or separate weights under `name`.
   uint32_t head_table(uint32_t table, const std::string& name, Init init);
 

@@ -34,7 +34,7 @@ FinishedJob planned(
   config.train.global_batch_size = micro_batches;
   config.parallel.pipeline = stages;
   config.pipeline.schedule = schedule;
-  config.pipeline.virtual_stages = schedule == ScheduleKind::interleaved_1f1b ? 2 : 1;
+  config.pipeline.virtual_stages = chunks_of(schedule) == 1 ? 1 : 2;
   config.overlap.p2p = hides_transfers;
   config.comm.emulate.bandwidth_bytes_per_second = hides_transfers ? 1000 : 1'000'000'000;
   return build_finished_job(
@@ -44,10 +44,10 @@ FinishedJob planned(
 }  // namespace
 
 TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]") {
-  for (ScheduleKind schedule :
-       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b, ScheduleKind::zb_h1})
+  for (ScheduleKind schedule : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
+                                ScheduleKind::zb_h1, ScheduleKind::zb_v})
     for (int stages : {2, 4})
-      for (int micro_batches : {stages, 4 * stages}) {
+      for (int micro_batches : {schedule == ScheduleKind::zb_v ? 2 * stages - 2 : stages, 4 * stages}) {
         const FinishedJob finished = planned(schedule, stages, micro_batches, false);
         const PipelineSchedule& order = finished.job->schedule;
         const double busy_ms = static_cast<double>(busy_ns(order, kForwardNs)) / 1e6;

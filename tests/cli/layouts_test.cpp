@@ -36,8 +36,8 @@ TEST_CASE("a schedule that was written to a file is read back, and trains the we
   REQUIRE(call("train " + run).code == 0);
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
   const std::string slow = " --set comm.emulate.bandwidth=10Mbit/s";  // slow transfers: more are in flight
-  for (const auto& [kind, parts] :
-       std::vector<std::pair<std::string, int>>{{"gpipe", 1}, {"1f1b", 1}, {"interleaved_1f1b", 2}, {"zb_h1", 1}}) {
+  for (const auto& [kind, parts] : std::vector<std::pair<std::string, int>>{
+           {"gpipe", 1}, {"1f1b", 1}, {"interleaved_1f1b", 2}, {"zb_h1", 1}, {"zb_v", 2}}) {
     const std::string piped = run + " --set parallel.pipeline=2 --set pipeline.virtual_stages=" + std::to_string(parts);
     const std::string plan = "plan " + piped + slow + " --ranks 2 --schedule-csv " + csv + " --set pipeline.schedule",
                       file = "_file=" + csv;

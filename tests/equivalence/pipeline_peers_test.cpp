@@ -20,7 +20,7 @@ using namespace slipstream::equivalence;
 namespace {
 
 constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
-                                   ScheduleKind::zb_h1};
+                                   ScheduleKind::zb_h1, ScheduleKind::zb_v};
 
 Layout piped(Family family, ScheduleKind kind, int stages, int micro_batches) {
   Layout layout{.name = name_of(kind),
@@ -28,7 +28,7 @@ Layout piped(Family family, ScheduleKind kind, int stages, int micro_batches) {
                 .micro_batch = 1,
                 .stages = stages,
                 .schedule = kind,
-                .virtual_stages = kind == ScheduleKind::interleaved_1f1b ? 2 : 1,
+                .virtual_stages = chunks_of(kind) == 1 ? 1 : 2,
                 .micro_batches = micro_batches,
                 .bucket_bytes = 512,
                 .first_bucket_bytes = 256};
@@ -69,7 +69,7 @@ TEST_CASE("random pipelines of real models hold, and no latency stops them under
   const auto draw = [&](int bound) { return static_cast<int>(random.below(drawn++, static_cast<uint64_t>(bound))); };
   for (int round = 0; round < rounds; ++round) {
     const int stages = 2 + draw(3);
-    const ScheduleKind kind = kKinds[draw(4)];
+    const ScheduleKind kind = kKinds[draw(5)];
     Layout layout = piped(draw(2) ? Family::llama : Family::gpt2, kind, stages,
                           kind == ScheduleKind::interleaved_1f1b ? stages * (1 + draw(2)) : 1 + draw(6));
     layout.ranks = 1 << draw(3);

@@ -175,6 +175,8 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.ranks = 2, l.zero_stage = 3;
     });
+    add_pipeline(family == F::gpt2, "zb_v 2 x data 2", ScheduleKind::zb_v,
+                 [](Layout& l) { l.ranks = 2, l.virtual_stages = 2, l.model.layers = 4; });
     add(model + "3 ranks, tied the other way, 2 micro-batches", family, [](Layout& l) {
       l.ranks = 3;
       l.micro_batches = 2;

@@ -119,6 +119,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
                              [&](const Cost& cost) { return price.seconds(cost); });
   }
   options.cuts = cuts_of(layers);
+  options.ends_apart = schedule.placement.ends_apart();
   options.split_backward = schedule.splits_backward;
   options.tensor = layout.tensor;
   options.whole_layers = layout.zero_stage >= 2;
@@ -415,11 +416,13 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
     collect(stages, of_stages, seen);
     all.rank_hashes.push_back(drifted.empty() ? seen.hash : drifted);
   }
-  all.evaluations = outcomes[static_cast<size_t>(mesh.rank({.pipeline = layout.stages - 1}))].seen.evaluations;
-  for (int c = 1; c < layout.context; ++c)
-    for (size_t i = 0; i < all.evaluations.size(); ++i)
-      all.evaluations[i] +=
-          outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = layout.stages - 1}))].seen.evaluations[i];
+  std::vector<double> evaluations(all.evaluations.size(), 0);
+  for (int c = 0; c < layout.context; ++c)
+    for (int stage = 0; stage < layout.stages; ++stage)  // zeros from stages without the head
+      for (size_t i = 0; i < evaluations.size(); ++i)
+        evaluations[i] +=
+            outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = stage}))].seen.evaluations[i];
+  all.evaluations = evaluations;
   // Every rank reports the same loss and norm, whatever its part of the model.
   for (const Outcome& other : outcomes)
     if (!same_bits(other.seen.losses, all.losses) || !same_bits(other.seen.norms, all.norms) ||

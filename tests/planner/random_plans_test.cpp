@@ -51,7 +51,8 @@ class Draw {
 
     const bool from_file = pipeline > 1 && (imports ? below(4) > 0 : below(3) == 0);
     const bool interleaved = pipeline > 1 && !from_file && below(3) == 0;
-    const int chunks = interleaved || (from_file && below(2) == 0) ? one_of({2, 3}) : 1;
+    const bool folded = pipeline > 1 && !from_file && !interleaved && below(4) == 0;
+    const int chunks = folded ? 2 : interleaved || (from_file && below(2) == 0) ? one_of({2, 3}) : 1;
     const int parts = pipeline * chunks;
     const int micro_batches = interleaved && chunks > 1 ? pipeline * (1 + below(3)) : 1 + below(6);
     // One layer or more for every part; a number that the parts do not divide needs a list.
@@ -68,7 +69,7 @@ class Draw {
       std::ofstream(schedule_file) << schedule_csv(random_schedule(shape, below(2) == 0, random_));
       set("pipeline.schedule_file", schedule_file);
     } else if (pipeline > 1) {
-      set("pipeline.schedule", interleaved ? "interleaved_1f1b" : one_of({"gpipe", "1f1b", "zb_h1"}));
+      set("pipeline.schedule", interleaved ? "interleaved_1f1b" : folded ? "zb_v" : one_of({"gpipe", "1f1b", "zb_h1"}));
     }
 
     const bool llama = below(2) == 0;

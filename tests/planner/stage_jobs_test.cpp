@@ -43,7 +43,8 @@ TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "
     const char* schedule;
     int stages, virtual_stages;
   };
-  for (const Row& row : {Row{"1f1b", 66, 1}, Row{"zb_h1", 66, 1}, Row{"interleaved_1f1b", 34, 4}, Row{"1f1b", 5, 1}}) {
+  for (const Row& row : {Row{"1f1b", 66, 1}, Row{"zb_h1", 66, 1}, Row{"interleaved_1f1b", 34, 4}, Row{"zb_v", 46, 2},
+                         Row{"1f1b", 5, 1}}) {
     CAPTURE(row.schedule, row.stages);
     PlanRequest asked;
     asked.run_file = source_dir() + "/configs/runs/gpt2_xl.toml";
@@ -72,6 +73,7 @@ TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "
     options.schedule = schedule_of(request.config, {});
     sizes.split_backward = options.schedule.splits_backward;
     sizes.cuts = cuts_of(options.layers);
+    sizes.ends_apart = options.schedule.placement.ends_apart();
     const StageJobs jobs(request, sizes, options);
     for (const int stage : {0, 1, row.stages / 2, row.stages - 2, row.stages - 1}) {
       CAPTURE(stage);

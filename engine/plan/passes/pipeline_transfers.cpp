@@ -34,42 +34,61 @@ bool touches(const std::vector<Slice>& slices, const Slice& where) {
 
 std::vector<PipelineTransfers::Life> PipelineTransfers::lives_of(const std::vector<Chunk>& chunks,
                                                                  const std::vector<Action>& actions,
-                                                                 const ModelSpec& model) {
+                                                                 const ModelSpec& model,
+                                                                 const StagePlacement& placement) {
   std::map<std::tuple<Pass, int, int>, Position> at;
   for (Position u = 0; u < actions.size(); ++u) at[{actions[u].pass, actions[u].chunk, actions[u].micro_batch}] = u;
+  std::map<std::tuple<BufferId, Pass, int, int>, size_t> handed;  // by part and micro-batch: to the next part here
   std::vector<Life> lives;
   for (Position u = 0; u < actions.size(); ++u) {
     const Action& action = actions[u];
     if (action.pass == Pass::weight) continue;
     const Chunk& chunk = chunks[static_cast<size_t>(action.chunk)];
     const bool forward = action.pass == Pass::forward;
+    const int before = chunk.part + (forward ? -1 : 1), after = chunk.part + (forward ? 1 : -1);
     const std::vector<BufferId>& in = forward ? chunk.activations_in : chunk.gradients_in;
     std::vector<BufferId> crossing = forward ? chunk.activations_out : chunk.gradients_out;
     const size_t leaving = crossing.size();
     for (BufferId buffer : in)
       if (!contains(crossing, buffer)) crossing.push_back(buffer);
     for (size_t i = 0; i < crossing.size(); ++i) {
-      const Source source = contains(in, crossing[i]) ? Source::received : Source::computed;
-      Life life{{crossing[i], u, u, source}, action.pass, action.chunk, action.micro_batch, i < leaving, {}};
+      const BufferId buffer = crossing[i];
+      const auto known = handed.find({buffer, action.pass, before, action.micro_batch});
+      const size_t l = known == handed.end() ? lives.size() : known->second;
+      if (l == lives.size()) {
+        const Source source = contains(in, buffer) ? Source::received : Source::computed;
+        lives.push_back({{buffer, u, u, source}, action.pass, action.micro_batch, chunk.part});
+      }
+      Life& life = lives[l];
+      life.last_part = chunk.part;
+      life.last_crossing = u;
+      const bool goes = i < leaving, stays = goes && placement.hop_after(std::min(chunk.part, after)) == 0;
+      life.leaves = goes && !stays;
+      if (stays) handed[{buffer, action.pass, chunk.part, action.micro_batch}] = l;
+      Position last = u;
       for (Pass later : {Pass::backward, Pass::weight}) {
         const auto found = at.find({later, action.chunk, action.micro_batch});
-        if (found != at.end() && found->second > u && touches(model, chunk.pieces(later), life.buffer))
-          life.last_use = std::max(life.last_use, found->second);
+        if (found != at.end() && found->second > u && touches(model, chunk.pieces(later), buffer))
+          last = std::max(last, found->second);
       }
-      lives.push_back(life);
+      life.last_use = std::max(life.last_use, last);
+      for (Pass each : {Pass::forward, Pass::backward, Pass::weight})
+        if (const auto found = at.find({each, action.chunk, action.micro_batch});
+            found != at.end() && found->second >= u && found->second <= last)
+          life.uses.push_back(found->second);
     }
   }
   return lives;
 }
 
 std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,
-                             const ModelSpec& model) {
+                             const ModelSpec& model, const StagePlacement& placement) {
   struct OfBuffer {
     std::vector<Lifetime> lives;
     bool arrives = false, leaves = false;
   };
   std::map<BufferId, OfBuffer> of_buffer;
-  for (const PipelineTransfers::Life& life : PipelineTransfers::lives_of(chunks, actions, model)) {
+  for (const PipelineTransfers::Life& life : PipelineTransfers::lives_of(chunks, actions, model, placement)) {
     OfBuffer& all = of_buffer[life.buffer];
     all.lives.push_back(life);
     all.arrives |= life.source == Source::received;
@@ -83,8 +102,7 @@ std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector
 
 PipelineTransfers::PipelineTransfers(const Job& job, const std::vector<Action>& actions)
     : job_(job),
-      uses_(actions),
-      lives_(lives_of(job.chunks, actions, job.model)),
+      lives_(lives_of(job.chunks, actions, job.model, job.schedule.placement)),
       begins_(actions.size(), 0),
       rebinds_(actions.size()) {
   std::map<BufferId, Slots> slots_of;
@@ -98,9 +116,7 @@ PipelineTransfers::PipelineTransfers(const Job& job, const std::vector<Action>& 
     if (lease.previous) life.tenant = static_cast<int>(lease.previous->unit);
     const int64_t stride = job.buffers.stride_bytes(life.buffer);
     life.where = {ring->storage, lease.slot * stride, job.buffers[life.buffer].size_bytes};
-    for (size_t u = life.first_use; u <= life.last_use; ++u)
-      if (uses_[u].chunk == life.chunk && uses_[u].micro_batch == life.micro_batch)
-        rebinds_[u].push_back({life.buffer, life.where});
+    for (const Position u : life.uses) rebinds_[u].push_back({life.buffer, life.where});
   }
 }
 
@@ -112,14 +128,13 @@ std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan
   for (size_t l = 0; l < lives_.size(); ++l) {
     const Life& life = lives_[l];
     bool any = false;
-    const auto touch = [&](ItemId i, size_t action) {
+    const auto touch = [&](ItemId i, Position action) {
       touched[l].first = any ? std::min(touched[l].first, i) : i;
       touched[l].last = any ? std::max(touched[l].last, i) : i;
-      if (action == life.first_use) touched[l].last_of_pass = std::max(touched[l].last_of_pass, i);
+      if (action == life.last_crossing) touched[l].last_of_pass = std::max(touched[l].last_of_pass, i);
       any = true;
     };
-    for (size_t u = life.first_use; u <= life.last_use; ++u) {
-      if (uses_[u].chunk != life.chunk || uses_[u].micro_batch != life.micro_batch) continue;
+    for (const Position u : life.uses) {
       const ItemId stop = u + 1 < begins_.size() ? begins_[u + 1] : end;
       for (ItemId i = begins_[u]; i < stop; ++i)
         if (touches(plan.spine[i].reads, life.where) || touches(plan.spine[i].writes, life.where)) touch(i, u);
@@ -129,7 +144,7 @@ std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan
         if (!touches(task.reads, life.where) && !touches(task.writes, life.where)) continue;
         touch(it->first, u);
         touched[l].tasks.push_back({kTaskBit + it->second});
-        if (u == life.first_use) touched[l].tasks_of_pass.push_back({kTaskBit + it->second});
+        if (u == life.last_crossing) touched[l].tasks_of_pass.push_back({kTaskBit + it->second});
       }
     }
     SLIP_ASSERT(any);
@@ -137,35 +152,37 @@ std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan
   return touched;
 }
 
+Task PipelineTransfers::task_of(const Life& life, bool send) const {
+  const int way = life.pass == Pass::forward ? 1 : -1;  // through the parts
+  // Both ends name the part from which the message comes.
+  const int from = send ? life.last_part : life.first_part - way;
+  const int hop = way * job_.schedule.placement.hop_after(std::min(from, from + way));  // to the receiver
+  Task task;
+  task.name = transfer_name(send, fmt::format("{}.part{}/{}", job_.buffers[life.buffer].name, from, life.micro_batch));
+  task.channel = job_.channel(hop > 0 ? (send ? Role::pipe_fwd_out : Role::pipe_fwd_in)
+                                      : (send ? Role::pipe_bwd_out : Role::pipe_bwd_in));
+  task.op = send ? Op::send : Op::recv;
+  task.peer = static_cast<int16_t>(send ? hop : -hop);
+  task.dtype = job_.model.dtype;
+  task.elems = life.where.size_bytes / size_of(job_.model.dtype);
+  (send ? task.reads : task.writes) = {life.where};
+  return task;
+}
+
 void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
   const std::vector<Touched> touched = touched_by(plan, end);
   // The same sequence at both ends, whatever the compute orders of the two stages: by part, then micro-batch.
-  std::vector<size_t> sequence(lives_.size());
-  for (size_t l = 0; l < lives_.size(); ++l) sequence[l] = l;
-  const auto part_of = [&](const Life& life) { return job_.chunks[static_cast<size_t>(life.chunk)].part; };
-  std::stable_sort(sequence.begin(), sequence.end(), [&](size_t a, size_t b) {
-    const auto key = [&](const Life& life) { return std::tuple(life.pass, part_of(life), life.micro_batch); };
-    return key(lives_[a]) < key(lives_[b]);
-  });
-  const auto task_of = [&](const Life& life, bool send) {
-    const bool forward = life.pass == Pass::forward;
-    Task task;
-    // Both ends name the part from which the message comes.
-    const int from = send ? part_of(life) : part_of(life) + (forward ? -1 : 1);
-    task.name =
-        transfer_name(send, fmt::format("{}.part{}/{}", job_.buffers[life.buffer].name, from, life.micro_batch));
-    task.channel = job_.channel(forward ? (send ? Role::pipe_fwd_out : Role::pipe_fwd_in)
-                                        : (send ? Role::pipe_bwd_out : Role::pipe_bwd_in));
-    task.op = send ? Op::send : Op::recv;
-    task.peer = forward == send ? 1 : -1;
-    task.dtype = job_.model.dtype;
-    task.elems = life.where.size_bytes / size_of(job_.model.dtype);
-    (send ? task.reads : task.writes) = {life.where};
-    return task;
+  const auto in_sequence = [&](int Life::*part) {
+    std::vector<size_t> sequence(lives_.size());
+    for (size_t l = 0; l < lives_.size(); ++l) sequence[l] = l;
+    const auto key = [&](const Life& life) { return std::tuple(life.pass, life.*part, life.micro_batch); };
+    std::stable_sort(sequence.begin(), sequence.end(),
+                     [&](size_t a, size_t b) { return key(lives_[a]) < key(lives_[b]); });
+    return sequence;
   };
   std::vector<Point> sent(lives_.size());
   std::vector<ItemId> send_of(lives_.size(), 0);
-  for (size_t l : sequence) {
+  for (size_t l : in_sequence(&Life::last_part)) {
     if (!lives_[l].leaves) continue;
     Task task = task_of(lives_[l], true);
     task.after = touched[l].tasks_of_pass;
@@ -173,7 +190,7 @@ void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
     send_of[l] = static_cast<ItemId>(plan.tasks.size());
     sent[l] = append_task(plan, std::move(task));
   }
-  for (size_t l : sequence) {
+  for (size_t l : in_sequence(&Life::first_part)) {
     const Life& life = lives_[l];
     const bool left = life.tenant >= 0 && lives_[static_cast<size_t>(life.tenant)].leaves;
     if (life.source == Source::computed) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Transfers between pipeline stages: the slot of each from its arrival to its last use, and the tasks that carry it.
+// Data that crosses from one part of the model to the next: its slot from its arrival to its last use, and the tasks
+// that carry it if the next part is on another stage.
 
 #include <vector>
 
@@ -12,10 +13,11 @@ namespace slipstream {
 /// Pure. Slots for transfers between stages: as many as are in use at once, and one more for every wire at their ends,
 /// so that a transfer can arrive or leave while the others are in use.
 std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,
-                             const ModelSpec& model);
+                             const ModelSpec& model, const StagePlacement& placement);
 
-/// Follows the compute order of a stage. A transferred buffer is rebound to a slot for all items of its micro-batch
-/// that may use it; the slot with the oldest last use is next, so that receives can be posted early.
+/// Follows the compute order of a stage. A buffer that crosses is rebound to a slot for all items of its micro-batch
+/// that may use it; the slot with the oldest last use is next, so that receives can be posted early. Where the next
+/// part is on the same stage, both parts use the slot, and nothing travels.
 class PipelineTransfers {
  public:
   PipelineTransfers(const Job& job, const std::vector<Action>& actions);
@@ -33,23 +35,27 @@ class PipelineTransfers {
   /// One use of a slot.
   struct Life : Lifetime {
     Pass pass = Pass::forward;  // in which it crosses
-    int chunk = 0, micro_batch = 0;
+    int micro_batch = 0;
+    int first_part = 0, last_part = 0;  // of the model, on this stage: that use it while it crosses
+    std::vector<Position> uses = {};    // actions; not ordered
+    Position last_crossing = 0;         // the action of last_part
     bool leaves = false;
     Slice where;
     int tenant = -1;  // the previous life in its slot
   };
   /// The items of a plan that use a life.
   struct Touched {
-    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in the pass in which it crosses
+    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in last_crossing
     std::vector<Point> tasks, tasks_of_pass;       // communication after them that uses it, too
   };
-  friend std::vector<Ring> size_rings(const std::vector<Chunk>&, const std::vector<Action>&, const ModelSpec&);
+  friend std::vector<Ring> size_rings(const std::vector<Chunk>&, const std::vector<Action>&, const ModelSpec&,
+                                      const StagePlacement&);
   static std::vector<Life> lives_of(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,
-                                    const ModelSpec& model);
+                                    const ModelSpec& model, const StagePlacement& placement);
+  Task task_of(const Life& life, bool send) const;
   std::vector<Touched> touched_by(const Plan& plan, ItemId end) const;
 
   const Job& job_;
-  std::vector<Action> uses_;
   std::vector<Life> lives_;
   std::vector<ItemId> begins_;
   std::vector<std::vector<Rebind>> rebinds_;

@@ -8,6 +8,8 @@
 namespace slipstream {
 
 void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
+  const StagePlacement& placement = job.schedule.placement;
+  const int stages = job.schedule.shape.stages, last = placement.stage_of(placement.parts() - 1);
   for (size_t b = 0; b < job.storage.size(); ++b) {
     if (!holds_copy(job, b)) continue;
     const Slice gradient = job.storage[b].gradient;
@@ -19,7 +21,7 @@ void tied_copies_pass(const Job& job, Reduced& reduced, Plan& plan) {
     send.op = Op::send;
     send.reads = {gradient};
     recv.op = Op::recv;
-    send.peer = recv.peer = first ? -1 : 1;  // the last stage is the one before the first
+    send.peer = recv.peer = static_cast<int16_t>(first ? last - stages : stages - last);
     if (!first) {
       send.name = transfer_name(true, "tied_head");
       send.after = reduced.buckets[b];

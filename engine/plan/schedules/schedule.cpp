@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The four schedules: the order of a stage's actions.
+// The kinds of schedules: the order of a stage's actions.
 
 #include "engine/plan/schedules/schedule.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -13,7 +15,7 @@ namespace {
 
 using Order = std::vector<Action>;
 
-Order gpipe(const ScheduleShape& shape) {
+Order gpipe(const ScheduleShape& shape, int /*stage*/) {
   Order order;
   for (int m = 0; m < shape.micro_batches; ++m) order.push_back({Pass::forward, 0, m});
   for (int m = 0; m < shape.micro_batches; ++m) order.push_back({Pass::backward, 0, m});
@@ -58,6 +60,51 @@ Order zero_bubble(const ScheduleShape& shape, int stage) {
   return order;
 }
 
+/// The first chunk goes down the stages, the second one comes back up, and gradients return the same way. The warm-up
+/// has as many forward passes as fit until the first micro-batch is back from the turn, then until its gradient is.
+/// After that every stage repeats six actions. If all of them take equally long, no stage waits between its first and
+/// its last one, from 2 x stages - 1 micro-batches on, and every stage has at most 2 x stages chunks in flight: the
+/// memory of 1F1B's first stage. Weight gradients of the last micro-batches follow when no input gradient is left.
+Order zero_bubble_v(const ScheduleShape& shape, int stage) {
+  using enum Pass;
+  constexpr int kDown = 0, kUp = 1;
+  const int m = shape.micro_batches, below = shape.stages - stage;  // stages from this one to the turn
+  Order order;
+  int done[3][2] = {};  // by pass and chunk
+  const auto add = [&](Pass pass, int chunk) {
+    int& next = done[static_cast<size_t>(pass)][chunk];
+    if (next < m) order.push_back({pass, chunk, next++});
+  };
+  const auto repeat = [&](int times, std::initializer_list<std::pair<Pass, int>> actions) {
+    while (times-- > 0)
+      for (const auto& [pass, chunk] : actions) add(pass, chunk);
+  };
+  repeat(2 * below - 1, {{forward, kDown}});
+  repeat(stage, {{forward, kUp}, {forward, kDown}});
+  repeat(below, {{forward, kUp}, {backward, kUp}, {weight, kUp}});
+  repeat(m - done[0][kUp],
+         {{backward, kDown}, {weight, kDown}, {forward, kDown}, {forward, kUp}, {backward, kUp}, {weight, kUp}});
+  repeat(stage, {{backward, kDown}, {backward, kUp}});
+  repeat(below, {{backward, kDown}, {weight, kDown}});
+  repeat(m, {{weight, kUp}});
+  repeat(m, {{weight, kDown}});
+  return order;
+}
+
+/// What a kind decides for every shape.
+struct Kind {
+  Order (*order)(const ScheduleShape& shape, int stage);
+  bool splits_backward = false;
+  StagePlacement (*placement)(int stages, int chunks) = StagePlacement::round;
+};
+constexpr Kind kKinds[] = {{gpipe},
+                           {one_forward_one_backward},
+                           {one_forward_one_backward},
+                           {zero_bubble, true},
+                           {zero_bubble_v, true, StagePlacement::fold}};
+static_assert(std::size(kKinds) == kWords<ScheduleKind>.size());
+const Kind& row_of(ScheduleKind kind) { return kKinds[static_cast<size_t>(kind)]; }
+
 std::string nearest_counts(int micro_batches, int stages) {
   const int below = micro_batches / stages * stages;
   return below > 0 ? fmt::format("{} or {}", below, below + stages) : fmt::format("{}", stages);
@@ -76,26 +123,35 @@ std::string name_of(const PipelineSchedule& schedule, int stage, const Action& a
 }  // namespace
 
 void require_shape(ScheduleKind kind, const ScheduleShape& shape) {
-  if (shape.virtual_stages > 1 && kind != ScheduleKind::interleaved_1f1b)
+  if (const int chunks = chunks_of(kind); chunks > 0 && shape.virtual_stages != chunks)
     throw ConfigError(
-        "[pipeline] schedule {} has one chunk per stage, got virtual_stages = {}. Use \"interleaved_1f1b\", or "
-        "virtual_stages = 1.",
-        name_of(kind), shape.virtual_stages);
-  if (shape.virtual_stages > 1 && shape.micro_batches % shape.stages != 0)
+        "[pipeline] schedule {} has {} chunk{} per stage, got virtual_stages = {}. Use \"interleaved_1f1b\", or "
+        "virtual_stages = {}.",
+        name_of(kind), chunks == 1 ? "one" : "two", chunks == 1 ? "" : "s", shape.virtual_stages, chunks);
+  if (chunks_of(kind) == 0 && shape.virtual_stages > 1 && shape.micro_batches % shape.stages != 0)
     throw ConfigError(
         "[pipeline] interleaved_1f1b needs a multiple of {} micro-batches per step, got {}. "
         "Change train.global_batch_size so that a rank has {}.",
         shape.stages, shape.micro_batches, nearest_counts(shape.micro_batches, shape.stages));
 }
 
+StagePlacement stage_placement(ScheduleKind kind, int stages, int virtual_stages) {
+  return row_of(kind).placement(stages, virtual_stages);
+}
+
+bool splits_backward(ScheduleKind kind) { return row_of(kind).splits_backward; }
+
+int least_in_flight(ScheduleKind kind, const ScheduleShape& shape, int stage) {
+  return std::min(shape.micro_batches, kind == ScheduleKind::zb_v ? stage + 1 : shape.stages - stage);
+}
+
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
   require_shape(kind, shape);
   SLIP_ASSERT(shape.lags.empty() || (kind == ScheduleKind::zb_h1 && std::ssize(shape.lags) == shape.stages));
-  PipelineSchedule schedule{.shape = shape, .splits_backward = kind == ScheduleKind::zb_h1};
-  for (int stage = 0; stage < shape.stages; ++stage)
-    schedule.stages.push_back(kind == ScheduleKind::gpipe   ? gpipe(shape)
-                              : kind == ScheduleKind::zb_h1 ? zero_bubble(shape, stage)
-                                                            : one_forward_one_backward(shape, stage));
+  PipelineSchedule schedule{.shape = shape,
+                            .placement = stage_placement(kind, shape.stages, shape.virtual_stages),
+                            .splits_backward = splits_backward(kind)};
+  for (int stage = 0; stage < shape.stages; ++stage) schedule.stages.push_back(row_of(kind).order(shape, stage));
   return schedule;
 }
 
@@ -176,7 +232,7 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
       const auto s = static_cast<size_t>(stage);
       for (; cursor[s] < schedule.stages[s].size(); ++cursor[s]) {
         const Action& action = schedule.stages[s][cursor[s]];
-        const int part = action.chunk * stages + stage;
+        const int part = schedule.placement.part(stage, action.chunk);
         int64_t ready = 0;
         if (action.pass == Pass::backward && part + 1 == parts)
           ready = forward_done[at(part, action.micro_batch)] ? 0 : -1;
@@ -188,12 +244,16 @@ Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
         played.stages[s].push_back({begin, free_ns[s]});
         played.busy_ns[s] += spent;
         played.makespan_ns = std::max(played.makespan_ns, free_ns[s]);
-        const int64_t hop = times.transfer_ns ? times.transfer_ns(stage, action) : 0;
+        const auto arrival_ns = [&](int from, int to) {
+          const bool stays = schedule.placement.hop_after(std::min(from, to)) == 0;
+          return free_ns[s] + (stays || !times.transfer_ns ? 0 : times.transfer_ns(stage, action));
+        };
         if (action.pass == Pass::forward) {
           forward_done[at(part, action.micro_batch)] = 1;
-          if (part + 1 < parts) arrived[0][at(part + 1, action.micro_batch)] = free_ns[s] + hop;
+          if (part + 1 < parts) arrived[0][at(part + 1, action.micro_batch)] = arrival_ns(part, part + 1);
         }
-        if (action.pass == Pass::backward && part > 0) arrived[1][at(part - 1, action.micro_batch)] = free_ns[s] + hop;
+        if (action.pass == Pass::backward && part > 0)
+          arrived[1][at(part - 1, action.micro_batch)] = arrival_ns(part, part - 1);
         moved = true;
       }
     }

@@ -3,8 +3,8 @@
 // Pipeline schedules: the order in which each stage computes its micro-batches. Pure functions and values; the
 // transfers between stages and their times follow from the order (passes/pipeline_transfers.h).
 //
-// Words: a stage is one place along the pipeline axis; a chunk is one of its `virtual_stages` parts of the model. Chunk
-// c of stage s is part c x stages + s of the model: parts go round the stages.
+// Words: a stage is one place along the pipeline axis; a chunk is one of its `virtual_stages` parts of the model. The
+// placement tells which.
 
 #include <cstdint>
 #include <functional>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/base/modes.h"
+#include "engine/plan/schedules/stage_placement.h"
 
 namespace slipstream {
 
@@ -44,15 +45,23 @@ struct ScheduleShape {
 
 struct PipelineSchedule {
   ScheduleShape shape;
+  StagePlacement placement;
   bool splits_backward = false;
   std::vector<std::vector<Action>> stages;  // compute order of each
 
-  int parts() const { return shape.stages * shape.virtual_stages; }
+  int parts() const { return placement.parts(); }
 };
 
 /// Throws: ConfigError if no schedule of this kind has this shape: chunks without interleaving, or an interleaved
 /// schedule whose micro-batches are not a multiple of the stages.
 void require_shape(ScheduleKind kind, const ScheduleShape& shape);
+
+/// Pure. Where a schedule of this kind has the parts of the model.
+StagePlacement stage_placement(ScheduleKind kind, int stages, int virtual_stages);
+/// Pure. Does it delay gradients of weights?
+bool splits_backward(ScheduleKind kind);
+/// Pure. A number that peak_in_flight() of every chunk reaches, in every schedule of this kind.
+int least_in_flight(ScheduleKind kind, const ScheduleShape& shape, int stage);
 
 /// Throws: like require_shape.
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);

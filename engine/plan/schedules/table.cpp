@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
@@ -16,6 +17,8 @@ namespace slipstream {
 namespace {
 
 constexpr const char* kHeader = "stage,position,pass,chunk,micro_batch";
+/// Where the parts do not go round the stages, rows name the part instead of the chunk.
+constexpr const char* kHeaderOfParts = "stage,position,pass,part,micro_batch";
 
 /// A line of unknown content for an error message: at most 80 characters, unprintable ones replaced.
 std::string shown(const std::string& line) {
@@ -27,9 +30,9 @@ std::string shown(const std::string& line) {
   return line.size() > kShown ? text + "..." : text;
 }
 
-/// A row in the format of kHeader; none for any other line, or for a number that is too large.
+/// A row in the format of a header; none for any other line, or for a number that is too large.
 struct Row {
-  int stage = -1, position = -1, chunk = -1, micro_batch = -1;
+  int stage = -1, position = -1, place = -1, micro_batch = -1;  // place: chunk or part
   char pass = '?';
 };
 std::optional<Row> row_of(const std::string& line) {
@@ -43,7 +46,7 @@ std::optional<Row> row_of(const std::string& line) {
   const auto letter = [&](char& value) { return at < end && (value = *at++, true); };
   const auto comma = [&] { return at < end && *at++ == ','; };
   const bool read = number(row.stage) && comma() && number(row.position) && comma() && letter(row.pass) && comma() &&
-                    number(row.chunk) && comma() && number(row.micro_batch) && at == end;
+                    number(row.place) && comma() && number(row.micro_batch) && at == end;
   if (!read || (row.pass != 'F' && row.pass != 'B' && row.pass != 'W')) return {};
   return row;
 }
@@ -87,41 +90,55 @@ std::string schedule_table(const PipelineSchedule& schedule, const Played& playe
 }
 
 std::string schedule_csv(const PipelineSchedule& schedule) {
-  std::string csv = std::string(kHeader) + "\n";
+  const StagePlacement& placement = schedule.placement;
+  bool goes_round = true;
+  for (int part = 0; part < placement.parts(); ++part)
+    goes_round &= placement.stage_of(part) == part % schedule.shape.stages;
+  std::string csv = std::string(goes_round ? kHeader : kHeaderOfParts) + "\n";
   for (size_t s = 0; s < schedule.stages.size(); ++s)
     for (size_t i = 0; i < schedule.stages[s].size(); ++i) {
       const Action& action = schedule.stages[s][i];
-      csv += fmt::format("{},{},{},{},{}\n", s, i, letter_of(action.pass), action.chunk, action.micro_batch);
+      csv += fmt::format("{},{},{},{},{}\n", s, i, letter_of(action.pass),
+                         goes_round ? action.chunk : placement.part(static_cast<int>(s), action.chunk),
+                         action.micro_batch);
     }
   return csv;
 }
 
 PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& shape, const std::string& source) {
-  PipelineSchedule schedule{.shape = shape};
+  PipelineSchedule schedule{.shape = shape, .placement = StagePlacement::round(shape.stages, shape.virtual_stages)};
+  bool of_parts = false;
+  std::vector<int> stage_of(static_cast<size_t>(shape.stages * shape.virtual_stages), -1);  // by part
   std::vector<std::map<int, Action>> rows(static_cast<size_t>(shape.stages));
   const std::string remedy = "write the file again with plan --schedule-csv";
   std::istringstream lines(csv);
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
-    if (number == 1 && line != kHeader)
+    if (number == 1) of_parts = line == kHeaderOfParts;
+    if (number == 1 && line != kHeader && !of_parts)
       throw ConfigError("[pipeline] {}: the first line is \"{}\", expected \"{}\".", source, shown(line), kHeader);
     if (number == 1 || line.empty()) continue;
     const std::optional<Row> row = row_of(line);
     if (!row)
       throw ConfigError("[pipeline] {}, line {}: \"{}\" is not {} with pass F, B or W.", source, number, shown(line),
-                        kHeader);
-    const auto [stage, position, chunk, micro_batch, pass] = *row;
+                        of_parts ? kHeaderOfParts : kHeader);
+    const auto [stage, position, place, micro_batch, pass] = *row;
     for (const auto& [what, is, count, key] :
          {std::tuple{"stage", stage, shape.stages, "parallel.pipeline"},
-          {"chunk", chunk, shape.virtual_stages, "pipeline.virtual_stages"},
+          {of_parts ? "part" : "chunk", place, shape.virtual_stages * (of_parts ? shape.stages : 1),
+           "pipeline.virtual_stages"},
           {"micro-batch", micro_batch, shape.micro_batches, "train.global_batch_size"}})
       if (is < 0 || is >= count)
         throw ConfigError(
             "[pipeline] {}, line {}: {} {} does not exist: this run has {}, numbered from 0. Change {}, or "
             "{}.",
             source, number, what, is, count, key, remedy);
-    const Action action{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, chunk, micro_batch};
+    if (of_parts)
+      if (const int other = std::exchange(stage_of[static_cast<size_t>(place)], stage); other >= 0 && other != stage)
+        throw ConfigError("[pipeline] {}, line {}: part {} is on stage {} and on stage {}. Give each part one stage.",
+                          source, number, place, other, stage);
+    const Action action{pass == 'F' ? Pass::forward : pass == 'B' ? Pass::backward : Pass::weight, place, micro_batch};
     schedule.splits_backward |= action.pass == Pass::weight;
     if (!rows[static_cast<size_t>(stage)].emplace(position, action).second)
       throw ConfigError("[pipeline] {}, line {}: stage {} has two actions at position {}.", source, number, stage,
@@ -131,7 +148,16 @@ PipelineSchedule parse_schedule(const std::string& csv, const ScheduleShape& sha
     schedule.stages.emplace_back();
     for (const auto& [position, action] : row) schedule.stages.back().push_back(action);
   }
+  if (of_parts) {
+    if (const auto absent = std::find(stage_of.begin(), stage_of.end(), -1); absent != stage_of.end())
+      throw ConfigError("[pipeline] {}: no stage runs part {} of {}. Add its passes, or {}.", source,
+                        absent - stage_of.begin(), stage_of.size(), remedy);
+    for (int stage = 0; stage < shape.stages; ++stage)
+      for (Action& action : schedule.stages[static_cast<size_t>(stage)])
+        action.chunk = static_cast<int>(std::count(stage_of.begin(), stage_of.begin() + action.chunk, stage));
+  }
   try {
+    if (of_parts) schedule.placement = StagePlacement(stage_of);
     require_valid(schedule);
   } catch (const ConfigError& error) {
     throw ConfigError(

@@ -276,6 +276,18 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "one of them, or use 1.");
   CHECK(load_refusal({"pipeline.virtual_stages=2", "parallel.pipeline=2", "pipeline.schedule_file=a.csv"}) ==
         "accepted");
+  // ZB-V has two parts on each stage, which need not be written.
+  CHECK(load_refusal({"pipeline.schedule=zb_v", "parallel.pipeline=2"}) == "accepted");
+  CHECK(load_refusal({"pipeline.schedule=zb_v", "parallel.pipeline=2", "pipeline.virtual_stages=2"}) == "accepted");
+  CHECK(
+      load_refusal({"pipeline.schedule=zb_v", "parallel.pipeline=2", "pipeline.virtual_stages=3"}) ==
+      "pipeline.virtual_stages = 3 with pipeline.schedule = \"zb_v\", which has 2 parts on each stage. Use 2, or leave "
+      "virtual_stages out.");
+  CHECK(load_refusal({"pipeline.schedule=zb_v", "parallel.pipeline=5"}) ==
+        "model.layers = 12 is not a multiple of parallel.pipeline x pipeline.virtual_stages = 5 x 2 = 10 parts. Use 10 "
+        "or 20 layers, other stages, or list the layers of each part in pipeline.layers.");
+  CHECK(load_refusal({"pipeline.schedule=zb_v", "parallel.pipeline=5",
+                      "pipeline.layers=[1, 1, 1, 1, 2, 2, 1, 1, 1, 1]"}) == "accepted");
   CHECK(load_refusal({"parallel.pipeline=3", "pipeline.layers=[6, 0, 6]"}) ==
         "pipeline.layers gives part 1 of 3 no layer. Only the first part (with the embedding) and the last (with the "
         "head) may be empty.");

@@ -62,7 +62,9 @@ TEST_CASE("random schedules and their mutations are refused exactly if they cann
     std::mt19937_64 random(seed);
     const auto below = [&](uint64_t n) { return static_cast<int>(random() % n); };
     const ScheduleShape shape{.stages = 1 + below(5), .micro_batches = 1 + below(6), .virtual_stages = 1 + below(3)};
-    PipelineSchedule schedule = random_schedule(shape, below(2) == 0, random);
+    const bool splits = below(2) == 0;
+    PipelineSchedule schedule = seed % 2 == 0 ? random_schedule(shape, splits, random)
+                                              : random_schedule(shape, splits, random, random_placement(shape, random));
     CAPTURE(seed, shape.stages, shape.micro_batches, shape.virtual_stages);
     REQUIRE(is_legal(schedule));
     for (int mutations = 0; mutations < 4; ++mutations) {

@@ -47,6 +47,7 @@ Job job_of(const Case& c, int rank) {
                                          .ranks = c.sizes.data * c.sizes.context,
                                          .split_tied_embedding = c.zero_stage == 0 && c.sizes.tensor == 1,
                                          .cuts = cuts_of(layers),
+                                         .ends_apart = piped,
                                          .tensor = c.sizes.tensor,
                                          .tensor_index = at.tensor,
                                          .whole_layers = c.zero_stage >= 2},

@@ -10,6 +10,7 @@
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
 #include "engine/plan/schedules/schedule.h"
+#include "tests/engine/plan/random_schedule.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -17,7 +18,7 @@ using namespace slipstream;
 namespace {
 
 constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
-                                   ScheduleKind::zb_h1};
+                                   ScheduleKind::zb_h1, ScheduleKind::zb_v};
 
 /// Forward f, backward b (with w where it is not split off), weight w, of one stage; a chunk takes its share.
 PlayTimes equal_stages(const PipelineSchedule& schedule, int64_t f, int64_t b, int64_t w) {
@@ -69,6 +70,43 @@ TEST_CASE("the span of ZB-H1 is M(f+b+w) + (P-1)(f+b-w) for unequal halves", "[s
         const PipelineSchedule schedule = make_schedule(ScheduleKind::zb_h1, {p, m, 1});
         CHECK(play(schedule, equal_stages(schedule, f, b, w)).makespan_ns == m * (f + b + w) + (p - 1) * (f + b - w));
       }
+}
+
+TEST_CASE("ZB-V on equal passes: no stage waits between its first and its last action, in the memory of 1F1B",
+          "[schedule]") {
+  constexpr int64_t tick = 10;  // a pass of a chunk
+  for (int p : {1, 2, 3, 4, 8, 13})
+    for (int m : {1, 2, p, 2 * p - 2, 2 * p - 1, 2 * p, 5 * p}) {
+      if (m < 1) continue;
+      CAPTURE(p, m);
+      const PipelineSchedule schedule = make_schedule(ScheduleKind::zb_v, {p, m, 2});
+      require_valid(schedule);
+      const Played played = play(schedule, equal_stages(schedule, 2 * tick, 2 * tick, 2 * tick));
+      for (int stage = 0; stage < p; ++stage) {
+        const auto s = static_cast<size_t>(stage);
+        // The first chunk holds a micro-batch for longer the earlier its stage is, the second one for less long. The
+        // sum is 1F1B's p micro-batches of a whole stage, and memory for it is allocated by chunk.
+        CHECK(peak_in_flight(schedule, stage, 0) == std::min(m, 2 * p - 1 - stage));
+        CHECK(peak_in_flight(schedule, stage, 1) == std::min(m, stage + 1));
+        CHECK(peak_in_flight(schedule, stage) <= 2 * p);
+        // A stage cannot begin before the first micro-batch has come down to it: with these two, no step is shorter.
+        CHECK(played.stages[s].front().begin_ns == stage * tick);
+        if (m >= 2 * p - 1) CHECK(played.stages[s].back().end_ns == (stage + 6 * m) * tick);
+      }
+      if (m >= 2 * p - 2) CHECK(played.bubble() == Approx(static_cast<double>(p - 1) / (6 * m)));
+      // With fewer micro-batches than fill the pipeline it is at least as fast as ZB-H1.
+      const PipelineSchedule other = make_schedule(ScheduleKind::zb_h1, {p, m, 1});
+      CHECK(played.makespan_ns <= play(other, equal_stages(other, 2 * tick, 2 * tick, 2 * tick)).makespan_ns);
+    }
+  // Passes that differ by a fifth leave its step shorter than that of ZB-H1.
+  for (const auto& [f, b, w] : {std::tuple<int64_t, int64_t, int64_t>{100, 120, 80}, {100, 110, 90}, {100, 80, 80}})
+    for (int p : {2, 4, 8}) {
+      CAPTURE(f, b, w, p);
+      const PipelineSchedule folded = make_schedule(ScheduleKind::zb_v, {p, 4 * p, 2}),
+                             plain = make_schedule(ScheduleKind::zb_h1, {p, 4 * p, 1});
+      CHECK(play(folded, equal_stages(folded, f, b, w)).makespan_ns <
+            play(plain, equal_stages(plain, f, b, w)).makespan_ns);
+    }
 }
 
 TEST_CASE("transfers of up to half a forward pass are hidden at the cost of one more live micro-batch per later stage",
@@ -134,10 +172,11 @@ TEST_CASE(
   uint64_t drawn = 0;
   const auto draw = [&](int bound) { return static_cast<int>(random.below(drawn++, static_cast<uint64_t>(bound))); };
   for (int round = 0; round < 400; ++round) {
-    const ScheduleKind kind = kKinds[draw(4)];
+    const ScheduleKind kind = kKinds[draw(5)];
     const int p = 1 + draw(6);
-    const int v = kind == ScheduleKind::interleaved_1f1b && p > 1 ? 1 + draw(3) : 1;
-    const int m = v > 1 ? p * (1 + draw(4)) : 1 + draw(12);
+    const bool folds = kind == ScheduleKind::zb_v, goes_round = kind == ScheduleKind::interleaved_1f1b;
+    const int v = goes_round && p > 1 ? 1 + draw(3) : folds ? 2 : 1;
+    const int m = goes_round && v > 1 ? p * (1 + draw(4)) : 1 + draw(12);
     CAPTURE(name_of(kind), p, m, v);
     const PipelineSchedule schedule = make_schedule(kind, {p, m, v});
     require_valid(schedule);
@@ -147,7 +186,9 @@ TEST_CASE(
       if (v == 1 && kind != ScheduleKind::gpipe && kind != ScheduleKind::zb_h1) CHECK(peak == std::min(m, p - stage));
       // Later stages hold a micro-batch until its weight gradient: as many as the first one holds.
       if (kind == ScheduleKind::zb_h1) CHECK(peak == std::min(m, p));
-      if (v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
+      if (goes_round && v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
+      for (int chunk = 0; chunk < v; ++chunk)
+        CHECK(least_in_flight(kind, schedule.shape, stage) <= peak_in_flight(schedule, stage, chunk));
     }
     const uint64_t drawn_before = drawn += 1'000'000;
     const auto ns_of = [&](int stage, const Action& action, uint64_t what) {  // the same whenever it is asked
@@ -158,25 +199,27 @@ TEST_CASE(
     const auto action_ns = [&](int stage, const Action& action) { return 1 + ns_of(stage, action, 0); };
     const auto transfer_ns = [&](int stage, const Action& action) { return ns_of(stage, action, 1); };
     const Played played = play(schedule, {.action_ns = action_ns, .transfer_ns = transfer_ns});
+    const auto part_of = [&](int s, int chunk) { return folds && chunk == 1 ? 2 * p - 1 - s : chunk * p + s; };
+    const auto stage_of = [&](int part) { return folds && part >= p ? 2 * p - 1 - part : part % p; };
     std::map<std::tuple<Pass, int, int>, int64_t> end_ns;  // by part and micro-batch
     for (int s = 0; s < p; ++s) {
       const auto& order = schedule.stages[static_cast<size_t>(s)];
       const auto& spans = played.stages[static_cast<size_t>(s)];
       REQUIRE(spans.size() == order.size());
       for (size_t i = 0; i < order.size(); ++i)
-        end_ns[{order[i].pass, order[i].chunk * p + s, order[i].micro_batch}] = spans[i].end_ns;
+        end_ns[{order[i].pass, part_of(s, order[i].chunk), order[i].micro_batch}] = spans[i].end_ns;
     }
     for (int s = 0; s < p; ++s) {
       const auto& order = schedule.stages[static_cast<size_t>(s)];
       const auto& spans = played.stages[static_cast<size_t>(s)];
       for (size_t i = 0; i < order.size(); ++i) {
         const Action& action = order[i];
-        const int part = action.chunk * p + s, last = p * v - 1;
-        // From the previous or next part, with its transfer; from this part without.
+        const int part = part_of(s, action.chunk), last = p * v - 1;
+        // From the previous or next part, with its transfer; from this stage without.
         const auto from = [&](Pass pass, int of_part) {
           const Action other{pass, of_part / p, action.micro_batch};
           return end_ns.at({pass, of_part, action.micro_batch}) +
-                 (of_part == part ? 0 : transfer_ns(of_part % p, other));
+                 (stage_of(of_part) == s ? 0 : transfer_ns(stage_of(of_part), other));
         };
         const int64_t input_ns = action.pass == Pass::weight    ? from(Pass::backward, part)
                                  : action.pass == Pass::forward ? (part == 0 ? 0 : from(Pass::forward, part - 1))
@@ -285,7 +328,7 @@ TEST_CASE("ZB-H1 with random times: never longer than with published lags or 1F1
 
 TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
   for (ScheduleKind kind : kKinds) {
-    const PipelineSchedule good = make_schedule(kind, {3, 6, kind == ScheduleKind::interleaved_1f1b ? 2 : 1});
+    const PipelineSchedule good = make_schedule(kind, {3, 6, chunks_of(kind) == 1 ? 1 : 2});
     for (size_t s = 0; s < 3; ++s)
       for (size_t i = 0; i < good.stages[s].size(); ++i) {
         CAPTURE(name_of(kind), s, i);
@@ -305,6 +348,7 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
   // The first stage needs a gradient back before it sends the micro-batch that the last one needs first.
   PipelineSchedule stuck{
       .shape = {2, 2, 1},
+      .placement = StagePlacement::round(2, 1),
       .stages = {{{Pass::forward, 0, 0}, {Pass::backward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 1}},
                  {{Pass::forward, 0, 0}, {Pass::forward, 0, 1}, {Pass::backward, 0, 0}, {Pass::backward, 0, 1}}}};
   CHECK(refusal([&] { require_valid(stuck); }) ==
@@ -316,11 +360,16 @@ TEST_CASE("mutations of a schedule are refused by name", "[schedule]") {
         "[pipeline] interleaved_1f1b needs a multiple of 4 micro-batches per step, got 10. Change "
         "train.global_batch_size so that a rank has 8 or 12.");
   CHECK(refusal([] { make_schedule(ScheduleKind::gpipe, {4, 8, 2}); }).find("virtual_stages = 2") != std::string::npos);
+  CHECK(refusal([] {
+          make_schedule(ScheduleKind::zb_v, {4, 8, 3});
+        }) ==
+        "[pipeline] schedule zb_v has two chunks per stage, got virtual_stages = 3. Use \"interleaved_1f1b\", or "
+        "virtual_stages = 2.");
 }
 
 TEST_CASE("a schedule reads back from its CSV, in any order of the lines", "[schedule]") {
   for (ScheduleKind kind : kKinds) {
-    const PipelineSchedule schedule = make_schedule(kind, {3, 6, kind == ScheduleKind::interleaved_1f1b ? 2 : 1});
+    const PipelineSchedule schedule = make_schedule(kind, {3, 6, chunks_of(kind) == 1 ? 1 : 2});
     const std::string csv = schedule_csv(schedule);
     CHECK(parse_schedule(csv, schedule.shape, "a.csv").stages == schedule.stages);
     CHECK(parse_schedule(csv, schedule.shape, "a.csv").splits_backward == schedule.splits_backward);
@@ -361,6 +410,23 @@ TEST_CASE("a schedule reads back from its CSV, in any order of the lines", "[sch
   CHECK(refusal([&] { parse_schedule(head + "0,0,F,0,0\n", shape, "a.csv"); }) ==
         "[pipeline] stage 0: backward of micro-batch 0 is missing. The schedule comes from a.csv; this run needs 1 "
         "micro-batches on 1 stages x 1 chunks. Correct it, or write the file again with plan --schedule-csv.");
+  // Rows that name parts place them.
+  const ScheduleShape folded{2, 1, 2};
+  const std::string parts = "stage,position,pass,part,micro_batch\n",
+                    down = "0,0,F,0,0\n0,1,F,3,0\n0,2,B,3,0\n0,3,B,0,0\n1,0,F,1,0\n";
+  const PipelineSchedule read = parse_schedule(parts + down + "1,1,F,2,0\n1,2,B,2,0\n1,3,B,1,0\n", folded, "a.csv");
+  CHECK(read.placement.part(0, 1) == 3);
+  CHECK(read.placement.part(1, 0) == 1);
+  CHECK(read.stages[0][1] == Action{Pass::forward, 1, 0});
+  CHECK(schedule_csv(read) == parts + down + "1,1,F,2,0\n1,2,B,2,0\n1,3,B,1,0\n");
+  CHECK(refusal([&] { parse_schedule(parts + down + "1,1,F,3,0\n", folded, "a.csv"); }) ==
+        "[pipeline] a.csv, line 7: part 3 is on stage 0 and on stage 1. Give each part one stage.");
+  CHECK(refusal([&] { parse_schedule(parts + down, folded, "a.csv"); }) ==
+        "[pipeline] a.csv: no stage runs part 2 of 4. Add its passes, or write the file again with plan "
+        "--schedule-csv.");
+  CHECK(refusal([&] {
+          parse_schedule(parts + "0,0,F,4,0\n", folded, "a.csv");
+        }).find("part 4 does not exist: this run has 4") != std::string::npos);
 }
 
 TEST_CASE("the table shows stage by time", "[schedule]") {
@@ -376,4 +442,39 @@ TEST_CASE("the table shows stage by time", "[schedule]") {
   CHECK(schedule_table(schedule, play(schedule, equal_stages(schedule, 1, 1, 1)), 1, 1) ==
         "stage 0   F0 ... -\n"
         "stage 1   .  ... .\n");
+}
+
+TEST_CASE("a placement numbers the parts of every stage, and every part's successor is on a wire or on the stage",
+          "[schedule]") {
+  std::mt19937_64 random(31);
+  for (int round = 0; round < 200; ++round) {
+    const ScheduleShape shape{.stages = 1 + static_cast<int>(random() % 4),
+                              .virtual_stages = 1 + static_cast<int>(random() % 3)};
+    const StagePlacement placement = random_placement(shape, random);
+    REQUIRE(placement.parts() == shape.stages * shape.virtual_stages);
+    std::vector<int> next_chunk(static_cast<size_t>(shape.stages), 0);
+    for (int part = 0; part < placement.parts(); ++part) {
+      const int stage = placement.stage_of(part);
+      CHECK(placement.part(stage, next_chunk[static_cast<size_t>(stage)]++) == part);
+      if (part + 1 == placement.parts()) continue;
+      CHECK((stage + placement.hop_after(part) + shape.stages) % shape.stages == placement.stage_of(part + 1));
+    }
+    CHECK(placement.ends_apart() == (placement.stage_of(0) != placement.stage_of(placement.parts() - 1)));
+  }
+  for (int stages : {1, 2, 3, 5})
+    for (int chunks : {1, 2, 3}) {
+      const StagePlacement placement = StagePlacement::round(stages, chunks);
+      for (int part = 0; part < stages * chunks; ++part) CHECK(placement.stage_of(part) == part % stages);
+    }
+  CHECK(refusal([] {
+          StagePlacement({0, 2, 1, 3});
+        }) ==
+        "[pipeline] part 0 of the model is on stage 0 and part 1 on stage 2 of 4. Place consecutive parts on one stage "
+        "or on neighbours.");
+  CHECK(refusal([] {
+          StagePlacement({0, 1, 1, 2});
+        }) == "[pipeline] stage 0 has 1 of 4 parts of the model. Give each of 3 stages the same number.");
+  CHECK(refusal([] {
+          StagePlacement({1, 0});
+        }) == "[pipeline] the first part of the model is on stage 1. Place it on stage 0.");
 }

@@ -41,6 +41,7 @@ struct Cut {
 
 Cut cut(models::ModelOptions options, const PipelineSchedule& schedule, const std::vector<int>& layers, int stage) {
   options.cuts = cuts_of(layers);
+  options.ends_apart = schedule.placement.ends_apart();
   options.split_backward = schedule.splits_backward;
   Cut result;
   result.model = models::build_model(options, result.buffers);
@@ -99,8 +100,8 @@ TEST_CASE("random models: every piece runs once, every parameter is updated once
   uint64_t drawn = 0;
   const auto draw = [&](int bound) { return static_cast<int>(random.below(drawn++, static_cast<uint64_t>(bound))); };
   for (int round = 0; round < 60; ++round) {
-    const ScheduleKind kind = static_cast<ScheduleKind>(draw(4));
-    const int p = 2 + draw(3), v = kind == ScheduleKind::interleaved_1f1b ? 1 + draw(3) : 1;
+    const ScheduleKind kind = static_cast<ScheduleKind>(draw(5));
+    const int p = 2 + draw(3), v = kind == ScheduleKind::interleaved_1f1b ? 1 + draw(3) : chunks_of(kind);
     std::vector<int> layers;
     for (int part = 0; part < p * v; ++part) layers.push_back(part == 0 || part + 1 == p * v ? draw(3) : 1 + draw(2));
     const int total = std::accumulate(layers.begin(), layers.end(), 0);
@@ -132,8 +133,8 @@ TEST_CASE("random models: every piece runs once, every parameter is updated once
       if (name.find("embedding") == std::string::npos) CHECK(left == 0);
     }
     for (const ParameterSpec& parameter : whole.parameters) {
-      const bool tied =
-          options.tie_embeddings && parameter.layer == -1 && parameter.name().find("wpe") == std::string::npos;
+      const bool tied = options.tie_embeddings && schedule.placement.ends_apart() && parameter.layer == -1 &&
+                        parameter.name().find("wpe") == std::string::npos;
       CHECK(updates[parameter.name()] == (tied ? 2 : 1));
     }
   }
@@ -149,6 +150,16 @@ TEST_CASE("activations have as many copies as micro-batches are alive", "[stages
       if (stage == 3) CHECK(here.buffers.instances(here.buffers.find("logits")) == 1);
     }
   }
+  // Every stage of ZB-V has as many as the first one of 1F1B has of two layers.
+  const PipelineSchedule folded = make_schedule(ScheduleKind::zb_v, {4, 9, 2});
+  for (int stage = 0; stage < 4; ++stage) {
+    const Cut here = cut(options_of(false, 8), folded, std::vector<int>(8, 1), stage);
+    const auto copies = [&](int layer) {
+      return here.buffers.instances(here.buffers.find("layer" + std::to_string(layer) + ".qkv"));
+    };
+    CHECK(copies(stage) == 7 - stage);
+    CHECK(copies(7 - stage) == stage + 1);
+  }
 }
 
 TEST_CASE("a model whose output gradients are shared is not split", "[stages]") {
@@ -156,6 +167,7 @@ TEST_CASE("a model whose output gradients are shared is not split", "[stages]") 
   for (bool llama : {false, true}) {
     models::ModelOptions options = options_of(llama, 2);
     options.cuts = {1};
+    options.ends_apart = true;
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);
     CHECK_THROWS_AS(cut_stage(model, buffers, schedule, {1, 1}, 0), PlanError);
