@@ -148,7 +148,7 @@ inline std::vector<Layout> strategies(bool everything) {
     add(model + "one update at the end, no clipping", family,
         [](Layout& l) { l.optimizer_per_bucket = false, l.max_norm = 0; });
     add(model + "bfloat16, on the wire too, 2 micro-batches", family, [](Layout& l) {
-      l.model.dtype = l.wire_dtype = DType::bf16;
+      l.model.dtype = DType::bf16, l.wire_dtype = DType::bf16;
       l.micro_batches = 2;
     });
     for (bool hybrid : {false, true})
@@ -175,6 +175,8 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.ranks = 2, l.zero_stage = 3;
     });
+    add_pipeline(family == F::gpt2, "zb_v 2 x data 2", ScheduleKind::zb_v,
+                 [](Layout& l) { l.ranks = 2, l.virtual_stages = 2, l.model.layers = 4; });
     add(model + "3 ranks, tied the other way, 2 micro-batches", family, [](Layout& l) {
       l.ranks = 3;
       l.micro_batches = 2;
