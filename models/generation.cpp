@@ -214,31 +214,22 @@ struct Generation::State final : Ops {
     reduce(to, {});
   }
   void norm(Slice from, Slice delta, Slice sum, const Norm& n, Slice to) override {
-    const int64_t D = o.width;
-    const bool adds = delta.size_bytes > 0;
-    const float* const added = adds ? at(delta, D) : nullptr;
     float* const scale = rows_of(statistics, 2 * rows.count, 1);
+    const auto with_operands = [&](auto args) {
+      args.x = at(from, o.width);
+      if (delta.size_bytes > 0) args.delta = at(delta, o.width), args.sum = at(sum, o.width);
+      args.weight = weight(n.weight);
+      args.y = at(to, o.width);
+      args.rows = rows.count;
+      args.width = o.width;
+      args.eps = o.norm_eps;
+      return args;
+    };
     if (n.bias < 0)
-      return kernels::rms_norm_forward(context, {.x = at(from, D),
-                                                 .delta = added,
-                                                 .sum = adds ? at(sum, D) : nullptr,
-                                                 .weight = weight(n.weight),
-                                                 .y = at(to, D),
-                                                 .inv_rms = scale,
-                                                 .rows = rows.count,
-                                                 .width = D,
-                                                 .eps = o.norm_eps});
-    kernels::layer_norm_forward(context, {.x = at(from, D),
-                                          .delta = added,
-                                          .sum = adds ? at(sum, D) : nullptr,
-                                          .weight = weight(n.weight),
-                                          .bias = weight(n.bias),
-                                          .y = at(to, D),
-                                          .mean = scale,
-                                          .inv_std = scale + rows.count,
-                                          .rows = rows.count,
-                                          .width = D,
-                                          .eps = o.norm_eps});
+      kernels::rms_norm_forward(context, with_operands(kernels::RmsNormForward{.inv_rms = scale}));
+    else
+      kernels::layer_norm_forward(context, with_operands(kernels::LayerNormForward{
+                                               .bias = weight(n.bias), .mean = scale, .inv_std = scale + rows.count}));
   }
   void linear(Slice x, const Linear& w, Slice y) override { product(at(x, w.in), w, at(y, w.out), true); }
   void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) override {

@@ -23,6 +23,36 @@ kernels::AttentionDropout with_samples(LaunchContext& c, kernels::AttentionDropo
   return dropout;
 }
 
+kernels::AttentionForward SpecBuilder::attention_shape(const AttentionLayer& layer, int64_t kv_stride) const {
+  return {.batch = options_.batch,
+          .tokens = options_.tokens,
+          .heads = heads(),
+          .kv_heads = kv_heads(),
+          .head_dim = head_dim(),
+          .q_stride = qkv_width(),
+          .kv_stride = kv_stride,
+          .out_stride = attention_width(),
+          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
+          .dtype = options_.dtype,
+          .window = window(layer)};
+}
+
+kernels::AttentionBackward SpecBuilder::attention_gradient_shape(const AttentionLayer& layer, int64_t kv_stride) const {
+  const kernels::AttentionForward f = attention_shape(layer, kv_stride);
+  return {.batch = f.batch,
+          .tokens = f.tokens,
+          .heads = f.heads,
+          .kv_heads = f.kv_heads,
+          .head_dim = f.head_dim,
+          .q_stride = f.q_stride,
+          .kv_stride = f.kv_stride,
+          .out_stride = f.out_stride,
+          .dq_stride = qkv_width(),
+          .scale = f.scale,
+          .dtype = f.dtype,
+          .window = f.window};
+}
+
 Ring* SpecBuilder::ring() {
   if (options_.context_ranks > 1 && !ring_) ring_ = std::make_shared<Ring>(*this);
   return ring_.get();
@@ -35,17 +65,7 @@ void SpecBuilder::attention(const AttentionLayer& layer, double dropout_rate, Sl
   const int64_t k_offset = heads() * head_dim();
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
-  const kernels::AttentionForward shape{.batch = options_.batch,
-                                        .tokens = options_.tokens,
-                                        .heads = heads(),
-                                        .kv_heads = kv_heads(),
-                                        .head_dim = head_dim(),
-                                        .q_stride = qkv_width(),
-                                        .kv_stride = qkv_width(),
-                                        .out_stride = attention_width(),
-                                        .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
-                                        .dtype = options_.dtype,
-                                        .window = window(layer)};
+  const kernels::AttentionForward shape = attention_shape(layer, qkv_width());
   work("attention", kernels::attention_forward_cost(shape), with(with({qkv}, document_begins_), numbers), {out, lse},
        {.rule = Rule::sequences, .results = 2}, [=, begins = document_begins_](LaunchContext& c) {
          kernels::AttentionForward args = shape;
@@ -75,19 +95,8 @@ void SpecBuilder::attention_gradient(const AttentionLayer& layer, Slice dout, Sl
   const int64_t v_offset = k_offset + kv_heads() * head_dim();
   const int64_t elem_bytes = size_of(options_.dtype);
   const Slice workspace = attention_workspace_;
-  const kernels::AttentionBackward shape{.batch = options_.batch,
-                                         .tokens = options_.tokens,
-                                         .heads = heads(),
-                                         .kv_heads = kv_heads(),
-                                         .head_dim = head_dim(),
-                                         .q_stride = qkv_width(),
-                                         .kv_stride = qkv_width(),
-                                         .out_stride = attention_width(),
-                                         .dq_stride = qkv_width(),
-                                         .dkv_stride = qkv_width(),
-                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_dim())),
-                                         .dtype = options_.dtype,
-                                         .window = window(layer)};
+  kernels::AttentionBackward shape = attention_gradient_shape(layer, qkv_width());
+  shape.dkv_stride = qkv_width();
   work("attention_gradient", kernels::attention_backward_cost(shape),
        with(with({dout, qkv, out, lse}, document_begins_), numbers), {dqkv, workspace}, {.rule = Rule::sequences},
        [=, begins = document_begins_](LaunchContext& c) {

@@ -62,13 +62,9 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
   spec_.loss = loss_.buffer;
   norm_workspace_ = scratch("norm.workspace",
                             bytes_of(kernels::layer_norm_backward_workspace_elems(rows(), options.width), DType::f32));
-  const kernels::AttentionBackward shape{.batch = options.batch,
-                                         .tokens = options.tokens,
-                                         .heads = heads(),
-                                         .kv_heads = kv_heads(),
-                                         .head_dim = head_dim()};
   attention_workspace_ =
-      scratch("attention.workspace", bytes_of(kernels::attention_backward_workspace_elems(shape), DType::f32));
+      scratch("attention.workspace",
+              bytes_of(kernels::attention_backward_workspace_elems(attention_gradient_shape({}, 0)), DType::f32));
 }
 
 Slice SpecBuilder::kept(const std::string& name, int64_t size_bytes) {

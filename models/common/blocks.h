@@ -235,6 +235,9 @@ class SpecBuilder final : public Ops {
   }
   int64_t head_dim() const { return options_.size_of_head(); }
   int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * head_dim(); }
+  /// Without pointers; `kv_stride` in elements.
+  kernels::AttentionForward attention_shape(const AttentionLayer& layer, int64_t kv_stride) const;
+  kernels::AttentionBackward attention_gradient_shape(const AttentionLayer& layer, int64_t kv_stride) const;
   Slice attention_workspace() const { return attention_workspace_; }
   /// int32 [batch, tokens]; empty without documents.
   Slice document_begins() const { return document_begins_; }

@@ -20,43 +20,12 @@ ContextChunks of_rank(ContextChunks chunks, int rank) {
   return chunks;
 }
 
-/// Of this rank's queries and the keys that it has in a step.
-kernels::AttentionForward forward_shape(const SpecBuilder& b, const AttentionLayer& layer, int step,
-                                        int64_t kv_stride) {
-  const ModelOptions& o = b.options();
-  const ContextChunks chunks = o.chunks();
-  return {.batch = o.batch,
-          .tokens = o.tokens,
-          .heads = b.heads(),
-          .kv_heads = b.kv_heads(),
-          .head_dim = b.head_dim(),
-          .q_stride = b.qkv_width(),
-          .kv_stride = kv_stride,
-          .out_stride = b.attention_width(),
-          .scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim())),
-          .dtype = o.dtype,
-          .window = b.window(layer),
-          .queries = chunks,
-          .keys = of_rank(chunks, chunks.owner(step))};
-}
-
-kernels::AttentionBackward backward_shape(const SpecBuilder& b, const AttentionLayer& layer, int step,
-                                          int64_t kv_stride) {
-  const kernels::AttentionForward f = forward_shape(b, layer, step, kv_stride);
-  return {.batch = f.batch,
-          .tokens = f.tokens,
-          .heads = f.heads,
-          .kv_heads = f.kv_heads,
-          .head_dim = f.head_dim,
-          .q_stride = f.q_stride,
-          .kv_stride = f.kv_stride,
-          .out_stride = f.out_stride,
-          .dq_stride = b.qkv_width(),
-          .scale = f.scale,
-          .dtype = f.dtype,
-          .window = f.window,
-          .queries = f.queries,
-          .keys = f.keys};
+/// `shape` of this rank's queries and the keys that it has in a step.
+template <typename Shape>
+Shape in_step(Shape shape, const ContextChunks& chunks, int step) {
+  shape.queries = chunks;
+  shape.keys = of_rank(chunks, chunks.owner(step));
+  return shape;
 }
 
 /// The block of a step on the rank with most pairs, with the operations of the mean over ranks: plans are equal on all
@@ -147,7 +116,7 @@ void Ring::block(const AttentionLayer& layer, double dropout_rate, int step, Sli
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, false));
   const int64_t rows = b_.rows() * b_.heads(), elem_bytes = size_of(b_.options().dtype), elems = rows * b_.head_dim();
   const Slice carried = carried_;
-  const kernels::AttentionBlockForward shape{.all = forward_shape(b_, layer, step, kv.stride),
+  const kernels::AttentionBlockForward shape{.all = in_step(b_.attention_shape(layer, kv.stride), chunks_, step),
                                              .block = chunks_.block(chunks_.owner(step)),
                                              .carried = {},
                                              .first = first,
@@ -207,10 +176,11 @@ void Ring::block_gradient(const AttentionLayer& layer, int step, Slice dout, Sli
   const KeysAt kv = keys_at(b_, step, qkv, keys(step, true));
   const int64_t elem_bytes = size_of(b_.options().dtype);
   const Slice dq_sum = this->dq_sum(), workspace = b_.attention_workspace();
-  const kernels::AttentionBlockBackward shape{.all = backward_shape(b_, layer, step, kv.stride),
-                                              .block = chunks_.block(chunks_.owner(step)),
-                                              .first = false,
-                                              .last = last};
+  const kernels::AttentionBlockBackward shape{
+      .all = in_step(b_.attention_gradient_shape(layer, kv.stride), chunks_, step),
+      .block = chunks_.block(chunks_.owner(step)),
+      .first = false,
+      .last = last};
   const Cost cost = cost_of_step(shape, step, kernels::attention_block_backward_cost);
   const Slice begins = b_.document_begins();
   const double dropout_rate = b_.options().dropout.attention;

@@ -12,11 +12,11 @@ class Attention final : public Layer {
       : b_(builder), layer_(layer), window_(kind.window), rotary_(kind.rotary) {
     const ModelOptions& o = b_.options();
     const int64_t D = o.width, q = o.heads * b_.head_dim(), kv = o.kv_heads * b_.head_dim();
-    if (b_.shares_kv()) {
-      declare_shared(kind.qkv, prefix, q, kv);
-    } else {
-      qkv_ = projection_ = declare_split_output(b_, prefix, layer, kind.qkv, D, {q, kv, kv});
-    }
+    const std::vector<std::string>& names = kind.qkv.names;
+    std::vector<Outputs> products{{names, {q, kv, kv}}};
+    if (b_.shares_kv()) products = {{{names[0]}, {q}}, {{names[1], names[2]}, {kv, kv}, true}};
+    const std::vector<Linear> declared = declare_split_outputs(b_, prefix, layer, kind.qkv, D, products);
+    qkv_ = projection_ = declared.front();
     if (!kind.head_norms.empty()) {
       const auto head_norm = [&](size_t i) {
         return b_.parameter(prefix + kind.head_norms[i] + ".weight", {b_.head_dim()}, layer, {Init::Kind::ones, 0});
@@ -26,6 +26,7 @@ class Attention final : public Layer {
     }
     out_ = declare_split_input(b_, prefix, layer, kind.out, q, D);
     if (!b_.shares_kv()) return;
+    kv_ = declared.back();
     projection_ = b_.joined_qkv(qkv_, kv_);
     kv_partial_ = b_.kv_partial(kv_);
   }
@@ -115,19 +116,6 @@ class Attention final : public Layer {
   Linear* last_product() override { return &out_; }
 
  private:
-  /// With SpecBuilder::shares_kv(): the rank's part of q, and all k and v.
-  void declare_shared(const Weights& weights, const std::string& prefix, int64_t q, int64_t kv) {
-    const int64_t D = b_.options().width;
-    Weights of_q = weights, of_kv = weights;
-    of_q.names = {weights.names[0]};
-    of_kv.names = {weights.names[1], weights.names[2]};
-    qkv_ = {.weight = declare_outputs(b_, prefix, layer_, of_q, {q}, D), .in = D, .out = b_.attention_width()};
-    kv_ = {.weight = declare_outputs(b_, prefix, layer_, of_kv, {kv, kv}, D, true), .in = D, .out = 2 * kv};
-    if (!weights.bias) return;
-    qkv_.bias = declare_outputs(b_, prefix, layer_, of_q, {q}, 0);
-    kv_.bias = declare_outputs(b_, prefix, layer_, of_kv, {kv, kv}, 0, true);
-  }
-
   SpecBuilder& b_;
   int layer_;
   int64_t window_;

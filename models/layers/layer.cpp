@@ -16,31 +16,32 @@ Norm declare_norm(SpecBuilder& b, const std::string& prefix, int layer, const No
   return n;
 }
 
-uint32_t declare_outputs(SpecBuilder& b, const std::string& prefix, int layer, const Weights& weights,
-                         const std::vector<int64_t>& parts, int64_t in, bool whole) {
-  const bool matrix = in > 0, one = weights.names.size() == 1;
-  std::vector<NamedTensor> tensors;
-  int64_t begin_elems = 0;
-  for (size_t i = 0; i < weights.names.size(); ++i) {
-    const int64_t out = one ? std::accumulate(parts.begin(), parts.end(), int64_t{0}) : parts[i];
-    NamedTensor tensor{.name = prefix + weights.names[i] + (matrix ? ".weight" : ".bias"),
-                       .shape = matrix ? std::vector{out, in} : std::vector{out},
-                       .begin_elems = begin_elems,
-                       .transposed_on_disk = matrix && weights.transposed};
-    if (!whole) tensor = b.held(std::move(tensor), 0, one ? static_cast<int>(parts.size()) : 1);
-    begin_elems += tensor.elems();
-    tensors.push_back(std::move(tensor));
+std::vector<Linear> declare_split_outputs(SpecBuilder& b, const std::string& prefix, int layer, const Weights& weights,
+                                          int64_t in, const std::vector<Outputs>& products) {
+  std::vector<Linear> all;
+  const auto declare = [&](const Outputs& of, bool matrix) {
+    const bool one = of.names.size() == 1;
+    std::vector<NamedTensor> tensors;
+    int64_t begin_elems = 0;
+    for (size_t i = 0; i < of.names.size(); ++i) {
+      const int64_t out = one ? std::accumulate(of.sizes.begin(), of.sizes.end(), int64_t{0}) : of.sizes[i];
+      NamedTensor tensor{.name = prefix + of.names[i] + (matrix ? ".weight" : ".bias"),
+                         .shape = matrix ? std::vector{out, in} : std::vector{out},
+                         .begin_elems = begin_elems,
+                         .transposed_on_disk = matrix && weights.transposed};
+      if (!of.whole) tensor = b.held(std::move(tensor), 0, one ? static_cast<int>(of.sizes.size()) : 1);
+      begin_elems += tensor.elems();
+      tensors.push_back(std::move(tensor));
+    }
+    return b.parameter(
+        {.tensors = std::move(tensors), .layer = layer, .init = matrix ? weights.init : Init{}, .decay = matrix});
+  };
+  for (const Outputs& of : products) {
+    all.push_back({.weight = declare(of, true), .in = in});
+    all.back().out = b.spec().parameters.back().elems / in;
   }
-  return b.parameter(
-      {.tensors = std::move(tensors), .layer = layer, .init = matrix ? weights.init : Init{}, .decay = matrix});
-}
-
-Linear declare_split_output(SpecBuilder& b, const std::string& prefix, int layer, const Weights& weights, int64_t in,
-                            const std::vector<int64_t>& parts) {
-  Linear w{.weight = declare_outputs(b, prefix, layer, weights, parts, in), .in = in};
-  if (weights.bias) w.bias = declare_outputs(b, prefix, layer, weights, parts, 0);
-  w.out = std::accumulate(parts.begin(), parts.end(), int64_t{0}) / b.options().tensor;
-  return w;
+  for (size_t i = 0; i < products.size() && weights.bias; ++i) all[i].bias = declare(products[i], false);
+  return all;
 }
 
 Linear declare_split_input(SpecBuilder& b, const std::string& prefix, int layer, const Weights& weights, int64_t in,

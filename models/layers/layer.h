@@ -62,13 +62,16 @@ struct Weights {
   bool transposed = false;  // stored as [in, out]
   Init init = {Init::Kind::normal, 0.02f};
 };
-/// Declares the weights `suffix` of a product that splits its output over the ranks: parts of these sizes, side by
-/// side, each of which a rank holds its share of, or `whole`. With `in` = 0, a bias.
-uint32_t declare_outputs(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
-                         const std::vector<int64_t>& parts, int64_t in, bool whole = false);
-/// The same with their biases: a product.
-Linear declare_split_output(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
-                            int64_t in, const std::vector<int64_t>& parts);
+/// Outputs of a product, side by side: of these sizes, under one name or one each. A rank holds its share of each part,
+/// or `whole` parts.
+struct Outputs {
+  std::vector<std::string> names;
+  std::vector<int64_t> sizes;
+  bool whole = false;
+};
+/// Products of one input that split their outputs over the ranks: the weights of all, then their biases.
+std::vector<Linear> declare_split_outputs(SpecBuilder& builder, const std::string& prefix, int layer,
+                                          const Weights& weights, int64_t in, const std::vector<Outputs>& products);
 /// A product that splits its input over the ranks, whose outputs they sum.
 Linear declare_split_input(SpecBuilder& builder, const std::string& prefix, int layer, const Weights& weights,
                            int64_t in, int64_t out);

@@ -11,7 +11,8 @@ class Mlp final : public Layer {
   Mlp(SpecBuilder& builder, const MlpKind& kind, bool gated, const std::string& prefix, int layer)
       : b_(builder), layer_(layer), gated_(gated) {
     const int64_t D = b_.options().width, F = b_.options().ffn_width;
-    up_ = declare_split_output(b_, prefix, layer, kind.up, D, gated ? std::vector{F, F} : std::vector{F});
+    const auto sizes = gated ? std::vector{F, F} : std::vector{F};
+    up_ = declare_split_outputs(b_, prefix, layer, kind.up, D, {{kind.up.names, sizes}})[0];
     down_ = declare_split_input(b_, prefix, layer, kind.down, F, D);
     // The work that writes d_up forms the gradient of the bias where it sees all rows, and where weight gradients are
     // not delayed.
