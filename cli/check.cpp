@@ -45,7 +45,8 @@ int check(const CheckFlags& options) {
 
 void add_check(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<CheckFlags>();
-  CLI::App* command = app.add_subcommand("check", "prove the plan: no deadlock, no hazard, fits in memory");
+  CLI::App* command =
+      app.add_subcommand("check", "prove the plan: no deadlock, no hazard, complete sums, fits in memory");
   add_plan_flags(command, *options);
   CLI::Option* waits = command
                            ->add_option("--waits", options->waits,

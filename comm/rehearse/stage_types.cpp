@@ -8,29 +8,11 @@
 #include "engine/plan/saved_state.h"
 
 namespace slipstream::comm {
-uint8_t StageTypes::bits_of(Axis axis) {
-  switch (axis) {
-    case Axis::data:
-      return 1;
-    case Axis::context:
-      return 2;
-    case Axis::data_inner:
-      return 4;
-    case Axis::data_outer:
-      return 8;
-    case Axis::replica:
-    case Axis::world:
-      return 15;
-    default:
-      return 0;
-  }
-}
-
 StageTypes::StageTypes(const Job& job, const PlanRow& row, Shared& shared)
     : job_(job),
-      row_(row),
       plan_(row.plan),
-      is_swapped_(row.cadence.at > 0),
+      kind_(row.kind),
+      is_swapped_(row.cadence.at % 2 == 1),
       shared_(shared),
       value_of_(job.buffers.size(), -1),
       gradient_of_(job.buffers.size(), -1),
@@ -47,7 +29,7 @@ StageTypes::StageTypes(const Job& job, const PlanRow& row, Shared& shared)
 void StageTypes::refuse(const std::string& tensor, const std::string& axis, const std::string& fault) const {
   std::string item = at_ < plan_.order.size() ? plan_[plan_.order[at_]].name : "the end of the plan";
   if (work_) item += ":" + work_->name;
-  throw Refused{{name_of(row_.kind), item, job_.stage(), tensor, axis, fault}};
+  throw Refused{{plan_.kind, item, job_.stage(), tensor, axis, fault}};
 }
 
 void StageTypes::refuse_meeting() const {
@@ -62,28 +44,43 @@ std::string StageTypes::tensor_at(int64_t flat_elem) const {
   return part == parts.end() ? "nothing" : job_.model.parameters[part->part.parameter].name();
 }
 
-bool StageTypes::is_summed(const Type& type, Axis axis) const {
-  return size_of_axis(axis) == 1 || (type.summed & bits_of(axis)) == bits_of(axis);
+/// Have groups of both axes more than a rank in common?
+bool StageTypes::meet_twice(Axis a, Axis b) {
+  const auto [found, is_new] = meet_twice_.try_emplace(std::minmax(a, b), false);
+  if (!is_new) return found->second;
+  const std::vector<int> one = job_.mesh.group(a, job_.options.rank), other = job_.mesh.group(b, job_.options.rank);
+  const auto common = std::count_if(
+      one.begin(), one.end(), [&](int rank) { return std::find(other.begin(), other.end(), rank) != other.end(); });
+  return found->second = common > 1;
 }
 
-bool StageTypes::is_complete_over_replicas(const Type& type) const {
-  return size_of_axis(Axis::replica) == 1 || (is_summed(type, Axis::data) && is_summed(type, Axis::context)) ||
-         (is_summed(type, Axis::data_inner) && is_summed(type, Axis::data_outer));
+/// The axes that a sum went over have no two ranks in common, so the number of its terms is their product.
+bool StageTypes::is_complete(const Type& type, Axis over) const {
+  int64_t terms = 1;
+  for (size_t a = 0; a < kAxes; ++a)
+    if ((type.summed >> a & 1) != 0) terms *= size_of_axis(static_cast<Axis>(a));
+  return terms == size_of_axis(over);
 }
 
-/// "data_inner but not over data_outer".
-std::string StageTypes::missing_axes(const Type& type) const {
-  const bool groups = (type.summed & (bits_of(Axis::data_inner) | bits_of(Axis::data_outer))) != 0 &&
-                      (type.summed & bits_of(Axis::replica)) != bits_of(Axis::replica);
-  const std::pair<Axis, Axis> axes =
-      groups ? std::pair{Axis::data_inner, Axis::data_outer} : std::pair{Axis::data, Axis::context};
-  const bool first = is_summed(type, axes.first), second = is_summed(type, axes.second);
-  if (!first && !second) return fmt::format("nothing, and not over {}", name_of(Axis::replica));
-  return first ? fmt::format("{} but not over {}", name_of(axes.first), name_of(axes.second))
-               : fmt::format("{} but not over {}", name_of(axes.second), name_of(axes.first));
+/// "summed over data_inner but not over data_outer".
+std::string StageTypes::sum_text(const Type& type) {
+  std::string over, missing = name_of(kTokenRanks);
+  for (size_t a = 0; a < kAxes; ++a)
+    if ((type.summed >> a & 1) != 0)
+      over += fmt::format("{}{}", over.empty() ? "" : " and ", name_of(static_cast<Axis>(a)));
+  if (is_complete(type, kTokenRanks)) return over.empty() ? "on one rank" : "summed over " + over;
+  if (over.empty()) return "not summed over " + missing;
+  for (size_t a = 0; a < kAxes; ++a) {
+    const auto axis = static_cast<Axis>(a);
+    bool is_rest = size_of_axis(axis) > 1 && Mesh::contains(kTokenRanks, axis);
+    for (size_t b = 0; b < kAxes; ++b)
+      if ((type.summed >> b & 1) != 0) is_rest = is_rest && !meet_twice(axis, static_cast<Axis>(b));
+    if (is_rest) missing = name_of(axis);
+  }
+  return fmt::format("summed over {} but not over {}", over, missing);
 }
 
-std::string StageTypes::words(const Type& type) const {
+std::string StageTypes::words(const Type& type) {
   static constexpr const char* kKinds[] = {
       "nothing",         "the batch",  "zeros",       "any value",    "weights",
       "optimizer state", "a gradient", "activations", "derivatives",  "statistics of losses",
@@ -99,12 +96,7 @@ std::string StageTypes::words(const Type& type) const {
   share(type.tensor, "tensor");
   share(type.context, "context");
   if (type.micro_batch >= 0) text += fmt::format(", of micro-batch {}", type.micro_batch);
-  if (type.kind == Kind::gradient || type.kind == Kind::losses) {
-    if (!is_complete_over_replicas(type))
-      text += ", summed over " + missing_axes(type);
-    else if (size_of_axis(Axis::replica) > 1)
-      text += ", summed over all replicas";
-  }
+  if (type.kind == Kind::gradient || type.kind == Kind::losses) text += ", " + sum_text(type);
   if (type.shard != Axis::self) text += fmt::format(", one part over {}", name_of(type.shard));
   if (type.version != 0) text += ", of the next step";
   return text;
@@ -125,10 +117,11 @@ Slice StageTypes::next(const Slice& slice) const {
 }
 
 void StageTypes::begin() {
-  const bool primes = row_.kind == PlanKind::prime;
+  const bool primes = kind_ == PlanKind::prime;
   for (size_t b = 0; b < job_.storage.size(); ++b) {
     const BucketStorage& storage = job_.storage[b];
-    const Axis shard = job_.placement_of(b).sharded_over;
+    const Placement& placement = job_.placement_of(b);
+    const Axis shard = placement.sharded_over;
     const auto type = [&](Kind kind, Axis axis, int64_t first, DType dtype) {
       return Type{.kind = kind, .shard = axis, .first = first, .elem_bytes = static_cast<int8_t>(size_of(dtype))};
     };
@@ -137,12 +130,12 @@ void StageTypes::begin() {
     const std::vector<OptimizerState>& kinds = job_.group_of(b).optimizer->states;
     for (size_t s = 0; s < storage.states.size(); ++s)
       map_.write(storage.states[s], type(Kind::state, shard, first, kinds[s].dtype));
-    if (job_.placement_of(b).gathers_encoded())
+    if (placement.gathers_encoded())
       wires_[{storage.working.buffer, storage.working.begin_bytes}] = {
           {0, storage.shard_elems, type(Kind::weight, shard, first, DType::f32)}};
     else
       map_.write(swapped(storage.working), type(Kind::weight, shard, first, job_.model.dtype));
-    if (storage.values.size_bytes > 0 && !(primes && job_.placement_of(b).gathers_encoded()))
+    if (storage.values.size_bytes > 0 && !(primes && placement.gathers_encoded()))
       map_.write(swapped(storage.values),
                  type(Kind::weight, Axis::self, job_.layout.buckets[b].offset_elems, job_.model.dtype));
     for (const Slice& residual : {storage.residual, storage.sum_residual}) {
@@ -153,8 +146,9 @@ void StageTypes::begin() {
     }
     // What a checkpoint calls a copy must be one: masters are equal wherever gradients are complete and shards the
     // same.
-    if (int64_t{size_of_axis(shard)} * size_of_axis(job_.placement_of(b).copied_over) != size_of_axis(Axis::replica))
-      refuse(tensor_at(first), name_of(job_.placement_of(b).copied_over),
+    if (int64_t{size_of_axis(shard)} * size_of_axis(placement.copied_over) != size_of_axis(placement.sums_over) ||
+        meet_twice(shard, placement.copied_over))
+      refuse(tensor_at(first), name_of(placement.copied_over),
              "would be saved once for the ranks of this axis, which hold different parts");
   }
   map_.write(job_.buffers.whole(job_.ids.scalars_next), Type{.kind = Kind::scalar});
@@ -199,10 +193,10 @@ void StageTypes::require_values(const Runs& runs, const Slice& slice, int64_t fi
     if (run.begin > end) break;
     end = run.end;
     if ((type.kind != Kind::weight && type.kind != Kind::state) || type.version != version)
-      refuse(tensor_at(type.first), name_of(job_.groups.front().placement.reduces_over()),
+      refuse(tensor_at(type.first), name_of(kTokenRanks),
              fmt::format("of {} is not that of {} step: {}", name, version > 0 ? "the next" : "this", words(type)));
     if (const int64_t at = first + run.begin / type.elem_bytes; type.first != at)
-      refuse(tensor_at(at), name_of(job_.groups.front().placement.reduces_over()),
+      refuse(tensor_at(at), name_of(kTokenRanks),
              fmt::format("of {} has the elements of {}", name, tensor_at(type.first)));
   }
   if (end < slice.size_bytes) refuse(buffer_name(slice), "", fmt::format("is not written, although it holds {}", name));
@@ -210,7 +204,7 @@ void StageTypes::require_values(const Runs& runs, const Slice& slice, int64_t fi
 
 void StageTypes::end() {
   if (!is_done()) refuse("a value", name_of(Axis::pipeline), "never arrives from another stage");
-  const bool trains = row_.kind == PlanKind::train;
+  const bool trains = kind_ == PlanKind::train;
   const int32_t version = trains ? 1 : 0;
   for (size_t b = 0; b < job_.storage.size(); ++b) {
     const BucketStorage& storage = job_.storage[b];
@@ -225,8 +219,7 @@ void StageTypes::end() {
       require(left(storage.working), first, "the rounded weights");
     else if (const Runs& sent = wires_[{storage.working.buffer, storage.working.begin_bytes}];
              sent.empty() || sent[0].type.version != version || sent[0].type.first != first)
-      refuse(tensor_at(first), name_of(job_.groups.front().placement.reduces_over()),
-             "is not encoded for the next step");
+      refuse(tensor_at(first), name_of(kTokenRanks), "is not encoded for the next step");
     if (storage.values.size_bytes == 0) continue;
     const Slice values = left(storage.values);
     require(values, job_.layout.buckets[b].offset_elems, "the weights");
@@ -236,7 +229,7 @@ void StageTypes::end() {
         refuse(tensor_at(run.type.first), name_of(run.type.shard),
                "of the weights is a part that no gather has joined with the others");
   }
-  if (row_.kind != PlanKind::evaluate) return;
+  if (kind_ != PlanKind::evaluate) return;
   for (const Chunk& chunk : job_.chunks)
     for (uint32_t piece : chunk.evaluate)
       for (const Work& work : job_.model.pieces[piece].works)
@@ -299,7 +292,7 @@ ReductionReport find_incomplete(std::span<const Job* const> stages) {
   ReductionReport report;
   const Job& first = *stages[0];
   shared.tokens =
-      first.model.batch * first.model.tokens * first.mesh.group_size(Axis::replica) * first.buffers.micro_batches;
+      first.model.batch * first.model.tokens * first.mesh.group_size(kTokenRanks) * first.buffers.micro_batches;
   for (const Job* job : stages) {
     collect_uses(*job, shared);
     report.parameters += std::ssize(job->model.parameters);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,9 @@ struct Shared {
   };
   std::map<std::pair<Role, std::pair<int, int>>, std::deque<Sent>> sent;
 };
+
+/// The ranks that have other tokens. The sum of their terms belongs to the batch of a step.
+constexpr Axis kTokenRanks = Axis::replica;
 
 class StageTypes {
  public:
@@ -68,13 +72,14 @@ class StageTypes {
   Runs padding_of(const BucketStorage& storage) const;
   int size_of_axis(Axis axis) const { return job_.mesh.group_size(axis); }
   int index_on(Axis axis) const { return job_.mesh.index_in_group(axis, job_.options.rank); }
-  bool is_summed(const Type& type, Axis axis) const;
-  static uint8_t bits_of(Axis axis);  // in Type::summed
-  bool is_complete_over_replicas(const Type& type) const;
-  std::string missing_axes(const Type& type) const;
+
+  static uint16_t bit_of(Axis axis) { return static_cast<uint16_t>(1 << static_cast<int>(axis)); }  // in Type::summed
+  bool meet_twice(Axis a, Axis b);
+  bool is_complete(const Type& type, Axis over) const;
+  std::string sum_text(const Type& type);
   Share partial(Axis axis) const { return {.terms = static_cast<int16_t>(size_of_axis(axis) > 1 ? 1 : 0)}; }
   Share part(Axis axis, Dim dim) const { return {.dim = size_of_axis(axis) > 1 ? dim : Dim::whole}; }
-  std::string words(const Type& type) const;
+  std::string words(const Type& type);
   Slice swapped(Slice slice) const;
   Slice next(const Slice& slice) const;
   void item();
@@ -113,7 +118,8 @@ class StageTypes {
   Runs summed(Runs runs, Axis axis);
   Type summed(Type type, Axis axis);
   Runs own_part(const Runs& runs, Axis axis, int64_t elems);
-  Runs all_parts(const Runs& runs, Axis axis, int64_t elems, bool nested = false);
+  Type gathered(Type type, Axis axis, bool nested);
+  Runs all_parts(const Runs& runs, Axis axis, int64_t elems);
   Runs added(const std::vector<Runs>& lists);
   Type sum(const Type& a, const Type& b);
   void encode(const Task& task);
@@ -121,6 +127,8 @@ class StageTypes {
   void sum_parts(const Task& task);
   void send(const Task& task);
   bool recv(const Task& task);
+
+  // update_rules.cpp
   void require_complete(size_t bucket);
   void sum_squares(const Item& item);
   void clip(const Item& item);
@@ -130,8 +138,8 @@ class StageTypes {
   void require_values(const Runs& runs, const Slice& slice, int64_t first, int32_t version, const char* name);
 
   const Job& job_;
-  const PlanRow& row_;
   const Plan& plan_;
+  PlanKind kind_;
   bool is_swapped_;  // the copies of the weights are exchanged
   Shared& shared_;
   TypeMap map_;
@@ -145,7 +153,8 @@ class StageTypes {
   const Task* meeting_ = nullptr;
   Runs offered_;
   const Work* work_ = nullptr;  // for messages
-  std::map<std::pair<Axis, bool>, bool> counted_once_;
+  std::set<std::tuple<Axis, int16_t, bool>> counted_once_;
+  std::map<std::pair<Axis, Axis>, bool> meet_twice_;
 };
 
 }  // namespace slipstream::comm

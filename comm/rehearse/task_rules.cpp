@@ -6,7 +6,6 @@
 
 #include "comm/rehearse/stage_types.h"
 #include "engine/base/format.h"
-#include "engine/plan/update_shards.h"
 
 namespace slipstream::comm {
 namespace {
@@ -35,46 +34,43 @@ bool has_place(const Runs& runs) {
 }  // namespace
 
 Type StageTypes::summed(Type type, Axis axis) {
-  const std::string name = type.first >= 0 ? tensor_at(type.first) : words(type);
+  const auto name = [&] { return type.first >= 0 ? tensor_at(type.first) : words(type); };
   const auto twice = [&](Axis over) {
     refuse(
-        name, name_of(over),
+        name(), name_of(over),
         fmt::format("is already complete over {}: its terms would count {} times", name_of(over), size_of_axis(over)));
   };
-  if (type.kind != Kind::squares && type.kind != Kind::zero &&
-      (axis == Axis::tensor || (axis == Axis::world && size_of_axis(Axis::tensor) > 1))) {
+  if (type.kind == Kind::zero) return type;
+  if (type.kind == Kind::squares) {
+    if (type.summed != 0) twice(axis);
+    require_counted_once(type, axis);
+    type.summed = bit_of(axis);
+    return type;
+  }
+  if (Mesh::contains(axis, Axis::tensor) && size_of_axis(Axis::tensor) > 1) {
     if (type.tensor.dim != Dim::whole)
-      refuse(name, name_of(Axis::tensor), fmt::format("is summed over parts: {}", words(type)));
+      refuse(name(), name_of(Axis::tensor), fmt::format("is summed over parts: {}", words(type)));
     if (type.tensor.is_complete()) twice(Axis::tensor);
     type.tensor = {};
     if (axis == Axis::tensor) return type;
   }
-  switch (type.kind) {
-    case Kind::zero:
-      return type;
-    case Kind::squares:
-      if (type.summed != 0) twice(axis);
-      require_counted_once(type, axis);
-      type.summed = bits_of(Axis::replica);
-      return type;
-    case Kind::gradient:
-    case Kind::losses:
-      break;
-    default:
-      refuse(name, name_of(axis),
-             fmt::format("are {}, of which the ranks of {} have different rows", words(type), name_of(axis)));
-  }
-  if (type.kind == Kind::gradient && axis == Axis::world && size_of_axis(Axis::pipeline) > 1)
-    refuse(name, name_of(axis), "is summed over stages that have other tensors");
-  if (size_of_axis(axis) == 1 || (axis == Axis::world && size_of_axis(Axis::replica) == 1)) return type;
-  if (type.sender_axis != Axis::self) refuse(name, name_of(axis), "is a single rank's addend, which no sum has joined");
-  if (bits_of(axis) == 0) refuse(name, name_of(axis), "has no terms on the ranks of this axis");
-  if ((bits_of(axis) & type.summed) != 0 || is_complete_over_replicas(type)) twice(axis);
-  const uint8_t groups = bits_of(Axis::data_inner) | bits_of(Axis::data_outer);
-  if (type.summed != 0 && ((type.summed & groups) == 0) != ((bits_of(axis) & groups) == 0))
-    refuse(name, name_of(axis), fmt::format("is summed over {}, whose ranks are among these", missing_axes(type)));
-  type.summed |= bits_of(axis);
-  if (is_complete_over_replicas(type)) type.summed = bits_of(Axis::replica);
+  if (type.kind != Kind::gradient && type.kind != Kind::losses)
+    refuse(name(), name_of(axis),
+           fmt::format("are {}, of which the ranks of {} have different rows", words(type), name_of(axis)));
+  if (type.kind == Kind::gradient && size_of_axis(Axis::pipeline) > 1 && Mesh::contains(axis, Axis::pipeline))
+    refuse(name(), name_of(axis), "is summed over stages that have other tensors");
+  if (type.sender_axis != Axis::self)
+    refuse(name(), name_of(axis), "is a single rank's addend, which no sum has joined");
+  const Axis terms = Mesh::contains(axis, kTokenRanks) ? kTokenRanks : axis;
+  if (size_of_axis(terms) == 1) return type;
+  if (!Mesh::contains(kTokenRanks, terms)) refuse(name(), name_of(axis), "has no terms on the ranks of this axis");
+  if (is_complete(type, kTokenRanks)) twice(axis);
+  for (size_t a = 0; a < kAxes; ++a)
+    if ((type.summed >> a & 1) != 0 && meet_twice(terms, static_cast<Axis>(a)))
+      refuse(name(), name_of(axis),
+             fmt::format("is {}: terms would count twice over {}", sum_text(type), name_of(axis)));
+  type.summed |= bit_of(terms);
+  if (is_complete(type, kTokenRanks)) type.summed = bit_of(kTokenRanks);
   return type;
 }
 
@@ -99,20 +95,24 @@ Runs StageTypes::own_part(const Runs& runs, Axis axis, int64_t elems) {
   return part;
 }
 
-/// `nested`: a sum over groups of shards gathers parts of a part.
-Runs StageTypes::all_parts(const Runs& runs, Axis axis, int64_t elems, bool nested) {
+/// A part that a gather joins with the others. `nested`: it is a part of one part.
+Type StageTypes::gathered(Type type, Axis axis, bool nested) {
+  if (type.shard != axis && !nested)
+    refuse(tensor_at(type.first), name_of(axis),
+           fmt::format("is gathered from ranks that do not hold its parts: {}", words(type)));
+  if (type.kind == Kind::gradient && (type.summed & (bit_of(axis) | bit_of(kTokenRanks))) == 0)
+    refuse(tensor_at(type.first), name_of(axis), fmt::format("is gathered before its sum: {}", sum_text(type)));
+  if (type.shard == axis) type.shard = Axis::self;
+  return type;
+}
+
+Runs StageTypes::all_parts(const Runs& runs, Axis axis, int64_t elems) {
   Runs all;
   for (int rank = 0; rank < size_of_axis(axis); ++rank)
     for (Run run : runs) {
-      if (run.type.shard != axis && !nested)
-        refuse(tensor_at(run.type.first), name_of(axis),
-               fmt::format("is gathered from ranks that do not hold its parts: {}", words(run.type)));
-      if (run.type.kind == Kind::gradient && !is_summed(run.type, axis))
-        refuse(tensor_at(run.type.first), name_of(axis),
-               fmt::format("is gathered before its sum: summed over {}", missing_axes(run.type)));
+      run.type = gathered(run.type, axis, false);
       run.begin += rank * elems, run.end += rank * elems;
       run.type.first += (rank - index_on(axis)) * elems;
-      if (run.type.shard == axis) run.type.shard = Axis::self;
       all.push_back(run);
     }
   return all;
@@ -131,7 +131,7 @@ Type StageTypes::sum(const Type& a, const Type& b) {
   if (a.first >= 0 && b.first >= 0 && a.first != b.first)
     refuse(name, "", fmt::format("is a sum of different elements, of {} and of {}", name, tensor_at(b.first)));
   if (a.summed != b.summed || a.sender_axis != b.sender_axis || a.sender != b.sender || a.shard != b.shard)
-    refuse(name, name_of(Axis::replica), fmt::format("is a sum of {} and {}", words(a), words(b)));
+    refuse(name, name_of(kTokenRanks), fmt::format("is a sum of {} and {}", words(a), words(b)));
   if (a.tensor != b.tensor)
     refuse(name, name_of(Axis::tensor), fmt::format("is a sum of {} and {}", words(a), words(b)));
   if (a.mean_over != b.mean_over)
@@ -343,21 +343,24 @@ void StageTypes::collective(const Task& task, Axis axis) {
       // Weights have the same types on all ranks; of sums, other ranks have other parts.
       const auto n = static_cast<size_t>(size_of_axis(axis));
       Parts sums = std::exchange(parts_[{from.buffer, from.begin_bytes}], {});
-      const int64_t elems = task.bucket < 0 ? 0 : job_.storage[static_cast<size_t>(task.bucket)].shard_elems;
+      const auto bucket = static_cast<size_t>(task.bucket);
+      const bool of_shards = axis == job_.placement_of(bucket).copied_over;
+
       if (sums.size() != n) sums = Parts(n, wire->second);
       for (size_t rank = 0; rank < n; ++rank) {
-        Runs& part = wires_[{to.buffer, to.begin_bytes + static_cast<int64_t>(rank) * part_bytes}];
-        part = all_parts(sums[rank], axis, 0, axis == Axis::data_outer);
-        part.resize(sums[rank].size());
-        for (Run& run : part)
-          if (run.type.kind == Kind::weight) run.type.first += (static_cast<int64_t>(rank) - index_on(axis)) * elems;
+        const int64_t further = static_cast<int64_t>(rank) - index_on(axis);
+        Runs& part = wires_[{to.buffer, to.begin_bytes + static_cast<int64_t>(rank) * part_bytes}] = sums[rank];
+        for (Run& run : part) {
+          run.type = gathered(run.type, axis, of_shards && run.type.kind == Kind::gradient);
+          if (run.type.kind == Kind::weight) run.type.first += further * job_.storage[bucket].shard_elems;
+        }
       }
     }
     return;
   }
   if (role == Role::scalars || role == Role::norm) {
     offered_ = summed(map_.read(from), axis);
-    if (size_of_axis(Axis::pipeline) > 1 && (axis == Axis::world || axis == Axis::pipeline))
+    if (size_of_axis(Axis::pipeline) > 1 && Mesh::contains(axis, Axis::pipeline))
       meeting_ = &task;
     else
       map_.write(to, offered_);
@@ -407,175 +410,6 @@ void StageTypes::meet(const std::vector<Runs>& offered) {
   ++tasks;
 }
 
-void StageTypes::require_complete(size_t bucket) {
-  const BucketStorage& storage = job_.storage[bucket];
-  const Bucket& b = job_.layout.buckets[bucket];
-  const Axis shard = job_.placement_of(bucket).sharded_over;
-  for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
-    const PlacedPart& placed = job_.layout.parts[p];
-    const ParameterSpec& parameter = job_.model.parameters[placed.part.parameter];
-    const std::string& name = parameter.name();
-    const int64_t begin = std::max(placed.offset_elems, storage.shard_offset_elems),
-                  end = std::min(placed.offset_elems + placed.part.elems,
-                                 storage.shard_offset_elems + storage.shard_elems);
-    if (begin >= end) continue;
-    const int64_t offset = begin - storage.shard_offset_elems;
-    int64_t covered = 0;
-    for (const Run& run :
-         map_.read({storage.gradient.buffer, storage.gradient.begin_bytes + 4 * offset, 4 * (end - begin)})) {
-      if (run.begin > covered) break;
-      covered = run.end;
-      const Type& type = run.type;
-      if (type.kind == Kind::any) continue;
-      if (type.kind != Kind::gradient) refuse(name, "", fmt::format("has {} for a gradient", words(type)));
-      if (type.first != begin + run.begin / 4)
-        refuse(name, "", fmt::format("has the gradient of {} for its own", tensor_at(type.first)));
-      Terms wanted;
-      for (const int32_t use : shared_.uses[name])
-        wanted.push_back({.use = use, .micro_batch = 0, .micro_batch_end = job_.buffers.micro_batches});
-      if (const Terms& found = shared_.pool[type.terms]; found != wanted) {
-        for (const Term& term : wanted) {
-          int32_t next = 0;
-          for (const Term& other : found)
-            if (other.use == term.use && other.is_whole() && other.micro_batch == next) next = other.micro_batch_end;
-          if (next == term.micro_batch_end) continue;
-          const bool none = std::none_of(found.begin(), found.end(), [&](const Term& t) { return t.use == term.use; });
-          if (none)
-            refuse(name, "",
-                   fmt::format("has a gradient without its use as {}", term.use == 0 ? "the output" : "the embedding"));
-          refuse(name, "", fmt::format("has a gradient without all rows of micro-batch {}", next));
-        }
-        refuse(name, "", "has a gradient of a use that the model does not declare");
-      }
-      if (type.sender_axis != Axis::self || !is_complete_over_replicas(type))
-        refuse(name, name_of(Axis::replica), fmt::format("has a gradient that is summed over {}", missing_axes(type)));
-      if (type.shard != shard)
-        refuse(name, name_of(shard),
-               fmt::format("has a gradient in parts over {} for one in parts over {}", name_of(type.shard),
-                           name_of(shard)));
-      const Split& split = parameter.tensors.front().split;
-      const Share held = split.parts == 1 ? Share{} : part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
-      if (type.tensor != held) refuse(name, name_of(Axis::tensor), fmt::format("has {} at its update", words(type)));
-      if (type.mean_over != shared_.tokens)
-        refuse(name, "",
-               fmt::format("has a gradient of a mean over {} tokens, but the step has {}", type.mean_over,
-                           shared_.tokens));
-    }
-    if (covered < 4 * (end - begin)) refuse(name, "", "has a gradient of which some elements were never written");
-  }
-}
-
-void StageTypes::sum_squares(const Item& item) {
-  const auto bucket = static_cast<size_t>(item.bucket);
-  require_complete(bucket);
-  const Bucket& b = job_.layout.buckets[bucket];
-  for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
-    const PlacedPart& placed = job_.layout.parts[p];
-    if (placed.norm_index < 0) continue;
-    map_.write({job_.ids.norm_parts, int64_t{placed.norm_index} * 8, 8},
-               Type{.kind = Kind::squares,
-                    .shard = job_.placement_of(bucket).sharded_over,
-                    .stage = static_cast<int16_t>(job_.stage()),
-                    .is_split = job_.model.parameters[placed.part.parameter].is_split()});
-  }
-}
-
-/// Of all ranks that a sum over `axis` adds: does one, and only one, count each part that this stage has?
-void StageTypes::require_counted_once(const Type& squares, Axis axis) {
-  const bool split = squares.is_split;
-  const auto [found, is_new] = counted_once_.try_emplace({axis, split}, true);
-  if (!is_new) return;
-  const auto parameter = std::find_if(job_.model.parameters.begin(), job_.model.parameters.end(),
-                                      [&](const ParameterSpec& each) { return each.is_split() == split; });
-  const auto index = static_cast<uint32_t>(parameter - job_.model.parameters.begin());
-  const ParameterGroup& group = *std::find_if(job_.groups.begin(), job_.groups.end(), [&](const ParameterGroup& each) {
-    return std::find(each.parameters.begin(), each.parameters.end(), index) != each.parameters.end();
-  });
-  std::map<std::pair<int, int>, int> counts;  // by shard and part over tensor ranks
-  for (int rank : job_.mesh.group(axis, job_.options.rank)) {
-    const Coordinates at = job_.mesh.coordinates(rank);
-    if (at.pipeline != job_.stage()) continue;
-    const std::pair key{job_.mesh.index_in_group(squares.shard, rank), split ? at.tensor : 0};
-    counts[key] += job_.counts_squares_of(group, *parameter, rank) ? 1 : 0;
-  }
-  const int parts = size_of_axis(squares.shard) * (split ? size_of_axis(Axis::tensor) : 1);
-  for (const auto& [part, times] : counts)
-    if (times != 1)
-      refuse(parameter->name(), name_of(axis),
-             fmt::format("is counted {} times in the norm, which is summed over {}", times, name_of(axis)));
-  if (std::ssize(counts) != parts)
-    refuse(
-        parameter->name(), name_of(axis),
-        fmt::format("has {} parts, of which the norm, summed over {}, counts {}", parts, name_of(axis), counts.size()));
-}
-
-void StageTypes::clip(const Item& item) {
-  const Slice squares = job_.buffers.whole(job_.ids.norm_sums);
-  int64_t covered = 0;
-  for (const Run& run : map_.read(squares)) {
-    if (run.begin > covered || run.type.kind != Kind::squares) break;
-    covered = run.end;
-    if (run.type.summed == 0) require_counted_once(run.type, Axis::self);
-  }
-  if (covered < squares.size_bytes) {
-    std::string name = fmt::format("part {} of the model", covered / 8);
-    for (const PlacedPart& placed : job_.layout.parts)
-      if (placed.norm_index == covered / 8) name = job_.model.parameters[placed.part.parameter].name();
-    refuse(name, name_of(job_.norm_axis()), "is missing in the norm");
-  }
-  if (job_.options.skips) require_losses(item.reads.at(1));
-  map_.write(item.writes[0], Type{.kind = Kind::scalar});
-  for (size_t i = 1; i < item.writes.size(); ++i) map_.write(item.writes[i], Type{.kind = Kind::clip_factor});
-}
-
-void StageTypes::update(const Item& item) {
-  const ParameterGroup& group = job_.groups[static_cast<size_t>(item.group)];
-  if (job_.options.clip && group.optimizer->start == UpdateStart::after_clip)
-    if (uniform(clip_factor_of(job_, group)).kind != Kind::clip_factor)
-      refuse(group.name, "", "is updated before the clip factor of this step is known");
-  for (size_t b = 0; b < job_.storage.size(); ++b) {
-    if (item.bucket >= 0 ? item.bucket != static_cast<int32_t>(b)
-                         : item.group != static_cast<int32_t>(job_.layout.buckets[b].group))
-      continue;
-    require_complete(b);
-    const BucketStorage& storage = job_.storage[b];
-    const auto require = [&](const Slice& slice, const char* name) {
-      require_values(map_.read(slice), slice, storage.shard_offset_elems, 0, name);
-    };
-    require(swapped(storage.master), "the master weights");
-    for (const Slice& state : storage.states) require(state, "the optimizer's states");
-
-    const Type updated{.kind = Kind::weight,
-                       .shard = job_.placement_of(b).sharded_over,
-                       .version = 1,
-                       .first = storage.shard_offset_elems,
-                       .elem_bytes = 4};
-    map_.write(next(storage.master), updated);
-    for (const Slice& state : storage.states) {
-      Runs runs = map_.read(state);
-      for (Run& run : runs) run.type.version = 1;
-      map_.write(state, runs);
-    }
-    if (!job_.placement_of(b).rounds_updates()) continue;
-    Type rounded = updated;
-    rounded.elem_bytes = 2;
-    if (job_.placement_of(b).gathers_encoded())
-      wires_[{storage.working.buffer, storage.working.begin_bytes}] = {{0, storage.shard_elems, rounded}};
-    else
-      map_.write(next(storage.working), rounded);
-  }
-}
-
-void StageTypes::require_losses(const Slice& slice) {
-  const Type type = uniform(slice);
-  const Terms wanted{{.micro_batch_end = job_.buffers.micro_batches}};
-  if (type.kind != Kind::losses || shared_.pool[type.terms] != wanted)
-    refuse("the loss", "", fmt::format("does not contain every token once: {}", words(type)));
-  if (!is_complete_over_replicas(type))
-    refuse("the loss", name_of(Axis::replica), fmt::format("is summed over {}", missing_axes(type)));
-  if (!type.tensor.is_complete()) refuse("the loss", name_of(Axis::tensor), "is not summed over tensor");
-}
-
 void StageTypes::task(const Item& item, const Task* task) {
   switch (item.op) {
     case Op::all_reduce:
@@ -599,7 +433,7 @@ void StageTypes::task(const Item& item, const Task* task) {
     case Op::add_rows: {
       const Type words = uniform(item.reads[0]), rows = uniform(item.reads[1]);
       if (words != rows)
-        refuse(buffer_name(item.reads[0]), name_of(Axis::replica), "has the words of other ranks than the rows");
+        refuse(buffer_name(item.reads[0]), name_of(kTokenRanks), "has the words of other ranks than the rows");
 
       Runs table = map_.read(item.writes[0]);
       for (Run& run : table) run.type = sum(run.type, rows);

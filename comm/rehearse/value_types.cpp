@@ -85,6 +85,17 @@ Runs TypeMap::read(const Slice& slice) const {
   return runs;
 }
 
+const Type* TypeMap::only(const Slice& slice) const {
+  if (slice.buffer >= buffers_.size()) return nullptr;
+  const Segments& segments = buffers_[slice.buffer];
+  auto at = segments.upper_bound(slice.begin_bytes);
+  if (at == segments.begin()) return nullptr;
+  --at;
+  const bool covers = at->second.end_bytes >= slice.end_bytes(),
+             has_place = at->second.type.elem_bytes > 0 && at->first != slice.begin_bytes;
+  return covers && !has_place ? &at->second.type : nullptr;
+}
+
 void TypeMap::write(const Slice& slice, const Type& type) {
   if (slice.size_bytes <= 0) return;
   // Most writes are to the same bytes as one before.

@@ -58,17 +58,17 @@ struct Type {
   int32_t micro_batch = -1;  // activation, derivative
   int32_t layer = -1;        // the same: of the piece that wrote it
 
-  int32_t terms = -1;             // gradient, losses: what it adds up on this rank (TermPool)
-  uint8_t summed = 0;             // gradient, losses, squares: bits of the axes of replicas that it is summed over
-  Axis shard = Axis::self;        // weight, state, gradient: the axis of whose parts this is one; self: whole
-  Axis sender_axis = Axis::self;  // gradient: an addend, the own part as one rank has it
-  int16_t sender = 0;             // that rank, counted from this one
-  int16_t stage = -1;             // squares: who has added them
-  bool is_split = false;          // squares: of a parameter of which every tensor rank has a part
-  int32_t version = 0;            // weight, state: steps since the plan began
-  int64_t mean_over = 0;          // gradient, derivative: tokens
-  int64_t first = -1;             // weight, state, gradient: its place in the flat order; -1: no place yet
-  int8_t elem_bytes = 0;          // of an element of the flat order; 0: no place
+  int32_t terms = -1;              // gradient, losses: what it adds up on this rank (TermPool)
+  uint16_t summed = 0;             // gradient, losses, squares: a bit for each axis that it is summed over
+  Axis shard = Axis::self;         // weight, state, gradient: the axis of whose parts this is one; self: whole
+  Axis sender_axis = Axis::self;   // gradient: an addend, the own part as one rank has it
+  int16_t sender = 0;              // that rank, counted from this one
+  int16_t group = -1, stage = -1;  // squares: of which parameters, and the stage that has added them
+  bool is_split = false;           // squares: of a parameter of which every tensor rank has a part
+  int32_t version = 0;             // weight, state: steps since the plan began
+  int64_t mean_over = 0;           // gradient, derivative: tokens
+  int64_t first = -1;              // weight, state, gradient: its place in the flat order; -1: no place yet
+  int8_t elem_bytes = 0;           // of an element of the flat order; 0: no place
 
   bool operator==(const Type&) const = default;
 };
@@ -108,6 +108,8 @@ using Runs = std::vector<Run>;
 class TypeMap {
  public:
   Runs read(const Slice& slice) const;
+  /// The type of all bytes, if it was written at once; otherwise null.
+  const Type* only(const Slice& slice) const;
   void write(const Slice& slice, const Type& type);
   void write(const Slice& slice, const Runs& runs);  // bytes between them have no type afterwards
   void erase(const Slice& slice) { cut_out(slice); }

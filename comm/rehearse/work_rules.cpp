@@ -23,6 +23,7 @@ void StageTypes::spine_item(const SpineItem& item) {
 
 /// The one type of all bytes.
 Type StageTypes::uniform(const Slice& where) {
+  if (const Type* type = map_.only(where)) return *type;
   const Runs runs = map_.read(where);
   int64_t end = 0;
   for (const Run& run : runs) {
@@ -53,8 +54,7 @@ Type StageTypes::weight(const Slice& named, const Slice& where) {
              fmt::format("is read where memory has {} of {}", words(type),
                          type.first < 0 ? "no tensor" : tensor_at(type.first)));
     if (type.shard != Axis::self || type.version != 0)
-      refuse(parameter.name(), name_of(job_.groups.front().placement.reduces_over()),
-             fmt::format("is read where memory has {}", words(type)));
+      refuse(parameter.name(), name_of(kTokenRanks), fmt::format("is read where memory has {}", words(type)));
   }
   if (end < where.size_bytes) refuse(parameter.name(), "", "is read although its memory has no weights");
   const Split& split = parameter.tensors.front().split;

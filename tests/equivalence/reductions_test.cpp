@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The proof of reductions accepts every layout that trains as one rank does, and refuses every plan with a faulty sum.
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 
 #include "comm/rehearse/reductions.h"
 #include "tests/equivalence/table.h"
@@ -147,4 +149,143 @@ TEST_CASE("reductions: every reduction that is deleted, doubled or moved to anot
   print("deleted", deleted);
   print("doubled", doubled);
   print("moved", moved);
+}
+
+namespace {
+
+/// A fault in the plans of every stage.
+struct Fault {
+  const char* what;
+  const char* row;  // a layout of strategies()
+  std::function<void(Job&)> make;
+  const char* tensor;    // in the sentence: empty: any
+  const char* fragment;  // of the sentence
+};
+
+void for_tasks(Job& job, const std::string& prefix, const std::function<void(Task&)>& change) {
+  for (Task& task : job.train().tasks)
+    if (task.name.starts_with(prefix)) change(task);
+}
+
+std::function<void(Job&)> without(const std::string& prefix) {
+  return [prefix](Job& job) { for_tasks(job, prefix, make_nothing); };
+}
+
+std::function<void(Job&)> over(Role role, Axis axis) {
+  return [=](Job& job) {
+    for (Channel& channel : job.channels)
+      if (channel.role == role) channel.axis = axis;
+  };
+}
+
+std::function<void(Job&)> declared(const std::string& work, const std::function<void(Meaning&)>& change) {
+  return [=](Job& job) {
+    for (Piece& piece : job.model.pieces)
+      for (Work& each : piece.works)
+        if (each.name == work) change(each.meaning);
+  };
+}
+
+/// Reduces the sum of every micro-batch of a bucket over groups, as if it were the last.
+void reduce_across_always(Job& job) {
+  Plan& plan = job.train();
+  for (ItemId id = static_cast<ItemId>(plan.spine.size()), end = static_cast<ItemId>(plan.size()); id < end; ++id)
+    if (const Task task = plan.task(id); task.name.starts_with("reduce_across"))
+      for (ItemId other = static_cast<ItemId>(plan.spine.size()); other < end; ++other)
+        if (plan.task(other).bucket == task.bucket && plan.task(other).op == Op::reduce_scatter &&
+            plan.task(other).name.ends_with("/0"))
+          return repeat(plan, id, other);
+}
+
+const std::vector<Fault>& faults() {
+  static const std::vector<Fault> kFaults{
+      {"no sum across groups", "gpt2 ZeRO-1 in groups of 2 of 4, 2 micro-batches", without("reduce_across"), "",
+       "summed over data_inner but not over data_outer"},
+      {"a sum across groups in every micro-batch", "gpt2 ZeRO-3 in groups of 2 of 4, 2 micro-batches",
+       reduce_across_always, "", "summed over replica"},
+      {"gradient slots accumulate", "llama ZeRO-2, 2 micro-batches, update beside the spine",
+       [](Job& job) {
+         for (SpineItem& item : job.train().spine) item.accumulate = item.micro_batch > 0;
+       },
+       "", "different elements"},
+      {"a shard is not added to the sum", "llama ZeRO-2, 2 micro-batches, update beside the spine",
+       [](Job& job) { for_tasks(job, "add.", [](Task& task) { task.writes = {task.reads[0]}; }); }, "",
+       "micro-batch 1 twice"},
+      {"the last micro-batch replaces", "gpt2 tensor 2, 2 chunks, 2 micro-batches",
+       [](Job& job) {
+         for (SpineItem& item : job.train().spine) item.accumulate = false;
+       },
+       "", "without all rows of micro-batch 0"},
+      {"the embedding's share is not summed", "gpt2 bucketed", without("all_gather.embedding_rows"), "embedding.rows",
+       "nothing complete was written"},
+      {"a tied copy does not get the sum", "gpt2 1f1b 2 x data 2, stages reduce together",
+       [](Job& job) {
+         for (Task& task : job.train().tasks)
+           if (task.name.find("tied_sum") != std::string::npos) make_nothing(task);
+       },
+       "transformer.wte.weight", "without its use as the embedding"},
+      {"reduced over data, not over replicas", "gpt2 context 2 x data 2, ZeRO-3, 2 micro-batches",
+       over(Role::reduce, Axis::data), "", "context"},
+      {"the norm of groups is summed over all replicas", "gpt2 ZeRO-1 in groups of 2 of 4, 2 micro-batches",
+       [](Job& job) {
+         for_tasks(job, "all_reduce.norm", [&](Task& task) { job.channels[task.channel].axis = Axis::replica; });
+       },
+       "", "counted 2 times in the norm"},
+      {"updated weights are not gathered", "gpt2 ZeRO-1, update beside the spine", without("all_gather.bucket"), "",
+       "is not that of the next step"},
+      {"norms of heads are not summed over tensor", "qwen tensor 2",
+       [](Job& job) {
+         for (Task& task : job.train().tasks)
+           if (!task.writes.empty() && job.buffers[task.writes[0].buffer].name == "head_norm.partial")
+             make_nothing(task);
+       },
+       "q_norm", "over tensor"},
+      {"every rank adds the bias", "gpt2 tensor 2, 2 chunks, 2 micro-batches",
+       declared("matmul", [](Meaning& meaning) { meaning.once = -1; }), "attn.c_proj.bias", "by every rank"},
+      {"every rank adds the positions", "gpt2 tensor 2, 2 chunks, 2 micro-batches",
+       declared("embedding", [](Meaning& meaning) { meaning.once = -1; }), "transformer.wpe.weight", "by every rank"},
+      {"every rank counts the losses", "gpt2 tensor 2, 2 chunks, 2 micro-batches",
+       declared("add_loss", [](Meaning& meaning) { meaning.once = -1; }), "", "count 2 times"},
+      {"the loss is a mean over a rank's own tokens", "gpt2 bucketed",
+       [](Job& job) {
+         declared("cross_entropy",
+                  [&](Meaning& meaning) { meaning.mean_over /= job.mesh.group_size(Axis::replica); })(job);
+       },
+       "", "mean over"},
+      {"the loss of ranks that share a vocabulary has another factor", "gpt2 tensor 2, 2 chunks, 2 micro-batches",
+       declared("cross_entropy_merge", [](Meaning& meaning) { meaning.mean_over *= 2; }), "", "mean over"},
+      {"rounding is not fed back", "gpt2 int8 gradients fed back",
+       [](Job& job) { for_tasks(job, "encode.", [](Task& task) { task.reads.resize(1), task.writes.resize(1); }); }, "",
+       "rounding"},
+      {"norm weights of own tokens are not summed over tensor",
+       "gpt2 tensor 2, sequence parallel, recompute full, 2 chunks, 2 micro-batches",
+       without("all_reduce.norm_1_gradient"), "ln_1", "over tensor"},
+      {"later chunks of tokens replace the gradient of a norm",
+       "gpt2 tensor 2, sequence parallel, recompute full, 2 chunks, 2 micro-batches",
+       declared("layer_norm_gradient", [](Meaning& meaning) { meaning.adds = Adds::never; }), "", "without all rows"},
+      {"a work does not declare what it computes", "gpt2 bucketed",
+       declared("layer_norm", [](Meaning& meaning) { meaning = {}; }), "", "nothing complete was written"},
+  };
+  return kFaults;
+}
+
+}  // namespace
+
+TEST_CASE("reductions: faults that the hazard proof accepts are refused with the tensor and its fault",
+          "[reductions]") {
+  std::vector<Layout> rows = strategies(true);
+  rows.push_back({.name = "qwen tensor 2", .model = smallest(Family::qwen3), .micro_batch = 2, .tensor = 2});
+  for (const Fault& fault : faults()) {
+    INFO(fault.what);
+    const auto row = std::find_if(rows.begin(), rows.end(), [&](const Layout& each) { return each.name == fault.row; });
+    REQUIRE(row != rows.end());
+    Jobs jobs = make_jobs(*row, 0);
+    REQUIRE(first_fault(checked(jobs)) == "");
+    for (const auto& job : jobs) fault.make(*job);
+    const std::string sentence = first_fault(checked(jobs));
+    std::printf("  %s: %s\n", fault.what, sentence.c_str());
+    CHECK(sentence != "");
+    CHECK(sentence.find(fault.tensor) != std::string::npos);
+    CHECK(sentence.find(fault.fragment) != std::string::npos);
+  }
 }
