@@ -88,8 +88,12 @@ class Job:
         launcher = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
         self.log = open(test.folder / f"log{test.jobs}", "w+")
         test.jobs += 1
+        def heed_signals():  # those that a caller in the background, or nohup, ignores
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+
         self.process = subprocess.Popen([*launcher, PROGRAM, *map(str, arguments)], stdout=self.log, stderr=self.log,
-                                        stdin=subprocess.DEVNULL, env=environment)
+                                        stdin=subprocess.DEVNULL, env=environment, preexec_fn=heed_signals)
         test.addCleanup(self.end)
 
     def text(self):
