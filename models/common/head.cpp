@@ -131,6 +131,7 @@ void SpecBuilder::table_gradient(Slice hidden, uint32_t table, Rows r, Rows word
                                             .in = width,
                                             .out = words.count,
                                             .dtype = options_.dtype,
+                                            .accumulate = meaning.adds == Adds::always,  // its cost reads the sum
                                             .dy_stride = vocab,
                                             .padding = words.end() == vocab ? vocab_padding() : 0};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {x, dlogits, dw_words}, {dw_words},

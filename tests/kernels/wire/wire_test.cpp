@@ -192,9 +192,9 @@ TEST_CASE("operands that cannot be encoded are refused with their numbers") {
         }) == "[encode] elems 20 is not a multiple of 16. Pad the part.");
   CHECK(refusal([&] {
           decode(context, {bytes.data(), x.data(), 16, 1, DType::f32, DType::f32});
-        }) == "[decode] wire type float32 needs no encoding, need bfloat16 or uint8.");
+        }) == "[decode] wire type float32 needs no encoding, need bfloat16 or int8.");
   CHECK(refusal([&] {
           encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16});
-        }).find("a residual needs uint8") != std::string::npos);
+        }).find("a residual needs int8") != std::string::npos);
   CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, kInt8}); }).find("[sum_parts]") == 0);
 }
