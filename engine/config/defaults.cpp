@@ -24,7 +24,8 @@ RunConfig resolve_defaults(RunConfig config) {
     const bool rounds = config.train.dtype == DType::bf16 && config.comm.quantize == Quantize::none;
     config.comm.grad_dtype = rounds ? DTypeChoice::bfloat16 : DTypeChoice::float32;
   }
-  if (const int chunks = chunks_of(config.pipeline.schedule); chunks > 1 && config.pipeline.virtual_stages == 1)
+  if (const int chunks = chunks_of(config.pipeline.schedule);
+      chunks > 1 && config.parallel.pipeline > 1 && config.pipeline.virtual_stages == 1)
     config.pipeline.virtual_stages = chunks;
   std::string& dir = config.output.dir;  // without trailing slashes: an older run is renamed to DIR.old-N
   while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
