@@ -3,6 +3,8 @@
 
 #include "planner/finish_plans.h"
 
+#include <future>
+
 #include "engine/base/check.h"
 #include "engine/plan/build_job.h"
 
@@ -31,11 +33,14 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
       for (size_t row : runs) plans.push_back(&job->plans[row].plan);
     }
   }
-  comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
-  proof.include(std::move(ordered));
+  // Both only read the plans. Types follow the orders that finish() has computed, and one thread follows all stages.
   std::vector<const Job*> jobs;
   for (const auto& job : stages) jobs.push_back(job.get());
-  proof.reductions = comm::find_incomplete(jobs);
+  std::future<comm::ReductionReport> sums =
+      std::async(std::launch::async, [&jobs] { return comm::find_incomplete(jobs); });
+  comm::Proof proof = comm::prove(rows, first.mesh, first.channels, price);
+  proof.include(std::move(ordered));
+  proof.reductions = sums.get();
   return proof;
 }
 

@@ -275,7 +275,8 @@ void follow(std::span<const Job* const> stages, size_t row, Shared& shared, Redu
       std::vector<Runs> offered;
 
       for (const StageTypes& walk : walks) offered.push_back(walk.offered());
-      for (StageTypes& walk : walks) walk.meet(offered);
+      const Runs sum = walks[0].added(offered);
+      for (StageTypes& walk : walks) walk.meet(sum);
       any = true;
     }
     for (StageTypes& walk : walks) walk.end();

@@ -54,8 +54,10 @@ class StageTypes {
 
   const Runs& offered() const { return offered_; }
   [[noreturn]] void refuse_meeting() const;
+  /// The sum of what all stages offer.
+  Runs added(const std::vector<Runs>& lists);
   /// Ends the meeting with the result on every stage.
-  void meet(const std::vector<Runs>& offered);
+  void meet(const Runs& sum);
   /// What every plan must leave.
   void end();
 
@@ -120,7 +122,6 @@ class StageTypes {
   Runs own_part(const Runs& runs, Axis axis, int64_t elems);
   Type gathered(Type type, Axis axis, bool nested);
   Runs all_parts(const Runs& runs, Axis axis, int64_t elems);
-  Runs added(const std::vector<Runs>& lists);
   Type sum(const Type& a, const Type& b);
   void encode(const Task& task);
   void decode(const Task& task);

@@ -403,8 +403,8 @@ void StageTypes::collective(const Task& task, Axis axis) {
   map_.write(to, type);
 }
 
-void StageTypes::meet(const std::vector<Runs>& offered) {
-  map_.write(meeting_->writes[0], added(offered));
+void StageTypes::meet(const Runs& sum) {
+  map_.write(meeting_->writes[0], sum);
   meeting_ = nullptr;
   ++at_;
   ++tasks;
