@@ -71,12 +71,12 @@ void make_nothing(Task& task) {
   task.writes.clear();
 }
 
-/// Issues a copy of item `id` right after item `behind`.
-void repeat(Plan& plan, ItemId id, ItemId behind) {
+/// Issues a copy of item `id` right after item `earlier`.
+void repeat(Plan& plan, ItemId id, ItemId earlier) {
   Task again = plan.task(id);
   again.name += ".again";
   plan.tasks.push_back(std::move(again));
-  plan.order.insert(std::find(plan.order.begin(), plan.order.end(), behind) + 1, static_cast<ItemId>(plan.size() - 1));
+  plan.order.insert(std::find(plan.order.begin(), plan.order.end(), earlier) + 1, static_cast<ItemId>(plan.size() - 1));
 }
 
 bool is_in_place(const Task& task) {
