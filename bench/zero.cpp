@@ -192,7 +192,7 @@ int64_t layer_gather_bytes(const Job& job) {
   for (const ParameterSpec& parameter : job.model.parameters)
     if (parameter.layer >= 0 && parameter.layer < job.model.layers)
       elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
-  const Placement& placement = job.groups.front().placement;
+  const Placement& placement = job.groups.front().placement;  // all groups are placed alike
   const int ranks = job.mesh.group_size(placement.reduces_over());
   return encoded_bytes(*std::max_element(elems.begin(), elems.end()), placement.gather_wire) * (ranks - 1) / ranks;
 }

@@ -56,9 +56,9 @@ void TypeMap::split(Segments& segments, int64_t at_bytes) {
   if (found == segments.begin() || (found != segments.end() && found->first == at_bytes)) return;
   --found;
   if (found->second.end_bytes <= at_bytes) return;
-  const Segment behind{found->second.end_bytes, moved(found->second.type, at_bytes - found->first)};
+  const Segment rest{found->second.end_bytes, moved(found->second.type, at_bytes - found->first)};
   found->second.end_bytes = at_bytes;
-  segments.emplace(at_bytes, behind);
+  segments.emplace(at_bytes, rest);
 }
 
 TypeMap::Segments& TypeMap::cut_out(const Slice& slice) {

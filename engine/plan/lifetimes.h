@@ -17,7 +17,7 @@ namespace slipstream {
 /// Positions in an order of execution: items of a spine, actions of a stage, or works of a layer.
 using Position = uint32_t;
 
-/// Where the content comes from.
+/// The origin of the content.
 enum class Source : uint8_t { computed, received };
 
 /// From the first to the last use, both included.

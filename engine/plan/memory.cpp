@@ -189,6 +189,7 @@ void place_slots(Job& job) {
   int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of the buckets reduced in every micro-batch
   for (const Bucket& bucket : job.layout.buckets)
     if (bucket.persistent) widest_elems = std::max(widest_elems, bucket.elems);
+  // All groups are placed alike.
   job.ids.gradient_part =
       add("gradients.part", 4 * ceil_div(widest_elems, job.groups.front().placement.shards(job.mesh)));
 }

@@ -23,12 +23,13 @@ struct Sharding {
   bool parameters = false;  // pass through a slot, gathered for each use
   bool operator==(const Sharding&) const = default;
 };
-/// ZeRO's stages: 1 divides states, 2 gradients as well, 3 parameters as well. The only reader of the number.
+/// ZeRO's stages: 1 divides states, 2 gradients as well, 3 parameters as well. No other code of a plan reads the
+/// number.
 constexpr Sharding sharding_of_stage(int64_t zero_stage) {
   return {.states = zero_stage >= 1, .gradients = zero_stage >= 2, .parameters = zero_stage >= 3};
 }
 
-/// What a rank sends of every element of a group in a step. Over one rank, nothing.
+/// A collective that carries every element of a group in a step.
 struct Transfer {
   Op op;
   Axis axis;

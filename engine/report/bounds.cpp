@@ -42,7 +42,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
       for (size_t p = 0; p < job.model.backward.size(); ++p)
         if (job.model.backward[p] == plan.spine[i].piece) ready[p] = ends[i];
 
-  const Placement& placement = job.groups.front().placement;
+  const Placement& placement = job.groups.front().placement;  // all groups are placed alike
   const double share = static_cast<double>(input.ranks - 1) / input.ranks;
   const auto element_bytes = [](const Format& wire) {
     constexpr int64_t kMany = 1 << 10;
