@@ -199,18 +199,23 @@ def supply(drill, fitting, kills):
 
 
 def train_through(drill, options, fitting, layouts):
-    """Returns the numbers of faults, rounds and survived rounds."""
-    left = supply(drill, fitting, options.kills)
+    """Returns the numbers of faults, of faults to inject, of rounds and of survived rounds."""
+    wanted, left = options.kills, supply(drill, fitting, options.kills)
     done, rounds, good, idle = 0, 0, 0, 0
-    while done < options.kills and idle < 100:
+    while done < wanted and idle < 100:
         if not left:
-            left = supply(drill, fitting, options.kills - done)
+            left = supply(drill, fitting, wanted - done)
+        before = len(left)
+        if not options.relaunch and all(fault.resumes for fault in left):
+            left.insert(0, FAULTS[0])  # only a run that a fault has ended can be resumed
+            wanted += 1
         layout = layouts[rounds % len(layouts)]
         faults, ok = (drill.relaunched_round if options.relaunch else drill.round)(layout, left)
-        done, rounds, good, idle = done + faults, rounds + 1, good + ok, 0 if faults else idle + 1
+        done, rounds, good = done + faults, rounds + 1, good + ok
+        idle = 0 if (faults if options.relaunch else len(left) < before) else idle + 1
         if not ok and not options.keep_going:
             break
-    return done, rounds, good
+    return done, wanted, rounds, good
 
 
 def main():
@@ -240,7 +245,7 @@ def main():
                 fitting.append(fault)
         for layout in layouts:
             drill.learn(layout)
-        done, rounds, good = train_through(drill, options, fitting, layouts)
+        done, wanted, rounds, good = train_through(drill, options, fitting, layouts)
         rows = list(drill.rows())
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
@@ -254,7 +259,7 @@ def main():
             writer = csv.DictWriter(file, fieldnames=COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    sys.exit(0 if good == rounds and done >= options.kills else 1)
+    sys.exit(0 if good == rounds and done >= wanted else 1)
 
 
 if __name__ == "__main__":
