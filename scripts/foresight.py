@@ -268,7 +268,7 @@ def evaluate(rows, made):
 
 
 def base_of(row):
-    """Software with an interval of its own (planner/forecast.cpp)."""
+    """Software with an interval of its own (trainer/planner/forecast/forecast.cpp)."""
     name = software_of(row)
     return next((base for base in ("megatron", "llmq") if base in name), "fsdp")
 

@@ -22,7 +22,7 @@ import tempfile
 import foresight
 from foresight import MACHINES, ROOT, number, precision_of, software_of
 
-BUILT_IN = {"megatron": 2.4, "fsdp": 4.7, "llmq": 1.0}  # moved_bytes_factor, planner/software.cpp
+BUILT_IN = {"megatron": 2.4, "fsdp": 4.7, "llmq": 1.0}  # moved_bytes_factor, trainer/planner/forecast/software.cpp
 STEP = {"speed_spread": 2.0, "matmul_efficiency": 0.9, "fp8_efficiency": 0.9}  # times the constant; the others: 1.1
 # Median and standard deviation of the logarithm. Products: cuBLAS alone at 8192^3 reaches 0.80 on a cold H100 (fast.cu),
 # a training step less; fp8: 0.71 (ml-engineering). Bytes: a program without fusion moves 2 to 4 times as much. The spread

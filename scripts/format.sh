@@ -20,7 +20,7 @@ esac
 
 for tool in clang-format-14 clang-format; do
   if command -v "$tool" >/dev/null && [[ "$("$tool" --version)" == *"version 14."* ]]; then
-    find bench cli comm engine kernels models planner report runtime tests -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh' |
+    find comm engine kernels models trainer tests -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh' |
       sort | xargs "$tool" "${options[@]}"
     exit
   fi

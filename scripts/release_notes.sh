@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Turns the fragments in changes/ into a section of CHANGELOG.md and removes them.
+# Turns the fragments in docs/changes/ into a section of CHANGELOG.md and removes them.
 set -euo pipefail
 
 usage() {
@@ -20,7 +20,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 shopt -s nullglob
 fragments=()
-for file in changes/*.md; do [[ $file == changes/README.md ]] || fragments+=("$file"); done
+for file in docs/changes/*.md; do [[ $file == docs/changes/README.md ]] || fragments+=("$file"); done
 for file in "${fragments[@]}"; do
   grep -qxE 'kind: (safety-and-performance|features|internals)' "$file" \
     || { echo "release_notes: $file has no line 'kind: safety-and-performance', 'kind: features' or 'kind: internals'" >&2; exit 1; }
@@ -43,7 +43,7 @@ if ((print)); then
   section
   exit 0
 fi
-((${#fragments[@]})) || { echo "release_notes: changes/ has no fragments" >&2; exit 1; }
+((${#fragments[@]})) || { echo "release_notes: docs/changes/ has no fragments" >&2; exit 1; }
 notes=$(section)
 awk -v notes="$notes" '/^## / && !done { print notes "\n"; done = 1 } { print } END { if (!done) print "\n" notes }' CHANGELOG.md >CHANGELOG.md.new
 mv CHANGELOG.md.new CHANGELOG.md

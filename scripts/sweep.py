@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one run file at many settings and collects the measured steps in one table with confidence intervals.
 
-  scripts/sweep.py sweeps/strong_scaling.toml              measures what is missing, in runs/sweeps/strong_scaling
+  scripts/sweep.py configs/sweeps/strong_scaling.toml              measures what is missing, in runs/sweeps/strong_scaling
   build/slipstream report runs/sweeps/strong_scaling       draws it
 
 A sweep file is TOML:

@@ -101,7 +101,7 @@ class Point:
 
 class Sweep:
     def __init__(self, path):
-        self.path = path_or_shipped(str(path), "sweeps")
+        self.path = path_or_shipped(str(path), "configs/sweeps")
         try:
             table = tomllib.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -113,7 +113,7 @@ class Sweep:
         if "run" not in table:
             raise Refusal(f'{path} names no run file. Add for instance run = "configs/runs/quickstart.toml".')
         self.run = path_or_shipped(table["run"], "configs/runs")
-        if not self.run.exists() and self.path.resolve().is_relative_to(ROOT / "sweeps"):
+        if not self.run.exists() and self.path.resolve().is_relative_to(ROOT / "configs" / "sweeps"):
             self.run = ROOT / self.run  # a shipped sweep, away from the checkout
         try:
             self.run_text = self.run.read_bytes()

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/rank.h"
+#include "trainer/runtime/rank/rank.h"
 
 namespace slipstream::tests {
 

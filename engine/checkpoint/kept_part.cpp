@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "engine/base/check.h"
+#include "engine/base/hash.h"
 #include "engine/base/units.h"
-#include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 namespace {

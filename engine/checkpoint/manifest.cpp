@@ -8,7 +8,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 
 namespace slipstream::checkpoint {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
+#include "engine/base/hash.h"
 #include "engine/base/units.h"
 #include "engine/base/utf8.h"
 #include "engine/checkpoint/direct_file.h"
-#include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 

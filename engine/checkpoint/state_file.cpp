@@ -9,9 +9,9 @@
 
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
+#include "engine/base/hash.h"
 #include "engine/base/units.h"
 #include "engine/checkpoint/direct_file.h"
-#include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 namespace {

@@ -9,10 +9,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/document.h"
+#include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/store.h"
-#include "engine/data/hash.h"
 
 namespace slipstream::checkpoint {
 namespace {

@@ -134,7 +134,7 @@ struct Zero {
 
 struct Overlap {
   ReduceMode grad_reduce = ReduceMode::bucketed;
-  int64_t bucket_size_bytes = 25 * kMiB;  // 0: auto (planner/planner.h)
+  int64_t bucket_size_bytes = 25 * kMiB;  // 0: auto (trainer/planner/planner.h)
   int64_t first_bucket_size_bytes = 1 * kMiB;
   int64_t max_inflight_buckets = 0;  // 0: no bound
   bool param_gather = true;

@@ -2,7 +2,7 @@
 #pragma once
 // Turns a run file into the configuration that a run computes with: defaults, "auto", settings without effect, and
 // settings that imply others. Exceptions: a plan decides optimizer.double_buffer = "auto" and device.graph = "auto"
-// (planner/planner.h), and each host decides device.threads = 0.
+// (trainer/planner/planner.h), and each host decides device.threads = 0.
 
 #include <cstdint>
 #include <memory>

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <vector>
 
-#include "bench/candidate.h"
 #include "tests/test.hpp"
+#include "trainer/bench/candidate.h"
 
 using namespace slipstream;
 using namespace slipstream::bench;

@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "bench/equal_stages.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
-#include "planner/plan_facts.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/bench/equal_stages.h"
+#include "trainer/planner/forecast/plan_facts.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::bench;

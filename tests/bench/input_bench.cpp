@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "engine/base/philox.h"
-#include "engine/data/dataset.h"
-#include "engine/data/loader.h"
+#include "engine/data/datasets/dataset.h"
+#include "engine/data/datasets/loader.h"
 #include "engine/device/clock.h"
 
 using namespace slipstream;

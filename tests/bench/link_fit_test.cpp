@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fits against known links, and bus factors against the table of nccl-tests.
 
-#include "bench/link_fit.h"
+#include "trainer/bench/link_fit.h"
 
 #include <cmath>
 #include <random>

@@ -7,8 +7,8 @@
 #include <set>
 #include <sstream>
 
+#include "engine/base/hash.h"
 #include "engine/checkpoint/weights.h"
-#include "engine/data/hash.h"
 #include "tests/cli/program.h"
 
 using namespace slipstream;

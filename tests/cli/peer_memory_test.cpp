@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "engine/checkpoint/kept_part.h"
-#include "runtime/keeper.h"
 #include "tests/cli/program.h"
+#include "trainer/runtime/durability/keeper.h"
 
 using namespace slipstream;
 using namespace slipstream::program;

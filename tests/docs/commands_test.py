@@ -81,8 +81,8 @@ SHORTER = [
     ("configs/runs/quickstart.toml", r"^eval_batches = \d+", "eval_batches = 1"),
     ("configs/runs/quickstart.toml", r"^warmup_steps = \d+", "warmup_steps = 2"),
     ("configs/runs/quickstart.toml", r"^bandwidth = .*", 'bandwidth = ""'),
-    ("sweeps/strong_scaling.toml", r"^repeats = \d+", "repeats = 1"),
-    ("sweeps/strong_scaling.toml", r'^"train.steps" = \d+', '"train.steps" = 3'),
+    ("configs/sweeps/strong_scaling.toml", r"^repeats = \d+", "repeats = 1"),
+    ("configs/sweeps/strong_scaling.toml", r'^"train.steps" = \d+', '"train.steps" = 3'),
 ]
 
 
@@ -126,7 +126,7 @@ class Page:
 
     def __init__(self, page, folder):
         self.page, self.folder, self.log, self.count = page, folder, [], 0
-        for part in ("scripts", "configs", "sweeps"):
+        for part in ("scripts", "configs"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         for path, old, new in SHORTER:
             text, count = re.subn(old, new, (folder / path).read_text(), flags=re.M)

@@ -7,7 +7,7 @@ import sys
 
 root = pathlib.Path(sys.argv[1])
 problems = []
-sources = [p for folder in ("engine", "kernels", "comm", "models", "cli") for p in (root / folder).rglob("*") if p.suffix in (".cu", ".cuh", ".h", ".cpp")]
+sources = [p for folder in ("engine", "kernels", "comm", "models", "trainer") for p in (root / folder).rglob("*") if p.suffix in (".cu", ".cuh", ".h", ".cpp")]
 for path in sources:
     name = path.relative_to(root).as_posix()
     text = path.read_text()

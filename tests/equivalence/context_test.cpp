@@ -9,9 +9,9 @@
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
-#include "planner/planner.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
+#include "trainer/planner/planner.h"
 
 namespace slipstream::equivalence {  // where Layout is that of the tests
 

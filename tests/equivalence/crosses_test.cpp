@@ -13,13 +13,13 @@
 #include "comm/rehearse/hazards.h"
 #include "engine/config/load.h"
 #include "engine/config/validate.h"
-#include "planner/plan_options.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/equivalence/covering.h"
 #include "tests/equivalence/mutated.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"
+#include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::equivalence;

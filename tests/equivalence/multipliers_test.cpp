@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "planner/planner.h"
 #include "tests/engine/data/disk.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
+#include "trainer/planner/planner.h"
 
 namespace slipstream::equivalence {  // where Layout is that of the tests
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replicas hold equal bits on every layout, and one flipped bit names the rank and the tensor.
 
-#include "runtime/replicas.h"
+#include "trainer/runtime/loop/replicas.h"
 
 #include <mutex>
 #include <set>

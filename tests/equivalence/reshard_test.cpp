@@ -10,10 +10,10 @@
 #include <random>
 
 #include "engine/checkpoint/store.h"
-#include "runtime/saved_state.h"
 #include "tests/engine/data/disk.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/durability/saved_state.h"
 
 using namespace slipstream;
 using namespace slipstream::equivalence;

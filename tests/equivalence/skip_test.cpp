@@ -6,9 +6,9 @@
 #include <limits>
 #include <optional>
 
-#include "runtime/numerics.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/loop/numerics.h"
 
 namespace slipstream::equivalence {
 namespace {

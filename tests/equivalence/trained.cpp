@@ -18,8 +18,8 @@
 #include "engine/base/check.h"
 #include "engine/plan/build_job.h"
 #include "engine/plan/keeping.h"
-#include "runtime/weights.h"
 #include "tests/held.h"
+#include "trainer/runtime/weights/weights.h"
 
 namespace slipstream::equivalence {
 

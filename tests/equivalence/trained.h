@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "comm/rehearse/finish.h"
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 #include "models/model.h"
-#include "runtime/rank.h"
+#include "trainer/runtime/rank/rank.h"
 
 namespace slipstream::equivalence {
 

@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <set>
 
-#include "bench/ablation.h"
-#include "bench/zero.h"
 #include "comm/rehearse/seams.h"
 #include "engine/base/format.h"
 #include "engine/base/units.h"
@@ -19,6 +17,8 @@
 #include "tests/defaults.h"
 #include "tests/equivalence/trained.h"
 #include "tests/test.hpp"
+#include "trainer/bench/ablation.h"
+#include "trainer/bench/zero.h"
 
 using namespace slipstream;
 using namespace slipstream::equivalence;

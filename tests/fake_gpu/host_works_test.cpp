@@ -12,9 +12,9 @@
 
 #include "engine/base/check.h"
 #include "kernels/step_scalars/step_scalars.h"
-#include "runtime/host_works.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/rank/host_works.h"
 
 using namespace slipstream;
 using runtime::HostWorks;

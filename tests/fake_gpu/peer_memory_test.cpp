@@ -2,8 +2,8 @@
 // Snapshots of ranks on fake GPUs in the memory of their hosts: the same bits as without, also after a rank is killed,
 // from either copy.
 
-#include "runtime/keeper.h"
 #include "tests/cli/program.h"
+#include "trainer/runtime/durability/keeper.h"
 
 using namespace slipstream;
 using namespace slipstream::program;

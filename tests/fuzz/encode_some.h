@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/data/tokenizer.h"
+#include "engine/data/tokenizers/tokenizer.h"
 #include "tests/fuzz/trial.h"
 
 namespace slipstream::fuzz {

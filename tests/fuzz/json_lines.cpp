@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of JSON lines.
 
-#include "engine/data/json_lines.h"
-#include "engine/data/make_tokenizer.h"
+#include "engine/data/datasets/json_lines.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/use_tokens.h"
 

@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "engine/data/foreign_tokens.h"
+#include "engine/data/datasets/foreign_tokens.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/use_tokens.h"
 

@@ -3,7 +3,7 @@
 
 #include "engine/checkpoint/manifest.h"
 
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 #include "tests/fuzz/targets.h"
 
 namespace slipstream::fuzz {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/data/foreign_tokens.h"
+#include "engine/data/datasets/foreign_tokens.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/use_tokens.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of tiktoken rank files.
 
-#include "engine/data/tiktoken.h"
+#include "engine/data/tokenizers/tiktoken.h"
 #include "tests/fuzz/encode_some.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of token shards, of their sidecars and of their indices of documents.
 
-#include "engine/data/shards.h"
+#include "engine/data/datasets/shards.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of tokenizer.json.
 
-#include "engine/data/tokenizer_json.h"
+#include "engine/data/tokenizers/tokenizer_json.h"
 #include "tests/fuzz/encode_some.h"
 #include "tests/fuzz/targets.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/data/shards.h"
+#include "engine/data/datasets/shards.h"
 #include "tests/fuzz/trial.h"
 
 namespace slipstream::fuzz {

@@ -14,10 +14,10 @@
 #include "engine/plan/build_job.h"
 #include "engine/plan/optimizer.h"
 #include "models/model.h"
-#include "runtime/rank.h"
 #include "tests/golden/device.h"
 #include "tests/held.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/rank/rank.h"
 
 using namespace slipstream;
 

@@ -11,11 +11,11 @@
 #include <thread>
 
 #include "engine/base/philox.h"
-#include "runtime/rank.h"
 #include "tests/equivalence/trained.h"
 #include "tests/golden/device.h"
 #include "tests/models/mixed_layers.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/rank/rank.h"
 
 using namespace slipstream;
 

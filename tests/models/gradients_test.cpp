@@ -6,11 +6,11 @@
 #include <cstdio>
 
 #include "engine/base/philox.h"
-#include "runtime/rank.h"
 #include "tests/equivalence/trained.h"
 #include "tests/held.h"
 #include "tests/models/mixed_layers.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/rank/rank.h"
 
 using namespace slipstream;
 

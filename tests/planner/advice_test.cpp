@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
-#include "planner/advice.h"
-#include "planner/plan_options.h"
-#include "planner/planned.h"
-#include "planner/planner.h"
 #include "tests/paths.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
+#include "trainer/planner/forecast/advice.h"
+#include "trainer/planner/forecast/planned.h"
+#include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -8,11 +8,11 @@
 
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
-#include "planner/plan_options.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

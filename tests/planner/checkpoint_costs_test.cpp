@@ -9,12 +9,12 @@
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
 #include "engine/plan/memory.h"
-#include "planner/checkpoint_costs.h"
-#include "planner/plan_options.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/forecast/checkpoint_costs.h"
+#include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

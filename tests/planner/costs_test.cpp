@@ -12,9 +12,9 @@
 #include "kernels/cast/cast.h"
 #include "kernels/muon/muon.h"
 #include "kernels/sum_squares/sum_squares.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/test.hpp"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -2,7 +2,7 @@
 // Engines of channels: the table of GPU models, settings that override it, and the price of multiprocessors that
 // transfers occupy.
 
-#include "planner/engines.h"
+#include "trainer/planner/options/engines.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,10 +12,10 @@
 #include "comm/nccl/card_table.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forecasts by two short plans against the rehearsal of the whole plan, and the properties of software profiles.
 
-#include "planner/forecast.h"
-#include "planner/extra_memory.h"
-#include "planner/plan_options.h"
-#include "planner/planner.h"
-#include "planner/software.h"
-#include "planner/software_memory.h"
+#include "trainer/planner/forecast/forecast.h"
 #include "tests/paths.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
+#include "trainer/planner/forecast/extra_memory.h"
+#include "trainer/planner/forecast/software.h"
+#include "trainer/planner/forecast/software_memory.h"
+#include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -11,14 +11,14 @@
 #include "engine/config/machine.h"
 #include "engine/plan/memory.h"
 #include "kernels/cuda/workspace.h"
-#include "planner/extra_memory.h"
-#include "planner/nccl_report.h"
-#include "planner/planner.h"
-#include "runtime/library_tables.h"
-#include "runtime/memory_check.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/forecast/extra_memory.h"
+#include "trainer/planner/forecast/nccl_report.h"
+#include "trainer/planner/planner.h"
+#include "trainer/runtime/rank/library_tables.h"
+#include "trainer/runtime/rank/memory_check.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

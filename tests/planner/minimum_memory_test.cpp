@@ -8,12 +8,12 @@
 #include "engine/base/check.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
-#include "planner/minimum_memory.h"
-#include "planner/plan_options.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/minimum_memory.h"
+#include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -6,12 +6,12 @@
 #include "engine/base/json.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
-#include "planner/memory_use.h"
-#include "planner/plan_record.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/forecast/memory_use.h"
+#include "trainer/planner/forecast/plan_record.h"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -4,9 +4,9 @@
 #include "engine/base/check.h"
 #include "engine/config/load.h"
 #include "engine/config/machine.h"
-#include "planner/planner.h"
 #include "tests/defaults.h"
 #include "tests/test.hpp"
+#include "trainer/planner/planner.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions to plans against virtual time: an item waits for another exactly if slowing the other delays it.
 
-#include "planner/questions.h"
+#include "trainer/planner/forecast/questions.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -11,11 +11,11 @@
 
 #include "engine/base/progress.h"
 #include "engine/config/load.h"
-#include "planner/need.h"
-#include "planner/search.h"
 #include "tests/paths.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
+#include "trainer/planner/search/need.h"
+#include "trainer/planner/search/search.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

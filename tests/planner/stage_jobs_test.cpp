@@ -2,15 +2,15 @@
 // Jobs of stages from one model, on deep pipelines without the works of layers far away, against jobs from whole
 // models.
 
-#include "planner/stage_jobs.h"
+#include "trainer/planner/stage_jobs.h"
 
 #include <fmt/core.h>
 
 #include "engine/plan/build_job.h"
-#include "planner/plan_options.h"
-#include "planner/planned.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "trainer/planner/forecast/planned.h"
+#include "trainer/planner/options/plan_options.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;

@@ -6,9 +6,9 @@
 #include <limits>
 #include <random>
 
-#include "report/figures.h"
-#include "report/measured.h"
 #include "tests/test.hpp"
+#include "trainer/report/figures.h"
+#include "trainer/report/measured.h"
 
 using namespace slipstream::report;
 

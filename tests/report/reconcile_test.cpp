@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Differences between a run and its plan: they add up to the gap, and changed tasks are found by name.
 
-#include "report/reconcile.h"
+#include "trainer/report/reconcile.h"
 
 #include <cmath>
 #include <numeric>

@@ -11,12 +11,12 @@
 
 #include "engine/base/check.h"
 #include "engine/report/metrics.h"
-#include "report/columns.h"
-#include "report/measured.h"
-#include "report/metrics_table.h"
-#include "report/page.h"
-#include "report/page_data.h"
 #include "tests/cli/program.h"
+#include "trainer/report/columns.h"
+#include "trainer/report/measured.h"
+#include "trainer/report/metrics_table.h"
+#include "trainer/report/page.h"
+#include "trainer/report/page_data.h"
 
 using namespace slipstream;
 using namespace slipstream::report;

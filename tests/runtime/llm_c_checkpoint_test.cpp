@@ -5,9 +5,9 @@
 
 #include "engine/base/dtype.h"
 #include "engine/checkpoint/weights_folder.h"
-#include "runtime/convert.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
+#include "trainer/runtime/weights/convert.h"
 
 using namespace slipstream;
 using namespace slipstream::tests;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference page of a run's files is that of the program.
 
-#include "runtime/records.h"
+#include "trainer/runtime/run_folder/records.h"
 
 #include <cstdlib>
 #include <fstream>

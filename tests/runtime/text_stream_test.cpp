@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The text of generated ids: what is shown and when, against the text of all ids at once.
 
-#include "runtime/text_stream.h"
+#include "trainer/runtime/text/text_stream.h"
 
 #include <algorithm>
 #include <random>
 
 #include "engine/base/utf8.h"
-#include "engine/data/make_tokenizer.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;

@@ -64,7 +64,7 @@ class Shipped(unittest.TestCase):
             for file in files:
                 with self.subTest(file.name):
                     file.write_text(edited(file.read_text(), SHORTER))
-                    command = ["scripts/sweep.py", f"sweeps/{file.name}"]
+                    command = ["scripts/sweep.py", f"configs/sweeps/{file.name}"]
                     done = subprocess.run(
                         command, cwd=folder, capture_output=True, text=True, check=False, env=environment
                     )
@@ -75,7 +75,7 @@ class Shipped(unittest.TestCase):
     def test_counts_of_the_page_are_true(self):
         """docs/how-to/sweeps.md shows the first line of a shipped sweep."""
         page = (ROOT / "docs/how-to/sweeps.md").read_text(encoding="utf-8")
-        name = re.search(r"scripts/sweep.py (sweeps/\w+.toml)", page)[1]
+        name = re.search(r"scripts/sweep.py (configs/sweeps/\w+.toml)", page)[1]
         os.chdir(ROOT)
         sweep = Sweep(name)
         shown = re.search(r"^\[1/(\d+)\] (.*), round 1:", page, re.M)

@@ -366,7 +366,7 @@ class Committed(unittest.TestCase):
     def test_every_sweep_of_the_repository_is_read(self):
         root = SCRIPT.parents[1]
         os.chdir(root)
-        files = sorted(root.glob("sweeps/*.toml"))
+        files = sorted(root.glob("configs/sweeps/*.toml"))
         self.assertGreaterEqual(len(files), 4)
         for file in files:
             with self.subTest(file=file.name):

@@ -32,7 +32,10 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-std::string folder_of(const std::string& path) { return path.substr(0, path.find('/')); }
+std::string folder_of(const std::string& path) {
+  const size_t from = path.starts_with("trainer/") ? std::string_view("trainer/").size() : 0;
+  return path.substr(0, path.find('/', from));
+}
 
 std::vector<Include> includes_of(const File& file) {
   std::vector<Include> includes;

@@ -23,7 +23,7 @@ struct Include {
 
 bool is_source(const std::string& path);
 bool is_header(const std::string& path);
-/// The first folder of a path.
+/// The first folder of a path, in trainer/ with its room.
 std::string folder_of(const std::string& path);
 std::vector<std::string> lines_of(const std::string& text);
 std::vector<Include> includes_of(const File& file);

@@ -69,7 +69,7 @@ Findings check_calls(const File& file) {
       {"rand", true, true, "", "Philox(seed, name), whose numbers do not depend on the order of calls"},
       {"srand", true, true, "", "Philox(seed, name)"},
       {"random_device", false, true, "", "a seed that the run file or the test prints"},
-      {"exit", true, false, "cli/main.cpp", "a typed Error (engine/base/check.h); only main exits"},
+      {"exit", true, false, "trainer/cli/main.cpp", "a typed Error (engine/base/check.h); only main exits"},
       {"std::abort", true, false, "", "SLIP_ASSERT or a typed Error"},
       {"assert", true, false, "", "SLIP_ASSERT, which stays on"},
       {"cout", false, false, "", "log_info for people, print_result for results"},

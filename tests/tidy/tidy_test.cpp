@@ -28,8 +28,8 @@ const std::vector<File>& tree() {
       text << stream.rdbuf();
       found.push_back({fs::relative(path, root).generic_string(), text.str()});
     };
-    for (const char* folder : {".ci", ".github", "bench", "cli", "comm", "configs", "engine", "kernels", "models",
-                               "planner", "report", "runtime", "scripts", "tests", "docs", "changes"}) {
+    for (const char* folder :
+         {".ci", ".github", "comm", "configs", "engine", "kernels", "models", "trainer", "scripts", "tests", "docs"}) {
       if (!fs::exists(root / folder)) continue;
       for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
         static const std::set<std::string> kinds = {".cpp", ".h",  ".hpp",  ".cu",    ".cuh",
@@ -62,8 +62,8 @@ std::string joined(const Findings& findings) {
 
 TEST_CASE("the tree has the expected files", "[tidy]") {
   CHECK(tree().size() > 200);
-  for (const char* path : {"cli/main.cpp", "engine/plan/plan.h", "kernels/matmul/matmul.h", "comm/scheduler.cpp",
-                           "scripts/test.sh", ".ci/run"}) {
+  for (const char* path : {"trainer/cli/main.cpp", "engine/plan/plan.h", "kernels/matmul/matmul.h",
+                           "comm/scheduler.cpp", "scripts/test.sh", ".ci/run"}) {
     INFO(path);
     CHECK(std::any_of(tree().begin(), tree().end(), [&](const File& file) { return file.path == path; }));
   }
@@ -171,8 +171,8 @@ TEST_CASE("rule: arrows", "[tidy]") {
   CHECK(one("comm/a.cpp", "kernels/adamw/adamw.h") == 1);
   CHECK(one("models/a.cpp", "comm/scheduler.h") == 1);
   CHECK(one("models/a.cpp", "kernels/adamw/adamw.h") == 0);
-  CHECK(one("cli/a.cpp", "comm/scheduler.h") == 0);
-  CHECK(one("cli/a.cpp", "tests/test.hpp") == 1);
+  CHECK(one("trainer/cli/a.cpp", "comm/scheduler.h") == 0);
+  CHECK(one("trainer/cli/a.cpp", "tests/test.hpp") == 1);
   CHECK(one("tests/a.cpp", "comm/scheduler.h") == 0);
   CHECK(one("comm/mpi/a.cpp", "comm/host/transport.h") == 0);
   CHECK(one("comm/host/a.cpp", "comm/mpi/mpi_world.h") == 1);
@@ -186,6 +186,13 @@ TEST_CASE("rule: arrows", "[tidy]") {
   CHECK(one("kernels/new/new.cpp", "kernels/common/checks.h") == 0);
   CHECK(one("models/layers/a.cpp", "models/generation.h") == 1);
   CHECK(one("models/registry.cpp", "models/generation.h") == 0);
+  CHECK(one("engine/data/tokenizers/a.cpp", "engine/data/datasets/shards.h") == 1);
+  CHECK(one("engine/data/datasets/a.cpp", "engine/data/tokenizers/bpe.h") == 0);
+  CHECK(one("trainer/planner/options/a.cpp", "trainer/planner/planner.h") == 1);
+  CHECK(one("trainer/planner/planner.cpp", "trainer/planner/steady_state.h") == 0);
+  CHECK(one("trainer/planner/planner.cpp", "trainer/planner/search/search.h") == 1);
+  CHECK(one("trainer/runtime/rank/a.cpp", "trainer/runtime/loop/trainer.h") == 1);
+  CHECK(one("trainer/runtime/loop/a.cpp", "trainer/report/page.h") == 1);
   CHECK(check_arrows({"engine/plan/a.cpp", "// #include \"comm/scheduler.h\"\n"}).empty());
 }
 
@@ -193,14 +200,16 @@ TEST_CASE("rule: cycles", "[tidy]") {
   const auto including = [](const char* path, const char* include) {
     return File{path, std::string("\n#include \"") + include + "\"\n"};
   };
-  const File a = including("runtime/a.h", "runtime/b.h"), b = including("runtime/b.cpp", "runtime/c.h"),
-             c = including("runtime/c.h", "runtime/a.h");
+  const File a = including("trainer/runtime/a.h", "trainer/runtime/b.h"),
+             b = including("trainer/runtime/b.cpp", "trainer/runtime/c.h"),
+             c = including("trainer/runtime/c.h", "trainer/runtime/a.h");
   CHECK(check_cycles({a, b}).empty());
   CHECK(check_cycles({a, b, c}) ==
         Findings{"includes form a cycle. Move what both ends need into a header of its own.\n"
-                 "  runtime/a.h:2: includes runtime/b.h\n  runtime/b.cpp:2: includes runtime/c.h\n"
-                 "  runtime/c.h:2: includes runtime/a.h"});
-  CHECK(check_cycles({including("runtime/a.cpp", "runtime/a.h"), a, b}).empty());
+                 "  trainer/runtime/a.h:2: includes trainer/runtime/b.h\n  trainer/runtime/b.cpp:2: includes "
+                 "trainer/runtime/c.h\n"
+                 "  trainer/runtime/c.h:2: includes trainer/runtime/a.h"});
+  CHECK(check_cycles({including("trainer/runtime/a.cpp", "trainer/runtime/a.h"), a, b}).empty());
   CHECK(check_cycles({including("kernels/gelu/gelu.cpp", "kernels/gelu/gelu_cpu.h"),
                       including("kernels/gelu/gelu_cpu.h", "kernels/gelu/gelu.h")})
             .empty());
@@ -221,8 +230,8 @@ TEST_CASE("rule: vendors", "[tidy]") {
   CHECK(one("kernels/gelu/gelu.cu", "cuda_bf16.h") == 0);
   CHECK(one("kernels/gelu/gelu.cpp", "cuda_bf16.h") == 1);
   CHECK(one("engine/data/a.cpp", "toml++/toml.h") == 1);
-  CHECK(one("cli/train.cpp", "CLI/CLI.hpp") == 0);
-  CHECK(one("runtime/train.cpp", "CLI/CLI.hpp") == 1);
+  CHECK(one("trainer/cli/train.cpp", "CLI/CLI.hpp") == 0);
+  CHECK(one("trainer/runtime/loop/train.cpp", "CLI/CLI.hpp") == 1);
   CHECK(one("tests/a.cpp", "catch2/catch.hpp") == 1);
   CHECK(one("engine/a.cpp", "Eigen/Core") == 1);
 }
@@ -236,7 +245,7 @@ TEST_CASE("rule: banned calls, with the replacement", "[tidy]") {
   CHECK(found("engine/a.cpp", "int strand(); brand(1);") == "");
   CHECK(found("engine/a.cpp", "std::exit(1);").find("typed Error") != std::string::npos);
   CHECK(found("engine/a.cpp", "if (x) exit(1);").find("typed Error") != std::string::npos);
-  CHECK(found("cli/main.cpp", "exit(1); app.exit(1);") == "");
+  CHECK(found("trainer/cli/main.cpp", "exit(1); app.exit(1);") == "");
   CHECK(found("engine/a.cpp", "app.exit(1); p->exit(1);") == "");
   CHECK(found("comm/a.cpp", "void abort();\nvoid A::abort() {}\nworld.abort(1);") == "");
   CHECK(found("comm/a.cpp", "std::abort();\n").find("SLIP_ASSERT") != std::string::npos);
@@ -261,7 +270,7 @@ TEST_CASE("rule: cards", "[tidy]") {
 
 TEST_CASE("rule: one user, one build", "[tidy]") {
   const File a{"engine/a.cpp", "#include <spdlog/logger.h>\n#include <spdlog/sinks/a.h>\n"},
-      b{"cli/b.cpp", "#include <spdlog/logger.h>\n"};
+      b{"trainer/cli/b.cpp", "#include <spdlog/logger.h>\n"};
   CHECK(check_single_includes({a}).empty());
   CHECK(check_single_includes({a, b}).size() == 1);
   CHECK(check_single_includes({{"engine/a.h", "#include <spdlog/logger.h>\n"}}).size() == 1);

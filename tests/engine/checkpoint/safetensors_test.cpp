@@ -13,7 +13,7 @@
 
 #include <fmt/core.h>
 
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

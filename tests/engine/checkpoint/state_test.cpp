@@ -19,9 +19,9 @@
 #include <random>
 #include <thread>
 
+#include "engine/base/hash.h"
 #include "engine/checkpoint/state_file.h"
 #include "engine/checkpoint/store.h"
-#include "engine/data/hash.h"
 #include "engine/plan/tensor_boxes.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"

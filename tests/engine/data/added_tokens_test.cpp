@@ -4,8 +4,8 @@
 #include <fmt/core.h>
 
 #include "engine/base/json.h"
-#include "engine/data/make_tokenizer.h"
-#include "engine/data/tokenizer_json.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
+#include "engine/data/tokenizers/tokenizer_json.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
 

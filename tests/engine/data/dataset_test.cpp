@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Splits and vocabularies of a run.
 
-#include "engine/data/dataset.h"
+#include "engine/data/datasets/dataset.h"
 
 #include <iostream>
 
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
+#include "engine/data/datasets/tokenize.h"
 #include "engine/data/sidecar.h"
-#include "engine/data/tokenize.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

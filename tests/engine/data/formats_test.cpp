@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data of other programs: the same ids and documents as written, and every kind of damage is named.
 
-#include "engine/data/foreign_tokens.h"
+#include "engine/data/datasets/foreign_tokens.h"
 
 #include <numeric>
 #include <random>
 
-#include "engine/data/dataset.h"
-#include "engine/data/hash.h"
-#include "engine/data/json_lines.h"
-#include "engine/data/make_tokenizer.h"
-#include "engine/data/tokenize.h"
+#include "engine/base/hash.h"
+#include "engine/data/datasets/dataset.h"
+#include "engine/data/datasets/json_lines.h"
+#include "engine/data/datasets/tokenize.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

@@ -8,12 +8,12 @@
 #include <random>
 
 #include "engine/base/utf8.h"
-#include "engine/data/dataset.h"
-#include "engine/data/json_text.h"
-#include "engine/data/make_tokenizer.h"
-#include "engine/data/text.h"
-#include "engine/data/text_input.h"
-#include "engine/data/tokenize.h"
+#include "engine/data/datasets/dataset.h"
+#include "engine/data/datasets/json_text.h"
+#include "engine/data/datasets/text.h"
+#include "engine/data/datasets/text_input.h"
+#include "engine/data/datasets/tokenize.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
 #include "tests/engine/data/packed.h"
 #include "tests/test.hpp"

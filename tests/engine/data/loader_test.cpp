@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loader's thread: the right tokens in the right order, clean ends, errors that propagate.
 
-#include "engine/data/loader.h"
+#include "engine/data/datasets/loader.h"
 
 #include "engine/base/context_chunks.h"
 

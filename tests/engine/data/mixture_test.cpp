@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Laws of mixtures: shares are exact after any number of samples, and no sample of an epoch comes twice.
 
-#include "engine/data/mixture.h"
+#include "engine/data/datasets/mixture.h"
 
 #include <cmath>
 #include <map>
@@ -9,9 +9,9 @@
 #include <random>
 #include <set>
 
-#include "engine/data/dataset.h"
-#include "engine/data/loader.h"
-#include "engine/data/windows.h"
+#include "engine/data/datasets/dataset.h"
+#include "engine/data/datasets/loader.h"
+#include "engine/data/datasets/windows.h"
 #include "tests/engine/data/disk.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"

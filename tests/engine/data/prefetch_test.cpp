@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "engine/data/json_lines.h"
-#include "engine/data/make_tokenizer.h"
-#include "engine/data/raw_tokens.h"
-#include "engine/data/text.h"
+#include "engine/data/datasets/json_lines.h"
+#include "engine/data/datasets/raw_tokens.h"
+#include "engine/data/datasets/text.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Token shards: written data reads back the same, and every kind of damage is named.
 
-#include "engine/data/shards.h"
-#include "engine/data/make_tokenizer.h"
+#include "engine/data/datasets/shards.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 
 #include <random>
 
+#include "engine/base/hash.h"
 #include "engine/base/utf8.h"
-#include "engine/data/dataset.h"
-#include "engine/data/hash.h"
+#include "engine/data/datasets/dataset.h"
+#include "engine/data/datasets/text.h"
+#include "engine/data/datasets/tokenize.h"
 #include "engine/data/sidecar.h"
-#include "engine/data/text.h"
-#include "engine/data/tokenize.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // tokenize continues only what is still there as it was left, and leaves no files of earlier commands beside its own.
 
-#include "engine/data/tokenize.h"
+#include "engine/data/datasets/tokenize.h"
 
 #include <functional>
 
+#include "engine/base/hash.h"
 #include "engine/base/json.h"
-#include "engine/data/hash.h"
-#include "engine/data/shards.h"
+#include "engine/data/datasets/shards.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

@@ -5,10 +5,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/json.h"
-#include "engine/data/dataset.h"
-#include "engine/data/make_tokenizer.h"
-#include "engine/data/shards.h"
-#include "engine/data/tokenize.h"
+#include "engine/data/datasets/dataset.h"
+#include "engine/data/datasets/shards.h"
+#include "engine/data/datasets/tokenize.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"
 

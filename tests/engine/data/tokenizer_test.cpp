@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Laws of tokenizers and of the hash.
 
-#include "engine/data/make_tokenizer.h"
+#include "engine/data/tokenizers/make_tokenizer.h"
 
 #include <iostream>
 #include <random>
 #include <set>
 
 #include "engine/base/files.h"
+#include "engine/base/hash.h"
 #include "engine/base/utf8.h"
-#include "engine/data/hash.h"
 #include "engine/data/sidecar.h"
 #include "tests/engine/data/disk.h"
 #include "tests/test.hpp"

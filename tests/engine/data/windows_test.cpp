@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Laws of the sampler: each sample once per epoch, for every layout and every restart position.
 
-#include "engine/data/windows.h"
+#include "engine/data/datasets/windows.h"
 
 #include <algorithm>
 #include <map>

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/data/hash.h"
+#include "engine/base/hash.h"
 #include "tests/contract/communicator_contract.h"
 #include "tests/gpu/cuda/nccl_ranks.h"
 

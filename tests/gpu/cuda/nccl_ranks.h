@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "comm/nccl/nccl.h"
-#include "runtime/world.h"
 #include "tests/gpu/cuda/card.h"
+#include "trainer/runtime/rank/world.h"
 
 namespace slipstream::test {
 

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// slipstream bench overlap --ablate: the effect of each overlap setting, one at a time.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "trainer/bench/harness.h"
+#include "trainer/bench/options.h"
+
+namespace slipstream::bench {
+
+/// A setting, and the value that turns its overlap off.
+struct Ablation {
+  std::string key, value;
+  std::function<bool(const RunConfig&)> has_effect;  // with the run file's other values
+};
+
+/// Every key of [overlap] with a second value, and the keys of [zero] and [optimizer] that decide when communication
+/// may start.
+const std::vector<Ablation>& ablations();
+
+/// Blocks. Collective. Interleaved paced steps of the unchanged run file, twice, and with each setting turned off. One
+/// table for every ratio of a layer's gather to its forward pass, or for the run file's emulated link.
+/// Throws: ConfigError: one rank, or neither a ratio nor a link.
+void bench_ablation(const OverlapOptions& options, const Setting& setting);
+
+}  // namespace slipstream::bench

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The folder of a sweep (scripts/sweep.py) as JSON for the script of the page.
+
+#include <string>
+
+#include "engine/base/json.h"
+#include "trainer/report/lines.h"
+
+namespace slipstream::report {
+
+/// Blocks. True if the folder has a file that scripts/sweep.py wrote.
+bool is_sweep(const std::string& folder);
+
+/// Blocks. Members: name, path, run, repeats, varied, points, timelines. A point: ranks, settings [key, text], runs,
+/// failed, why, figures {name: [mean, low, high]}; a timeline: the point's index, its steps and the spans of rank 0.
+/// Throws: DataError if sweep.json is damaged or of another version.
+Json sweep_data(const std::string& folder, Missing& missing);
+
+}  // namespace slipstream::report

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Compares the bits of parameters that several ranks hold, so that a rank whose replica drifted is named.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trainer/runtime/rank/rank.h"
+#include "trainer/runtime/rank/world.h"
+
+namespace slipstream::runtime {
+
+/// A hash of one rank's bits of a named tensor or of a part of it. Ranks with the same `place` must have equal bits.
+struct HeldBits {
+  /// Number of the tensor in name order, 1 for masters and 0 for the weights of compute, part of a split tensor, first
+  /// element, number of elements.
+  std::array<int64_t, 5> place = {};
+  uint64_t hash = 0;
+};
+
+/// Blocks. The bits that other ranks hold as well: resident weights and masters of data replicas, tensors that tensor
+/// ranks do not split, and both copies of a tied table. `stages` are the jobs of all stages.
+std::vector<HeldBits> replicated_bits(Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages);
+
+struct Drift {
+  size_t tensor = 0;       // the first that differs, in name order
+  std::vector<int> ranks;  // the minority in any place; without a majority, all ranks of the first place that differs
+  bool is_certain = true;  // false: no majority
+};
+
+/// The ranks whose bits differ from those of most ranks in the same place; none if all are equal. Pure.
+std::optional<Drift> find_drift(std::span<const std::vector<HeldBits>> by_rank);
+
+/// Blocks. Collective. A sentence with the drifted ranks and the first tensor, the same on all ranks; empty if all
+/// replicas are equal.
+std::string drifted_replicas(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages);
+
+}  // namespace slipstream::runtime

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Text from trained weights, one token at a time.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/base/data_format.h"
+#include "trainer/runtime/text/sampling.h"
+
+namespace slipstream::runtime {
+
+struct GenerateOptions {
+  std::string checkpoint;  // folder of weights, or a run folder
+  std::string prompt;
+  std::vector<int32_t> prompt_ids;                    // instead of a prompt; the continuation is printed as ids, too
+  std::string prompts_file;                           // instead of a prompt: one per line; prints JSON lines
+  DataFormat prompts_format = DataFormat::automatic;  // text: any bytes, and JSON as it is
+  int batch = 8;                                      // prompts of the file at once
+  int tokens = 200;                                   // tokens to generate
+  SamplingOptions sampling;
+  std::vector<std::string> stops;  // the text ends before the first of these
+  uint64_t seed = 1;
+  std::string device = "auto";  // auto | cpu | cuda
+  std::string dtype = "auto";   // of weights, keys and values in memory: auto | float32 | bfloat16
+  bool bound = false;           // measures the speed of memory, and prints the share of it
+};
+
+/// Blocks. Collective: the ranks that mpirun started share the model. Prints the prompt and its continuation to stdout.
+/// Returns the exit code. Throws: ConfigError, CheckpointError, ResourceError.
+int generate(const GenerateOptions& options);
+
+}  // namespace slipstream::runtime
