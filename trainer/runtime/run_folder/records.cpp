@@ -119,9 +119,9 @@ std::string records_reference_markdown() {
   return R"(<!-- SPDX-License-Identifier: Apache-2.0 -->
 # Metrics and records of a run
 
-Generated from `engine/report/metrics.cpp` and `trainer/runtime/run_folder/records.cpp`; a test compares this page with the program. Fields
-that end in `_ms` are milliseconds, as means over ranks unless the row names another value.
-[Another page](../benchmarks/columns.md) has the tables of `bench`.
+Generated from `engine/report/metrics.cpp` and `trainer/runtime/run_folder/records.cpp`; a test compares this page with
+the program. Fields that end in `_ms` are milliseconds, as means over ranks unless the row names another
+value. [Another page](../benchmarks/columns.md) has the tables of `bench`.
 
 ## metrics.jsonl
 
