@@ -177,7 +177,7 @@ Machine this_host(int threads, int ranks) {
       // Time to wake a stream's sleeping thread.
       .launch_ns = 5 * kMicrosecond,
       .ranks_per_node = ranks,
-      // An all-reduce of 1 to 25 MiB between two processes moves 4 to 5.6 GB/s (tests/bench/mpi_bench).
+      // An all-reduce of 1 to 25 MiB between two processes moves 4 to 5.6 GB/s.
       .intra_bytes_per_second = 4'000'000'000,
       .intra_latency_ns = 10 * kMicrosecond,
       // Gigabit Ethernet.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention with heads of 64 and 128 against outputs and gradients that PyTorch computed once
-// (scripts/make_golden_attention.py), on both paths for tensor cores.
+// (tests/golden/make_golden_attention.py), on both paths for tensor cores.
 
 #include <cstdlib>
 #include <fstream>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two tiny models against values that PyTorch computed once (scripts/make_golden.py).
+// Two tiny models against values that PyTorch computed once (tests/golden/make_golden.py).
 
 #include <cmath>
 #include <cstdio>

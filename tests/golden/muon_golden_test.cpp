@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Muon against torch.optim.Muon, whose weights and momenta scripts/make_golden_muon.py stored.
+// Muon against torch.optim.Muon, whose weights and momenta tests/golden/make_golden_muon.py stored.
 
 #include <cstring>
 #include <fstream>

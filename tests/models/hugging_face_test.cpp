@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json files of transformers 4 and 5 (scripts/make_golden_configs.py): every key counts, is neutral or is
+// config.json files of transformers 4 and 5 (tests/golden/make_golden_configs.py): every key counts, is neutral or is
 // refused.
 
 #include "models/hugging_face.h"

@@ -20,7 +20,7 @@ using namespace slipstream::tests;
 
 namespace {
 
-/// scripts/make_golden_tokenizers.py made it.
+/// tests/golden/make_golden_tokenizers.py made it.
 const std::string kGolden = SLIP_GOLDEN_DIR "/tokenizers/";
 
 std::string path_of(const std::string& name) {

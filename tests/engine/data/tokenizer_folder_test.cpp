@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tokenizer is a folder: ids and ends of texts are those of AutoTokenizer (scripts/make_golden_tokenizer_folders.py).
+// A tokenizer is a folder: ids and ends of texts are those of AutoTokenizer
+// (tests/golden/make_golden_tokenizer_folders.py).
 
 #include <filesystem>
 

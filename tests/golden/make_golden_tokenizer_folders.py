@@ -5,7 +5,7 @@
 Each row has the files beside one small tokenizer.json, the number of ids, the end of a text, and ids of texts. Rows of
 transformers 4 and 5 were equal when this was written. Needs: pip install transformers; run it again only for new rows:
 
-    scripts/make_golden_tokenizer_folders.py tests/golden
+    tests/golden/make_golden_tokenizer_folders.py tests/golden
 """
 import json
 import os
@@ -81,7 +81,7 @@ def main(folder):
                 end=-1 if read.eos_token is None else read.eos_token_id,
                 ids=read.encode(TEXT, add_special_tokens=False)))
     made = dict(
-        made_with=f"scripts/make_golden_tokenizer_folders.py, transformers {hf.__version__}", tokenizer=base, text=TEXT,
+        made_with=f"tests/golden/make_golden_tokenizer_folders.py, transformers {hf.__version__}", tokenizer=base, text=TEXT,
         rows=rows)
     path = folder / "tokenizer_folders.json"
     path.write_text(json.dumps(made, separators=(",", ":")) + "\n")

@@ -6,7 +6,7 @@ Initial weights, ids, logits, loss, every gradient and the weights after 20 Adam
 The models run in float64; transformers computes norms and rotations of some families in float32. Needs: pip install
 torch transformers; run it again only to change the models, some of them by name:
 
-    scripts/make_golden_families.py tests/golden [hf_qwen3 ...]
+    tests/golden/make_golden_families.py tests/golden [hf_qwen3 ...]
 """
 import os
 import pathlib
@@ -75,7 +75,7 @@ def main(folder):
     )
     wanted = sys.argv[2:] or [model.name for model in models]
     models = [model for model in models if model.name in wanted]
-    golden.write(folder, models, f"scripts/make_golden_families.py, transformers {hf.__version__}", steps=20)
+    golden.write(folder, models, f"tests/golden/make_golden_families.py, transformers {hf.__version__}", steps=20)
 
 
 if __name__ == "__main__":

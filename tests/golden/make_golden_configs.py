@@ -5,7 +5,7 @@
 One row per class and set of values: what the library saves, and the window of every layer of its model. Needs: pip
 install transformers (4 or 5, which names the file); run it again only for other classes or values:
 
-    scripts/make_golden_configs.py tests/golden
+    tests/golden/make_golden_configs.py tests/golden
 """
 import json
 import pathlib
@@ -62,7 +62,7 @@ def main(folder):
     for make, values in CASES:
         config = make(**values)
         rows.append({"config": json.loads(config.to_json_string(use_diff=False)), "windows": windows(config)})
-    made = {"made_with": f"scripts/make_golden_configs.py, transformers {hf.__version__}", "rows": rows}
+    made = {"made_with": f"tests/golden/make_golden_configs.py, transformers {hf.__version__}", "rows": rows}
     path = folder / f"hf_configs_{hf.__version__.split('.')[0]}.json"
     path.write_text(json.dumps(made, indent=1) + "\n")
     print(path, len(rows), "rows,", path.stat().st_size, "bytes")

@@ -6,7 +6,7 @@ Every case is computed twice: as PyTorch is, which multiplies in bfloat16, and i
 with torch.bfloat16 replaced while the optimizer runs. The second has no rounding but that of the file, which is
 float32. Needs PyTorch 2.9 or later; run it again only to change the cases:
 
-    python3 scripts/make_golden_muon.py tests/golden
+    python3 tests/golden/make_golden_muon.py tests/golden
 """
 import json
 import pathlib
@@ -66,7 +66,7 @@ def main():
                      "gradients": [write(gradient) for gradient in gradients], "momentum": write(momentum),
                      "float64": write(exact), "bfloat16": write(rounded)})
     (folder / "muon.bin").write_bytes(data)
-    text = {"made_with": f"scripts/make_golden_muon.py, PyTorch {torch.__version__.split('+')[0]}", "momentum": MOMENTUM, "cases": rows}
+    text = {"made_with": f"tests/golden/make_golden_muon.py, PyTorch {torch.__version__.split('+')[0]}", "momentum": MOMENTUM, "cases": rows}
     (folder / "muon.json").write_text(json.dumps(text, indent=1) + "\n")
 
 

@@ -6,7 +6,7 @@ Initial weights, ids, logits, loss, every gradient and the weights after three A
 from their papers, in the names and shapes of Hugging Face (all matrices as [out, in]), and computed in float64, so that
 the fixtures carry no rounding but their own. Needs python3-torch; run it again only to change the models:
 
-    /usr/bin/python3 scripts/make_golden.py tests/golden
+    /usr/bin/python3 tests/golden/make_golden.py tests/golden
 """
 import json
 import math
@@ -148,4 +148,4 @@ def write(folder, models, made_with, steps=STEPS):
 
 
 if __name__ == "__main__":
-    write(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden"), (Gpt2(), Llama()), "scripts/make_golden.py")
+    write(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden"), (Gpt2(), Llama()), "tests/golden/make_golden.py")

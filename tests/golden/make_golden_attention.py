@@ -6,7 +6,7 @@ Rows hold [q heads | k heads | v heads]. Inputs follow from a formula that the t
 computes in float64, and the file has its results rounded to bfloat16. Needs python3-torch; run it again only to change
 the cases:
 
-    /usr/bin/python3 scripts/make_golden_attention.py tests/golden
+    /usr/bin/python3 tests/golden/make_golden_attention.py tests/golden
 """
 import json
 import pathlib
@@ -47,7 +47,7 @@ def main(folder):
         index.append({**case, "seed": 2 * number, "begin_elems": len(data) // 2})
         data += b"".join(t.bfloat16().contiguous().view(torch.int16).numpy().tobytes() for t in (out, gradients))
     rows = ",\n".join("  " + json.dumps(row) for row in index)
-    made = f"scripts/make_golden_attention.py, PyTorch {torch.__version__.split('+')[0]}"
+    made = f"tests/golden/make_golden_attention.py, PyTorch {torch.__version__.split('+')[0]}"
     (folder / "attention.json").write_text(f'{{\n "made_with": "{made}",\n "cases": [\n{rows}\n ]\n}}\n')
     (folder / "attention.bin").write_bytes(data)
     print(f"{len(data)} bytes")
