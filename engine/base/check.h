@@ -21,7 +21,7 @@ enum class ExitCode : int {
   communication = 6,
   resources = 7,
   bug = 70,
-  preempted = 75,  // a signal ended the run behind a checkpoint
+  preempted = 75,  // a signal ended the run after it had saved a checkpoint
 };
 
 /// Base of every error that a user may see. `what()` is one sentence of the form
@@ -61,7 +61,7 @@ namespace detail {
 
 }  // namespace slipstream
 
-/// Asserts one property. Active in every build.
+/// Asserts one property. The assertion is active in every build.
 #define SLIP_ASSERT(condition)                                                \
   do {                                                                        \
     if (!(condition)) [[unlikely]]                                            \

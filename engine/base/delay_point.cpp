@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment is read once. A passage without a request costs one look at a list that is empty.
+// Reads the environment once. Without a request, passing a place costs one look at an empty list.
 
 #include "engine/base/delay_point.h"
 
@@ -19,7 +19,7 @@ namespace {
 struct Delay {
   std::string place;
   int rank = 0;
-  int64_t first = 0, last = 0;  // steps
+  int64_t first = 0, last = 0;  // training steps
   int64_t ns = 0;
   std::atomic<int64_t> taken{0};  // the last step that took it
 };

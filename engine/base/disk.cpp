@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causes of failed writes by error number, and a table of the threads that wait for the disk.
+// Maps error numbers to remedies, and keeps a table of the threads that wait for the disk.
 
 #include "engine/base/disk.h"
 

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Failed and slow writes: what to do about an error of the disk, and which file a thread waits for.
+// Failed and slow writes: what a user can do about an error of the disk, and which file a thread waits for.
 
 #include <string>
 #include <string_view>
 
 namespace slipstream::files {
 
-/// A sentence by the cause of the error number, without space around it. `other` is the way around the disk, for
-/// instance "set output.dir to another folder". Pure.
+/// Returns a sentence that names the cause of the error number and its remedy, without space around it. `other` is the
+/// way around this disk, for instance "set output.dir to another folder". Pure.
 std::string disk_remedy(int error, std::string_view other = "choose another folder");
 
-/// `path` is as files::shown() writes it. Throws: ResourceError that names it, what could not be done ("written"), the
-/// error and its remedy.
+/// Throws: ResourceError that names the path, what could not be done ("written"), the error and its remedy. `path` has
+/// the form that files::shown() returns.
 [[noreturn]] void disk_failed(const std::string& path, std::string_view what, int error,
                               std::string_view other = "choose another folder");
 
-/// While it exists, this thread waits until `path`, as files::shown() writes it, is on disk.
+/// While this object exists, its thread counts as waiting until `path` is on disk. `path` has the form that
+/// files::shown() returns.
 class DiskWait {
  public:
   explicit DiskWait(const std::string& path);
@@ -25,8 +26,8 @@ class DiskWait {
   ~DiskWait();
 };
 
-/// The longest of these waits in this process: "writing "PATH" to disk for 12 s". Empty: no thread waits. From any
-/// thread.
+/// Returns the longest wait of this process, as "writing "PATH" to disk for 12 s", or an empty text if no thread waits.
+/// Any thread may call it.
 std::string longest_disk_wait();
 
 }  // namespace slipstream::files

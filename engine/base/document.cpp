@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads small JSON documents and throws their owner's error type.
+// Reads small JSON documents. Errors have the type that belongs to the document's owner.
 
 #include "engine/base/document.h"
 

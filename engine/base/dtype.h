@@ -45,7 +45,7 @@ constexpr std::string_view name_of(DType dtype) {
   return "?";
 }
 
-/// bfloat16 as storage: arithmetic happens in float. Round to nearest, ties to even; NaN stays NaN.
+/// bfloat16 as a storage type: arithmetic happens in float. Conversion rounds to nearest, ties to even, and keeps NaN.
 struct bfloat16 {
   uint16_t bits = 0;
 

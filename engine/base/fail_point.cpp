@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A passage without a request costs one look into the environment.
+// Without a request, passing a place costs one look into the environment.
 
 #include "engine/base/fail_point.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 const char* request() { return std::getenv("SLIPSTREAM_FAIL_POINT"); }
 
-/// Cuts "MARK REST" from the end of `text` and returns the rest; empty if it has none.
+/// Removes "MARK REST" from the end of `text` and returns REST, or an empty text if `text` has no such end.
 std::string take_behind(std::string& text, char mark) {
   const size_t at = text.find(mark);
   if (at == std::string::npos) return {};

@@ -36,7 +36,8 @@ void refuse(Owner owner, const std::string& sentence) {
 
 namespace {
 
-/// Appends the first `limit_bytes` of `text` in printable form, to the end of a character. Returns their number.
+/// Appends as much of `text` in printable form as fits into `limit_bytes` without splitting a character. Returns the
+/// number of bytes that it took from `text`.
 size_t append_printable(std::string& out, std::string_view text, size_t limit_bytes) {
   size_t at = 0;
   while (at < text.size() && at < limit_bytes) {
@@ -72,8 +73,8 @@ std::string printable(std::string_view text, size_t limit_bytes) {
 
 namespace {
 
-/// Blocks. As open(2). Checkpoints of many ranks and weights in many shards have more files than the soft limit of most
-/// systems, 1024: the hard limit then becomes the soft one.
+/// Blocks. Opens a file as open(2) does. Checkpoints of many ranks and weights in many shards have more files than
+/// 1024, the soft limit of most systems. The soft limit is then raised to the hard one.
 int open_to_read(const std::string& path) {
   // O_NONBLOCK: opening a pipe without a writer must not hang.
   const auto open_it = [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); };
@@ -121,7 +122,7 @@ std::string temporary_folder() {
   return set != nullptr && *set != '\0' ? set : "/tmp";
 }
 
-/// Blocks. A file without a name; -1 with errno set.
+/// Blocks. Returns the descriptor of a file without a name, or -1 with errno set.
 int open_nameless(const std::string& folder) {
   std::string name = folder + "/slipstream-XXXXXX";
   const int descriptor = ::mkostemp(name.data(), O_CLOEXEC);
@@ -131,12 +132,12 @@ int open_nameless(const std::string& folder) {
 
 }  // namespace
 
-// Delegates, so that the destructor closes the file if `next` throws.
+// Delegates to another constructor, so that the destructor closes the file if `next` throws.
 InputFile::InputFile(const std::string& path, Owner owner, const ReadBytes& next)
     : InputFile(path, owner, open_nameless(temporary_folder())) {
   const auto fail = [&](int error) {
     throw ResourceError(
-        "[disk] {} cannot be copied to {} behind byte {}: {}. Set TMPDIR to a folder with more space, or encode the "
+        "[disk] {} cannot be copied to {} after byte {}: {}. Set TMPDIR to a folder with more space, or encode the "
         "text "
         "once with slipstream tokenize.",
         shown(path), shown(temporary_folder()), size_bytes_, reason(error));
@@ -182,7 +183,7 @@ void InputFile::read(int64_t offset_bytes, void* out, int64_t size_bytes) const 
 }
 
 void InputFile::prefetch(int64_t offset_bytes, int64_t size_bytes) const {
-  // Zero bytes would mean all that follow.
+  // A length of zero would mean all bytes up to the end of the file.
   if (size_bytes > 0) ::posix_fadvise(descriptor_, offset_bytes, size_bytes, POSIX_FADV_WILLNEED);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Files on disk. Reads check every size. Written files appear complete under their final name, or not at all.
+// Files on disk. Reads check every size. A written file appears under its final name complete or not at all.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,39 +10,40 @@
 
 namespace slipstream::files {
 
-/// Writes the next bytes to `out`: `size_bytes` of them, or less at the end. Returns their number.
+/// Writes the next `size_bytes` bytes to `out`, or fewer at the end. Returns their number.
 using ReadBytes = std::function<int64_t(char* out, int64_t size_bytes)>;
 
 /// The owner of a file selects the error of a failed read: DataError or CheckpointError.
 enum class Owner : uint8_t { data, checkpoint };
 
-/// Throws DataError or CheckpointError with `sentence` behind its "[data] " or "[checkpoint] ".
+/// Throws: DataError or CheckpointError whose text is "[data] " or "[checkpoint] " followed by `sentence`.
 [[noreturn]] void refuse(Owner owner, const std::string& sentence);
 
-/// `text` for error messages: in double quotes, cut at 255 bytes, with control characters and broken UTF-8 in
+/// Returns `text` for error messages: in double quotes, cut at 255 bytes, with control characters and broken UTF-8 as
 /// hexadecimal digits. Pure.
 std::string shown(std::string_view text);
-/// The same without quotes, cut at `limit_bytes` with "..". Pure.
+/// Returns the same without quotes. A longer text is cut at `limit_bytes` and ends with "..". Pure.
 std::string printable(std::string_view text, size_t limit_bytes);
 
-/// A regular file opened for reading; offsets are 64 bits wide. Safe to read from several threads.
+/// A regular file opened for reading, with offsets of 64 bits. Several threads may read from it at once.
 class InputFile {
  public:
   /// Throws: the owner's error if the path is missing, not a regular file, or not readable.
   InputFile(const std::string& path, Owner owner);
-  /// Blocks. A nameless file in $TMPDIR, or /tmp, with all that `next` reads; its space is free again after its use.
-  /// `path` names it in errors. Throws: ResourceError if the folder cannot be written or is full; errors of `next`.
+  /// Blocks. Copies all that `next` reads to a nameless file in $TMPDIR, or /tmp. Its space is free again when this
+  /// object ends. `path` names the file in errors. Throws: ResourceError if the folder cannot be written or is full;
+  /// errors of `next`.
   InputFile(const std::string& path, Owner owner, const ReadBytes& next);
   InputFile(InputFile&& other) noexcept;
   InputFile& operator=(InputFile&&) = delete;
   ~InputFile();
 
   /// Blocks. Reads exactly `size_bytes` bytes from `offset_bytes` into `out`.
-  /// Throws: the owner's error if the file ends before or the disk fails.
+  /// Throws: the owner's error if the file ends too early or the disk fails.
   void read(int64_t offset_bytes, void* out, int64_t size_bytes) const;
   /// Tells the disk that these bytes will be read soon. Returns before they are in memory.
   void prefetch(int64_t offset_bytes, int64_t size_bytes) const;
-  /// The size when the file was opened.
+  /// Returns the size that the file had when it was opened.
   int64_t size_bytes() const { return size_bytes_; }
   const std::string& path() const { return path_; }
 
@@ -56,12 +57,12 @@ class InputFile {
   int64_t size_bytes_ = 0;
 };
 
-/// Blocks. The whole file as bytes.
-/// Throws: the owner's error as InputFile, or if it holds more than `limit_bytes`.
+/// Blocks. Returns the whole file as bytes.
+/// Throws: the owner's error as InputFile does, and for a file of more than `limit_bytes`.
 std::string read_file(const std::string& path, Owner owner, int64_t limit_bytes);
 
 /// A file written under a temporary name in the folder of `path`, which gets its final name in commit().
-/// Without commit() the destructor removes it and an older file at `path` stays as it was.
+/// Without commit() the destructor removes it, and an older file at `path` stays as it was.
 class OutputFile {
  public:
   /// Throws: ResourceError if the folder is missing or cannot be written.
@@ -72,7 +73,7 @@ class OutputFile {
 
   /// Blocks. Throws: ResourceError if the disk is full or fails.
   void write(const void* bytes, int64_t size_bytes);
-  /// Blocks. Data to disk, then the rename, then the folder's entry to disk. Once only.
+  /// Blocks. Brings the data to disk, renames the file, and brings the folder's entry to disk. May be called once.
   void commit();
 
  private:
@@ -87,7 +88,7 @@ void write_file(const std::string& path, std::string_view bytes);
 /// Blocks. Makes renames inside `folder` survive a power failure. Throws: ResourceError.
 void sync_folder(const std::string& folder);
 
-/// The folder part of `path`, "." if it has none. Pure.
+/// Returns the folder part of `path`, or "." if it has none. Pure.
 std::string folder_of(const std::string& path);
 
 }  // namespace slipstream::files

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps a descriptor of a folder. Paths below /proc/self/fd reach the folder itself, as openat(2) does, through every
-// function that takes a path.
+// Keeps a descriptor of a folder. Paths below /proc/self/fd reach the folder itself, as openat(2) does, and work with
+// every function that takes a path.
 
 #include "engine/base/folder.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
 
-/// Blocks. The target of a link; empty if there is none.
+/// Blocks. Returns the target of a link, or an empty text if there is no such link.
 std::string target_of(const std::string& link) {
   char target[PATH_MAX];
   const ssize_t size = ::readlink(link.c_str(), target, sizeof target);

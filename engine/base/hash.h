@@ -11,10 +11,10 @@
 
 namespace slipstream::data {
 
-/// 32 lowercase hexadecimal digits, most significant first. Pure.
+/// Returns 32 lowercase hexadecimal digits, the most significant first. Pure.
 std::string xxh3_128_hex(const void* bytes, int64_t size_bytes);
 
-/// The same hash over bytes in pieces of any size.
+/// Computes the same hash over bytes that arrive in pieces of any size.
 class Xxh3 {
  public:
   Xxh3();
@@ -23,11 +23,11 @@ class Xxh3 {
   ~Xxh3();
 
   void update(const void* bytes, int64_t size_bytes);
-  /// Blocks. Bytes [begin, end) of a file. Throws: as InputFile::read.
+  /// Blocks. Adds the bytes [begin, end) of a file. Throws: as InputFile::read.
   void update(const files::InputFile& file, int64_t begin, int64_t end);
-  /// The hash of all bytes so far. update() may follow. Pure.
+  /// Returns the hash of all bytes so far. update() may be called again afterwards. Pure.
   std::string hex() const;
-  /// Its lower 64 bits. Pure.
+  /// Returns the lower 64 bits of the hash. Pure.
   uint64_t low_bits() const;
 
  private:

@@ -32,7 +32,7 @@ std::string place(std::string_view text, std::string_view source, size_t offset)
 
 constexpr std::string_view kNotNumbers[] = {"NaN", "Infinity", "-Infinity"};  // as Python writes them
 
-/// The one of kNotNumbers at byte `at`, else empty.
+/// Returns the word of kNotNumbers that begins at byte `at`, or an empty text.
 std::string_view not_number_at(std::string_view text, size_t at) {
   if (at >= text.size() || (text[at] != 'N' && text[at] != 'I' && text[at] != '-')) return {};
   for (const std::string_view name : kNotNumbers)
@@ -40,13 +40,14 @@ std::string_view not_number_at(std::string_view text, size_t at) {
   return {};
 }
 
-/// True at the end of the text and at characters that stand between values.
+/// Returns true at the end of the text and at characters that may stand between two values.
 bool between_values(std::string_view text, size_t at) {
   constexpr std::string_view kBetween = " \t\r\n[]{},:";
   return at >= text.size() || kBetween.find(text[at]) != std::string_view::npos;
 }
 
-/// `text` with a real of the same size in the place of each of kNotNumbers, because the parser has no event for them.
+/// Returns `text` with each of kNotNumbers replaced by a real of the same length, because the parser has no event for
+/// them.
 std::string with_numbers_only(std::string_view text) {
   std::string out(text);
   bool in_string = false;
@@ -87,7 +88,7 @@ class CountingIterator {
   size_t* read_;
 };
 
-/// Builds the value. Throws at the first unsupported value.
+/// Builds the value. Throws at the first value that is not supported.
 class Builder : public nlohmann::json_sax<nlohmann::json> {
  public:
   Builder(std::string_view text, std::string_view source, JsonNumbers numbers, const size_t& read)
@@ -134,13 +135,13 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   struct Level {
     Json value;
     std::string key;
-    std::unordered_set<std::string> keys;  // of its members, once there are kFewKeys
+    std::unordered_set<std::string> keys;  // of the members, once there are kFewKeys
   };
   [[noreturn]] void refuse(const std::string& problem) const {
     throw DataError("{} {}.", place(text_, source_, read_), problem);
   }
-  /// The real that ends here in the original text, where it may be one of kNotNumbers. The parser has read at most one
-  /// character more.
+  /// Returns the value of the real that ends here. The original text may have one of kNotNumbers in its place. The
+  /// parser has read at most one character more than the real.
   double real_of(double value) const {
     const char last = std::isalpha(static_cast<unsigned char>(text_[read_ - 1])) != 0 || read_ < 2 ? text_[read_ - 1]
                                                                                                    : text_[read_ - 2];
@@ -158,7 +159,8 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     }
     return true;
   }
-  /// Returns whether `key` is new. A few keys are compared faster than they are hashed: JSON lines are small objects.
+  /// Returns true if `key` is new. A few keys are compared faster than they are hashed, and most objects in JSON lines
+  /// are small.
   static bool add_key(Level& level, const std::string& key) {
     const Json::Object& members = level.value.as_object();
     if (members.size() < kFewKeys)
@@ -167,7 +169,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
       for (const Json::Member& member : members) level.keys.insert(member.first);
     return level.keys.insert(key).second;
   }
-  // key() refuses duplicates, so appending needs no search.
+  // key() has refused duplicates, so that members are appended without a search.
   static Json::Object& members_of(Level& level) { return const_cast<Json::Object&>(level.value.as_object()); }
   bool open(Json value) {
     if (open_.size() == kMaxDepth) refuse(fmt::format("nests deeper than {} levels", kMaxDepth));

@@ -12,10 +12,10 @@
 
 namespace slipstream {
 
-/// The numbers that a text may have.
+/// The kinds of numbers that a text may contain.
 enum class JsonNumbers {
   exact,   // integers within int64, finite reals
-  python,  // also those of Python's module json: integers beyond int64, read as reals; NaN, Infinity and -Infinity
+  python,  // what Python's module json writes, too: integers beyond int64, read as reals; NaN, Infinity and -Infinity
 };
 
 /// One JSON value: null, bool, 64-bit integer, real, string, array or object. A value type; owns all it holds.
@@ -43,9 +43,9 @@ class Json {
   /// reals beyond double, nesting deeper than 64, and more than 4 million values.
   static Json parse(std::string_view text, std::string_view source = "JSON", JsonNumbers numbers = JsonNumbers::exact);
 
-  /// The text of this value. `indent` 0: one line; else one member per line, indented by that many spaces per level.
-  /// Reals are the shortest digits that read back the same and always look like reals ("1.0"); NaN and infinities are
-  /// null; bytes that are not UTF-8 become U+FFFD. Pure.
+  /// Returns the text of this value. With `indent` 0 it is one line, else one member per line, indented by that many
+  /// spaces per level. Reals have the fewest digits that read back as the same value, and always look like reals
+  /// ("1.0"). NaN and infinities become null, and bytes that are not UTF-8 become U+FFFD. Pure.
   std::string dump(int indent = 0) const;
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
@@ -56,9 +56,9 @@ class Json {
   bool is_array() const { return std::holds_alternative<Array>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
 
-  /// "null", "a boolean", "an integer", "a real", "a string", "an array" or "an object".
+  /// Returns "null", "a boolean", "an integer", "a real", "a string", "an array" or "an object".
   std::string_view type_name() const;
-  /// Each throws a DataError that begins with `what` and names the required and the actual type.
+  /// Each function throws a DataError that begins with `what` and names the required and the actual type.
   bool as_bool(std::string_view what = "a JSON value") const;
   int64_t as_int(std::string_view what = "a JSON value") const;  // refuses every real, even a whole one
   double as_double(std::string_view what = "a JSON value") const;
@@ -66,14 +66,14 @@ class Json {
   const Array& as_array(std::string_view what = "a JSON value") const;
   const Object& as_object(std::string_view what = "a JSON value") const;
 
-  /// The member, or null if it is absent. Linear in the number of members; iterate over large objects instead.
-  /// Throws: DataError when this is not an object.
+  /// Returns the member, or null if it is absent. The search is linear in the number of members: iterate over large
+  /// objects instead. Throws: DataError if this value is not an object.
   const Json* find(std::string_view key) const;
-  /// Throws: DataError with the key and the existing members.
+  /// Throws: DataError with the key and the existing members if the member is absent.
   const Json& at(std::string_view key) const;
-  /// The member; an absent one is appended as null. A null value becomes an object first.
+  /// Returns the member. An absent member is first appended as null. A null value first becomes an object.
   Json& operator[](std::string_view key);
-  /// Appends to an array; a null value becomes an array first.
+  /// Appends to an array. A null value first becomes an array.
   void push_back(Json value);
 
   bool operator==(const Json&) const = default;

@@ -22,7 +22,7 @@ spdlog::logger* make_logger(spdlog::sink_ptr sink) {
   return made;
 }
 
-// Never destroyed: the thread of a stream may print while the process exits.
+// The logger is never destroyed, because the thread of a stream may print while the process exits.
 spdlog::logger& progress() {
   static spdlog::logger* const instance = make_logger(std::make_shared<spdlog::sinks::stdout_sink_mt>());
   return *instance;

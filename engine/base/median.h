@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Medians, and the median absolute deviation as a measure of noise that single large values do not move.
+// Medians, and the median absolute deviation, a measure of noise that a few large values do not move.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace slipstream {
 
-/// Pure. The mean of the middle two of an even number; 0 of nothing.
+/// Pure. Returns the mean of the two middle values if their number is even, and 0 if there are no values.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -18,21 +18,21 @@ inline double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-/// Pure. Standard deviation of a normal distribution with the same median absolute deviation.
+/// Pure. Returns the standard deviation of the normal distribution that has the same median absolute deviation.
 inline double robust_deviation(std::vector<double> values) {
   const double center = median(values);
   for (double& value : values) value = std::abs(value - center);
   return 1.4826 * median(std::move(values));
 }
 
-/// Medians of all values but one, each in logarithmic time.
+/// Medians of all values but one. Each takes logarithmic time.
 class MedianOfOthers {
  public:
-  /// At least two values.
+  /// `values` has at least two values.
   explicit MedianOfOthers(std::vector<double> values) : sorted_(std::move(values)) {
     std::sort(sorted_.begin(), sorted_.end());
   }
-  /// `value` is one of the values.
+  /// Returns the median of all values but `value`, which must be one of them.
   double without(double value) const {
     const auto left_out =
         static_cast<size_t>(std::lower_bound(sorted_.begin(), sorted_.end(), value) - sorted_.begin());

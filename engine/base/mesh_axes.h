@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The axes of parallelism as rows. Code that treats all axes alike loops over the rows and names none of them.
+// The axes of parallelism as rows of a table. Code that treats all axes alike loops over the rows and names none of
+// them.
 
 #include <array>
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace slipstream {
 
-/// The sets of ranks that a channel can connect: the four independent axes, products of them and factors of those
+/// The sets of ranks that a channel can connect: the four independent axes, products of them, and factors of those
 /// products (engine/plan/mesh.cpp has their rows).
 enum class Axis : uint8_t {
   self,
@@ -16,11 +17,11 @@ enum class Axis : uint8_t {
   context,
   pipeline,
   tensor,
-  replica,     // data x context: the ranks that hold the same parameters, sum their gradients and share states
+  replica,  // data x context: the ranks that hold the same parameters, sum their gradients and share optimizer states
   data_inner,  // data_inner x data_outer = replica (hybrid sharding)
   data_outer,
   world,  // all ranks
-  hosts,  // all ranks, whose messages are in the memory of their hosts
+  hosts,  // all ranks; their messages stay in the memory of their hosts
 };
 constexpr size_t kAxes = static_cast<size_t>(Axis::hosts) + 1;
 const char* name_of(Axis axis);
@@ -44,14 +45,14 @@ struct Coordinates {
   bool operator==(const Coordinates&) const = default;
 };
 
-/// An independent axis: every rank has a coordinate on it, and the key parallel.NAME is its size.
+/// An independent axis. Every rank has a coordinate on it, and the key parallel.NAME is its size.
 struct MeshAxis {
   Axis axis;
   const char* short_name;  // in parallel.order
   int MeshSizes::*size;
   int Coordinates::*at;
 };
-/// In the order in which texts list them.
+/// The rows have the order in which texts list the axes.
 inline constexpr std::array<MeshAxis, 4> kMeshAxes{{
     {Axis::data, "dp", &MeshSizes::data, &Coordinates::data},
     {Axis::tensor, "tp", &MeshSizes::tensor, &Coordinates::tensor},
@@ -59,7 +60,7 @@ inline constexpr std::array<MeshAxis, 4> kMeshAxes{{
     {Axis::context, "cp", &MeshSizes::context, &Coordinates::context},
 }};
 
-/// "data 2 x tensor 1 x pipeline 1 x context 1", with another separator if wanted.
+/// Returns "data 2 x tensor 1 x pipeline 1 x context 1", or the same with another separator.
 std::string text_of(const MeshSizes& sizes, const char* separator = " x ");
 
 }  // namespace slipstream

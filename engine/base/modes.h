@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The choices that a run file names and that models and plans act on: each enum once, with the words of its values.
+// The choices that a run file names and that models and plans act on. Each enum stands here once, with the words of its
+// values.
 
 #include <array>
 #include <cstddef>
@@ -11,10 +12,11 @@ namespace slipstream {
 /// model.family.
 enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
 
-/// Rotary positions, RMS norms and SwiGLU; otherwise learned positions, layer norms and GELU.
+/// Returns true for families with rotary positions, RMS norms and SwiGLU. The others have learned positions, layer
+/// norms and GELU.
 constexpr bool is_rotary(Family family) { return family != Family::gpt2; }
 
-/// model.rope_scaling: how rotary frequencies change for sequences longer than those of the first training.
+/// model.rope_scaling: how rotary frequencies change for sequences that are longer than those of pretraining.
 enum class RopeScalingKind : uint8_t {
   none,
   llama3,  // long waves are stretched, short ones stay (Dubey et al. 2024, arXiv:2407.21783)
@@ -26,12 +28,13 @@ enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
 /// pipeline.schedule.
 enum class ScheduleKind : uint8_t {
   gpipe,             // all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
-  one_f_one_b,       // at most stages - s micro-batches alive on stage s (Narayanan et al. 2021, arXiv:2006.09503)
-  interleaved_1f1b,  // the same over virtual_stages chunks (Narayanan et al. 2021, arXiv:2104.04473)
+  one_f_one_b,       // stage s keeps at most stages - s micro-batches alive (Narayanan et al. 2021, arXiv:2006.09503)
+  interleaved_1f1b,  // the same with virtual_stages chunks per stage (Narayanan et al. 2021, arXiv:2104.04473)
   zb_h1,             // 1F1B whose weight gradients fill the bubbles (Qi et al. 2024, arXiv:2401.10241)
-  zb_v,              // the same over two chunks: down the stages, and back up (Qi et al. 2024, arXiv:2405.15362)
+  zb_v,  // the same with two chunks per stage: down the stages and back up (Qi et al. 2024, arXiv:2405.15362)
 };
-/// Chunks of the model that a schedule has on each stage; 0: pipeline.virtual_stages. Pure.
+/// Returns the number of chunks of the model that a schedule places on each stage, or 0 if pipeline.virtual_stages
+/// decides. Pure.
 constexpr int chunks_of(ScheduleKind kind) {
   return kind == ScheduleKind::interleaved_1f1b ? 0 : kind == ScheduleKind::zb_v ? 2 : 1;
 }
@@ -39,19 +42,18 @@ constexpr int chunks_of(ScheduleKind kind) {
 /// train.recompute.
 enum class Recomputation : uint8_t {
   none,
-  selective,  // wide activations recomputed by moving bytes only: outputs of norms and activation functions
-              // (ModelSpec::cheap)
-  full,       // everything that can be recomputed from a layer's input (Chen et al. 2016, arXiv:1604.06174)
+  selective,  // recomputes wide activations that cost no products, such as outputs of norms (ModelSpec::cheap)
+  full,       // recomputes everything that follows from a layer's input (Chen et al. 2016, arXiv:1604.06174)
 };
 
-/// train.on_nan: what follows a loss or a gradient norm that is not finite.
+/// train.on_nan: the reaction to a loss or a gradient norm that is not finite.
 enum class OnNan : uint8_t {
   abort,     // the run ends
-  skip,      // the update of that step leaves weights and optimizer states as they are
+  skip,      // the update of that step changes neither weights nor optimizer states
   rollback,  // the run returns to the last checkpoint
 };
 
-/// The words of an enum in a run file, in the order of its values.
+/// The words of an enum in a run file, in the order of the enum's values.
 template <typename E>
 inline constexpr std::array<const char*, 0> kWords{};
 template <>

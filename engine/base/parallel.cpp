@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers spin briefly for the next range, then sleep, so that an idle pool uses no core.
+// Workers spin briefly for the next range and then sleep, so that an idle pool uses no core.
 
 #include "engine/base/parallel.h"
 
@@ -16,7 +16,8 @@
 namespace slipstream {
 namespace {
 
-// Long enough for the gap between two ops of one layer, short enough to be negligible when a stream idles.
+// Spinning lasts long enough for the gap between two ops of one layer, and is short enough to be negligible when a
+// stream is idle.
 constexpr int kSpins = 4000;
 
 constexpr uint64_t kTaken = uint64_t{1} << 32;  // no generation
@@ -54,7 +55,7 @@ void for_each_index(size_t count, int threads, const std::function<void(size_t)>
   try {
     for (size_t thread = 1; thread < errors.size(); ++thread)
       others.push_back(start_thread("a loop", [&work, thread] { work(thread); }));
-  } catch (const ResourceError&) {  // fewer threads do the same
+  } catch (const ResourceError&) {  // fewer threads do the same work
   }
   work(0);
   for (std::thread& other : others) other.join();
@@ -70,8 +71,8 @@ int threads_for(size_t count) {
 struct ThreadPool::State {
   std::atomic<uint32_t> generation{0};  // bumped once per parallel_for, and once to stop
   std::atomic<uint32_t> remaining{0};
-  /// Of worker i + 1: the generation whose part no thread has begun. Only the thread that takes it reads the range
-  /// below.
+  /// The entry of worker i + 1 is the generation whose part no thread has begun. Only the thread that takes it reads
+  /// the range below.
   std::vector<std::atomic<uint64_t>> open;
   std::atomic<bool> stop{false};
   const RangeFunction* body = nullptr;
@@ -85,7 +86,7 @@ struct ThreadPool::State {
     for (auto& part_of : open) part_of = kTaken;
   }
 
-  /// Stops the workers that have started, also when a later one could not.
+  /// Stops the workers that have started, also when a later one could not start.
   ~State() {
     stop = true;
     generation.fetch_add(1, std::memory_order_release);
@@ -98,8 +99,8 @@ struct ThreadPool::State {
     return open[worker].compare_exchange_strong(expected, kTaken, std::memory_order_acq_rel);
   }
 
-  /// Runs the parts of generation `now` that no thread has begun, the one of worker `first` + 1 first. The range stays
-  /// valid meanwhile: the owner waits until every part has ended.
+  /// Runs the parts of generation `now` that no thread has begun, beginning with the part of worker `first` + 1. The
+  /// range stays valid meanwhile, because the owner waits until every part has ended.
   void run_open_parts(size_t first, uint32_t now) {
     for (size_t i = 0; i < open.size(); ++i) {
       const size_t worker = (first + i) % open.size();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Intra-op threads of one compute stream: a static split of an index range, the same for the same thread count.
+// The threads of one compute stream. They split an index range in the same way whenever their number is the same.
 
 #include <cstdint>
 #include <functional>
@@ -11,19 +11,19 @@
 
 namespace slipstream {
 
-/// Starts `body` on a new thread. Throws: ResourceError naming `what` if the system has no thread or no memory for its
-/// stack.
+/// Starts `body` on a new thread. Throws: ResourceError that names `what` if the system has no thread or no memory for
+/// its stack.
 std::thread start_thread(std::string_view what, std::function<void()> body);
 
-/// Blocks. body(i) for every i below `count`, on up to `threads` threads, the caller among them; each takes the next
-/// index that is free. Throws: what a body threw, after all threads have ended.
+/// Blocks. Calls body(i) for every i below `count` on up to `threads` threads, of which the caller is one. Each thread
+/// takes the next free index. Throws: what a body threw, after all threads have ended.
 void for_each_index(size_t count, int threads, const std::function<void(size_t)>& body);
 
-/// Threads for work on `count` objects, such as the stages of a pipeline: all cores for many objects, else 1, because
-/// the caller may be one of several threads.
+/// Returns the number of threads for work on `count` objects, such as the stages of a pipeline: all cores for many
+/// objects, else 1, because the caller may be one of several threads.
 int threads_for(size_t count);
 
-/// A borrowed reference to a callable `void(int64_t begin, int64_t end)`; never allocates.
+/// A borrowed reference to a callable `void(int64_t begin, int64_t end)`. It never allocates.
 class RangeFunction {
  public:
   template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, RangeFunction>>>
@@ -37,10 +37,11 @@ class RangeFunction {
   void (*call_)(void*, int64_t, int64_t);
 };
 
-/// `threads` workers, including the caller. One thread at a time (the owning stream) uses the pool.
+/// A pool of `threads` workers, including the caller. Only one thread at a time, that of the owning stream, uses the
+/// pool.
 class ThreadPool {
  public:
-  /// `threads` >= 1; starts threads - 1 workers. Throws: ResourceError if the system refuses one.
+  /// Starts threads - 1 workers; `threads` is at least 1. Throws: ResourceError if the system refuses one.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -49,8 +50,9 @@ class ThreadPool {
   int threads() const;
 
   /// Blocks. Splits [0, count) into at most threads() contiguous parts of at least `grain` indices (the last may be
-  /// smaller) and runs them; the split depends on (count, grain, threads()) alone. Part p runs on worker p, or, while
-  /// another program has that worker's core, on a thread that has run its own part: a part must not wait for another.
+  /// smaller) and runs them. The split depends on (count, grain, threads()) alone. Worker p runs part p. While another
+  /// program occupies that worker's core, a thread that has finished its own part takes part p: a part must not wait
+  /// for another one.
   void parallel_for(int64_t count, int64_t grain, RangeFunction body);
 
  private:

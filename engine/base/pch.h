@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The standard headers that most sources include, parsed once per library. Each source still includes what it uses:
-// -Db_pch=false builds without this file.
+// The standard headers that most sources include, parsed once per library. Each source still includes what it uses, so
+// that -Db_pch=false builds without this file.
 
 #include <algorithm>
 #include <array>

@@ -11,7 +11,7 @@
 
 namespace slipstream {
 
-/// Ten rounds of Philox4x32. Pure.
+/// Computes ten rounds of Philox4x32. Pure.
 constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
@@ -24,7 +24,7 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, st
   return counter;
 }
 
-/// A stream of random numbers named by (seed, name): element `index` is a pure function of the three.
+/// A stream of random numbers that (seed, name) identifies. Element `index` is a pure function of the three.
 class Philox {
  public:
   Philox(uint64_t seed, std::string_view name) {
@@ -35,35 +35,37 @@ class Philox {
     key_ = {mixed[0], mixed[1]};
   }
 
-  /// The stream of a key() that was taken from another one.
+  /// Returns the stream that has this key(), which was taken from another one.
   static Philox with_key(uint64_t key) {
     Philox stream;
     stream.key_ = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
     return stream;
   }
-  /// For kernels, which compute the same words (kernels/cuda/philox.cuh) of the counter {index, index >> 32, 0, 1}.
+  /// The key for kernels, which compute the same words (kernels/cuda/philox.cuh) from the counter {index, index >> 32,
+  /// 0, 1}.
   uint64_t key() const { return uint64_t{key_[1]} << 32 | key_[0]; }
 
-  /// 64 uniform bits. Pure.
+  /// Returns 64 uniform bits. Pure.
   uint64_t bits(uint64_t index) const {
     const auto r = block(index);
     return uint64_t{r[1]} << 32 | r[0];
   }
-  /// Uniform in [0, bound), bound > 0, without noticeable bias for bound < 2^40. Pure.
+  /// Returns a uniform number in [0, bound) for bound > 0. The bias is not noticeable for bound < 2^40. Pure.
   uint64_t below(uint64_t index, uint64_t bound) const {
     __extension__ using Product = unsigned __int128;
     return static_cast<uint64_t>((static_cast<Product>(bits(index)) * bound) >> 64);
   }
-  /// Uniform in [0, 1). Pure.
+  /// Returns a uniform number in [0, 1). Pure.
   double uniform(uint64_t index) const { return static_cast<double>(bits(index) >> 11) * 0x1p-53; }
-  /// Zipf's law with exponent 1, roughly the frequency of tokens in text: in [0, bound), k with the probability
-  /// log((k + 2) / (k + 1)) / log(bound + 1), about 1 / (k + 1.5) of it. 6.4 % are 0 for a bound of 50257. Pure.
+  /// Returns a number in [0, bound) by Zipf's law with exponent 1, which is roughly the frequency of tokens in text. k
+  /// has the probability log((k + 2) / (k + 1)) / log(bound + 1), which is about 1 / ((k + 1.5) log(bound + 1)). For a
+  /// bound of 50257, 6.4 % of the numbers are 0. Pure.
   uint64_t zipf(uint64_t index, uint64_t bound) const {
     const double rank = std::exp(uniform(index) * std::log(static_cast<double>(bound) + 1.0));  // in [1, bound + 1)
     const uint64_t below = static_cast<uint64_t>(rank) - 1;
     return below < bound ? below : bound - 1;
   }
-  /// Standard normal by Box-Muller in double, rounded once. Pure.
+  /// Returns a standard normal number: Box-Muller in double, rounded once. Pure.
   float normal(uint64_t index) const {
     const auto r = block(index);
     const double u = (static_cast<double>(uint64_t{r[1]} << 32 | r[0]) + 0.5) * 0x1p-64;

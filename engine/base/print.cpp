@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes results to stdout through C's buffer.
+// Writes results to stdout through the buffer of C's library.
 
 #include "engine/base/print.h"
 

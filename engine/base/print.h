@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Results on stdout. A full disk or a reader that has ended is an error, not lost output.
+// Results on stdout. If the disk is full or the reader has ended, that is an error, and output is not lost silently.
 
 #include <fmt/core.h>
 
@@ -9,16 +9,16 @@
 
 namespace slipstream {
 
-/// Throws: ResourceError if stdout cannot be written.
+/// Prints `text`. Throws: ResourceError if stdout cannot be written.
 void print_text(std::string_view text);
 
-/// As fmt::print. Throws: ResourceError if stdout cannot be written.
+/// Prints as fmt::print does. Throws: ResourceError if stdout cannot be written.
 template <typename... Args>
 void print_result(fmt::format_string<Args...> format, Args&&... args) {
   print_text(fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Writes buffered output. Throws: ResourceError if it, or any earlier output, cannot be written.
+/// Writes buffered output. Throws: ResourceError if this output or an earlier one cannot be written.
 void flush_printed();
 
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the line of long work to stderr.
+// Writes the progress line of long work to stderr.
 
 #include "engine/base/progress.h"
 

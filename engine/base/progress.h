@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What long work shows while it runs, on stderr, and how Ctrl-C ends it early with a partial answer.
+// The progress that long work shows on stderr, and how Ctrl-C ends it early with a partial answer.
 
 #include <chrono>
 #include <csignal>
@@ -10,12 +10,13 @@
 
 namespace slipstream {
 
-/// One line that changes on a terminal; elsewhere a line every ten seconds. Functions may be called by any thread.
+/// One line that is rewritten on a terminal. Elsewhere it prints a line every ten seconds. Any thread may call the
+/// functions.
 class Progress {
  public:
   /// `name` begins the line.
   explicit Progress(std::string name);
-  ~Progress();  // the line of a terminal vanishes
+  ~Progress();  // removes the line from a terminal
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -32,7 +33,7 @@ class Progress {
   bool is_shown_ = false;
 };
 
-/// While it lives, the first SIGINT only sets a flag, and the second one ends the process.
+/// While this object exists, the first SIGINT only sets a flag, and the second one ends the process.
 class Interrupt {
  public:
   Interrupt();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tells how long a thread ran, and how long it waited for a core, since the last look.
+// Measures how long a thread ran and how long it waited for a core since the last reading.
 
 #include <cstdint>
 
 namespace slipstream {
 
-/// CPU usage of the calling thread. A reading costs two system calls, about 1 to 3 us.
+/// The CPU usage of the calling thread. A reading costs two system calls, about 1 to 3 us.
 class ThreadUsage {
  public:
   ThreadUsage();
@@ -16,9 +16,9 @@ class ThreadUsage {
 
   struct Part {
     int64_t ran_ns = 0;
-    int64_t ready_ns = 0;  // waited for a core; 0 on a kernel that does not report it
+    int64_t ready_ns = 0;  // time it waited for a core; 0 on a kernel that does not report it
   };
-  /// Since the last call, or the start.
+  /// Returns the usage since the last call, or since the start.
   Part look();
 
  private:

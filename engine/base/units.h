@@ -18,7 +18,7 @@ constexpr int64_t kMillisecond = 1000 * kMicrosecond;
 constexpr int64_t kSecond = 1000 * kMillisecond;
 
 /// "25MiB" -> 26214400. Units: B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB. Pure.
-/// Throws: ConfigError naming the text and the known units.
+/// Throws: ConfigError that names the text and the known units.
 int64_t parse_bytes(std::string_view text);
 
 /// "1Gbit/s" -> 125000000 bytes per second. Units: bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, TB/s.

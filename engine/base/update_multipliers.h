@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Multipliers of the learning rate and of the weight decay by the name of a tensor.
+// Multipliers of the learning rate and of the weight decay, selected by the name of a tensor.
 
 #include <cstdint>
 #include <optional>
@@ -10,12 +10,12 @@ namespace slipstream {
 
 /// One row of optimizer.multipliers.
 struct UpdateMultipliers {
-  std::string pattern;  // of the tensor's Hugging Face name, with * and ?
+  std::string pattern;  // a pattern of the tensor's Hugging Face name, with * and ?
   double learning_rate = 1;
-  std::optional<double> weight_decay;  // none: 1 for matrices, 0 for norms and biases
+  std::optional<double> weight_decay;  // if absent: 1 for matrices, 0 for norms and biases
 };
 
-/// The multipliers of the elements of a range from `begin` on.
+/// The multipliers of the elements from `begin` up to the next span.
 struct UpdateSpan {
   int64_t begin = 0;
   float learning_rate = 1;

@@ -12,10 +12,10 @@ namespace slipstream {
 
 struct CodePoint {
   uint32_t value = 0;
-  int size_bytes = 0;  // 1 to 4; 0 if the bytes at this place are not UTF-8
+  int size_bytes = 0;  // 1 to 4; 0 if the bytes at this offset are not UTF-8
 };
 
-/// The code point that starts at byte `at` (< text.size()). Pure.
+/// Returns the code point that starts at byte `at` (< text.size()). Pure.
 inline CodePoint next_code_point(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[i])); };
   const uint32_t lead = byte(at);
@@ -33,8 +33,9 @@ inline CodePoint next_code_point(std::string_view text, size_t at) {
   return {value, size};
 }
 
-/// Bytes at `at`, where no code point starts: the longest begin of one, at least 1; and whether the text ends with it,
-/// so that more bytes may complete it. Source: Unicode 15, D93b. Pure.
+/// Describes the bytes at `at`, where no code point starts. The size is that of the longest prefix of a code point, at
+/// least 1. The flag is true if the text ends with it, so that more bytes may complete it. Source: Unicode 15, D93b.
+/// Pure.
 struct Broken {
   size_t size_bytes;
   bool open;
@@ -74,7 +75,8 @@ inline void append_code_point(std::string& out, uint32_t value) {
   }
 }
 
-/// Offset of the first byte that does not begin a well-formed UTF-8 sequence; text.size() for valid text. Pure.
+/// Returns the offset of the first byte that does not begin a well-formed UTF-8 sequence, or text.size() for valid
+/// text. Pure.
 inline size_t valid_utf8_prefix(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {
@@ -91,7 +93,7 @@ inline size_t valid_utf8_prefix(std::string_view text) {
   return at;
 }
 
-/// The text with U+FFFD in the place of each broken part, as the Unicode standard recommends. Pure.
+/// Returns the text with U+FFFD in the place of each broken part, as the Unicode standard recommends. Pure.
 inline std::string valid_utf8(std::string_view text) {
   std::string valid;
   while (true) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aligned buffers between a caller and the threads that wait for the disk.
+// Passes aligned buffers between a caller and the threads that wait for the disk.
 
 #include "engine/checkpoint/direct_file.h"
 
@@ -29,7 +29,7 @@
 namespace slipstream::checkpoint {
 namespace {
 
-// Small, because they are beside the memory of a training run.
+// The buffers are small, because they exist beside the memory of a training run.
 constexpr int64_t kBufferBytes = kMiB;
 // Chunks of 1 MiB take three times as long to read.
 constexpr int64_t kChunkBytes = 4 * kMiB;
@@ -43,7 +43,7 @@ struct Unmap {
 using Aligned = std::unique_ptr<std::byte, Unmap>;
 
 /// Memory of a buffer. It is mapped, because malloc keeps large blocks once one has been freed. With pages of 4 KiB, a
-/// disk with few segments takes 1 MiB at a time, and the kernel looks up every page.
+/// disk that takes few segments per request would get 1 MiB at a time, and the kernel would look up every page.
 Aligned aligned(int64_t size_bytes) {
   const auto size = static_cast<size_t>(size_bytes);
   void* const bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -55,13 +55,13 @@ Aligned aligned(int64_t size_bytes) {
 
 bool is_block(int64_t bytes) { return bytes % kBlockBytes == 0; }
 
-/// Ordinary accesses from now on, on all threads.
+/// Switches all threads to ordinary accesses.
 void leave_direct(int descriptor, std::atomic<bool>& direct) {
   ::fcntl(descriptor, F_SETFL, ::fcntl(descriptor, F_GETFL) & ~O_DIRECT);
   direct = false;
 }
 
-/// Starts up to `count` threads; fewer if the system has no more.
+/// Starts up to `count` threads, or fewer if the system has no more.
 void start_some(std::vector<std::thread>& threads, int count, const std::function<void()>& body) {
   try {
     for (int i = 0; i < count; ++i) threads.push_back(start_thread("moves a checkpoint", body));
@@ -79,7 +79,7 @@ struct DirectWriter::State {
   };
 
   std::string path, temporary;
-  int64_t size_bytes = 0, end_bytes = 0;  // of the file, and of what the buffers have received
+  int64_t size_bytes = 0, end_bytes = 0;  // the size of the file, and the bytes that the buffers have received
   int descriptor = -1;
   std::atomic<bool> direct = true;
   std::vector<std::thread> threads;
@@ -99,7 +99,8 @@ struct DirectWriter::State {
     for (int64_t done = 0; done < buffer.filled;) {
       int64_t take = buffer.filled - done;
       if (direct && take >= kBlockBytes && is_block(done)) take -= take % kBlockBytes;
-      if (direct && !(is_block(take) && is_block(done))) leave_direct(descriptor, direct);  // the end of the file
+      /// The last bytes of the file.
+      if (direct && !(is_block(take) && is_block(done))) leave_direct(descriptor, direct);
       const bool was_direct = direct;
       const ssize_t wrote =
           ::pwrite(descriptor, buffer.bytes.get() + done, static_cast<size_t>(take), buffer.at + done);
@@ -136,7 +137,7 @@ struct DirectWriter::State {
     }
   }
 
-  /// Makes `current` an empty buffer.
+  /// Hands the full buffer to the writers and makes `current` an empty one.
   void hand_over() {
     current.at = end_bytes - current.filled;
     if (threads.empty()) {
@@ -177,8 +178,8 @@ DirectWriter::DirectWriter(const std::string& path, int64_t size_bytes, int thre
     s.descriptor = ::open(s.temporary.c_str(), kFlags, 0666);
   }
   if (s.descriptor < 0) s.disk_failed("written");
-  // Several threads can then write at once: a write that extends a file excludes the others. A file system without this
-  // call reports a full disk later.
+  // With its space reserved, several threads can write to the file at once, because a write that extends a file
+  // excludes the others. A file system without this call reports a full disk later.
   if (size_bytes > 0 && ::fallocate(s.descriptor, 0, 0, size_bytes) != 0 && (errno == ENOSPC || errno == EDQUOT))
     s.disk_failed("written");
   if (size_bytes <= kBufferBytes) return;
@@ -225,7 +226,7 @@ void DirectWriter::commit() {
 
 namespace {
 
-/// Chunk i of a file is in buffer i % kChunks, which a reader fills and the caller empties.
+/// Chunk i of a file is in buffer i % kChunks. A reader fills the buffer and the caller empties it.
 class ReadAhead {
  public:
   explicit ReadAhead(const std::string& path) : file_(path, files::Owner::checkpoint), size_bytes_(file_.size_bytes()) {
@@ -280,7 +281,7 @@ class ReadAhead {
         files::refuse(files::Owner::checkpoint,
                       fmt::format("{} cannot be read at byte {}: {}. {}", files::shown(file_.path()), begin + done,
                                   std::strerror(errno), files::disk_remedy(errno, "use another checkpoint")));
-      if (got < kBlockBytes && done + got < need) break;  // refused, no whole block, or a shorter file than before
+      if (got < kBlockBytes && done + got < need) break;  // refused, not a whole block, or the file has become shorter
       done += done + got < need ? got - got % kBlockBytes : got;
     }
     if (done < need) file_.read(begin + done, to + done, need - done);
@@ -316,7 +317,7 @@ class ReadAhead {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int64_t> ready_;    // the chunk in each buffer; -1: none
-  int64_t next_ = 0, taken_ = 0;  // chunks that readers have begun, and that the caller is done with
+  int64_t next_ = 0, taken_ = 0;  // the chunks that readers have begun, and those that the caller has used
   std::exception_ptr error_;
   bool ends_ = false;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the pieces of tensors. Offsets come from files: each is checked before it is used in arithmetic.
+// Joins the pieces of tensors. Offsets come from files, so each one is checked before it is used in arithmetic.
 
 #include "engine/checkpoint/folder_tensor.h"
 
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOffsetsKey = "DCP_SHARDING_INFO", kVersionKey = "DCP_VERSION";
 
-/// "[0:4, 2:8] in FILE".
+/// Returns "[0:4, 2:8] in FILE".
 std::string shown(const TensorPiece& piece) {
   std::string ranges;
   for (size_t axis = 0; axis < piece.offsets.size(); ++axis)
@@ -51,7 +51,7 @@ const std::string* metadata_of(const SafetensorsFile& file, std::string_view key
   return nullptr;
 }
 
-/// The pieces of a file.
+/// Returns the pieces in a file.
 std::vector<TensorPiece> pieces_of(const SafetensorsFile& file) {
   const std::string path = files::shown(file.path());
   const std::string* text = metadata_of(file, kOffsetsKey);
@@ -95,11 +95,11 @@ const std::string& FolderTensor::name() const { return pieces_[0].info->name; }
 const std::string& FolderTensor::dtype() const { return pieces_[0].info->dtype; }
 const std::string& FolderTensor::path() const { return pieces_[0].file->path(); }
 
-/// Sets shape_ and elems_. Pieces without overlaps that have as many elements as the shape leave no gap.
+/// Sets shape_ and elems_. Pieces without overlaps leave no gap if together they have as many elements as the shape.
 void FolderTensor::check_pieces() {
   const TensorInfo& first = *pieces_[0].info;
   shape_.assign(first.shape.size(), 0);
-  int64_t held_elems = 0;  // each piece's bytes are in a file: their sum fits
+  int64_t held_elems = 0;  // the bytes of each piece are in a file, so that their sum fits
   for (const TensorPiece& piece : pieces_) {
     const std::vector<int64_t>& size = piece.info->shape;
     if (piece.info->dtype != first.dtype || size.size() != first.shape.size())
@@ -181,7 +181,7 @@ void FolderTensor::read_floats(int64_t first, std::span<float> out) const {
   SLIP_ASSERT(first >= 0 && end <= elems_);
   for (const Runs& runs : runs_) {
     if (runs.end <= first || runs.begin >= end) continue;
-    int64_t run = 0;  // after the search, the first run that ends behind `first`
+    int64_t run = 0;  // after the search: the first run that ends after `first`
     for (int64_t last = runs.count - 1; run < last;) {
       const int64_t middle = run + (last - run) / 2;
       if (begin_of(runs, middle) + runs.elems > first)

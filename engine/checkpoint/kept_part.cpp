@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lays out parts in memory. A process may be killed at any instruction: nothing counts without its own hash.
+// Lays out parts in memory. A process may be killed at any instruction, so nothing counts without its own hash.
 
 #include "engine/checkpoint/kept_part.h"
 
@@ -22,7 +22,7 @@ constexpr char kMagic[8] = {'s', 'l', 'i', 'p', 'p', 'a', 'r', '1'};
 constexpr char kStartMagic[8] = {'s', 'l', 'i', 'p', 's', 't', 'a', '1'};
 constexpr char kSlotMagic[8] = {'s', 'l', 'i', 'p', 's', 'l', 't', '1'};
 
-// Each ends with a hash of the bytes before it.
+// Each of these structs ends with a hash of the bytes before it.
 struct Head {
   char magic[8];
   int64_t rank, ranks, slots, slot_bytes, arrays_bytes, text_bytes;
@@ -175,7 +175,7 @@ void KeptPart::mark(int64_t step, const KeptMark& known) {
   SLIP_ASSERT(history.losses.size() == history.norms.size() && 2 * mark.count <= Mark::kMost);
   std::copy(history.losses.begin(), history.losses.end(), mark.values);
   std::copy(history.norms.begin(), history.norms.end(), mark.values + mark.count);
-  // In the place of the oldest.
+  // The new mark replaces the oldest one.
   const auto step_at = [this](int64_t m) {
     const std::optional<Mark> found = read<Mark>(marks_ + m * kMarkBytes);
     return found ? found->step : -1;

@@ -58,7 +58,7 @@ std::vector<double> numbers_of(const Fields& fields, const Json& object, std::st
   return numbers;
 }
 
-/// A name inside the folder, and no path out of it.
+/// Returns true for a name inside the folder that is no path out of it.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.size() <= 255 && name.find('/') == std::string::npos && name[0] != '.' &&
          name.find('\0') == std::string::npos;

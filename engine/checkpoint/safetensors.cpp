@@ -41,12 +41,12 @@ constexpr KnownType kTypes[] = {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 
                         files::shown(path), problem);
 }
 
-/// One tensor of the header, with only its JSON types checked.
+/// One tensor of the header. Only its JSON types have been checked.
 struct Entry {
   std::string name;
   std::string dtype;
   std::vector<uint64_t> shape;
-  uint64_t begin_bytes = 0;  // into the buffer behind the header
+  uint64_t begin_bytes = 0;  // offset in the buffer that follows the header
   uint64_t end_bytes = 0;
 };
 
@@ -57,7 +57,7 @@ struct Header {
 
 std::string quoted(const std::string& text) { return Json(text).dump(); }
 
-/// Compact JSON, metadata first, without padding: byte for byte the reference library's output.
+/// Returns compact JSON, metadata first, without padding. It equals the reference library's output byte for byte.
 std::string header_text(const Header& header) {
   std::string out = "{";
   const auto open = [&](const std::string& key) {
@@ -105,7 +105,7 @@ Header parse_header(const Document& document) {
   return header;
 }
 
-/// Describes the error in a tensor's name; empty if the name is valid.
+/// Returns the error in a tensor's name, or an empty text if the name is valid.
 std::string name_problem(std::string_view name) {
   if (name.empty() || name.size() > kNameBytesMax)
     return fmt::format("a tensor's name has {} bytes, need 1 to {}", name.size(), kNameBytesMax);
@@ -118,7 +118,7 @@ std::string name_problem(std::string_view name) {
   return "";
 }
 
-/// Bytes of one tensor from its type and shape. Refuses sizes beyond 64 bits.
+/// Returns the bytes of one tensor by its type and shape. Refuses sizes beyond 64 bits.
 uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
   const auto type =
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const KnownType& t) { return t.name == entry.dtype; });
@@ -139,7 +139,8 @@ uint64_t bytes_by_shape(const std::string& path, const Entry& entry) {
   return bits / 8;
 }
 
-/// Entries sorted by position. Together they must cover the buffer of `buffer_bytes` without holes or overlaps.
+/// Returns the entries sorted by position. Together they must cover the buffer of `buffer_bytes` without holes or
+/// overlaps.
 std::vector<TensorInfo> checked_tensors(const std::string& path, std::vector<Entry> entries, uint64_t header_end_bytes,
                                         uint64_t buffer_bytes) {
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -177,11 +178,11 @@ const char* file_type(DType dtype) {
   return dtype == DType::f32 ? "F32" : "BF16";
 }
 
-/// IEEE 754 binary16.
+/// Converts IEEE 754 binary16.
 float float_of_half(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f,
                  fraction = bits & 0x3ff;
-  if (exponent == 0) {  // zero, or a number below the normal ones
+  if (exponent == 0) {  // zero, or a subnormal number
     const float size = static_cast<float>(fraction) * 0x1p-24f;
     return sign == 0 ? size : -size;
   }
@@ -269,7 +270,7 @@ void SafetensorsFile::read_floats(const TensorInfo& tensor, int64_t first, std::
 
 namespace {
 
-/// The order of the file, and its bytes before those of the tensors.
+/// The tensors in the order of the file, and the bytes of the file before them.
 struct FileLayout {
   std::string head;
   int64_t tensor_bytes = 0;

@@ -2,10 +2,10 @@
 #pragma once
 // Tensors in one safetensors file: strict reading, canonical writing.
 //
-// Layout: u64 N little-endian, N bytes of JSON, the tensors back to back, row-major, little-endian, until the end of
-// the file. Source: github.com/huggingface/safetensors, README "Format". The writer's order (alignment of the type,
-// largest first, then name) and padding (spaces, 8 + N a multiple of 8) match that library, so equal tensors give equal
-// bytes.
+// Layout: N as a little-endian u64, N bytes of JSON, then the tensors back to back, row-major and little-endian, until
+// the end of the file. Source: github.com/huggingface/safetensors, README "Format". The writer's order (alignment of
+// the type, largest first, then name) and padding (spaces, 8 + N a multiple of 8) match that library, so that equal
+// tensors give equal bytes.
 
 #include <cstdint>
 #include <functional>
@@ -27,20 +27,20 @@ struct TensorToSave {
   std::string name;          // unique in the file; no control characters, 1 to 1024 bytes of UTF-8
   DType dtype = DType::f32;  // f32 or bf16
   std::vector<int64_t> shape;
-  /// Called once, in file order. Must pass all bytes of the tensor to the sink, in any number of pieces.
+  /// Is called once, in file order. It must pass all bytes of the tensor to the sink, in any number of pieces.
   std::function<void(const TensorSink& sink)> write;
 };
 
 struct WrittenFile {
   int64_t size_bytes = 0;
-  std::string hash;  // XXH3-128 of all its bytes
+  std::string hash;  // XXH3-128 of all bytes of the file
 };
 
-/// Blocks. Writes under a temporary name in the same folder, then renames.
+/// Blocks. Writes the file under a temporary name in the same folder and then renames it.
 /// Throws: ResourceError (disk); what a callback throws; InternalError (two equal names, a callback with too many or
 /// too few bytes). After an error, an older file at `path` is unchanged.
 WrittenFile write_safetensors(const std::string& path, std::vector<TensorToSave> tensors);
-/// The same past the page cache; `threads` as DirectWriter.
+/// Does the same past the page cache. `threads` has the meaning that it has in DirectWriter.
 WrittenFile write_safetensors_direct(const std::string& path, std::vector<TensorToSave> tensors, int threads);
 
 struct TensorInfo {
@@ -53,28 +53,28 @@ struct TensorInfo {
   int64_t elems() const;
 };
 
-/// A file with a validated header. Tensors are read on request. Safe to read from several threads.
+/// A file whose header has been validated. Tensors are read on request. Several threads may read at once.
 class SafetensorsFile {
  public:
-  /// Blocks. Throws: CheckpointError naming the violation of the format.
+  /// Blocks. Throws: CheckpointError that names the violation of the format.
   explicit SafetensorsFile(const std::string& path);
 
-  /// In the order of the file.
+  /// Returns the tensors in the order of the file.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
-  /// Null if no tensor has this name. Pure.
+  /// Returns null if no tensor has this name. Pure.
   const TensorInfo* find(std::string_view name) const;
-  /// Throws: CheckpointError if no tensor has this name, with what to do.
+  /// Throws: CheckpointError that tells what to do if no tensor has this name.
   const TensorInfo& get(std::string_view name) const;
 
-  /// Blocks. Raw bytes of the tensor from `offset_bytes` of the tensor on.
+  /// Blocks. Reads raw bytes of the tensor, beginning at its byte `offset_bytes`.
   void read(const TensorInfo& tensor, int64_t offset_bytes, void* out, int64_t size_bytes) const;
-  /// Blocks. All elements as float, from F32, BF16 or F16; out.size() must be tensor.elems().
-  /// Throws: CheckpointError if the type is another one.
+  /// Blocks. Reads all elements as float, from F32, BF16 or F16. out.size() must be tensor.elems().
+  /// Throws: CheckpointError if the tensor has another type.
   void read_floats(const TensorInfo& tensor, std::span<float> out) const;
-  /// The same for elements [first, first + out.size()).
+  /// Does the same for the elements [first, first + out.size()).
   void read_floats(const TensorInfo& tensor, int64_t first, std::span<float> out) const;
-  /// Blocks. XXH3-128 of all bytes of the file, which stay in the page cache for the reading that follows.
+  /// Blocks. Returns XXH3-128 of all bytes of the file. They stay in the page cache for the reading that follows.
   std::string hash() const;
   const std::string& path() const { return file_.path(); }
 

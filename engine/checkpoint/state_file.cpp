@@ -16,11 +16,11 @@
 namespace slipstream::checkpoint {
 namespace {
 
-// Stays in a core's cache while it is copied, tested and hashed.
+// A piece of this size stays in a core's cache while it is copied, tested and hashed.
 constexpr int64_t kPieceElems = 256 * kKiB / static_cast<int64_t>(sizeof(float));
-constexpr int kWriters = 3;  // of a save that training waits for
+constexpr int kWriters = 3;  // the writers of a save that training waits for
 
-/// Takes "NUMBER" and the character behind it from the front of `text`; none if it does not begin so.
+/// Removes "NUMBER" and the character after it from the front of `text`. Returns none if `text` does not begin so.
 std::optional<int64_t> take_number(std::string_view& text, char then) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -117,11 +117,11 @@ class Distributor {
           if (const auto found = by_array.find({box->tensor, box->array}); found != by_array.end())
             places_.push_back({info.begin_bytes, *box, found->second});
     } catch (const CheckpointError&) {
-      places_.clear();  // the hash of a damaged file differs, and StateReader refuses another one
+      places_.clear();  // the hash of a damaged file differs, and StateReader refuses any other one
     }
   }
 
-  /// The next bytes.
+  /// Takes the next bytes.
   void add(std::span<const std::byte> bytes) {
     const int64_t begin = at_, end = at_ += std::ssize(bytes);
     for (; next_ < places_.size() && end_of(places_[next_]) <= begin; ++next_) {
@@ -143,11 +143,12 @@ class Distributor {
   };
   static int64_t end_of(const Place& place) { return place.begin_bytes + 4 * place.box.elems(); }
 
-  /// Elements [first, last) of a box of the file, which begin at `from`.
+  /// Passes on the elements [first, last) of a box of the file, which begin at `from`.
   void give(size_t w, const Box& box, int64_t first, int64_t last, const std::byte* from) const {
     const Box& wanted = wanted_[w];
     if (wanted.column != box.column || wanted.columns != box.columns) return;
-    const int64_t shift = (wanted.row - box.row) * box.columns;  // from elements of the wanted box to those of this one
+    /// Converts elements of the wanted box to those of this box.
+    const int64_t shift = (wanted.row - box.row) * box.columns;
     const int64_t begin = std::max(first, shift), end = std::min(last, shift + wanted.elems());
     if (begin >= end) return;
     take_(w, begin - shift, {reinterpret_cast<const float*>(from) + (begin - first), static_cast<size_t>(end - begin)});
@@ -156,7 +157,7 @@ class Distributor {
   const std::vector<Box>& wanted_;
   const TakeElems& take_;
   std::vector<Place> places_;  // in the order of the file
-  size_t next_ = 0;            // the first place that may have bytes to come
+  size_t next_ = 0;            // the first place that may still receive bytes
   int64_t at_ = 0;
 };
 
@@ -170,7 +171,7 @@ std::string problem_of(const std::string& folder, const StateFile& file, const s
     data::Xxh3 hash;
     Distributor distributor(path, wanted, take);
     read_through(path, [&](std::span<const std::byte> bytes) {
-      // Pieces that stay in a core's cache between the two.
+      // Pieces of this size stay in a core's cache between the two calls.
       for (size_t at = 0; at < bytes.size(); at += 4 * kPieceElems) {
         const auto piece = bytes.subspan(at, std::min<size_t>(bytes.size() - at, 4 * kPieceElems));
         hash.update(piece.data(), std::ssize(piece));
@@ -220,7 +221,7 @@ void StateReader::require_whole(const std::vector<LogicalTensor>& tensors) {
     std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
       return std::pair(a.box.row, a.box.column) < std::pair(b.box.row, b.box.column);
     });
-  // Disjoint boxes inside a tensor cover it if their elements add up to its own.
+  // Disjoint boxes inside a tensor cover it if their elements add up to the tensor's own.
   for (const LogicalTensor& tensor : tensors)
     for (const std::string& array : tensor.arrays) {
       const auto found = at_.find({tensor.name, array});

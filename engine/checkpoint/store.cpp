@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-", kUnfinished = ".tmp", kRemoved = ".removed", kSkipped = ".skipped-";
 constexpr int64_t kManifestBytesMax = int64_t{256} << 20;
 
-/// The step in "step-NUMBER"; none for other names.
+/// Returns the step in "step-NUMBER", or none for other names.
 std::optional<int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kPrefix)) return {};
   name.remove_prefix(kPrefix.size());
@@ -50,7 +50,8 @@ std::vector<fs::path> entries_of(const std::string& dir) {
                       files::disk_remedy(error, "set checkpoint.dir to another folder"));
 }
 
-/// Renames before it removes, so that a crash between the two leaves no half checkpoint. Empty, or the reason why not.
+/// Renames the folder before it removes it, so that a crash between the two leaves no half checkpoint. Returns an empty
+/// text, or the reason of a failure.
 std::string remove_folder(const std::string& path) {
   std::error_code error;
   const std::string removed = path + std::string(kRemoved);
@@ -119,9 +120,9 @@ std::string commit_checkpoint(const std::string& dir, const Manifest& manifest) 
   const std::string path = dir + "/" + name_of_step(manifest.step), fresh = path + std::string(kUnfinished);
   files::write_file(fresh + "/" + kManifestFile, text_of(manifest));
   fail_point("save.manifest");
-  // An older checkpoint of this step takes the name of the new one and is removed below.
+  // An older checkpoint of this step receives the temporary name in exchange and is removed below.
   if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) != 0) {
-    if (errno == EINVAL || errno == ENOSYS) {  // a file system that cannot exchange
+    if (errno == EINVAL || errno == ENOSYS) {  // the file system cannot exchange names
       std::error_code ignored;
       if (fs::exists(path, ignored)) remove_folder(path);
     } else if (errno != ENOENT) {

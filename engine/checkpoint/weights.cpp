@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes and opens folders of weights; a folder is replaced in one rename.
+// Writes and opens folders of weights. One rename replaces a folder.
 
 #include "engine/checkpoint/weights.h"
 
@@ -32,12 +32,12 @@ void rename_or_throw(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) disk_failed(to, errno);
 }
 
-/// A folder that is removed unless it received its final name.
+/// A folder that the destructor removes unless it has received its final name.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {
     std::error_code error;
-    fs::remove_all(path_, error);  // left by a killed process with the same id
+    fs::remove_all(path_, error);  // the remains of a killed process with the same id
     if (!error) fs::create_directories(path_, error);
     if (error) disk_failed(path_, error.value());
   }

@@ -12,7 +12,7 @@
 
 namespace slipstream::checkpoint {
 
-/// A file of the folder by its name and its bytes, for instance the tokenizer (data::kTokenizerFile).
+/// A file of the folder: its name and its bytes. An example is the tokenizer (data::kTokenizerFile).
 using ExtraFile = std::pair<std::string, std::string>;
 
 /// Blocks. Writes the folder as DIR.tmp-PID beside `dir` and renames it to `dir` once it is on disk. An older folder is
@@ -22,7 +22,7 @@ using ExtraFile = std::pair<std::string, std::string>;
 /// Throws: ResourceError (disk), errors of a tensor's callback. Then `dir` is unchanged and the temporary folder is
 /// removed.
 ///
-/// `file_bytes`: as write_weights().
+/// `file_bytes` has the meaning that it has in write_weights().
 SavedFolder write_final(const std::string& dir, std::vector<TensorToSave> tensors, const std::string& config_json,
                         const std::vector<ExtraFile>& extra_files, int64_t file_bytes = 0);
 
@@ -32,7 +32,7 @@ struct FinalWeights {
 };
 
 /// Blocks. Opens a folder from write_final(), or another folder with one model.safetensors and one config.json.
-/// Throws: CheckpointError: no such folder, a missing or damaged file.
+/// Throws: CheckpointError if the folder does not exist, or if a file is missing or damaged.
 FinalWeights read_final(const std::string& dir);
 
 }  // namespace slipstream::checkpoint

@@ -39,7 +39,7 @@ Manifest read_manifest(const std::string& dir) {
   return parse_manifest(files::read_file(path, files::Owner::checkpoint, kJsonBytesMax), files::shown(path));
 }
 
-/// Hashes by the names of files; empty without kHashesFile.
+/// Returns hashes by the names of files; empty without kHashesFile.
 std::unordered_map<std::string, std::string> read_hashes(const std::string& dir) {
   const std::string path = dir + "/" + kHashesFile;
   std::unordered_map<std::string, std::string> hashes;
@@ -61,7 +61,7 @@ std::unordered_map<std::string, std::string> read_hashes(const std::string& dir)
   return hashes;
 }
 
-/// The file of every tensor by the index.
+/// Returns the file of every tensor, as the index lists them.
 std::vector<std::pair<std::string, std::string>> weight_map(const std::string& path) {
   const Json index = read_object(path);
   const Json* map = index.find("weight_map");
@@ -78,7 +78,8 @@ std::vector<std::pair<std::string, std::string>> weight_map(const std::string& p
   return files;
 }
 
-/// Throws for the folder of a distributed checkpoint of PyTorch. The script reads it, because its index is a pickle.
+/// Throws for the folder of a distributed checkpoint of PyTorch. A script reads such a folder, because its index is a
+/// pickle.
 void refuse_pickled(const std::string& dir) {
   const std::string index = dir + "/.metadata";
   if (!exists(index)) return;
@@ -151,7 +152,8 @@ std::string find_weights(const std::string& path) {
       files::shown(path), kWeightsFile, kIndexFile);
 }
 
-/// The model of a checkpoint lies beside it: of step-00000120.old-1, which a later run moved, in model.old-1.
+/// Returns the folder of the model beside a checkpoint: for step-00000120.old-1, which a later run has moved,
+/// model.old-1.
 std::string model_dir_of(const std::string& dir) {
   if (!exists(dir + "/" + kManifestFile) || exists(dir + "/" + kConfigFile)) return dir;
   const fs::path path = fs::absolute(dir).lexically_normal();
@@ -296,7 +298,7 @@ void WeightsFolder::add_saved() {
       boxes_.push_back(info);
       boxes_.back().name = box->tensor;
       std::vector<int64_t> offsets{box->row, box->column};
-      // A file has a column for the elements of a vector.
+      // The file stores a vector with one column.
       if (shape->second->size() == 1) offsets.resize(1), boxes_.back().shape.resize(1);
       pieces[box->tensor].push_back({.file = file.get(), .info = &boxes_.back(), .offsets = std::move(offsets)});
     }

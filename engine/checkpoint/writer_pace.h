@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pace of a thread that writes beside training: a low priority, and at most a rate.
+// The pace of a thread that writes beside training: a low priority, and an optional limit of its rate.
 
 #include <chrono>
 #include <condition_variable>
@@ -12,14 +12,16 @@ namespace slipstream::checkpoint {
 
 class WriterPace {
  public:
-  /// Made by a thread with the usual priority. 0: no limit of the rate.
+  /// The constructing thread must have the usual priority. 0: no limit of the rate.
   explicit WriterPace(int64_t bytes_per_second);
 
-  /// The writer calls it before its first byte.
+  /// The writer calls this before its first byte.
   void begin();
-  /// Blocks. The writer calls it after every piece. Returns when all pieces were, on average, not faster than the rate.
+  /// Blocks. The writer calls this after every piece. Returns when the average rate of all pieces is not above the
+  /// limit.
   void keep(int64_t size_bytes);
-  /// Any thread. From now on the writer has no limit, and the usual priority where the system lets it return to it.
+  /// Any thread may call this. From now on the writer has no limit, and it has the usual priority where the system lets
+  /// it return to it.
   void lift();
 
  private:
@@ -28,7 +30,7 @@ class WriterPace {
   std::mutex mutex_;
   std::condition_variable lifting_;
   bool lifted_ = false;
-  // The writer's:
+  // Only the writer uses these:
   bool is_low_ = false;
   std::chrono::steady_clock::time_point start_;
   int64_t done_bytes_ = 0;

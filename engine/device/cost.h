@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Minimum effort of a work, and the shapes of its kernels for prices that depend on them.
+// The minimum effort of a work, and the shapes of its kernels for prices that depend on them.
 
 #include <cstdint>
 #include <vector>
 
 namespace slipstream {
 
-/// What bounds a kernel on a GPU.
+/// The resource that bounds a kernel on a GPU.
 enum class KernelKind : uint8_t {
   moved,    // memory bandwidth
   product,  // matrix units; results [rows, cols] are sums over `depth`
@@ -17,8 +17,8 @@ enum class KernelKind : uint8_t {
 /// One kernel of a work.
 struct KernelCost {
   KernelKind kind = KernelKind::moved;
-  bool backward = false;  // scores: of the gradient
-  bool in_layer = false;  // product: of a layer, where fp8 training has fp8 operands
+  bool backward = false;  // for scores: the kernel computes the gradient
+  bool in_layer = false;  // for products: a product of a layer, whose operands fp8 training holds in fp8
   int64_t flops = 0, bytes = 0;
   int64_t rows = 0, cols = 0, depth = 0, count = 1;
   bool operator==(const KernelCost&) const = default;
@@ -28,7 +28,7 @@ struct KernelCost {
 struct Cost {
   int64_t flops = 0;
   int64_t bytes = 0;
-  std::vector<KernelCost> kernels = {};  // sum to the above; empty: one memory-bound kernel
+  std::vector<KernelCost> kernels = {};  // their costs add up to the above; empty: one memory-bound kernel
 
   Cost& operator+=(const Cost& other) {
     if (kernels.empty() && (flops > 0 || bytes > 0)) kernels.push_back({.flops = flops, .bytes = bytes});

@@ -2,8 +2,8 @@
 #pragma once
 // A piece of work as data: its name, cost, declared accesses and function.
 //
-// Works are bound once, when a model or a communicator is built, and launched every step. They name memory by Slice,
-// never by pointer, so the same work can be printed, costed and proved before any memory exists.
+// Works are bound once, when a model or a communicator is built, and launched in every step. They name memory by Slice
+// and never by pointer, so that a work can be printed, priced and proved before any memory exists.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ enum class DeviceKind : uint8_t { cpu, cuda, sim };
 
 using BufferId = uint32_t;
 
-/// Bytes [begin_bytes, begin_bytes + size_bytes) of a buffer.
+/// The bytes [begin_bytes, begin_bytes + size_bytes) of a buffer.
 struct Slice {
   BufferId buffer = 0;
   int64_t begin_bytes = 0;
@@ -41,13 +41,13 @@ enum class Instances : uint8_t {
   per_slot,         // copy number frame.slot (micro-batches in flight under a pipeline)
 };
 
-/// For one item of the plan, `from` (a whole buffer) is at `to`: this maps a sharded parameter to its gathered slot.
+/// Maps a sharded parameter to its gathered slot: for one item of the plan, `from` (a whole buffer) is at `to`.
 struct Rebind {
   BufferId from = 0;
   Slice to;
 };
 
-/// Base addresses of all buffers of a rank. Views are resolved when it is built, so a look-up is one addition.
+/// The base addresses of all buffers of a rank. Views are resolved when it is built, so that a look-up is one addition.
 class Memory {
  public:
   struct Entry {
@@ -65,16 +65,16 @@ class Memory {
   std::vector<Entry> entries_;
 };
 
-/// A work may depend on Frame::step only through step modulo this, so that a device can record the runs of so many
-/// steps and replay them.
+/// The period of Frame::step: a work may depend on the step only through step modulo this, so that a device can record
+/// the runs of as many steps and replay them.
 constexpr uint32_t kStepPeriod = 4;
 
-/// Position of a launch in the plan. Small, copied into the queue.
+/// The position of a launch in the plan. A frame is small and copied into the queue.
 struct Frame {
   const Memory* memory = nullptr;
   const Rebind* rebinds = nullptr;
   uint32_t rebind_count = 0;
-  uint32_t item = 0;  // its number in timelines: see Job::first_item()
+  uint32_t item = 0;  // the item's number in timelines: see Job::first_item()
   uint32_t step = 0;  // tags the timeline; see kStepPeriod
   int32_t micro_batch = 0;
   int32_t slot = 0;
@@ -82,15 +82,15 @@ struct Frame {
   int32_t multiprocessors = 0;  // as SpineItem::multiprocessors
 };
 
-/// The environment of a running work. On cpu the function runs on the stream's thread; on cuda it runs on the host at
-/// launch and enqueues kernels on `native_stream`; on sim it never runs.
+/// The environment of a running work. On cpu the function runs on the stream's thread. On cuda it runs on the host at
+/// launch and enqueues kernels on `native_stream`. On sim it never runs.
 struct LaunchContext {
   DeviceKind kind = DeviceKind::cpu;
   ThreadPool* pool = nullptr;     // cpu: intra-op threads of this stream; never null on cpu
   void* native_stream = nullptr;  // cuda: the cudaStream_t
   const Frame* frame = nullptr;
 
-  /// Pure. Address of `slice` for the item being run.
+  /// Pure. Returns the address of `slice` for the item that is running.
   std::byte* at(const Slice& slice) const {
     BufferId buffer = slice.buffer;
     int64_t offset = slice.begin_bytes;
@@ -112,11 +112,11 @@ struct LaunchContext {
   }
 
   /// Runs `body` on the host after all earlier and before all later commands of this stream: at once on cpu, enqueued
-  /// on cuda. On cuda it may not throw, call CUDA or wait: bodies of different streams may run one after the other, and
-  /// a sleeping body would delay NCCL's own.
+  /// on cuda. On cuda, `body` may not throw, call CUDA or wait: bodies of different streams may run one after the
+  /// other, and a sleeping body would delay NCCL's own.
   void on_host(std::function<void()> body) { enqueue_on_host ? enqueue_on_host(*this, std::move(body)) : body(); }
   void (*enqueue_on_host)(LaunchContext&, std::function<void()>) = nullptr;
-  void* stream = nullptr;  // of the device, for enqueue_on_host
+  void* stream = nullptr;  // the device's stream, for enqueue_on_host
 
   /// Blocks. Splits [0, count) over the intra-op threads (see ThreadPool::parallel_for).
   void parallel_for(int64_t count, int64_t grain, RangeFunction body) const { pool->parallel_for(count, grain, body); }

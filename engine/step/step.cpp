@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks the order of the plan.
+// Walks the spine of a plan in its order.
 
 #include "engine/step/step.h"
 

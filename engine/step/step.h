@@ -10,19 +10,20 @@
 
 namespace slipstream {
 
-/// Works by item for items that are not pieces of the model; compute items have an empty entry, or one that replaces
+/// Works by item, for items that are not pieces of the model. Compute items have an empty entry, or one that replaces
 /// the piece's works (paced benchmarks).
 using BoundWorks = std::vector<Work>;
 
 class Step {
  public:
-  /// Borrows all; `memory` resolves every buffer of the job.
+  /// Borrows all arguments. `memory` resolves every buffer of the job.
   Step(const Job& job, const Memory& memory, Stream& compute, PointListener& listener);
 
-  /// Borrows `works`, one per item of `plan`. `first_item`: the number of the plan's first item in timelines.
+  /// Borrows `works`, which has one entry per item of `plan`. `first_item` is the number of the plan's first item in
+  /// timelines.
   void bind(const Plan& plan, const BoundWorks& works, uint32_t first_item = 0);
 
-  /// Enqueues one run of `plan`; never waits. `step` tags the timeline.
+  /// Enqueues one run of `plan` and never waits. `step` tags the timeline.
   void run(const Plan& plan, uint32_t step);
 
  private:

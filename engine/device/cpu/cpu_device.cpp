@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kPageBytes = 4 * kKiB;
 constexpr int64_t kHugePageBytes = 2 * kMiB;
 
-/// The kernel's estimate of the memory that can be used without swapping.
+/// Returns the kernel's estimate of the memory that can be used without swapping.
 int64_t available_bytes() {
   std::ifstream meminfo("/proc/meminfo");
   for (std::string key; meminfo >> key;) {

@@ -21,14 +21,15 @@
 namespace slipstream::cpu {
 namespace {
 
-// About 300 ns: bridges a hand-over between two running threads; longer spins would take the core from compute.
+// This takes about 300 ns and bridges a hand-over between two running threads. Longer spins would take the core from
+// compute.
 constexpr int kSpins = 16;
 // After that the thread yields its core, often to the very thread that it waits for. Sleeping and waking costs two more
 // switches: 10,000 tasks on 4 streams with two predecessors each took 4.7 us per task without yields and 1.1 with them,
 // a pure chain 36 and 3.6 (2 cores, tests/bench/scheduler_bench). A yield that no thread uses costs 0.3 us; one that a
 // computing thread uses costs that thread nothing until its slice ends.
 constexpr int kYields = 8;
-// Between two looks at the thread's usage: they cost up to 3 us, less than 0.1 % of this.
+// The time between two readings of the thread's usage. A reading costs up to 3 us, less than 0.1 % of this.
 constexpr int64_t kLookNs = 4'000'000;
 
 inline void relax() {
@@ -47,9 +48,9 @@ bool soon(Ready ready) {
 }
 
 /// Asks the kernel (Linux 6.12 and later; needs no rights) for short slices: a waking thread with a shorter slice than
-/// the running one's takes the core, and its work is short. Without it a woken communication thread waits for the
-/// computing thread's slice to end, a millisecond or more, several times in every transfer. Older kernels refuse
-/// without harm.
+/// the running one's takes the core, and its work is short. Without this, a woken communication thread waits for the
+/// end of the computing thread's slice, a millisecond or more, several times in every transfer. Older kernels refuse
+/// the request, which does no harm.
 void ask_for_short_slices() {
   struct {
     uint32_t size, policy;
@@ -70,7 +71,8 @@ void Progress::wait_for(uint64_t record) {
   if (soon([&] { return reached(record); })) return;
   std::unique_lock lock(mutex_);
   while (true) {
-    // Publish the awaited record before checking again; advance_to publishes progress before it reads wanted_.
+    // Publishes the awaited record before it checks again. advance_to() publishes progress before it reads wanted_, so
+    // that one of the two sees the other.
     if (wanted_.load(std::memory_order_seq_cst) > record) wanted_.store(record, std::memory_order_seq_cst);
     if (reached(record)) return;
     changed_.wait(lock);
@@ -199,7 +201,8 @@ void CpuStream::drain(std::vector<Span>& spans) {
 void CpuStream::worker_main() {
   if (high_priority_) ask_for_short_slices();
   usage_ = std::make_unique<ThreadUsage>();
-  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);  // the default of 50 us makes every short sleep a long one
+  /// With the default of 50 us every short sleep would become a long one.
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   try {
     pool_ = std::make_unique<ThreadPool>(threads_);
   } catch (...) {

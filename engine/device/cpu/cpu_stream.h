@@ -2,8 +2,9 @@
 #pragma once
 // Streams and events of the cpu device: a worker thread per stream, and events as positions in a stream's records.
 //
-// An event holds (stream, number of the record on that stream), so a wait captures two words and a record wakes only
-// the threads that wait for a number it has reached. Nothing here allocates once the queues have grown to their size.
+// An event holds (stream, number of the record on that stream). So a wait captures two words, and a record wakes only
+// the threads that wait for a number that it has reached. Nothing here allocates once the queues have grown to their
+// size.
 
 #include <atomic>
 #include <condition_variable>
@@ -23,11 +24,11 @@
 
 namespace slipstream::cpu {
 
-/// Number of records that one stream has completed. Outlives the stream while an event points to it.
+/// The number of records that one stream has completed. It outlives the stream while an event points to it.
 class Progress {
  public:
   bool reached(uint64_t record) const { return done_.load(std::memory_order_seq_cst) >= record; }
-  /// Blocks. Spins a few hundred nanoseconds, yields the core a few times, then sleeps.
+  /// Blocks. Spins for a few hundred nanoseconds, yields the core a few times, and then sleeps.
   void wait_for(uint64_t record);
   void advance_to(uint64_t record);
 
@@ -46,8 +47,8 @@ struct Core {
   std::atomic<int64_t> delay_max_ns{0};
   std::atomic<int64_t> host_waits{0};
   std::mutex mutex;
-  std::exception_ptr first_error;                     // under mutex
-  std::vector<std::unique_ptr<Progress>> progresses;  // under mutex; one per stream ever made
+  std::exception_ptr first_error;                     // guarded by mutex
+  std::vector<std::unique_ptr<Progress>> progresses;  // guarded by mutex; one per stream ever made
 
   void fail(std::exception_ptr error);
   void rethrow_if_failed();
@@ -119,7 +120,7 @@ class CpuStream final : public Stream {
     const Work* work = nullptr;
     EventState* event = nullptr;   // record; holds one reference
     Progress* progress = nullptr;  // wait
-    uint64_t record = 0;           // record, wait: number on that progress
+    uint64_t record = 0;           // record, wait: its number on that progress
     uint64_t tag = 0;              // record: generation of the event; wait: tag of the event
     Frame frame;
   };
@@ -132,7 +133,7 @@ class CpuStream final : public Stream {
   void run_wait(const Command& command);
   void pause_before_work();
   void run_function(const Work& work, LaunchContext& context);
-  /// Looks at the thread's usage if the last look is long ago.
+  /// Reads the thread's usage if the last reading is long ago.
   ThreadUsage::Part look_at(int64_t now_ns);
   void add_span(const Span& span);
 
@@ -143,19 +144,19 @@ class CpuStream final : public Stream {
   bool may_fail_ = has_fail_point();
   Progress* progress_;                  // owned by core_
   std::unique_ptr<ThreadPool> pool_;    // made by the worker, so that its memory is first touched there
-  uint64_t works_ = 0;                  // run so far; worker only
-  std::unique_ptr<ThreadUsage> usage_;  // of the worker, which makes it
+  uint64_t works_ = 0;                  // the works run so far; worker only
+  std::unique_ptr<ThreadUsage> usage_;  // the usage of the worker, which makes this object
   int64_t looked_ns_ = 0;               // worker only
 
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::vector<Command> queue_;  // under mutex_
-  uint64_t records_ = 0;        // under mutex_; issued so far
-  bool asleep_ = false;         // under mutex_
+  std::vector<Command> queue_;  // guarded by mutex_
+  uint64_t records_ = 0;        // guarded by mutex_; the records issued so far
+  bool asleep_ = false;         // guarded by mutex_
   std::atomic<bool> has_commands_{false};
 
   std::mutex spans_mutex_;
-  std::vector<Span> spans_;  // under spans_mutex_
+  std::vector<Span> spans_;  // guarded by spans_mutex_
   bool stopping_ = false;    // worker only
   std::thread worker_;
 };

@@ -18,7 +18,7 @@
 namespace slipstream::cpu {
 
 void make_resident(std::span<std::byte> memory, int threads) {
-  constexpr int64_t kUnitBytes = 32 * kMiB;  // of huge pages, of which a part would take two threads
+  constexpr int64_t kUnitBytes = 32 * kMiB;  // a multiple of a huge page, which two threads would otherwise both take
   const int64_t size_bytes = std::ssize(memory), units = ceil_div(size_bytes, kUnitBytes);
   if (units == 0) return;
   ThreadPool pool(static_cast<int>(std::min<int64_t>(threads, units)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error messages: what failed, where, and what to do.
+// Error messages that name what failed, where, and what to do.
 
 #include "engine/device/cuda/cuda_check.h"
 
@@ -46,7 +46,7 @@ const char* what_to_do(cudaError_t result) {
   }
 }
 
-// After the first failure every call fails; messages of destructors would only repeat it.
+// After the first failure every call fails, and messages of destructors would only repeat it.
 std::atomic<bool> has_thrown{false};
 
 std::string sentence(cudaError_t result, const char* expression, const char* file, int line) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Results of CUDA calls as error messages: one check that throws, and one for destructors that logs.
+// Turns results of CUDA calls into error messages. One check throws, the other one logs and is for destructors.
 
 #include <cuda_runtime_api.h>
 
@@ -12,15 +12,15 @@ namespace slipstream::cuda {
 /// its source line, CUDA's own message and a remedy.
 void check(cudaError_t result, const char* expression, const char* file, int line);
 
-/// Throws like check, for a call in another layer: `what` names the operation that returned `result`.
+/// Throws like check() for a call in another layer. `what` names the operation that returned `result`.
 [[noreturn]] void fail(cudaError_t result, const std::string& what);
 
-/// Like check, for destructors: logs instead of throwing. Logs nothing after the driver has shut down, as at the end of
-/// main, or after check or fail has thrown.
+/// Does the same for destructors, but logs instead of throwing. Logs nothing after the driver has shut down, as at the
+/// end of main(), or after check() or fail() has thrown.
 void check_quietly(cudaError_t result, const char* expression, const char* file, int line) noexcept;
 
-/// Is `result` success? "Not ready" returns false and is cleared, so that the next check does not see it. Throws like
-/// check.
+/// Returns true if `result` is success. "Not ready" returns false and is cleared, so that the next check does not see
+/// it. Throws like check().
 bool is_ready(cudaError_t result, const char* expression, const char* file, int line);
 
 }  // namespace slipstream::cuda

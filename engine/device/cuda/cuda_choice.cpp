@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice is arithmetic on names, so the code is the same with and without CUDA.
+// The choice is arithmetic on names, so that its code is the same with and without CUDA.
 
 #include "engine/device/cuda/cuda_choice.h"
 

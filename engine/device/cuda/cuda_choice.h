@@ -15,10 +15,11 @@ struct CudaDevices {
   int count() const { return static_cast<int>(ids.size()); }
 };
 
-/// Blocks (the driver starts). Never throws: a missing build, driver or GPU and an old driver are reasons.
+/// Blocks while the driver starts. Never throws: `reason` tells about a missing build, driver or GPU and about an old
+/// driver.
 CudaDevices find_cuda_devices();
 
-/// Properties of one GPU. Rates are the specified ones, not measured.
+/// Properties of one GPU. Rates are the specified ones and not measured.
 struct CudaGpu {
   std::string name;
   int capability = 0;  // 90 is 9.0
@@ -30,18 +31,19 @@ struct CudaGpu {
   int driver = 0;          // the CUDA version that the driver supports: 12090 is 12.9
 };
 
-/// Blocks (the GPU's context starts). Throws: ResourceError.
+/// Blocks while the GPU's context starts. Throws: ResourceError.
 CudaGpu describe_cuda_device(int index);
 
-/// Is SLIPSTREAM_SHARE_GPU=1, so that several ranks may use one GPU? A test mode: correct, but slow.
+/// Returns true if SLIPSTREAM_SHARE_GPU=1 lets several ranks use one GPU. This mode is for tests: it is correct, but
+/// slow.
 bool gpus_are_shared();
 
-/// Pure. Index of the GPU of the `local_rank`-th rank on its host. If the launcher shows each rank one GPU of its own,
-/// every rank takes index 0. Throws: ResourceError with the reason when there is none.
+/// Pure. Returns the index of the GPU of the `local_rank`-th rank on its host. If the launcher shows each rank one GPU
+/// of its own, every rank takes index 0. Throws: ResourceError with the reason when there is none.
 int cuda_device_of(const CudaDevices& devices, int local_rank);
 
-/// Pure. `ids`: the GPU of each rank on one host, by local rank.
-/// Throws: ResourceError when two ranks have the same GPU and `shared` is false.
+/// Pure. `ids` has the GPU of each rank on one host, by local rank. Throws: ResourceError when two ranks have the same
+/// GPU and `shared` is false.
 void require_own_gpus(const std::vector<std::string>& ids, bool shared);
 
 }  // namespace slipstream

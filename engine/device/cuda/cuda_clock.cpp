@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device timestamps on the host's clock.
+// Converts device timestamps to the host's clock.
 
 #include <cmath>
 
@@ -10,9 +10,9 @@
 namespace slipstream::cuda {
 namespace {
 
-// Float milliseconds below this resolve 0.12 us, finer than the events themselves.
+// Below this, float milliseconds resolve 0.12 us, which is finer than the events themselves.
 constexpr double kEpochMs = 1000;
-// A reading that completed later than this is too inaccurate, and another one is made.
+// A reading whose completion was seen later than this is too inaccurate, and another one is made.
 constexpr int64_t kWideNs = 100'000;
 
 double elapsed_ms(cudaEvent_t from, cudaEvent_t to) {
@@ -29,7 +29,7 @@ Clock::Clock() {
   SLIP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   SLIP_CUDA(cudaEventCreateWithFlags(&epoch_, cudaEventDefault));
   SLIP_CUDA(cudaEventCreateWithFlags(&next_epoch_, cudaEventDefault));
-  // The narrowest of a few brackets: the record completed between the two readings of the host's clock.
+  // Takes the narrowest of a few brackets. Each record completed between the two readings of the host's clock.
   int64_t narrowest_ns = INT64_MAX, at_epoch_ns = 0;
   for (int attempt = 0; attempt < 8; ++attempt) {
     const int64_t before_ns = monotonic_ns();

@@ -27,12 +27,12 @@ class CudaAllocation final : public Allocation {
       : core_(std::move(core)), memory_(memory), size_bytes_(size_bytes) {
     SLIP_ASSERT(size_bytes >= 0);
     core_->enter();
-    // Large blocks are aligned to much more than a page; the spare page is for small ones.
+    // Large blocks are aligned to much more than a page anyway. The spare page is for small ones.
     const int64_t taken_bytes = round_up(std::max<int64_t>(size_bytes, 1), kPageBytes) + kPageBytes;
     take(taken_bytes, name);
     const auto address = reinterpret_cast<uintptr_t>(block_);
     data_ = static_cast<std::byte*>(block_) + (kPageBytes - static_cast<int64_t>(address % kPageBytes)) % kPageBytes;
-    // On the default stream, for which other streams do not wait.
+    // This uses the default stream, for which other streams do not wait.
     SLIP_CUDA(cudaMemset(data_, 0, static_cast<size_t>(taken_bytes - kPageBytes)));
     SLIP_CUDA(cudaStreamSynchronize(nullptr));
   }
@@ -63,7 +63,7 @@ class CudaAllocation final : public Allocation {
     SLIP_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));  // throws if the GPU is lost
     const auto free = static_cast<int64_t>(free_bytes), total = static_cast<int64_t>(total_bytes);
     const int64_t need_bytes = refusal.empty() ? size_bytes_ : round_up(taken_bytes, memory_.piece_bytes);
-    // A library reports one error for every refusal of CUDA.
+    // A library reports the same error for every refusal of CUDA.
     if (!refusal.empty() && free >= need_bytes)
       throw ResourceError("[memory] {} needs {} on GPU {}, {} of {} are free, but {}.", name, format_bytes(need_bytes),
                           core_->index, format_bytes(free), format_bytes(total), refusal);
@@ -78,7 +78,7 @@ class CudaAllocation final : public Allocation {
     cudaError_t result = cudaSetDevice(core_->index);
     if (result == cudaSuccess) result = cudaDeviceSynchronize();
     check_quietly(result, "waiting for the device", __FILE__, __LINE__);
-    if (result != cudaSuccess) return;  // the process's end frees it
+    if (result != cudaSuccess) return;  // the end of the process frees it
     if (const std::string refusal = memory_.give_back(block_); !refusal.empty()) log_warn("[memory] {}.", refusal);
   }
 
@@ -133,7 +133,7 @@ void HostCopies::prepare() {
 void HostCopies::to_host(void* host, const std::byte* device, int64_t size_bytes) {
   std::lock_guard lock(mutex_);
   prepare();
-  // The host copies out of one piece while the GPU fills the other.
+  // The host copies from one piece while the GPU fills the other.
   const int64_t pieces = (size_bytes + kPieceBytes - 1) / kPieceBytes;
   const auto piece_bytes = [&](int64_t p) {
     return static_cast<size_t>(std::min(kPieceBytes, size_bytes - p * kPieceBytes));
@@ -167,7 +167,8 @@ void HostCopies::from_host(std::byte* device, const void* host, int64_t size_byt
   SLIP_CUDA(cudaStreamSynchronize(stream_));
 }
 
-/// Called before any other use of the GPU: the flags apply to its whole context. Waits of the host sleep.
+/// Must be called before any other use of the GPU, because the flags apply to its whole context. They make waits of the
+/// host sleep.
 static void start(int index) {
   SLIP_CUDA(cudaInitDevice(index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid));
 }
@@ -233,7 +234,7 @@ void CudaDevice::inject_delays(uint64_t seed, int64_t max_ns) {
 
 namespace {
 
-/// "13.0" from 13000.
+/// Returns "13.0" for 13000.
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 std::string reason_for(cudaError_t result) {
@@ -288,7 +289,7 @@ CudaGpu describe_cuda_device(int index) {
           .capability = properties.major * 10 + properties.minor,
           .multiprocessors = properties.multiProcessorCount,
           .clock_khz = attribute(cudaDevAttrClockRate),
-          // Two transfers per clock, one bit per line.
+          // Memory makes two transfers per clock, and each line carries one bit.
           .bytes_per_second =
               attribute(cudaDevAttrMemoryClockRate) * 1000 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
           .memory_bytes = static_cast<int64_t>(total_bytes),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The cuda device: one GPU of this process. Streams are CUDA streams; memory is one block per arena, from cudaMalloc or
-// from a library.
+// The cuda device: one GPU of this process. Its streams are CUDA streams. Its memory is one block per arena, from
+// cudaMalloc or from a library.
 
 #include <array>
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace slipstream::cuda {
 
-/// Copies between pageable host memory and the device, through two pinned pieces on a separate stream.
+/// Copies between pageable host memory and the device through two pinned pieces on a separate stream.
 class HostCopies {
  public:
   HostCopies() = default;
@@ -23,7 +23,7 @@ class HostCopies {
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  /// Blocks. Not ordered with other streams: the caller first waits for the works that write `device`.
+  /// Blocks. The copy is not ordered with other streams: the caller first waits for the works that write `device`.
   void to_host(void* host, const std::byte* device, int64_t size_bytes);
   void from_host(std::byte* device, const void* host, int64_t size_bytes);
 
@@ -41,7 +41,7 @@ class HostCopies {
 
 class CudaDevice final : public Device {
  public:
-  /// Blocks. Starts the GPU's context; waits of the host sleep instead of spinning. Throws: ResourceError.
+  /// Blocks while the GPU's context starts. Waits of the host sleep instead of spinning. Throws: ResourceError.
   explicit CudaDevice(int index, const CudaMemory& memory = {});
 
   DeviceKind kind() const override { return DeviceKind::cuda; }

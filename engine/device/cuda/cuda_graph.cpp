@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A capture forks every stream of the device from the origin and joins it again, so that a launch is one command on the
+// A capture forks every stream of the device from the origin and joins it again. A launch is then one command on the
 // origin and a barrier for all streams.
 
 #include <utility>
@@ -15,7 +15,7 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
     : core_(std::move(core)), origin_(origin), kind_(kind), end_(std::make_shared<EventHandle>(cudaEventBlockingSync)) {
   core_->rethrow_if_failed();
   SLIP_ASSERT(!core_->capturing);
-  // Other threads (the loader, NCCL's own) continue to allocate and query; only this thread may not.
+  // Other threads (the loader, NCCL's own) continue to allocate and query. Only this thread may not.
   SLIP_CUDA(cudaStreamBeginCapture(origin_.stream_, cudaStreamCaptureModeThreadLocal));
   core_->capturing = this;
   cudaGraph_t graph = nullptr;
@@ -43,7 +43,8 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
     SLIP_CUDA(cudaGraphInstantiate(&exec_, graph, cudaGraphInstantiateFlagUseNodePriority));
     SLIP_CUDA(cudaGraphDestroy(graph));
   } catch (...) {
-    // Ends the capture; otherwise its streams stay in it forever. A failure here follows from the first error.
+    // Ends the capture, because its streams would otherwise stay in it forever. A failure here follows from the first
+    // error.
     if (core_->capturing) {
       leave();
       (void)cudaStreamEndCapture(origin_.stream_, &graph);
@@ -55,7 +56,7 @@ CudaGraph::CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::
   }
 }
 
-/// CUDA allows no stream to wait for a record in a capture, so an event whose record will never run is replaced.
+/// CUDA lets no stream wait for a record in a capture, so an event whose record will never run is replaced.
 void CudaGraph::release_events() {
   for (CudaEvent* event : recorded_) {
     SLIP_CUDA_QUIETLY(cudaEventRecord(event->event_, origin_.stream_));
@@ -69,8 +70,8 @@ void CudaGraph::leave() {
   core_->capturing = nullptr;
 }
 
-/// The marks and host functions are destroyed, so the last run must have ended, and the times that have not been read
-/// yet are read first.
+/// Destroys the marks and host functions. So the last run must have ended, and times that have not been read yet are
+/// read first.
 CudaGraph::~CudaGraph() {
   if (was_launched_)
     SLIP_CUDA_QUIETLY(cudaEventSynchronize(end_->get()));
@@ -139,7 +140,7 @@ void CudaGraph::launch(uint32_t step) {
   try {
     core_->enter();
     core_->step_range.enter(step);
-    // The marks are about to be recorded again: their times are read first.
+    // The marks are about to be recorded again, so their times are read first.
     if (!ended()) SLIP_CUDA(cudaEventSynchronize(end_->get()));
     if (was_launched_) {
       for (CudaStream* stream : others()) stream->collect();
@@ -147,7 +148,7 @@ void CudaGraph::launch(uint32_t step) {
     }
     for (CudaStream* stream : others()) {
       if (!std::exchange(stream->has_eager_work_, false)) continue;
-      const EventHandle tail(cudaEventDisableTiming);  // may be destroyed while another stream waits for it
+      const EventHandle tail(cudaEventDisableTiming);  // other streams may still wait for it when it is destroyed
       SLIP_CUDA(cudaEventRecord(tail.get(), stream->stream_));
       SLIP_CUDA(cudaStreamWaitEvent(origin_.stream_, tail.get(), 0));
     }
@@ -182,7 +183,8 @@ void CudaStream::capture_work(CudaGraph& graph, const Work& work, const Frame& f
 }
 
 void CudaStream::capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame) {
-  // Records from before the capture are complete when the graph begins; its own records come earlier in any case.
+  // Records from before the capture are complete when the graph begins. The stream's own records come earlier in any
+  // case.
   if (awaited.captured_in_ != &graph || awaited.captured_on_ == this) return;
   graph.close_span(*this);
   const cudaEvent_t begin = graph.last_marks_.at(this);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Works enqueue at once, on the caller's thread; the first error stops all streams of the device.
+// Works enqueue at once, on the caller's thread. The first error stops all streams of the device.
 
 #include "engine/device/cuda/cuda_stream.h"
 
@@ -15,10 +15,10 @@
 namespace slipstream::cuda {
 namespace {
 
-// A wait for a completed event costs the GPU about a microsecond; that does not count as a wait.
+// A wait for a completed event costs the GPU about a microsecond, which does not count as a wait.
 constexpr int64_t kShortestWaitNs = 2000;
 
-/// Runs on a thread of the driver, which may not call CUDA. The pointer's value is the pause.
+/// Runs on a thread of the driver, which may not call CUDA. The value of the pointer is the pause.
 void CUDART_CB sleep_ns(void* pause) {
   const auto pause_ns = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pause));
   const timespec duration{static_cast<time_t>(pause_ns / 1000000000), static_cast<long>(pause_ns % 1000000000)};
@@ -121,7 +121,7 @@ CudaStream::~CudaStream() {
   SLIP_CUDA_QUIETLY(cudaStreamDestroy(stream_));
 }
 
-/// After the first failure nothing more is enqueued; a failure here is kept for the next wait or capture.
+/// After the first failure nothing more is enqueued. A failure here is kept for the next wait or capture.
 template <typename Body>
 void CudaStream::guarded(Body body) {
   CudaGraph* const graph = core_->capturing;
@@ -144,7 +144,7 @@ void CudaStream::launch(const Work& work, const Frame& frame) {
   });
 }
 
-/// The work's own commands.
+/// Enqueues the work's own commands.
 void CudaStream::call(const Work& work, const Frame& frame) {
   {
     const Range range(work.name);
@@ -159,7 +159,7 @@ void CudaStream::call(const Work& work, const Frame& frame) {
   if (launched != cudaSuccess) cuda::fail(launched, fmt::format("{} on stream {}", work.name, name_));
 }
 
-/// A function that runs once is destroyed after its run; one in a graph is destroyed with the graph.
+/// A function that runs once is destroyed after its run. A function in a graph is destroyed with the graph.
 void CudaStream::launch_on_host(std::function<void()> body) {
   auto held = std::make_unique<std::function<void()>>(std::move(body));
   if (CudaGraph* graph = core_->capturing) {
@@ -205,7 +205,8 @@ void CudaStream::wait(const Event& event, const Frame& frame) {
   guarded([&] {
     const CudaEvent& awaited = static_cast<const CudaEvent&>(event);
     if (core_->capturing) return capture_wait(*core_->capturing, awaited, frame);
-    if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;  // its own records come earlier in any case
+    /// Records on the same stream come earlier in any case.
+    if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;
     leave_graph();
     const uint64_t begin = begin_mark();
     SLIP_CUDA(cudaStreamWaitEvent(stream_, awaited.handle(), 0));
@@ -256,7 +257,7 @@ uint64_t CudaStream::record_mark() {
 void CudaStream::collect() {
   while (!open_.empty() && SLIP_CUDA_READY(cudaEventQuery(open_.front().done))) {
     Open& open = open_.front();
-    // Two epochs of the clock may differ by a rounding; a stream's times never decrease.
+    // Two epochs of the clock may differ by a rounding error, but the times of a stream must not decrease.
     open.span.begin_ns = std::max(core_->clock->at_ns(open.begin), last_end_ns_);
     open.span.end_ns = std::max(core_->clock->at_ns(open.end), open.span.begin_ns);
     const bool is_span = open.span.kind == Span::Kind::work || open.span.end_ns - open.span.begin_ns >= kShortestWaitNs;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Streams and events of the cuda device: CUDA's own, with timing events around every work and every wait.
+// The streams and events of the cuda device. They are CUDA's own, with timing events around every work and every wait.
 //
 // One host thread drives a stream. The host waits for the GPU only in the calls marked Blocks.
 
@@ -24,9 +24,9 @@
 
 namespace slipstream::cuda {
 
-/// Times of completed events on CLOCK_MONOTONIC.
+/// Converts times of completed events to CLOCK_MONOTONIC.
 ///
-/// CUDA returns differences as float milliseconds: after an hour their last bit is 0.2 ms. So the epoch of the times
+/// CUDA returns differences as float milliseconds, whose last bit is 0.2 ms after an hour. So the epoch of the times
 /// moves along with the run, once a second when times are read. Each new epoch is also a reading of the GPU's drifting
 /// clock: it was recorded no earlier than its call and no later than the time at which it was seen to be complete. No
 /// thread waits for it.
@@ -38,7 +38,7 @@ class Clock {
   Clock(const Clock&) = delete;
   Clock& operator=(const Clock&) = delete;
 
-  /// `completed` must be a timing event whose record has completed. Safe from any thread.
+  /// `completed` must be a timing event whose record has completed. Any thread may call this.
   int64_t at_ns(cudaEvent_t completed);
 
  private:
@@ -61,7 +61,7 @@ class CudaGraph;
 /// State that all streams and events of one device share.
 struct Core {
   explicit Core(int device_index) : index(device_index) {}
-  /// Makes this device the calling thread's. Every public function of the cuda device begins with this call.
+  /// Makes this device the calling thread's device. Every public function of the cuda device begins with this call.
   void enter() const;
   void fail(std::exception_ptr error);
   void rethrow_if_failed();
@@ -73,13 +73,13 @@ struct Core {
   std::atomic<int64_t> delay_max_ns{0};
   std::atomic<int64_t> host_waits{0};
   std::mutex mutex;
-  std::exception_ptr first_error;    // under mutex
-  std::vector<CudaStream*> streams;  // existing streams, under mutex
+  std::exception_ptr first_error;    // guarded by mutex
+  std::vector<CudaStream*> streams;  // existing streams; guarded by mutex
   StepRange step_range;              // used by the one thread that drives the streams
   CudaGraph* capturing = nullptr;    // the graph being recorded; used by the thread that drives the streams
 };
 
-/// A CUDA event, destroyed with its last user.
+/// A CUDA event that its last user destroys.
 class EventHandle {
  public:
   explicit EventHandle(unsigned flags);
@@ -101,7 +101,7 @@ class CudaEvent final : public Event {
 
   void synchronize() override;
   bool query() const override;
-  /// While a newer record is pending: the time that was last read, because CUDA keeps only the latest record.
+  /// While a newer record is pending, returns the time that was last read, because CUDA keeps only the latest record.
   int64_t completed_ns() const override;
   uint64_t tag() const override { return tag_; }
 
@@ -113,7 +113,7 @@ class CudaEvent final : public Event {
   std::shared_ptr<Core> core_;
   uint64_t tag_;
   cudaEvent_t event_ = nullptr;
-  const void* recorded_on_ = nullptr;       // stream; null: never recorded
+  const void* recorded_on_ = nullptr;       // the stream; null: never recorded
   std::shared_ptr<EventHandle> graph_end_;  // the most recent record is in a launched graph, whose end replaces it
   const CudaGraph* captured_in_ = nullptr;  // the graph being recorded that contains a record of this event,
   const void* captured_on_ = nullptr;       // and the stream of that record
@@ -158,7 +158,7 @@ class CudaStream final : public Stream {
   void capture_wait(CudaGraph& graph, const CudaEvent& awaited, const Frame& frame);
   void call(const Work& work, const Frame& frame);
   void launch_on_host(std::function<void()> body);
-  /// Called before every eager command: it runs after the most recently launched graph.
+  /// Must be called before every eager command, which then runs after the most recently launched graph.
   void leave_graph();
   template <typename Body>
   void guarded(Body body);
@@ -177,17 +177,18 @@ class CudaStream final : public Stream {
   std::vector<Span> spans_;
   int64_t last_end_ns_ = 0;
 
-  std::shared_ptr<EventHandle> graph_end_;  // of the most recent graph, if this stream has not waited for it
-  bool has_eager_work_ = false;             // for which the next graph must wait
+  std::shared_ptr<EventHandle> graph_end_;  // the end of the most recent graph, if this stream has not waited for it
+  bool has_eager_work_ = false;             // the next graph must wait for this work
 };
 
-/// The commands that the streams of a device received during a capture; forked from and joined to `origin`.
+/// The commands that the streams of a device received during a capture. The streams fork from `origin` and join it
+/// again.
 ///
-/// Times: every span of works and every wait is between two marks, which are events that the graph records. A stream in
-/// a graph has no gaps of the host, so the mark that ends a span begins the next one.
+/// Every span of works and every wait lies between two marks, which are events that the graph records. A stream in a
+/// graph has no gaps of the host, so the mark that ends a span begins the next one.
 class CudaGraph final : public Graph {
  public:
-  /// Records `issue`. Throws: the error of a call that the capture refused, or of a failed work; nothing has run then.
+  /// Records `issue`. Throws: the error of a call that the capture refused, or of a failed work; then nothing has run.
   CudaGraph(std::shared_ptr<Core> core, CudaStream& origin, const std::function<void()>& issue, GraphSpans kind);
   /// Blocks until its last run has ended.
   ~CudaGraph() override;
@@ -202,12 +203,12 @@ class CudaGraph final : public Graph {
     CudaStream* stream = nullptr;
     CudaStream::Open open;
   };
-  /// Ends the recording: the streams run their commands again.
+  /// Ends the recording, so that the streams run their commands again.
   void leave();
   void release_events();
   void begin_on(CudaStream& stream);
   cudaEvent_t mark_on(CudaStream& stream);
-  /// Begins a span of works at the stream's last mark, unless `item` has one open. It ends with a mark at its close.
+  /// Begins a span of works at the stream's last mark, unless `item` has one open. Closing the span records a mark.
   void open_span(CudaStream& stream, const Work& work, uint32_t item);
   void close_span(CudaStream& stream);
   std::vector<CudaStream*> others() const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Names for profilers: a range per step, one around every launch, and the name of every stream. Free of cost without a
-// profiler.
+// Names for profilers: a range per step, one around every launch, and the name of every stream. They cost nothing
+// without a profiler.
 
 #include <cuda_runtime_api.h>
 
@@ -39,10 +39,11 @@ inline void end_range() {}
 inline void name_stream(cudaStream_t, const std::string&) {}
 #endif
 
-/// A range per step, from its first launch to that of the next; launches nest in it. Used by the issuing thread.
+/// A range per step, from its first launch to the first launch of the next step. Launches nest in it. Only the issuing
+/// thread uses it.
 class StepRange {
  public:
-  /// 0: not a step.
+  /// `step` 0 means that no step is running.
   void enter(uint32_t step) {
     if (step == step_) return;
     if (step_ != 0) end_range();

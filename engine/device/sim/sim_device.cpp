@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sim device: a stream is the time at which it becomes free, an event is a time. Used by one thread.
+// The sim device. A stream is the time at which it becomes free, and an event is a time. One thread uses it.
 
 #include <sys/mman.h>
 
@@ -24,7 +24,7 @@ class SimEvent final : public Event {
 
  private:
   uint64_t tag_;
-  int64_t time_ns_ = 0;  // of the most recent record; 0: none, no stream waits for it
+  int64_t time_ns_ = 0;  // the time of the most recent record; 0: there is none, and no stream waits for it
 };
 
 class SimStream final : public Stream {
@@ -69,7 +69,7 @@ class SimStream final : public Stream {
   std::vector<Span> spans_;
 };
 
-/// Addresses that must not be accessed: works never run, and a mistake faults instead of reading zeros.
+/// Addresses that must not be accessed. Works never run, and an access by mistake faults instead of reading zeros.
 class SimAllocation final : public Allocation {
  public:
   SimAllocation(int64_t size_bytes, const std::string& name) : size_bytes_(size_bytes) {
