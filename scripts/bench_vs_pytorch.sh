@@ -11,7 +11,7 @@ usage() {
   echo "  middle  6 layers, 6 heads, width 384, context 256, batch 8, vocabulary 256"
   echo "  gpt2    GPT-2 124M: 12 layers, 12 heads, width 768, context 64, batch 4, vocabulary 50257"
   echo "  bf16    the same model compared with our own float32 instead of PyTorch"
-  echo "  Installs python3-torch, python3-numpy and libopenblas0-openmp if they are missing and the user may install. PYTHON and SLIPSTREAM select other programs."
+  echo "  Installs the PyTorch of scripts/pytorch.sh in the user's cache folder. PYTHON and SLIPSTREAM select other programs."
 }
 rows=small,middle,gpt2,bf16 threads=1,2 rounds=5 csv=
 while (($#)); do
