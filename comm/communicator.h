@@ -23,8 +23,7 @@ struct Transfer {
   Algorithm algorithm = Algorithm::direct;
 };
 
-/// One group, seen from one of its ranks. No plan uses broadcast and split yet; every backend implements them because
-/// the design defines them.
+/// One group, seen from one of its ranks.
 ///
 /// Every member must launch the same verbs with the same elems, dtype and algorithm in the same order; send, recv and
 /// exchange pair up per (sender, receiver). Works may be launched any number of times, one at a time.
@@ -42,8 +41,6 @@ class Communicator {
   virtual Work reduce_scatter(const Transfer& transfer) = 0;
   /// to[r * elems + i] = from[i] of rank r. In place: from == the rank-th part of to.
   virtual Work all_gather(const Transfer& transfer) = 0;
-  /// to = from of `root`. In place on the root: to == from.
-  virtual Work broadcast(const Transfer& transfer, int root) = 0;
   /// to[r * elems + i] = from[rank * elems + i] of rank r. Not in place.
   virtual Work all_to_all(const Transfer& transfer) = 0;
   virtual Work send(const Transfer& transfer, int peer) = 0;  // reads from
@@ -56,8 +53,6 @@ class Communicator {
   /// any thread.
   virtual std::optional<int64_t> sent_bytes() const { return {}; }
 
-  /// Blocks. Collective: members with the same color form a group, ordered by (key, rank).
-  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
   /// Makes every work in flight and every later one throw CommError. Callable from any thread, more than once. May
   /// block until the other communicators of the device are also aborted and all graphs that hold works of this one are
   /// gone (see comm/watchdog.h).

@@ -22,10 +22,6 @@ class ImitatedCommunicator final : public Communicator {
   Work all_reduce(const Transfer& t) override { return own({.op = Op::all_reduce, .transfer = t}, 0, 0); }
   Work reduce_scatter(const Transfer& t) override { return own({.op = Op::reduce_scatter, .transfer = t}, 0, rank_); }
   Work all_gather(const Transfer& t) override { return own({.op = Op::all_gather, .transfer = t}, rank_, 0); }
-  Work broadcast(const Transfer& t, int root) override {
-    const Verb verb{.op = Op::broadcast, .transfer = t, .root = root};
-    return root == rank_ ? own(verb, 0, 0) : nothing(verb);
-  }
   Work all_to_all(const Transfer& t) override { return own({.op = Op::all_to_all, .transfer = t}, rank_, rank_); }
   Work send(const Transfer& t, int peer) override { return nothing({.op = Op::send, .transfer = t, .to_peer = peer}); }
   Work recv(const Transfer& t, int peer) override {
@@ -33,9 +29,6 @@ class ImitatedCommunicator final : public Communicator {
   }
   Work exchange(const Transfer& t, int to_peer, int from_peer) override {
     return nothing({.op = Op::exchange, .transfer = t, .to_peer = to_peer, .from_peer = from_peer});
-  }
-  std::unique_ptr<Communicator> split(int, int) override {
-    throw CommError("[comm] an imitated group cannot be split. Make every group from its own rank and size.");
   }
   void abort() override {}
 

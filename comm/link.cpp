@@ -32,8 +32,6 @@ int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType d
     case Op::all_gather:
     case Op::all_to_all:
       return others * one;
-    case Op::broadcast:
-      return algorithm == Algorithm::ring ? one : others * one;
     default:
       return one;
   }

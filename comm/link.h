@@ -27,8 +27,6 @@ int wire_rounds(Op op, Algorithm algorithm, int ranks);
 /// Bytes sent by the rank that sends most, for `elems` as Task::elems. With part = ceil(elems / n). Pure.
 ///   all_reduce      direct elems + (n-2) part, ring 2 min((n-1) part, elems): both 2(n-1)/n elems when n divides elems
 ///   reduce_scatter, all_gather, all_to_all   (n-1) elems
-///   broadcast       direct (n-1) elems: the root's copies, charged to every rank because all wait for the last one;
-///                   ring elems: each rank passes it on once
 ///   send, recv, exchange   elems
 int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype);
 

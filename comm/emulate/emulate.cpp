@@ -46,9 +46,6 @@ class EmulatedCommunicator final : public Communicator {
   Work all_gather(const Transfer& transfer) override {
     return wrap({.op = Op::all_gather, .transfer = transfer}, inner_->all_gather(transfer));
   }
-  Work broadcast(const Transfer& transfer, int root) override {
-    return wrap({.op = Op::broadcast, .transfer = transfer, .root = root}, inner_->broadcast(transfer, root));
-  }
   Work all_to_all(const Transfer& transfer) override {
     return wrap({.op = Op::all_to_all, .transfer = transfer}, inner_->all_to_all(transfer));
   }
@@ -61,9 +58,6 @@ class EmulatedCommunicator final : public Communicator {
   Work exchange(const Transfer& transfer, int to_peer, int from_peer) override {
     return wrap({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer},
                 inner_->exchange(transfer, to_peer, from_peer));
-  }
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    return emulate(inner_->split(color, key), port_, traffic_);
   }
   void check_for_errors() override { inner_->check_for_errors(); }
   std::string register_memory(std::byte* base, int64_t size_bytes) override {

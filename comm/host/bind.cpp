@@ -38,8 +38,6 @@ bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank)
   switch (verb.op) {
     case Op::all_reduce:
       return from == to;
-    case Op::broadcast:
-      return from == to;
     case Op::reduce_scatter:
       return to.begin_bytes == from.begin_bytes + rank * to.size_bytes;
     case Op::all_gather:
@@ -87,7 +85,6 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   if (sums(verb.op) && !can_sum(transfer.dtype))
     throw CommError("[comm] {}: this type can be moved but not summed. Use float32, bfloat16 or float64.",
                     describe(verb));
-  if (verb.op == Op::broadcast) check_peer(verb, "the root", verb.root, size);
   if (verb.op == Op::send || verb.op == Op::exchange) check_peer(verb, "the receiver", verb.to_peer, size);
   if (verb.op == Op::recv || verb.op == Op::exchange) check_peer(verb, "the sender", verb.from_peer, size);
   if ((verb.op == Op::send && verb.to_peer == rank) || (verb.op == Op::recv && verb.from_peer == rank))
@@ -98,8 +95,7 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
         "both.",
         describe(verb), rank, verb.to_peer, verb.from_peer);
 
-  const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || rank == verb.root);
-  const bool writes = verb.op != Op::send;
+  const bool reads = verb.op != Op::recv, writes = verb.op != Op::send;
   Slice from = transfer.from, to = transfer.to;
   if (reads) check_slice(verb, "from", from, from_bytes(verb, size));
   if (writes) check_slice(verb, "to", to, to_bytes(verb, size));

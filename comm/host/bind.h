@@ -25,7 +25,6 @@ struct CommOptions {
 struct Verb {
   Op op = Op::all_reduce;
   Transfer transfer;
-  int root = 0;        // broadcast
   int to_peer = -1;    // send, exchange
   int from_peer = -1;  // recv, exchange
 };

@@ -131,10 +131,6 @@ class DirectMoves final : public Script {
         for (int step = 1; step < size_; ++step) post.recv_whole(left(step), to + left(step) * bytes, bytes);
         for (int step = 1; step < size_; ++step) post.send_whole(right(step), from + right(step) * bytes, bytes);
         return copy_bytes(to + rank_ * bytes, from + rank_ * bytes, bytes);
-      case Op::broadcast:
-        if (rank_ != verb_.root) return post.recv_whole(verb_.root, to, bytes);
-        for (int step = 1; step < size_; ++step) post.send_whole(right(step), from, bytes);
-        return copy_bytes(to, from, bytes);
       default:
         break;
     }

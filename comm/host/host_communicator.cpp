@@ -94,8 +94,6 @@ std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size) {
       return ring ? make_ring(verb, rank, size) : make_direct_reduce(verb, rank, size);
     case Op::all_gather:
       return ring ? make_ring(verb, rank, size) : make_direct_moves(verb, rank, size);
-    case Op::broadcast:
-      return ring ? make_ring_broadcast(verb, rank, size) : make_direct_moves(verb, rank, size);
     default:
       return make_direct_moves(verb, rank, size);
   }
@@ -118,9 +116,8 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
       bind(verb, rank(), size(),
            [this, transport = transport_, bound, verb, what = describe(verb)](LaunchContext& context, BoundState&) {
              check_alive(*transport, what, monotonic_ns());
-             const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || transport->rank() == verb.root);
              Poster post(*transport, &link_clock_);
-             bound->script->start(post, reads ? context.at(verb.transfer.from) : nullptr,
+             bound->script->start(post, verb.op != Op::recv ? context.at(verb.transfer.from) : nullptr,
                                   verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
              fail_point("collective", what);
              drive(*transport, post, bound->script.get(), what, options_);
@@ -142,9 +139,6 @@ Work HostCommunicator::reduce_scatter(const Transfer& transfer) {
 Work HostCommunicator::all_gather(const Transfer& transfer) {
   return bind_verb({.op = Op::all_gather, .transfer = transfer});
 }
-Work HostCommunicator::broadcast(const Transfer& transfer, int root) {
-  return bind_verb({.op = Op::broadcast, .transfer = transfer, .root = root});
-}
 Work HostCommunicator::all_to_all(const Transfer& transfer) {
   return bind_verb({.op = Op::all_to_all, .transfer = transfer});
 }
@@ -156,10 +150,6 @@ Work HostCommunicator::recv(const Transfer& transfer, int peer) {
 }
 Work HostCommunicator::exchange(const Transfer& transfer, int to_peer, int from_peer) {
   return bind_verb({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer});
-}
-
-std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
-  return std::make_unique<HostCommunicator>(transport_->split(color, key), options_);
 }
 
 int64_t HostCommunicator::meet(int64_t entry_ns, const std::vector<int>& peers) {

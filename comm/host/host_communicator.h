@@ -26,12 +26,10 @@ class HostCommunicator final : public Communicator, public Rendezvous {
   Work all_reduce(const Transfer& transfer) override;
   Work reduce_scatter(const Transfer& transfer) override;
   Work all_gather(const Transfer& transfer) override;
-  Work broadcast(const Transfer& transfer, int root) override;
   Work all_to_all(const Transfer& transfer) override;
   Work send(const Transfer& transfer, int peer) override;
   Work recv(const Transfer& transfer, int peer) override;
   Work exchange(const Transfer& transfer, int to_peer, int from_peer) override;
-  std::unique_ptr<Communicator> split(int color, int key) override;
   void abort() override { transport_->abort(); }
   std::optional<int64_t> sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 

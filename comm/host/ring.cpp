@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings and chains of neighbours. Chunk c makes all its steps before chunk c + kChunksInFlight starts, so that a rank
+// Rings of neighbours. Chunk c makes all its steps before chunk c + kChunksInFlight starts, so that a rank
 // never waits for a slot that in turn waits for that rank.
 
 #include <algorithm>
@@ -125,54 +125,10 @@ class Ring final : public Script {
   std::byte* to_ = nullptr;
 };
 
-class Chain final : public Script {
- public:
-  Chain(const Verb& verb, int rank, int size)
-      : rank_(rank),
-        size_(size),
-        position_((rank + size - verb.root) % size),
-        bytes_(bytes_of(verb.transfer.elems, verb.transfer.dtype)),
-        chunks_(static_cast<int>(ceil_div(bytes_, kChunkBytes))) {}
-
-  void start(Poster& post, const std::byte* from, std::byte* to, std::byte*) override {
-    to_ = to;
-    if (position_ == 0) copy_bytes(to, from, bytes_);
-    for (int chunk = 0; chunk < kAhead; ++chunk) position_ == 0 ? send(post, chunk) : recv(post, chunk);
-  }
-  void arrived(Poster& post, const Arrival& arrival) override {
-    if (arrival.received) {
-      send(post, arrival.index);
-      recv(post, arrival.index + kAhead);
-    } else if (position_ == 0) {
-      send(post, arrival.index + kAhead);
-    }
-  }
-  int messages() const override { return 2 * kAhead + chunks_; }
-
- private:
-  static constexpr int kAhead = 4;
-  int64_t size_of_chunk(int chunk) const { return std::min(kChunkBytes, bytes_ - chunk * kChunkBytes); }
-  void send(Poster& post, int chunk) {
-    if (chunk < chunks_ && position_ + 1 < size_)
-      post.send(Phase::gather, (rank_ + 1) % size_, chunk, to_ + chunk * kChunkBytes, size_of_chunk(chunk));
-  }
-  void recv(Poster& post, int chunk) {
-    if (chunk < chunks_)
-      post.recv(Phase::gather, (rank_ + size_ - 1) % size_, chunk, to_ + chunk * kChunkBytes, size_of_chunk(chunk));
-  }
-  int rank_, size_, position_;
-  int64_t bytes_;
-  int chunks_;
-  std::byte* to_ = nullptr;
-};
-
 }  // namespace
 
 std::unique_ptr<Script> make_ring(const Verb& verb, int rank, int size) {
   return std::make_unique<Ring>(verb, rank, size);
-}
-std::unique_ptr<Script> make_ring_broadcast(const Verb& verb, int rank, int size) {
-  return std::make_unique<Chain>(verb, rank, size);
 }
 
 }  // namespace slipstream::comm

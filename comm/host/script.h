@@ -93,8 +93,6 @@ std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size)
 /// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each step. Deterministic, but with more
 /// than two ranks the bits differ from `direct`.
 std::unique_ptr<Script> make_ring(const Verb& verb, int rank, int size);
-/// broadcast along the chain that starts at the root.
-std::unique_ptr<Script> make_ring_broadcast(const Verb& verb, int rank, int size);
 /// The verbs without sums; all pairs of ranks exchange at once.
 std::unique_ptr<Script> make_direct_moves(const Verb& verb, int rank, int size);
 

@@ -24,7 +24,6 @@ class SelfTransport final : public HostTransport {
   void cancel() override {}
   void abort() override { aborted_ = true; }
   bool is_aborted() const override { return aborted_; }
-  std::unique_ptr<HostTransport> split(int, int) override { return make_self_transport(); }
 
  private:
   std::atomic<bool> aborted_{false};

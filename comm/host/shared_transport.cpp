@@ -146,9 +146,6 @@ class SharedTransport final : public StreamTransport {
     StreamTransport::abort();
     bells_[static_cast<size_t>(rank())]->ring();
   }
-  std::unique_ptr<HostTransport> split(int, int) override {
-    throw CommError("[comm] a transport in shared memory cannot be split. Split its communicator.");
-  }
 
  private:
   int64_t write(int peer, const std::byte* from, int64_t size_bytes, bool) override {

@@ -34,7 +34,7 @@ int64_t shared_area_bytes(int size);
 void prepare_shared_area(std::byte* area, int size);
 
 /// `areas[r]`, 64-byte aligned, is where rank r receives; all ranks see the same memory. `names[r]` is the name of rank
-/// r in error messages. `owner` keeps the memory alive. The transport cannot be split. Ranks may be threads of one
+/// r in error messages. `owner` keeps the memory alive. Ranks may be threads of one
 /// process or processes.
 std::unique_ptr<HostTransport> make_shared_transport(std::vector<std::byte*> areas, int rank, std::vector<int> names,
                                                      std::shared_ptr<void> owner);

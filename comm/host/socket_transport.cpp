@@ -105,8 +105,8 @@ bool welcome(int listener, const std::string& token, int rank, const std::vector
 
 class SocketTransport final : public StreamTransport {
  public:
-  SocketTransport(Sockets sockets, int rank, std::vector<int> names, std::unique_ptr<HostTransport> group)
-      : StreamTransport(rank, std::move(names)), sockets_(std::move(sockets)), group_(std::move(group)) {
+  SocketTransport(Sockets sockets, int rank, std::vector<int> names)
+      : StreamTransport(rank, std::move(names)), sockets_(std::move(sockets)) {
     for (int peer = 0; peer < size(); ++peer) ends_.push_back({.descriptor = sockets_[static_cast<size_t>(peer)]});
     polls_.reserve(ends_.size());
     polled_.reserve(ends_.size());
@@ -129,14 +129,6 @@ class SocketTransport final : public StreamTransport {
       polled_[i]->has_bytes = polled_[i]->has_bytes || (polls_[i].revents & ~POLLOUT) != 0;
       polled_[i]->has_room = polled_[i]->has_room || (polls_[i].revents & ~POLLIN) != 0;
     }
-  }
-  void abort() override {
-    StreamTransport::abort();
-    if (group_) group_->abort();
-  }
-  std::unique_ptr<HostTransport> split(int color, int key) override {
-    if (!group_) throw CommError("[comm] a transport over sockets cannot be split. Split its communicator.");
-    return group_->split(color, key);
   }
 
  private:
@@ -179,7 +171,6 @@ class SocketTransport final : public StreamTransport {
   }
 
   Sockets sockets_;
-  std::unique_ptr<HostTransport> group_;
   std::vector<End> ends_;  // by peer
   std::vector<pollfd> polls_;
   std::vector<End*> polled_;
@@ -217,10 +208,10 @@ Sockets connect_sockets(int rank, const std::vector<bool>& far, bool willing, co
   return sockets;
 }
 
-std::unique_ptr<HostTransport> make_socket_transport(Sockets sockets, int rank, std::unique_ptr<HostTransport> group) {
+std::unique_ptr<HostTransport> make_socket_transport(Sockets sockets, int rank) {
   std::vector<int> names(sockets.size());
   std::iota(names.begin(), names.end(), 0);
-  return std::make_unique<SocketTransport>(std::move(sockets), rank, std::move(names), std::move(group));
+  return std::make_unique<SocketTransport>(std::move(sockets), rank, std::move(names));
 }
 
 }  // namespace slipstream::comm

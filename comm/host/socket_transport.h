@@ -41,9 +41,7 @@ using AllGatherText = std::function<std::vector<std::string>(const std::string&)
 /// true. Empty on all ranks if one of them is not `willing`, or could not connect.
 Sockets connect_sockets(int rank, const std::vector<bool>& far, bool willing, const AllGatherText& all_gather);
 
-/// A transport to the peers that have a socket. `group` connects the same ranks by other means: it makes the transports
-/// of parts, and an abort reaches it, too. Null: the transport cannot be split.
-std::unique_ptr<HostTransport> make_socket_transport(Sockets sockets, int rank,
-                                                     std::unique_ptr<HostTransport> group = nullptr);
+/// A transport to the peers that have a socket.
+std::unique_ptr<HostTransport> make_socket_transport(Sockets sockets, int rank);
 
 }  // namespace slipstream::comm

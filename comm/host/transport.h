@@ -38,7 +38,6 @@ class HostTransport {
   virtual void cancel() = 0;
   virtual void abort() = 0;
   virtual bool is_aborted() const = 0;
-  virtual std::unique_ptr<HostTransport> split(int color, int key) = 0;
 };
 
 /// How long to sleep between two polls after `idle_ns` without a message: an eighth of that, so that the delay stays

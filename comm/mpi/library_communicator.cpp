@@ -4,7 +4,6 @@
 #include "comm/mpi/library_communicator.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "comm/host/bind.h"
 #include "comm/mpi/mpi_check.h"
@@ -51,12 +50,6 @@ class LibraryCommunicator final : public Communicator {
       return MPI_Allgather(o.from, o.count, o.type, o.to, o.count, o.type, connection_);
     });
   }
-  Work broadcast(const Transfer& transfer, int root) override {
-    return bound({.op = Op::broadcast, .transfer = transfer, .root = root}, [this, root](const Operands& o) {
-      if (rank_ == root && o.from != o.to) std::memcpy(o.to, o.from, static_cast<size_t>(o.bytes));
-      return MPI_Bcast(o.to, o.count, o.type, root, connection_);
-    });
-  }
   Work all_to_all(const Transfer& transfer) override {
     return bound({.op = Op::all_to_all, .transfer = transfer}, [this](const Operands& o) {
       return MPI_Alltoall(o.from, o.count, o.type, o.to, o.count, o.type, connection_);
@@ -79,11 +72,6 @@ class LibraryCommunicator final : public Communicator {
                                        connection_, MPI_STATUS_IGNORE);
                  });
   }
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    MPI_Comm part = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(connection_, color, key, &part), "split a communicator");
-    return std::make_unique<LibraryCommunicator>(part);
-  }
   /// A call in flight goes on: MPI cannot end it.
   void abort() override { aborted_ = true; }
 
@@ -92,7 +80,6 @@ class LibraryCommunicator final : public Communicator {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
     int count = 0;
-    int64_t bytes = 0;
     MPI_Datatype type = MPI_DATATYPE_NULL;
   };
 
@@ -104,11 +91,9 @@ class LibraryCommunicator final : public Communicator {
     return bind(verb, rank_, size_,
                 [this, verb, call, type, what = describe(verb)](LaunchContext& context, BoundState&) {
                   if (aborted_) throw CommError("[mpi] {}: the communicator was aborted.", what);
-                  const bool reads = verb.op != Op::recv && (verb.op != Op::broadcast || rank_ == verb.root);
-                  const Operands operands{.from = reads ? context.at(verb.transfer.from) : nullptr,
+                  const Operands operands{.from = verb.op != Op::recv ? context.at(verb.transfer.from) : nullptr,
                                           .to = verb.op != Op::send ? context.at(verb.transfer.to) : nullptr,
                                           .count = static_cast<int>(verb.transfer.elems),
-                                          .bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype),
                                           .type = type};
                   check_mpi(call(operands), what);
                 });

@@ -33,7 +33,7 @@ namespace {
 
 class MpiTransport final : public HostTransport {
  public:
-  MpiTransport(MPI_Comm connection, const Carriers& carriers) : connection_(connection), carriers_(carriers) {
+  explicit MpiTransport(MPI_Comm connection) : connection_(connection) {
     check_mpi(MPI_Comm_set_errhandler(connection_, MPI_ERRORS_RETURN), "set the error handler");
     check_mpi(MPI_Comm_rank(connection_, &rank_), "ask for the rank");
     check_mpi(MPI_Comm_size(connection_, &size_), "ask for the size");
@@ -119,11 +119,6 @@ class MpiTransport final : public HostTransport {
   }
   void abort() override { aborted_.store(true, std::memory_order_release); }
   bool is_aborted() const override { return aborted_.load(std::memory_order_acquire); }
-  std::unique_ptr<HostTransport> split(int color, int key) override {
-    MPI_Comm part = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(connection_, color, key, &part), "split");
-    return make_mpi_transport(part, carriers_);
-  }
 
  private:
   struct Message {
@@ -163,7 +158,6 @@ class MpiTransport final : public HostTransport {
   }
 
   MPI_Comm connection_;
-  const Carriers carriers_;  // of the transports that a split makes
   int rank_ = 0;
   int size_ = 1;
   int64_t moved_ns_ = 0;  // when a message last completed, or the first was posted
@@ -239,7 +233,6 @@ class NearAndFar final : public HostTransport {
     near_->abort();
   }
   bool is_aborted() const override { return far_->is_aborted(); }
-  std::unique_ptr<HostTransport> split(int color, int key) override { return far_->split(color, key); }
 
  private:
   std::unique_ptr<HostTransport> near_, far_;
@@ -295,7 +288,7 @@ std::vector<std::string> all_gather_text(MPI_Comm connection, int size, const st
 }  // namespace
 
 std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, const Carriers& carriers) {
-  auto mpi = std::make_unique<MpiTransport>(connection, carriers);
+  auto mpi = std::make_unique<MpiTransport>(connection);
   const int rank = mpi->rank(), size = mpi->size();
   Near near{.transport = nullptr, .index_of = std::vector<int>(static_cast<size_t>(size), -1)};
   if (carriers.share_memory) near = connect_near(connection, rank, size);
@@ -307,8 +300,9 @@ std::unique_ptr<HostTransport> make_mpi_transport(MPI_Comm connection, const Car
   if (carriers.sockets && far_ranks > 0)
     sockets = connect_sockets(rank, far, far_ranks <= kMostSockets && !has_remote_memory_access(),
                               [&](const std::string& text) { return all_gather_text(connection, size, text); });
+  // With sockets, the MPI connection has done its work when the ranks are connected.
   std::unique_ptr<HostTransport> transport = std::move(mpi);
-  if (!sockets.empty()) transport = make_socket_transport(std::move(sockets), rank, std::move(transport));
+  if (!sockets.empty()) transport = make_socket_transport(std::move(sockets), rank);
   if (!near.transport) return transport;
   return std::make_unique<NearAndFar>(std::move(near.transport), std::move(transport), std::move(near.index_of));
 }

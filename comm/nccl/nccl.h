@@ -21,7 +21,7 @@ using ShareBytes = std::function<std::string(const std::string& bytes)>;
 struct NcclOptions {
   std::string name = "channel";  // appears in NCCL's log and in every error message
   NcclChannel channel;           // its entry in the table
-  double timeout_seconds = 600;  // limit for set-up, split and end
+  double timeout_seconds = 600;  // limit for set-up and end
 };
 
 /// NCCL's version as it numbers it (22809 is 2.28.9); 0 when this build has none. Ranks compare it before they connect.

@@ -86,7 +86,7 @@ void rest(int look) {
     std::this_thread::sleep_for(kPollPause);
 }
 
-/// NCCL keeps the pointer as long as the communicator and those split from it exist.
+/// NCCL keeps the pointer as long as the communicator exists.
 const char* kept_name(const std::string& name) {
   static std::mutex& mutex = *new std::mutex;
   static std::set<std::string>& names = *new std::set<std::string>;
@@ -141,9 +141,6 @@ Work NcclCommunicator::reduce_scatter(const Transfer& t) {
   return bind_verb({.op = Op::reduce_scatter, .transfer = t});
 }
 Work NcclCommunicator::all_gather(const Transfer& t) { return bind_verb({.op = Op::all_gather, .transfer = t}); }
-Work NcclCommunicator::broadcast(const Transfer& t, int root) {
-  return bind_verb({.op = Op::broadcast, .transfer = t, .root = root});
-}
 Work NcclCommunicator::all_to_all(const Transfer& t) { return bind_verb({.op = Op::all_to_all, .transfer = t}); }
 Work NcclCommunicator::send(const Transfer& t, int peer) {
   return bind_verb({.op = Op::send, .transfer = t, .to_peer = peer});
@@ -182,8 +179,6 @@ ncclResult_t NcclCommunicator::enqueue(const Verb& verb, LaunchContext& context)
       return ncclReduceScatter(from(), to(), count, type, ncclSum, comm_, stream);
     case Op::all_gather:
       return ncclAllGather(from(), to(), count, type, comm_, stream);
-    case Op::broadcast:
-      return ncclBroadcast(rank_ == verb.root ? from() : to(), to(), count, type, verb.root, comm_, stream);
     case Op::send:
       return ncclSend(from(), count, type, verb.to_peer, comm_, stream);
     case Op::recv:
@@ -231,24 +226,6 @@ void NcclCommunicator::require_alive(const std::string& what) const {
         "[nccl] {}: {} was cancelled, because the connection of rank {} was aborted. Look for the first error "
         "among the ranks.",
         options_.name, what, rank_);
-}
-
-std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
-  if (color < 0)
-    throw CommError("[nccl] {}: split with color {}, need at least 0. Pass a group for every rank.", options_.name,
-                    color);
-  std::unique_lock lock(mutex_);
-  require_alive("split");
-  const TunedChannel tuned(options_.name, options_.channel);
-  ncclConfig_t config = config_of(options_);
-  ncclComm_t child = nullptr;
-  // Without blocking, a split returns success before it has ended, and NCCL sets the child at its end: the state of the
-  // parent is what counts (NCCL 2.28, init.cc: ncclCommSplit, and the end of ncclCommInitRankFunc).
-  const ncclResult_t begun = ncclCommSplit(comm_, color, key, &child, &config);
-  finish(lock, begun == ncclSuccess ? ncclInProgress : begun, "split");
-  const ncclResult_t result = settle(child, ncclInProgress, options_.timeout_seconds, rest);
-  if (result != ncclSuccess) fail_with(child, options_.name, result, "connecting the ranks of a split");
-  return std::make_unique<NcclCommunicator>(child, options_);
 }
 
 void NcclCommunicator::abort() {

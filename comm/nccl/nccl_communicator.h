@@ -32,12 +32,10 @@ class NcclCommunicator final : public Communicator {
   Work all_reduce(const Transfer& transfer) override;
   Work reduce_scatter(const Transfer& transfer) override;
   Work all_gather(const Transfer& transfer) override;
-  Work broadcast(const Transfer& transfer, int root) override;
   Work all_to_all(const Transfer& transfer) override;
   Work send(const Transfer& transfer, int peer) override;
   Work recv(const Transfer& transfer, int peer) override;
   Work exchange(const Transfer& transfer, int to_peer, int from_peer) override;
-  std::unique_ptr<Communicator> split(int color, int key) override;
   void abort() override;
 
   void check_for_errors() override;

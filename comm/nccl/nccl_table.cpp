@@ -20,8 +20,8 @@ const std::vector<std::string> kAlgorithms = {"tree",      "ring", "collnet_dire
                                               "nvls_tree", "pat"};
 const std::vector<std::string> kProtocols = {"ll", "ll128", "simple"};
 const std::vector<std::string> kPolicies = {"default", "efficiency", "zero"};
-const std::vector<std::string> kVerbs = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
-constexpr Op kOps[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::broadcast};
+const std::vector<std::string> kVerbs = {"all_reduce", "reduce_scatter", "all_gather"};
+constexpr Op kOps[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather};
 
 size_t index_of(const std::vector<std::string>& words, const Json& value, const std::string& what) {
   const std::string& word = value.as_string(what);

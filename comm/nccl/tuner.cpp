@@ -27,11 +27,9 @@ Uses& uses() {
   return *all;
 }
 
-// ncclFunc_t: broadcast 0, reduce 1, all_gather 2, reduce_scatter 3, all_reduce 4.
+// ncclFunc_t: all_gather 2, reduce_scatter 3, all_reduce 4.
 std::optional<Op> op_of(int function) {
   switch (function) {
-    case 0:
-      return Op::broadcast;
     case 2:
       return Op::all_gather;
     case 3:

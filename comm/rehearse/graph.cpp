@@ -29,9 +29,8 @@ bool same_message(const Task& a, const Task& b) {
 }
 
 std::string text_of(const Task& task) {
-  const bool at_peer = task.op == Op::broadcast || task.op == Op::exchange;
   return fmt::format("{} ({} of {} {}{})", task.name, name_of(task.op), task.elems, name_of(task.dtype),
-                     at_peer ? fmt::format(", peer {}", task.peer) : "");
+                     task.op == Op::exchange ? fmt::format(", peer {}", task.peer) : "");
 }
 
 /// The order in which a run's nodes are made; rendezvous are matched by their sequence in it.

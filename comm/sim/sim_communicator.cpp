@@ -19,9 +19,6 @@ class SimCommunicator final : public Communicator {
     return charge({.op = Op::reduce_scatter, .transfer = transfer});
   }
   Work all_gather(const Transfer& transfer) override { return charge({.op = Op::all_gather, .transfer = transfer}); }
-  Work broadcast(const Transfer& transfer, int root) override {
-    return charge({.op = Op::broadcast, .transfer = transfer, .root = root});
-  }
   Work all_to_all(const Transfer& transfer) override { return charge({.op = Op::all_to_all, .transfer = transfer}); }
   Work send(const Transfer& transfer, int peer) override {
     return charge({.op = Op::send, .transfer = transfer, .to_peer = peer});
@@ -31,12 +28,6 @@ class SimCommunicator final : public Communicator {
   }
   Work exchange(const Transfer& transfer, int to_peer, int from_peer) override {
     return charge({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer});
-  }
-  std::unique_ptr<Communicator> split(int, int) override {
-    throw CommError(
-        "[sim] rank {} of {} cannot be split: a simulated rank has no peers. Make the group with "
-        "make_sim_communicator from its rank and size in the mesh.",
-        rank_, size_);
   }
   void abort() override {}
 

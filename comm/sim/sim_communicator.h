@@ -8,7 +8,7 @@
 
 namespace slipstream::comm {
 
-/// Makes rank `rank` of a group of `size` without peers. split throws CommError: the mesh defines the groups.
+/// Makes rank `rank` of a group of `size` without peers.
 std::unique_ptr<Communicator> make_sim_communicator(int rank, int size);
 
 }  // namespace slipstream::comm

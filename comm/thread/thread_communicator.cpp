@@ -19,7 +19,7 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
 
 class ThreadCommunicator final : public Communicator, public Rendezvous {
  public:
-  explicit ThreadCommunicator(ThreadGroup::Member member) : group_(std::move(member.group)), rank_(member.rank) {}
+  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
@@ -32,9 +32,6 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
   }
   Work all_gather(const Transfer& transfer) override {
     return collective({.op = Op::all_gather, .transfer = transfer});
-  }
-  Work broadcast(const Transfer& transfer, int root) override {
-    return collective({.op = Op::broadcast, .transfer = transfer, .root = root});
   }
   Work all_to_all(const Transfer& transfer) override {
     return collective({.op = Op::all_to_all, .transfer = transfer});
@@ -49,9 +46,6 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
     return point_to_point({.op = Op::exchange, .transfer = transfer, .to_peer = to_peer, .from_peer = from_peer});
   }
 
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    return std::make_unique<ThreadCommunicator>(group_->split(rank_, color, key));
-  }
   void abort() override { group_->abort(); }
 
   int64_t meet(int64_t entry_ns, const std::vector<int>& peers) override {
@@ -97,10 +91,7 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
 
   static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what, Scratch& scratch,
                              LaunchContext& context, BoundState& state) {
-    const bool reads = verb.op != Op::broadcast || rank == verb.root;
-    group.show(rank,
-               {verb, reads ? context.at(verb.transfer.from) : nullptr, context.at(verb.transfer.to), monotonic_ns()},
-               what);
+    group.show(rank, {verb, context.at(verb.transfer.from), context.at(verb.transfer.to), monotonic_ns()}, what);
     group.barrier(rank, what);
     check_agreement(group, rank, verb);
     int64_t last_entry = 0;
@@ -113,7 +104,7 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
   static void check_agreement(ThreadGroup& group, int rank, const Verb& verb) {
     for (int r = 0; r < group.size(); ++r) {
       const Verb& other = group.posts()[static_cast<size_t>(r)].verb;
-      if (other.op == verb.op && other.root == verb.root && other.transfer.elems == verb.transfer.elems &&
+      if (other.op == verb.op && other.transfer.elems == verb.transfer.elems &&
           other.transfer.dtype == verb.transfer.dtype && other.transfer.algorithm == verb.transfer.algorithm)
         continue;
       const std::string theirs = describe(other);
@@ -153,8 +144,6 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
           copy_bytes(to + peer * bytes, group.posts()[static_cast<size_t>(peer)].from, bytes);
         }
         return;
-      case Op::broadcast:
-        return copy_bytes(to, group.posts()[static_cast<size_t>(verb.root)].from, bytes);
       case Op::all_to_all:
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
@@ -193,8 +182,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks, const Co
   if (ranks < 1) throw CommError("[comm] a world of {} ranks was requested, need at least 1.", ranks);
   const auto group = std::make_shared<ThreadGroup>(ranks, options);
   std::vector<std::unique_ptr<Communicator>> world;
-  for (int rank = 0; rank < ranks; ++rank)
-    world.push_back(std::make_unique<ThreadCommunicator>(ThreadGroup::Member{group, rank}));
+  for (int rank = 0; rank < ranks; ++rank) world.push_back(std::make_unique<ThreadCommunicator>(group, rank));
   return world;
 }
 

@@ -16,8 +16,7 @@ ThreadGroup::ThreadGroup(int size, const CommOptions& options)
       posts_(static_cast<size_t>(size)),
       arrived_(static_cast<size_t>(size)),
       boxes_(static_cast<size_t>(size * size)),
-      times_(static_cast<size_t>(size * size)),
-      requests_(static_cast<size_t>(size)) {}
+      times_(static_cast<size_t>(size * size)) {}
 
 void ThreadGroup::abort() {
   {
@@ -133,29 +132,6 @@ int64_t ThreadGroup::take_time(int from, int to, const std::string& what) {
   lock.unlock();
   changed_.notify_all();
   return time_ns;
-}
-
-ThreadGroup::Member ThreadGroup::split(int rank, int color, int key) {
-  {
-    std::lock_guard lock(mutex_);
-    requests_[static_cast<size_t>(rank)] = {color, key, {}};
-  }
-  barrier(rank, "split");
-  std::vector<int> members;
-  for (int r = 0; r < size_; ++r)
-    if (requests_[static_cast<size_t>(r)].color == color) members.push_back(r);
-  if (members.front() == rank) {  // the first member of a color makes the group
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-      return requests_[static_cast<size_t>(a)].key < requests_[static_cast<size_t>(b)].key;
-    });
-    const auto group = std::make_shared<ThreadGroup>(static_cast<int>(members.size()), options_);
-    for (size_t i = 0; i < members.size(); ++i)
-      requests_[static_cast<size_t>(members[i])].answer = {group, static_cast<int>(i)};
-  }
-  barrier(rank, "split");
-  Member answer = requests_[static_cast<size_t>(rank)].answer;
-  barrier(rank, "split");
-  return answer;
 }
 
 }  // namespace slipstream::comm

@@ -47,24 +47,12 @@ class ThreadGroup {
   void offer_time(int from, int to, int64_t time_ns, const std::string& what);
   int64_t take_time(int from, int to, const std::string& what);
 
-  /// Collective: see Communicator::split.
-  struct Member {
-    std::shared_ptr<ThreadGroup> group;
-    int rank = 0;
-  };
-  Member split(int rank, int color, int key);
-
  private:
   struct Box {
     const void* data = nullptr;
     int64_t value = 0;  // size in bytes, or a time
     uint64_t offered = 0;
     uint64_t taken = 0;
-  };
-  struct Request {
-    int color = 0;
-    int key = 0;
-    Member answer;
   };
   Box& box(std::vector<Box>& boxes, int from, int to) { return boxes[static_cast<size_t>(from * size_ + to)]; }
   /// Sleeps until `ready`. Throws: CommError naming `what` and the `missing` ranks on abort and timeout.
@@ -82,7 +70,6 @@ class ThreadGroup {
   int arrivals_ = 0;
   std::vector<Box> boxes_;
   std::vector<Box> times_;
-  std::vector<Request> requests_;
 };
 
 }  // namespace slipstream::comm

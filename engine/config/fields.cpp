@@ -272,9 +272,12 @@ std::vector<Field<R>> make_fields() {
                   {1, kMaxSizeBytes},
                   "Target size of the first and the last bucket. A small first bucket starts communication early; a "
                   "small last one shortens the transfer that no compute hides. bucket_size is its upper limit."),
-      F::integer("overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
-                 "Largest number of buckets on the wire at a time. 0: no limit. Channels transfer in order, so at most "
-                 "one bucket is on the wire, or two with zero.shard_size."),
+      F::integer(
+          "overlap.max_inflight_buckets", at(&R::overlap, &Overlap::max_inflight_buckets), {0, 1 << 24},
+          "Largest number of buckets that are being reduced at a time: the next one waits for the end of the "
+          "oldest. 0: no limit. A channel carries one bucket at a time, so a limit has an effect only if buckets "
+          "have several channels: with zero.shard_size, 1 keeps the sum inside groups of one bucket from running "
+          "beside the sum across groups of another."),
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),
                  "Gather ZeRO parameters while compute runs. false: gather them when compute needs them, to measure "
                  "the benefit of prefetching."),

@@ -27,10 +27,6 @@ const std::vector<SupportedRow>& supported_rows() {
        "use \"bytes\", \"chars\" or the path of a folder with a tokenizer, a tokenizer.json or NAME.tiktoken; with any "
        "other tokenizer, train on "
        "token shards (docs/how-to/token-shards.md)"},
-      {"overlap.max_inflight_buckets",
-       [](R c) { return c.overlap.max_inflight_buckets != 1 || c.zero.shard_size == 0; },
-       "use 0 or at least 2: with zero.shard_size, one bucket is summed inside groups while another is summed across "
-       "groups"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
   };
   return rows;

@@ -276,7 +276,7 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   transfers.append_tasks(train, static_cast<ItemId>(train.spine.size()));
   Reduced reduced = data_parallel_pass(job, spine, train);
   residency.append_tasks(train, &reduced);
-  take_turns(reduced, train);
+  take_turns(reduced, options.max_inflight_buckets, train);
   tied_copies_pass(job, reduced, train);
   std::vector<Point> loss;
   if (options.skips) loss = loss_pass(job, spine, train);

@@ -48,8 +48,9 @@ struct PlanOptions {
   ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  Format reduce_wire;           // of reduced gradients while they travel
-  bool error_feedback = false;  // wire int8: a later gradient receives what rounding removed from this one
+  int64_t max_inflight_buckets = 0;  // being reduced at a time; 0: no limit
+  Format reduce_wire;                // of reduced gradients while they travel
+  bool error_feedback = false;       // wire int8: a later gradient receives what rounding removed from this one
   Algorithm algorithm = Algorithm::direct;
   bool sums_by_exchange = false;  // wire bf16: sums of whole gradients are computed from exchanged parts, in float
                                   // and rank order; otherwise by the collective

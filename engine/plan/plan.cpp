@@ -15,8 +15,6 @@ const char* name_of(Op op) {
       return "reduce_scatter";
     case Op::all_gather:
       return "all_gather";
-    case Op::broadcast:
-      return "broadcast";
     case Op::all_to_all:
       return "all_to_all";
     case Op::send:

@@ -23,8 +23,7 @@ enum class Op : uint8_t {
   all_reduce,
   reduce_scatter,
   all_gather,
-  broadcast,
-  all_to_all,
+  all_to_all = 5,  // the hash of a plan has these numbers
   send,
   recv,
   exchange,
@@ -140,7 +139,7 @@ enum class Algorithm : uint8_t {
 
 /// Work off the spine: communication, or local work that communication causes.
 struct Task : Item {
-  int16_t peer = 0;             // send/recv/exchange: offset along the axis; broadcast: root
+  int16_t peer = 0;             // send/recv/exchange: offset along the axis
   std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
   DType dtype = DType::f32;     // of the elements on the wire, or of a local op
   Format format;                // encode, decode, sum_parts: of the encoded side

@@ -201,13 +201,6 @@ class VerbLaws {
       run(comm_.all_gather(make_transfer(elems_, elems_ * ranks(), in_place, rank() * elems_, 0)), in_place);
       check("all_gather", in_place, elems_ * ranks(),
             [&](int64_t i) { return make<T>(random_, static_cast<int>(i / elems_), i % elems_); });
-      for (int root = 0; root < ranks(); ++root) {
-        fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
-        const bool mine_in_place = in_place && rank() == root;
-        prepare_to(elems_, mine_in_place);
-        run(comm_.broadcast(make_transfer(elems_, elems_, mine_in_place, 0, 0), root), mine_in_place);
-        check("broadcast", mine_in_place, elems_, [&](int64_t i) { return make<T>(random_, root, i); });
-      }
     }
     fill(from_, elems_ * ranks(), [&](int64_t i) { return make<T>(random_, rank(), i); });
     prepare_to(elems_ * ranks(), false);
@@ -299,28 +292,11 @@ inline void check_verbs(RankTest& test) {
   }
 }
 
-inline void check_split(RankTest& test, Values values = Values::any) {
-  const int rank = test.comm.rank(), ranks = test.comm.size();
-  const auto half = test.comm.split(rank % 2, -rank);  // the keys turn the order around
-  int members = 0, behind = 0;
-  for (int r = rank % 2; r < ranks; r += 2) {
-    ++members;
-    behind += r > rank;
-  }
-  test.expect(half->size() == members, "split gave a group of the wrong size");
-  test.expect(half->rank() == behind, "split did not order by key");
-  RankTest inner = test.of(*half);
-  VerbLaws<float>(inner, 1000, Algorithm::direct, 77, values).all();
-  VerbLaws<float>(inner, 1000, Algorithm::ring, 78, values).all_reduce(true);
-  test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
-}
-
-/// Two channels of the same ranks in flight at once, launched in opposite orders on even and odd ranks.
-/// NCCL's launch order needs the same one on all: `opposite` = false.
-inline void check_concurrent_channels(RankTest& test, bool opposite = true) {
-  const auto first = test.comm.split(0, test.comm.rank());
-  const auto second = test.comm.split(0, test.comm.rank());
-  RankTest a = test.of(*first, "first"), b = test.of(*second, "second");
+/// Two channels of the same ranks, `test`'s and `second`, in flight at once, launched in opposite orders on even and
+/// odd ranks. NCCL's launch order needs the same one on all: `opposite` = false.
+inline void check_concurrent_channels(RankTest& test, Communicator& second, bool opposite = true) {
+  RankTest& a = test;
+  RankTest b = test.of(second, "second");
   constexpr int64_t kElems = 50000;
   std::vector<std::byte> x(kElems * 4), y(kElems * 4);
   std::vector<float> ones(kElems, 1.0f + static_cast<float>(test.comm.rank()));
@@ -328,7 +304,7 @@ inline void check_concurrent_channels(RankTest& test, bool opposite = true) {
   std::memcpy(y.data(), ones.data(), y.size());
   const Slice whole{RankTest::kFrom, 0, kElems * 4};
   const Transfer transfer{.from = whole, .to = whole, .elems = kElems};
-  const Work on_a = first->all_reduce(transfer), on_b = second->all_reduce(transfer);
+  const Work on_a = test.comm.all_reduce(transfer), on_b = second.all_reduce(transfer);
   const bool even = !opposite || test.comm.rank() % 2 == 0;
   (even ? a : b).launch(even ? on_a : on_b, even ? x : y, even ? x : y);
   (even ? b : a).launch(even ? on_b : on_a, even ? y : x, even ? y : x);
@@ -368,35 +344,33 @@ inline void check_bad_input(RankTest& test) {
                                         t.to = {0, 40, 400};
                                       })); }),
               "overlap passed");
-  test.expect(throws_comm_error([&] { comm.broadcast(good, comm.size()); }), "a root outside the group passed");
+  test.expect(throws_comm_error([&] { comm.exchange(good, comm.size(), 0); }), "a peer outside the group passed");
   test.expect(throws_comm_error([&] { comm.send(good, comm.rank()); }), "a send to oneself passed");
   test.expect(throws_comm_error([&] { comm.exchange(with([](Transfer& t) { t.to = t.from; }), 0, 0); }),
               "aliasing passed");
 }
 
-/// The last rank stays away and aborts; all others are inside a transfer and must return with CommError.
+/// The last rank stays away and aborts; all others are inside a transfer and must return with CommError. Ends the
+/// communicator.
 inline void check_abort(RankTest& test, bool abort_reaches_the_others) {
-  const auto group = test.comm.split(0, test.comm.rank());
   const bool away = test.comm.rank() == test.comm.size() - 1;
   std::vector<std::byte> bytes(400);
   const Slice whole{RankTest::kFrom, 0, 400};
   const Transfer transfer{.from = whole, .to = whole, .elems = 100};
-  RankTest inner(*group);
-  const Work work = group->all_reduce(transfer);
-  if (!away) inner.launch(work, bytes, bytes);
+  const Work work = test.comm.all_reduce(transfer);
+  if (!away) test.launch(work, bytes, bytes);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  if (away || !abort_reaches_the_others) group->abort();
-  if (!away) test.expect(throws_comm_error([&] { inner.stream().synchronize(); }), "abort did not wake a transfer");
-  RankTest later(*group);
-  group->abort();
+  if (away || !abort_reaches_the_others) test.comm.abort();
+  if (!away) test.expect(throws_comm_error([&] { test.stream().synchronize(); }), "abort did not wake a transfer");
+  RankTest later(test.comm);
+  test.comm.abort();
   test.expect(throws_comm_error([&] { later.run(work, bytes, bytes); }), "a work after abort ran");
 }
 
-/// All laws but abort, for one rank.
-inline void check_communicator(RankTest& test) {
+/// All laws but abort, for one rank. `second`: another communicator of the same ranks.
+inline void check_communicator(RankTest& test, Communicator& second) {
   check_verbs(test);
-  check_split(test);
-  check_concurrent_channels(test);
+  check_concurrent_channels(test, second);
   check_bad_input(test);
 }
 

@@ -20,10 +20,22 @@ std::string joined(const std::vector<std::string>& failures) {
   return text;
 }
 
-std::vector<std::unique_ptr<comm::Communicator>> make_emulated_world(int ranks, const comm::Link& link) {
-  auto world = comm::make_thread_world(ranks);
-  for (auto& member : world) member = comm::emulate(std::move(member), std::make_shared<comm::LinkPort>(link));
+using Ports = std::vector<std::shared_ptr<comm::LinkPort>>;  // by rank
+
+Ports make_ports(int ranks, const comm::Link& link) {
+  Ports ports;
+  for (int rank = 0; rank < ranks; ++rank) ports.push_back(std::make_shared<comm::LinkPort>(link));
+  return ports;
+}
+
+std::vector<std::unique_ptr<comm::Communicator>> make_emulated_world(const Ports& ports) {
+  auto world = comm::make_thread_world(static_cast<int>(ports.size()));
+  for (size_t rank = 0; rank < world.size(); ++rank) world[rank] = comm::emulate(std::move(world[rank]), ports[rank]);
   return world;
+}
+
+std::vector<std::unique_ptr<comm::Communicator>> make_emulated_world(int ranks, const comm::Link& link) {
+  return make_emulated_world(make_ports(ranks, link));
 }
 
 }  // namespace
@@ -125,8 +137,11 @@ TEST_CASE("a link without a bandwidth has only its latency") {
 
 TEST_CASE("emulated communicators keep the contract") {
   for (int ranks : {1, 2, 3, 4}) {
-    auto world = make_emulated_world(ranks, {.bytes_per_second = 50e9, .latency_ns = 100});
-    CHECK(joined(contract::on_all_ranks(world, contract::check_communicator)) == "");
+    const Ports ports = make_ports(ranks, {.bytes_per_second = 50e9, .latency_ns = 100});
+    auto world = make_emulated_world(ports), second = make_emulated_world(ports);
+    CHECK(joined(contract::on_all_ranks(world, [&](RankTest& test) {
+            contract::check_communicator(test, *second[static_cast<size_t>(test.comm.rank())]);
+          })) == "");
     CHECK(joined(contract::on_all_ranks(world, [](RankTest& test) { contract::check_abort(test, true); })) == "");
   }
 }
@@ -156,15 +171,16 @@ TEST_CASE("an emulated work ends no earlier than its wire time after the last en
 
 TEST_CASE("two channels of one rank share its port") {
   const comm::Link link{.bytes_per_second = 1e9, .latency_ns = 0};
-  auto world = make_emulated_world(2, link);
+  const Ports ports = make_ports(2, link);
+  auto world = make_emulated_world(ports), second_world = make_emulated_world(ports);
   const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
     constexpr int64_t kElems = 2500000;  // 10 MB: 10 ms alone, 20 ms for two at once
-    const auto second = test.comm.split(0, test.comm.rank());
-    RankTest other(*second, "second");
+    comm::Communicator& second = *second_world[static_cast<size_t>(test.comm.rank())];
+    RankTest other(second, "second");
     std::vector<std::byte> x(kElems * 4), y(kElems * 4);
     const Slice whole{RankTest::kFrom, 0, kElems * 4};
     const Work on_first = test.comm.all_reduce({.from = whole, .to = whole, .elems = kElems});
-    const Work on_second = second->all_reduce({.from = whole, .to = whole, .elems = kElems});
+    const Work on_second = second.all_reduce({.from = whole, .to = whole, .elems = kElems});
     test.launch(on_first, x, x);
     other.launch(on_second, y, y);
     test.stream().synchronize();

@@ -52,10 +52,26 @@ void check_timeout(RankTest& test, comm::MpiWorld& world, const std::vector<int>
   world.barrier();
 }
 
+/// The even and the odd ranks, each group in the opposite order of the world's.
+void check_groups(RankTest& test, comm::MpiWorld& world, const comm::CommOptions& options) {
+  std::vector<int> ranks;
+  for (int r = world.size() - 1; r >= 0; --r)
+    if (r % 2 == world.rank() % 2) ranks.push_back(r);
+  const auto group = comm::make_mpi_communicator(world, ranks, 4, options);
+  test.expect(group->size() == static_cast<int>(ranks.size()), "a group has the wrong size");
+  test.expect(ranks.at(static_cast<size_t>(group->rank())) == world.rank(), "a group has another order of ranks");
+  RankTest inner = test.of(*group);
+  contract::VerbLaws<float>(inner, 1000, Algorithm::direct, 77).all();
+  contract::VerbLaws<float>(inner, 1000, Algorithm::ring, 78).all_reduce(true);
+  test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
+}
+
 /// Through an emulated link all ranks agree on the last entry, and none ends before the wire.
-void check_emulated(RankTest& test, comm::MpiWorld& world) {
+void check_emulated(RankTest& test, comm::MpiWorld& world, const std::vector<int>& ranks,
+                    const comm::CommOptions& options) {
   const comm::Link link{.bytes_per_second = 1e9, .latency_ns = 200000};
-  const auto group = comm::emulate(test.comm.split(0, test.comm.rank()), std::make_shared<comm::LinkPort>(link));
+  const auto group =
+      comm::emulate(comm::make_mpi_communicator(world, ranks, 5, options), std::make_shared<comm::LinkPort>(link));
   RankTest inner(*group);
   contract::VerbLaws<float>(inner, 1000, Algorithm::direct, 9).all();
   contract::VerbLaws<bfloat16>(inner, 1000, Algorithm::ring, 10).all();
@@ -91,8 +107,9 @@ int main() {
       const auto communicator = comm::make_mpi_communicator(world, ranks, 1, options);
       RankTest test(*communicator);
       check_control_plane(test, world);
-      contract::check_communicator(test);
-      check_emulated(test, world);
+      contract::check_communicator(test, *comm::make_mpi_communicator(world, ranks, 3, options));
+      check_groups(test, world, options);
+      check_emulated(test, world, ranks, options);
       contract::check_abort(test, false);
       check_timeout(test, world, ranks, options);
       for (const std::string& failure : test.failures) report += failure + suffix;

@@ -24,12 +24,10 @@ class Wire final : public comm::Communicator {
   Work all_reduce(const comm::Transfer&) override { return {}; }
   Work reduce_scatter(const comm::Transfer&) override { return {}; }
   Work all_gather(const comm::Transfer&) override { return {}; }
-  Work broadcast(const comm::Transfer&, int) override { return {}; }
   Work all_to_all(const comm::Transfer&) override { return {}; }
   Work send(const comm::Transfer&, int) override { return {}; }
   Work recv(const comm::Transfer&, int) override { return {}; }
   Work exchange(const comm::Transfer&, int, int) override { return {}; }
-  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
   void abort() override {
     if (aborted.exchange(true)) return;
     ended_.set_value();

@@ -308,7 +308,10 @@ TEST_CASE("hybrid sharding: groups that share, and a sum across them, train the 
         std::printf("  %s, stage %d in groups of %d of %d ranks, %d micro-batches\n", hybrid.name.c_str(), stage,
                     row.group, row.ranks, row.micro_batches);
         check_close(trained, whole, 2e-5);
-        check_same_bits(train(with(hybrid, [](Layout& l) { l.delay_seed = 4; }), kSteps), trained);
+        const bool alone = row.micro_batches == 3;  // one bucket at a time, too
+        check_same_bits(
+            train(with(hybrid, [&](Layout& l) { l.delay_seed = 4, l.max_inflight_buckets = alone ? 1 : 0; }), kSteps),
+            trained);
         // One group is no group, and groups of one are data parallelism.
         CHECK(train(with(hybrid, [&](Layout& l) { l.shard_size = row.ranks; }), kSteps).hash ==
               train(with(hybrid, [](Layout& l) { l.shard_size = 0; }), kSteps).hash);

@@ -127,6 +127,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
          .reduce_mode = layout.reduce_mode,
          .bucket_bytes = layout.bucket_bytes,
          .first_bucket_bytes = layout.first_bucket_bytes,
+         .max_inflight_buckets = layout.max_inflight_buckets,
          .reduce_wire = layout.wire_dtype,
          .error_feedback = layout.error_feedback,
          .algorithm = layout.algorithm,

@@ -43,6 +43,7 @@ struct Layout {
   ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 8 << 10;
   int64_t first_bucket_bytes = 2 << 10;
+  int64_t max_inflight_buckets = 0;
   int64_t head_chunk_bytes = 8 << 10;
   int64_t head_tokens = 0;
   Format wire_dtype = DType::f32;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
 
 #include "comm/rehearse/seams.h"
@@ -216,4 +217,48 @@ TEST_CASE("bench overlap --ablate changes every key of [overlap] that has more t
                                            [&](const SupportedRow& row) { return row.key == field.key; });
     CHECK((turned.count(field.key) > 0) != has_one_value);
   }
+}
+
+namespace {
+
+/// The largest number of buckets whose reductions, from the first task to the last, overlap in virtual time.
+int buckets_at_once(const Job& job) {
+  const comm::RooflinePrice price({.flops_per_second = 5e9, .bytes_per_second = 1e10}, {1e8, 20 * kMicrosecond});
+  const std::vector<const Plan*> runs(2, &job.train());
+  const std::vector<comm::RankRuns> ranks{{.rank = 0, .runs = runs, .seams = comm::link_all(runs, job.channels)}};
+  const comm::Rehearsal played = comm::rehearse(job.mesh, job.channels, ranks, price);
+  REQUIRE(played.finished);
+  std::map<int32_t, comm::Span> reductions;
+  for (ItemId id = 0; id < job.train().size(); ++id) {
+    const Item& item = job.train()[id];
+    const Role role = job.channels[item.channel].role;
+    if (role != Role::reduce && role != Role::reduce_across) continue;
+    const comm::Span& span = played.ranks[0].runs[0][id];
+    comm::Span& all = reductions.try_emplace(item.bucket, span).first->second;
+    all = {std::min(all.start_ns, span.start_ns), std::max(all.end_ns, span.end_ns)};
+  }
+  int most = 0;
+  for (const auto& [bucket, one] : reductions)
+    most = std::max(most, static_cast<int>(std::count_if(reductions.begin(), reductions.end(), [&](const auto& other) {
+                      return other.second.start_ns <= one.start_ns && one.start_ns < other.second.end_ns;
+                    })));
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("max_inflight_buckets bounds the buckets that are being reduced", "[zero][overlap]") {
+  for (int stage : {1, 2, 3})
+    for (const Format& wire : {Format(DType::f32), Format(kInt8)}) {
+      CAPTURE(stage, wire.is_scaled());
+      Layout layout{.name = "llama", .model = tiny_llama(), .ranks = 4, .zero_stage = stage, .shard_size = 2};
+      layout.model.layers = 6, layout.model.split_tied_embedding = false;
+      layout.wire_dtype = wire, layout.max_norm = 0;
+      const auto at_once = [&](int64_t most) {
+        return buckets_at_once(*make_job(with(layout, [&](Layout& l) { l.max_inflight_buckets = most; }), 0));
+      };
+      CHECK(at_once(0) == 2);  // one inside its group, another across groups
+      CHECK(at_once(2) == 2);
+      CHECK(at_once(1) == 1);
+    }
 }

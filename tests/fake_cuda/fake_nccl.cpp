@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -35,7 +34,7 @@ struct Call {
   std::byte* to = nullptr;
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
-  int peer = -1;           // or the root
+  int peer = -1;
   std::string words = {};  // its name at the rendezvous
 };
 
@@ -45,8 +44,7 @@ struct Group {
   uint64_t done = 0;                                                     // collectives that have moved their bytes
   // Sent and not yet received, and the other way round, in order.
   std::map<std::pair<int, int>, std::vector<std::pair<std::string, std::vector<std::byte>>>> mail;
-  std::map<int, std::vector<std::pair<int, int>>> split_wishes;  // by key of the split: (color, key) by rank
-  std::unique_ptr<SharedGroup> processes;                        // null: the ranks are threads
+  std::unique_ptr<SharedGroup> processes;  // null: the ranks are threads
 };
 
 std::mutex mutex;
@@ -142,9 +140,6 @@ std::vector<std::byte> result_of(const Call& call, int rank, std::vector<const s
   std::vector<std::byte> result;
   if (call.verb == "all_gather") {
     for (const std::byte* part : from) result.insert(result.end(), part, part + bytes);
-  } else if (call.verb == "broadcast") {
-    const std::byte* root = from[static_cast<size_t>(call.peer)];
-    result.assign(root, root + bytes);
   } else {
     if (call.verb == "reduce_scatter")
       for (const std::byte*& part : from) part += static_cast<size_t>(rank) * bytes;
@@ -170,8 +165,6 @@ struct ncclComm {
   int rank = 0;
   uint64_t collectives = 0;
   int looks_until_ready = 3;
-  ncclComm** split_to = nullptr;  // where a split that has not ended puts its child
-  ncclComm* split_child = nullptr;
   bool aborted = false;
   std::string name = "a communicator";
   uint64_t capture = 0, recordings = 0;  // the latest one with an operation of this communicator, and how many
@@ -241,8 +234,7 @@ const char* name_of_type(ncclDataType_t type) {
 ncclResult_t collective(ncclComm_t comm, Call call, cudaStream_t stream) {
   std::lock_guard lock(mutex);
   calls[comm->rank].push_back(call.verb + " " + std::to_string(call.count) + " " + name_of_type(call.type));
-  call.words = calls[comm->rank].back() + (call.verb == "broadcast" ? " of " + std::to_string(call.peer) : "") +
-               in_recording(comm, "", stream);
+  call.words = calls[comm->rank].back() + in_recording(comm, "", stream);
   comm->looks_until_ready = 2;
   const bool whole = call.verb == "all_gather" || call.verb == "reduce_scatter";
   slipstream::fake_nccl::tune(
@@ -367,8 +359,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     *error = found->second;
   else if (connects_never || comm->looks_until_ready-- > 0)
     *error = ncclInProgress;
-  else if (comm->split_to)
-    *std::exchange(comm->split_to, nullptr) = comm->split_child;
   return ncclSuccess;
 }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
@@ -401,55 +391,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   delete comm;
   return ncclSuccess;
 }
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
-  struct Wish {
-    int color, key;
-    char name[64];  // of a group between processes, if this rank is the first of its color
-  };
-  Wish mine{.color = color, .key = key, .name = {}};
-  std::vector<Wish> all(static_cast<size_t>(comm->group->size), Wish{.color = INT_MIN, .key = 0, .name = {}});
-  int number = 0;
-  if (comm->group->processes) {
-    SharedGroup::make().copy(mine.name, sizeof mine.name - 1);
-    comm->group->processes->meet(comm->rank, comm->group->size, "a split", comm->name, &mine, sizeof mine,
-                                 [&](const std::vector<const std::byte*>& wishes) {
-                                   for (size_t r = 0; r < wishes.size(); ++r)
-                                     std::memcpy(&all[r], wishes[r], sizeof all[r]);
-                                 });
-  }
-  std::unique_lock lock(mutex);
-  if (!comm->group->processes) {
-    number = static_cast<int>(++comm->collectives);
-    auto& wishes = comm->group->split_wishes[number];
-    wishes.resize(all.size(), {INT_MIN, 0});
-    wishes[static_cast<size_t>(comm->rank)] = {color, key};
-    changed.notify_all();
-    changed.wait(lock, [&] {
-      return std::none_of(wishes.begin(), wishes.end(), [](const auto& w) { return w.first == INT_MIN; });
-    });
-    for (size_t r = 0; r < all.size(); ++r) all[r].color = wishes[r].first, all[r].key = wishes[r].second;
-    comm->group->done = static_cast<uint64_t>(number);
-  }
-  std::vector<std::pair<int, int>> members;  // (key, rank)
-  for (size_t r = 0; r < all.size(); ++r)
-    if (all[r].color == color) members.push_back({all[r].key, static_cast<int>(r)});
-  std::sort(members.begin(), members.end());
-  const auto at = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == comm->rank; });
-  const std::string between = all[static_cast<size_t>(members[0].second)].name;
-  auto& group = groups[!between.empty() ? between
-                                        : "split " + std::to_string(reinterpret_cast<uintptr_t>(comm->group.get())) +
-                                              " " + std::to_string(number) + " " + std::to_string(color)];
-  if (!group) group = std::make_shared<Group>();
-  if (!between.empty() && !group->processes) group->processes = std::make_unique<SharedGroup>(between);
-  group->size = static_cast<int>(members.size());
-  // As NCCL does without blocking: success at once, and the child only when the parent has ended the split (init.cc:
-  // ncclCommSplit drops the state of its group, ncclCommInitRankFunc sets the child at its end).
-  *child = nullptr;
-  comm->split_to = child;
-  comm->split_child = new ncclComm{.group = group, .rank = static_cast<int>(at - members.begin())};
-  comm->looks_until_ready = 2;
-  return ncclSuccess;
-}
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
   if (op != ncclSum) return ncclInvalidArgument;
@@ -466,11 +407,6 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
                            cudaStream_t stream) {
   return collective(comm, {.verb = "all_gather", .from = in(from), .to = out(to), .count = count, .type = type},
                     stream);
-}
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-  return collective(
-      comm, {.verb = "broadcast", .from = in(from), .to = out(to), .count = count, .type = type, .peer = root}, stream);
 }
 ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {

@@ -92,7 +92,7 @@ void tune(ncclComm_t comm, const std::string& verb, size_t bytes) {
   if (!algorithm || std::string(algorithm) == "Tree") costs[0 * kProtocols + 0] = small ? 1.0f : 9.0f;
   costs[1 * kProtocols + 0] = small ? 2.0f : 8.0f;
   costs[1 * kProtocols + 2] = algorithm ? 0.5f : small ? 3.0f : 1.0f;
-  const int function = verb == "broadcast" ? 0 : verb == "all_gather" ? 2 : verb == "reduce_scatter" ? 3 : 4;
+  const int function = verb == "all_gather" ? 2 : verb == "reduce_scatter" ? 3 : 4;
   int channels = 0;
   ncclTunerPlugin_v4.get_coll_info(context->second, function, bytes, 1, reinterpret_cast<float**>(costs.data()),
                                    kAlgorithms, kProtocols, 0, &channels);

@@ -82,18 +82,6 @@ TEST_CASE("verbs move and sum the right bytes") {
           }) == "");
 }
 
-TEST_CASE("a split orders by key") {
-  CHECK(on_ranks(4, [](RankTest& test) {
-          const int rank = test.comm.rank();
-          const auto part = test.comm.split(rank % 2, -rank);
-          test.expect(part->size() == 2, "split gave a group of the wrong size");
-          test.expect(part->rank() == (rank < 2 ? 1 : 0), "split did not order by key");
-          RankTest inner = test.of(*part, "part");
-          VerbLaws<float>(inner, 100, Algorithm::direct, 77).all();
-          test.failures.insert(test.failures.end(), inner.failures.begin(), inner.failures.end());
-        }) == "");
-}
-
 TEST_CASE("each verb is the NCCL call of its name, on elements") {
   CHECK(on_ranks(2, [](RankTest& test) {
           std::vector<std::byte> from(800), to(800);

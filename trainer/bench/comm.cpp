@@ -37,7 +37,6 @@ struct VerbRow {
 constexpr VerbRow kVerbs[] = {{"all_reduce", Op::all_reduce, true, Operands::whole},
                               {"reduce_scatter", Op::reduce_scatter, true, Operands::from_parts},
                               {"all_gather", Op::all_gather, true, Operands::to_parts},
-                              {"broadcast", Op::broadcast, true, Operands::whole},
                               {"all_to_all", Op::all_to_all, false, Operands::both_parts},
                               {"exchange", Op::exchange, false, Operands::whole},
                               {"send", Op::send, false, Operands::whole}};
@@ -116,8 +115,6 @@ class CommBench : WorldBench {
         return by.reduce_scatter(transfer);
       case Op::all_gather:
         return by.all_gather(transfer);
-      case Op::broadcast:
-        return by.broadcast(transfer, 0);
       case Op::all_to_all:
         return by.all_to_all(transfer);
       case Op::exchange:
@@ -139,8 +136,6 @@ class CommBench : WorldBench {
         return sum(rank * elems + at);
       case Op::all_gather:
         return value_at(static_cast<int>(at / elems), at % elems);
-      case Op::broadcast:
-        return value_at(0, at);
       case Op::all_to_all:
         return value_at(static_cast<int>(at / elems), rank * elems + at % elems);
       case Op::exchange:

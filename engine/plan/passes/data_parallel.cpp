@@ -102,8 +102,10 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
                         .not_before = {},
                         .before = {}};
     if (!aligned.empty()) reduction.not_before = aligned[chunk_of(job.layout.buckets[b])];
+    const Point first = next_task(plan);
     Point done = reduce(job, plan, reduced, reduction);
     if (job.placement_of(b).reduces_across(job.mesh)) done = reduce_across(job, plan, reduced, b, begin, done);
+    reduced.reductions.push_back({begin.item, first, done});
     reduced.buckets.back() = {done};
   }
   if (!job.model.tied.split) return reduced;

@@ -16,13 +16,15 @@ constexpr ItemId kTaskBit = ItemId{1} << 31;
 
 /// Appends a task and returns its point.
 Point append_task(Plan& plan, Task task);
+/// Pure. The point of the task that append_task adds next.
+inline Point next_task(const Plan& plan) { return {kTaskBit + static_cast<ItemId>(plan.tasks.size())}; }
 
 /// Turns the points of passes into item ids. Call after the last pass; a second call changes nothing.
 void seal(Plan& plan);
 /// Pure. The same for points that a pass has returned; the spine must be complete.
 std::vector<Point> sealed(const Plan& plan, std::vector<Point> points);
 
-/// A reduction that uses the encoding buffers, from `first` to `last`.
+/// Tasks that take turns, from `first` to `last`.
 struct Turn {
   ItemId ready = 0;  // the spine item that it waits for
   Point first, last;
@@ -30,7 +32,8 @@ struct Turn {
 
 /// Points that the update of a bucket must wait for.
 struct Reduced {
-  std::vector<Turn> turns, turns_across;    // in append order; see passes/wire.h
+  std::vector<Turn> turns, turns_across;    // those that use the encoding buffers, in append order; see passes/wire.h
+  std::vector<Turn> reductions;             // of buckets, in append order
   std::vector<std::vector<Point>> buckets;  // per bucket: complete when its gradients are summed over ranks
   std::vector<Point> tied;                  // the embedding's share of a tied table has arrived
 };

@@ -192,6 +192,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
                         .before = {}};
     if (adds) reduction.not_before = part_free;
     if (use.next_write) reduction.before = Point{*use.next_write};
+    const Point first = next_task(plan);
     Point done = reduce(job_, plan, *reduced, reduction);
     if (adds) {
       Task add;
@@ -208,6 +209,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     }
     if (job_.placement_of(use.bucket).reduces_across(job_.mesh) && use.micro_batch + 1 == job_.buffers.micro_batches)
       done = reduce_across(job_, plan, *reduced, use.bucket, {use.last_use}, done);
+    reduced->reductions.push_back({use.last_use, first, done});
     sums[use.bucket] = done;
     reduced->buckets[use.bucket] = {done};
     // A late weight pass may gather parameters once more whose gradients are complete; it needs them before the update.

@@ -173,12 +173,15 @@ Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket,
   return append_task(plan, std::move(task));
 }
 
-void take_turns(const Reduced& reduced, Plan& plan) {
-  for (std::vector<Turn> turns : {reduced.turns, reduced.turns_across}) {
+void take_turns(const Reduced& reduced, int64_t max_inflight_buckets, Plan& plan) {
+  const auto at_a_time = [&](std::vector<Turn> turns, size_t most) {
     std::stable_sort(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.ready < b.ready; });
-    for (size_t i = 1; i < turns.size(); ++i)
-      plan.tasks[turns[i].first.item & ~kTaskBit].after.push_back(turns[i - 1].last);
-  }
+    for (size_t i = most; i < turns.size(); ++i)
+      plan.tasks[turns[i].first.item & ~kTaskBit].after.push_back(turns[i - most].last);
+  };
+  at_a_time(reduced.turns, 1);
+  at_a_time(reduced.turns_across, 1);
+  if (max_inflight_buckets > 0) at_a_time(reduced.reductions, static_cast<size_t>(max_inflight_buckets));
 }
 
 std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {

@@ -306,25 +306,17 @@ TEST_CASE("supported: the defaults pass, and each row refuses its key by name an
   require_supported(with({}));
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));
-  const std::map<std::string, std::string> unsupported = {{"data.tokenizer", "words"},
-                                                          {"overlap.max_inflight_buckets", "1"},
-                                                          {"comm.backend", "thread"},
-                                                          {"checkpoint.async", "true"}};
+  const std::map<std::string, std::string> unsupported = {
+      {"data.tokenizer", "words"}, {"comm.backend", "thread"}, {"checkpoint.async", "true"}};
   for (const SupportedRow& row : supported_rows()) {
     const std::string key(row.key);
     INFO(key);
     REQUIRE(unsupported.count(key) == 1);
-    RunConfig config = with({key + "=" + unsupported.at(key)});
-    config.zero.shard_size = 2;  // required by one of them
+    const RunConfig config = with({key + "=" + unsupported.at(key)});
     CHECK(refusal([&] { require_supported(config); }) ==
           key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
               ".");
   }
-  for (const char* bound : {"1", "2", "100"})
-    require_supported(with({std::string("overlap.max_inflight_buckets=") + bound}));
-  RunConfig groups = with({"overlap.max_inflight_buckets=2"});
-  groups.zero.shard_size = 2;
-  require_supported(groups);
   CHECK(refusal([&] { require_supported(with({"comm.backend=thread"})); }) ==
         "comm.backend = \"thread\" is not supported by this version: use \"auto\", \"nccl\" or \"mpi\".");
 }

@@ -55,19 +55,17 @@ void check_same_bits(RankTest& test, runtime::World& world) {
 
 /// The last rank stays away; the others are inside a transfer, and must return when they abort. Ends the communicator.
 void check_abort_in_flight(RankTest& test) {
-  const auto group = test.comm.split(0, test.comm.rank());
   std::vector<std::byte> bytes(400);
   const Slice whole{RankTest::kFrom, 0, 400};
-  const Work work = group->all_reduce({.from = whole, .to = whole, .elems = 100});
-  RankTest inner = test.of(*group);
-  inner.run(work, bytes, bytes);  // connects
+  const Work work = test.comm.all_reduce({.from = whole, .to = whole, .elems = 100});
+  test.run(work, bytes, bytes);  // connects
   if (test.comm.rank() != test.comm.size() - 1) {
-    inner.launch(work, bytes, bytes);
+    test.launch(work, bytes, bytes);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  group->abort();
-  inner.stream().synchronize();
-  RankTest later = test.of(*group);
+  test.comm.abort();
+  test.stream().synchronize();
+  RankTest later = test.of(test.comm);
   test.expect(contract::throws_comm_error([&] { later.run(work, bytes, bytes); }), "a work after abort ran");
 }
 
@@ -81,13 +79,15 @@ int main(int argc, char** argv) {
   try {
     const contract::MakeDevice on_card = [card = test::card_of(world)] { return make_cuda_device(card); };
     const auto connected = on_card();  // NCCL uses the current device
-    const auto communicator = comm::make_nccl_communicator(
-        world.rank(), world.size(), [&](const std::string& bytes) { return world.all_gather(bytes)[0]; },
-        {.name = "contract", .timeout_seconds = 60});
+    const auto connect = [&](const char* name) {
+      return comm::make_nccl_communicator(world.rank(), world.size(),
+                                          [&](const std::string& bytes) { return world.all_gather(bytes)[0]; },
+                                          {.name = name, .timeout_seconds = 60});
+    };
+    const auto communicator = connect("contract");
     RankTest test(*communicator, "contract", on_card);
     check_exact_verbs(test);
-    contract::check_split(test, Values::exact);
-    contract::check_concurrent_channels(test, false);
+    contract::check_concurrent_channels(test, *connect("second"), false);
     contract::check_bad_input(test);
     check_same_bits(test, world);
     if (world.size() > 1) check_abort_in_flight(test);

@@ -136,6 +136,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .reduce_mode = config.overlap.grad_reduce,
           .bucket_bytes = bucket_bytes_of(config),
           .first_bucket_bytes = config.overlap.first_bucket_size_bytes,
+          .max_inflight_buckets = config.overlap.max_inflight_buckets,
           .reduce_wire = reduce_wire_of(config.comm),
           .error_feedback = config.comm.error_feedback,
           // NCCL would round after every addition.

@@ -193,8 +193,6 @@ Work communication_work(const Task& task, comm::Communicator& communicator) {
       return communicator.reduce_scatter(transfer);
     case Op::all_gather:
       return communicator.all_gather(transfer);
-    case Op::broadcast:
-      return communicator.broadcast(transfer, task.peer);
     case Op::all_to_all:
       return communicator.all_to_all(transfer);
     case Op::send:
