@@ -46,21 +46,22 @@ bool between_values(std::string_view text, size_t at) {
   return at >= text.size() || kBetween.find(text[at]) != std::string_view::npos;
 }
 
-/// Returns `text` with each of kNotNumbers replaced by a real of the same length, because the parser has no event for
-/// them.
-std::string with_numbers_only(std::string_view text) {
-  std::string out(text);
+/// Returns `text` with null in the place of each of kNotNumbers, because the parser has no event for them.
+std::string with_nulls(std::string_view text) {
+  std::string out;
   bool in_string = false;
-  for (size_t at = 0; at < out.size(); ++at) {
-    if (in_string && out[at] == '\\') {
-      ++at;
-    } else if (out[at] == '"') {
-      in_string = !in_string;
-    } else if (const size_t size = in_string ? 0 : not_number_at(text, at).size();
-               size > 0 && (at == 0 || between_values(text, at - 1)) && between_values(text, at + size)) {
-      out.replace(at, size, "-1.0000000", out[at] == '-' ? 0 : 1, size);
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (const size_t size = in_string ? 0 : not_number_at(text, at).size();
+        size > 0 && (at == 0 || between_values(text, at - 1)) && between_values(text, at + size)) {
+      out += "null";
       at += size - 1;
+      continue;
     }
+    if (in_string && text[at] == '\\')
+      out += text[at++];
+    else if (text[at] == '"')
+      in_string = !in_string;
+    if (at < text.size()) out += text[at];
   }
   return out;
 }
@@ -102,7 +103,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
     return number_float(static_cast<double>(value), fmt::format("{}", value));
   }
   bool number_float(number_float_t value, const string_t& digits) override {
-    if (numbers_ == JsonNumbers::python) return add(Json(real_of(value)));
+    if (numbers_ == JsonNumbers::python) return add(Json(value));
     if (digits.find_first_of(".eE") == string_t::npos)
       refuse(fmt::format("the integer {} does not fit into 64 signed bits", files::printable(digits, 40)));
     return add(Json(value));
@@ -139,14 +140,6 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   };
   [[noreturn]] void refuse(const std::string& problem) const {
     throw DataError("{} {}.", place(text_, source_, read_), problem);
-  }
-  /// Returns the value of the real that ends here. The original text may have one of kNotNumbers in its place. The
-  /// parser has read at most one character more than the real.
-  double real_of(double value) const {
-    const char last = std::isalpha(static_cast<unsigned char>(text_[read_ - 1])) != 0 || read_ < 2 ? text_[read_ - 1]
-                                                                                                   : text_[read_ - 2];
-    if (last == 'N') return std::numeric_limits<double>::quiet_NaN();
-    return last == 'y' ? std::copysign(std::numeric_limits<double>::infinity(), value) : value;
   }
   bool add(Json value) {
     if (++values_ > kMaxValues) refuse(fmt::format("has more than {} values", kMaxValues));
@@ -248,17 +241,16 @@ void new_line(std::string& out, int indent, int level) {
 }  // namespace
 
 Json Json::parse(std::string_view text, std::string_view source, JsonNumbers numbers) {
+  const std::string changed = numbers == JsonNumbers::python ? with_nulls(text) : std::string();
+  if (numbers == JsonNumbers::python) text = changed;
   size_t read = 0;
   Builder builder(text, source, numbers, read);
   if (text.empty()) throw DataError("{} is empty, a JSON text needs a value.", source);
   // The parser treats a NUL byte as the end of the text.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     throw DataError("{} is not JSON: a NUL byte.", place(text, source, nul + 1));
-  std::string changed;
-  if (numbers == JsonNumbers::python) changed = with_numbers_only(text);
-  const char* begin = numbers == JsonNumbers::python ? changed.data() : text.data();
-  if (!nlohmann::json::sax_parse(CountingIterator(begin, &read), CountingIterator(begin + text.size(), &read),
-                                 &builder))
+  if (!nlohmann::json::sax_parse(CountingIterator(text.data(), &read),
+                                 CountingIterator(text.data() + text.size(), &read), &builder))
     throw DataError("{} is not JSON.", place(text, source, read));
   return builder.take();
 }

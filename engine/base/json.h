@@ -15,7 +15,7 @@ namespace slipstream {
 /// The kinds of numbers that a text may contain.
 enum class JsonNumbers {
   exact,   // integers within int64, finite reals
-  python,  // what Python's module json writes, too: integers beyond int64, read as reals; NaN, Infinity and -Infinity
+  python,  // what Python's module json writes, too: integers beyond int64, read as reals; NaN and Infinity, as null
 };
 
 /// One JSON value: null, bool, 64-bit integer, real, string, array or object. A value type; owns all it holds.

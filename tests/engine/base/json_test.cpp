@@ -123,22 +123,18 @@ TEST_CASE("json: numbers of Python's json module are read where the reader allow
   CHECK(python("9223372036854775808").as_double() == 0x1p63);
   CHECK(python("18446744073709551616").as_double() == 0x1p64);
   CHECK(python("-9223372036854775809").as_double() == -0x1p63);
-  const double infinity = std::numeric_limits<double>::infinity();
   for (const std::string_view space : {"", " ", "\n"}) {
-    const auto read = [&](std::string_view name) {
-      return python(fmt::format("{}{}{}", space, name, space)).as_double();
-    };
-    CHECK(std::isnan(read("NaN")));
-    CHECK(read("Infinity") == infinity);
-    CHECK(read("-Infinity") == -infinity);
-    CHECK(read("-1.0") == -1);
+    const auto read = [&](std::string_view name) { return python(fmt::format("{}{}{}", space, name, space)); };
+    for (const std::string_view name : {"NaN", "Infinity", "-Infinity"}) CHECK(read(name).is_null());
+    CHECK(read("-1.0").as_double() == -1);
+    CHECK(read("\"\\\\\"").as_string() == "\\");
   }
   const Json mixed =
       python(R"({"NaN": [NaN, 1.0, -Infinity,2.5], "a\\": Infinity, "\"NaN": "-Infinity \" NaN", "b": 1})");
   CHECK(mixed.dump() == R"({"NaN": [null, 1.0, null, 2.5], "a\\": null, "\"NaN": "-Infinity \" NaN", "b": 1})");
-  CHECK(mixed.at("NaN").as_array()[2].as_double() == -infinity);
+  CHECK(mixed.at("NaN").as_array()[2].is_null());
   for (const std::string text : {"NaNx", "Infinit", "[-NaN]", "+Infinity", "[NaN NaN]", "1NaN", "1.5Infinity", "NaN5",
-                                 "[Infinitye5]", "nan", "\"a\"NaN"}) {
+                                 "[Infinitye5]", "nan", "\"a\"NaN", "\"\\"}) {
     INFO(text);
     CHECK_THROWS_AS(python(text), DataError);
   }
