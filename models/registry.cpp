@@ -9,7 +9,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
-#include "engine/config/validate_model.h"
+#include "engine/config/validate.h"
 #include "kernels/attention/attention.h"
 #include "models/common/config_json.h"
 #include "models/hugging_face.h"

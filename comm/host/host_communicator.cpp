@@ -4,6 +4,7 @@
 #include "comm/host/host_communicator.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "engine/base/check.h"
 #include "engine/base/fail_point.h"
@@ -61,6 +62,26 @@ void move_all(HostTransport& transport, Poster& post, Script* script, const std:
   }
 }
 
+/// A group of one sends no messages; it can only be aborted.
+class SelfTransport final : public HostTransport {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void send(int, int, const void*, int64_t, uint64_t) override { SLIP_ASSERT(!"a group of one sends nothing"); }
+  void recv(int, int, void*, int64_t, uint64_t) override { SLIP_ASSERT(!"a group of one receives nothing"); }
+  int poll(uint64_t*, int) override { return 0; }
+  void wait(int64_t) override {}
+  int outstanding() const override { return 0; }
+  std::string waiting_for() const override { return "no rank"; }
+  void reserve(int) override {}
+  void cancel() override {}
+  void abort() override { aborted_ = true; }
+  bool is_aborted() const override { return aborted_; }
+
+ private:
+  std::atomic<bool> aborted_{false};
+};
+
 /// Blocks until no message is outstanding.
 void drive(HostTransport& transport, Poster& post, Script* script, const std::string& what,
            const CommOptions& options) {
@@ -98,6 +119,8 @@ std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size) {
       return make_direct_moves(verb, rank, size);
   }
 }
+
+std::unique_ptr<HostTransport> make_self_transport() { return std::make_unique<SelfTransport>(); }
 
 HostCommunicator::HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options)
     : transport_(std::move(transport)),

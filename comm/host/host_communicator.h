@@ -46,4 +46,7 @@ class HostCommunicator final : public Communicator, public Rendezvous {
   LinkClock link_clock_;        // of the running verb
 };
 
+/// The transport of a group of one.
+std::unique_ptr<HostTransport> make_self_transport();
+
 }  // namespace slipstream::comm

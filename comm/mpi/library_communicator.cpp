@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verbs as the MPI library implements them, for benchmarks: blocking calls on the stream's thread.
 
-#include "comm/mpi/library_communicator.h"
-
 #include <atomic>
 
 #include "comm/host/bind.h"
-#include "comm/mpi/mpi_check.h"
+#include "comm/mpi/mpi_parts.h"
 #include "engine/base/check.h"
 
 namespace slipstream::comm {

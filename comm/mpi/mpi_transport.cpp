@@ -2,8 +2,6 @@
 // Within a machine: shared memory. Between machines: sockets, or where the network has faster ways Isend, Irecv and
 // Testsome; MPI moves bytes only inside these calls, so a thread must poll.
 
-#include "comm/mpi/mpi_transport.h"
-
 #include <time.h>
 #include <unistd.h>
 
@@ -14,7 +12,7 @@
 
 #include "comm/host/shared_transport.h"
 #include "comm/host/socket_transport.h"
-#include "comm/mpi/mpi_check.h"
+#include "comm/mpi/mpi_parts.h"
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
 

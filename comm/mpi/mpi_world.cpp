@@ -13,11 +13,8 @@
 #include <thread>
 
 #include "comm/host/host_communicator.h"
-#include "comm/host/self_transport.h"
 #include "comm/mpi/launcher.h"
-#include "comm/mpi/library_communicator.h"
-#include "comm/mpi/mpi_check.h"
-#include "comm/mpi/mpi_transport.h"
+#include "comm/mpi/mpi_parts.h"
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
 

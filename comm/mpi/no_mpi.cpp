@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "comm/host/host_communicator.h"
-#include "comm/host/self_transport.h"
 #include "comm/mpi/mpi_world.h"
 #include "engine/base/check.h"
 

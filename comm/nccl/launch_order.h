@@ -2,6 +2,9 @@
 #pragma once
 // When NCCL lets operations of different communicators run concurrently, by driver version.
 
+#include <cstdlib>
+#include <string_view>
+
 namespace slipstream::comm {
 
 // Driver version as CUDA numbers it: 12090 is 12.9. With NCCL_LAUNCH_ORDER_IMPLICIT older drivers end one operation
@@ -12,6 +15,10 @@ constexpr int kConcurrentCaptures = 12090;  // while a step is recorded as a gra
 
 /// Does NCCL run operations one after the other? `driver` 0 means unknown and returns false, as does a user's
 /// NCCL_LAUNCH_ORDER_IMPLICIT=0. Reads that environment variable.
-bool nccl_serialises(int driver, bool captured);
+inline bool nccl_serialises(int driver, bool captured) {
+  const char* implicit = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  if (implicit && std::string_view(implicit) == "0") return false;
+  return driver > 0 && driver < (captured ? kConcurrentCaptures : kConcurrentLaunches);
+}
 
 }  // namespace slipstream::comm

@@ -13,6 +13,18 @@
 #include "engine/report/overlap.h"
 
 namespace slipstream::comm {
+
+const char* name_of(Gate gate) {
+  switch (gate) {
+    case Gate::none:
+      return "independent";
+    case Gate::launch_order:
+      return "launch order";
+    case Gate::serial:
+      return "serial";
+  }
+  return "?";
+}
 namespace {
 
 int64_t union_ns(std::vector<Span> spans) {

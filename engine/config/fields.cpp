@@ -3,7 +3,7 @@
 
 #include "engine/config/fields.h"
 
-#include "engine/config/validate_model.h"
+#include "engine/config/validate.h"
 
 namespace slipstream {
 namespace {

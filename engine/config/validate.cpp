@@ -19,8 +19,6 @@
 #include "engine/config/defaults.h"
 #include "engine/config/fields.h"
 #include "engine/config/multipliers.h"
-#include "engine/config/validate_data.h"
-#include "engine/config/validate_model.h"
 
 namespace slipstream {
 namespace {

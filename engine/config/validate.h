@@ -46,4 +46,16 @@ MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& la
 /// micro-batches than a plan can list.
 Batch resolve_batch(const RunConfig& config, int data_ranks);
 
+/// The most elements of a head that the kernels of attention hold.
+inline constexpr int64_t kHeadDimMost = 256;
+
+/// Pure. Throws: ConfigError for sizes that fit no model of the family. Defaults must be resolved.
+void validate_model(const Model& model);
+
+/// Pure. Throws: ConfigError if parallel.tensor ranks cannot share the model or the tokens of a micro-batch equally.
+void validate_tensor(const RunConfig& config);
+
+/// Pure. Throws: ConfigError for a table [data] that contradicts itself.
+void validate_data(const RunConfig& config);
+
 }  // namespace slipstream

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares sources with their weights and formats.
 
-#include "engine/config/validate_data.h"
+#include "engine/config/validate.h"
 
 #include <algorithm>
 

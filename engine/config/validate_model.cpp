@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules of the table [model] and of its division.
 
-#include "engine/config/validate_model.h"
+#include "engine/config/validate.h"
 
 #include <string>
 

@@ -4,12 +4,13 @@
 #include "engine/plan/layout.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <span>
+#include <tuple>
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
-#include "engine/plan/owners.h"
 
 namespace slipstream {
 namespace {
@@ -118,6 +119,23 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
 }
 
 }  // namespace
+
+std::vector<int> owners_of(std::span<const int64_t> costs, std::vector<int64_t>& totals) {
+  std::vector<size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
+  std::vector<int64_t> loads(totals.size(), 0);
+  std::vector<int> owners(costs.size());
+  for (size_t item : order) {
+    size_t least = 0;
+    for (size_t owner = 1; owner < loads.size(); ++owner)
+      if (std::tie(loads[owner], totals[owner]) < std::tie(loads[least], totals[least])) least = owner;
+    owners[item] = static_cast<int>(least);
+    loads[least] += costs[item];
+    totals[least] += costs[item];
+  }
+  return owners;
+}
 
 std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole) {
   std::map<std::pair<std::string, int64_t>, int32_t> order;

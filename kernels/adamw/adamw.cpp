@@ -4,8 +4,6 @@
 #include "kernels/adamw/adamw.h"
 
 #include "engine/base/check.h"
-#include "kernels/adamw/adamw_cpu.h"
-#include "kernels/adamw/adamw_cuda.h"
 #include "kernels/common/checks.h"
 
 namespace slipstream::kernels {

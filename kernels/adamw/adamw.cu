@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW on CUDA: one flat launch over the range, 16 bytes per thread and operand.
 
-#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/adamw/adamw.h"
 #include "kernels/cuda/common.cuh"
 
 namespace slipstream::kernels {

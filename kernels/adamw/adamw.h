@@ -15,6 +15,7 @@
 #include "engine/base/dtype.h"
 #include "engine/base/update_multipliers.h"
 #include "engine/device/work.h"
+#include "kernels/common/isa.h"
 
 namespace slipstream::kernels {
 
@@ -51,5 +52,9 @@ void adamw(LaunchContext& context, const Adamw& args);
 
 /// Pure. 16 flops and 28 bytes per element, 30 with `working`. Pointers may be null.
 Cost adamw_cost(const Adamw& args);
+
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+SLIP_DECLARE_PER_ISA(void adamw_cpu(LaunchContext& context, const Adamw& args);)
+void adamw_cuda(LaunchContext& context, const Adamw& args);
 
 }  // namespace slipstream::kernels

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW in one pass over parameters, moments and gradient.
 
-#include "kernels/adamw/adamw_cpu.h"
+#include "kernels/adamw/adamw.h"
 
 #include "kernels/common/simd.h"
 

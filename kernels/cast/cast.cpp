@@ -3,8 +3,6 @@
 
 #include "kernels/cast/cast.h"
 
-#include "kernels/cast/cast_cpu.h"
-#include "kernels/cast/cast_cuda.h"
 #include "kernels/common/checks.h"
 
 namespace slipstream::kernels {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions and sums on CUDA.
 
-#include "kernels/cast/cast_cuda.h"
+#include "kernels/cast/cast.h"
 #include "kernels/cuda/elementwise.cuh"
 
 namespace slipstream::kernels {

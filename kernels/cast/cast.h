@@ -8,6 +8,7 @@
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
+#include "kernels/common/isa.h"
 
 namespace slipstream::kernels {
 
@@ -34,5 +35,11 @@ void add(LaunchContext& context, const Add& args);
 /// Pure. Each operand is moved once (y of add twice). Pointers may be null.
 Cost cast_cost(const Cast& args);
 Cost add_cost(const Add& args);
+
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+SLIP_DECLARE_PER_ISA(void cast_cpu(LaunchContext& context, const Cast& args);
+                     void add_cpu(LaunchContext& context, const Add& args);)
+void cast_cuda(LaunchContext& context, const Cast& args);
+void add_cuda(LaunchContext& context, const Add& args);
 
 }  // namespace slipstream::kernels

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions and sums, one range per thread.
 
-#include "kernels/cast/cast_cpu.h"
+#include "kernels/cast/cast.h"
 
 #include "kernels/common/simd.h"
 

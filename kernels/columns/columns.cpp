@@ -3,7 +3,6 @@
 
 #include "kernels/columns/columns.h"
 
-#include "kernels/columns/columns_cuda.h"
 #include "kernels/common/checks.h"
 
 namespace slipstream::kernels {

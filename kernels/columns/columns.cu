@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Columns on CUDA: one thread per 16 bytes of a row if operands are aligned.
 
-#include "kernels/columns/columns_cuda.h"
+#include "kernels/columns/columns.h"
 #include "kernels/cuda/common.cuh"
 
 namespace slipstream::kernels {

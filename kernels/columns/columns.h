@@ -54,7 +54,10 @@ void columns_sum(LaunchContext& context, const ColumnsSum& args);
 Cost columns_take_cost(const ColumnsTake& args);
 Cost columns_sum_cost(const ColumnsSum& args);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
 SLIP_DECLARE_PER_ISA(void columns_take_cpu(LaunchContext& context, const ColumnsTake& args);
                      void columns_sum_cpu(LaunchContext& context, const ColumnsSum& args);)
+void columns_take_cuda(LaunchContext& context, const ColumnsTake& args);
+void columns_sum_cuda(LaunchContext& context, const ColumnsSum& args);
 
 }  // namespace slipstream::kernels

@@ -5,8 +5,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/cross_entropy/cross_entropy_cpu.h"
-#include "kernels/cross_entropy/cross_entropy_cuda.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 
 namespace slipstream::kernels {
 

@@ -13,6 +13,7 @@
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
+#include "kernels/common/isa.h"
 
 namespace slipstream::kernels {
 
@@ -39,5 +40,10 @@ double sum_of_losses(const float* row_losses, int64_t rows);
 /// Pure. About 8 flops per logit (an exponential counts as one); logits are read once, and written once with
 /// `backward`. Pointers may be null.
 Cost cross_entropy_cost(const CrossEntropy& args);
+
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// On the CPU, writes row_losses and, with `backward`, the gradient; the caller adds the rows.
+SLIP_DECLARE_PER_ISA(void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args);)
+void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args);
 
 }  // namespace slipstream::kernels

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cross-entropy row by row: blocks small enough for L1 find maximum and sum, the row stays in L2 for the gradient.
 
-#include "kernels/cross_entropy/cross_entropy_cpu.h"
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/sharded_cross_entropy.h"
 
 #include "kernels/common/simd.h"
 

@@ -15,6 +15,7 @@
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
+#include "kernels/common/isa.h"
 
 namespace slipstream::kernels {
 
@@ -51,5 +52,11 @@ void cross_entropy_merge(LaunchContext& context, const CrossEntropyMerge& args);
 /// Pure. About 4 flops per logit each (an exponential counts as one). Pointers may be null.
 Cost cross_entropy_part_cost(const CrossEntropyPart& args);
 Cost cross_entropy_merge_cost(const CrossEntropyMerge& args);
+
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+SLIP_DECLARE_PER_ISA(void cross_entropy_part_cpu(LaunchContext& context, const CrossEntropyPart& args);
+                     void cross_entropy_merge_cpu(LaunchContext& context, const CrossEntropyMerge& args);)
+void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args);
+void cross_entropy_merge_cuda(LaunchContext& context, const CrossEntropyMerge& args);
 
 }  // namespace slipstream::kernels

@@ -5,7 +5,6 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/dropout/dropout_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/philox.cuh"
-#include "kernels/dropout/dropout_cuda.h"
+#include "kernels/dropout/dropout.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -45,6 +45,8 @@ void dropout(LaunchContext& context, const Dropout& args);
 /// Pure. Minimum flops and bytes. `adds`: with x. Pointers may be null.
 Cost dropout_cost(const Dropout& args, bool adds);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
 SLIP_DECLARE_PER_ISA(void dropout_cpu(LaunchContext& context, const Dropout& args);)
+void dropout_cuda(LaunchContext& context, const Dropout& args);
 
 }  // namespace slipstream::kernels

@@ -10,7 +10,6 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/embedding/embedding_cpu.h"
-#include "kernels/embedding/embedding_cuda.h"
 #include "kernels/embedding/row_lists.h"
 
 namespace slipstream::kernels {

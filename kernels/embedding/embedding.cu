@@ -14,7 +14,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/workspace.h"
-#include "kernels/embedding/embedding_cuda.h"
+#include "kernels/embedding/embedding.h"
 
 namespace slipstream::kernels {
 namespace {

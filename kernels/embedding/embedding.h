@@ -100,4 +100,14 @@ Cost embedding_backward_cost(const EmbeddingBackward& args);
 Cost position_backward_cost(const PositionBackward& args);
 Cost embedding_rows_pack_cost(const EmbeddingRowsPack& args);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Ids in device memory cannot be refused: an id outside the vocabulary or the positions turns its row into NaN or is
+/// left out of a gradient. Nothing is read or written out of bounds.
+void document_positions_cuda(LaunchContext& context, const DocumentPositions& args);
+void embedding_forward_cuda(LaunchContext& context, const EmbeddingForward& args);
+void embedding_backward_cuda(LaunchContext& context, const EmbeddingBackward& args);
+void position_backward_cuda(LaunchContext& context, const PositionBackward& args);
+void embedding_rows_pack_cuda(LaunchContext& context, const EmbeddingRowsPack& args);
+void embedding_rows_add_cuda(LaunchContext& context, const EmbeddingRowsAdd& args);
+
 }  // namespace slipstream::kernels

@@ -4,7 +4,6 @@
 #include "kernels/gelu/gelu.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/gelu/gelu_cuda.h"
 
 namespace slipstream::kernels {
 

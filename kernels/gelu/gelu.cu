@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/gelu/gelu.cuh"
-#include "kernels/gelu/gelu_cuda.h"
+#include "kernels/gelu/gelu.h"
 
 namespace slipstream::kernels {
 

@@ -49,7 +49,10 @@ void gelu_backward(LaunchContext& context, const GeluBackward& args);
 Cost gelu_forward_cost(const GeluForward& args);
 Cost gelu_backward_cost(const GeluBackward& args);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
 SLIP_DECLARE_PER_ISA(void gelu_forward_cpu(LaunchContext& context, const GeluForward& args);
                      void gelu_backward_cpu(LaunchContext& context, const GeluBackward& args);)
+void gelu_forward_cuda(LaunchContext& context, const GeluForward& args);
+void gelu_backward_cuda(LaunchContext& context, const GeluBackward& args);
 
 }  // namespace slipstream::kernels

@@ -6,7 +6,6 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
-#include "kernels/head_norm/head_norm_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/common/checks.h"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/workspace.h"
-#include "kernels/head_norm/head_norm_cuda.h"
+#include "kernels/head_norm/head_norm.h"
 
 namespace slipstream::kernels {
 namespace {

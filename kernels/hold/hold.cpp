@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels/common/checks.h"
-#include "kernels/hold/hold_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -2,7 +2,7 @@
 // Blocks that occupy their multiprocessor, and copies for the copy engines.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/hold/hold_cuda.h"
+#include "kernels/hold/hold.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -51,4 +51,10 @@ void copy_around(LaunchContext& context, const CopyAround& args);
 /// Enqueues. to = from, both on the device without overlap; memcpy on cpu.
 void copy_on_device(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+void hold_blocks_cuda(LaunchContext& context, const HoldBlocks& args);
+void await_flag_cuda(LaunchContext& context, const AwaitFlag& args);
+void copy_around_cuda(LaunchContext& context, const CopyAround& args);
+void copy_on_device_cuda(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes);
+
 }  // namespace slipstream::kernels

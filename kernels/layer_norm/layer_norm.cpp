@@ -6,7 +6,6 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
-#include "kernels/layer_norm/layer_norm_cuda.h"
 #include "kernels/matmul/matmul.h"
 
 namespace slipstream::kernels {

@@ -2,7 +2,7 @@
 // Layer norm on CUDA.
 
 #include "kernels/cuda/norm.cuh"
-#include "kernels/layer_norm/layer_norm_cuda.h"
+#include "kernels/layer_norm/layer_norm.h"
 
 namespace slipstream::kernels {
 

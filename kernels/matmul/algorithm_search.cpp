@@ -9,7 +9,7 @@
 #include "engine/base/check.h"
 #include "engine/device/clock.h"
 #include "kernels/cuda/cublaslt_types.h"
-#include "kernels/matmul/matmul_cuda.h"
+#include "kernels/matmul/matmul.h"
 
 namespace slipstream::kernels {
 namespace {

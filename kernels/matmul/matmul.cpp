@@ -13,7 +13,6 @@
 #include "kernels/common/checks.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/matmul/matmul_cpu.h"
-#include "kernels/matmul/matmul_cuda.h"
 #include "kernels/matmul/product.h"
 
 namespace slipstream::kernels {

@@ -8,8 +8,8 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/workspace.h"
 #include "kernels/gelu/gelu.cuh"
-#include "kernels/gelu/gelu_cuda.h"
-#include "kernels/matmul/matmul_cuda.h"
+#include "kernels/gelu/gelu.h"
+#include "kernels/matmul/matmul.h"
 
 namespace slipstream::kernels {
 namespace {

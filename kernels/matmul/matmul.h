@@ -77,4 +77,12 @@ Cost matmul_forward_cost(const MatmulForward& args);
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args);
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+void matmul_forward_cuda(LaunchContext& context, const MatmulForward& args);
+void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInput& args);
+/// The part of matmul_backward_input_cuda after a plain product in dx: dx *= gelu'(pre_activation), and dbias.
+void gelu_gradient_cuda(LaunchContext& context, const MatmulBackwardInput& args);
+/// `dy_stride` is resolved (never 0).
+void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWeight& args);
+
 }  // namespace slipstream::kernels

@@ -4,7 +4,6 @@
 #include "kernels/residual/residual.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/residual/residual_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -2,7 +2,7 @@
 // The residual sum on CUDA.
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/residual/residual_cuda.h"
+#include "kernels/residual/residual.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -32,6 +32,8 @@ void residual(LaunchContext& context, const Residual& args);
 /// Pure. Minimum flops and bytes. Pointers may be null.
 Cost residual_cost(const Residual& args);
 
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
 SLIP_DECLARE_PER_ISA(void residual_cpu(LaunchContext& context, const Residual& args);)
+void residual_cuda(LaunchContext& context, const Residual& args);
 
 }  // namespace slipstream::kernels

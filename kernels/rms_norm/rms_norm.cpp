@@ -6,7 +6,6 @@
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
 #include "kernels/common/row_blocks.h"
-#include "kernels/rms_norm/rms_norm_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -2,7 +2,7 @@
 // RMS norm on CUDA.
 
 #include "kernels/cuda/norm.cuh"
-#include "kernels/rms_norm/rms_norm_cuda.h"
+#include "kernels/rms_norm/rms_norm.h"
 
 namespace slipstream::kernels {
 

@@ -9,7 +9,6 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/rope/rope_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

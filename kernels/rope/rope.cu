@@ -2,7 +2,7 @@
 // The rotary embedding on CUDA: a thread rotates the pairs of 16 bytes of the first half of a head.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/rope/rope_cuda.h"
+#include "kernels/rope/rope.h"
 
 namespace slipstream::kernels {
 namespace {

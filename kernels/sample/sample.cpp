@@ -9,7 +9,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/sample/sample_devices.h"
+#include "kernels/sample/sample_rule.h"
 
 namespace slipstream::kernels {
 

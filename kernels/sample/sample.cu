@@ -4,7 +4,8 @@
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/philox.cuh"
-#include "kernels/sample/sample_devices.h"
+#include "kernels/sample/sample.h"
+#include "kernels/sample/sample_rule.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -9,7 +9,8 @@
 
 #include "engine/base/philox.h"
 #include "kernels/common/vectors.h"
-#include "kernels/sample/sample_devices.h"
+#include "kernels/sample/sample.h"
+#include "kernels/sample/sample_rule.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 namespace {

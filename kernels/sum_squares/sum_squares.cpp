@@ -4,8 +4,6 @@
 #include "kernels/sum_squares/sum_squares.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/sum_squares/sum_squares_cpu.h"
-#include "kernels/sum_squares/sum_squares_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/workspace.h"
-#include "kernels/sum_squares/sum_squares_cuda.h"
+#include "kernels/sum_squares/sum_squares.h"
 
 namespace slipstream::kernels {
 namespace {

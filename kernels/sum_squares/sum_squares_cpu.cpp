@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of squares of fixed blocks, added in block order.
 
-#include "kernels/sum_squares/sum_squares_cpu.h"
+#include "kernels/sum_squares/sum_squares.h"
 
 #include "kernels/common/simd.h"
 

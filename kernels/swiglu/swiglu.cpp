@@ -4,7 +4,6 @@
 #include "kernels/swiglu/swiglu.h"
 
 #include "kernels/common/checks.h"
-#include "kernels/swiglu/swiglu_cuda.h"
 
 namespace slipstream::kernels {
 

@@ -2,7 +2,7 @@
 // SwiGLU on CUDA: a thread processes 16 bytes of the gate and the same amount of the other half.
 
 #include "kernels/cuda/common.cuh"
-#include "kernels/swiglu/swiglu_cuda.h"
+#include "kernels/swiglu/swiglu.h"
 
 namespace slipstream::kernels {
 namespace {

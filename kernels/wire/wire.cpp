@@ -5,8 +5,6 @@
 
 #include "engine/base/check.h"
 #include "kernels/common/checks.h"
-#include "kernels/wire/wire_cpu.h"
-#include "kernels/wire/wire_cuda.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -2,7 +2,7 @@
 // Encoding for the wire on CUDA: one warp per block of 128, four values per lane, 16 bytes of float.
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/wire/wire_cuda.h"
+#include "kernels/wire/wire.h"
 
 namespace slipstream::kernels {
 namespace {

@@ -26,6 +26,7 @@
 #include "engine/base/dtype.h"
 #include "engine/base/format.h"
 #include "engine/device/work.h"
+#include "kernels/common/isa.h"
 
 namespace slipstream::kernels {
 
@@ -62,5 +63,13 @@ struct SumParts {
 void encode(LaunchContext& context, const Encode& args);
 void decode(LaunchContext& context, const Decode& args);
 void sum_parts(LaunchContext& context, const SumParts& args);
+
+/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+SLIP_DECLARE_PER_ISA(void encode_cpu(LaunchContext& context, const Encode& args);
+                     void decode_cpu(LaunchContext& context, const Decode& args);
+                     void sum_parts_cpu(LaunchContext& context, const SumParts& args);)
+void encode_cuda(LaunchContext& context, const Encode& args);
+void decode_cuda(LaunchContext& context, const Decode& args);
+void sum_parts_cuda(LaunchContext& context, const SumParts& args);
 
 }  // namespace slipstream::kernels

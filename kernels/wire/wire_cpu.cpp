@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Encoding and decoding, whole blocks per thread.
 
-#include "kernels/wire/wire_cpu.h"
+#include "kernels/wire/wire.h"
 
 #include "kernels/common/simd.h"
 

@@ -11,7 +11,7 @@
 
 #include "comm/rehearse/rehearse.h"
 #include "comm/rehearse/seams.h"
-#include "engine/plan/owners.h"
+#include "engine/plan/layout.h"
 #include "engine/plan/update_shards.h"
 #include "tests/equivalence/trained.h"
 #include "tests/reference/optimizer.h"

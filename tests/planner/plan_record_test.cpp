@@ -9,7 +9,6 @@
 #include "tests/defaults.h"
 #include "tests/paths.h"
 #include "tests/test.hpp"
-#include "trainer/planner/forecast/memory_use.h"
 #include "trainer/planner/forecast/plan_record.h"
 #include "trainer/planner/planner.h"
 

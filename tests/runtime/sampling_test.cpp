@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranges of the flags that choose among tokens.
 
-#include "trainer/runtime/text/sampling.h"
+#include "trainer/runtime/text/generate.h"
 
 #include <cmath>
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/config/config.h"
+#include "trainer/bench/bench.h"
 #include "trainer/bench/harness.h"
-#include "trainer/bench/options.h"
 
 namespace slipstream::bench {
 

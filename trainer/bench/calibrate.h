@@ -8,7 +8,7 @@
 
 #include "comm/communicator.h"
 #include "engine/config/host_times.h"
-#include "trainer/bench/options.h"
+#include "trainer/bench/bench.h"
 #include "trainer/runtime/rank/world.h"
 
 namespace slipstream::bench {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream bench comm: checks and times every verb, prints bandwidths in the columns of nccl-tests, fits a link.
 
-#include "trainer/bench/comm.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "trainer/bench/bench.h"
 #include "trainer/bench/candidate.h"
-#include "trainer/bench/options.h"
 
 namespace slipstream::bench {
 

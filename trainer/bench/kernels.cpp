@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream bench kernels: every op at the sizes of three models, interleaved with its bound.
 
-#include "trainer/bench/kernels.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <chrono>

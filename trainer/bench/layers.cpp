@@ -5,7 +5,7 @@
 // Compute sleeps in proportion to its operations and the link is emulated, so ranks may share cores: the schedule is
 // measured.
 
-#include "trainer/bench/layers.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream bench overlap: the four gradient reduce modes, interleaved, with their bounds.
 
-#include "trainer/bench/overlap.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <memory>

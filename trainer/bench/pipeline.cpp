@@ -2,7 +2,7 @@
 // Runs slipstream bench pipeline: every schedule on stages that sleep for equal times, compared with the closed form of
 // its bubble and with the rehearsal; or on stages that compute, compared with the rehearsal of their measured times.
 
-#include "trainer/bench/pipeline.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <map>

@@ -2,7 +2,7 @@
 // Runs slipstream bench products: one step lists the products of a run. Each is timed with every algorithm of cuBLASLt,
 // and the table is written after each product.
 
-#include "trainer/bench/products.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 // measure it, or several in a row, as in training. With the plain loop, as many loops follow. The weights and the batch
 // can be exported, so that another program starts from the same values.
 
-#include "trainer/bench/step.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <cstdio>

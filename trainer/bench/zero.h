@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/plan/job.h"
+#include "trainer/bench/bench.h"
 #include "trainer/bench/harness.h"
-#include "trainer/bench/options.h"
 
 namespace slipstream::bench {
 

@@ -5,13 +5,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/units.h"
-#include "trainer/bench/comm.h"
-#include "trainer/bench/kernels.h"
-#include "trainer/bench/layers.h"
-#include "trainer/bench/overlap.h"
-#include "trainer/bench/pipeline.h"
-#include "trainer/bench/products.h"
-#include "trainer/bench/step.h"
+#include "trainer/bench/bench.h"
 #include "trainer/cli/command_line.h"
 
 namespace slipstream::cli {

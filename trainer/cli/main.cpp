@@ -18,7 +18,6 @@
 #include "trainer/cli/command_line.h"
 #include "trainer/cli/shell_files.h"
 #include "trainer/runtime/loop/stop_signals.h"
-#include "trainer/runtime/run_folder/build_id.h"
 #include "trainer/runtime/run_folder/version.h"
 
 namespace slipstream::cli {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Carries times of items from a trace to another plan: pieces by name, updates and norms by their bytes.
 
-#include "trainer/cli/plan_from.h"
+#include "trainer/cli/plan_modes.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Starts scripts/import_config, writes the run file that it prints where the planner can read it, and forecasts it.
 
-#include "trainer/cli/plan_import.h"
+#include "trainer/cli/plan_modes.h"
 
 #include <fcntl.h>
 #include <spawn.h>

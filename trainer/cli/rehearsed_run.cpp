@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gives the items of a rehearsal to the writer of traces, and the totals of its step to the page.
 
-#include "trainer/cli/rehearsed_run.h"
+#include "trainer/cli/plan_modes.h"
 
 #include <algorithm>
 #include <cstdlib>

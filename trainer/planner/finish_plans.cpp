@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of every plan, and the proof of the sequences of the calendar.
 
-#include "trainer/planner/finish_plans.h"
+#include "trainer/planner/planner.h"
 
 #include <future>
 

@@ -7,14 +7,21 @@
 #include <optional>
 #include <vector>
 
+#include "comm/rehearse/finish.h"
 #include "comm/rehearse/rehearse.h"
 #include "engine/plan/job.h"
-#include "trainer/planner/finish_plans.h"
 #include "trainer/planner/finished_job.h"
 #include "trainer/planner/options/job_request.h"
 #include "trainer/planner/options/plan_options.h"
 
 namespace slipstream::planner {
+
+/// Orders the plans of all stages of one job, once. With `proves`, also proves the sequences of Job::calendar(); the
+/// proof may fail. Throws: PlanError.
+comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves = true);
+
+/// Throws: PlanError with the findings of a failed proof.
+void require_holds(const comm::Proof& proof);
 
 /// Builds and finishes the job of one rank and those of the other stages, which must agree with it. If the update may
 /// have its own stream, the fastest rehearsed place is chosen. optimizer.double_buffer = "auto" adds two copies of the

@@ -12,11 +12,11 @@
 #include "engine/base/files.h"
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
-#include "engine/data/datasets/documents_by_id.h"
 #include "engine/data/datasets/foreign_tokens.h"
 #include "engine/data/datasets/json_lines.h"
 #include "engine/data/datasets/json_text.h"
 #include "engine/data/datasets/text.h"
+#include "engine/data/datasets/token_source.h"
 
 namespace slipstream::data {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds separators in what is read.
 
-#include "engine/data/datasets/documents_by_id.h"
+#include "engine/data/datasets/token_source.h"
 
 #include "engine/base/check.h"
 

@@ -11,10 +11,10 @@
 #include "engine/base/files.h"
 #include "engine/base/hash.h"
 #include "engine/data/datasets/containers.h"
-#include "engine/data/datasets/documents_by_id.h"
 #include "engine/data/datasets/megatron.h"
 #include "engine/data/datasets/raw_tokens.h"
 #include "engine/data/datasets/text_input.h"
+#include "engine/data/datasets/token_source.h"
 #include "engine/data/tokenizers/make_tokenizer.h"
 
 namespace slipstream::data {

@@ -14,7 +14,6 @@
 #include "engine/base/check.h"
 #include "engine/base/utf8.h"
 #include "engine/data/datasets/containers.h"
-#include "engine/data/datasets/unpack.h"
 
 namespace slipstream::data {
 namespace {

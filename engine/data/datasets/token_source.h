@@ -38,4 +38,8 @@ std::shared_ptr<const TokenSource> chain(std::vector<std::shared_ptr<const Token
 /// One document: `source`, and `end_of_text` behind it unless that is -1.
 std::shared_ptr<const TokenSource> document_of(std::shared_ptr<const TokenSource> source, int32_t end_of_text);
 
+/// Documents of token sequences that have no index of them, but an id that separates them: `source` with documents that
+/// begin at each `id` (`begins`) or behind each (otherwise).
+std::shared_ptr<const TokenSource> documents_by_id(std::shared_ptr<const TokenSource> source, int32_t id, bool begins);
+
 }  // namespace slipstream::data

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Drives zlib and libzstd; only this file includes them.
 
-#include "engine/data/datasets/unpack.h"
+#include "engine/data/datasets/containers.h"
 
 #include <zlib.h>
 #include <zstd.h>

@@ -182,6 +182,13 @@ std::vector<uint32_t> sorted_code_points(std::span<const ForPieces> texts) {
 
 }  // namespace
 
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  encode_window({.text = text},
+                [&](std::span<const int32_t> piece, int64_t) { ids.insert(ids.end(), piece.begin(), piece.end()); });
+  return ids;
+}
+
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name, std::span<const ForPieces> texts) {
   if (name == "bytes") return std::make_shared<BytesTokenizer>();
   if (name == "chars") {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "engine/base/check.h"
-#include "kernels/adamw/adamw_cpu.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/optimizer.h"
 

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "engine/base/check.h"
-#include "kernels/cast/cast_cpu.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/elementwise.h"
 

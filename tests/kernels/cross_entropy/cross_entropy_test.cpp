@@ -7,7 +7,6 @@
 #include <array>
 
 #include "engine/base/check.h"
-#include "kernels/cross_entropy/cross_entropy_cpu.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/loss.h"

@@ -4,7 +4,6 @@
 #include "kernels/sum_squares/sum_squares.h"
 
 #include "engine/base/check.h"
-#include "kernels/sum_squares/sum_squares_cpu.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/elementwise.h"
 

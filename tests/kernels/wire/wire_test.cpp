@@ -4,7 +4,6 @@
 #include "kernels/wire/wire.h"
 
 #include "engine/base/check.h"
-#include "kernels/wire/wire_cpu.h"
 #include "tests/kernels/common/cases.h"
 
 using namespace slipstream;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds for every piece of a buffer the stretches of a step that end in a read.
 
-#include "trainer/planner/forecast/memory_use.h"
+#include "trainer/planner/forecast/plan_record.h"
 
 #include <algorithm>
 #include <map>

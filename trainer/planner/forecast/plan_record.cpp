@@ -8,7 +8,6 @@
 #include "comm/link.h"
 #include "comm/rehearse/rehearse.h"
 #include "engine/base/json.h"
-#include "trainer/planner/forecast/memory_use.h"
 #include "trainer/planner/options/plan_options.h"
 #include "trainer/planner/planner.h"
 

@@ -51,8 +51,8 @@
 #include "trainer/runtime/rank/agreement.h"
 #include "trainer/runtime/rank/library_tables.h"
 #include "trainer/runtime/rank/memory_check.h"
-#include "trainer/runtime/run_folder/build_id.h"
 #include "trainer/runtime/run_folder/run_json.h"
+#include "trainer/runtime/run_folder/version.h"
 #include "trainer/runtime/weights/model_folder.h"
 
 namespace slipstream::runtime {

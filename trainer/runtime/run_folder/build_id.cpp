@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hashes the read-only segments of the running executable.
 
-#include "trainer/runtime/run_folder/build_id.h"
+#include "trainer/runtime/run_folder/version.h"
 
 #include <link.h>
 

@@ -17,7 +17,6 @@
 #include "trainer/planner/forecast/extra_memory.h"
 #include "trainer/planner/forecast/plan_facts.h"
 #include "trainer/planner/options/plan_options.h"
-#include "trainer/runtime/run_folder/build_id.h"
 #include "trainer/runtime/run_folder/version.h"
 
 namespace slipstream::runtime {

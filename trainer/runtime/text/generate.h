@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "engine/base/data_format.h"
-#include "trainer/runtime/text/sampling.h"
+#include "kernels/sample/sample.h"
 
 namespace slipstream::runtime {
+
+using kernels::SamplingOptions;
 
 struct GenerateOptions {
   std::string checkpoint;  // folder of weights, or a run folder
@@ -30,5 +32,8 @@ struct GenerateOptions {
 /// Blocks. Collective: the ranks that mpirun started share the model. Prints the prompt and its continuation to stdout.
 /// Returns the exit code. Throws: ConfigError, CheckpointError, ResourceError.
 int generate(const GenerateOptions& options);
+
+/// Pure. Throws: ConfigError naming the flag that is out of range.
+void check_sampling(const SamplingOptions& options);
 
 }  // namespace slipstream::runtime
