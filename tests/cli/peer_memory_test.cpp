@@ -184,6 +184,8 @@ TEST_CASE("peer memory: other layouts read the same state", "[cli]") {
 TEST_CASE("peer memory: damaged, missing and foreign snapshots are not used, a checkpoint takes their place", "[cli]") {
   Folder folder;
   const std::string run = folder.path("run"), every2 = " --set checkpoint.interval=2", every = kEvery + kHash;
+  const char* const nothing_newer =
+      "note: the hosts of this run hold no complete snapshot in memory that is newer than its checkpoints";
   REQUIRE(call(train(folder, "whole", kHash)).code == 0);
   const std::vector<std::string> whole = trajectory(folder.path("whole"));
   const auto ends_whole = [&](const Result& result) {
@@ -198,6 +200,7 @@ TEST_CASE("peer memory: damaged, missing and foreign snapshots are not used, a c
     damage(keeper_of(run), newest);
     const Result result = call(train(folder, "run", every + kResume));
     CHECK(resumed_step(result) == 4);
+    CHECK(!contains(result.text, nothing_newer));
     ends_whole(result);
   }
   SECTION("all damaged: the checkpoint") {
@@ -206,6 +209,7 @@ TEST_CASE("peer memory: damaged, missing and foreign snapshots are not used, a c
     const Result result = call(train(folder, "run", every + every2 + kResume));
     CHECK(
         contains(result.text, "in memory is not complete: the hosts of this launch have no undamaged part of rank 0"));
+    CHECK(contains(result.text, nothing_newer));
     CHECK(contains(result.text, "/step-0000000"));
     ends_whole(result);
   }

@@ -41,104 +41,110 @@ constexpr size_t kMostPending = 100;
 
 }  // namespace
 
-Trainer::Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config,
-                 const data::Dataset& dataset, planner::FinishedJob finished, const Machine& machine,
-                 const RunIdentity& identity, const std::optional<ResumePoint>& resume,
-                 const std::optional<RunName>& name, std::optional<int64_t> delay_seed, bool check_hazards, bool paced)
+Trainer::Trainer(World& world, const TrainOptions& options, const PlannedRun& run, const StartPoint& start)
     : world_(world),
-      resolved_(config),
-      dataset_(dataset),
-      machine_(machine),
-      stages_(finished.stages),
-      replayed_(finished.replay.taken),
-      paced_(paced),
-      resumed_(resume ? resume->manifest.step : 0),
-      resumed_results_(resume ? resume->results : std::nullopt),
-      skipped_batches_(resume ? resume->manifest.skipped_batches : 0),
-      global_batch_(finished.global_batch),
+      resolved_(run.config),
+      dataset_(run.dataset),
+      machine_(run.machine),
+      stages_(run.finished.stages),
+      replayed_(run.finished.replay.taken),
+      paced_(options.paced),
+      resumed_(start.step()),
+      resumed_results_(start.state ? start.state->results : std::nullopt),
+      skipped_batches_(start.state ? start.state->manifest.skipped_batches : 0),
+      global_batch_(run.finished.global_batch),
       guard_(config_, global_batch_ * config_.train.sequence_length, stages_) {
-  const Job& job = *finished.job;
+  const Job& job = *run.finished.job;
+  loader_ = make_loader(run);
+  // Before the communicators, which connect the current GPU.
+  std::unique_ptr<Device> device = run.assignment.make_device();
+  auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
+                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
+                                           run.assignment.kind, run.assignment.wire(config_, *device));
+  if (!config_.device.machine.empty()) {
+    model_flops_ = model_flops(stages_);
+    peak_flops_per_second_ = peak_flops_per_second(machine_, job.model.dtype);
+  }
+  items_.emplace(world_, job);
+  item_ns_.assign(items_->names[static_cast<size_t>(world_.rank())].size(), -1);
+  const RunIdentity identity = identity_of(run);
+  if (job.keeping.slots > 0 && !options.replayed_step)
+    peers_ = std::make_unique<PeerMemory>(world_, job, manifest_of(world_.size(), stages_, identity, skipped_batches_),
+                                          start.name, config_.checkpoint.peer_interval);
+  rank_ =
+      std::make_unique<Rank>(run.finished.job, std::move(device), std::move(communicators), rank_options(options, run),
+                             [this, &job](const StagedBatch& staged) { load_batch(job, staged); });
+  if (start.state) guard_.resume(resumed_, start.state->manifest.numerics);
+  if (start.state)
+    restore(*start.state);
+  else if (!config_.model.init.empty())
+    world_.together([&] { load_initial(); });
+  else
+    rank_->initialise(static_cast<uint64_t>(config_.train.seed));
+  if (peers_) peers_->begin(resumed_);
+  checkpoints_ = std::make_unique<Checkpoints>(world_, *rank_, stages_, config_.checkpoint, identity);
+  meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
+}
+
+std::unique_ptr<data::Loader> Trainer::make_loader(const PlannedRun& run) const {
+  const Job& job = *run.finished.job;
   const Train& train = config_.train;
   const Job::Share share = job.share();
-  const data::TrainSampler sampler(dataset.counts, dataset.mixture,
+  const data::TrainSampler sampler(dataset_.counts, dataset_.mixture,
                                    {.sequence_length = train.sequence_length,
                                     .micro_batch_size = train.micro_batch_size,
                                     .global_batch_size = global_batch_,
                                     .seed = static_cast<uint64_t>(train.seed)});
-  const data::BatchShape shape{.micro_batches = finished.micro_batches,
+  const data::BatchShape shape{.micro_batches = run.finished.micro_batches,
                                .rows = train.micro_batch_size,
                                .sequence_length = job.model.tokens,
                                .documents = job.model.documents};
   const data::BatchFiller fill =
-      data::training_filler(dataset.train, sampler, share.rank, share.ranks, share.context_rank, share.context_ranks);
+      data::training_filler(dataset_.train, sampler, share.rank, share.ranks, share.context_rank, share.context_ranks);
   // Each step stages the next step's batch, including the last step, which replay() runs twice.
-  loader_ = std::make_unique<data::Loader>(
+  return std::make_unique<data::Loader>(
       [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) {
         delay_point("input", step);
         fill(step + skipped, batch);
       },
       data::LoaderOptions{.shape = shape, .first = resumed_ + 1, .last = train.steps + 2});
-  const UpdateOptions& update = config_.optimizer;
-  const auto load = [this, &update, &job](const StagedBatch& staged) {
-    const data::Batch& batch = loader_->next();
-    const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
-    for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
-      std::memcpy(staged.batch + m * staged.stride_bytes, batch.inputs_of(m), half);
-      std::memcpy(staged.batch + m * staged.stride_bytes + half, batch.targets_of(m), half);
-      if (batch.shape.documents)
-        std::memcpy(staged.batch + m * staged.stride_bytes + 2 * half, batch.document_begins_of(m), half);
-      number_sequences(job.model, staged.batch + m * staged.stride_bytes, batch.index,
-                       batch.first_rows[static_cast<size_t>(m)]);
-    }
-    write_scalars(job, update, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
-    if (job.options.skips) guard_.write_limits(batch.index, staged.scalars.last(kLimits));
-  };
-  // Before the communicators, which connect the current GPU.
-  std::unique_ptr<Device> device = assignment.make_device();
-  auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
-                                           config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
-                                           assignment.kind, assignment.wire(config_, *device));
-  if (!config_.device.machine.empty()) {
-    model_flops_ = model_flops(stages_);
-    peak_flops_per_second_ = peak_flops_per_second(machine, job.model.dtype);
+}
+
+void Trainer::load_batch(const Job& job, const StagedBatch& staged) {
+  const data::Batch& batch = loader_->next();
+  const auto half = static_cast<size_t>(batch.shape.rows * batch.shape.sequence_length) * sizeof(int32_t);
+  for (int64_t m = 0; m < batch.shape.micro_batches; ++m) {
+    std::byte* const to = staged.batch + m * staged.stride_bytes;
+    std::memcpy(to, batch.inputs_of(m), half);
+    std::memcpy(to + half, batch.targets_of(m), half);
+    if (batch.shape.documents) std::memcpy(to + 2 * half, batch.document_begins_of(m), half);
+    number_sequences(job.model, to, batch.index, batch.first_rows[static_cast<size_t>(m)]);
   }
-  items_.emplace(world_, job);
-  item_ns_.assign(items_->names[static_cast<size_t>(world_.rank())].size(), -1);
-  if (job.keeping.slots > 0 && name)
-    peers_ = std::make_unique<PeerMemory>(world_, job, manifest_of(world_.size(), stages_, identity, skipped_batches_),
-                                          *name, config_.checkpoint.peer_interval);
+  write_scalars(job, config_.optimizer, learning_rate(config_.optimizer, batch.index), batch.index, staged.scalars);
+  if (job.options.skips) guard_.write_limits(batch.index, staged.scalars.last(kLimits));
+}
+
+RankOptions Trainer::rank_options(const TrainOptions& options, const PlannedRun& run) {
+  const Job& job = *run.finished.job;
   std::vector<int64_t> paced_item_ns;
-  if (paced) {
-    const comm::RooflinePrice price = planner::price_of(config_, machine, job.mesh);
+  if (paced_) {
+    const comm::RooflinePrice price = planner::price_of(config_, machine_, job.mesh);
     for (ItemId i = 0; i < job.train().spine.size(); ++i) paced_item_ns.push_back(price.local_ns(job.train(), i));
   }
-  rank_ = std::make_unique<Rank>(
-      std::move(finished.job), std::move(device), std::move(communicators),
-      RankOptions{
-          .threads = planner::threads_of(config_, world.ranks_on_host()),
-          .update = update,
-          .delay_seed = static_cast<uint64_t>(delay_seed.value_or(0)),
-          .delay_max_ns = delay_seed ? 2 * kMillisecond : 0,
-          .check_hazards = check_hazards,
-          .graph = finished.replay.taken,
+  World& world = world_;
+  return {.threads = planner::threads_of(config_, world.ranks_on_host()),
+          .update = config_.optimizer,
+          .delay_seed = static_cast<uint64_t>(options.delay_seed.value_or(0)),
+          .delay_max_ns = options.delay_seed ? 2 * kMillisecond : 0,
+          .check_hazards = options.check_hazards,
+          .graph = replayed_,
           .times_works = !config_.trace.steps.empty(),
           .all_agree = [&world](bool mine, const std::string& awaited) { return world.all_agree(mine, awaited); },
           .timeout_seconds = static_cast<double>(config_.comm.timeout_seconds),
           .monitor = world.monitor(),
           .leave = [&world](const std::string& sentence, ExitCode code) { world.leave(sentence, code); },
           .kept = peers_ ? peers_->slots() : std::array<std::byte*, 2>{},
-          .paced_item_ns = std::move(paced_item_ns)},
-      load);
-  if (resume) guard_.resume(resumed_, resume->manifest.numerics);
-  if (resume)
-    restore(*resume);
-  else if (!config_.model.init.empty())
-    world_.together([&] { load_initial(); });
-  else
-    rank_->initialise(static_cast<uint64_t>(train.seed));
-  if (peers_) peers_->begin(resumed_);
-  checkpoints_ = std::make_unique<Checkpoints>(world_, *rank_, stages_, config_.checkpoint, identity);
-  meter_ = std::make_unique<OverlapMeter>(rank_->channel_kinds());
+          .paced_item_ns = std::move(paced_item_ns)};
 }
 
 Trainer::~Trainer() = default;
@@ -175,10 +181,10 @@ bool Trainer::due(int64_t interval, int64_t step) const {
   return step == config_.train.steps || (interval > 0 && step % interval == 0);
 }
 
-std::optional<checkpoint::KeptMark> Trainer::mark_of(int64_t step, int64_t seen) const {
+std::optional<checkpoint::KeptMark> Trainer::mark_of(int64_t step) const {
   const Rank::Report report = rank_->report(static_cast<uint32_t>(step));
   const std::optional<checkpoint::NumericsHistory> history =
-      step == seen ? guard_.history() : guard_.history_after(step, report);
+      step == seen_ ? guard_.history() : guard_.history_after(step, report);
   if (!history) return {};
   return checkpoint::KeptMark{.history = *history,
                               .results = {report.loss_sum, report.norm, report.first_not_finite, report.skipped}};
@@ -203,29 +209,11 @@ void Trainer::write_lost_line() {
 }
 
 ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals, const std::function<void()>& chosen) {
-  run_dir_ = &run_dir;
-  sinks_ = sinks;
-  save_model_files();
   const Train& train = config_.train;
-  if (!config_.trace.steps.empty())
-    trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
-                                           run_dir.place(fmt::format("trace/rank{:04}.json", world_.rank())));
-  signals_ = &signals;
-  signals.set_sentence(sentence_of_signal(
-      resumed_ > 0
-          ? fmt::format("the newest state is that of step {}", resumed_)
-          : fmt::format("it has no checkpoint, and {} ends at the last printed step", run_dir.path("metrics.jsonl"))));
-  write_lost_line();
-  checkpoints_->begin(run_dir.checkpoint_place(), resumed_, skipped_batches_);
-  saved_ns_ = monotonic_ns();
-  rank_->prime();
-  sent_before_ = rank_->sent_bytes();
+  begin(run_dir, sinks, signals);
   const int64_t allocations = rank_->allocation_count();
-  started_ns_ = rank_->device().now_ns();
   const PhaseMark stepping = world_.phase(comm::RunPhase::step);
   stragglers_ = std::make_unique<StragglerReport>(world_, *items_, config_.comm.straggler_threshold, run_dir);
-  // The last step whose times have been taken; those of a step wait for the next one's first work.
-  int64_t seen = resumed_;
   bool stopped = false;
   std::vector<Asked> asks_next;
   for (int64_t step = resumed_ + 1; step <= train.steps && !stopped; ++step) {
@@ -238,43 +226,19 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
     stragglers_->issued(step);
     rank_->wait_behind(1);
     if (step == resumed_ + 1) chosen();
-    if (step - 2 > seen) look_back(static_cast<uint32_t>(seen = step - 2), true);
+    if (step - 2 > seen_) look_back(step - 2, true);
     // The works of the last traced step have ended, and those that its end has started elsewhere.
-    if (trace_ && seen > config_.trace.steps[1]) trace_->finish();
+    if (trace_ && seen_ > config_.trace.steps[1]) trace_->finish();
     // Step - 1 has ended, and its snapshot is on its way.
-    const auto mark = kept ? mark_of(step - 1, seen) : std::nullopt;
+    const auto mark = kept ? mark_of(step - 1) : std::nullopt;
     const Due checkpoint = checkpoint_due(step);
     // A save in flight ends before the next one begins, and before a rank may end.
-    if (checkpoint.written || (checkpoint.save && checkpoints_->in_flight() > 0)) {
-      if (!checkpoint.written && !checkpoint.stop && step < train.steps) checkpoints_->warn_of_wait(step);
-      if (checkpoints_->in_flight() > seen) {  // its line of metrics comes before its checkpoint
-        rank_->synchronize();
-        look_back(static_cast<uint32_t>(seen = step - 1), true);
-      }
-      finish_save();
-    }
+    if (checkpoint.written || (checkpoint.save && checkpoints_->in_flight() > 0)) end_save_in_flight(step, checkpoint);
     const bool at_rest = checkpoint.stop || step == train.steps || !rank_->job().options.snapshots;
     const bool evaluates = due(train.eval_interval, step);
     const bool hashes = evaluates || (train.hash_interval > 0 && step % train.hash_interval == 0);
-    if (hashes || (checkpoint.save && at_rest)) {
-      rank_->synchronize();
-      if (step - 1 > seen) look_back(static_cast<uint32_t>(step - 1), true);
-      look_back(static_cast<uint32_t>(seen = step), false);
-    }
-    if (hashes) {
-      Pending& last = pending_.back();
-      if (evaluates) last.val_loss = evaluate();
-      std::string not_finite;
-      last.params_hash = params_hash(not_finite);
-      if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
-      if (const std::string drift = drifted_replicas(world_, *rank_, stages_); !drift.empty()) {
-        if (checkpoints_->in_flight() > 0) finish_save();
-        flush(true);
-        throw NumericsError("[train] step {}: {}", step, drift);
-      }
-      if (last.val_loss && !std::isfinite(*last.val_loss))
-        diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
-    }
+    if (hashes || (checkpoint.save && at_rest)) come_to_rest(step);
+    if (hashes) check_weights(step, evaluates);
     if (due(train.log_interval, step) || hashes)
       flush(true);
     else if (pending_.size() >= kMostPending)
@@ -289,6 +253,61 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
     stopped = checkpoint.stop;
   }
   SLIP_ASSERT(rank_->allocation_count() == allocations);
+  return end(stopped, chosen);
+}
+
+void Trainer::begin(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals) {
+  run_dir_ = &run_dir;
+  sinks_ = sinks;
+  save_model_files();
+  if (!config_.trace.steps.empty())
+    trace_ = std::make_unique<TraceWriter>(rank_->job(), world_.rank(), config_.trace.steps[0], config_.trace.steps[1],
+                                           run_dir.place(fmt::format("trace/rank{:04}.json", world_.rank())));
+  signals_ = &signals;
+  signals.set_sentence(sentence_of_signal(
+      resumed_ > 0
+          ? fmt::format("the newest state is that of step {}", resumed_)
+          : fmt::format("it has no checkpoint, and {} ends at the last printed step", run_dir.path("metrics.jsonl"))));
+  write_lost_line();
+  checkpoints_->begin(run_dir.checkpoint_place(), resumed_, skipped_batches_);
+  saved_ns_ = monotonic_ns();
+  rank_->prime();
+  sent_before_ = rank_->sent_bytes();
+  started_ns_ = rank_->device().now_ns();
+  seen_ = resumed_;
+}
+
+void Trainer::end_save_in_flight(int64_t step, const Due& checkpoint) {
+  if (!checkpoint.written && !checkpoint.stop && step < config_.train.steps) checkpoints_->warn_of_wait(step);
+  if (checkpoints_->in_flight() > seen_) {  // its line of metrics comes before its checkpoint
+    rank_->synchronize();
+    look_back(step - 1, true);
+  }
+  finish_save();
+}
+
+void Trainer::come_to_rest(int64_t step) {
+  rank_->synchronize();
+  if (step - 1 > seen_) look_back(step - 1, true);
+  look_back(step, false);
+}
+
+void Trainer::check_weights(int64_t step, bool evaluates) {
+  Pending& last = pending_.back();
+  if (evaluates) last.val_loss = evaluate();
+  std::string not_finite;
+  last.params_hash = params_hash(not_finite);
+  if (!not_finite.empty()) diverged(step, fmt::format("{} has weights that are not finite", not_finite));
+  if (const std::string drift = drifted_replicas(world_, *rank_, stages_); !drift.empty()) {
+    if (checkpoints_->in_flight() > 0) finish_save();
+    flush(true);
+    throw NumericsError("[train] step {}: {}", step, drift);
+  }
+  if (last.val_loss && !std::isfinite(*last.val_loss))
+    diverged(step, fmt::format("the validation loss is {}", std::abs(*last.val_loss)));  // nan, not -nan
+}
+
+ExitCode Trainer::end(bool stopped, const std::function<void()>& chosen) {
   const std::optional<int64_t> sent = rank_->sent_bytes();  // the weights are sent next
   if (!stopped && !paced_) save_final();
   if (peers_) peers_->end();
@@ -327,17 +346,18 @@ void Trainer::print_summary(std::optional<int64_t> sent) const {
   if (!paced_) log_info("weights:  {}/final", config_.checkpoint.dir);
 }
 
-void Trainer::look_back(uint32_t step, bool next_begins) {
+void Trainer::look_back(int64_t step, bool next_begins) {
+  seen_ = step;
   std::vector<std::vector<Span>> spans = rank_->drain();
   for (ChannelId c = 0; c < spans.size(); ++c) {
     if (trace_) trace_->add(c, spans[c]);
     std::erase_if(spans[c], [&](const Span& span) { return !rank_->job().is_in_step(span.item); });
     meter_->add(c, spans[c]);
   }
-  const Rank::Report report = rank_->report(step);
+  const Rank::Report report = rank_->report(static_cast<uint32_t>(step));
   if (const std::string reason = guard_.judge(step, report); !reason.empty()) diverged(step, reason);
   if (step <= checkpoints_->in_flight()) history_in_flight_ = guard_.history();
-  pending_.push_back({.times = meter_->take(step, next_begins), .own = {}, .report = report});
+  pending_.push_back({.times = meter_->take(static_cast<uint32_t>(step), next_begins), .own = {}, .report = report});
   pending_.back().own = stragglers_->own(pending_.back().times, item_ns_);
   if (step - resumed_ > kWarmSteps)
     for (const auto& [item, ns] : pending_.back().times.work_ns)

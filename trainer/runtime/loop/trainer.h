@@ -22,9 +22,12 @@
 #include "trainer/runtime/durability/resume.h"
 #include "trainer/runtime/loop/metric_sinks.h"
 #include "trainer/runtime/loop/numerics.h"
+#include "trainer/runtime/loop/planned_run.h"
+#include "trainer/runtime/loop/start_point.h"
 #include "trainer/runtime/loop/step_means.h"
 #include "trainer/runtime/loop/stop_signals.h"
 #include "trainer/runtime/loop/straggler_report.h"
+#include "trainer/runtime/loop/train.h"
 #include "trainer/runtime/rank/device_assignment.h"
 #include "trainer/runtime/rank/rank.h"
 #include "trainer/runtime/rank/world.h"
@@ -44,10 +47,8 @@ class Diverged : public NumericsError {
 class Trainer {
  public:
   /// Builds everything that a step needs, without training. Collective.
-  Trainer(World& world, const DeviceAssignment& assignment, const ResolvedConfig& config, const data::Dataset& dataset,
-          planner::FinishedJob finished, const Machine& machine, const RunIdentity& identity,
-          const std::optional<ResumePoint>& resume, const std::optional<RunName>& name,
-          std::optional<int64_t> delay_seed, bool check_hazards, bool paced = false);
+  /// Borrows the world and the run's dataset.
+  Trainer(World& world, const TrainOptions& options, const PlannedRun& run, const StartPoint& start);
   ~Trainer();
 
   /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
@@ -75,11 +76,25 @@ class Trainer {
     std::string params_hash;
   };
 
+  std::unique_ptr<data::Loader> make_loader(const PlannedRun& run) const;
+  /// The loader's next batch, the scalars of its step, and the limits of its gradients.
+  void load_batch(const Job& job, const StagedBatch& staged);
+  RankOptions rank_options(const TrainOptions& options, const PlannedRun& run);
   /// Blocks. Sets the weights from model.init.
   void load_initial();
   /// Sets weights and optimizer states from a verified checkpoint. Collective.
   void restore(const ResumePoint& point);
-  void look_back(uint32_t step, bool next_begins);
+  /// Everything before the first step.
+  void begin(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals);
+  /// Everything after the last step.
+  ExitCode end(bool stopped, const std::function<void()>& chosen);
+  /// Takes the times of an ended step, and judges its loss and norm. `next_begins`: the next step has begun.
+  void look_back(int64_t step, bool next_begins);
+  /// Waits for the end of `step` and takes its times.
+  void come_to_rest(int64_t step);
+  /// Collective, at rest. Adds the hash of the weights and the validation loss to the step's line.
+  /// Throws: Diverged if they are not finite; NumericsError if ranks have different copies of the weights.
+  void check_weights(int64_t step, bool evaluates);
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
@@ -104,9 +119,8 @@ class Trainer {
   void require_in_place();
   /// `commit` gets the problem of rank 0, and returns the reason of a failure.
   void end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit);
-  /// Loss and norm of an ended step, before its times are known; none if the run will not go on behind it.
-  /// `seen`: the last judged step.
-  std::optional<checkpoint::KeptMark> mark_of(int64_t step, int64_t seen) const;
+  /// Loss and norm of an ended step, before its times are known; none if the run will not go on after it.
+  std::optional<checkpoint::KeptMark> mark_of(int64_t step) const;
   /// Writes the line of the step that this run continues from memory, if that was not written: without times.
   void write_lost_line();
   /// The sentence of a first signal. `saved`: what a resume would find if the process is killed before it has saved.
@@ -120,6 +134,8 @@ class Trainer {
     bool written = false;  // all ranks have written their files of the save in flight
   };
   Due checkpoint_due(int64_t step);
+  /// Ends the save in flight, which may still be writing.
+  void end_save_in_flight(int64_t step, const Due& checkpoint);
   void rehearse_bound();
   void print_summary(std::optional<int64_t> sent) const;
   bool due(int64_t interval, int64_t step) const;
@@ -157,6 +173,7 @@ class Trainer {
   NumericsGuard guard_;
   checkpoint::NumericsHistory history_in_flight_;  // after the step that is being saved
   int64_t started_ns_ = 0;
+  int64_t seen_ = 0;  // the last step whose times have been taken: they wait for the next one's first work
   RunDir* run_dir_ = nullptr;
   MetricSinks* sinks_ = nullptr;  // null on ranks other than 0
   struct Totals {
