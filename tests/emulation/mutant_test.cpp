@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs an op whose kernel source the build has mutated, and passes only if the mutation is detected.
-
-#include SLIP_MUTANT
+// Runs an op and passes only if it detects a mutation. The build links this file with one mutated kernel source at a time.
 
 #include <fmt/core.h>
 
