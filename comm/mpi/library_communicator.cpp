@@ -84,7 +84,7 @@ class LibraryCommunicator final : public Communicator {
     check_mpi(MPI_Comm_split(connection_, color, key, &part), "split a communicator");
     return std::make_unique<LibraryCommunicator>(part);
   }
-  /// A call in flight goes on: MPI cannot end it.
+  /// A call in flight continues, because MPI cannot end it.
   void abort() override { aborted_ = true; }
 
  private:

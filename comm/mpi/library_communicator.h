@@ -10,7 +10,7 @@
 
 namespace slipstream::comm {
 
-/// Owns `connection`. Float32 and float64; the order of additions is the library's.
+/// Owns `connection`. Sums float32 and float64; the library determines the order of additions.
 std::unique_ptr<Communicator> make_library_communicator(MPI_Comm connection);
 
 }  // namespace slipstream::comm
