@@ -4,7 +4,7 @@
 //
 // Arguments are already checked and not empty, pointers are device memory. Each function enqueues on the context's
 // stream and returns. Throws: ResourceError if a launch is refused.
-// Ids live on the device and cannot be refused: an id outside the vocabulary or the positions turns its row into NaN or
+// Ids are on the device and cannot be refused. An id outside the vocabulary or the positions turns its row into NaN, or
 // is left out of a gradient. Nothing is read or written out of bounds.
 
 #include "kernels/embedding/embedding.h"

@@ -11,7 +11,7 @@ namespace slipstream::kernels {
 
 void matmul_forward_cuda(LaunchContext& context, const MatmulForward& args);
 void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInput& args);
-/// The part of matmul_backward_input_cuda after a plain product in dx: dx *= gelu'(pre_activation), and dbias.
+/// The part of matmul_backward_input_cuda that follows a plain product in dx: dx *= gelu'(pre_activation), and dbias.
 void gelu_gradient_cuda(LaunchContext& context, const MatmulBackwardInput& args);
 /// `dy_stride` is resolved (never 0).
 void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWeight& args);
