@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A group of ranks and its verbs. A verb returns a Work: bound once, launched on the channel's stream every step.
+// A group of ranks and its verbs. A verb returns a Work, which is bound once and launched on the channel's stream in
+// every step.
 
 #include <cstdint>
 #include <memory>
@@ -13,12 +14,12 @@
 
 namespace slipstream::comm {
 
-/// The operands of a verb. `from` and `to` may be the same memory where the verb allows it. Sums: f32 and bf16 add in
-/// float, f64 in double, in rank order 0, 1, ..., n-1, rounded to dtype once; i32 and u8 are moved but not summed.
+/// The operands of a verb. `from` and `to` may be the same memory where the verb allows it. Sums add f32 and bf16 in
+/// float and f64 in double, in rank order 0, 1, ..., n-1, and round to dtype once. i32 and u8 are moved but not summed.
 struct Transfer {
   Slice from;
   Slice to;
-  int64_t elems = 0;  // per-rank part, as Task::elems
+  int64_t elems = 0;  // elements of one rank's part, as in Task::elems
   DType dtype = DType::f32;
   Algorithm algorithm = Algorithm::direct;
 };
@@ -58,13 +59,13 @@ class Communicator {
   /// gone (see comm/watchdog.h).
   virtual void abort() = 0;
 
-  /// Never blocks. Reports an error that the wire has seen since it was made (a peer gone, a link down) and that no
-  /// work has thrown. Callable from any thread.
+  /// Never blocks. Reports an error that the wire has seen since the communicator was made (a peer is gone, a link is
+  /// down) and that no work has thrown. Callable from any thread.
   /// Throws: CommError with the wire's own message.
   virtual void check_for_errors() {}
-  /// Blocks. Collective. Registers memory that later works use, so that the wire can reach it without copies; the
-  /// memory must outlive this communicator. Returns the reason if the wire does not use registered memory; empty if it
-  /// does or needs none.
+  /// Blocks. Collective. Registers memory that later works use, so that the wire can reach it without copies. The
+  /// memory must outlive this communicator. Returns the reason if the wire does not use registered memory, and an empty
+  /// text if it does or if it needs none.
   virtual std::string register_memory(std::byte* /*base*/, int64_t /*size_bytes*/) { return {}; }
   /// Undoes register_memory. Call it on all ranks or on none, before the first work.
   virtual void forget_memory() {}

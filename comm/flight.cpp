@@ -173,7 +173,7 @@ std::vector<FlightRecord> read_flight(const std::string& folder) {
         "[flight] {} has no flight records: the watchdog did not end this run. Look for the first error among the "
         "ranks.",
         folder);
-  // Records of an earlier run may lie beside them.
+  // Records of an earlier run may be in the same folder.
   const std::string run = std::max_element(records.begin(), records.end(), [](const auto& a, const auto& b) {
                             return a.written_ms < b.written_ms;
                           })->run;

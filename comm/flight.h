@@ -12,7 +12,7 @@
 
 namespace slipstream::comm {
 
-/// The part of a run that sets the limit of a wait.
+/// The part of a run, which determines the limit of a wait.
 enum class RunPhase : uint8_t { start, step, evaluation, save };
 const char* name_of(RunPhase phase);
 /// The key that sets the limit. Pure.
@@ -21,35 +21,35 @@ const char* limit_key_of(RunPhase phase);
 /// A work in which ranks meet: a communication task, or an exchange of their hosts.
 struct FlightWork {
   std::string name;  // "reduce.3"
-  std::string op;    // "all_reduce"; of hosts "exchange"
+  std::string op;    // "all_reduce"; "exchange" for an exchange of hosts
   int64_t bytes = 0;
   int32_t bucket = -1;      // -1: none
-  int64_t step = 0;         // 0: not of a training step
-  double seconds_ago = -1;  // since it ended or, for the next one, began; -1: not known
+  int64_t step = 0;         // 0: it belongs to no training step
+  double seconds_ago = -1;  // since it ended or, for the next work, since it began; -1: not known
   bool operator==(const FlightWork&) const = default;
 };
 
-/// The works of one channel of one rank. They run in one order, so their number identifies a work on all members.
+/// The works of one channel of one rank. They run in one order, so the number of a work identifies it on all members.
 struct FlightChannel {
   std::string name;
   std::string group;               // the same text on all ranks that meet on this channel
   int64_t ended = 0;               // works that have ended since the start
-  bool begun = false;              // this rank is in `next` and waits for the others
-  std::optional<FlightWork> next;  // work number ended + 1, if it is known
-  std::string held_by;             // not begun: the work or wait of this rank that keeps it from beginning
+  bool begun = false;              // this rank has begun `next` and waits for the others
+  std::optional<FlightWork> next;  // the work with number ended + 1, if it is known
+  std::string held_by;             // if not begun: the work or wait of this rank that keeps `next` from beginning
   std::string held_group;          // the group that `held_by` waits for; empty: the rank itself is at work
   std::vector<FlightWork> latest;  // the last ended works, the oldest first
   bool operator==(const FlightChannel&) const = default;
 };
 
-/// Name and group of the exchanges between hosts, in which all ranks take part.
+/// The name and the group of the exchanges between hosts, in which all ranks take part.
 inline constexpr std::string_view kHosts = "hosts";
 
 /// The works of a rank's channels, and what holds up its compute stream.
 struct FlightState {
   std::vector<FlightChannel> channels;
-  int64_t step = 0;                 // the last one issued
-  std::string held_by, held_group;  // as of a channel
+  int64_t step = 0;                 // the last step that was issued
+  std::string held_by, held_group;  // as in FlightChannel
 };
 
 struct FlightRecord {
@@ -60,13 +60,13 @@ struct FlightRecord {
   int64_t process = 0;
   int64_t written_ms = 0;  // since 1970
   RunPhase phase = RunPhase::start;
-  int64_t step = 0;  // the last one issued
+  int64_t step = 0;  // the last step that was issued
   double limit_seconds = 0;
   std::string limit_key;
   std::string alarm;  // the reason for which this rank asked for a verdict; empty: another rank asked
   std::vector<FlightChannel> channels;
 
-  // In the entries of last_heard.
+  // Only in the entries of last_heard.
   double silent_seconds = 0;
   bool connection_ended = false;
   /// Written by rank 0: the last message of every rank that did not answer.
@@ -76,13 +76,13 @@ struct FlightRecord {
 
 /// Pure. One line of JSON.
 std::string flight_json(const FlightRecord& record);
-/// Pure. Throws: DataError naming `source` if the text is not a flight record.
+/// Pure. Throws: DataError that names `source` if the text is not a flight record.
 FlightRecord flight_record(std::string_view text, const std::string& source);
 
 /// Pure. FOLDER/rank0000.json.
 std::string flight_path(const std::string& folder, int rank);
 /// Blocks. The records of the newest run in the folder, by rank.
-/// Throws: DataError if there are none, or one is damaged.
+/// Throws: DataError if there are none, or if one is damaged.
 std::vector<FlightRecord> read_flight(const std::string& folder);
 
 }  // namespace slipstream::comm

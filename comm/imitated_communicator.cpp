@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// With absent peers each verb reduces to at most one copy.
+// Because the peers are absent, each verb reduces to at most one copy.
 
 #include "comm/imitated_communicator.h"
 
@@ -36,7 +36,7 @@ class ImitatedCommunicator final : public Communicator {
   Work nothing(const Verb& verb) const {
     return bind(verb, rank_, size_, [](LaunchContext&, BoundState&) {});
   }
-  /// Part `from_part` of `from` becomes part `to_part` of `to`.
+  /// Copies part `from_part` of `from` to part `to_part` of `to`.
   Work own(const Verb& verb, int to_part, int from_part) const {
     const Transfer t = verb.transfer;
     const int64_t part_bytes = bytes_of(t.elems, t.dtype);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks twice a second. Every branch that ends the run first writes this rank's record.
+// The monitor looks twice a second. Every branch that ends the run first writes this rank's record.
 
 #include "comm/monitor.h"
 
@@ -28,15 +28,15 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{500};
 constexpr int kLooksPerSign = 4;
-// A look that is late by more, although a core was free, means that the process was stopped.
+// If a look is later than this although a core was free, the process was stopped.
 constexpr int64_t kLeastStopNs = 200'000'000;
-// A process that was stopped for longer did not wait for the others meanwhile.
+// A process that was stopped for longer than this did not wait for the others meanwhile.
 constexpr int64_t kLongestLookNs = 2'000'000'000;
-// A rank that does not answer within this time is silent. With a look before it, an alarm ends the run within 5 s.
+// A rank that does not answer within this time is silent. With the look before it, an alarm ends the run within 5 s.
 constexpr int64_t kAnswerNs = 2'500'000'000;
 constexpr int64_t kVerdictNs = kVerdictMs * 1'000'000;
 
-// Kinds of messages.
+// The kinds of messages.
 constexpr char kSign = 's';          // to rank 0: a record, every two seconds
 constexpr char kAlarm = 'a';         // to rank 0: a record with an alarm
 constexpr char kAsk = 'q';           // from rank 0
@@ -102,7 +102,7 @@ void Monitor::look_at_end() {
     if (!ends_together_ || ended_together_) return;
   }
   if (!std::exchange(announced_, true) && channel_ && rank_ != 0) channel_->send(0, kEndAnnounced, "");
-  // Ranks without a connection, and those that have lost it, are not waited for.
+  // Ranks without a connection, and ranks that have lost it, are not waited for.
   const std::vector<int> reached = channel_ ? channel_->reached() : std::vector<int>{};
   if (rank_ == 0 && !all_here_ &&
       std::all_of(reached.begin(), reached.end(), [&](int rank) { return heard_[rank].announced_end; })) {
@@ -222,7 +222,7 @@ FlightRecord Monitor::record(const std::string& alarm) {
     hosts.held_by = wait;
   record.channels.push_back(std::move(hosts));
   for (FlightChannel& channel : state.channels) {
-    // The host has not issued it.
+    // The host has not issued the work.
     if (!channel.begun && channel.held_by.empty()) {
       channel.held_by = begun ? fmt::format("the exchange of {}", exchange_) : "the work of its host";
       channel.held_group = begun ? std::string(kHosts) : "";
@@ -383,7 +383,7 @@ void Monitor::run() {
     if (over_ns > kLeastStopNs) stopped_ns_.fetch_add(over_ns, std::memory_order_relaxed);
     eventfd_t ignored = 0;
     ::eventfd_read(wake_, &ignored);
-    if (connect_now()) looks = 0;  // a sign of life at once
+    if (connect_now()) looks = 0;  // sends a sign of life at once
     for (const SideChannel::Message& message : messages) {
       if (rank_ == 0) {
         take(message);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks the host order. The plan fixes everything that a task needs, so issuing is waits, a launch and a record.
+// Walks through the host order. The plan determines everything that a task needs, so issuing is a sequence of waits, a
+// launch and a record.
 
 #include "comm/scheduler.h"
 
@@ -24,8 +25,8 @@ void Scheduler::bind(const Plan& plan, const BoundWorks& works, uint32_t first_i
   bound.plan = &plan;
   bound.works = &works;
   bound.first_item = first_item;
-  // Events exist for items that another stream waits for: all tasks, awaited spine items, and the end of the spine. A
-  // seam wait on any other spine item waits for the next recorded one, which completes no earlier.
+  // Events exist for the items that another stream waits for: all tasks, the awaited spine items, and the end of the
+  // spine. A seam wait on any other spine item waits for the next recorded one, which completes no earlier.
   bound.communications.assign(job_.channels.size(), 0);
   for (const Task& task : plan.tasks)
     if (is_communication(task.op)) ++bound.communications[task.channel];
@@ -167,7 +168,7 @@ void Scheduler::issue_tasks(const Frame& frame) {
   if (cursor == plan.order.size()) leave();
 }
 
-/// One look at the events of the last runs.
+/// A look at the events of the last runs.
 class Scheduler::Look {
  public:
   Look(const Scheduler& scheduler, bool times_events)
@@ -211,7 +212,7 @@ class Scheduler::Look {
     return seen;
   }
 
-  /// What the compute stream is at; empty if it has nothing to do.
+  /// Finds what the compute stream is at; the result is empty if the stream has nothing to do.
   void compute(std::string& held_by, std::string& held_group) const {
     if (const Root held = root(kComputeChannel); held.known) hold(held, held_by, held_group);
   }
@@ -231,7 +232,7 @@ class Scheduler::Look {
   };
 
   const Run& run(size_t f) const { return s_.flown_[f].run; }
-  /// The run's events are not those of a later one.
+  /// Does no later run use the events of this run?
   bool is_latest(size_t f) const { return run(f).bound->runs - s_.flown_[f].number <= 2; }
   bool ended(size_t f, ItemId item, size_t at) const {
     if (!is_latest(f)) return true;
@@ -290,7 +291,7 @@ class Scheduler::Look {
     return {};
   }
 
-  /// When all that a begun item waited for had ended; 0: not known.
+  /// The time at which everything that a begun item waited for had ended; 0: not known.
   int64_t ready_ns(size_t f, ItemId item, size_t at) const {
     const Plan& plan = *run(f).bound->plan;
     int64_t ready_ns = 0;

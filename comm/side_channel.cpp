@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kHeadBytes = 5;
 constexpr uint32_t kLargestBody = 64u << 20;
-constexpr size_t kLargestBacklog = 1u << 20;  // of a rank that takes nothing
+constexpr size_t kLargestBacklog = 1u << 20;  // bytes that are kept for a rank that takes nothing
 constexpr size_t kMostStrangers = 64;
 constexpr int kConnectMilliseconds = 1000;
 constexpr char kGreeting = 'g';
@@ -100,7 +100,7 @@ void SideChannel::send_all(char kind, std::string_view body) {
 void SideChannel::flush(Peer& peer) {
   while (!peer.out.empty()) {
     const ssize_t sent = ::send(peer.descriptor, peer.out.data(), peer.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent <= 0) return;  // wait() sees a connection that ended
+    if (sent <= 0) return;  // wait() sees that the connection has ended
     peer.out.erase(0, static_cast<size_t>(sent));
   }
 }
@@ -120,7 +120,7 @@ void SideChannel::take_messages(int rank, Peer& peer, std::vector<Message>& mess
   while (peer.in.size() - at >= kHeadBytes) {
     uint32_t size = 0;
     std::memcpy(&size, peer.in.data() + at, sizeof size);
-    if (size > kLargestBody) {  // not this program
+    if (size > kLargestBody) {  // another program sent it
       ::shutdown(peer.descriptor, SHUT_RDWR);
       at = peer.in.size();
       break;

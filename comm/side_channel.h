@@ -12,8 +12,8 @@
 
 namespace slipstream::comm {
 
-/// One connection from every rank to rank 0. One thread uses it. A failure never throws: a peer that cannot be reached
-/// is absent.
+/// One connection from every rank to rank 0. One thread uses it. No failure throws: a peer that cannot be reached is
+/// absent.
 class SideChannel {
  public:
   struct Message {
@@ -23,29 +23,32 @@ class SideChannel {
   };
   static constexpr char kEnded = 0;
 
-  /// Rank 0. Listens on a free port, of the loopback interface if all ranks are on this machine.
+  /// Rank 0. Listens on a free port, which belongs to the loopback interface if all ranks are on this machine.
   static std::unique_ptr<SideChannel> listen(int size, bool only_here, const std::string& token);
-  /// Another rank. Connects to the first address at which rank 0 answers with the token, which may take a second each.
+  /// Another rank. Connects to the first address at which rank 0 answers with the token. Each attempt may take a
+  /// second.
   static std::unique_ptr<SideChannel> connect(int rank, const std::string& addresses, bool same_host,
                                               const std::string& token);
   ~SideChannel();
   SideChannel(const SideChannel&) = delete;
   SideChannel& operator=(const SideChannel&) = delete;
 
-  /// "PORT ADDRESS ...": what connect needs.
+  /// "PORT ADDRESS ...", which connect needs.
   const std::string& addresses() const { return addresses_; }
   bool reaches(int rank) const { return peers_.contains(rank); }
   /// The ranks that are connected.
   std::vector<int> reached() const;
-  /// The connections end with this process and not with this object, so that the other side sees the process's end.
+  /// Makes the connections end with this process and not with this object, so that the other side sees the end of the
+  /// process.
   void end_with_process() { peers_.clear(); }
 
-  /// Enqueues, and sends what the connection takes. Dropped if the rank is absent or takes nothing.
+  /// Enqueues the message, and sends what the connection takes. The message is dropped if the rank is absent or takes
+  /// nothing.
   void send(int rank, char kind, std::string_view body);
-  /// As send, to all.
+  /// Like send, to all ranks.
   void send_all(char kind, std::string_view body);
-  /// Blocks until a message has come, `wake` (a file descriptor) is readable, or the time is over. Returns what has
-  /// come.
+  /// Blocks until a message has come, `wake` (a file descriptor) is readable, or the time is over. Returns the messages
+  /// that have come.
   std::vector<Message> wait(std::chrono::milliseconds at_most, int wake);
 
  private:

@@ -10,18 +10,18 @@ namespace slipstream::comm {
 /// A listening socket on a free port; -1: none.
 struct Listener {
   int descriptor = -1;
-  /// "PORT ADDRESS ...": this machine's IPv4 addresses, the loopback interface last. If the launcher chose networks for
-  /// MPI (Open MPI's btl_tcp_if_include), only addresses in them.
+  /// "PORT ADDRESS ...": the IPv4 addresses of this machine, with the loopback interface last. If the launcher chose
+  /// networks for MPI (Open MPI's btl_tcp_if_include), only addresses in these networks.
   std::string addresses;
 };
-/// Listens on the loopback interface alone if `only_here`.
+/// Listens only on the loopback interface if `only_here`.
 Listener listen_on_free_port(int backlog, bool only_here);
 
-/// A socket that is connected within a second, or -1.
+/// Returns a socket that is connected within a second, or -1.
 int dial(const std::string& address, uint16_t port);
-/// Accepts a connection; -1: none.
+/// Accepts a connection. Returns -1 if there is none.
 int accept_from(int listener);
-/// Blocks until one of the poll(2) events has come; false: the time is over.
+/// Blocks until one of the poll(2) events has come. Returns false if the time is over.
 bool await_socket(int descriptor, short events, int milliseconds);
 
 }  // namespace slipstream::comm

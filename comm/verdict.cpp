@@ -43,7 +43,7 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
-/// One rank's place on a channel.
+/// The place of one rank on a channel.
 struct Member {
   const FlightRecord* record = nullptr;
   const FlightChannel* channel = nullptr;
@@ -51,7 +51,7 @@ struct Member {
   int64_t begun() const { return channel->ended + (channel->begun ? 1 : 0); }
 };
 
-/// The work that a rank has waited in longest; null channel: it waits in none.
+/// The work in which a rank has waited longest; a null channel means that it waits in none.
 Member longest_wait(const FlightRecord& record) {
   Member longest;
   for (const FlightChannel& channel : record.channels)
@@ -60,7 +60,8 @@ Member longest_wait(const FlightRecord& record) {
   return longest;
 }
 
-/// "Rank 0 has waited 10 s in reduce.3 (...) on channel reduce". The rank with the longest wait; empty if none waits.
+/// "Rank 0 has waited 10 s in reduce.3 (...) on channel reduce", for the rank with the longest wait; empty if none
+/// waits.
 std::string wait_text(const std::vector<FlightRecord>& records) {
   Member longest;
   for (const FlightRecord& record : records)
@@ -74,7 +75,7 @@ std::string wait_text(const std::vector<FlightRecord>& records) {
                      describe(work, *longest.channel));
 }
 
-/// "; the limit is 10 s (comm.timeout_seconds)", of a rank that asked for the verdict.
+/// "; the limit is 10 s (comm.timeout_seconds)", for a rank that asked for the verdict.
 std::string limit_text(const std::vector<FlightRecord>& records) {
   for (const FlightRecord& record : records)
     if (!record.alarm.empty() && record.limit_seconds > 0)
@@ -88,7 +89,7 @@ std::string key_of(const std::vector<FlightRecord>& records) {
   return "comm.timeout_seconds";
 }
 
-/// All members of one group, and the lowest work that one of them waits in.
+/// All members of one group, and the lowest work in which one of them waits.
 struct Group {
   std::vector<Member> members;
   Member waits;  // null channel: none
@@ -169,7 +170,7 @@ Verdict mismatched(const Member& a, const Member& b, const std::string& limit) {
 
 Verdict behind(const Group& group, const Member& late, const std::vector<FlightRecord>& records) {
   const FlightWork& work = *group.waits.channel->next;
-  // A send that is late is a recv in which another rank waits.
+  // A late send is described by the recv in which another rank waits.
   const Member& named = late.channel->next && late.begun() + 1 == group.waits.begun() ? late : group.waits;
   return {.kind = Verdict::Kind::behind,
           .ranks = {late.record->rank},
@@ -200,7 +201,7 @@ Verdict slow(const Group& group, const std::vector<FlightRecord>& records) {
   return verdict;
 }
 
-/// All members have begun a work, and some have ended it: the others have not noticed its end.
+/// All members have begun a work and some have ended it, so the others have not noticed its end.
 std::optional<Verdict> not_left(const Group& group, const std::vector<FlightRecord>& records) {
   const auto ahead = std::find_if(group.members.begin(), group.members.end(),
                                   [&](const Member& member) { return member.begun() > group.waits.begun(); });
@@ -259,7 +260,7 @@ Verdict follow(const std::map<std::string, Group>& groups, const Group& start,
   }
 }
 
-/// The records without late answers: launchers continue a stopped process before they end it, and it answers then.
+/// The records without late answers. Launchers continue a stopped process before they end it, and it answers then.
 std::vector<FlightRecord> in_time(const std::vector<FlightRecord>& records) {
   std::vector<FlightRecord> kept;
   for (const FlightRecord& record : records)
@@ -283,12 +284,12 @@ Verdict judge(const std::vector<FlightRecord>& all) {
   for (int rank = 0; rank < records[0].size; ++rank)
     if (std::none_of(records.begin(), records.end(), [&](const auto& record) { return record.rank == rank; }))
       missing.push_back(rank);
-  // Without rank 0, to which all records travel, nothing is known of the others.
+  // All records travel to rank 0. Without it, nothing is known of the others.
   if (!missing.empty() && missing[0] == 0) missing = {0};
   if (!missing.empty()) return silent(records, missing);
   const std::string limit = limit_text(records);
   const std::map<std::string, Group> groups = groups_of(records);
-  const Group* longest = nullptr;  // whose lowest work has lasted longest
+  const Group* longest = nullptr;  // the group whose lowest work has lasted longest
   for (const auto& [name, group] : groups) {
     if (!group.waits.channel) continue;
     const std::vector<Member> together = group.together();

@@ -9,7 +9,7 @@
 
 namespace slipstream::comm {
 
-/// A rank with an alarm leaves when rank 0 has not judged within this time.
+/// A rank with an alarm leaves if rank 0 has not judged within this time.
 constexpr int64_t kVerdictMs = 3000;
 
 struct Verdict {
@@ -23,16 +23,17 @@ struct Verdict {
     waiting,     // no rank waits in a known work
   };
   Kind kind = Kind::waiting;
-  std::vector<int> ranks;  // that the run waits for; `slow`: all members; `waiting`: none
-  std::string sentence;    // what is wrong with the numbers, and what to do
+  std::vector<int> ranks;  // that the run waits for; with `slow` all members, with `waiting` none
+  std::string sentence;    // what is wrong, with the numbers, and what to do
 };
 
-/// Pure. The verdict on the records of one run, at most one per rank and at least one. A rank without a record did not
-/// answer, or lost rank 0: `last_heard` of rank 0 then describes it. A record that was written after a record that has
-/// its rank in `last_heard`, or that of rank 0 more than kVerdictMs after an alarm, is a late answer and not used.
+/// Pure. The verdict on the records of one run. There is at least one record, and at most one per rank. A rank without
+/// a record did not answer, or lost rank 0; then `last_heard` of rank 0 describes it. Two kinds of records are late
+/// answers, which are not used: a record written after a record that has its rank in `last_heard`, and a record of rank
+/// 0 written more than kVerdictMs after an alarm.
 Verdict judge(const std::vector<FlightRecord>& records);
 
-/// Pure. One line per rank: its phase, and the work that it has waited in longest.
+/// Pure. One line per rank: its phase, and the work in which it has waited longest.
 std::string flight_lines(const std::vector<FlightRecord>& records);
 
 }  // namespace slipstream::comm

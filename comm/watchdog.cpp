@@ -35,10 +35,10 @@ void Watchdog::run() {
       sentence = error.what();
     }
     lock.lock();
-    // Read after the check, so that a wait that began meanwhile gets an error that names its work.
+    // This is read after the check, so that a wait that began meanwhile gets an error that names its work.
     const bool late = host_ != Host::works &&
                       std::chrono::duration<double>(Clock::now() - host_since_).count() > options_.timeout_seconds;
-    // While the host waits, no thread issues work, and the lock keeps that wait from ending.
+    // While the host waits, no thread issues work. The lock keeps that wait from ending.
     const std::string work = host_ == Host::waits && (late || !sentence.empty()) ? in_flight_() : "";
     lock.unlock();
     if (!sentence.empty() && !work.empty()) sentence += fmt::format(" In flight: {}.", work);
@@ -69,7 +69,7 @@ void Watchdog::abort_all() {
       changed_.notify_all();
     });
   {
-    // The owner sees the error when it returns from its wait or ends; the patience counts only while it waits.
+    // The owner sees the error when it returns from its wait or ends. The patience counts only while it waits.
     std::unique_lock lock(mutex_);
     auto since = Clock::now();
     while (!(ends_ && left == 0)) {

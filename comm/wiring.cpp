@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Colours the pairs of neighbours of every wire.
+// Assigns connections to the pairs of neighbours of every wire, as colours.
 
 #include "comm/wiring.h"
 
@@ -19,7 +19,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// Offset to the peer of this rank's tasks on a channel; 0 if it has none.
+/// The offset to the peer of this rank's tasks on a channel, or 0 if it has none.
 int peer_of(const Job& job, ChannelId channel) {
   for (const PlanRow& row : job.plans)
     for (const Task& task : row.plan.tasks)
@@ -42,7 +42,7 @@ void add_plan(const Job& job, const Plan& plan, uint32_t first, PlanGraph& graph
     const Task& task = plan.task(id);
     const Channel& channel = job.channels[task.channel];
     const std::vector<int> group = job.mesh.group(channel.axis, job.options.rank);
-    // The plan, the group or pair, then a sequence number within it.
+    // The line has the plan, the group or pair, and then a sequence number within it.
     std::string line = fmt::format("{} {} {}", plan.kind, name_of(wire_of(channel.role)), group[0]);
     if (task.op == Op::send || task.op == Op::recv) {
       const auto n = static_cast<int>(group.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every work: learn the last entry time, join the port from that time, move the bytes, wait until the port is done. On
-// a CPU the stream's thread sleeps; on a GPU the port writes its progress into a word, and a kernel of one thread, or
-// one that occupies multiprocessors, waits for it.
+// Every work learns the last entry time, joins the port from that time, moves the bytes, and waits until the port is
+// done. On a CPU the stream's thread sleeps. On a GPU the port writes its progress into a word, and a kernel waits for
+// it, which has one thread or occupies multiprocessors.
 
 #include "comm/emulate/emulate.h"
 
@@ -21,10 +21,11 @@ namespace {
 
 // A larger difference of entry times comes from clocks of different machines, not from a late rank.
 constexpr int64_t kSameClockNs = int64_t{3600} * 1000000000;
-// Pieces of a copy: large enough to be worth the kernel that each waits for.
+// The pieces of a copy. They are large enough to be worth the kernel that each of them waits for.
 constexpr int64_t kPieceBytes = int64_t{1} << 20, kMostPieces = 16;
 
-/// A delay that a test asks for: "link" is the first task of the step on any channel, "link/OP" the first of that op.
+/// A delay that a test requests: "link" delays the first task of the step on any channel, "link/OP" the first task of
+/// that op.
 int64_t asked_delay_ns(Op op, int64_t step) {
   if (!delays_asked()) return 0;
   return take_delay_ns("link", step) + take_delay_ns(std::string("link/") + name_of(op), step);
@@ -67,7 +68,7 @@ class EmulatedCommunicator final : public Communicator {
   std::optional<int64_t> sent_bytes() const override { return inner_->sent_bytes(); }
   void abort() override {
     aborted_->store(true);
-    port_->wake_all();  // first: the inner one may wait for a thread that sleeps on the port
+    port_->wake_all();  // first, because the inner one may wait for a thread that sleeps on the port
     inner_->abort();
   }
 
@@ -76,7 +77,7 @@ class EmulatedCommunicator final : public Communicator {
     const Transfer& transfer = verb.transfer;
     const WireCost cost = wire_cost(verb.op, transfer.algorithm, size(), transfer.elems, transfer.dtype, port_->link());
     Rendezvous* rendezvous = dynamic_cast<Rendezvous*>(inner_.get());
-    // State of one launch: launches of a work never overlap.
+    // The state of one launch: launches of a work never overlap.
     struct Flight {
       int64_t entry_ns = 0;
       LinkPort::Ticket ticket;
@@ -87,7 +88,8 @@ class EmulatedCommunicator final : public Communicator {
     const int64_t touched_bytes = reads ? from_bytes(verb, size()) : to_bytes(verb, size());
     const LinkTraffic traffic = peers_of(verb, rank(), size()).empty() ? LinkTraffic{} : traffic_;
     uint32_t* flag = traffic.make_flag ? traffic.make_flag() : nullptr;
-    // In pieces that follow the link's progress: a copy engine at full speed would finish long before the link.
+    // The copy has pieces that follow the link's progress, because a copy engine at full speed would finish long before
+    // the link.
     const int64_t pieces =
         traffic.form == LinkForm::copies ? std::clamp<int64_t>(cost.bytes / kPieceBytes, 1, kMostPieces) : 1;
     auto body = [move = std::move(inner.fn), port = port_, sends = verb.op != Op::recv, receives = verb.op != Op::send,

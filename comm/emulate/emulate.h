@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A link that is slower than the machine's memory and uses no core, so that overlap can be measured on one machine.
+// A link that is slower than the machine's memory and uses no core. It makes overlap measurable on one machine.
 
 #include <cstdint>
 #include <functional>
@@ -11,17 +11,18 @@
 
 namespace slipstream::comm {
 
-/// Load that a busy link puts on the device in addition to the wait of its stream. The differences between the forms
-/// separate the costs of overlap: gate costs only order, copies add memory traffic, blocks add multiprocessors.
+/// The load that a busy link puts on the device, in addition to the wait of its stream. The differences between the
+/// forms separate the costs of overlap: `gate` costs only order, `copies` add memory traffic, `blocks` take
+/// multiprocessors.
 enum class LinkForm : uint8_t { gate, copies, blocks };
 
-/// Device side of the link forms; cuda only, supplied by the runtime. Nothing sleeps on the host there, because host
-/// functions of different streams may run one after the other: the port writes its progress into a word, and the device
-/// waits for that word.
+/// The device side of the link forms. It exists on cuda only, and the runtime supplies it. Nothing sleeps on the host
+/// there, because host functions of different streams may run one after the other: the port writes its progress into a
+/// word, and the device waits for that word.
 struct LinkTraffic {
   LinkForm form = LinkForm::gate;
-  /// A word, initially 0, that the host writes and kernels read; lives as long as the works. Empty on cpu, where a
-  /// stream's thread sleeps.
+  /// A word, initially 0, that the host writes and kernels read. It lives as long as the works. The function is empty
+  /// on cpu, where the stream's thread sleeps.
   std::function<uint32_t*()> make_flag;
   /// gate, copies. Enqueues. Waits until *flag is at least `value`.
   std::function<void(LaunchContext&, const uint32_t* flag, uint32_t value)> await;
@@ -37,9 +38,9 @@ struct LinkTraffic {
 
 /// A communicator whose transfers also pass through `port`, which all channels of the rank share. A work ends no
 /// earlier than wire_cost (comm/link.h) after its last member entered, later while other transfers share the port, and
-/// no earlier than the transfer of `inner`. `traffic` loads the device meanwhile. Members exchange their entry times;
-/// communicators without a Rendezvous, and clocks of several machines, use this rank's entry time. A port has only
-/// the load of its own rank.
+/// no earlier than the transfer of `inner`. Meanwhile `traffic` loads the device. Members exchange their entry times;
+/// communicators without a Rendezvous, and those whose members have different clocks, use the entry time of this rank.
+/// A port carries only the load of its own rank.
 std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,
                                       const LinkTraffic& traffic = {});
 

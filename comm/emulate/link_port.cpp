@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between two moments at which a transfer starts to send or ends, all rates are constant; time advances in such pieces.
+// All rates are constant between two moments at which a transfer starts to send or ends, so time advances from one such
+// moment to the next.
 
 #include "comm/emulate/link_port.h"
 
@@ -23,7 +24,7 @@ int64_t ceil_ns(double ns) { return static_cast<int64_t>(std::ceil(ns)); }
 void share(std::vector<PortSchedule::Transfer*>& transfers, double bytes_per_ns, int64_t from_ns, int64_t to_ns) {
   while (true) {
     int64_t next_ns = to_ns;
-    int out = 0, in = 0;  // transfers in flight in each direction
+    int out = 0, in = 0;  // the transfers in flight in each direction
     for (PortSchedule::Transfer* transfer : transfers) {
       if (transfer->done) continue;
       if (transfer->sends_from_ns <= from_ns) {
@@ -71,7 +72,7 @@ PortSchedule::Ticket PortSchedule::add(int64_t begin_ns, int64_t latency_ns, int
   if (busy)
     given_until_ns = now_ns_;
   else
-    now_ns_ = std::max(begin_ns, given_until_ns);  // nothing moved since then, whatever the clock's value
+    now_ns_ = std::max(begin_ns, given_until_ns);  // nothing has moved since then, whatever the value of the clock
   const int64_t sends_from_ns = std::max(begin_ns + latency_ns, given_until_ns);
   return transfers_.insert(transfers_.end(), Transfer{.sends_from_ns = sends_from_ns,
                                                       .left_bytes = static_cast<double>(bytes),
@@ -124,7 +125,7 @@ bool LinkPort::sleep_until(std::unique_lock<std::mutex>& lock, Ticket ticket, bo
     const int64_t now_ns = monotonic_ns();
     schedule_.advance(now_ns);
     if (ticket->done) return true;
-    // A transfer that joins or leaves changes the end; it wakes the others.
+    // A transfer that joins or leaves changes the end, and wakes the others.
     const int64_t end_ns = schedule_.predicted_end_ns(ticket);
     const uint64_t seen = membership_;
     const auto deadline = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(end_ns));
@@ -153,7 +154,7 @@ void LinkPort::wake_all() {
 void LinkPort::when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes) {
   {
     std::lock_guard lock(mutex_);
-    // Parts of a transfer stand in the order of their bytes, so that a late thread reports them in this order.
+    // Parts of a transfer are in the order of their bytes, so that a late thread reports them in this order.
     const auto later = std::find_if(released_.begin(), released_.end(), [&](const Release& release) {
       return release.ticket == ticket && release.left_bytes < static_cast<double>(left_bytes);
     });

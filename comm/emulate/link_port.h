@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Progress of several transfers that share one full-duplex port, as exact arithmetic on times.
+// The progress of several transfers that share one full-duplex port, as exact arithmetic on times.
 
 #include <condition_variable>
 #include <cstdint>
@@ -25,7 +25,7 @@ class PortSchedule {
     double left_bytes = 0;
     bool sends = true, receives = true;
     bool done = false;
-    int64_t end_ns = 0;  // time of completion
+    int64_t end_ns = 0;  // the time of completion
   };
   using Ticket = std::list<Transfer>::iterator;
 
@@ -34,7 +34,7 @@ class PortSchedule {
   /// `begin_ns` may be in the past, but bandwidth that other transfers have already used stays used.
   Ticket add(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
   void remove(Ticket ticket);
-  /// Moves all transfers on to `now_ns` (never back).
+  /// Moves all transfers forward to `now_ns`, never back.
   void advance(int64_t now_ns);
   /// Time at which `ticket` has `left_bytes` left to send if no other transfer joins; with 0, its end.
   int64_t predicted_end_ns(Ticket ticket, double left_bytes = 0) const;
@@ -42,7 +42,7 @@ class PortSchedule {
  private:
   double bytes_per_ns_;  // 0: infinite
   int64_t now_ns_ = INT64_MIN;
-  int64_t busy_until_ns_ = INT64_MIN;  // of the transfers that have left
+  int64_t busy_until_ns_ = INT64_MIN;  // the latest end of the transfers that have left
   std::list<Transfer> transfers_;
 };
 
@@ -58,8 +58,8 @@ class LinkPort {
   using Ticket = PortSchedule::Ticket;
   /// Joins the port from `begin_ns`, the time at which the last member entered.
   Ticket begin(int64_t begin_ns, int64_t latency_ns, int64_t bytes, bool sends = true, bool receives = true);
-  /// Blocks until the transfer's last byte has left. Returns when that was, on the link; nothing if `cancelled` became
-  /// true (see wake_all).
+  /// Blocks until the transfer's last byte has left. Returns the time at which the link sent it, or nothing if
+  /// `cancelled` became true (see wake_all).
   template <typename Cancelled>
   std::optional<int64_t> wait(Ticket ticket, Cancelled cancelled) {
     std::unique_lock lock(mutex_);
@@ -72,7 +72,7 @@ class LinkPort {
     changed_.notify_all();
     return end_ns;
   }
-  /// Alternative to wait: a thread of the port calls `done` when the last byte has left, or at once after wake_all.
+  /// The alternative to wait: a thread of the port calls `done` when the last byte has left, or at once after wake_all.
   /// With `left_bytes` it calls `done` earlier, when that many bytes are left to send; the transfer then stays on the
   /// port.
   void when_done(Ticket ticket, std::function<void()> done, int64_t left_bytes = 0);
@@ -93,9 +93,9 @@ class LinkPort {
     std::function<void()> done;
     double left_bytes = 0;
   };
-  std::list<Release> released_;  // under mutex_, as all below
+  std::list<Release> released_;  // mutex_ protects this and all below
   bool ends_ = false, woken_ = false;
-  std::thread releaser_;  // from the first when_done on
+  std::thread releaser_;  // runs from the first when_done on
 };
 
 }  // namespace slipstream::comm

@@ -10,7 +10,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// The function of a bound work, a named type so that last_entry_ns can find its state inside Work::fn.
+/// The function of a bound work. It is a named type so that last_entry_ns can find its state inside Work::fn.
 struct BoundFunction {
   std::shared_ptr<BoundState> state;
   BoundBody body;

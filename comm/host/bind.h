@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Common parts of all communicators' verbs: checks, accesses, cost and entry times.
+// The common parts of all communicators' verbs: checks, accesses, cost and entry times.
 
 #include <atomic>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace slipstream::comm {
 
 struct CommOptions {
   double timeout_seconds = 600;  // a transfer without progress for so long throws CommError
-  // Processes; where one is false, MPI carries the messages.
+  // The next two are for ranks in processes. MPI carries the messages that neither of them may carry.
   bool share_memory = true;  // peers on one machine copy through shared memory
   bool sockets = true;       // peers on other machines have a TCP connection, unless the network has faster ways
   /// Called before a late transfer throws, with the same sentence, while all works are as they were. Empty: not called.
@@ -42,11 +42,11 @@ using BoundBody = std::function<void(LaunchContext&, BoundState&)>;
 /// Throws: CommError if a rank, a size, a type or an overlap is wrong.
 Work bind(const Verb& verb, int rank, int size, BoundBody body);
 
-/// Pure. Time on CLOCK_MONOTONIC at which the last member entered the work's most recent launch; 0 if its communicator
-/// does not know. Read it after an event that covers the launch.
+/// Pure. The time on CLOCK_MONOTONIC at which the last member entered the work's most recent launch, or 0 if the
+/// communicator does not know it. Read it after an event that covers the launch.
 int64_t last_entry_ns(const Work& work);
 
-/// Pure. Bytes per rank that the verb reads from `from` and writes to `to`.
+/// Pure. The bytes per rank that the verb reads from `from` and writes to `to`.
 int64_t from_bytes(const Verb& verb, int size);
 int64_t to_bytes(const Verb& verb, int size);
 

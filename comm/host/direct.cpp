@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The direct algorithms: every rank exchanges with every other, starting with its right neighbour, so that the ranks do
-// not all begin with the same target.
+// The direct algorithms: every rank exchanges with every other rank, beginning with its right neighbour, so that the
+// ranks do not all begin with the same target.
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace slipstream::comm {
 namespace {
 
-constexpr int kSlots = 2;  // chunks being received: one is added, the next is in flight
+constexpr int kSlots = 2;  // chunks that are received: one is added while the next is in flight
 constexpr int kSendsAhead = 3;
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
@@ -49,7 +49,7 @@ class DirectReduce final : public Script {
   void arrived(Poster& post, const Arrival& arrival) override {
     if (arrival.phase != Phase::reduce) return;
     if (!arrival.received) {
-      // From here on the sum may arrive where the contribution was sent from.
+      // From here on the sum may arrive at the place from which the contribution was sent.
       if (gathers_) {
         const Part chunk = chunk_of(part(arrival.peer), arrival.index);
         post.recv(Phase::gather, arrival.peer, arrival.index, to_ + bytes_of(chunk.begin, dtype_),

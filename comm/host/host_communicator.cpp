@@ -14,9 +14,9 @@
 namespace slipstream::comm {
 namespace {
 
-// Fewer polls than a hand-over between two cores takes; after that, sleep until a peer rings.
+// These polls take less time than a hand-over between two cores. After them, a rank sleeps until a peer rings.
 constexpr int kPolls = 16;
-// Interval at which a sleeping rank checks for an abort and for its timeout.
+// The interval at which a sleeping rank checks for an abort and for its timeout.
 constexpr int64_t kLongestSleepNs = 20'000'000;
 
 void check_alive(const HostTransport& transport, const std::string& what, int64_t begin_ns) {

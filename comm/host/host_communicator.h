@@ -15,8 +15,8 @@
 
 namespace slipstream::comm {
 
-/// `direct` adds in rank order; `ring` in ring order (see make_ring). abort reaches this rank only: its own works
-/// throw, the peers' works time out, or end when this process ends the run.
+/// `direct` adds in rank order, `ring` in ring order (see make_ring). abort reaches this rank only: its own works
+/// throw, and the works of its peers time out, or end when this process ends the run.
 class HostCommunicator final : public Communicator, public Rendezvous {
  public:
   HostCommunicator(std::shared_ptr<HostTransport> transport, const CommOptions& options);
@@ -40,9 +40,10 @@ class HostCommunicator final : public Communicator, public Rendezvous {
 
   std::shared_ptr<HostTransport> transport_;
   CommOptions options_;
-  std::vector<std::byte> staging_;  // of the running verb; all verbs are bound before the first one runs
+  std::vector<std::byte>
+      staging_;  // of the running verb; all verbs are bound before the first one runs, so its size is final
   std::atomic<int64_t> sent_bytes_{0};
-  std::vector<int64_t> times_;  // of a rendezvous: one per peer, this rank's own last
+  std::vector<int64_t> times_;  // the entry times of a rendezvous: one per peer, and this rank's own last
   LinkClock link_clock_;        // of the running verb
 };
 

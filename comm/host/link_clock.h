@@ -8,9 +8,9 @@
 
 namespace slipstream::comm {
 
-/// Runs while messages of this rank are on their way and each peer that sends to it has been heard: a peer that has not
-/// entered takes no messages, and a peer with a slow link is heard late. A slow sender alone therefore measures the
-/// delay that it causes. Pure bookkeeping without a clock of its own.
+/// The clock runs while messages of this rank are on their way and each peer that sends to it has been heard. A peer
+/// that has not entered takes no messages, and a peer with a slow link is heard late, so a slow sender alone measures
+/// the delay that it causes. Pure bookkeeping without a clock of its own.
 class LinkClock {
  public:
   explicit LinkClock(int size) : peers_(static_cast<size_t>(size)) {}

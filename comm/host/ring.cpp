@@ -18,8 +18,8 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t size_bytes) {
   if (to != from && size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
 }
 
-/// Message number chunk * hops + hop. In the reduce phase rank r receives part r - 2 - hop, in the gather phase part r
-/// - 1 - hop; it sends on at each step what it received at the one before.
+/// Message number is chunk * hops + hop. Rank r receives part r - 2 - hop in the reduce phase, and part r - 1 - hop in
+/// the gather phase. At each step it sends what it received at the step before.
 class Ring final : public Script {
  public:
   Ring(const Verb& verb, int rank, int size)
@@ -69,7 +69,7 @@ class Ring final : public Script {
   int around(int rank) const { return (rank % size_ + size_) % size_; }
   int right() const { return around(rank_ + 1); }
   int left() const { return around(rank_ - 1); }
-  /// Chunk `chunk` of a part; the smaller parts may have an empty last chunk.
+  /// Chunk `chunk` of a part. The smaller parts may have an empty last chunk.
   Part piece(int owner, int chunk) const {
     const Part whole = part(owner);
     const int64_t begin = std::min(chunk * chunk_elems_, whole.elems);
@@ -120,7 +120,7 @@ class Ring final : public Script {
   int chunks_;
   int64_t slot_bytes_ = 0;
   std::byte* staging_ = nullptr;             // [chunk in flight][hop][chunk]
-  std::array<int, kChunksInFlight> left_{};  // messages of the chunk's phase that are not complete
+  std::array<int, kChunksInFlight> left_{};  // the messages of the chunk's phase that are not complete
   const std::byte* from_ = nullptr;
   std::byte* to_ = nullptr;
 };

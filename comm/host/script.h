@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A collective as reactions to completed messages: what to post at the start and after each completion.
+// A collective as reactions to completed messages: the messages to post at the start and after each completion.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace slipstream::comm {
 
-/// Purpose of a message; distinguishes messages between one pair of ranks.
+/// The purpose of a message; it distinguishes messages between one pair of ranks.
 enum class Phase : uint8_t { reduce, gather, whole, rendezvous };
 
 /// A completed message: number `index` of its phase, sent to or received from `peer`.
@@ -26,10 +26,10 @@ struct Arrival {
   int index = 0;
 };
 
-/// Posts messages with tags and tokens made of (phase, index).
+/// Posts messages whose tags and tokens are made of (phase, index).
 class Poster {
  public:
-  /// `clock` measures the messages of this poster; null: not measured.
+  /// `clock` measures the messages of this poster; with null they are not measured.
   explicit Poster(HostTransport& transport, LinkClock* clock = nullptr) : transport_(transport), clock_(clock) {
     if (clock_) clock_->begin();
   }
@@ -42,7 +42,7 @@ class Poster {
     transport_.recv(peer, tag(phase, index), data, size_bytes, token({true, phase, peer, index}));
     if (clock_) clock_->recv_posted(peer, monotonic_ns());
   }
-  /// A message has completed.
+  /// Reports that a message has completed.
   void completed(const Arrival& arrival) {
     if (!clock_) return;
     if (arrival.received)
@@ -66,28 +66,30 @@ class Poster {
   }
 
  private:
-  // MPI guarantees tags up to 32767; far fewer than 4096 messages of a phase are in flight.
+  // MPI guarantees tags up to 32767, and far fewer than 4096 messages of a phase are in flight.
   static int tag(Phase phase, int index) { return static_cast<int>(phase) * 4096 + index % 4096; }
   HostTransport& transport_;
   LinkClock* clock_;
   int64_t sent_bytes_ = 0;
 };
 
-/// One bound verb. start is called once per launch; the launch ends when no message is outstanding. `staging` points to
-/// staging_bytes() bytes for the whole launch: the verbs of a communicator run one after another and share it.
+/// One bound verb. start is called once per launch, and the launch ends when no message is outstanding. `staging`
+/// points to staging_bytes() bytes for the whole launch. The verbs of a communicator run one after another and share
+/// this memory.
 class Script {
  public:
   virtual ~Script() = default;
   virtual void start(Poster& post, const std::byte* from, std::byte* to, std::byte* staging) = 0;
   virtual void arrived(Poster& post, const Arrival& arrival) = 0;
-  /// Memory that a launch needs in addition to its operands.
+  /// The memory that a launch needs in addition to its operands.
   virtual int64_t staging_bytes() const { return 0; }
-  /// Largest number of messages in flight at once.
+  /// The largest number of messages in flight at once.
   virtual int messages() const = 0;
 };
 
-/// all_reduce and reduce_scatter: every rank sends part j to rank j, which adds in rank order; all_reduce then sends
-/// the sums back. Chunked: while one chunk is added and its sum sent, the next one is in flight.
+/// all_reduce and reduce_scatter: every rank sends part j to rank j, which adds the parts in rank order; in all_reduce
+/// it then sends the sums back. The parts travel in chunks: while one chunk is added and its sum sent, the next one is
+/// in flight.
 std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size);
 /// all_reduce, reduce_scatter and all_gather along the ring rank -> rank + 1. Part j starts at rank j + 1 and ends at
 /// rank j: the sum is ((x[j+1] + x[j+2]) + ...) + x[j], rounded to the type at each step. Deterministic, but with more

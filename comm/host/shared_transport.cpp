@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings with one writer and one reader each. Positions count bytes since the start and are published with release, so
-// that a reader that sees a position sees the bytes before it.
+// Each ring has one writer and one reader. Positions count bytes since the start. They are published with release, so
+// that a reader that sees a position also sees the bytes before it.
 
 #include "comm/host/shared_transport.h"
 
@@ -31,7 +31,8 @@
 namespace slipstream::comm {
 namespace {
 
-// All rings into a rank together: enough for two chunks of a pipelined collective between two ranks, little with many.
+// The size of all rings into a rank together. It is enough for two chunks of a pipelined collective between two ranks,
+// and little for many ranks.
 constexpr int64_t kAreaBytes = int64_t{1} << 20;
 constexpr int64_t kLargestRingBytes = 2 * kChunkBytes;
 constexpr int64_t kSmallestRingBytes = int64_t{16} << 10;
@@ -49,7 +50,7 @@ struct alignas(64) Bell {
   void sleep(uint32_t seen, int64_t at_most_ns) {
     asleep.store(1, std::memory_order_seq_cst);
     const timespec limit{0, static_cast<long>(at_most_ns)};
-    // The kernel compares again: a ring in between keeps this rank awake.
+    // The kernel compares again, so a ring that came meanwhile keeps this rank awake.
     syscall(SYS_futex, &rung, FUTEX_WAIT, seen, &limit, nullptr, 0);
     asleep.store(0, std::memory_order_seq_cst);
   }
@@ -69,7 +70,7 @@ int64_t ring_bytes(int size) {
 }
 int64_t ring_stride(int size) { return static_cast<int64_t>(sizeof(Ring)) + round_up(ring_bytes(size), 64); }
 
-/// One end of a ring: moves as many bytes as are there.
+/// One end of a ring. It moves as many bytes as are available.
 class End {
  public:
   End(std::byte* area, int sender, int size)
@@ -87,7 +88,7 @@ class End {
     });
   }
   void publish() { ring_->written.store(here_, std::memory_order_release); }
-  /// Asks the reader to ring when it has made room; room may have come meanwhile.
+  /// Asks the reader to ring when it has made room. Room may have come meanwhile.
   void ask_for_room() { ring_->full.store(1, std::memory_order_seq_cst); }
 
   // The reader's side.
@@ -98,7 +99,7 @@ class End {
     });
   }
   void skip(int64_t size_bytes) { here_ += static_cast<uint64_t>(size_bytes); }
-  /// Gives the room back; returns true if the writer waits for it.
+  /// Gives the room back. Returns true if the writer waits for it.
   bool release() {
     if (ring_->taken.load(std::memory_order_relaxed) == here_) return false;
     ring_->taken.store(here_, std::memory_order_seq_cst);
@@ -119,7 +120,7 @@ class End {
   Ring* ring_;
   std::byte* data_;
   int64_t capacity_;
-  uint64_t here_ = 0;  // position of this end, ahead of what is published
+  uint64_t here_ = 0;  // the position of this end, ahead of the published one
 };
 
 class SharedTransport final : public StreamTransport {
@@ -150,7 +151,7 @@ class SharedTransport final : public StreamTransport {
  private:
   int64_t write(int peer, const std::byte* from, int64_t size_bytes, bool) override {
     End& end = out_[static_cast<size_t>(peer)];
-    const int64_t count = std::clamp<int64_t>(end.room(), 0, size_bytes);  // padding may have left less than none
+    const int64_t count = std::clamp<int64_t>(end.room(), 0, size_bytes);  // padding may have left less than nothing
     if (count > 0) end.put(from, count);
     return count;
   }
@@ -160,7 +161,7 @@ class SharedTransport final : public StreamTransport {
     if (count > 0) end.take(to, count);
     return count;
   }
-  // Headers stay aligned: after the padding the room is a multiple of kAlign, and a header always fits.
+  // Headers stay aligned: after the padding, the room is a multiple of kAlign, so a header always fits.
   static int64_t padding(int64_t size_bytes) { return round_up(size_bytes, kAlign) - size_bytes; }
   void wrote_message(int peer, int64_t size_bytes) override {
     out_[static_cast<size_t>(peer)].skip(padding(size_bytes));
@@ -178,10 +179,10 @@ class SharedTransport final : public StreamTransport {
   std::shared_ptr<void> owner_;
   std::vector<Bell*> bells_;
   std::vector<End> out_, in_;  // by peer
-  uint32_t seen_ = 0;          // how often our bell had rung at the last look
+  uint32_t seen_ = 0;          // the number of rings of our bell at the last look
 };
 
-/// Every page is touched now, so that a process's memory does not depend on how much it sends.
+/// Touches every page at once, so that a process's memory does not depend on how much it sends.
 std::shared_ptr<std::byte> map_and_close(int file, int64_t size_bytes) {
   void* base = MAP_FAILED;
   if (size_bytes > 0)
@@ -197,7 +198,7 @@ std::shared_ptr<std::byte> map_and_close(int file, int64_t size_bytes) {
 std::shared_ptr<std::byte> create_shared_memory(const std::string& name, int64_t size_bytes) {
   const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
   if (file < 0) return nullptr;
-  // Allocated now: a missing page would later raise a signal in the middle of a step.
+  // The pages are allocated now, because a missing page would raise a signal in the middle of a step.
   const bool has_room = posix_fallocate(file, 0, size_bytes) == 0;
   if (!has_room) shm_unlink(name.c_str());
   return map_and_close(file, has_room ? size_bytes : 0);

@@ -2,9 +2,9 @@
 #pragma once
 // Messages between ranks that share memory: a byte ring for every ordered pair, and a bell on which a rank sleeps.
 //
-// A message is a header and its bytes in the ring of (sender, receiver); long ones flow through while they are copied
-// in and out. An idle rank sleeps on its bell, a futex that its peers ring: waiting uses no core, and waking needs no
-// polling interval.
+// A message is a header and its bytes in the ring of (sender, receiver). Long messages flow through the ring while one
+// side copies in and the other copies out. An idle rank sleeps on its bell, a futex that its peers ring: waiting uses
+// no core, and waking needs no polling interval.
 
 #include <cstdint>
 #include <memory>
@@ -15,20 +15,21 @@
 
 namespace slipstream::comm {
 
-/// Zeroed memory under a name ("/..."), which other processes of this machine can open. Null when there is no room.
+/// Makes zeroed memory under a name ("/..."), which other processes of this machine can open. Returns null when there
+/// is no room.
 std::shared_ptr<std::byte> create_shared_memory(const std::string& name, int64_t size_bytes);
-/// Opens that memory. Null when it does not exist.
+/// Opens that memory. Returns null when it does not exist.
 std::shared_ptr<std::byte> open_shared_memory(const std::string& name, int64_t size_bytes);
-/// Removes the name; the memory is freed with its last user.
+/// Removes the name. The memory is freed with its last user.
 void remove_shared_memory(const std::string& name);
-/// How the names of a process's memory begin: "/slipstream-SPACE-PROCESS-", with the number of its space of processes.
-/// Pure.
+/// The beginning of the names that a process makes: "/slipstream-SPACE-PROCESS-". SPACE is the number of its process
+/// namespace. Pure.
 std::string shared_memory_prefix(int64_t process);
-/// Blocks. Removes the names that killed processes of this user have left; only those of this process's space, because
-/// others are not seen from here.
+/// Blocks. Removes the names that killed processes of this user have left. Only names of this process's namespace are
+/// removed, because the processes of other namespaces cannot be seen from here.
 void remove_abandoned_memory();
 
-/// Bytes of the area in which one of `size` ranks receives messages.
+/// The number of bytes of the area in which one of `size` ranks receives messages.
 int64_t shared_area_bytes(int size);
 /// Initialises an area of shared_area_bytes(size). Its owner calls it before any rank makes its transport.
 void prepare_shared_area(std::byte* area, int size);

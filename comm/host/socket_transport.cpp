@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel is asked for bytes or room only after it has announced some.
+// The transport asks the kernel for bytes or room only after the kernel has announced some.
 
 #include "comm/host/socket_transport.h"
 
@@ -23,12 +23,12 @@
 namespace slipstream::comm {
 namespace {
 
-// Bytes for which a rank wakes up inside a message: a millisecond of a link of 1 Gbit/s. Every waking takes the core
-// from compute.
+// Inside a message, a rank wakes up only for this many bytes, which a link of 1 Gbit/s carries in a millisecond. Every
+// waking takes the core from compute.
 constexpr int64_t kWakeBytes = int64_t{128} << 10;
 constexpr int64_t kConnectNs = int64_t{5} * 1'000'000'000;
 
-/// First bytes of a connection. The answer is the token alone.
+/// The first bytes of a connection. The answer is only the token.
 struct Greeting {
   char token[16];
   int32_t rank;
@@ -58,7 +58,7 @@ bool send_whole(int descriptor, const void* bytes, size_t size) {
   return ::send(descriptor, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size);
 }
 
-/// A socket to the rank that listens at these addresses, or -1.
+/// Returns a socket to the rank that listens at these addresses, or -1.
 int greet(int rank, const std::string& listening, int64_t end_ns) {
   std::istringstream words(listening);
   std::string token, address;
@@ -133,7 +133,7 @@ class SocketTransport final : public StreamTransport {
 
  private:
   struct End {
-    int descriptor = -1;  // also when the peer is gone: its absence is found by the limits of waits, with its name
+    int descriptor = -1;  // -1 also when the peer is gone: the limits of waits find its absence and name it
     bool has_bytes = true, has_room = true;
     int64_t wakes_at = 1;
   };

@@ -2,8 +2,8 @@
 #pragma once
 // Messages between machines over TCP: every group has a connection of its own to each peer.
 //
-// Channels therefore share a link as the rehearsal does, in equal parts, and no message waits behind another channel's.
-// An idle rank sleeps until the kernel has bytes or room for it, so that waiting uses no core.
+// Channels therefore share a link in equal parts, as the rehearsal assumes, and no message waits behind a message of
+// another channel. An idle rank sleeps until the kernel has bytes or room for it, so waiting uses no core.
 
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace slipstream::comm {
 
-/// Sockets of this rank by peer; -1: none, as for the rank itself. Owns them.
+/// The sockets of this rank by peer; -1 where there is none, as for the rank itself. Owns them.
 class Sockets {
  public:
   Sockets() = default;
@@ -34,11 +34,11 @@ class Sockets {
   std::vector<int> of_peer_;
 };
 
-/// Every rank's text, by rank. Blocks. Collective.
+/// Blocks. Collective. Returns the text of every rank, by rank.
 using AllGatherText = std::function<std::vector<std::string>(const std::string&)>;
 
-/// Blocks. Collective, at most some seconds beyond `all_gather`. Connects `rank` with each peer for which `far` is
-/// true. Empty on all ranks if one of them is not `willing`, or could not connect.
+/// Blocks. Collective; takes at most some seconds longer than `all_gather`. Connects `rank` with each peer for which
+/// `far` is true. The result is empty on all ranks if one of them is not `willing` or could not connect.
 Sockets connect_sockets(int rank, const std::vector<bool>& far, bool willing, const AllGatherText& all_gather);
 
 /// A transport to the peers that have a socket.

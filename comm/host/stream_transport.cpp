@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves as many bytes of each stream as it takes or gives, and finds the receive of each message by its tag.
+// Moves as many bytes of each stream as the stream takes or gives, and finds the receive of each message by its tag.
 
 #include "comm/host/stream_transport.h"
 
@@ -139,7 +139,8 @@ bool StreamTransport::begin_message(int peer, Inbox& box) {
   return true;
 }
 
-/// Delivers early messages that are complete and whose receives are posted. A message still flowing is the last.
+/// Delivers early messages that are complete and whose receives are posted. A message that is still flowing is the last
+/// one.
 void StreamTransport::settle(Inbox& box) {
   for (auto early = box.early.begin(); early != box.early.end();) {
     if (!early->claimed || !early->complete) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Messages on streams of bytes, one for every ordered pair of ranks: a header and the bytes of a message, then those of
-// the next. The streams are rings in shared memory or sockets.
+// Messages on streams of bytes, one stream for every ordered pair of ranks. A stream has the header and the bytes of a
+// message, then those of the next one. The streams are rings in shared memory, or sockets.
 
 #include <atomic>
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace slipstream::comm {
 
-/// A message without a posted receive is kept in memory of its own, so that it does not hold up the messages behind it.
+/// The memory of a message that arrived before its receive was posted, so that it does not hold up the messages behind
+/// it.
 class StreamTransport : public HostTransport {
  public:
   int rank() const final { return rank_; }
@@ -39,21 +40,21 @@ class StreamTransport : public HostTransport {
   };
   static constexpr int64_t kHeaderBytes = sizeof(Header);
 
-  /// Return how many of the bytes the stream took or gave; they never block. `more`: the next write follows
+  /// Return the number of bytes that the stream took or gave; they never block. `more`: the next write follows
   /// immediately.
   virtual int64_t write(int peer, const std::byte* from, int64_t size_bytes, bool more) = 0;
   virtual int64_t read(int peer, std::byte* to, int64_t size_bytes) = 0;
-  /// Behind the last byte of a message of `size_bytes`.
+  /// Called after the last byte of a message of `size_bytes`.
   virtual void wrote_message(int /*peer*/, int64_t /*size_bytes*/) {}
   virtual void read_message(int /*peer*/, int64_t /*size_bytes*/) {}
-  /// After writes of at least one byte; after reads.
+  /// Called after writes of at least one byte; release after reads.
   virtual void publish(int /*peer*/) {}
   virtual void release(int /*peer*/) {}
-  /// Before the streams are looked at.
+  /// Called before the streams are polled.
   virtual void begin_poll() {}
 
   bool sends_to(int peer) const { return !out_[static_cast<size_t>(peer)].messages.empty(); }
-  /// Bytes that the message which flows in from `peer` still lacks; 0: none flows.
+  /// The bytes that the message which flows in from `peer` still lacks; 0 if none flows in.
   int64_t missing_from(int peer) const {
     const Current& current = in_[static_cast<size_t>(peer)].current;
     return current.data ? current.size_bytes - current.taken_bytes : 0;
@@ -68,8 +69,8 @@ class StreamTransport : public HostTransport {
   };
   struct Outbox {
     std::deque<Sending> messages;
-    Header header;           // of the first message
-    int64_t sent_bytes = 0;  // of its header and bytes
+    Header header;           // the header of the first message
+    int64_t sent_bytes = 0;  // of the header and the bytes of that message
   };
   struct Posted {
     int tag = 0;
@@ -89,14 +90,14 @@ class StreamTransport : public HostTransport {
     std::byte* data = nullptr;
     int64_t size_bytes = 0, taken_bytes = 0;
     uint64_t token = 0;
-    bool is_early = false;  // into early.back()
+    bool is_early = false;  // it goes into early.back()
   };
   struct Inbox {
     std::vector<Posted> posted;
     std::deque<Early> early;
     Current current;
-    Header header;             // of the next message
-    int64_t header_bytes = 0;  // of it that have come
+    Header header;             // the header of the next message
+    int64_t header_bytes = 0;  // the bytes of the header that have arrived
   };
 
   void push(int peer);
@@ -109,8 +110,8 @@ class StreamTransport : public HostTransport {
   std::vector<int> names_;
   std::vector<Outbox> out_;
   std::vector<Inbox> in_;
-  std::vector<uint64_t> finished_;  // completed, not yet handed out
-  int outstanding_ = 0;             // includes the finished ones
+  std::vector<uint64_t> finished_;  // tokens that completed but were not yet returned
+  int outstanding_ = 0;             // the number of messages, with the finished ones
   bool patient_ = false;            // the last poll returned completions
   std::byte nowhere_{};
   std::atomic<bool> aborted_{false};

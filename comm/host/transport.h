@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Non-blocking transfer of bytes between two ranks of a group: all that a host collective needs from a network.
+// Non-blocking transfer of bytes between two ranks of a group. A host collective needs nothing else from a network.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace slipstream::comm {
 
-/// Used by one thread at a time, the stream's that runs the works; abort and is_aborted from any.
+/// One thread at a time uses it, the thread of the stream that runs the works. Any thread may call abort and
+/// is_aborted.
 class HostTransport {
  public:
   virtual ~HostTransport() = default;
@@ -22,11 +23,11 @@ class HostTransport {
   /// Throws: CommError.
   virtual void send(int peer, int tag, const void* data, int64_t size_bytes, uint64_t token) = 0;
   virtual void recv(int peer, int tag, void* data, int64_t size_bytes, uint64_t token) = 0;
-  /// Moves what can move; writes the tokens that completed since the last call and returns their number.
+  /// Moves the bytes that can move. Writes the tokens that completed since the last call, and returns their number.
   virtual int poll(uint64_t* tokens, int capacity) = 0;
-  /// Blocks until something may have moved since the last poll that returned nothing, or for about `at_most_ns`; may
+  /// Blocks until something may have moved since the last poll that returned nothing, or for about `at_most_ns`; it may
   /// return early. A transport whose peers cannot wake it sleeps for shorter times, so that it polls seldom but is not
-  /// late: see polling_pause_ns.
+  /// late (see polling_pause_ns).
   virtual void wait(int64_t at_most_ns) = 0;
   virtual int outstanding() const = 0;
   /// Pure. "rank 1, rank 3": the peers of the outstanding messages.
@@ -40,13 +41,13 @@ class HostTransport {
   virtual bool is_aborted() const = 0;
 };
 
-/// How long to sleep between two polls after `idle_ns` without a message: an eighth of that, so that the delay stays
-/// small relative to the wait. Every poll takes the core from compute.
+/// The time to sleep between two polls after `idle_ns` without a message: an eighth of `idle_ns`, so that the delay
+/// stays small relative to the wait. Every poll takes the core from compute.
 constexpr int64_t polling_pause_ns(int64_t idle_ns) { return std::clamp<int64_t>(idle_ns / 8, 2'000, 200'000); }
 
-/// Largest message given to a transport; longer ones travel in pieces.
+/// The largest message that a transport takes. Longer ones travel in pieces.
 constexpr int64_t kLargestMessageBytes = int64_t{64} << 20;
-/// Chunk of the pipelined collectives: one chunk is added while the next is in flight.
+/// The chunk of the pipelined collectives: one chunk is added while the next is in flight.
 constexpr int64_t kChunkBytes = int64_t{256} << 10;
 
 }  // namespace slipstream::comm

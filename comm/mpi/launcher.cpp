@@ -12,7 +12,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// The number in a variable; 1 where there is none.
+/// The number in a variable, or 1 if there is none.
 int count_in(const char* name) {
   int count = 1;
   if (const char* text = std::getenv(name)) std::from_chars(text, text + std::strlen(text), count);

@@ -6,19 +6,19 @@
 
 namespace slipstream::comm {
 
-/// An MPI launcher started this process. Pure.
+/// Did an MPI launcher start this process? Pure.
 bool started_by_mpi_launcher();
 
-/// Processes that an MPI launcher or srun announces; 1 where neither announces any. Pure.
+/// The number of processes that an MPI launcher or srun announces; 1 where neither announces any. Pure.
 int announced_ranks();
 
 /// This process's number among them; 0 where neither announces one. Pure.
 int announced_rank();
 
-/// For work that all ranks share, in a world of one process. torchrun, sbatch and srun set variables without starting
-/// MPI; every process would then do all the work alone.
-/// Throws: ConfigError if such a variable announces several processes and no MPI launcher started this one; `command`
-/// opens the sentence.
+/// For work that all ranks would share, in a world of one process. torchrun, sbatch and srun set variables without
+/// starting MPI, and every process would then do all the work alone.
+/// Throws: ConfigError if such a variable announces several processes and no MPI launcher started this one. The
+/// sentence begins with `command`.
 void require_no_foreign_launcher(std::string_view command);
 
 }  // namespace slipstream::comm

@@ -18,7 +18,7 @@ void check_mpi(int code, const std::string& what);
 /// Carriers of messages besides MPI.
 struct Carriers {
   bool share_memory = true;  // to peers on this machine
-  bool sockets = true;       // to peers on others, where every rank can connect and none has a faster network
+  bool sockets = true;       // to peers on other machines, where every rank can connect and none has a faster network
 };
 
 /// Collective. Takes ownership of `connection`, whose errors are returned. MPI must allow several threads.

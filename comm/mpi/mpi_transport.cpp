@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Within a machine: shared memory. Between machines: sockets, or where the network has faster ways Isend, Irecv and
-// Testsome; MPI moves bytes only inside these calls, so a thread must poll.
+// Messages inside a machine use shared memory. Messages between machines use sockets or, where the network has faster
+// ways, Isend, Irecv and Testsome. MPI moves bytes only inside these calls, so a thread must poll.
 
 #include <time.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ class MpiTransport final : public HostTransport {
     cancel();
     int finalized = 0;
     MPI_Finalized(&finalized);
-    // Freeing is collective: after a failure the peers may never call it.
+    // Freeing is collective, and after a failure the peers may never call it.
     if (!finalized && !is_aborted()) MPI_Comm_free(&connection_);
   }
   MpiTransport(const MpiTransport&) = delete;
@@ -131,7 +131,7 @@ class MpiTransport final : public HostTransport {
     messages_.push_back(message);
     if (indices_.size() < requests_.size()) reserve(static_cast<int>(2 * requests_.size()));
   }
-  /// Index of the `completed`-th completed message, after a check of its received size.
+  /// Returns the index of the `completed`-th completed message, after checking its received size.
   int check_size(int completed) const {
     const int index = indices_[static_cast<size_t>(completed)];
     const Message& message = messages_[static_cast<size_t>(index)];
@@ -158,17 +158,17 @@ class MpiTransport final : public HostTransport {
   MPI_Comm connection_;
   int rank_ = 0;
   int size_ = 1;
-  int64_t moved_ns_ = 0;  // when a message last completed, or the first was posted
+  int64_t moved_ns_ = 0;  // the time at which a message last completed, or the first one was posted
   std::vector<MPI_Request> requests_;
-  std::vector<Message> messages_;   // same index as requests_
-  std::vector<uint64_t> finished_;  // completed, not yet returned
+  std::vector<Message> messages_;   // with the same index as requests_
+  std::vector<uint64_t> finished_;  // completed, but not yet returned
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
   std::atomic<bool> aborted_{false};
 };
 
-/// Collective. Memory that the ranks of `local` share; null when the machine has no room for it: messages then use MPI.
-/// Not an MPI window: freeing one waits for all ranks, and after a failure they do not call it.
+/// Collective. Memory that the ranks of `local` share, or null when the machine has no room for it; then messages use
+/// MPI. It is not an MPI window, because freeing a window waits for all ranks, and after a failure they do not call it.
 std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   static std::atomic<int> count{0};
   int rank = 0;
@@ -183,11 +183,11 @@ std::shared_ptr<std::byte> memory_among(MPI_Comm local, int64_t size_bytes) {
   const int mine = memory ? 1 : 0;
   int all = 0;
   check_mpi(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, local), "share memory");
-  if (rank == 0) remove_shared_memory(name);  // from here on nothing stays behind, however the ranks end
+  if (rank == 0) remove_shared_memory(name);  // from here on nothing remains, however the ranks end
   return all == 1 ? memory : nullptr;
 }
 
-/// Peers on this machine through shared memory, the others through sockets or MPI.
+/// Reaches peers on this machine through shared memory, and the others through sockets or MPI.
 class NearAndFar final : public HostTransport {
  public:
   NearAndFar(std::unique_ptr<HostTransport> near, std::unique_ptr<HostTransport> far, std::vector<int> near_of)
@@ -234,13 +234,13 @@ class NearAndFar final : public HostTransport {
 
  private:
   std::unique_ptr<HostTransport> near_, far_;
-  std::vector<int> near_of_;  // index in near_ by rank; -1: on another machine
+  std::vector<int> near_of_;  // the index in near_ by rank; -1: on another machine
 };
 
-/// The ranks of this machine by shared memory.
+/// Reaches the ranks of this machine through shared memory.
 struct Near {
   std::unique_ptr<HostTransport> transport;  // null: this rank is alone, or there is no room
-  std::vector<int> index_of;                 // in it by rank; -1: not in it
+  std::vector<int> index_of;                 // the index in it by rank; -1: not in it
 };
 
 Near connect_near(MPI_Comm connection, int rank, int size) {

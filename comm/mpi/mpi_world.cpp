@@ -21,13 +21,13 @@
 namespace slipstream::comm {
 namespace {
 
-/// An early rank sleeps: MPI's own wait would poll on a core that a late rank may need for computing.
+/// An early rank sleeps, because MPI's own wait would poll on a core that a late rank may need for computing.
 void wait_asleep(MPI_Request& request, const char* what) {
   for (int done = 0; check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what), done == 0;)
     std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-/// Throws if MPI knows one process of several: each would train alone, and all would write the same files.
+/// Throws if MPI sees only one process of several: each would train alone, and all would write the same files.
 void check_launcher_matches(int size) {
   const int announced = announced_ranks();
   if (announced > 1 && size == 1)
@@ -56,7 +56,7 @@ std::string mpi_version() {
   int length = 0;
   if (MPI_Get_library_version(text, &length) != MPI_SUCCESS) return {};
   const std::string whole(text, static_cast<size_t>(length));
-  return whole.substr(0, whole.find_first_of(",\n"));  // after that: builder, place and date
+  return whole.substr(0, whole.find_first_of(",\n"));  // builder, place and date follow
 }
 
 MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
@@ -74,8 +74,8 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
         "an MPI that was built with it.",
         provided, int{MPI_THREAD_MULTIPLE});
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  // Ranks are numbered machine by machine, whatever the launcher's order: the first axes of the mesh stay within a
-  // machine.
+  // Ranks are numbered machine by machine, whatever the order of the launcher, so that the first axes of the mesh stay
+  // within a machine.
   MPI_Comm machine = MPI_COMM_NULL;
   int first = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &first);
@@ -101,7 +101,7 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
 
 MpiWorld::~MpiWorld() {
   if (state_->control == MPI_COMM_NULL) return;
-  // In a world of one no rank waits: the error propagates to the code that prints it.
+  // In a world of one no rank waits, and the error propagates to the code that prints it.
   if (state_->size > 1 && std::uncaught_exceptions() > state_->exceptions)
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication));
   if (state_->vote != MPI_REQUEST_NULL) wait_asleep(state_->vote, "vote");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The world of a build without MPI: one process.
+// The world of a build without MPI, which has one process.
 
 #include <cstdio>
 #include <cstdlib>

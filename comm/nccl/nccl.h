@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Communicators between GPUs, one NCCL communicator each, on the stream that the work is launched on.
+// Communicators between GPUs. Each has an NCCL communicator, which runs on the stream that a work is launched on.
 //
-// Sums are NCCL's: algorithm, protocol and topology fix the order of additions, not the rank. With the same three a run
-// repeats its bits. `Transfer::algorithm` does not choose NCCL's algorithm; NCCL_ALGO and NCCL_PROTO do.
+// NCCL forms the sums: algorithm, protocol and topology determine the order of additions, not the rank. With the same
+// three a run repeats its bits. `Transfer::algorithm` does not choose NCCL's algorithm; NCCL_ALGO and NCCL_PROTO do.
 
 #include <functional>
 #include <memory>
@@ -24,7 +24,8 @@ struct NcclOptions {
   double timeout_seconds = 600;  // limit for set-up and end
 };
 
-/// NCCL's version as it numbers it (22809 is 2.28.9); 0 when this build has none. Ranks compare it before they connect.
+/// NCCL's version in its own numbers (22809 is 2.28.9), or 0 if this build has none. Ranks compare it before they
+/// connect.
 int nccl_version();
 
 struct NcclEnvironment {
@@ -34,16 +35,16 @@ struct NcclEnvironment {
       false;  // one algorithm and one protocol for all sizes, so that bits do not depend on NCCL's tuning
 };
 
-/// Sets the variables that NCCL reads when its first communicator is made, unless the user has set them: launches of
-/// different communicators keep the host's order on every rank; our tuner applies the table and records NCCL's choices;
-/// `deterministic` selects ring and the simple protocol; `shares_gpu` adds what several ranks on one GPU need: a host
-/// name per rank, sockets on the loopback interface, few blocks.
+/// Sets the variables that NCCL reads when its first communicator is made, unless the user has set them. Launches of
+/// different communicators then keep the host's order on every rank, and our tuner applies the table and records NCCL's
+/// choices. `deterministic` selects ring and the simple protocol. `shares_gpu` adds what several ranks on one GPU need:
+/// a host name per rank, sockets on the loopback interface, and few blocks.
 void prepare_nccl_environment(const NcclEnvironment& environment);
 
-/// NCCL's memory of the current GPU (ncclMemAlloc), after prepare_nccl_environment. NVLink reads and writes it in place
-/// once it is registered; cudaMalloc memory is copied through NCCL's buffers. Free it only after every communicator has
-/// deregistered it. With NCCL_CUMEM_ENABLE=0, or where the driver lacks support, NCCL returns cudaMalloc memory.
-/// Without NCCL in the build: cudaMalloc.
+/// NCCL's memory of the current GPU (ncclMemAlloc); call it after prepare_nccl_environment. NVLink reads and writes
+/// this memory in place once it is registered, while cudaMalloc memory is copied through NCCL's buffers. Free it only
+/// after every communicator has deregistered it. With NCCL_CUMEM_ENABLE=0, or where the driver lacks support, NCCL
+/// returns cudaMalloc memory. A build without NCCL uses cudaMalloc.
 CudaMemory nccl_device_memory();
 
 /// Blocks. Collective among `size` ranks, each with its CUDA device current. `share` carries only NCCL's identifier

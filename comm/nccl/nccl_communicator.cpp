@@ -20,7 +20,7 @@ namespace slipstream::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// NCCL's own thread accepts a call within some tens of microseconds; a longer wait is for a peer.
+// NCCL's own thread accepts a call within some tens of microseconds. A longer wait is a wait for a peer.
 constexpr int kQuickLooks = 2000;
 constexpr auto kPollPause = std::chrono::microseconds(100);
 // At the end of a run a rank should not wait long for a peer that left without notice.
@@ -64,8 +64,8 @@ const char* what_to_do(ncclResult_t result) {
                   what_to_do(result));
 }
 
-/// Polls until NCCL has finished what it began on `comm`. `pause(look)` is called between two polls. Returns
-/// ncclInProgress at the deadline.
+/// Polls until NCCL has finished what it began on `comm`. Calls `pause(look)` between two polls. Returns ncclInProgress
+/// at the deadline.
 template <typename Pause>
 ncclResult_t settle(ncclComm_t comm, ncclResult_t result, double timeout_seconds, const Pause& pause) {
   const auto deadline =
@@ -186,7 +186,7 @@ ncclResult_t NcclCommunicator::enqueue(const Verb& verb, LaunchContext& context)
     default:
       break;
   }
-  // As a group: a ring in which all ranks send first would wait forever.
+  // The two are one group, because a ring in which all ranks send first would wait forever.
   ncclResult_t worst = ncclGroupStart();
   const auto call = [&](ncclResult_t result) {
     if (worst == ncclSuccess || worst == ncclInProgress) worst = result;
@@ -234,7 +234,7 @@ void NcclCommunicator::abort() {
     std::lock_guard lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
-  // Unlocked: until NCCL has released the communicator, other threads get an error that it is gone.
+  // The mutex is open here: until NCCL has released the communicator, other threads get an error that it is gone.
   if (comm) ncclCommAbort(comm);
 }
 
@@ -260,7 +260,7 @@ std::string NcclCommunicator::register_memory(std::byte* base, int64_t size_byte
   const ncclResult_t result = settle(comm_, ncclCommRegister(comm_, base, static_cast<size_t>(size_bytes), &handle),
                                      options_.timeout_seconds, rest);
   if (result != ncclSuccess) return fmt::format("NCCL cannot register memory here: {}", ncclGetErrorString(result));
-  // Success without a handle: this transport does not use registered memory.
+  // Success without a handle means that this transport does not use registered memory.
   if (!handle) return "NCCL does not use registered memory on these links";
   registered_.push_back(handle);
   return {};
@@ -285,7 +285,7 @@ void NcclCommunicator::deregister_all() {
 }
 
 void NcclCommunicator::check_for_errors() {
-  // Does not wait behind a call that blocks in NCCL: the watchdog supervises such calls, too.
+  // This does not wait for a call that blocks in NCCL, because the watchdog supervises such calls, too.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   require_alive("the run");
@@ -308,7 +308,7 @@ void prepare_nccl_environment(const NcclEnvironment& environment) {
     set_if_unset("NCCL_PROTO", "Simple");
   }
   if (!environment.shares_gpu) return;
-  // NCCL refuses two ranks of one host on one GPU, so each rank claims another host; then only sockets remain.
+  // NCCL refuses two ranks of one host on one GPU, so each rank claims another host. Then only sockets remain.
   set_if_unset("NCCL_HOSTID", fmt::format("slipstream-rank-{}", environment.world_rank));
   for (const auto& [name, value] : {std::pair{"NCCL_NET", "Socket"},
                                     {"NCCL_IB_DISABLE", "1"},
@@ -333,7 +333,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(int rank, int size, const S
                     rank, size);
   ncclUniqueId id{};
   ncclResult_t made = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
-  // Rank 0 shares its failure as well; otherwise the others would wait.
+  // Rank 0 shares its failure, too, because otherwise the others would wait.
   const std::string version = fmt::format("{:>8}", nccl_version());
   const std::string shared =
       share(rank == 0 ? version + (made == ncclSuccess ? std::string(id.internal, sizeof id.internal) : "") : "");

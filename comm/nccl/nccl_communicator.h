@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The verbs on one NCCL communicator, which never blocks: calls that NCCL has not finished are polled, with a limit.
+// The verbs on one NCCL communicator that never blocks: calls that NCCL has not finished are polled, with a time limit.
 //
-// NCCL allows one thread at a time in a communicator; the mutex ensures that. abort() first removes the communicator,
-// so that no other thread can use it.
+// NCCL allows one thread at a time in a communicator, and the mutex ensures that. abort() removes the communicator
+// first, so that no other thread can use it.
 
 #include <nccl.h>
 
@@ -20,9 +20,10 @@ namespace slipstream::comm {
 
 class NcclCommunicator final : public Communicator {
  public:
-  /// Takes `comm`, which is connected.
+  /// Takes over `comm`, which is connected.
   NcclCommunicator(ncclComm_t comm, const NcclOptions& options);
-  /// Blocks until NCCL has released the communicator, at most the timeout. The caller has waited for all works.
+  /// Blocks until NCCL has released the communicator, but at most for the timeout. The caller must have waited for all
+  /// works.
   ~NcclCommunicator() override;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -43,7 +44,7 @@ class NcclCommunicator final : public Communicator {
   void forget_memory() override;
 
  private:
-  /// The caller holds mutex_, and the connection exists.
+  /// The caller must hold mutex_, and the connection must exist.
   void deregister_all();
   Work bind_verb(const Verb& verb);
   void run(const Verb& verb, LaunchContext& context);
@@ -53,9 +54,9 @@ class NcclCommunicator final : public Communicator {
   void require_alive(const std::string& what) const;
 
   std::mutex mutex_;
-  ncclComm_t comm_;                // under mutex_; null after abort
-  std::vector<void*> registered_;  // under mutex_
-  std::vector<void*> windows_;     // under mutex_; memory that copy engines reach
+  ncclComm_t comm_;                // mutex_ protects it; null after abort
+  std::vector<void*> registered_;  // mutex_ protects it
+  std::vector<void*> windows_;     // mutex_ protects it; memory that copy engines reach
   NcclOptions options_;
   int rank_ = 0;
   int size_ = 1;

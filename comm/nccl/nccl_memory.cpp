@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's own arithmetic, read from its source (2.27); not measured.
+// NCCL's own arithmetic, read from its source (2.27) and not measured.
 //
 // src/init.cc, computeBuffSizes: a connection has buffers for all three protocols, whichever is used; NCCL_BUFFSIZE,
 // NCCL_LL_BUFFSIZE and NCCL_LL128_BUFFSIZE set them. src/transport/p2p.cc, p2pRecvSetup: they are one allocation on the
@@ -26,7 +26,7 @@ constexpr int64_t kLl128Bytes =
 // Observed in NCCL's log on eight H100 behind NVSwitch ("24 coll channels"); its documentation gives no number.
 constexpr int64_t kWidestBlocks = 24;
 
-/// A variable of the user; `otherwise` if it is not set or not a number, as NCCL reads it.
+/// The value of a user's variable, as NCCL reads it; `otherwise` if it is not set or is no number.
 int64_t variable(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   int64_t value = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The plan's NCCL table: resources of each channel, and algorithm and protocol of each collective.
+// The plan's NCCL table: the resources of each channel, and the algorithm and protocol of each collective.
 //
 //   {"channels": {"*":      {"max_ctas": 8},
 //                 "gather": {"policy": "zero"},
@@ -10,8 +10,8 @@
 //                                        {"verb": "all_reduce", "algorithm": "ring", "protocol": "simple"}]}}}
 //
 // A channel without an entry uses "*". Policies are default, efficiency and zero. Values that are not set come from the
-// table of the card (comm/nccl/card_table.h); NCCL chooses those that this lacks, too. The user's NCCL_* variables take
-// precedence.
+// table of the card (comm/nccl/card_table.h), and NCCL chooses those that this table lacks, too. The user's NCCL_*
+// variables take precedence.
 
 #include <cstdint>
 #include <map>
@@ -32,12 +32,12 @@ std::string name_of(NcclProtocol protocol);
 
 struct NcclChoice {
   Op op = Op::all_reduce;
-  int64_t up_to_bytes = INT64_MAX;  // of the larger of a rank's input and output
+  int64_t up_to_bytes = INT64_MAX;  // the larger one of a rank's input and output
   NcclAlgorithm algorithm = NcclAlgorithm::ring;
   NcclProtocol protocol = NcclProtocol::simple;
 };
 
-/// NCCL's CTA policy (2.28 and newer; older versions have none).
+/// NCCL's CTA policy (NCCL 2.28 and newer; older versions have none).
 enum class NcclPolicy : int8_t {
   unset = -1,
   standard,    // "default"
@@ -45,7 +45,7 @@ enum class NcclPolicy : int8_t {
   zero,        // no blocks: copy engines, for gathers of registered windows inside a node
 };
 
-/// The word of the table. `policy` must be set.
+/// The word in the table. `policy` must be set.
 std::string name_of(NcclPolicy policy);
 
 struct NcclChannel {
@@ -56,13 +56,13 @@ struct NcclChannel {
   NcclPolicy policy = NcclPolicy::unset;
   std::vector<NcclChoice> choices;
 
-  /// The choice with the smallest up_to_bytes that holds `bytes`. Pure.
+  /// The choice with the smallest up_to_bytes that is at least `bytes`. Pure.
   std::optional<NcclChoice> choice(Op op, int64_t bytes) const;
 };
 
 class NcclTable {
  public:
-  /// Pure. "" is the empty table. Throws: ConfigError that names the wrong entry.
+  /// Pure. "" gives the empty table. Throws: ConfigError that names the wrong entry.
   static NcclTable parse(const std::string& text, const std::string& source);
   /// Blocks. Returns "" for path "". Throws: ConfigError.
   static std::string read_text(const std::string& path);
@@ -73,7 +73,7 @@ class NcclTable {
   std::map<std::string, NcclChannel> channels_;
 };
 
-/// NCCL's choice for one size class of a verb on a channel; classes end at powers of two.
+/// NCCL's choice for one size class of a verb on a channel. Classes end at powers of two.
 struct NcclUse {
   std::string channel;
   Op op = Op::all_reduce;
@@ -82,7 +82,8 @@ struct NcclUse {
   NcclProtocol protocol = NcclProtocol::simple;
   bool from_table = false;
 };
-/// Choices of all communicators so far, in order of channel, verb and size. Empty if NCCL did not load our tuner.
+/// The choices of all communicators so far, in the order of channel, verb and size. Empty if NCCL did not load our
+/// tuner.
 std::vector<NcclUse> nccl_uses();
 
 }  // namespace slipstream::comm

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL asks before every new size of a collective. The answer is a function of the table; NCCL's choice is recorded.
+// NCCL asks before every new size of a collective. The answer is a function of the table, and NCCL's choice is
+// recorded.
 
 #include "comm/nccl/tuner.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NCCL's tuner, linked into the program: it applies the table and records NCCL's choices.
+// NCCL's tuner, which is linked into the program. It applies the table and records NCCL's choices.
 
 #include <string>
 
@@ -8,7 +8,8 @@
 
 namespace slipstream::comm {
 
-/// While an object exists, communicators that NCCL makes in this process belong to this channel. One at a time.
+/// While an object exists, communicators that NCCL makes in this process belong to this channel. Only one may exist at
+/// a time.
 class TunedChannel {
  public:
   TunedChannel(const std::string& name, const NcclChannel& channel);
@@ -20,13 +21,13 @@ class TunedChannel {
 /// Clears the record.
 void forget_nccl_uses();
 
-/// Version 4 of NCCL's tuner interface, which NCCL 2.23 and later load. Names and meanings are NCCL's; its enumerations
-/// and logger are not used with their types here.
+/// Version 4 of NCCL's tuner interface, which NCCL 2.23 and later load. Names and meanings are NCCL's, but its
+/// enumerations and its logger have other types here, because they are not used.
 struct NcclTuner {
   const char* name;
   int (*init)(size_t ranks, size_t nodes, void* logger, void** context);
-  /// `costs`: [algorithms][protocols] of float in one block, negative where NCCL excludes a pair; NCCL takes the pair
-  /// with the least cost.
+  /// `costs` is a float array [algorithms][protocols] in one block. A cost is negative where NCCL excludes a pair. NCCL
+  /// takes the pair with the least cost.
   int (*get_coll_info)(void* context, int function, size_t bytes, int pipelined, float** costs, int algorithms,
                        int protocols, int registered, int* channels);
   int (*destroy)(void* context);

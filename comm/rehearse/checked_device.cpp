@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One vector clock per stream, one for the host, and one in every event: the clock of its most recent record.
+// There is one vector clock per stream, one for the host, and one in every event, which is the clock of its most recent
+// record.
 
 #include "comm/rehearse/checked_device.h"
 
@@ -14,7 +15,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// Per stream, the number of works that are known to be complete.
+/// For each stream, the number of works that are known to be complete.
 using Clock = std::vector<uint32_t>;
 
 void join(Clock& clock, const Clock& other) {
@@ -26,8 +27,8 @@ void join(Clock& clock, const Clock& other) {
 struct StreamHistory {
   std::string name;
   Clock clock;
-  std::vector<uint32_t> works;    // numbers of Followed::works_, in order
-  std::vector<uint32_t> records;  // length of `works` at each record
+  std::vector<uint32_t> works;    // indices in Followed::works_, in order
+  std::vector<uint32_t> records;  // the length of `works` at each record
 };
 
 class Followed {
@@ -68,7 +69,7 @@ class Followed {
   void wait(uint32_t stream, const Clock& event) { join(streams_[stream].clock, event); }
   void host_waits(uint32_t stream) { join(host, streams_[stream].clock); }
 
-  /// The host accesses memory outside every step: it must have waited for all works on streams.
+  /// The host accesses memory outside every step, so it must have waited for all works on streams.
   void host_copies() const {
     for (uint32_t stream = 0; stream < streams_.size(); ++stream) {
       const std::vector<uint32_t>& works = streams_[stream].works;
@@ -140,7 +141,7 @@ class CheckedEvent final : public Event {
   uint64_t tag() const override { return inner_->tag(); }
   Event& inner() const { return *inner_; }
 
-  Clock clock;  // of the most recent record; empty: none
+  Clock clock;  // the clock of the most recent record; empty: there is none
 
  private:
   std::shared_ptr<Followed> followed_;

@@ -57,7 +57,7 @@ void AccessMap::record(const Slice& slice, bool writes, uint32_t node, ChannelId
   if (slice.buffer >= buffers_.size()) buffers_.resize(slice.buffer + 1);
   Segments& segments = buffers_[slice.buffer];
   auto at = segments.lower_bound(slice.begin_bytes);
-  // Most accesses repeat the bytes of one before: their segment stays, with its memory.
+  // Most accesses repeat the bytes of an earlier one. Then the segment stays, with its memory.
   if (at == segments.end() || at->first != slice.begin_bytes || at->second.end_bytes != slice.end_bytes()) {
     split(segments, slice.begin_bytes);
     split(segments, slice.end_bytes());

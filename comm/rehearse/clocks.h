@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Completion order of the items of one rank: vector clocks over its channels, fed in host order (Fidge, Mattern 1988).
+// The completion order of the items of one rank: vector clocks over its channels, fed in host order (Fidge, Mattern
+// 1988).
 
 #include <algorithm>
 #include <cstdint>
@@ -18,16 +19,16 @@ class Clocks {
 
   /// Adds the next item of `channel`, after all earlier ones of that channel. Nodes count from 0 in call order.
   uint32_t begin(ChannelId channel);
-  /// Adds a wait of `node`, the last one begun on its channel, for `earlier`.
+  /// Adds a wait of `node`, which is the last one begun on its channel, for `earlier`.
   void wait(uint32_t node, uint32_t earlier);
   /// Pure. Is `earlier` the same as `later`, or complete before `later` begins?
   bool ordered(uint32_t earlier, uint32_t later) const {
     return clocks_[later * channels_ + channel_of_[earlier]] >= position_[earlier];
   }
   ChannelId channel(uint32_t node) const { return channel_of_[node]; }
-  /// Pure. Number of items of `channel` that are complete before `node` begins, `node` itself included.
+  /// Pure. The number of items of `channel` that are complete before `node` begins, with `node` itself.
   uint32_t complete(uint32_t node, ChannelId channel) const { return clocks_[node * channels_ + channel]; }
-  /// Pure. Position of a node on its channel, from 1.
+  /// Pure. The position of a node on its channel, from 1.
   uint32_t position(uint32_t node) const { return position_[node]; }
   size_t size() const { return channel_of_.size(); }
   bool operator==(const Clocks& other) const { return clocks_ == other.clocks_; }
@@ -35,8 +36,8 @@ class Clocks {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   size_t channels_;
-  std::vector<uint32_t> tails_;    // last node of each channel
-  std::vector<uint32_t> lengths_;  // nodes of each channel
+  std::vector<uint32_t> tails_;    // the last node of each channel
+  std::vector<uint32_t> lengths_;  // the number of nodes of each channel
   std::vector<ChannelId> channel_of_;
   std::vector<uint32_t> position_;  // on its channel, from 1
   std::vector<uint32_t> clocks_;    // channels_ numbers per node: items of that channel complete before it
@@ -45,7 +46,7 @@ class Clocks {
 /// Throws PlanError unless `plan.order` holds every item once, after all items that it waits for.
 void require_finished(const Plan& plan);
 
-/// The last accesses to every byte: an interval map per buffer. Slices may overlap in part.
+/// The last accesses to every byte, as an interval map per buffer. Slices may overlap in part.
 class AccessMap {
  public:
   /// Calls conflict(earlier node, whether it wrote, begin_bytes, end_bytes) for each earlier access that conflicts with
@@ -60,9 +61,9 @@ class AccessMap {
   struct Segment {
     int64_t end_bytes = 0;
     uint32_t writer = UINT32_MAX;
-    std::vector<std::pair<ChannelId, uint32_t>> readers;  // the last of each channel
+    std::vector<std::pair<ChannelId, uint32_t>> readers;  // the last reader of each channel
   };
-  using Segments = std::map<int64_t, Segment>;  // by begin_bytes; disjoint
+  using Segments = std::map<int64_t, Segment>;  // by begin_bytes; they are disjoint
 
   static void split(Segments& segments, int64_t at_bytes);
   std::vector<Segments> buffers_;

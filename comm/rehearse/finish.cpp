@@ -31,7 +31,7 @@ std::vector<StageRuns> in_a_row(std::span<const Stage> stages, size_t runs) {
   return rows;
 }
 
-/// Every plan once, in the order of first runs.
+/// Every plan once, in the order of its first run.
 std::vector<const Plan*> distinct(const std::vector<std::vector<const Plan*>>& sequences) {
   std::vector<const Plan*> plans;
   for (const std::vector<const Plan*>& runs : sequences)
@@ -40,7 +40,7 @@ std::vector<const Plan*> distinct(const std::vector<std::vector<const Plan*>>& s
   return plans;
 }
 
-/// The last run that follows two of its kind; without one, the last run.
+/// The last run that follows two runs of its kind, or the last run if there is none.
 size_t steady_run(const std::vector<const Plan*>& runs) {
   for (size_t run = runs.size(); run-- > 2;)
     if (runs[run]->kind == runs[run - 1]->kind && runs[run]->kind == runs[run - 2]->kind) return run;
@@ -59,8 +59,8 @@ void add_waits_of_before(Plan& plan) {
   }
 }
 
-/// Sorts every stage's items by (start, key equal on all members). Local items come first among equals: only their own
-/// rank sees them.
+/// Sorts the items of every stage by (start, key). The key is equal on all members of a rendezvous. Local items come
+/// first among equals, because only their own rank sees them.
 void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
   constexpr RendezvousKey kLocal{};
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -85,7 +85,7 @@ void sort_by_start(std::span<const Stage> stages, const Graph& graph) {
   }
 }
 
-/// Throws unless tasks that are matched by append order are also matched by the sorted order.
+/// Throws unless tasks that match by append order also match by the sorted order.
 void require_same_rendezvous(std::span<const Stage> stages, const Graph& appended, const Graph& sorted) {
   std::map<uint32_t, uint32_t> was;
   for (size_t s = 0; s < stages.size(); ++s)
@@ -99,7 +99,7 @@ void require_same_rendezvous(std::span<const Stage> stages, const Graph& appende
     }
 }
 
-/// Vector clocks of the current plan, for dropping the waits of one item after the other.
+/// The vector clocks of the current plan, by which the waits of one item after the other are dropped.
 class Pruner {
  public:
   Pruner(Plan& plan, size_t channel_count) : plan_(plan), clocks_(channel_count), node_of_(plan.size()) {}
@@ -114,7 +114,7 @@ class Pruner {
   int64_t prune_item(ItemId id) {
     std::vector<Point>& after = plan_[id].after;
     const uint32_t node = node_of_[id] = clocks_.begin(plan_[id].channel);
-    // Latest first: it may imply the others, never the reverse.
+    // The latest one comes first, because it may imply the others, but never the reverse.
     std::sort(after.begin(), after.end(), [this](Point a, Point b) { return node_of_[a.item] > node_of_[b.item]; });
     return static_cast<int64_t>(std::erase_if(after, [&](Point point) {
       const uint32_t earlier = node_of_[point.item];
@@ -131,11 +131,11 @@ class Pruner {
 
 void prove_gates(const std::vector<RankRuns>& ranks, const Mesh& mesh, const std::vector<Channel>& channels,
                  const Price& price, Proof& proof) {
-  // Times decide no deadlock, so transfers need not share ports.
+  // No deadlock depends on times, so transfers need not share ports.
   const auto gate_graph = [&](Gate gate) {
     return Graph(mesh, channels, ranks, price, {.rehearse = {.gate = gate, .contention = false}});
   };
-  // A task that has ended has entered, so the waits of the serial gate contain those of the others.
+  // A task that has ended has entered, so the waits of the serial gate contain the waits of the others.
   if (gate_graph(Gate::serial).solve()) return;
   for (Gate gate : {Gate::none, Gate::launch_order, Gate::serial}) {
     Graph graph = gate_graph(gate);
@@ -228,7 +228,7 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   if (!unlimited.solve()) throw PlanError("[plan] {} can never end: {}.", stages[0].plan->kind, unlimited.why_stuck());
   sort_by_start(stages, unlimited);
 
-  // The order depends on work and links only, so that every table of NCCL's blocks has the same plan.
+  // The order depends only on work and links, so that the plan is the same with every table of NCCL's blocks.
   Graph in_order(mesh, channels, ranks, price, {.rehearse = {.slows_local_work = false}});
   if (!in_order.solve())
     throw PlanError("[plan] {} cannot run with its channels in order: {}.", stages[0].plan->kind, in_order.why_stuck());
@@ -240,7 +240,7 @@ Proof finish(std::span<const Stage> stages, const Mesh& mesh, const std::vector<
   std::vector<int64_t> pruned(stages.size());
   for_each_index(stages.size(), threads_for(stages.size()), [&](size_t s) {
     const Stage& stage = stages[s];
-    // Before pruning: afterwards channel order hides an order that a pass should have declared.
+    // This comes before pruning. After it, the order of a channel would hide an order that a pass should have declared.
     if (checks != Checks::none) implicit_order[s] = find_implicit_order(*stage.plan, channels, stage.buffers);
     pruned[s] = prune(*stage.plan, channels.size());
   });

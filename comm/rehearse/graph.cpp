@@ -21,9 +21,9 @@ constexpr int64_t kUnitsOfACore = 1000;
 
 bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
 
-/// Ranks that meet in one task give its message the same name: collectives their own, the ends of a transfer that
-/// behind their verb. Otherwise ranks that issue two tasks of equal size in different orders would exchange them
-/// unnoticed.
+/// Ranks that meet in one task give its message the same name: collectives their own name, and the two ends of a
+/// transfer the name after their verb. Otherwise, ranks that issue two tasks of equal size in different orders would
+/// exchange them unnoticed.
 bool same_message(const Task& a, const Task& b) {
   return is_pair(a.op) ? same_transfer(a.name, b.name) : a.name == b.name && a.peer == b.peer;
 }
@@ -33,7 +33,7 @@ std::string text_of(const Task& task) {
                      task.op == Op::exchange ? fmt::format(", peer {}", task.peer) : "");
 }
 
-/// The order in which a run's nodes are made; rendezvous are matched by their sequence in it.
+/// The order in which the nodes of a run are made. Rendezvous are matched by their sequence in it.
 std::vector<ItemId> issue_order(const Plan& plan, bool in_order_channels) {
   if (in_order_channels) return plan.order;
   std::vector<ItemId> appended(plan.size());
@@ -141,7 +141,7 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
   const RankRuns& rank = ranks_[rank_index];
   const Plan& plan = *rank.runs[run];
   const std::vector<uint32_t>& nodes = nodes_[rank_index][run];
-  uint32_t loss = state.last_compute;  // of the run before
+  uint32_t loss = state.last_compute;  // of the run before this one
   for (ItemId id : order) {
     const Item& item = plan[id];
     if (item.channel == kComputeChannel) {
@@ -149,7 +149,7 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
       loss = kNoNode;
       state.last_compute = nodes[id];
     }
-    // Updates on a separate stream begin in append order: if all began at once, the smallest would end first and be
+    // Updates on a separate stream begin in append order. If all began at once, the smallest would end first and be
     // gathered first, whatever the next forward pass needs.
     if (options_.in_order_channels || channels_[item.channel].axis == Axis::self) {
       uint32_t& tail = state.tails[item.channel];
@@ -172,7 +172,7 @@ void Graph::add_edges(size_t rank_index, uint32_t run, const std::vector<ItemId>
       time_.edge(nodes_[rank_index][wait.run][wait.from], nodes[wait.to], After::end);
     }
   if (!options_.rehearse.replayed || plan.spine.empty()) return;
-  // The tails of channels end after everything else of the run. In messages the barrier has the name of the last item.
+  // The tails of channels end after everything else in the run. In messages, the barrier has the name of the last item.
   const uint32_t barrier = time_.add_local(1);
   origin_.push_back({static_cast<uint32_t>(rank_index), run, order.back()});
   for (uint32_t& tail : state.tails) {
@@ -224,7 +224,7 @@ uint32_t Graph::rendezvous_for(size_t rank_index, const Task& task, RankState& s
     first_member_.emplace_back(&task, ranks_[rank_index].rank);
     return time_.add_rendezvous(expected);
   };
-  // A pair whose other end is not represented forms a rendezvous of one: send and recv then share a wire but no
+  // A pair whose other end is not represented forms a rendezvous of one. Its send and its recv then share a wire but no
   // rendezvous.
   if (expected == 1) return add();
   const auto [found, is_new] = rendezvous_.try_emplace({line[0], line[1], line[2], line[3], sequence}, 0u);
@@ -239,7 +239,7 @@ PortUse Graph::use_of(size_t rank_index, const Plan& plan, ItemId id) const {
   const int size = mesh_.group_size(axis);
   const WireCost cost = price_.wire(plan, id, axis, size);
   int64_t blocks = channel.engine == Engine::sm ? channel.blocks : 0;
-  // A transfer's thread computes for a part of the transfer's time.
+  // The thread of a transfer computes during a part of the transfer.
   if (shared_.cores > 0)
     blocks = kUnitsOfACore * std::min(price_.core_ns(plan, id, size), cost.latency_ns + cost.wire_ns) /
              std::max<int64_t>(1, cost.latency_ns + cost.wire_ns);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checker: one walk in host order; an access must come after the last conflicting ones.
+// The checker walks once in host order. An access must come after the last accesses that conflict with it.
 
 #include "comm/rehearse/hazards.h"
 
@@ -15,10 +15,10 @@
 namespace slipstream::comm {
 namespace {
 
-/// A wait to remove, or to move to the item before.
+/// A wait to remove, or to move to the previous item.
 struct Change {
   Mutation mutation = Mutation::deleted;
-  const Plan* plan = nullptr;  // of an Item::after entry
+  const Plan* plan = nullptr;  // the plan of an Item::after entry
   ItemId item = 0;
   size_t index = 0;
   std::optional<std::pair<size_t, size_t>> seam;  // run, index
@@ -81,7 +81,7 @@ class Checker {
   void wait(uint32_t node, uint32_t earlier) {
     if (earlier != kNoItem) clocks_.wait(node, earlier);
   }
-  /// The node that a wait for `earlier` refers to after the mutation.
+  /// The node to which a wait for `earlier` refers after the mutation.
   uint32_t changed(uint32_t earlier, bool is_hit) const {
     if (!is_hit) return earlier;
     const uint32_t position = clocks_.position(earlier);
@@ -93,8 +93,8 @@ class Checker {
     return (*sequence_.runs[origin_[node].first])[origin_[node].second].name;
   }
 
-  /// The first node from `node` on, on its channel and in its run, that other channels can wait for: see
-  /// Scheduler::bind.
+  /// The first node from `node` on, on its channel and in its run, for which other channels can wait (see
+  /// Scheduler::bind).
   uint32_t recorded_from(uint32_t node) const {
     const auto [run, id] = origin_[node];
     const Plan& plan = *sequence_.runs[run];
@@ -140,7 +140,7 @@ class Checker {
   HazardReport report_;
   std::vector<std::vector<uint32_t>> node_of_;       // [run][item]
   std::vector<std::pair<uint32_t, ItemId>> origin_;  // of each node
-  std::vector<std::vector<uint32_t>> on_channel_;    // nodes of each channel, in order
+  std::vector<std::vector<uint32_t>> on_channel_;    // the nodes of each channel, in order
 };
 
 Walk walk(const Sequence& sequence, const std::vector<Channel>& channels, const Buffers* buffers,
@@ -148,7 +148,7 @@ Walk walk(const Sequence& sequence, const std::vector<Channel>& channels, const 
   return Checker(sequence, channels, buffers, change).walk();
 }
 
-/// The order that waits and the spine alone define, whatever the order of the channels.
+/// The order that waits and the spine define alone, whatever the order of the channels.
 class DeclaredOrder {
  public:
   explicit DeclaredOrder(const Plan& plan)
@@ -165,7 +165,7 @@ class DeclaredOrder {
     }
   }
 
-  /// Ordered through the spine, or through tasks alone?
+  /// Are they ordered through the spine, or through tasks alone?
   bool ordered(ItemId earlier, ItemId later) {
     if (spine_after_[earlier] <= spine_before_[later]) return true;
     ++query_;
@@ -243,7 +243,7 @@ HazardReport find_implicit_order(const Plan& plan, const std::vector<Channel>& c
     };
     for (const Slice& slice : item.reads) check(slice, false);
     for (const Slice& slice : item.writes) check(slice, true);
-    // Here every task is a channel of its own: the last reader of a channel does not stand for the earlier ones.
+    // Here every task is a channel of its own, so the last reader of a channel does not stand for the earlier ones.
     const ChannelId own = plan.is_spine(id) ? 0 : id;
     for (const Slice& slice : item.reads) accesses.record(slice, false, id, own);
     for (const Slice& slice : item.writes) accesses.record(slice, true, id, own);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waves of tiles for products, a ramp by rows for attention, bytes for everything else.
+// Products are waves of tiles, attention has a ramp by rows, and everything else is priced by its bytes.
 
 #include "comm/rehearse/kernel_price.h"
 
@@ -19,8 +19,8 @@ constexpr Tile kTiles[] = {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 1
 constexpr int64_t kSplits[] = {1, 2, 4, 8};  // of the depth
 constexpr int64_t kLeastDepth = 512;         // of one part
 
-/// Speed of a tile's inner loop relative to 256 x 128. Operands per result grow with 1/rows + 1/cols; a tile of 128 x
-/// 128 reaches 0.92 of a large one, 64 x 64 0.69.
+/// The speed of a tile's inner loop relative to 256 x 128. The operands per result grow with 1/rows + 1/cols. A tile of
+/// 128 x 128 reaches 0.92 of a large one, and 64 x 64 reaches 0.69.
 double relative_speed(const Tile& tile) {
   constexpr double kOperands = 32, kLargest = 1 + kOperands * (1.0 / 256 + 1.0 / 128);
   return kLargest / (1 + kOperands * (1.0 / static_cast<double>(tile.rows) + 1.0 / static_cast<double>(tile.cols)));
@@ -45,7 +45,7 @@ double seconds_of(const Product& product, double flops_per_second, const KernelR
       const double per_block = 2.0 * real(tile.rows) * real(tile.cols) *
                                (real(product.depth) / real(split) + rates.depth_overhead) /
                                (flops_per_second / real(rates.multiprocessors) * relative_speed(tile));
-      // Parts of a split depth are written and added as float32.
+      // The parts of a split depth are written and added as float32.
       const double added =
           split == 1 || rates.bytes_per_second <= 0
               ? 0
@@ -60,8 +60,8 @@ double memory_seconds(double bytes, const KernelRates& rates) {
 }
 
 double fused_seconds(const KernelCost& kernel, const KernelRates& rates) {
-  // Half the speed at 480 rows; a head of 64 has 0.77 of the speed of one of 128; the gradient 0.85 of the forward pass
-  // (FlashAttention 3 on H100, figures 5 and 6).
+  // The speed at 480 rows is a half; a head of 64 has 0.77 of the speed of one of 128; the gradient has 0.85 of the
+  // speed of the forward pass (FlashAttention 3 on H100, figures 5 and 6).
   constexpr double kRamp = 480, kHead = 55, kBackward = 0.85;
   const auto rows = static_cast<double>(kernel.rows), head = static_cast<double>(kernel.depth);
   const double efficiency = rates.attention_efficiency * rows / (rows + kRamp) * (head / (head + kHead)) *
@@ -73,8 +73,8 @@ double fused_seconds(const KernelCost& kernel, const KernelRates& rates) {
   return static_cast<double>(kernel.flops) / (rates.flops_per_second * efficiency * filled);
 }
 
-/// Batched products, and passes over stored scores of two bytes: forward writes them, masks and normalises them, drops
-/// some with a mask of one byte, and reads them; backward does the reverse.
+/// Batched products, and passes over stored scores of two bytes. The forward pass writes the scores, masks and
+/// normalises them, drops some with a mask of one byte, and reads them. The backward pass does the reverse.
 double stored_seconds(const KernelCost& kernel, const KernelRates& rates) {
   constexpr double kForwardBytes = 13, kBackwardBytes = 15;
   const double rate = rates.flops_per_second * rates.product_efficiency;
@@ -98,7 +98,7 @@ double kernel_seconds(const KernelCost& kernel, const KernelRates& rates) {
       const double rate =
           fp8 ? rates.fp8_flops_per_second * rates.fp8_efficiency : rates.flops_per_second * rates.product_efficiency;
       KernelRates own = rates;
-      if (fp8) own.depth_overhead *= 2;  // the same time
+      if (fp8) own.depth_overhead *= 2;  // takes the same time
       const double computed = seconds_of({kernel.rows, kernel.cols, kernel.depth, kernel.count}, rate, own);
       // Activations and their gradients are read as bf16 and written as fp8; weights are cast once in a step.
       const double cast = fp8 ? memory_seconds(3.0 * static_cast<double>(kernel.rows * kernel.depth), rates) : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Time of one kernel on a GPU by its shape: matrix products, attention and memory-bound kernels.
+// The time of one kernel on a GPU by its shape: matrix products, attention and memory-bound kernels.
 
 #include <cstdint>
 
@@ -8,25 +8,26 @@
 
 namespace slipstream::comm {
 
-/// The speed of a card, and of the software that computes on it. Rates are per second.
+/// The speed of a card and of the software that computes on it. Rates are per second.
 struct KernelRates {
-  double flops_per_second = 0;      // peak of the matrix units
-  double fp8_flops_per_second = 0;  // peak for the products of layers; 0: they have the type of the others
-  double bytes_per_second = 0;      // memory, as a large copy reaches it
-  int64_t multiprocessors = 0;      // 0: kernels fill the card whatever their shape
-  double product_efficiency = 1;    // share of the peak in the inner loop of a product with the largest tile
+  double flops_per_second = 0;      // the peak of the matrix units
+  double fp8_flops_per_second = 0;  // the peak for the products of layers; 0: they have the type of the others
+  double bytes_per_second = 0;      // of the memory, as a large copy reaches it
+  int64_t multiprocessors = 0;      // 0: kernels fill the card, whatever their shape
+  double product_efficiency = 1;    // the share of the peak in the inner loop of a product with the largest tile
   double fp8_efficiency = 1;
-  double depth_overhead = 0;        // start and end of a tile, as elements of depth
-  double attention_efficiency = 1;  // share of the peak: forward, head dimension 128, long sequences
+  double depth_overhead = 0;        // the start and end of a tile, in elements of depth
+  double attention_efficiency = 1;  // the share of the peak, for the forward pass of long sequences with heads of 128
   bool fused_attention = true;      // false: scores are stored, as matrices of all queries and keys
-  double moved_bytes_factor = 1;    // bytes of memory-bound kernels, relative to those of this program
+  double moved_bytes_factor = 1;    // the bytes of memory-bound kernels, relative to those of this program
 };
 
-/// Pure. Seconds of a kernel without its launch; the larger one of the times of its arithmetic and its memory.
+/// Pure. The seconds of a kernel without its launch: the larger one of the times of its arithmetic and its memory.
 ///
 /// product  tiles of 64 to 256 rows and columns, in waves over the multiprocessors; the depth may be split. The fastest
 ///          tile counts. A smaller tile reads more operands per result, so its inner loop is slower.
-/// scores   grows with the rows to the attention efficiency; half of it at 480 rows (figures of FlashAttention 3)
+/// scores   the efficiency grows with the rows to attention_efficiency; it is half of it at 480 rows (figures of
+/// FlashAttention 3)
 /// moved    bytes at the rate of memory
 double kernel_seconds(const KernelCost& kernel, const KernelRates& rates);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings, trees and switches.
+// The prices of rings, trees and switches.
 
 #include "comm/rehearse/nccl_price.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Cost of NCCL's collectives over nodes of GPUs: the fastest of its algorithms, with their latencies.
+// The cost of NCCL's collectives over nodes of GPUs: the fastest of its algorithms, with their latencies.
 
 #include <cstdint>
 
@@ -10,19 +10,20 @@ namespace slipstream::comm {
 
 /// The links of a cluster. Every GPU has its own port to the switch of its node, and its own adapter.
 struct Fabric {
-  Link node;                           // as ring collectives inside a node reach it
-  Link network;                        // of one adapter
-  double reduce_bytes_per_second = 0;  // bus bandwidth of an all-reduce inside a node whose switch adds (NVLS); 0: none
+  Link node;     // as ring collectives inside a node reach it
+  Link network;  // of one adapter
+  double reduce_bytes_per_second =
+      0;  // the bus bandwidth of an all-reduce inside a node whose switch adds (NVLS); 0: none
 };
 
-/// Ranks of a group; every node of the group has as many of them.
+/// The ranks of a group, which has equally many in each of its nodes.
 struct GroupSpan {
   int ranks = 1;
   int per_node = 1;
   int nodes() const { return per_node > 0 ? (ranks + per_node - 1) / per_node : 1; }
 };
 
-/// Pure. `elems` as Task::elems. WireCost::wire_ns is bytes over the slowest link on the path.
+/// Pure. `elems` as in Task::elems. WireCost::wire_ns is the bytes over the rate of the slowest link on the path.
 ///
 /// Rings enter a node through all adapters of its members, so their rate is min(node, per_node x network). An
 /// all-reduce is the fastest of a ring, a tree over nodes (latency grows with log2, 0.92 of the rate; NCCL 2.27,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Roofline and measured prices.
+// The roofline and the measured prices.
 
 #include "comm/rehearse/price.h"
 

@@ -17,21 +17,21 @@ struct Incomplete {
   std::string plan, item;
   int stage = 0;
   std::string tensor;  // or the buffer
-  std::string axis;    // over which the value is incomplete; empty: it is another fault
+  std::string axis;    // over which the value is incomplete; empty: the fault is another one
   std::string fault;   // "sum_squares.bucket0 reads the gradient of h.0.ln_1.weight, which ..."
 
   std::string sentence() const;
 };
 
 struct ReductionReport {
-  std::vector<Incomplete> found;  // at most one of each plan
-  int64_t works = 0, tasks = 0;   // that were typed
-  int64_t parameters = 0;         // of all stages
+  std::vector<Incomplete> found;  // at most one for each plan
+  int64_t works = 0, tasks = 0;   // the works and tasks that were typed
+  int64_t parameters = 0;         // the parameters of all stages
 };
 
-/// Pure. Follows the types of all values (comm/rehearse/value_types.h) through every finished plan of the job: a job of
-/// every pipeline stage, whose rank stands for the others of its stage. A plan begins with what the plan before it must
-/// leave, and must leave as much, so that every sequence of plans is proved.
+/// Pure. Follows the types of all values (comm/rehearse/value_types.h) through every finished plan of a job. `stages`
+/// has a job for every pipeline stage, whose rank stands for the others of its stage. A plan begins with the types that
+/// the plan before it must leave, and must leave as much, so that every sequence of plans is proved.
 ReductionReport find_incomplete(std::span<const Job* const> stages);
 
 }  // namespace slipstream::comm

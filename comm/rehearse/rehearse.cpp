@@ -46,11 +46,11 @@ struct Gap {
   ItemId item = 0;
   int64_t idle_ns = 0;
   std::vector<std::pair<ItemId, int64_t>> local, wire;  // in the order from the item back
-  ItemId nearest_wire = 0;                              // on the way back from the item, however early it ended
+  ItemId nearest_wire = 0;  // the nearest one on the way back from the item, however early it ended
   bool has_wire = false;
 };
 
-/// Reads the gaps of one rank's compute stream off its spans.
+/// Derives the gaps of one rank's compute stream from its spans.
 class Gaps {
  public:
   Gaps(const RankRuns& given, size_t channel_count, bool replayed) : given_(given) {
@@ -74,7 +74,7 @@ class Gaps {
     }
   }
 
-  /// One for every compute item, in order. Pure.
+  /// Returns one gap for every compute item, in order. Pure.
   std::vector<Gap> of(const Runs& spans) const {
     std::vector<Gap> gaps;
     int64_t compute_end_ns = 0;
@@ -113,7 +113,7 @@ class Gaps {
     while (idle_to_ns > idle_from_ns && awaited.is_set && span(spans, awaited).end_ns > idle_from_ns) {
       const Place earlier = longest_wait(spans, awaited);
       int64_t from_ns = std::max(idle_from_ns, span(spans, awaited).start_ns);
-      // Ready before it started: its peer was late, for reasons that lie on other ranks.
+      // The item was ready before it started, so its peer was late for reasons that lie on other ranks.
       if (is_wire(awaited) && (!earlier.is_set || span(spans, earlier).end_ns < span(spans, awaited).start_ns))
         from_ns = idle_from_ns;
       (is_wire(awaited) ? gap.wire : gap.local).push_back({awaited.item, idle_to_ns - from_ns});
@@ -130,7 +130,7 @@ class Gaps {
   std::vector<std::vector<std::vector<Place>>> waits_;  // [run][item]
 };
 
-/// Splits the idle time of a rank: what the same plan on an infinitely fast network does not have is exposed.
+/// Divides the idle time of a rank: the part that the same plan does not have on an infinitely fast network is exposed.
 void split_idle(const std::vector<Gap>& gaps, const std::vector<Gap>& instant, RankTimes& times) {
   std::vector<int64_t> removed;
   int64_t removed_ns = 0;
@@ -157,7 +157,7 @@ void split_idle(const std::vector<Gap>& gaps, const std::vector<Gap>& instant, R
   }
 }
 
-/// Start and end of every item of a rank.
+/// The start and end of every item of a rank.
 Runs spans_of(const Graph& graph, const RankRuns& given, size_t rank_index) {
   Runs runs;
   for (size_t run = 0; run < given.runs.size(); ++run) {
@@ -170,7 +170,7 @@ Runs spans_of(const Graph& graph, const RankRuns& given, size_t rank_index) {
   return runs;
 }
 
-/// All times of a rank but those of split_idle().
+/// All times of a rank, except those of split_idle().
 RankTimes times_of(const Graph& graph, const RankRuns& given, size_t rank_index, size_t channel_count) {
   RankTimes times;
   times.rank = given.rank;

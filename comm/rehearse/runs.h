@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Input of a rehearsal: the plans that ranks run in a row, and how a device launches them.
+// The input of a rehearsal: the plans that ranks run in a row, and how a device launches them.
 
 #include <cstdint>
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace slipstream::comm {
 
-/// Order that the device adds to the plan's own waits between communication tasks, in host order.
+/// The order that the device adds between communication tasks, in host order, beside the plan's own waits.
 enum class Gate : uint8_t {
   none,  // channels are independent
-  // Of all channels but those between hosts:
+  // The next two concern all channels but those between hosts:
   launch_order,  // a task enters only after every task issued before it on its rank has entered
   serial,        // a task enters only after the task issued before it on its rank has ended
 };
@@ -27,12 +27,12 @@ struct RankRuns {
 
 struct RehearseOptions {
   Gate gate = Gate::none;
-  /// Ranks that differ only in axes other than pipeline do the same at the same time: one representative replaces them
-  /// and is alone in its groups, but pays for the whole group. Otherwise all ranks of the mesh must be given.
+  /// Ranks that differ only in axes other than pipeline do the same at the same time. One representative replaces them:
+  /// it is alone in its groups, but pays for the whole group. If false, all ranks of the mesh must be given.
   bool collapse = true;
   bool contention = true;        // transfers in flight on a port share it
-  bool slows_local_work = true;  // transfers on multiprocessors do (Price::multiprocessors); needs contention
-  bool splits_idle = true;       // false: RankTimes has no exposed and no bubble time, which need another rehearsal
+  bool slows_local_work = true;  // transfers on multiprocessors slow it (Price::multiprocessors); needs contention
+  bool splits_idle = true;  // false: RankTimes has no exposed and no bubble time, for which another rehearsal is needed
   bool replayed = false;  // a device launches every run with a spine as one graph, which is a barrier: nothing of a run
                           // begins before all of the last one has ended
 };

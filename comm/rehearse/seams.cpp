@@ -11,7 +11,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// Runs so far, and the waits of the run added last.
+/// The runs so far, and the waits of the run that was added last.
 class Linker {
  public:
   explicit Linker(size_t channels) : clocks_(channels) {}
@@ -35,7 +35,7 @@ class Linker {
       };
       for (const Slice& slice : item.reads) accesses_.conflicts(slice, false, want);
       for (const Slice& slice : item.writes) accesses_.conflicts(slice, true, want);
-      // Latest first: it may imply the others, never the reverse.
+      // The latest one comes first, because it may imply the others, but never the reverse.
       std::sort(wanted.begin(), wanted.end(), std::greater<>());
       for (uint32_t earlier : wanted) {
         if (clocks_.ordered(earlier, node)) continue;
@@ -51,7 +51,7 @@ class Linker {
  private:
   Clocks clocks_;
   AccessMap accesses_;
-  std::vector<std::pair<uint32_t, ItemId>> origin_;  // of each node: run, item
+  std::vector<std::pair<uint32_t, ItemId>> origin_;  // of each node: its run and item
   uint32_t runs_ = 0;
 };
 
@@ -75,7 +75,7 @@ std::vector<std::vector<SeamWait>> link_all(std::span<const Plan* const> runs, c
 std::vector<uint32_t> compact(std::span<const Plan* const> history) {
   constexpr size_t kRepeats = 3;
   constexpr size_t kRuns = 6;
-  std::vector<uint32_t> kept;  // newest first
+  std::vector<uint32_t> kept;  // the newest first
   std::set<const Plan*> seen;
   size_t repeats = 0;
   size_t recent = 0;

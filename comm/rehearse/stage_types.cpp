@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan begins with and what it must leave, and the walk between them.
+// The types with which a plan begins and which it must leave, and the walk between them.
 
 #include "comm/rehearse/stage_types.h"
 
@@ -44,7 +44,7 @@ std::string StageTypes::tensor_at(int64_t flat_elem) const {
   return part == parts.end() ? "nothing" : job_.model.parameters[part->part.parameter].name();
 }
 
-/// Have groups of both axes more than a rank in common?
+/// Have groups of both axes more than one rank in common?
 bool StageTypes::meet_twice(Axis a, Axis b) {
   const auto [found, is_new] = meet_twice_.try_emplace(std::minmax(a, b), false);
   if (!is_new) return found->second;
@@ -54,7 +54,8 @@ bool StageTypes::meet_twice(Axis a, Axis b) {
   return found->second = common > 1;
 }
 
-/// The axes that a sum went over have no two ranks in common, so the number of its terms is their product.
+/// The axes over which a sum was formed have no two ranks in common, so the number of its terms is the product of their
+/// sizes.
 bool StageTypes::is_complete(const Type& type, Axis over) const {
   int64_t terms = 1;
   for (size_t a = 0; a < kAxes; ++a)
@@ -110,7 +111,7 @@ Slice StageTypes::swapped(Slice slice) const {
   return slice;
 }
 
-/// Where the update writes what it reads at `slice`.
+/// The slice in which the update writes what it reads at `slice`.
 Slice StageTypes::next(const Slice& slice) const {
   if (!job_.options.double_buffer || slice.buffer != job_.ids.values) return swapped(slice);
   return swapped({job_.ids.values_next, slice.begin_bytes, slice.size_bytes});
@@ -144,15 +145,15 @@ void StageTypes::begin() {
           std::none_of(saved.begin(), saved.end(), [&](const SavedArray& array) { return array.from == residual; }))
         refuse(buffer_name(residual), "", "is owed to later gradients, but no checkpoint has it");
     }
-    // What a checkpoint calls a copy must be one: masters are equal wherever gradients are complete and shards the
-    // same.
+    // Shards that a checkpoint calls copies must be equal: masters are equal wherever gradients are complete and shards
+    // are the same.
     if (int64_t{size_of_axis(shard)} * size_of_axis(placement.copied_over) != size_of_axis(placement.sums_over) ||
         meet_twice(shard, placement.copied_over))
       refuse(tensor_at(first), name_of(placement.copied_over),
              "would be saved once for the ranks of this axis, which hold different parts");
   }
   map_.write(job_.buffers.whole(job_.ids.scalars_next), Type{.kind = Kind::scalar});
-  // Squares that other stages add, and the losses of a stage without the head, are always zero.
+  // The squares that other stages add, and the losses of a stage without the head, are always zero.
   const Type zero{.kind = Kind::zero};
   map_.write(job_.buffers.whole(job_.ids.norm_parts), zero);
   for (const PlacedPart& placed : job_.layout.parts)
@@ -184,7 +185,7 @@ bool StageTypes::advance() {
   return any;
 }
 
-/// `first`: where they begin in the flat order.
+/// `first`: the place at which they begin in the flat order.
 void StageTypes::require_values(const Runs& runs, const Slice& slice, int64_t first, int32_t version,
                                 const char* name) {
   int64_t end = 0;
@@ -244,7 +245,7 @@ std::string Incomplete::sentence() const {
 
 namespace {
 
-/// Which uses of each parameter have a gradient: what an update must have.
+/// Collects which uses of each parameter have a gradient, because an update must have all of them.
 void collect_uses(const Job& job, Shared& shared) {
   for (uint32_t piece : job.model.backward)
     for (const Work& work : job.model.pieces[piece].works)
@@ -258,7 +259,7 @@ void collect_uses(const Job& job, Shared& shared) {
       }
 }
 
-/// Walks through one plan of all stages together: a value that one stage sends has its type on the next.
+/// Walks through one plan of all stages together. A value that one stage sends has the same type on the next stage.
 void follow(std::span<const Job* const> stages, size_t row, Shared& shared, ReductionReport& report) {
   std::vector<StageTypes> walks;
   for (const Job* job : stages) walks.emplace_back(*job, job->plans[row], shared);

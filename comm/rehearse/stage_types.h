@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The types of one rank's memory while its stage's plan runs, and the rules by which works and tasks change them.
+// The types of the memory of one rank while its stage's plan runs, and the rules by which works and tasks change them.
 
 #include <deque>
 #include <map>
@@ -28,37 +28,37 @@ struct Shared {
   TermPool pool;
   std::map<std::string, std::set<int32_t>> uses;  // of each parameter, by all works that the model declares
   int64_t tokens = 0;                             // of a step, over all ranks and micro-batches
-  // Transfers between stages that have been sent: by wire, from and to which stage.
+  // The transfers between stages that have been sent, by wire, with the sending and the receiving stage.
   struct Sent {
     Runs runs;
-    std::string tensor;  // of gradients
+    std::string tensor;  // of gradients: the tensor
   };
   std::map<std::pair<Role, std::pair<int, int>>, std::deque<Sent>> sent;
 };
 
-/// The ranks that have other tokens. The sum of their terms belongs to the batch of a step.
+/// The axis of the ranks that have other tokens. The sum of their terms belongs to the batch of a step.
 constexpr Axis kTokenRanks = Axis::replica;
 
 class StageTypes {
  public:
   StageTypes(const Job& job, const PlanRow& row, Shared& shared);
 
-  /// Types what the plan before must have left.
+  /// Types the memory that the plan before must have left.
   void begin();
-  /// Goes on until the plan ends, or until the next item needs another stage. Returns whether any item was typed.
+  /// Continues until the plan ends, or until the next item needs another stage. Returns whether any item was typed.
   bool advance();
   bool is_done() const { return at_ == plan_.order.size(); }
-  /// The collective over all stages at which it stands, and what this stage gives to it.
+  /// The collective over all stages at which the walk stands, and what this stage contributes to it.
   const Task* meeting() const { return meeting_; }
   Axis meeting_axis() const { return job_.channels[meeting_->channel].axis; }
 
   const Runs& offered() const { return offered_; }
   [[noreturn]] void refuse_meeting() const;
-  /// The sum of what all stages offer.
+  /// The sum of what all stages contribute.
   Runs added(const std::vector<Runs>& lists);
-  /// Ends the meeting with the result on every stage.
+  /// Ends the collective with its result on every stage.
   void meet(const Runs& sum);
-  /// What every plan must leave.
+  /// Checks what every plan must leave.
   void end();
 
   int64_t works = 0, tasks = 0;
@@ -68,7 +68,7 @@ class StageTypes {
   [[noreturn]] void refuse(const std::string& tensor, const std::string& axis, const std::string& fault) const;
   const std::string& buffer_name(const Slice& slice) const { return job_.buffers[slice.buffer].name; }
   std::string tensor_at(int64_t flat_elem) const;
-  /// This rank's shard of a tensor that is alone in its bucket, or null.
+  /// The storage of this rank's shard of a tensor that is alone in its bucket, or null.
   const BucketStorage* storage_of(const std::string& tensor) const;
 
   Runs padding_of(const BucketStorage& storage) const;
@@ -141,15 +141,16 @@ class StageTypes {
   const Job& job_;
   const Plan& plan_;
   PlanKind kind_;
-  bool is_swapped_;  // the copies of the weights are exchanged
+  bool is_swapped_;  // the copies of the weights have changed places
   Shared& shared_;
   TypeMap map_;
-  std::map<std::pair<BufferId, int64_t>, Runs> wires_;  // encoded parts, by their begin; runs in elements
-  // Of sums that travel encoded: the parts of all ranks, by where this rank has its own. Others' have other tensors.
+  std::map<std::pair<BufferId, int64_t>, Runs> wires_;  // encoded parts, by their begin; the runs are in elements
+  // Sums that travel encoded: the parts of all ranks, by the place of this rank's own part. The parts of others have
+  // other tensors.
   using Parts = std::vector<Runs>;
   std::map<std::pair<BufferId, int64_t>, Parts> parts_;
-  std::vector<int64_t> value_of_, gradient_of_;  // by buffer: of which parameter, or -1
-  std::vector<char> is_neutral_;                 // by buffer: the batch, constants
+  std::vector<int64_t> value_of_, gradient_of_;  // by buffer: the index of its parameter, or -1
+  std::vector<char> is_neutral_;                 // by buffer: it holds the batch or constants
   size_t at_ = 0;
   const Task* meeting_ = nullptr;
   Runs offered_;

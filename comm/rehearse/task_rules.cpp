@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules of tasks: collectives and local work between the works of a model.
+// The rules of tasks: collectives, and local work between the works of a model.
 
 #include <algorithm>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace slipstream::comm {
 namespace {
 
-/// Runs in elements of the flat order, or bytes where a type has no place there.
+/// Runs in elements of the flat order, or in bytes where a type has no place there.
 Runs in_elements(Runs runs) {
   for (Run& run : runs)
     if (run.type.elem_bytes > 0) run.begin /= run.type.elem_bytes, run.end /= run.type.elem_bytes;
@@ -95,7 +95,7 @@ Runs StageTypes::own_part(const Runs& runs, Axis axis, int64_t elems) {
   return part;
 }
 
-/// A part that a gather joins with the others. `nested`: it is a part of one part.
+/// The type of a part after a gather has joined it with the others. `nested`: it is a part of one part.
 Type StageTypes::gathered(Type type, Axis axis, bool nested) {
   if (type.shard != axis && !nested)
     refuse(tensor_at(type.first), name_of(axis),
@@ -167,7 +167,7 @@ Runs StageTypes::added(const std::vector<Runs>& lists) {
   return all;
 }
 
-/// Of a whole bucket only its parameters: padding in a slot has what an earlier tenant left.
+/// Of a whole bucket, only its parameters count: padding in a slot has what an earlier tenant left there.
 Runs StageTypes::flat_runs(const Slice& slice, int32_t bucket) {
   const Runs all = in_elements(map_.read(slice));
   if (bucket < 0 || !has_place(all)) return all;
@@ -238,7 +238,7 @@ void StageTypes::sum_parts(const Task& task) {
         refuse(tensor_at(run.type.first), name_of(axis), "is added from a part that no rank of this axis has sent");
       senders.insert((run.type.sender % n + n) % n);
     }
-  // What this rank adds up is its own part of what it has sent, and so on every rank.
+  // What this rank adds up is its own part of what it has sent; so it is on every rank.
   Parts sums = parts_[{task.reads[0].buffer, task.reads[0].begin_bytes}];
   for (Runs& sum : sums) {
     if (!sum.empty() && !senders.empty() && std::ssize(senders) != n)
@@ -260,7 +260,7 @@ const BucketStorage* StageTypes::storage_of(const std::string& tensor) const {
   return nullptr;
 }
 
-/// Elements of a shard that belong to no parameter.
+/// The elements of a shard that belong to no parameter.
 Runs StageTypes::padding_of(const BucketStorage& storage) const {
   Runs padding;
   int64_t at = storage.shard_offset_elems;
@@ -297,7 +297,8 @@ bool StageTypes::recv(const Task& task) {
     map_.write(task.writes[0], sent.runs);
     return true;
   }
-  // One tensor is alone in its bucket. The stages' ranks may have different shards of it, and one of padding only.
+  // A single tensor is alone in its bucket. The ranks of the stages may have different shards of it, and one of them
+  // may have only padding.
   if (sent.runs.empty()) {
     map_.write(task.writes[0], Type{.kind = Kind::any});
     return true;
@@ -340,7 +341,7 @@ void StageTypes::collective(const Task& task, Axis axis) {
       }
       parts_[{to.buffer, to.begin_bytes}] = std::move(sent);
     } else {
-      // Weights have the same types on all ranks; of sums, other ranks have other parts.
+      // Weights have the same types on all ranks. Of sums, other ranks have other parts.
       const auto n = static_cast<size_t>(size_of_axis(axis));
       Parts sums = std::exchange(parts_[{from.buffer, from.begin_bytes}], {});
       const auto bucket = static_cast<size_t>(task.bucket);
@@ -377,7 +378,7 @@ void StageTypes::collective(const Task& task, Axis axis) {
       map_.write(to, in_bytes(all_parts(runs, axis, task.elems), runs[0].type.elem_bytes));
     return;
   }
-  // Values inside layers, which have no place in the flat order.
+  // Values inside layers have no place in the flat order.
   Type type = uniform(from);
   if (task.op == Op::all_reduce) {
     type = summed(type, axis);
@@ -393,7 +394,7 @@ void StageTypes::collective(const Task& task, Axis axis) {
     if (type.context.is_partial())
       type.context.first = static_cast<int16_t>(((type.context.first - task.peer) % n + n) % n);
   } else if (type.kind == Kind::gradient) {
-    type = summed(type, axis);  // rows from all ranks, which one addition sums
+    type = summed(type, axis);  // rows from all ranks, which one addition sums up
   } else if (type.kind != Kind::neutral) {
     if (axis != Axis::tensor || (type.tensor.dim == Dim::whole || type.tensor.is_partial()))
       refuse(buffer_name(from), name_of(axis),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an update, the norm and the loss of a step must be given.
+// The values that an update, the norm and the loss of a step must be given.
 
 #include <algorithm>
 
@@ -81,7 +81,7 @@ void StageTypes::sum_squares(const Item& item) {
   }
 }
 
-/// Of all ranks that a sum over `axis` adds: does one, and only one, count each part that this stage has?
+/// Does exactly one of the ranks that a sum over `axis` adds count each part that this stage has?
 void StageTypes::require_counted_once(const Type& squares, Axis axis) {
   const bool split = squares.is_split;
   const ParameterGroup& group = job_.groups[static_cast<size_t>(squares.group)];
@@ -89,7 +89,7 @@ void StageTypes::require_counted_once(const Type& squares, Axis axis) {
   const auto p = std::find_if(group.parameters.begin(), group.parameters.end(),
                               [&](uint32_t each) { return job_.model.parameters[each].is_split() == split; });
   const ParameterSpec& parameter = job_.model.parameters[*p];
-  std::map<std::pair<int, int>, int> counts;  // by shard and part over tensor ranks
+  std::map<std::pair<int, int>, int> counts;  // by shard, and by part over tensor ranks
   for (int rank : job_.mesh.group(axis, job_.options.rank)) {
     const Coordinates at = job_.mesh.coordinates(rank);
     if (at.pipeline != job_.stage()) continue;

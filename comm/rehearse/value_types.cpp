@@ -98,7 +98,7 @@ const Type* TypeMap::only(const Slice& slice) const {
 
 void TypeMap::write(const Slice& slice, const Type& type) {
   if (slice.size_bytes <= 0) return;
-  // Most writes are to the same bytes as one before.
+  // Most writes are to the same bytes as an earlier one.
   Segments& segments = of(slice.buffer);
   if (const auto found = segments.find(slice.begin_bytes);
       found != segments.end() && found->second.end_bytes == slice.end_bytes()) {

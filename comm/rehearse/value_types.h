@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Types of the values in a rank's memory: how the values of all ranks give that of one rank that trains alone.
+// The types of the values in a rank's memory: how the values of all ranks give the value of one rank that trains alone.
 
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace slipstream::comm {
 
-/// The dimension of which the ranks of an axis hold parts.
+/// The dimension that is divided among the ranks of an axis.
 enum class Dim : uint8_t {
   whole,
   tokens,
@@ -23,12 +23,12 @@ enum class Dim : uint8_t {
   columns,   // of a weight: its inputs
 };
 
-/// A value over one axis. Ranks count from the one that holds it, so that one rank's type stands for all.
+/// A value over one axis. Ranks count from the one that holds it, so that the type of one rank stands for all.
 struct Share {
   Dim dim = Dim::whole;
-  int16_t shift = 0;  // it holds the part of the rank so much further (rings)
-  int16_t first = 0;  // it contains the terms of `terms` ranks, from the one so much further;
-  int16_t terms = 0;  // 0: all terms, the complete value
+  int16_t shift = 0;  // it holds the part of the rank that is so much further along the axis (rings)
+  int16_t first = 0;  // it contains the terms of `terms` ranks, beginning with the rank so much further;
+  int16_t terms = 0;  // 0: it contains all terms, so it is complete
 
   bool is_complete() const { return terms == 0; }
   bool is_partial() const { return terms > 0; }
@@ -37,46 +37,46 @@ struct Share {
 
 enum class Kind : uint8_t {
   none,
-  neutral,  // the batch, constants: the same rows as everything else
+  neutral,  // the batch and constants, with the same rows as everything else
   zero,
   any,  // known to the ranks that have more than padding
   weight,
   state,
-  gradient,    // of a parameter
+  gradient,    // of the loss, by a parameter
   activation,  // of some rows
-  derivative,  // of the loss by an activation
-  statistics,  // of losses of rows, by one rank's columns
-  losses,      // a sum
-  squares,     // a sum of those of a gradient's part
+  derivative,  // of the loss, by an activation
+  statistics,  // of the losses of rows, over the columns of one rank
+  losses,      // a sum of losses
+  squares,     // a sum of the squares of a part of a gradient
   scalar,
   clip_factor,
 };
 
 struct Type {
   Kind kind = Kind::none;
-  Share tensor, context;     // a gradient's context is in `summed`
-  int32_t micro_batch = -1;  // activation, derivative
-  int32_t layer = -1;        // the same: of the piece that wrote it
+  Share tensor, context;     // the context of a gradient is in `summed`
+  int32_t micro_batch = -1;  // of an activation or derivative
+  int32_t layer = -1;        // of the same: the layer of the piece that wrote it
 
-  int32_t terms = -1;              // gradient, losses: what it adds up on this rank (TermPool)
-  uint16_t summed = 0;             // gradient, losses, squares: a bit for each axis that it is summed over
-  Axis shard = Axis::self;         // weight, state, gradient: the axis of whose parts this is one; self: whole
-  Axis sender_axis = Axis::self;   // gradient: an addend, the own part as one rank has it
-  int16_t sender = 0;              // that rank, counted from this one
-  int16_t group = -1, stage = -1;  // squares: of which parameters, and the stage that has added them
-  bool is_split = false;           // squares: of a parameter of which every tensor rank has a part
-  int32_t version = 0;             // weight, state: steps since the plan began
-  int64_t mean_over = 0;           // gradient, derivative: tokens
-  int64_t first = -1;              // weight, state, gradient: its place in the flat order; -1: no place yet
-  int8_t elem_bytes = 0;           // of an element of the flat order; 0: no place
+  int32_t terms = -1;             // of gradient, losses: the terms that are added up on this rank (TermPool)
+  uint16_t summed = 0;            // of gradient, losses, squares: a bit for each axis over which it is summed
+  Axis shard = Axis::self;        // of weight, state, gradient: this is one of the parts of the axis; self: it is whole
+  Axis sender_axis = Axis::self;  // of a gradient that a sum will add: the axis of the rank whose part it is
+  int16_t sender = 0;             // that rank, counted from this one
+  int16_t group = -1, stage = -1;  // of squares: the group of their parameters, and the stage that has added them
+  bool is_split = false;           // of squares: every tensor rank has a part of the parameter
+  int32_t version = 0;             // of weight, state: the steps since the plan began
+  int64_t mean_over = 0;           // of gradient, derivative: the number of tokens
+  int64_t first = -1;              // of weight, state, gradient: the place in the flat order; -1: no place yet
+  int8_t elem_bytes = 0;           // the size of an element of the flat order; 0: no place
 
   bool operator==(const Type&) const = default;
 };
 
-/// What a sum has added up on one rank: some rows of some micro-batches, for one use of a parameter.
+/// The terms that one rank has added to a sum: some rows of some micro-batches, for one use of a parameter.
 struct Term {
   int32_t use = 0, micro_batch = 0, micro_batch_end = 1;
-  int64_t begin = 0, end = 1, of = 1;  // rows; all: 0..1 of 1
+  int64_t begin = 0, end = 1, of = 1;  // the rows; all of them: 0..1 of 1
 
   bool is_whole() const { return begin == 0 && end == of; }
   auto operator<=>(const Term&) const = default;
@@ -87,7 +87,7 @@ class TermPool {
  public:
   int32_t intern(Terms terms);
   const Terms& operator[](int32_t id) const { return pool_[static_cast<size_t>(id)]; }
-  /// Both. Nothing if they have rows in common, which are then in `twice`.
+  /// The sum of both. Nothing if they have rows in common, which are then in `twice`.
   std::optional<int32_t> sum(int32_t a, int32_t b);
   Term twice;
 
@@ -97,7 +97,7 @@ class TermPool {
   std::map<std::pair<int32_t, int32_t>, int32_t> sums_;
 };
 
-/// A part of a slice, in bytes or elements from its begin.
+/// A part of a slice, in bytes or in elements from its beginning.
 struct Run {
   int64_t begin = 0, end = 0;
   Type type;
@@ -108,7 +108,7 @@ using Runs = std::vector<Run>;
 class TypeMap {
  public:
   Runs read(const Slice& slice) const;
-  /// The type of all bytes, if it was written at once; otherwise null.
+  /// The type of all bytes if they were written at once, and null otherwise.
   const Type* only(const Slice& slice) const;
   void write(const Slice& slice, const Type& type);
   void write(const Slice& slice, const Runs& runs);  // bytes between them have no type afterwards
@@ -119,7 +119,7 @@ class TypeMap {
     int64_t end_bytes = 0;
     Type type;
   };
-  using Segments = std::map<int64_t, Segment>;  // by begin_bytes; disjoint
+  using Segments = std::map<int64_t, Segment>;  // by begin_bytes; they are disjoint
 
   Segments& of(BufferId buffer);
   static void split(Segments& segments, int64_t at_bytes);
@@ -128,7 +128,7 @@ class TypeMap {
   std::vector<Segments> buffers_;
 };
 
-/// The same type `bytes` further.
+/// The same type for memory that begins `bytes` further.
 Type moved(Type type, int64_t bytes);
 
 }  // namespace slipstream::comm

@@ -12,8 +12,8 @@ namespace slipstream::comm {
 namespace {
 constexpr int kFixedBits = 16;  // progress under sharing is kept in 1/65536 ns, so it is the same on every machine
 constexpr int64_t kHalf = int64_t{1} << (kFixedBits - 1);
-// Longer work (a minute; a wrong rate in a machine file) is not slowed: its time on one of 1024 multiprocessors would
-// overflow.
+// Longer work is not slowed, because its time on one of 1024 multiprocessors would overflow. A minute of work comes
+// from a wrong rate in a machine file.
 constexpr int64_t kLongestSlowed_ns = int64_t{1} << 36;
 
 /// value * times / parts, without an intermediate overflow.

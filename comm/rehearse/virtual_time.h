@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Times of all items: an event-driven solver over the items of all ranks, in integer nanoseconds.
+// The times of all items, from an event-driven solver over the items of all ranks, in integer nanoseconds.
 //
-// A node is local (a duration) or a member of a rendezvous (one communication of a group or a pair). A node *enters*
-// when its edges allow; a rendezvous *starts* when its last member has entered, spends its latency, then moves each
-// member's bytes through that member's port. Unless communication is instant, every node lasts at least 1 ns, so an
-// end-to-begin edge makes starts strictly increase: sorting by start is a topological order.
+// A node is local (with a duration) or a member of a rendezvous (one communication of a group or a pair). A node
+// *enters* when its edges allow it. A rendezvous *starts* when its last member has entered, spends its latency, and
+// then moves the bytes of each member through that member's port. Unless communication is instant, every node lasts at
+// least 1 ns. An edge from an end to a begin therefore makes starts strictly increase, and sorting by start is a
+// topological order.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,14 +20,15 @@ constexpr uint32_t kNoNode = UINT32_MAX;
 /// The load that one member of a rendezvous puts on its rank's port.
 struct PortUse {
   uint32_t port = 0;       // numbered by the caller; full duplex: sending and receiving do not disturb each other
-  int64_t latency_ns = 0;  // a rendezvous takes the largest of its members
-  int64_t wire_ns = 0;     // with the port to itself
+  int64_t latency_ns = 0;  // a rendezvous takes the largest latency of its members
+  int64_t wire_ns = 0;     // the time on the wire if the member has the port to itself
   bool sends = true;
   bool receives = true;
   uint32_t card = kNoNode;  // of the member, numbered by the caller; kNoNode: none
-  int blocks = 0;  // multiprocessors of the card that the member occupies from the rendezvous' start to its end
-  bool blocks_per_byte =
-      false;  // they work for its bytes: fewer while it shares the port, none once its bytes are over
+  int blocks =
+      0;  // the multiprocessors of the card that the member occupies from the start of the rendezvous to its end
+  bool blocks_per_byte = false;  // the blocks work for its bytes: there are fewer while it shares the port, and none
+                                 // once its bytes are sent
 };
 
 enum class After : uint8_t {
@@ -45,11 +47,12 @@ struct Blocked {
 struct VirtualTimeOptions {
   bool contention = true;  // transfers in flight in one direction of a port share it equally, and a rendezvous ends
                            // when its slowest member is done; false: a rendezvous lasts latency + its longest wire time
-  bool instant = false;    // a rendezvous ends as it starts; there is no contention
+  bool instant = false;    // a rendezvous ends as it starts, without contention
   int64_t multiprocessors = 0;  // of every card: local work there proceeds at (m - c) / m of its speed while members
                                 // occupy c of them, with at least one left; 0: at full speed always
-  // A card may be the cores of a host, in units of which local work wants a share. Works that want w together on a card
-  // of m units, c of them occupied by the threads of transfers, proceed at (m - c) / w of their speed, at most in full.
+  // The cores of a host may be a card; local work then wants a share of them. Works that together want w units of a
+  // card with m units, while the threads of transfers occupy c, proceed at (m - c) / w of their speed, but never faster
+  // than alone.
 };
 
 class VirtualTime {
@@ -59,8 +62,8 @@ class VirtualTime {
         instant_(options.instant),
         multiprocessors_(contention_ ? options.multiprocessors : 0) {}
 
-  /// `card`: members with blocks on it slow this node; kNoNode: none do. `share`: units of the card that it wants,
-  /// which other works then lack; 0: it runs on the whole card, as the others do.
+  /// Members with blocks on `card` slow this node; kNoNode: none do. `share`: the units of the card that the node wants
+  /// and other works then lack; 0: it runs on the whole card, as the others do.
   uint32_t add_local(int64_t duration_ns, uint32_t card = kNoNode, int64_t share = 0);
   uint32_t add_rendezvous(uint32_t member_count);  // returns the rendezvous, not a node
   uint32_t join(uint32_t rendezvous, const PortUse& use);
@@ -73,27 +76,27 @@ class VirtualTime {
 
   size_t size() const { return entered_ns_.size(); }
   bool ended(uint32_t node) const { return end_ns_[node] >= 0; }
-  int64_t start_ns(uint32_t node) const { return start_ns_[node]; }  // of a member: of its rendezvous
+  int64_t start_ns(uint32_t node) const { return start_ns_[node]; }  // of a member: the start of its rendezvous
   int64_t end_ns(uint32_t node) const { return end_ns_[node]; }
   int64_t makespan_ns() const { return now_ns_; }
   uint32_t rendezvous_of(uint32_t node) const { return nodes_[node].rendezvous; }  // kNoNode if local
 
-  /// After solve() returned false: a cycle (the last awaited is the first node), or a chain that ends at `missing`.
+  /// After solve() returned false: a cycle (the last awaited node is the first one), or a chain that ends at `missing`.
   std::vector<Blocked> why_stuck() const;
 
  private:
   struct Node {
     int64_t duration_ns = 0;  // of a local node
     uint32_t rendezvous = kNoNode;
-    uint32_t place = kNoNode;  // of a member: its transfer; of local work on a card: its work
-    uint32_t pending = 0;      // edges that do not yet allow it to enter
+    uint32_t place = kNoNode;  // of a member: the index of its transfer; of local work on a card: the index of its work
+    uint32_t pending = 0;      // the number of edges that do not yet allow it to enter
   };
   struct Rendezvous {
     uint32_t expected = 0;
     uint32_t joined = 0;
     uint32_t entered = 0;
-    uint32_t moving = 0;        // transfers not yet done
-    uint32_t first_member = 0;  // into members_
+    uint32_t moving = 0;        // the number of transfers that are not done
+    uint32_t first_member = 0;  // an index into members_
   };
   struct Transfer {
     PortUse use;
@@ -102,7 +105,7 @@ class VirtualTime {
     int64_t left_fixed = 0;  // wire time left at full bandwidth, in 1/65536 ns
     int64_t updated_ns = 0;
     int64_t sharers = 0;
-    int64_t occupied = 0;  // blocks of its card
+    int64_t occupied = 0;  // the blocks of its card that it occupies
   };
   struct Port {
     std::vector<uint32_t> sending, receiving;
@@ -110,14 +113,14 @@ class VirtualTime {
   struct CardWork {
     uint32_t node = 0, card = 0;
     uint32_t stamp = 0;      // an event with an older stamp is void
-    int64_t share = 0;       // units of the card that it wants
+    int64_t share = 0;       // the units of the card that it wants
     int64_t left_fixed = 0;  // time left at full speed, in 1/65536 ns
     int64_t updated_ns = 0;
   };
   struct CardState {
     int64_t blocks = 0;             // of members in flight
     int64_t wanted = 0;             // by running works
-    std::vector<uint32_t> running;  // works
+    std::vector<uint32_t> running;  // the running works
   };
   struct Edge {
     uint32_t from, to;
@@ -126,7 +129,7 @@ class VirtualTime {
   enum class EventKind : uint8_t { local_end, move, transfer_end, work_end };
   struct Event {
     int64_t time_ns;
-    uint32_t id;              // node, rendezvous, transfer or work
+    uint32_t id;              // of a node, rendezvous, transfer or work
     uint32_t stamp_and_kind;  // stamp * 4 + kind
     bool operator<(const Event& other) const { return time_ns > other.time_ns; }
   };
@@ -150,7 +153,7 @@ class VirtualTime {
   /// The works of a card have run at their speed until now; then their speed changes.
   void settle(const CardState& card);
   void schedule_all(const CardState& card);
-  /// Speed of a work as a fraction.
+  /// The speed of a work as a fraction.
   struct Speed {
     int64_t times, parts;
   };
@@ -166,7 +169,7 @@ class VirtualTime {
   std::vector<Node> nodes_;
   std::vector<int64_t> entered_ns_, start_ns_, end_ns_;
   std::vector<Rendezvous> rendezvous_;
-  std::vector<uint32_t> members_;  // nodes, by rendezvous
+  std::vector<uint32_t> members_;  // the nodes, by rendezvous
   std::vector<Transfer> transfers_;
   std::vector<Port> ports_;
   std::vector<CardWork> works_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A breadth-first walk from an item back over everything that it waits for.
+// A breadth-first walk from an item back over everything for which it waits.
 
 #include "comm/rehearse/waits.h"
 
@@ -38,7 +38,7 @@ class Walk {
 
   std::vector<WaitStep> chain(const Place& later, const Place& earlier) const {
     struct Reached {
-      uint32_t from = kNone;  // index in `queue` of the place that waits
+      uint32_t from = kNone;  // the index in `queue` of the place that waits
       WaitStep step;
     };
     std::vector<bool> seen(nodes_, false);
@@ -118,7 +118,7 @@ class Walk {
                    : a.op == b.op && a.name == b.name;
   }
 
-  /// The given rank of the same stage.
+  /// The rank that was given for the same stage.
   std::optional<uint32_t> representative_of(int rank) const {
     const int stage = mesh_.coordinates(rank).pipeline;
     for (uint32_t r = 0; r < ranks_.size(); ++r)
@@ -130,8 +130,9 @@ class Walk {
   const std::vector<Channel>& channels_;
   std::span<const RankRuns> ranks_;
   uint32_t nodes_ = 0;
-  std::vector<std::vector<uint32_t>> first_node_;         // [rank][run]
-  std::vector<std::vector<uint32_t>> before_on_channel_;  // [rank][item of all runs]: index of the item before it
+  std::vector<std::vector<uint32_t>> first_node_;  // [rank][run]
+  std::vector<std::vector<uint32_t>>
+      before_on_channel_;  // by [rank][item of all runs]: the index of the item before it
 };
 
 }  // namespace

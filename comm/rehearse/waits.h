@@ -24,17 +24,17 @@ struct Place {
 enum class Because : uint8_t {
   wait,     // it waits for the other's end, in this plan or from an earlier one
   channel,  // the other is before it on its channel
-  meeting,  // both are ends of one message, or parts of one collective, which begins when all its ranks have come
+  meeting,  // both belong to one message or one collective, which begins when all its ranks have entered
 };
 
 struct WaitStep {
   Place place;
-  Because because = Because::wait;  // of this item after the one before it in the chain
+  Because because = Because::wait;  // the reason why this item comes after the one before it in the chain
 };
 
-/// The shortest chain from `later` (not in the result) to `earlier` (its last element); empty if `later` can begin
-/// without it. Every rank given represents the ranks that differ from it in axes other than pipeline. For finished
-/// plans and channels that are independent of each other. Pure.
+/// The shortest chain of waits from `later` (not in the result) to `earlier` (its last element); empty if `later` can
+/// begin without it. Every rank given represents the ranks that differ from it in axes other than pipeline. The plans
+/// must be finished, and their channels independent of each other. Pure.
 std::vector<WaitStep> why_waits(const Mesh& mesh, const std::vector<Channel>& channels, std::span<const RankRuns> ranks,
                                 const Place& later, const Place& earlier);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules of works (engine/device/meaning.h): the types of their results from those of their operands.
+// The rules of works (engine/device/meaning.h), which derive the types of their results from those of their operands.
 
 #include <algorithm>
 #include <tuple>
@@ -21,7 +21,7 @@ void StageTypes::spine_item(const SpineItem& item) {
   work_ = nullptr;
 }
 
-/// The one type of all bytes.
+/// The type of all bytes, which must be one.
 Type StageTypes::uniform(const Slice& where) {
   if (const Type* type = map_.only(where)) return *type;
   const Runs runs = map_.read(where);
@@ -38,7 +38,7 @@ Type StageTypes::uniform(const Slice& where) {
   return runs[0].type;
 }
 
-/// The weight that a work names, which must be there, whole, and of this step.
+/// The weight that a work names. It must be there, whole, and of this step.
 Type StageTypes::weight(const Slice& named, const Slice& where) {
   const auto p = static_cast<size_t>(value_of_[named.buffer]);
   const ParameterSpec& parameter = job_.model.parameters[p];
@@ -71,13 +71,14 @@ Type StageTypes::operand(const SpineItem& item, const Work& work, size_t i) {
   return value_of_[named.buffer] >= 0 ? weight(named, where) : uniform(where);
 }
 
-/// Of rows that every rank has, the operand may be the rank's own part: `named` lies there in a chunk of all tokens.
+/// If every rank has the rows, the operand may be the rank's own part: `named` then lies there in a chunk of all
+/// tokens.
 bool StageTypes::is_own_part(const Slice& named) const {
   return named.begin_bytes % named.size_bytes == 0 &&
          named.begin_bytes / named.size_bytes % size_of_axis(Axis::tensor) == index_on(Axis::tensor);
 }
 
-/// Adds an operand to `all`: it must belong to the same rows.
+/// Adds an operand to `all`. It must belong to the same rows.
 void StageTypes::take(Type& all, const Type& next, const std::string& name) {
   if (next.kind == Kind::neutral || next.kind == Kind::weight) return;
   if (next.kind != Kind::activation && next.kind != Kind::derivative)
@@ -106,7 +107,7 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
   all.mean_over = next.mean_over;
 }
 
-/// The type of the operands [first, end), without the gradients that sums add to.
+/// The type of the operands [first, end), without the gradients to which sums add.
 Type StageTypes::joined(const SpineItem& item, const Work& work, size_t first, size_t end) {
   Type all;
   Slice first_read;  // of the first operand
@@ -141,7 +142,7 @@ bool StageTypes::adds(const SpineItem& item, const Work& work) const {
          (adds == Adds::later_passes && item.micro_batch > 0);
 }
 
-/// The rows of `rows`, a part of its buffer, in this micro-batch.
+/// The rows of `rows`, which is a part of its buffer, in this micro-batch.
 Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& rows) const {
   int64_t of = job_.buffers[rows.buffer].size_bytes;
   for (const Rebind& rebind : item.rebinds)
@@ -156,7 +157,7 @@ Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& r
   return term;
 }
 
-/// A gradient from derivatives: every rank that has other tokens has a term.
+/// A gradient from derivatives. Every rank that has other tokens has a term.
 Type StageTypes::sum_over_rows(const Type& of, const Term& term) {
   Type type{.kind = Kind::gradient, .terms = shared_.pool.intern({term}), .mean_over = of.mean_over};
   if (size_of_axis(Axis::context) > 1 && (of.context.dim != Dim::tokens || of.context.shift != 0))

@@ -55,10 +55,10 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
   }
 
  private:
-  /// Memory that a sum needs in addition to the ranks' memory; allocated when the verb is bound.
+  /// The memory that a sum needs in addition to the ranks' memory. It is allocated when the verb is bound.
   struct Scratch {
     std::vector<const std::byte*> from;
-    std::vector<std::byte> partial;  // ring in bfloat16: the sum that travels
+    std::vector<std::byte> partial;  // for a ring in bfloat16: the sum that travels
   };
 
   Work collective(const Verb& verb) {
@@ -155,7 +155,8 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
     }
   }
 
-  /// direct: ranks 0, 1, ..., rounded once. ring: from the right neighbour round to this rank, rounded at each step.
+  /// direct: adds ranks 0, 1, ... and rounds once. ring: adds from the right neighbour round to this rank and rounds at
+  /// each step.
   static void sum_part(ThreadGroup& group, int rank, const Verb& verb, Scratch& scratch, std::byte* to, Part part) {
     const int size = group.size();
     const DType dtype = verb.transfer.dtype;

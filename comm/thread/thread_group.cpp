@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One mutex and one condition variable per group: ranks in one process are for tests and small runs.
+// Each group has one mutex and one condition variable, because ranks in one process are for tests and small runs.
 
 #include "comm/thread/thread_group.h"
 

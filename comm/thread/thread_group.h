@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// State that the ranks of a thread communicator share: a barrier and mailboxes, with abort and timeout.
+// The state that the ranks of a thread communicator share: a barrier and mailboxes, with abort and timeout.
 
 #include <condition_variable>
 #include <cstdint>
@@ -18,8 +18,9 @@ class ThreadGroup {
  public:
   ThreadGroup(int size, const CommOptions& options);
 
-  /// The operands that a rank publishes while a collective runs; stable from its first barrier to its last. The verb is
-  /// a copy: a rank that leaves early after an abort destroys its own while others still compare.
+  /// The operands that a rank publishes while a collective runs. They are stable from its first barrier to its last.
+  /// The verb is a copy, because a rank that leaves early after an abort destroys its own verb while others still
+  /// compare.
   struct Post {
     Verb verb;
     const std::byte* from = nullptr;
@@ -31,7 +32,7 @@ class ThreadGroup {
   void abort();
 
   /// Publishes `post`, which the others may read after the next barrier. Throws: CommError if the group was aborted,
-  /// because others may still read this rank's previous post.
+  /// because others may still read the previous post of this rank.
   void show(int rank, const Post& post, const std::string& what);
   const std::vector<Post>& posts() const { return posts_; }
 
@@ -50,12 +51,12 @@ class ThreadGroup {
  private:
   struct Box {
     const void* data = nullptr;
-    int64_t value = 0;  // size in bytes, or a time
+    int64_t value = 0;  // a size in bytes, or a time
     uint64_t offered = 0;
     uint64_t taken = 0;
   };
   Box& box(std::vector<Box>& boxes, int from, int to) { return boxes[static_cast<size_t>(from * size_ + to)]; }
-  /// Sleeps until `ready`. Throws: CommError naming `what` and the `missing` ranks on abort and timeout.
+  /// Sleeps until `ready`. Throws: CommError on abort and timeout, which names `what` and the `missing` ranks.
   void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready, int rank, const std::string& what,
             const std::function<std::string()>& missing);
 

@@ -10,8 +10,8 @@
 
 namespace slipstream::comm {
 
-/// One communicator per rank of one group, each used by its rank's thread. abort on one aborts the group. Both
-/// algorithms give the bits of HostCommunicator's. Throws: CommError if `ranks` is below 1.
+/// Makes one communicator for each rank of one group; each is used by the thread of its rank. An abort of one aborts
+/// the group. Both algorithms give the bits of HostCommunicator's. Throws: CommError if `ranks` is below 1.
 std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks, const CommOptions& options = {});
 
 }  // namespace slipstream::comm

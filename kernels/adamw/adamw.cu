@@ -8,7 +8,7 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-// Elements of a pack of the bf16 copy.
+// The number of elements in a pack of the bf16 copy.
 constexpr int kElems = 8;
 
 /// Spans of a range. They are launch parameters, so that a recorded step needs no memory for them.
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Spans spans
   load_floats<kAligned>(args.parameters + first, count, p);
   load_floats<kAligned>(args.m + first, count, m);
   load_floats<kAligned>(args.v + first, count, v);
-  int passed = 0;  // spans that begin at or before an element
+  int passed = 0;  // the number of spans that begin at or before an element
   for (int beyond = spans.count; passed < beyond;) {
     const int middle = (passed + beyond) / 2;
     if (spans.at[middle].begin <= first)
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Spans spans
     else
       beyond = middle;
   }
-  if (scalars.clip >= 0.0f) {  // else the step is skipped and stores what it loaded
+  if (scalars.clip >= 0.0f) {  // otherwise the step is skipped and stores what it has loaded
 #pragma unroll
     for (int i = 0; i < kElems; ++i) {
       while (passed < spans.count && spans.at[passed].begin <= first + i) ++passed;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Adamw args, Spans spans
   if (args.working) store_floats<kAligned>(args.working + first, count, p);
 }
 
-/// Elements [begin, end) as a separate range.
+/// The elements [begin, end) as a range of their own.
 Adamw part_of(Adamw args, int64_t begin, int64_t end) {
   args.parameters += begin;
   args.m += begin;
@@ -71,14 +71,14 @@ Adamw part_of(Adamw args, int64_t begin, int64_t end) {
 }  // namespace
 
 void adamw_cuda(LaunchContext& context, const Adamw& args) {
-  int64_t next = 0;  // span
+  int64_t next = 0;  // the index of a span
   for (int64_t begin = 0; begin < args.elems;) {
     Spans spans;
     const auto add = [&](UpdateSpan span) {
       span.begin -= begin;
       spans.at[spans.count++] = span;
     };
-    // More spans than one launch can carry: the next launch begins at the first that is left, with the last before it.
+    // There are more spans than one launch can carry. The next launch begins with the last span of this one.
     if (next > 0) add({begin, args.spans[next - 1].learning_rate, args.spans[next - 1].weight_decay});
     while (spans.count < Spans::kMost && next < args.span_count) add(args.spans[next++]);
     const Adamw part = part_of(args, begin, next < args.span_count ? args.spans[next].begin : args.elems);

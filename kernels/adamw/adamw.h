@@ -6,9 +6,10 @@
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g²
 //   p -= lr · (m · inv_bias1) / (sqrt(v · inv_bias2) + eps)
 // Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2, as PyTorch writes it.
+//
 // A skipped step leaves parameters and moments as they are, and `updated` and `working` receive the parameters.
-// All float; `working` is the bf16 copy that the model computes with. No two operands may overlap.
-// Every element is computed alone: any split into ranges or threads gives the same bits on one instruction set.
+// All values are float; `working` is the bf16 copy with which the model computes. No two operands may overlap.
+// Every element is computed alone, so any split into ranges or threads gives the same bits on one instruction set.
 
 #include <cstdint>
 
@@ -19,12 +20,13 @@
 
 namespace slipstream::kernels {
 
-/// Values that change from step to step; they are in device memory, so that a captured or queued step reads the newest.
+/// Values that change from step to step. They are in device memory, so that a captured or queued step reads the newest
+/// ones.
 struct AdamwScalars {
   float learning_rate = 0.0f;
   float inv_bias1 = 1.0f;  // 1 / (1 - beta1^t), t counted from 1
   float inv_bias2 = 1.0f;  // 1 / (1 - beta2^t)
-  float clip = 1.0f;       // factor on the gradient, 1 when not clipping; below 0: the step is skipped
+  float clip = 1.0f;       // the factor on the gradient; 1: no clipping, below 0: the step is skipped
 };
 
 struct Adamw {
@@ -39,9 +41,9 @@ struct Adamw {
   float beta2 = 0.999f;
   float eps = 1e-8f;
   float weight_decay = 0.0f;
-  float* updated = nullptr;  // optional: receives the parameters; then `params` stays unchanged
-  /// Host memory, read before adamw returns: multipliers of lr and weight_decay, ascending within [0, elems]. Elements
-  /// before the first span have multipliers of 1.
+  float* updated = nullptr;  // optional: receives the parameters, and `params` stays unchanged
+  /// Host memory that is read before adamw returns: multipliers of lr and weight_decay, ascending within [0, elems].
+  /// Elements before the first span have multipliers of 1.
   const UpdateSpan* spans = nullptr;
   int64_t span_count = 0;
 };

@@ -11,7 +11,8 @@ namespace {
 // Elements per unit of the split over threads: whole pages of every operand.
 constexpr int64_t kUnit = 1024;
 
-// The source works lane by lane, the binary has one instruction: the vector extension has no square root.
+// The source works lane by lane, because the vector extension has no square root. The compiled code has one
+// instruction.
 inline Vf sqrt(Vf x) {
   Vf root;
   for (int i = 0; i < kLanes; ++i) root[i] = __builtin_sqrtf(x[i]);
@@ -22,7 +23,7 @@ struct Factors {
   float clip, keep1, add1, keep2, add2, inv_bias1, inv_bias2, eps, learning_rate, decay;
 };
 
-/// The tail uses the same function on part of a vector, so an element's bits do not depend on the end of its range.
+/// The tail calls this function on part of a vector, so the bits of an element do not depend on the end of its range.
 inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
   const Vf g = gradient * f.clip;
   m = m * f.keep1 + g * f.add1;
@@ -31,7 +32,7 @@ inline Vf update(const Factors& f, Vf p, Vf gradient, Vf& m, Vf& v) {
   return p * f.decay - f.learning_rate * ((m * f.inv_bias1) / denominator);
 }
 
-/// Elements [begin, end), with the same factors for all.
+/// Updates the elements [begin, end), with the same factors for all.
 void update_range(const Adamw& args, const Factors& f, int64_t begin, int64_t end) {
   float* updated = args.updated != nullptr ? args.updated : args.parameters;
   int64_t i = begin;
@@ -53,7 +54,7 @@ void update_range(const Adamw& args, const Factors& f, int64_t begin, int64_t en
   if (args.working != nullptr) store_part(args.working + i, p, rest);
 }
 
-/// A skipped step: only copies of the parameters are written.
+/// A skipped step only writes the copies of the parameters.
 void keep(LaunchContext& context, const Adamw& args) {
   if (args.updated == nullptr && args.working == nullptr) return;
   context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
@@ -80,7 +81,7 @@ void adamw_cpu(LaunchContext& context, const Adamw& args) {
   };
   context.parallel_for((args.elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {
     const int64_t end = last * kUnit < args.elems ? last * kUnit : args.elems;
-    int64_t passed = 0;  // spans
+    int64_t passed = 0;  // the number of spans
     for (int64_t i = first * kUnit; i < end;) {
       while (passed < args.span_count && args.spans[passed].begin <= i) ++passed;
       const int64_t next = passed < args.span_count && args.spans[passed].begin < end ? args.spans[passed].begin : end;

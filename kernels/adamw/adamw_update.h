@@ -8,7 +8,7 @@
 
 namespace slipstream::kernels {
 
-/// The work of an update: one launch for every shard. Copies what it needs of `job`.
+/// The work of an update, with one launch for every shard. Copies what it needs of `job`.
 std::function<void(LaunchContext&)> adamw_update(const Job& job, const Item& item, const UpdateOptions& update);
 
 }  // namespace slipstream::kernels

@@ -40,7 +40,7 @@ void check(std::string_view op, const Args& args) {
   require_at_least(op, "out_stride", args.out_stride, args.heads * args.head_dim);
 }
 
-/// `products` over `pairs` of queries and keys per head: 2 forward, 5 backward.
+/// The cost of `products` over `pairs` of queries and keys per head: 2 products forward, 5 backward.
 template <typename Args>
 Cost scores(const Args& args, int64_t queries, int64_t keys, int64_t products, int64_t pairs, int64_t bytes) {
   const int64_t flops = 2 * products * args.batch * args.heads * args.head_dim * pairs;
@@ -58,7 +58,8 @@ Cost scores(const Args& args, int64_t queries, int64_t keys, int64_t products, i
 
 template <typename Args>
 Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
-  const int64_t seen = args.window > 0 ? std::min(args.window, args.tokens) : args.tokens;  // by the last token
+  const int64_t seen =
+      args.window > 0 ? std::min(args.window, args.tokens) : args.tokens;  // the keys that the last token sees
   const int64_t pairs = seen * (seen + 1) / 2 + (args.tokens - seen) * seen;
   const int64_t rows = rows_per_head * (args.heads + args.kv_heads) * args.batch * args.tokens;
   return scores(args, args.tokens, args.tokens, products, pairs,
@@ -68,13 +69,13 @@ Cost cost(const Args& args, int64_t products, int64_t rows_per_head) {
 struct Range {
   int64_t begin, count;
 };
-/// Positions of a rank's tokens [begin, begin + count): those in its early chunk, then those in its late one.
+/// The positions of a rank's tokens [begin, begin + count): those in its early chunk, then those in its late one.
 std::array<Range, 2> positions_of(const ContextChunks& chunks, int64_t begin, int64_t count) {
   const int64_t early = std::clamp<int64_t>(chunks.chunk_tokens() - begin, 0, count);
   return {Range{chunks.position(begin), early}, Range{chunks.position(begin + early), count - early}};
 }
 
-/// Pairs of a query and a key that is at least `distance` positions before it.
+/// The number of pairs of a query and a key that is at least `distance` positions before it.
 int64_t pairs_apart(const Range& queries, const Range& keys, int64_t distance) {
   const auto keys_up_to = [&](int64_t last) {  // sum of min(max(y, 0), keys.count) over y <= last
     const int64_t rising = std::clamp<int64_t>(last, 0, keys.count);
@@ -84,7 +85,7 @@ int64_t pairs_apart(const Range& queries, const Range& keys, int64_t distance) {
   return keys_up_to(of_first + queries.count - 1) - keys_up_to(of_first - 1);
 }
 
-/// Pairs of the block that the window leaves.
+/// The number of pairs of the block that the window leaves.
 template <typename Args>
 int64_t pairs_of(const Args& args) {
   const auto& all = args.all;
@@ -97,8 +98,8 @@ int64_t pairs_of(const Args& args) {
   return pairs;
 }
 
-/// The same work: without a window that hides nothing, or without keys that it hides from all queries. Then only a last
-/// block has work for the queries.
+/// The same work without a window that hides nothing, or without keys if the window hides them from all queries. In the
+/// second case, only a last block has work for the queries.
 template <typename Args>
 Args without_hidden(const Args& args) {
   Args rest = args;
@@ -114,7 +115,7 @@ Args without_hidden(const Args& args) {
   return rest;
 }
 
-/// Rows of a block are moved once in the type, carried ones (in and out) in float.
+/// The rows of a block are moved once in the type, and carried ones (in and out) in float.
 template <typename Args>
 Cost block_cost(const Args& args, int64_t products, int64_t query_rows, int64_t key_rows, int64_t carried_rows) {
   const auto& all = args.all;
@@ -230,12 +231,12 @@ Cost attention_block_backward_cost(const AttentionBlockBackward& whole) {
 }
 
 int64_t attention_backward_delta_elems(const AttentionBackward& args) {
-  return round_up(args.batch * args.tokens * args.heads, 4);  // the sums behind them are aligned to 16 bytes
+  return round_up(args.batch * args.tokens * args.heads, 4);  // so that the sums after them are aligned to 16 bytes
 }
 
 int64_t attention_backward_workspace_elems(const AttentionBackward& args) {
-  // cpu: dk and dv of every key-value head in float, rows padded to whole tiles of the widest instruction set.
-  // cuda: dout . out of every row of every head, and behind them, for heads that sm_90a has kernels for, sums of dq.
+  // cpu: dk and dv of every key-value head in float, with rows padded to whole tiles of the widest instruction set.
+  // cuda: dout . out of every row of every head and, for heads for which sm_90a has kernels, the sums of dq after them.
   const int64_t rows = args.batch * args.tokens;
   const bool sums = args.head_dim == 64 || args.head_dim == 128;
   return std::max(rows * 2 * args.kv_heads * round_up(args.head_dim, 32),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on CUDA for any head size up to 256 and both types: blocks of 32 queries by 32 keys from shared memory, or
-// of 16 by 16 for heads wider than 128, so that a block fits in the 99 KiB of the smallest GPUs.
+// Attention on CUDA for any head size up to 256 and for both types. Blocks of 32 queries by 32 keys use shared memory.
+// Heads wider than 128 have blocks of 16 by 16, so that a block fits in the 99 KiB of the smallest GPUs.
 //
-// Four or eight threads, neighbours in a warp, share a row: a thread owns every fourth, or eighth, of its columns. The
-// tensor core paths (attention_hopper_*.cu, attention_mma_*.cu) handle bf16 heads of 64 and 128 with rows aligned to 16
-// bytes.
+// Four or eight neighbouring threads of a warp share a row: each owns every fourth, or eighth, of its columns. The
+// tensor core paths (attention_hopper_*.cu, attention_mma_*.cu) handle bf16 heads of 64 and 128 whose rows are aligned
+// to 16 bytes.
 
 #include <initializer_list>
 #include <type_traits>
@@ -19,11 +19,12 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 128;
-// Blocks per multiprocessor for which registers are chosen: as many as leave every instance without spills
+// The blocks per multiprocessor for which registers are chosen: as many as leave every instance without spills
 // (kernels/sass_budget.csv).
 constexpr int kBlocks = 5, kQueryBlocks = 4;
 
-/// Floats of a row in shared memory; one more than the row has, so that a column is in different banks.
+/// The floats of a row in shared memory: one more than the row has, so that the elements of a column are in different
+/// banks.
 __host__ __device__ constexpr int pitch_of(int head_dim) { return head_dim + 1; }
 
 /// A block: kRows queries by kRows keys, with at most kParts * kColumns columns.
@@ -35,19 +36,19 @@ struct TileOf {
   static constexpr int kKeys = kRows / kParts;     // scores per thread
   static constexpr int kScorePitch = kRows + 1;
   static constexpr int kScoreFloats = kRows * kScorePitch;
-  static_assert(kWarp % kParts == 0, "the threads of a row talk by shuffles and meet at __syncwarp");
+  static_assert(kWarp % kParts == 0, "the threads of a row exchange values by shuffles and meet at __syncwarp");
 
   __host__ __device__ static constexpr int floats(int head_dim) { return kRows * pitch_of(head_dim); }
 };
 
-/// tile = rows [begin, begin + kRows) as float, zeros from `tokens` on. With `kAligned`, head_dim and stride are whole
-/// packs, and 16 bytes are read at once.
+/// tile = rows [begin, begin + kRows) as float, with zeros from `tokens` on. With `kAligned`, head_dim and stride are
+/// whole packs, and 16 bytes are read at once.
 template <int kRows, bool kAligned, typename T>
 __device__ __forceinline__ void load_tile(const Shared<float>& tile, const T* from, int64_t stride, int64_t begin,
                                           int64_t tokens, int head_dim) {
   const int thread = static_cast<int>(threadIdx.x);
   if constexpr (kAligned) {
-    // A warp loads kPack rows of kAcross packs: because the pitch is odd, its threads write to 32 different banks.
+    // A warp loads kPack rows of kAcross packs. Because the pitch is odd, its threads write to 32 different banks.
     constexpr int kAcross = kWarp / kPack<T>;
     static_assert(kRows % kPack<T> == 0);
     const int lane = thread % kWarp, packs = head_dim / kPack<T>, across = (packs + kAcross - 1) / kAcross;
@@ -76,28 +77,29 @@ __device__ __forceinline__ float dot(const Shared<float>& a, int a_row, const Sh
   return sum;
 }
 
-/// Number of the kRows keys from `key_begin` on that the query sees; both are counted from the beginning of the block.
+/// The number of the kRows keys from `key_begin` on that the query sees. Both are counted from the beginning of the
+/// block.
 template <int kRows>
 __device__ __forceinline__ int visible(const AttentionBlock& block, int64_t query, int64_t key_begin) {
   const int64_t keys = (block.causal ? query + 1 : block.keys) - key_begin;
   return keys < 0 ? 0 : keys < kRows ? static_cast<int>(keys) : kRows;
 }
 
-/// Number of keys from key_begin on that the query hides.
+/// The number of keys from key_begin on that the query hides.
 template <typename Masks>
 __device__ __forceinline__ int hidden(const Masks& masks, int64_t query, int64_t key_begin) {
   const int64_t count = masks.hidden.before(blockIdx.z, query) - key_begin;
   return !Masks::kHides || count < 0 ? 0 : static_cast<int>(count);
 }
 
-/// The factor of dropout on a weight of the current sequence; query and key count from the beginning of the block.
+/// The factor of dropout on a weight of the current sequence. Query and key count from the beginning of the block.
 template <typename Masks>
 __device__ __forceinline__ float factor_of(const Masks& masks, const AttentionBlock& block, int64_t head, int64_t query,
                                            int64_t key) {
   return masks.dropout.factor(blockIdx.z, head, block.first_query + query, block.first_key + key);
 }
 
-/// End of the keys for the tile of queries at `begin`.
+/// The end of the keys for the tile of queries at `begin`.
 __device__ __forceinline__ int64_t keys_end(const AttentionBlock& block, int64_t begin) {
   return block.causal ? begin + 1 : block.keys;
 }
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(AttentionBlo
   const Shared<float> q(bytes, floats), k(bytes + 4 * floats, floats), v(bytes + 8 * floats, floats),
       p(bytes + 12 * floats, kScoreFloats);
   const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
-  // The longest rows first, so that short ones fill the end.
+  // The longest rows come first, so that short ones fill the end.
   const int64_t begin = int64_t{gridDim.x - 1 - blockIdx.x} * kRows, query = begin + row, head = blockIdx.y;
   const int64_t first_row = blockIdx.z * all.tokens + block.first_query,
                 first_key = blockIdx.z * all.tokens + block.first_key;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(AttentionBlo
       p[row * kScorePitch + part + i * kParts] =
           weight * factor_of(masks, block, head, query, key_begin + part + i * kParts);
     }
-    __syncwarp();  // only its own threads read a row of p
+    __syncwarp();  // only the row's own threads read a row of p
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) out[i] *= keep;
     for (int key = old; key < seen; ++key) {
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(AttentionBlo
   }
 }
 
-/// delta[b, h, t] = dout . out, by `lanes` neighbours of a warp each, a power of two.
+/// delta[b, h, t] = dout . out. Each is computed by `lanes` neighbours of a warp, a power of two.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args, int lanes, float* delta) {
   ptx::after_earlier_kernels();
@@ -225,7 +227,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(AttentionBackward args,
   if (inside && lane == 0) delta[index] = sum;
 }
 
-/// Row statistics of a query of the block; without a query, weights become 0.
+/// The row statistics of a query of the block. Without a query, weights become 0.
 struct Row {
   float lse, delta;
 };
@@ -236,7 +238,7 @@ __device__ __forceinline__ Row row_of(const AttentionBlockBackward& args, const 
   return {args.all.lse[at], delta[at]};
 }
 
-/// One block per tile of queries: dq.
+/// Computes dq with one thread block per tile of queries.
 template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kQueryBlocks)
     query_kernel(AttentionBlockBackward args, Masks masks, const float* delta) {
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, kQueryBlocks)
                 (dot(d, row, v, key, head_dim) * factor_of(masks, block, head, query, key_begin + key) - mine.delta);
       ds[row * kScorePitch + key] = slope;
     }
-    __syncwarp();  // only its own threads read a row of ds
+    __syncwarp();  // only the row's own threads read a row of ds
     for (int key = old; key < seen; ++key) {
       const float slope = ds[row * kScorePitch + key];
 #pragma unroll
@@ -307,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, kQueryBlocks)
   }
 }
 
-/// One block per tile of keys: dk and dv, heads of the group in order.
+/// Computes dk and dv with one thread block per tile of keys, over the heads of the group in order.
 template <typename Tile, typename Masks, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     key_kernel(AttentionBlockBackward args, Masks masks, const float* delta) {

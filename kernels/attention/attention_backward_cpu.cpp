@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward on the CPU: a block of queries at a time, dk and dv of one key-value head summed in the workspace.
+// Attention backward on the CPU: one block of queries at a time, with dk and dv of one key-value head summed in the
+// workspace.
 
 #include <type_traits>
 
@@ -26,7 +27,7 @@ struct alignas(64) Scratch {
   float factors[kBlock * kBlock];  // of dropout: [keys, queries]
 };
 
-/// The current pair of blocks; query i sees key s if s <= i + ahead and, with `hides`, s > scratch.behind[i].
+/// The current pair of blocks. Query i sees key s if s <= i + ahead and, with `hides`, s > scratch.behind[i].
 struct Pair {
   const float* v;
   int64_t v_stride;
@@ -39,7 +40,7 @@ struct Pair {
   bool drops;  // weights are multiplied by scratch.factors
   int64_t head_dim;
   float scale;
-  bool first;  // first block of keys of these queries
+  bool first;  // it is the first block of keys of these queries
 };
 
 /// weights = exp(scale * scores - lse), dscores = weights * (dweights - dot), zero for masked keys.
@@ -87,7 +88,7 @@ inline void make_weights(Scratch& scratch, const Pair& pair) {
     for (int64_t j = i; j < i + kTileCols && pair.hides; j += kLanes)
       hide_columns(scratch.weights + j, scratch.dscores + j, seen, scratch.behind + j);
     if (pair.drops) multiply_columns(scratch.weights + i, scratch.factors + i, seen);
-    // Tiles of the products below reach at most kTileRows - 1 keys beyond these columns.
+    // The tiles of the products below reach at most kTileRows - 1 keys beyond these columns.
     for (int64_t s = seen; s < least(pair.keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) {
         store(scratch.weights + s * kBlock + j, Vf{});
@@ -123,7 +124,7 @@ inline void add_block(Scratch& scratch, const Pair& pair) {
   }
 }
 
-/// dot[i] = dout[i] . out[i]; lanes beyond `queries` are 0, as is their lse.
+/// dot[i] = dout[i] . out[i]. Lanes beyond `queries` are 0, and so is their lse.
 template <typename T>
 inline void prepare_queries(Scratch& scratch, const AttentionBackward& args, int64_t sequence, int64_t head,
                             int64_t first, int64_t queries) {
@@ -155,7 +156,7 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockBackward& 
   const int64_t queries = least(kBlock, block.queries - begin), first_query = block.first_query + begin;
   prepare_queries<T>(scratch, all, sequence, head, first_query, queries);
   const int64_t carried = ((sequence * all.heads + head) * all.tokens + first_query) * all.head_dim;
-  const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
+  const int64_t end = block.causal ? begin + 1 : block.keys;  // the tiles of keys up to here
   const Hidden hidden(all, block, sequence, begin);
   const int64_t start = hidden.first_tile();
   if (!args.first)
@@ -218,7 +219,7 @@ inline void zero_rows(T* to, int64_t stride, int64_t rows, int64_t width) {
     std::memset(static_cast<void*>(to + i * stride), 0, static_cast<size_t>(width) * sizeof(T));
 }
 
-/// Destination of dk and dv of a key-value head: columns of the caller's rows, 0 outside the block's keys.
+/// The destination of dk and dv of a key-value head: columns of the caller's rows, with 0 outside the block's keys.
 template <typename T>
 inline void write_keys(const AttentionBlockBackward& args, const float* from, float factor, T* to, int64_t stride) {
   const AttentionBlock& block = args.block;
@@ -234,7 +235,7 @@ void backward(LaunchContext& context, const AttentionBlockBackward& args) {
   const int64_t elems = all.tokens * padded(all.head_dim), kv_width = all.kv_heads * all.head_dim;
   context.parallel_for(all.batch * all.kv_heads, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch;
-    // All heads of a range use the memory of its first, which then stays in the cache.
+    // All heads of a range use the memory of its first head, which then stays in the cache.
     float* const dk = all.workspace + 2 * begin * elems;
     float* const dv = dk + elems;
     for (int64_t item = begin; item < end; ++item) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward on the CPU: a block of queries against every block of keys up to its diagonal.
+// Attention forward on the CPU: a block of queries with every block of keys up to its diagonal.
 
 #include <type_traits>
 
@@ -29,7 +29,7 @@ inline void softmax_columns(float* scores, int64_t keys, int64_t first_query, fl
                             float* rescale) {
   Vf query;
   for (int lane = 0; lane < kLanes; ++lane) query[lane] = static_cast<float>(first_query + lane);
-  const int64_t open = least(keys, first_query + 1);  // keys that every lane sees
+  const int64_t open = least(keys, first_query + 1);  // the keys that every lane sees
   Vf high[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())};
   int64_t s = 0;
   for (; s + 1 < open; s += 2) {
@@ -62,7 +62,7 @@ inline void softmax_columns(float* scores, int64_t keys, int64_t first_query, fl
   store(sum, load(sum) * factor + (total[0] + total[1]));
 }
 
-/// softmax_columns() where queries see no keys up to `last_hidden`. A query may see no key at all.
+/// softmax_columns() for queries that see no keys up to `last_hidden`. A query may see no key at all.
 inline void softmax_columns_with_hidden(float* scores, int64_t keys, int64_t first_query, const float* last_hidden,
                                         float scale, float* maximum, float* sum, float* rescale) {
   Vf query;
@@ -88,8 +88,8 @@ inline void softmax_columns_with_hidden(float* scores, int64_t keys, int64_t fir
   store(sum, load(sum) * factor + total);
 }
 
-/// Adds keys [0, keys) of a block to the output of `queries` queries; query i sees key s if s <= i + ahead and, with
-/// `hides`, s > scratch.behind[i]; with `drops`, its weights are multiplied by scratch.factors.
+/// Adds keys [0, keys) of a block to the output of `queries` queries. Query i sees key s if s <= i + ahead and, with
+/// `hides`, s > scratch.behind[i]. With `drops`, its weights are multiplied by scratch.factors.
 inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_t queries, int64_t keys, int64_t ahead,
                       bool hides, bool drops, int64_t head_dim, float scale, bool first) {
   for (int64_t i = 0; i < queries; i += kTileCols) {
@@ -106,7 +106,7 @@ inline void add_block(Scratch& scratch, const float* k, int64_t k_stride, int64_
         softmax_columns(scores, seen, j + ahead, scale, maximum, sum, rescale);
     }
     if (drops) multiply_columns(scratch.scores + i, scratch.factors + i, seen);
-    // A tile of rows below may reach into these columns from the next ones.
+    // A tile of the rows below may reach into these columns from the next ones.
     for (int64_t s = seen; s < least(keys, seen + kTileRows - 1); ++s)
       for (int64_t j = i; j < i + kTileCols; j += kLanes) store(scratch.scores + s * kBlock + j, Vf{});
   }
@@ -153,7 +153,7 @@ inline void one_tile_of_queries(Scratch& scratch, const AttentionBlockForward& a
     std::memcpy(scratch.sum, args.carried.sum + row_of_head, static_cast<size_t>(queries) * sizeof(float));
     pack(args.carried.out + row_of_head * all.head_dim, all.head_dim, queries, all.head_dim, scratch.out);
   }
-  const int64_t end = block.causal ? begin + 1 : block.keys;  // tiles of keys up to here
+  const int64_t end = block.causal ? begin + 1 : block.keys;  // the tiles of keys up to here
   const Hidden hidden(all, block, sequence, begin);
   const int64_t start = hidden.first_tile();
   for (int64_t key = start; key < end; key += kBlock) {

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward for sm_90a in five products: scores, their gradients, dv, dk and dq of a tile together.
+// Attention backward for sm_90a computes five products together: scores, their gradients, dv, dk and dq of a tile.
 //
 // A thread block stays on its multiprocessor and takes one block of 128 keys after another. It passes through the
-// queries that see them, 64 at a time, or 128 in heads of 64 (attention_path.h). Scores are transposed, a warpgroup's
-// 64 keys down and the queries across, so that weights and slopes (the gradients of scores) are left sides of dv and dk
-// in registers. Both warpgroups write slopes to shared memory, and each multiplies them with half of the columns of the
-// keys: dq.
+// queries that see them, 64 at a time, or 128 in heads of 64 (attention_path.h). Scores are transposed, with the 64
+// keys of a warpgroup down and the queries across, so that weights and slopes (the gradients of scores) are the left
+// sides of dv and dk in registers. Both warpgroups write slopes to shared memory. For dq, each multiplies them with
+// half of the columns of the keys.
 //
-// Every block of keys adds to dq of its queries, in a fixed order, from the first one that the queries see to the last
-// one, which also rounds the sum. Bits do not depend on the schedule. Blocks of keys are taken in the same order, so
-// that a thread block waits only for blocks of keys that are already taken. Most queries see the first blocks, so that
-// the long work comes first. A block passes through its queries from the last one down: neighbours that begin together
-// stay one step apart, and in causal attention a block ends with the queries on the diagonal, whose sums it rounds.
+// Every block of keys adds to dq of its queries in a fixed order, from the first block that the queries see to the last
+// one, which also rounds the sum. The bits therefore do not depend on the schedule. Blocks of keys are taken in the
+// same order, so that a thread block waits only for blocks of keys that are already taken. Most queries see the first
+// blocks, so the long work comes first. A block passes through its queries from the last one down. Neighbours that
+// begin together thus stay one step apart, and in causal attention a block ends with the queries on the diagonal, whose
+// sums it rounds.
 //
-// With masks (hopper_masks.cuh) a block of keys begins with the last query that sees its last key, and the sum of a
-// tile of queries with the first key that its first query sees. The blocks that add to a tile still follow one another.
+// With masks (hopper_masks.cuh), a block of keys begins with the last query that sees its last key, and the sum of a
+// tile of queries begins with the first key that its first query sees. The blocks that add to a tile still follow one
+// another.
 //
 // One warp loads, one lane keeps the order of the additions, and two warpgroups compute.
 // Source: Dao 2023, arXiv:2307.08691; Shah et al. 2024, arXiv:2407.08608.
@@ -34,7 +36,7 @@ namespace {
 
 using namespace hopper;
 
-/// Takes blocks of keys and loads them and the queries that see them: one warp.
+/// Takes blocks of keys, and loads them and the queries that see them. One warp runs this.
 template <typename M, typename Args>
 __device__ __forceinline__ void load(const Args& args, const M& memory) {
   constexpr int kQueries = M::kQueries;
@@ -82,7 +84,7 @@ __device__ __forceinline__ void load(const Args& args, const M& memory) {
   }
 }
 
-/// Lets the warpgroups add to dq of a tile when all blocks of keys before theirs have: one lane.
+/// Lets the warpgroups add to dq of a tile when all earlier blocks of keys have added to it. One lane runs this.
 template <typename M, typename Args>
 __device__ __forceinline__ void keep_order(const Args& args, const M& memory) {
   Ring<1> additions;
@@ -104,8 +106,8 @@ __device__ __forceinline__ void keep_order(const Args& args, const M& memory) {
   }
 }
 
-/// The products: a warpgroup with 64 keys. In narrow heads dk and dq of a step of 64 queries are computed beside the
-/// weights of the next step; wide heads and steps of 128 queries have no registers for that.
+/// The products of a warpgroup with 64 keys. In narrow heads, dk and dq of a step of 64 queries are computed while the
+/// weights of the next step are; wide heads and steps of 128 queries have no registers for that.
 template <int kHead, typename M, typename Args>
 __device__ __forceinline__ void compute(const Args& args, const M& memory) {
   using Kind = typename Args::Kind;
@@ -127,7 +129,7 @@ __device__ __forceinline__ void compute(const Args& args, const M& memory) {
     if (!item_of(item, args, memory.item()[0])) return;
     const int first_key = item.key_block * kKeys + of_warp;
     Step step = first_step(args, item);
-    int hidden[2] = {};            // the queries of the tile before this one do not see the lane's two keys
+    int hidden[2] = {};            // the queries of the tile before this one that do not see the lane's two keys
     [[maybe_unused]] int seen[2];  // the end of the queries that see these keys
     if constexpr (Kind::kHides)
       for (int half = 0; half < 2; ++half) seen[half] = args.ends.of(item.sequence, first_key + row + 8 * half);
@@ -221,11 +223,11 @@ __device__ __forceinline__ void compute(const Args& args, const M& memory) {
         for (int i = 4 * j; i < 4 * j + 4; ++i) weights[i] = ptx::exp2_approx(weights[i] * scale - lse[i % 2]);
       }
     };
-    // Slopes of the scores, from those of the weights. Two places are enough for the exchange: a warpgroup writes to
-    // one after both have written to the other, which they do after their products with this one.
+    // The slopes of the scores, from those of the weights. Two places are enough for the exchange: a warpgroup writes
+    // to one after both have written to the other, and they do so after their products with this one.
     const auto slope = [&](int place, int part) {
       Accumulator<64>& of_part = slopes[part];
-      // 0 times the slope of a hidden weight may be NaN
+      // 0 times the slope of a hidden weight may be NaN.
       if (hidden[1] > 64 * part) hide(of_part, 64 * part, 0.0f);
       if constexpr (Kind::kHides)
         if (seen[0] < (step.tile + 1) * kQueries) hide_old(of_part, 64 * part, 0.0f);
@@ -241,7 +243,7 @@ __device__ __forceinline__ void compute(const Args& args, const M& memory) {
       pack<64>(left, of_part);
       const Shared<uint32_t> words(memory.slopes(place).bytes, M::Slopes::kBytes / 4);
       int at = M::Slopes::word(of_warp + row, 8 * part);  // chunk 8 part + j of the row is at ^ 4 j
-      if constexpr (Kind::kHides) ptx::make_again(at);    // else the places of all chunks stay in registers
+      if constexpr (Kind::kHides) ptx::make_again(at);    // otherwise the places of all chunks stay in registers
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -314,7 +316,7 @@ __device__ __forceinline__ void compute(const Args& args, const M& memory) {
           wgmma_wait<1>(slopes[0]);
           slope(exchange.stage, 0);
         } else {
-          wgmma_wait<0>(slopes[0], dv);  // the other slopes have the registers of its left side
+          wgmma_wait<0>(slopes[0], dv);  // the other slopes use the registers of its left side
           issue_slopes(1);
           slope(exchange.stage, 0);
           wgmma_wait<0>(slopes[1]);
@@ -351,7 +353,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   }
   __syncthreads();
   ptx::after_earlier_kernels();
-  // Computed again where it is used: one that lives across the change of registers would be spilled.
+  // This is computed again where it is used: a value that lives across the change of registers would be spilled.
   const auto warp = [] { return __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kWarp, 0); };
   if (warp() < 4) {
     registers_lower<kFewRegisters>();
@@ -363,12 +365,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   }
 }
 
-/// Writes the end of the queries that see a key: a thread for each key.
+/// Writes the end of the queries that see a key, with a thread for each key.
 __global__ void __launch_bounds__(kEndsThreads) ends_kernel(HiddenKeys hidden, Ends ends) {
   ptx::after_earlier_kernels();
   const int key = static_cast<int>(blockIdx.x * kEndsThreads + threadIdx.x), sequence = static_cast<int>(blockIdx.y);
   if (key >= ends.keys) return;
-  int low = 0, high = static_cast<int>(hidden.block.queries);  // queries before `low` see it if they are not before it
+  int low = 0,
+      high = static_cast<int>(hidden.block.queries);  // queries before `low` see it unless they are before the key
   while (low < high) {
     const int query = (low + high) / 2;
     if (hidden.before(sequence, query) <= key)

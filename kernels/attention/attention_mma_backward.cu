@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention backward on tensor cores (sm_80 and up): bf16 heads of 64 and 128, weights never leave registers.
+// Attention backward on tensor cores (sm_80 and up), for bf16 heads of 64 and 128. Weights never leave registers.
 //
 // A kernel computes one block of keys (block.cuh) and refers to its arguments.
-// Source: Dao 2023, arXiv:2307.08691. dq has a separate kernel, so no sum depends on the order of blocks.
+// Source: Dao 2023, arXiv:2307.08691. dq has a kernel of its own, so no sum depends on the order of blocks.
 
 #include "kernels/attention/mma_block.cuh"
 
 namespace slipstream::kernels {
 namespace {
 
-/// One block per 64 kTiles queries, kKeys keys at a time: dq.
+/// Computes dq with one thread block per 64 kTiles queries, kKeys keys at a time.
 template <int kHead, int kTiles, int kKeys, bool kWhole, typename Masks>
 __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward args, const float* delta, Masks masks) {
   ptx::after_earlier_kernels();
@@ -100,8 +100,9 @@ __global__ void __launch_bounds__(kThreads) query_kernel(AttentionBlockBackward 
   }
 }
 
-/// One block per 64 kTiles keys: dk and dv, heads of the group in order. Scores are computed transposed, a warp's keys
-/// down and kQueries queries across, so that they are the left side of both sums over queries.
+/// Computes dk and dv with one thread block per 64 kTiles keys, over the heads of the group in order. Scores are
+/// computed transposed, with a warp's keys down and kQueries queries across, so that they are the left side of both
+/// sums over queries.
 template <int kHead, int kTiles, int kQueries, bool kWhole, typename Masks>
 __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward args, const float* delta, Masks masks) {
   ptx::after_earlier_kernels();
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
   if constexpr (Masks::kHides) seeing_end = masks.hidden.queries_end(blockIdx.z, query_begin, key_begin + kRows);
   // Without masks it is read at each use and takes no register.
   const auto queries_end = [&] { return Masks::kHides ? seeing_end : block.queries(); };
-  // A step is kQueries queries of a head; a counter, because a division would need more registers than there are.
+  // A step is kQueries queries of a head. It is a counter, because a division would need more registers than there are.
   struct Step {
     int head, begin, stage = 0;
   };
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(kThreads) key_kernel(AttentionBlockBackward ar
     if (next.head < heads_end) load_queries(next);
     ptx::copy_async_commit();
     const Tile q = queries_at(step.stage), d = gradients_at(step.stage);
-    // Distance from the first query to the warp's first key; if all queries see all keys, small enough to hide none.
+    // The distance from the first query to the warp's first key. If all queries see all keys, it is small enough to
+    // hide none.
     const int ahead = block.causal() ? static_cast<int>(key_begin) - step.begin + of_warp : -16 * kTiles;
     // The first query of a step hides the fewest keys, and the last one the most.
     const int first_key_of_warp = static_cast<int>(key_begin) + of_warp, of_step = step.stage * kQueries;
@@ -252,7 +254,7 @@ bool attention_backward_mma(LaunchContext& context, const AttentionBlockBackward
         using Masks = std::decay_t<decltype(masks)>;
         constexpr int kHead = head.value;
         constexpr bool kWhole = is_whole.value;
-        // For wide heads dk and dv of two tiles need all registers of a thread, and dropout needs some.
+        // For wide heads, dk and dv of two tiles need all registers of a thread, and dropout needs some.
         constexpr int kKeyTiles = kHead == 64 && !Masks::kDrops ? 2 : 1, kQueries = 32;
         if (args.block.keys > 0)
           launch(stream_of(context), key_kernel<kHead, kKeyTiles, kQueries, kWhole, Masks>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention forward on tensor cores (sm_80 and up): bf16 heads of 64 and 128, weights never leave registers.
+// Attention forward on tensor cores (sm_80 and up), for bf16 heads of 64 and 128. Weights never leave registers.
 //
-// A kernel computes one block of keys (block.cuh); it holds the arguments, which saves instructions.
+// A kernel computes one block of keys (block.cuh). It holds the arguments, which saves instructions.
 // Source: Dao 2023, arXiv:2307.08691.
 
 #include "kernels/attention/mma_block.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void drop(float (&weights)[kTiles][kKeys / 8][4], con
     }
 }
 
-/// One block per 64 kTiles queries, kKeys keys at a time.
+/// Runs one thread block per 64 kTiles queries, kKeys keys at a time.
 template <int kHead, int kTiles, int kKeys, bool kWhole, typename Masks>
 __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward args, Masks masks) {
   ptx::after_earlier_kernels();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(AttentionBlockForward
     for (int half = 0; half < 2; ++half) {
       const int64_t query = at.begin + of_warp + 16 * t + 8 * half + row;
       const bool carries = !block.first() && query < block.queries();
-      // Scores are scaled within the exponents; the sum is distributed over the lanes of a row.
+      // Scores are scaled within the exponents. The sum is distributed over the lanes of a row.
       largest[t][half] = carries ? args.carried.maximum[at.of_head + query] / all.scale : -kInfinity;
       sum[t][half] = carries && lane_of() % 4 == 0 ? args.carried.sum[at.of_head + query] : 0.0f;
     }

@@ -2,8 +2,8 @@
 #pragma once
 // The block of keys that an attention kernel computes, for the kernels on tensor cores.
 //
-// With kWhole the block is all of causal attention, known at compile time: that kernel has no spare registers for the
-// state that other blocks carry.
+// With kWhole the block is all of causal attention, which is known at compile time: that kernel has no spare registers
+// for the state that other blocks carry.
 
 #include <cuda_runtime.h>
 
@@ -16,8 +16,8 @@ namespace slipstream::kernels {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kInfinity = __builtin_inff();
 
-/// `Args` is the struct of a kernel's arguments, or a reference to it: the compiler then reads fields from the
-/// parameters at each use. A copy saves instructions and may cost spilled registers.
+/// `Args` is the struct of a kernel's arguments, or a reference to it. With a reference, the compiler reads fields from
+/// the parameters at each use; a copy saves instructions and may cost spilled registers.
 template <bool kWhole, typename Args>
 struct Block {
   Args args;
@@ -30,7 +30,7 @@ struct Block {
   __device__ __forceinline__ bool first() const { return kWhole || args.first; }
   __device__ __forceinline__ bool last() const { return kWhole || args.last; }
 
-  /// Number of keys that rows [begin, begin + rows) of the queries see together.
+  /// The number of keys that rows [begin, begin + rows) of the queries see together.
   __device__ __forceinline__ int64_t seen_by(int64_t begin, int64_t rows) const {
     return causal() && begin + rows < keys() ? begin + rows : keys();
   }

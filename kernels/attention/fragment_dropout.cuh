@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Dropout of weights in the accumulators of tensor cores: fragments of 16 x 8, lane 4 g + c has rows g and g + 8 and
-// columns 2c and 2c + 1 (mma.sync, and wgmma by warps of 16 rows).
+// Dropout of weights in the accumulators of tensor cores. These are fragments of 16 x 8, in which lane 4 g + c has rows
+// g and g + 8 and columns 2c and 2c + 1 (mma.sync, and wgmma by warps of 16 rows).
 //
 // A call of Philox decides about four keys of a query. A fragment has as many fours as lanes, so every lane makes one
-// call and the lanes exchange the words that they need. WeightDropout::in_fours must hold.
+// call, and the lanes exchange the words that they need. WeightDropout::in_fours must hold.
 
 #include "kernels/attention/mma_tiles.cuh"
 #include "kernels/attention/weight_dropout.cuh"
 
 namespace slipstream::kernels {
 
-/// Factors of 16 queries down and 8 keys across. `query` and `key` are the first ones, tokens of the ranks that hold
-/// them; `key` is a multiple of 8. All lanes of a warp call it.
+/// The factors of 16 queries down and 8 keys across. `query` and `key` are the first ones, as tokens of the ranks that
+/// hold them; `key` is a multiple of 8. All lanes of a warp must call it.
 __device__ __forceinline__ void factors_of_rows(float (&factors)[4], const WeightDropout& dropout,
                                                 const DropoutHead& head, int64_t query, int64_t key) {
   const int lane = lane_of(), g = lane / 4, c = lane % 4;
-  const bool odd = c % 2 == 1;  // has the words of row g + 8; its even neighbour those of row g
+  const bool odd = c % 2 == 1;  // an odd lane has the words of row g + 8, its even neighbour those of row g
   uint32_t words[4];
   WeightDropout::words_of(words, head, dropout.queries.of(query + g + (odd ? 8 : 0)),
                           dropout.keys.of(key + c / 2 * 4) / 4);
@@ -31,7 +31,7 @@ __device__ __forceinline__ void factors_of_rows(float (&factors)[4], const Weigh
   }
 }
 
-/// Factors of 16 keys down and 8 queries across; `key` is a multiple of 16.
+/// The factors of 16 keys down and 8 queries across. `key` is a multiple of 16.
 __device__ __forceinline__ void factors_of_columns(float (&factors)[4], const WeightDropout& dropout,
                                                    const DropoutHead& head, int64_t query, int64_t key) {
   const int lane = lane_of(), g = lane / 4, c = lane % 4, i = g % 4;

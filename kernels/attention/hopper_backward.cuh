@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sizes of attention backward for sm_90a, the shared memory and the maps of a thread block, and the order of blocks of
-// keys and of tiles of queries.
+// The sizes of attention backward for sm_90a, the shared memory and the maps of a thread block, and the order of blocks
+// of keys and of tiles of queries.
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/hopper_masks.cuh"
@@ -12,14 +12,14 @@ constexpr int kKeys = 128;  // of a block; a step has 64 queries, or 128 (attent
 constexpr int kStages = 3;
 constexpr int kGroups = 2, kComputingWarps = 4 * kGroups;
 constexpr int kBackwardThreads = kGroupThreads * (1 + kGroups);
-constexpr int kRegisters = 240, kFewRegisters = 24;  // of a thread that computes, and of one that loads
+constexpr int kRegisters = 240, kFewRegisters = 24;  // of a thread that computes, and of a thread that loads
 constexpr int kAllRegisters = kGroups * kRegisters + kFewRegisters;
 static_assert(kAllRegisters <= (1 + kGroups) * registers_at_launch(kBackwardThreads));
 constexpr int kEndsThreads = 256;
-// Sums of dq of the key-value heads that are computed at a time: most of the 50 MB L2 cache of an H100.
+// The sums of dq of the key-value heads that are computed at a time: most of the 50 MB L2 cache of an H100.
 constexpr int64_t kTogetherBytes = int64_t{40} << 20;
 
-/// Place in a ring of stages. A stage is used in phases of alternating parity, beginning with 0.
+/// The place in a ring of stages. A stage is used in phases of alternating parity, beginning with 0.
 template <int kCount>
 struct Ring {
   int stage = 0, parity = 0;
@@ -29,7 +29,7 @@ struct Ring {
   }
 };
 
-/// The keys of a block in two halves of their columns, one behind the other. Warpgroup i multiplies half i for dq.
+/// The keys of a block in two halves of their columns, one behind the other. For dq, warpgroup i multiplies half i.
 template <int kHead>
 struct KeyTile {
   static constexpr int kColumns = kHead / 2, kRowBytes = 2 * kColumns, kHalfBytes = kKeys * kRowBytes,
@@ -42,7 +42,7 @@ struct KeyTile {
 #pragma unroll
     for (int i = 0; i < 2; ++i) tma_load<4>(bytes + i * kHalfBytes, map, full, i * kColumns, head, row, sequence);
   }
-  /// As those of HeadTile.
+  /// Like HeadTile::over_columns().
   __device__ __forceinline__ uint64_t over_columns(int row) const {
     return matrix_descriptor(bytes + kRowBytes * row, 16, 8 * kRowBytes, kSwizzle);
   }
@@ -58,7 +58,7 @@ struct KeyTile {
   }
 };
 
-/// Shared memory of a thread block whose steps have kQueries queries.
+/// The shared memory of a thread block whose steps have kQueries queries.
 template <int kHead, int kQueries_>
 struct Memory {
   static constexpr int kQueries = kQueries_;
@@ -82,14 +82,14 @@ struct Memory {
     return {bytes + kRingAt + (2 * stage + 1) * Queries::kBytes};
   }
   __device__ __forceinline__ Slopes slopes(int turn) const { return {bytes + kSlopesAt + turn * Slopes::kBytes}; }
-  /// Statistics of the queries of every stage: lse in powers of two, and dout . out.
+  /// The statistics of the queries of every stage: lse in powers of two, and dout . out.
   __device__ __forceinline__ Shared<float> lses() const { return {bytes + kStatisticsAt, kStages * kQueries}; }
   __device__ __forceinline__ Shared<float> deltas() const {
     return {bytes + kStatisticsAt + 4 * kStages * kQueries, kStages * kQueries};
   }
   /// The number of the block of keys.
   __device__ __forceinline__ Shared<int> item() const { return {bytes + kItemAt, 1}; }
-  /// Blocks of keys that have added to dq of the tile whose turn it is.
+  /// The number of blocks of keys that have added to dq of the tile whose turn it is.
   __device__ __forceinline__ Shared<int> additions() const { return {bytes + kItemAt + 4, 1}; }
 
   __device__ __forceinline__ Barrier* barriers(int i) const {
@@ -108,7 +108,7 @@ struct Maps {
   TensorMap q, dout, k, v;
 };
 
-/// The maps of a block, of its rows alone: rows of other blocks are zeros.
+/// The maps of a block have only its own rows: rows of other blocks are zeros.
 template <int kHead, int kQueries>
 bool make_maps(Maps& maps, const AttentionBlockBackward& args, std::string& reason) {
   const AttentionBackward& all = args.all;
@@ -135,17 +135,17 @@ bool make_maps(Maps& maps, const AttentionBlockBackward& args, std::string& reas
          map(maps.v, "v", all.v, all.kv_heads, block.first_key, block.keys, all.kv_stride, kKeys, kSlab);
 }
 
-/// What thread blocks share.
+/// The data that thread blocks share.
 struct Exchange {
   const float* delta;     // [B, H, T]
   float* dq;              // [B, H, queries, kHead]: sums, columns in the order in which lanes add them
-  uint32_t* additions;    // [B, H, tiles]: blocks of keys that have added to a tile
-  uint32_t* taken;        // blocks of keys taken so far
+  uint32_t* additions;    // [B, H, tiles]: the number of blocks of keys that have added to a tile
+  uint32_t* taken;        // the number of blocks of keys taken so far
   int key_blocks, tiles;  // of a head
-  int together;           // key-value heads at a time
+  int together;           // the number of key-value heads at a time
 };
 
-/// The end of the queries that see a key, from a kernel before this one: it does not descend along the keys.
+/// The end of the queries that see a key, from an earlier kernel. It does not descend along the keys.
 struct Ends {
   int* queries;     // [B, keys]
   int keys, tiles;  // of the block
@@ -153,8 +153,8 @@ struct Ends {
   __device__ __forceinline__ int of(int sequence, int key) const {
     return queries[sequence * keys + min(key, keys - 1)];
   }
-  /// The end of the tiles that add to dk and dv of a block of keys. The last one also has the tiles that see no key: it
-  /// writes their dq.
+  /// The end of the tiles that add to dk and dv of a block of keys. The last block also has the tiles that see no key,
+  /// and writes their dq.
   template <int kQueries>
   __device__ __forceinline__ int end_tile(int sequence, int key_block) const {
     const int end = (key_block + 1) * kKeys;
@@ -171,7 +171,7 @@ struct Arguments {
   Exchange exchange;
   Maps maps;
   Kind masks;
-  Ends ends;  // with masks
+  Ends ends;  // with masks only
 };
 
 /// A block of keys of a key-value head, and the tiles of queries that see it.
@@ -180,7 +180,7 @@ struct Item {
 };
 
 /// The block of keys with this number; false after the last one. Among the heads at a time, the first blocks of keys
-/// come first: most queries see them, so that short work is left for the end.
+/// come first: most queries see them, so that short work remains for the end.
 template <typename Args>
 __device__ __forceinline__ bool item_of(Item& item, const Args& args, int number) {
   const int kv_heads = static_cast<int>(args.of.all.kv_heads), all = static_cast<int>(args.of.all.batch) * kv_heads,
@@ -196,7 +196,7 @@ __device__ __forceinline__ bool item_of(Item& item, const Args& args, int number
 }
 
 /// A tile of queries of a head of the group. A block of keys passes through the tiles of a head from the last one to
-/// the first: neighbours that begin together at the same tile stay one step apart.
+/// the first, so neighbours that begin together at the same tile stay one step apart.
 struct Step {
   int head, tile;
 };
@@ -215,19 +215,19 @@ __device__ __forceinline__ int steps_of(const Args& args, const Item& item) {
 __device__ __forceinline__ void advance(Step& step, const Item& item) {
   if (--step.tile < item.first_tile) step.tile = item.end_tile - 1, ++step.head;
 }
-/// The last block of keys that adds to dq of a tile: that of its own position, or the last one of all.
+/// The last block of keys that adds to dq of a tile: the block at its own position, or the last one of all.
 template <typename Args>
 __device__ __forceinline__ int last_block(const Args& args, int tile) {
   return args.of.block.causal ? tile / (kKeys / Args::kQueries) : args.exchange.key_blocks - 1;
 }
-/// Blocks of keys that add to dq of the step's tile before this one.
+/// The number of blocks of keys that add to dq of the step's tile before this one.
 template <typename Args>
 __device__ __forceinline__ int earlier_blocks(const Args& args, const Item& item, const Step& step) {
   if constexpr (!Args::Kind::kHides) return item.key_block;
   const int64_t first_key = args.masks.hidden.before(item.sequence, step.tile * Args::kQueries);
   return item.key_block - min(static_cast<int>(first_key / kKeys), last_block(args, step.tile));
 }
-/// The head of a step in [B, H].
+/// The index of the head of a step in [B, H].
 template <typename Args>
 __device__ __forceinline__ int64_t head_of(const Args& args, const Item& item, const Step& step) {
   return item.sequence * args.of.all.heads + step.head;

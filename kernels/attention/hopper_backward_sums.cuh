@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The results of attention backward for sm_90a: sums of dq in global memory, in the order of the blocks of keys, and dk
-// and dv.
+// The results of attention backward for sm_90a: the sums of dq in global memory, in the order of the blocks of keys,
+// and dk and dv.
 
 #include "kernels/attention/hopper_backward.cuh"
 
 namespace slipstream::kernels::hopper {
 
-/// Adds a warp's 16 rows of 64 from `begin` on, and kHead / 2 columns, to dq of a tile. `first`: it is the first block
-/// of keys that adds to the tile; the last one rounds the sum.
+/// Adds a warp's 16 rows of 64 from `begin` on, and kHead / 2 columns, to dq of a tile. `first`: this is the first
+/// block of keys that adds to the tile. The last one rounds the sum.
 template <int kHead, typename Args>
 __device__ __forceinline__ void add_dq(const Args& args, const Item& item, const Step& step, int64_t begin, bool first,
                                        int group, Accumulator<kHead / 2>& dq) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_dq(const Args& args, const Item& item, const
     return;
   }
   if (!first) {
-    // All loads are in flight before the first sum: one after the other they took a quarter of the kernel.
+    // All loads are in flight before the first sum: one after the other they took a quarter of the kernel's time.
     float others[2][kColumns / 16][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -76,7 +76,7 @@ __device__ __forceinline__ void add_dq(const Args& args, const Item& item, const
     kernels::store_sums<kColumns>(of.dq_sum + of_head, kHead, begin, queries, sums, 1.0f);
 }
 
-/// Writes dk and dv of a warp's 16 keys.
+/// Writes dk and dv of the 16 keys of a warp.
 template <int kHead, typename Args>
 __device__ __forceinline__ void store_gradients(const Args& args, const Item& item, int begin, Accumulator<kHead>& dk,
                                                 Accumulator<kHead>& dv) {

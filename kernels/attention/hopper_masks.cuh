@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Masks of attention for sm_90a: keys that a window or documents hide, and dropout of weights.
+// The masks of attention for sm_90a: keys that a window or documents hide, and dropout of weights.
 //
-// A kernel is compiled for each kind of masks, so that one without masks has no code for them. The first visible key
-// does not descend along the queries. A tile of queries therefore sees the tiles of keys from the first visible key of
-// its first query on, and the tiles of queries that see a tile of keys follow one another.
+// A kernel is compiled for each kind of masks, so that a kernel without masks has no code for them. The first visible
+// key does not descend along the queries. A tile of queries therefore sees the tiles of keys from the first visible key
+// of its first query on, and the tiles of queries that see a tile of keys follow one another.
 
 #include "kernels/attention/hopper_tiles.cuh"
 #include "kernels/attention/masks.cuh"
 
 namespace slipstream::kernels::hopper {
 
-/// Number of the keys before the first one that the query sees. Queries and keys count from the beginning of the block.
+/// The number of keys before the first one that the query sees. Queries and keys count from the beginning of the block.
 template <typename Kind>
 __device__ __forceinline__ int first_key(const Kind& masks, int sequence, int query) {
   return static_cast<int>(masks.hidden.before(sequence, query));
 }
 
-/// Why the kernels have no code for these masks; empty if they do. One call of Philox decides about four keys whose
-/// positions begin at a multiple of four.
+/// The reason why the kernels have no code for these masks; empty if they have. One call of Philox decides about four
+/// keys whose positions begin at a multiple of four.
 template <typename Args>
 std::string masks_refusal(const Args& args) {
   if (args.all.dropout == nullptr || WeightDropout::in_fours(args)) return "";
   return "dropout of chunks of " + std::to_string(args.all.keys.chunk_tokens()) + " tokens, need a multiple of 4";
 }
 
-/// The weights of a tile that dropout keeps: bit i % 32 of word i / 32 stands for element i of the accumulator of 16
-/// rows and kColumns columns of a warp.
+/// The weights of a tile that dropout keeps. Bit i % 32 of word i / 32 stands for element i of a warp's accumulator of
+/// 16 rows and kColumns columns.
 template <int kColumns>
 struct Kept {
   int words[kColumns / 64];
@@ -34,7 +34,7 @@ struct Kept {
   __device__ __forceinline__ bool operator[](int i) const { return (words[i / 32] >> i % 32 & 1) != 0; }
 };
 
-/// What decides about the weights of a head, in kernels that drop.
+/// The data that decides about the weights of a head, in kernels that drop.
 __device__ __forceinline__ DropoutHead dropout_of(const Masks<true, true>& masks, int sequence, int head) {
   return masks.dropout.of(sequence, head);
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ int dropout_of(const Kind&, int, int) {
   return 0;
 }
 
-/// Bit i is set if the weight of key 4 * four + i is kept; query and key are positions.
+/// Bit i is set if the weight of key 4 * four + i is kept. Query and key are positions.
 __device__ __forceinline__ uint32_t kept_four(const Masks<true, true>& masks, const DropoutHead& head, uint32_t query,
                                               uint32_t four) {
   uint32_t words[4], bits = 0;
@@ -53,16 +53,16 @@ __device__ __forceinline__ uint32_t kept_four(const Masks<true, true>& masks, co
   return bits;
 }
 
-/// Exchanges bits between lanes `apart` apart: bits of `mask` in the second lane, shifted by `shift`, with the others
-/// in the first one.
+/// Exchanges bits between lanes that are `apart` apart: the bits of `mask` in the second lane, shifted by `shift`, with
+/// the others in the first one.
 __device__ __forceinline__ uint32_t exchanged(uint32_t bits, int apart, uint32_t mask, int shift) {
   const uint32_t others = __shfl_xor_sync(kWholeWarp, bits, apart);
   return (lane_of() & apart) == 0 ? (bits & mask) | (others & mask) << shift
                                   : (bits & ~mask) | (others & ~mask) >> shift;
 }
 
-/// Rows are queries from `first_query` on, columns are keys from `first_key` on. Two neighbours share eight keys of two
-/// rows: each draws for four of them in one row.
+/// Rows are queries from `first_query` on, and columns are keys from `first_key` on. Two neighbours share eight keys of
+/// two rows, and each draws for four of them in one row.
 template <int kColumns>
 __device__ __forceinline__ Kept<kColumns> kept_keys(const Masks<true, true>& masks, const DropoutHead& head,
                                                     int first_query, int first_key) {
@@ -82,14 +82,14 @@ __device__ __forceinline__ Kept<kColumns> kept_keys(const Masks<true, true>& mas
   return kept;
 }
 
-/// Rows are keys from `first_key` on, columns are queries from `first_query` on. Four lanes share four keys of two rows
-/// and two queries: each draws for four keys.
+/// Rows are keys from `first_key` on, and columns are queries from `first_query` on. Four lanes share four keys of two
+/// rows and two queries, and each draws for four keys.
 template <int kColumns>
 __device__ __forceinline__ Kept<kColumns> kept_queries(const Masks<true, true>& masks, const DropoutHead& head,
                                                        int first_query, int first_key) {
   const WeightDropout& dropout = masks.dropout;
   int lane = lane_of();
-  ptx::make_again(lane);  // else what follows from it stays in registers of a kernel that has none to spare
+  ptx::make_again(lane);  // otherwise what follows from it would stay in registers of a kernel that has none to spare
   const int turn = lane / 4 % 4;
   const int64_t query = masks.hidden.block.first_query + first_query + 2 * (lane % 4) + turn % 2;
   const uint32_t four = dropout.keys.of(masks.hidden.block.first_key + first_key + lane / 16 * 4 + turn / 2 * 8) / 4;

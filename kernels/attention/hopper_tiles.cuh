@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tiles of bf16 rows of a head in shared memory, as TMA writes and wgmma reads them (sm_90a), and their products.
+// Tiles of bf16 rows of a head in shared memory, as TMA writes them and wgmma reads them (sm_90a), and their products.
 
 #include <hopper.h>
 
@@ -13,22 +13,22 @@ namespace slipstream::kernels::hopper {
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kSlab = 64;           // columns in a row of 128 bytes, the span of the swizzle
 
-/// Why the kernels of sm_90a have no code for such heads; empty if they do.
+/// The reason why the kernels of sm_90a have no code for such heads; empty if they have.
 inline std::string hopper_refusal(int64_t head_dim) {
   if (!hopper_compiled()) return "this build has no code for sm_90a";
   if (head_dim == 64 || head_dim == 128) return "";
   return "heads of " + std::to_string(head_dim) + ", need 64 or 128";
 }
 
-/// Rows of all heads of all sequences in global memory.
+/// The rows of all heads of all sequences in global memory.
 struct HeadRows {
   const void* base = nullptr;  // row 0 of head 0 of sequence 0
   int64_t head_dim = 0, heads = 0, rows = 0, sequences = 0;
   int64_t stride = 0;           // elements between rows
   int64_t sequence_stride = 0;  // elements between sequences
 };
-/// The map of boxes of `box_rows` rows and 64 columns of a head; coordinates are column, head, row and sequence. False,
-/// with the reason, if TMA cannot take the rows.
+/// Makes the map of boxes of `box_rows` rows and 64 columns of a head. The coordinates are column, head, row and
+/// sequence. Returns false, with the reason, if TMA cannot take the rows.
 inline bool make_head_map(TensorMap& map, const HeadRows& all, int box_rows, std::string& reason) {
   const auto size = [](int64_t value) { return static_cast<uint64_t>(value); };
   return make_tensor_map(
@@ -42,8 +42,8 @@ inline bool make_head_map(TensorMap& map, const HeadRows& all, int box_rows, std
       reason);
 }
 
-/// kRows rows of a head: slabs of 64 columns, one behind the other. Rows of a slab have 128 bytes, chunk c of 16 bytes
-/// of row r at place c ^ (r % 8). `bytes` is a multiple of 1024.
+/// kRows rows of a head, as slabs of 64 columns, one behind the other. A row of a slab has 128 bytes, and chunk c of 16
+/// bytes of row r is at place c ^ (r % 8). `bytes` is a multiple of 1024.
 template <int kRows, int kHead>
 struct HeadTile {
   static constexpr int kSlabs = kHead / kSlab, kSlabBytes = 128 * kRows, kBytes = kSlabs * kSlabBytes;
@@ -51,22 +51,22 @@ struct HeadTile {
 
   unsigned char* bytes;
 
-  /// Starts loading rows from `row` on, zeros for rows that the map does not have. `full` expects kBytes.
+  /// Starts loading rows from `row` on, with zeros for rows that the map does not have. `full` expects kBytes.
   __device__ __forceinline__ void load(const TensorMap& map, Barrier* full, int head, int row, int sequence) const {
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) tma_load<4>(bytes + i * kSlabBytes, map, full, i * kSlab, head, row, sequence);
   }
-  /// Starts storing those rows that the map has.
+  /// Starts storing the rows that the map has.
   __device__ __forceinline__ void store(const TensorMap& map, int head, int row, int sequence) const {
 #pragma unroll
     for (int i = 0; i < kSlabs; ++i) tma_store<4>(map, bytes + i * kSlabBytes, i * kSlab, head, row, sequence);
   }
 
-  /// An operand whose sums run over columns: 64 rows, or all of them, from row `row` on, a multiple of 8.
+  /// An operand whose sums run over columns: 64 rows, or all of them, from row `row` on, which is a multiple of 8.
   __device__ __forceinline__ uint64_t over_columns(int row = 0) const {
     return matrix_descriptor(bytes + 128 * row, 16, 1024, Swizzle::b128);
   }
-  /// What moves it to columns 16 step to 16 step + 15.
+  /// The offset that moves it to columns 16 step to 16 step + 15.
   __device__ __forceinline__ static constexpr uint64_t columns_at(int step) {
     return static_cast<uint64_t>((16 * step / kSlab * kSlabBytes + 16 * step % kSlab * 2) / 16);
   }
@@ -74,12 +74,12 @@ struct HeadTile {
   __device__ __forceinline__ uint64_t over_rows() const {
     return matrix_descriptor(bytes, kSlabBytes, 1024, Swizzle::b128);
   }
-  /// What moves it to rows 16 step to 16 step + 15.
+  /// The offset that moves it to rows 16 step to 16 step + 15.
   __device__ __forceinline__ static constexpr uint64_t rows_at(int step) {
     return static_cast<uint64_t>(16 * step * 128 / 16);
   }
 
-  /// Position of word `lane % 4` of chunk `chunk` of row `row`, in words from the beginning of the tile.
+  /// The position of word `lane % 4` of chunk `chunk` of row `row`, in words from the beginning of the tile.
   __device__ __forceinline__ static int word(int row, int chunk) {
     return chunk / 8 * (kSlabBytes / 4) + row * 32 + (chunk % 8 ^ row % 8) * 4 + lane_of() % 4;
   }
@@ -114,7 +114,8 @@ __device__ __forceinline__ void pack(uint32_t (&weights)[kColumns / 16][4], cons
     }
 }
 
-/// sums = rows `begin` + 8 half + lane / 4 of `from` for a warp, kHead floats each; unchanged for rows from `end` on.
+/// sums = rows `begin` + 8 half + lane / 4 of `from` for a warp, with kHead floats each. Unchanged for rows from `end`
+/// on.
 template <int kHead>
 __device__ __forceinline__ void load_sums(Accumulator<kHead>& sums, const float* from, int begin, int end) {
 #pragma unroll
@@ -144,11 +145,11 @@ __device__ __forceinline__ void store_sums(float* to, int begin, int end, const 
   }
 }
 
-/// A value that all lanes share. The compiler keeps it, and what is computed from it, in uniform registers.
+/// A value that all lanes share. The compiler keeps it, and the values computed from it, in uniform registers.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(kWholeWarp, value, 0); }
 
-/// Use `n` of a ring of kStages stages: computed from a uniform count, where a stage that wraps around would be in a
-/// register of every thread.
+/// Use `n` of a ring of kStages stages. It is computed from a uniform count, because a stage that wraps around would be
+/// in a register of every thread.
 template <int kStages>
 struct Use {
   static_assert((kStages & (kStages - 1)) == 0);

@@ -10,7 +10,7 @@
 
 namespace slipstream::kernels {
 
-/// HiddenKeys and WeightDropout of a kernel without them.
+/// Replaces HiddenKeys and WeightDropout in a kernel without them.
 struct NothingHidden {
   template <typename Args>
   explicit NothingHidden(const Args&) {}
@@ -26,8 +26,8 @@ struct NothingDropped {
   __device__ __forceinline__ static float factor(int64_t, int64_t, int64_t, int64_t) { return 1.0f; }
 };
 
-/// kHides: a window or documents may hide keys; kDrops: weights are dropped. A kernel that drops also hides: a kernel
-/// that only drops would save little and be compiled as well.
+/// kHides: a window or documents may hide keys. kDrops: weights are dropped. A kernel that drops also hides, because a
+/// kernel that only drops would save little and would have to be compiled as well.
 template <bool kHides_, bool kDrops_>
 struct Masks {
   static constexpr bool kHides = kHides_, kDrops = kDrops_;
@@ -35,7 +35,7 @@ struct Masks {
   std::conditional_t<kHides, HiddenKeys, NothingHidden> hidden;
   std::conditional_t<kDrops, WeightDropout, NothingDropped> dropout;
 
-  /// Of AttentionBlockForward or AttentionBlockBackward.
+  /// Takes the arguments of AttentionBlockForward or AttentionBlockBackward.
   template <typename Args>
   explicit Masks(const Args& args) : hidden(args), dropout(args.all) {}
 };

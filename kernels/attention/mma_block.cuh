@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What forward and backward on tensor cores with mma.sync share: the rows of a thread block, the keys that its warps
-// see, and launches (attention_mma_*.cu).
+// The parts that forward and backward on tensor cores with mma.sync share: the rows of a thread block, the keys that
+// its warps see, and launches (attention_mma_*.cu).
 
 #include <type_traits>
 
@@ -17,10 +17,10 @@ namespace slipstream::kernels {
 template <int kTiles, int kKeys, bool kHides>
 struct Seen {
   bool causal;
-  int last;                   // the last one of the warp's first row, in the tile
-  int begin;                  // the tile's first key
-  const Shared<int>& hidden;  // number of keys that each row hides; unused without kHides
-  int of_warp;                // the warp's first row
+  int last;                   // the last key that the warp's first row sees, in the tile
+  int begin;                  // the first key of the tile
+  const Shared<int>& hidden;  // the number of keys that each row hides; unused without kHides
+  int of_warp;                // the first row of the warp
 
   template <typename Block>
   __device__ __forceinline__ Seen(const Block& block, int64_t row, int64_t step, const Shared<int>& hidden_,
@@ -31,7 +31,7 @@ struct Seen {
         hidden(hidden_),
         of_warp(of_warp_) {}
 
-  /// A later row hides at least what an earlier one hides.
+  /// A later row hides at least the keys that an earlier one hides.
   __device__ __forceinline__ bool any() const {
     return (!causal || last > -16 * kTiles) && (!kHides || hidden[of_warp] < begin + kKeys);
   }
@@ -53,13 +53,13 @@ struct Seen {
   }
 };
 
-/// Start of the rows from `first` on of a head in [B, H, T].
+/// The start of the rows from `first` on of a head in [B, H, T].
 template <typename Args>
 __device__ __forceinline__ int64_t row_of_head(const Args& all, int64_t head, int64_t first) {
   return (blockIdx.z * all.heads + head) * all.tokens + first;
 }
 
-/// Position of the queries of a thread block, and the steps through the keys that they see.
+/// The position of the queries of a thread block, and the steps through the keys that they see.
 template <int kHead, int kRows, int kKeys>
 struct QueryRows {
   int64_t begin, head, first_step, steps_end;
@@ -68,7 +68,7 @@ struct QueryRows {
 
   template <typename Block, typename Args, typename Masks>
   __device__ __forceinline__ QueryRows(const Block& block, const Args& all, const Masks& masks)
-      : begin((gridDim.x - 1 - blockIdx.x) * kRows),  // the longest rows first, so that short ones fill the end
+      : begin((gridDim.x - 1 - blockIdx.x) * kRows),  // the longest rows come first, so that short ones fill the end
         head(blockIdx.y),
         first_step(masks.hidden.template keys_begin<kKeys>(blockIdx.z, begin) / kKeys),
         steps_end((block.seen_by(begin, kRows) + kKeys - 1) / kKeys),
@@ -78,7 +78,7 @@ struct QueryRows {
         of_head(row_of_head(all, head, block.first_query())) {}
 };
 
-/// hidden[i] = number of keys that row begin + i hides. Threads read it after the next barrier.
+/// hidden[i] = the number of keys that row begin + i hides. Threads read it after the next barrier.
 template <int kRows, typename Masks>
 __device__ __forceinline__ void store_hidden(const Shared<int>& hidden, const Masks& masks, int64_t begin) {
   if constexpr (Masks::kHides)
@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_hidden(const Shared<int>& hidden, const Ma
       hidden[row] = static_cast<int>(masks.hidden.before(blockIdx.z, begin + row));
 }
 
-/// Are these rows aligned to 16 bytes and of a head size with kernels? Dropout needs fours of keys.
+/// Are these rows aligned to 16 bytes and of a head size with kernels? Dropout also needs aligned fours of keys.
 template <typename Args>
 bool fits(const Args& args) {
   const auto& all = args.all;
@@ -101,17 +101,17 @@ void for_head(int64_t head_dim, const Body& body) {
   head_dim == 64 ? body(std::integral_constant<int, 64>{}) : body(std::integral_constant<int, 128>{});
 }
 
-/// Number of blocks of kTiles tiles per warp.
+/// The number of blocks of kTiles tiles per warp.
 template <int kTiles>
 dim3 grid_of(int64_t rows, int64_t heads, int64_t batch) {
   return dim3(static_cast<unsigned>(blocks_for(rows, 16 * kTiles * kWarps)), static_cast<unsigned>(heads),
               static_cast<unsigned>(batch));
 }
 
-/// Shared memory of this many rows.
+/// The shared memory of this many rows.
 constexpr size_t bytes_of_rows(int rows, int head) { return size_t{2} * static_cast<size_t>(rows * head); }
 
-/// Shared memory of one count for each of these rows, if there are any.
+/// The shared memory of one count for each of these rows, if there are any.
 template <typename Masks>
 constexpr size_t bytes_of_hidden(int rows) {
   return Masks::kHides ? sizeof(int) * static_cast<size_t>(rows) : 0;

@@ -2,11 +2,11 @@
 #pragma once
 // Tiles of bf16 rows in shared memory, and their products on tensor cores (attention_mma_*.cu).
 //
-// Rows consist of chunks of 16 bytes, chunk c of row r at place c ^ (r % 8), so that the eight rows of an ldmatrix are
-// in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l % 4 has rows g and g + 8
-// and columns 2c and 2c + 1 of every 8: the layout that the next product needs for its left side (mma_16x8x16). A warp
-// multiplies kTiles x 16 rows at a time and uses each read of the right side for all of them. With one tile shared
-// memory is the bottleneck, with two it is not.
+// Rows consist of chunks of 16 bytes. Chunk c of row r is at place c ^ (r % 8), so that the eight rows of an ldmatrix
+// are in different banks. In the accumulators of a 16 x n product, lane l with g = l / 4 and c = l % 4 has rows g and g
+// + 8 and columns 2c and 2c + 1 of every 8. The next product needs this layout for its left side (mma_16x8x16). A warp
+// multiplies kTiles x 16 rows at a time and uses each read of the right side for all of them. With one tile, shared
+// memory is the bottleneck; with two it is not.
 
 #include "kernels/cuda/common.cuh"
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ int place(int row, int chunk) {
 }
 __device__ __forceinline__ int lane_of() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-/// Starts copying rows [begin, begin + kTileRows) to `tile`, zeros from `tokens` on. A thread copies one chunk of every
-/// kRowsAtOnce-th row: its place is the same in all of them, because kRowsAtOnce is a multiple of 8.
+/// Starts copying rows [begin, begin + kTileRows) to `tile`, with zeros from `tokens` on. A thread copies one chunk of
+/// every kRowsAtOnce-th row. Its place is the same in all of them, because kRowsAtOnce is a multiple of 8.
 template <int kTileRows, int kHead>
 __device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from, int64_t stride, int64_t begin,
                                           int64_t tokens) {
@@ -40,9 +40,9 @@ __device__ __forceinline__ void load_rows(const Tile& tile, const bfloat16* from
   }
 }
 
-/// Waits for the committed copies of the block. Tiles have two stages: after this barrier all threads have read the
-/// stage of the previous step, so later copies may overwrite that stage; the copies that this barrier waited for are in
-/// the other one. A step needs no second barrier.
+/// Waits for the committed copies of the block. Tiles have two stages. After this barrier all threads have read the
+/// stage of the previous step, so later copies may overwrite that stage; the copies for which this barrier waited are
+/// in the other one. A step therefore needs no second barrier.
 __device__ __forceinline__ void await_stage() {
   ptx::copy_async_wait<0>();
   __syncthreads();
@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_weights(float (&sums)[kTiles][kHead / 8
   }
 }
 
-/// In every group of four lanes that are kApart apart, words[i] of lane c becomes word c of lane i: afterwards
+/// In every group of four lanes that are kApart apart, words[i] of lane c becomes word c of lane i. Afterwards,
 /// neighbours have 16 neighbouring bytes of a row each.
 template <int kApart = 1>
 __device__ __forceinline__ ptx::Words gathered(const uint32_t (&words)[4]) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_rows(bfloat16* to, int64_t stride, int64_t
   }
 }
 
-/// sums = rows `begin` + 8 half + l / 4 of `from`, kHead floats each; unchanged for rows from `rows` on.
+/// sums = rows `begin` + 8 half + l / 4 of `from`, with kHead floats each. Unchanged for rows from `rows` on.
 template <int kHead>
 __device__ __forceinline__ void load_sums(float (&sums)[kHead / 8][4], const float* from, int64_t begin, int64_t rows) {
 #pragma unroll
@@ -154,7 +154,7 @@ __device__ __forceinline__ void load_sums(float (&sums)[kHead / 8][4], const flo
   }
 }
 
-/// Writes factor * sums to such rows of `to` that are below `rows`.
+/// Writes factor * sums to those rows of `to` that are below `rows`.
 template <int kHead>
 __device__ __forceinline__ void store_sums(float* to, int64_t stride, int64_t begin, int64_t rows,
                                            const float (&sums)[kHead / 8][4], float factor) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of attention that run from registers: products of tiles, transposes, packing and log.
+// The parts of attention that work on registers: products of tiles, transposes, packing and log.
 //
-// Included only by the *_cpu.cpp files of attention. Scores are kept transposed, keys down and queries across the
-// lanes, so that maxima, sums, masks and exponentials of the softmax need no operations across lanes.
+// Only the *_cpu.cpp files of attention include it. Scores are kept transposed, with keys down and queries across the
+// lanes, so that the maxima, sums, masks and exponentials of the softmax need no operations across lanes.
 
 #include <utility>
 
@@ -13,7 +13,7 @@
 
 namespace slipstream::kernels::SLIP_ISA {
 
-constexpr int kBlock = 64;  // queries, and keys, of a block: its scores are 16 KiB, half of a usual L1
+constexpr int kBlock = 64;  // the queries, and the keys, of a block: its scores are 16 KiB, half of a usual L1
 constexpr int kTileRows = 6;
 constexpr int kTileCols = 2 * kLanes;
 constexpr int kHeadDimMax = 256;  // kAttentionHeadDimMax
@@ -22,7 +22,7 @@ inline int64_t padded(int64_t head_dim) { return (head_dim + kTileCols - 1) / kT
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /// The left side of a product: element (i, k) is at data[i * row + k * kColumn]. The column step is a template
-/// argument; otherwise GCC makes two loops and moves all accumulators between them.
+/// argument, because otherwise GCC makes two loops and moves all accumulators between them.
 template <int kColumn>
 struct Left {
   const float* data;
@@ -32,8 +32,8 @@ using Rows = Left<1>;                   // as in memory
 using ScoresTransposed = Left<kBlock>;  // a transposed block of scores; its rows are 1 apart
 
 /// c[kRows x kTileCols] = (kAdd ? c : 0) + a[kRows x count] * b[count x kTileCols]. 12 accumulators, 2 rows of b and
-/// one broadcast fit the 16 registers of AVX2; 12 chains cover 2 units of latency 4. Not inlined: inside a larger loop
-/// GCC 12 keeps half of the accumulators on the stack.
+/// one broadcast fit into the 16 registers of AVX2, and 12 chains cover 2 units of latency 4. The function is not
+/// inlined, because inside a larger loop GCC 12 keeps half of the accumulators on the stack.
 template <int kRows, bool kAdd, int kColumn>
 [[gnu::noinline]] void tile_of(Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride,
                                int64_t count) {
@@ -65,7 +65,7 @@ template <int kRows, bool kAdd, int kColumn>
     for (int j = 0; j < 2; ++j) store(c + i * c_stride + j * kLanes, sums[i][j]);
 }
 
-/// As tile_of with 1 to kTileRows rows.
+/// Like tile_of, with 1 to kTileRows rows.
 template <bool kAdd, int kColumn>
 inline void tile(int64_t rows, Left<kColumn> a, const float* b, int64_t b_stride, float* c, int64_t c_stride,
                  int64_t count) {
@@ -95,7 +95,7 @@ inline void store_up_to(T* p, Vf v, int64_t count) {
   if (count > 0) store_part(p, v, count);
 }
 
-/// to[rows x padded(width)] = from, zeros beyond width.
+/// to[rows x padded(width)] = from, with zeros beyond width.
 template <typename T>
 inline void pack(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
   const int64_t to_stride = padded(width);
@@ -113,7 +113,7 @@ inline void unpack(const float* from, float factor, int64_t rows, int64_t width,
       store_up_to(to + i * stride + j, load(from + i * from_stride + j) * factor, width - j);
 }
 
-/// Prefetches rows that are needed soon; a row of one head is too short for the hardware to predict the next.
+/// Prefetches rows that are needed soon, because a row of one head is too short for the hardware to predict the next.
 template <typename T>
 inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int64_t rows, int64_t width) {
   constexpr int64_t kLineElems = 64 / static_cast<int64_t>(sizeof(T));
@@ -122,14 +122,14 @@ inline void prefetch_rows(const void* from, int64_t offset, int64_t stride, int6
       __builtin_prefetch(static_cast<const T*>(from) + offset + i * stride + j, 0, 2);
 }
 
-/// Number of a rank's tokens before a position, if its late chunk had no end.
+/// The number of a rank's tokens before a position, if its late chunk had no end.
 inline int64_t tokens_before(const ContextChunks& chunks, int64_t position) {
   const int64_t early = position - chunks.begin(0), late = position - chunks.begin(1);
   return (early < 0 ? 0 : least(early, chunks.chunk_tokens())) + (late < 0 ? 0 : late);
 }
 
-/// The keys of a block that its queries from `begin` on, at most kBlock, do not see although they are not behind them:
-/// keys outside of the window or of earlier documents.
+/// The keys of a block that its queries from `begin` on (at most kBlock) do not see, although these keys are not later
+/// than the queries: keys outside of the window, or of earlier documents.
 class Hidden {
  public:
   template <typename Args>
@@ -144,10 +144,10 @@ class Hidden {
       keys_[i] = tokens_before(all.keys, oldest) - block.first_key;
     }
   }
-  /// First key of the first tile of keys that one of the queries sees.
+  /// The first key of the first tile of keys that one of the queries sees.
   int64_t first_tile() const { return keys_[0] > 0 ? keys_[0] / kBlock * kBlock : 0; }
-  /// behind[i] = the last of the keys from `key` on that query i does not see, as an index into the tile; -1: none. If
-  /// all are -1, returns false without writing them.
+  /// behind[i] = the last of the keys from `key` on that query i does not see, as an index into the tile; -1: there is
+  /// none. If all are -1, returns false without writing them.
   bool last_keys(int64_t key, float (&behind)[kBlock]) const {
     bool hides = false;
     for (int64_t i = 0; i < queries_; ++i) hides |= keys_[i] > key;
@@ -158,11 +158,11 @@ class Hidden {
 
  private:
   int64_t queries_ = 0;        // 0: nothing is hidden
-  int64_t keys_[kBlock] = {};  // number of hidden ones
+  int64_t keys_[kBlock] = {};  // the number of hidden keys
 };
 
-/// Prefetches q, k and v of a tile of queries and its diagonal; tiles are counted over sequences, heads and the block's
-/// queries.
+/// Prefetches q, k and v of a tile of queries and of its diagonal. Tiles are counted over sequences, heads and the
+/// block's queries.
 template <typename T, typename Args>
 inline void prefetch_block(const Args& args, const AttentionBlock& block, int64_t index) {
   const int64_t tiles = (block.queries + kBlock - 1) / kBlock;
@@ -194,7 +194,7 @@ inline void transpose_registers(Vf (&rows)[kLanes]) {
   }
 }
 
-/// to[padded(width) x kBlock] = transpose of from[rows x width], zeros beyond both.
+/// to[padded(width) x kBlock] = the transpose of from[rows x width], with zeros beyond both.
 template <typename T>
 inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
   const int64_t columns = padded(rows);
@@ -215,8 +215,8 @@ inline void transpose(const T* from, int64_t stride, int64_t rows, int64_t width
     }
 }
 
-/// log x to about 2 ulp for normal x >= 1 (a sum that contains its own maximum's e^0); NaN and infinity are returned. x
-/// = 2^n m with m in [sqrt(1/2), sqrt(2)), then the polynomial of Cephes' logf.
+/// log x to about 2 ulp for normal x >= 1, such as a sum that contains the e^0 of its own maximum. NaN and infinity are
+/// returned. x = 2^n m with m in [sqrt(1/2), sqrt(2)); then the polynomial of Cephes' logf.
 inline Vf log_of_sum(Vf x) {
   const Vi bits = reinterpret_cast<Vi>(x) - 0x3f3504f3;
   const Vf n = __builtin_convertvector(bits >> 23, Vf);

@@ -7,7 +7,7 @@
 
 namespace slipstream::kernels {
 
-/// The streams of a sequence and a head.
+/// The random streams of a sequence and a head.
 struct DropoutHead {
   DropoutSample sample;
   uint64_t key;
@@ -15,12 +15,12 @@ struct DropoutHead {
 
 struct WeightDropout {
   const DropoutSample* samples = nullptr;
-  uint64_t key = 0;  // of this rank's first head
+  uint64_t key = 0;  // of the first head of this rank
   uint32_t threshold = 0;
   float scale = 1;
   Positions queries = {}, keys = {};
 
-  /// Of AttentionForward or AttentionBackward. Without dropout factor() must not be called.
+  /// Takes the arguments of AttentionForward or AttentionBackward. Without dropout, factor() must not be called.
   template <typename Args>
   explicit WeightDropout(const Args& all) : queries(all.queries), keys(all.keys) {
     if (all.dropout == nullptr) return;
@@ -40,15 +40,15 @@ struct WeightDropout {
   __device__ __forceinline__ DropoutHead of(int64_t sequence, int64_t head) const {
     return {samples[sequence], key + static_cast<uint64_t>(head)};
   }
-  /// Word i decides about key 4 * four + i; `query` and the key are positions.
+  /// Word i decides about key 4 * four + i. `query` and the key are positions.
   __device__ __forceinline__ static void words_of(uint32_t (&words)[4], const DropoutHead& head, uint32_t query,
                                                   uint32_t four) {
     words[0] = four, words[1] = query, words[2] = head.sample.sequence, words[3] = head.sample.step;
     philox_words(words, head.key);
   }
-  /// m / (1 - rate) of the weight that a word decides about.
+  /// m / (1 - rate) of the weight about which a word decides.
   __device__ __forceinline__ float factor(uint32_t word) const { return word >= threshold ? scale : 0.0f; }
-  /// m / (1 - rate) of a weight; query and token_of_key count the tokens of the ranks that hold them.
+  /// m / (1 - rate) of a weight. query and token_of_key count the tokens of the ranks that hold them.
   __device__ __forceinline__ float factor(int64_t sequence, int64_t head, int64_t query, int64_t token_of_key) const {
     const uint32_t position = keys.of(token_of_key);
     uint32_t words[4];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Dropout of a block of attention's weights on the CPU; included only by the *_cpu.cpp files of attention.
+// Dropout of a block of attention's weights on the CPU. Only the *_cpu.cpp files of attention include it.
 
 #include "kernels/attention/tile.h"
 #include "kernels/common/philox_cpu.h"

@@ -2,7 +2,8 @@
 #pragma once
 // Conversion between float and bfloat16, copies, and the sum of two ranges: local works that accompany communication.
 //
-// bf16 is rounded to nearest, ties to even; NaN stays NaN. Element by element: any split gives the same bits.
+// bf16 is rounded to nearest, ties to even, and NaN stays NaN. Elements are independent, so any split gives the same
+// bits.
 
 #include <cstdint>
 
@@ -21,7 +22,7 @@ struct Cast {
   DType to_dtype = DType::f32;
 };
 
-/// y[i] += x[i]. The ranges may be equal, otherwise they may not overlap.
+/// y[i] += x[i]. The ranges may be equal; otherwise they may not overlap.
 struct Add {
   const float* x = nullptr;
   float* y = nullptr;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Copies elements unchanged: whole packs if rows and width are aligned, otherwise single elements.
+/// Copies elements unchanged, in whole packs if rows and width are aligned, and otherwise one by one.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
   ptx::after_earlier_kernels();
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(ColumnsTake args) {
     *to = *from;
 }
 
-/// One thread per pack of a row.
+/// Runs one thread per pack of a row.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) sum_kernel(ColumnsSum args) {
   ptx::after_earlier_kernels();

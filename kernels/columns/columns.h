@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies columns of wider rows to separate rows, and back with a sum: the parts of a packed activation that travel in a
-// ring.
+// Copies columns of wider rows to separate rows, and adds such rows back: the parts of a packed activation that travel
+// in a ring.
 
 #include <cstdint>
 
@@ -50,7 +50,7 @@ struct ColumnsSum {
 void columns_take(LaunchContext& context, const ColumnsTake& args);
 void columns_sum(LaunchContext& context, const ColumnsSum& args);
 
-/// Pure. Minimum flops and bytes. Pointers may be null.
+/// Pure. The minimum of flops and bytes. Pointers may be null.
 Cost columns_take_cost(const ColumnsTake& args);
 Cost columns_sum_cost(const ColumnsSum& args);
 

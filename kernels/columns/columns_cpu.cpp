@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns on the CPU, threads sharing the rows.
+// Columns on the CPU. Threads share the rows.
 
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error messages of the checks that every op makes.
+// The error messages of the checks that every op makes.
 
 #include "kernels/common/checks.h"
 

@@ -20,7 +20,7 @@ void require_at_least(std::string_view op, std::string_view name, int64_t value,
 /// Pure. Throws: ShapeError with the index of the first null pointer, counted from 0.
 void require_pointers(std::string_view op, std::initializer_list<const void*> pointers);
 
-/// Throws: ResourceError: `op` has no kernel for `kind` in this build.
+/// Throws: ResourceError, because `op` has no kernel for `kind` in this build.
 [[noreturn]] void no_kernel(std::string_view op, DeviceKind kind);
 
 }  // namespace slipstream::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The numbers from which the masks of dropout are computed: of a sequence, a place in the model and a rate.
+// The numbers from which the masks of dropout are computed. They identify a sequence, a place in the model and a rate.
 
 #include <cstdint>
 #include <string_view>
@@ -13,7 +13,7 @@ struct DropoutSample {
   uint32_t sequence = 0;
 };
 
-/// Pure. The key of a place in the model: masks of different names are independent.
+/// Pure. The key of a place in the model. The masks of different names are independent.
 uint64_t dropout_key(uint64_t seed, std::string_view name);
 
 /// Pure. The smallest word that keeps an element: rate x 2^32, rounded.

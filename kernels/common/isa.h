@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Instruction set of the CPU kernels: every *_cpu.cpp is compiled once per set, and one is chosen at run time.
+// The instruction set of the CPU kernels: every *_cpu.cpp is compiled once per set, and one set is chosen at run time.
 
 #include <string_view>
 
@@ -8,8 +8,9 @@ namespace slipstream::kernels {
 
 enum class Isa { baseline, avx2, avx512 };
 
-/// The best set that this machine supports; SLIPSTREAM_ISA=baseline|avx2|avx512 selects a lower one. The choice is part
-/// of the plan (bits depend on it) and recorded in run.json. Throws: ConfigError if the selected set cannot run here.
+/// The best set that this machine supports. SLIPSTREAM_ISA=baseline|avx2|avx512 selects a lower one. The choice is part
+/// of the plan, because bits depend on it, and run.json records it. Throws: ConfigError if the selected set cannot run
+/// here.
 Isa isa();
 std::string_view name_of(Isa isa);
 

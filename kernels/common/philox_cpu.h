@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Philox4x32-10 (engine/base/philox.h) of many counters at once; included only by *_cpu.cpp files.
+// Philox4x32-10 (engine/base/philox.h) of many counters at once. Only *_cpu.cpp files include it.
 
 #include <cstdint>
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Division of sums over rows into blocks, so that their bits do not depend on the number of threads.
+// The division of sums over rows into blocks, so that their bits do not depend on the number of threads.
 
 #include <cstdint>
 
 namespace slipstream::kernels {
 
-/// At most 64 blocks of at least 16 rows, a function of the number of rows alone.
+/// At most 64 blocks of at least 16 rows. They are a function of the number of rows alone.
 struct RowBlocks {
   int64_t rows = 0;
 

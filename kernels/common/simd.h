@@ -2,8 +2,8 @@
 #pragma once
 // Vectors of float for the *_cpu.cpp files: one width per instruction set, bf16 as storage, exp and tanh.
 //
-// Included only by files that the build compiles once per set with -DSLIP_ISA=isa_avx2 (and so on) and
-// -DSLIP_VECTOR_BYTES. GCC and Clang vector extensions, so that arithmetic is written a + b * c.
+// Only files that the build compiles once per set, with -DSLIP_ISA=isa_avx2 (and so on) and -DSLIP_VECTOR_BYTES,
+// include it. It uses the vector extensions of GCC and Clang, so that arithmetic is written a + b * c.
 
 #include <cmath>
 #include <cstdint>
@@ -38,7 +38,7 @@ inline void store(float* p, Vf v) { std::memcpy(p, &v, sizeof v); }
 inline Vf load(const bfloat16* p) {
   Vh half;
   std::memcpy(&half, p, sizeof half);
-  // GCC 12 converts in halves, and warns of an uninitialized value in the forms without a mask.
+  // GCC 12 converts in halves. In the forms without a mask it warns of an uninitialized value.
 #if SLIP_VECTOR_BYTES == 64 && defined(__AVX512F__)
   const Vu wide = reinterpret_cast<Vu>(_mm512_maskz_cvtepu16_epi32(__mmask16(0xffff), reinterpret_cast<__m256i>(half)))
                   << 16;
@@ -103,7 +103,7 @@ inline void exchange(Vf& a, Vf& b) {
   exchange<kStep>(a, b, std::make_integer_sequence<int, kLanes>());
 }
 
-/// Lane i is lane (i + kBy) mod kLanes of v.
+/// Lane i of the result is lane (i + kBy) mod kLanes of v.
 template <int kBy, int... kLane>
 inline Vf rotated(Vf v, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(v, v, ((kLane + kBy) % kLanes)...);
@@ -112,7 +112,7 @@ template <int kBy>
 inline Vf rotated(Vf v) {
   return rotated<kBy>(v, std::make_integer_sequence<int, kLanes>());
 }
-/// Sum of the lanes, pairwise: the same order in every call.
+/// The sum of the lanes, pairwise, in the same order in every call.
 template <int kBy = kLanes / 2>
 inline float sum(Vf v) {
   if constexpr (kBy == 0)
@@ -120,7 +120,7 @@ inline float sum(Vf v) {
   else
     return sum<kBy / 2>(v + rotated<kBy>(v));
 }
-/// sum(a), sum(b), sum(c) and sum(d), with their bits, for half as many instructions.
+/// sum(a), sum(b), sum(c) and sum(d) with the same bits, by half as many instructions.
 inline void sums(Vf a, Vf b, Vf c, Vf d, float (&out)[4]) {
   exchange<kLanes / 2>(a, c);
   exchange<kLanes / 2>(b, d);
@@ -139,8 +139,8 @@ inline float max(Vf v) {
     return max<kBy / 2>(max(v, rotated<kBy>(v)));
 }
 
-/// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 polynomial for e^r, scaled by 2^n. Returns 0
-/// below -87.3, infinity above 88.7, NaN for NaN.
+/// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, and a degree-6 polynomial for e^r, scaled by 2^n. Returns 0
+/// below -87.3, infinity above 88.7, and NaN for NaN.
 inline Vf exp(Vf x) {
   const Vf clamped = min(max(x, splat(-87.33f)), splat(88.72f));
   const Vf shifted = clamped * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
@@ -153,7 +153,7 @@ inline Vf exp(Vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  // 2^n in two factors, so that n = 128 does not overflow before the product does.
+  // 2^n has two factors, so that n = 128 does not overflow before the product does.
   const Vi whole = __builtin_convertvector(n, Vi);
   const Vi half = whole >> 1;
   const Vi a = (half + 127) << 23;
@@ -164,8 +164,9 @@ inline Vf exp(Vf x) {
   return x == x ? high : x;
 }
 
-/// e^x to about 2 ulp for x <= 88, NaN for NaN; below -87.3 it stays at 1e-38. Above 88 any value, without a trap. Half
-/// the instructions of exp: no upper end, and 2^n comes from the low bits of the shifted sum.
+/// e^x to about 2 ulp for x <= 88, and NaN for NaN. Below -87.3 it stays at 1e-38; above 88 it has any value, without a
+/// trap. It needs half the instructions of exp, because it has no upper end and 2^n comes from the low bits of the
+/// shifted sum.
 inline Vf exp_bounded(Vf x) {
   const Vf bounded = max(splat(-87.33f), x);  // in this order NaN is kept
   const Vf shifted = bounded * 1.44269504088896341f + 12582912.0f;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Loops over a row in vectors, the last one partial; included only by *_cpu.cpp files.
+// Loops over a row in vectors, of which the last one may be partial. Only *_cpu.cpp files include it.
 
 #include "kernels/common/simd.h"
 
 namespace slipstream::kernels::SLIP_ISA {
 
-/// Number of lanes of a vector that hold elements; whole vectors cost no branch.
+/// The number of lanes of a vector that hold elements. Whole vectors cost no branch.
 struct Whole {
   template <typename T>
   Vf load(const T* p) const {
@@ -44,7 +44,7 @@ inline void for_vectors(int64_t begin, int64_t end, Body body) {
   if (i < end) body(Part{end - i}, i);
 }
 
-/// v after a store to T and a load.
+/// v after it was stored to T and loaded again.
 inline Vf rounded_to(const float*, Vf v) { return v; }
 inline Vf rounded_to(const bfloat16*, Vf v) {
   const Vu u = reinterpret_cast<Vu>(v);

@@ -26,20 +26,20 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-// Packs of a row that a thread has in flight: 48 KiB per block.
+// The packs of a row that a thread has in flight: 48 KiB per block.
 constexpr int kAhead = 6;
 constexpr float kLowest = -__builtin_inff();
 
-/// sum of e^(x - largest) over some logits. For no logits, or only masked ones: {-inf, 0}.
+/// The sum of e^(x - largest) over some logits. It is {-inf, 0} for no logits, or only masked ones.
 struct Softmax {
   float largest, sum;
 
-  /// The value subtracted from a logit before the exponential: e^(-inf - base) is 0 in every case. NaN is kept.
+  /// The value that is subtracted from a logit before the exponential: e^(-inf - base) is 0 in every case. NaN is kept.
   __device__ __forceinline__ float base() const { return largest == kLowest ? 0.0f : largest; }
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
-/// A few ulp: two from ex2, and the rounding of the product affects only negligible weights.
+/// Exact to a few ulp: ex2 costs two, and the rounding of the product affects only negligible weights.
 __device__ __forceinline__ float weight_of(float x, float base) { return ptx::exp2_approx((x - base) * kLog2E); }
 
 __device__ __forceinline__ Softmax merged(const Softmax& a, const Softmax& b) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void add_logits(Softmax& mine, const float (&x)[kElem
   for (int i = 0; i < kElems; ++i) mine.sum += weight_of(x[i], base);
 }
 
-/// The sums of all threads merged, with the same bits on all threads of the block.
+/// The merged sums of all threads, with the same bits on all threads of the block.
 __device__ __forceinline__ Softmax block_merged(Softmax mine) {
   __shared__ float largest_storage[kWarps], sum_storage[kWarps];
   const Shared<float> largests(largest_storage), sums(sum_storage);
@@ -86,7 +86,7 @@ __device__ __forceinline__ Softmax block_merged(Softmax mine) {
 }
 
 /// One row. Thread t uses packs t, t + kThreads and so on: first those that shared memory holds, then other whole
-/// packs, then those that are not whole or not aligned.
+/// packs, and then those that are not whole or not aligned.
 template <bool kAligned, typename T>
 struct Row {
   const T* logits;
@@ -99,7 +99,7 @@ struct Row {
   __device__ __forceinline__ int whole_packs() const { return kAligned ? vocab / kPack<T> : 0; }
   __device__ __forceinline__ int packs() const { return (vocab + kPack<T> - 1) / kPack<T>; }
 
-  /// The logits of a pack; elements past the vocabulary have no weight.
+  /// The logits of a pack. Elements after the vocabulary have no weight.
   template <Pack kKind>
   __device__ __forceinline__ void load(int pack, float (&x)[kPack<T>]) const {
     const int column = pack * kPack<T>;
@@ -118,7 +118,8 @@ struct Row {
     ptx::copy_async_commit();
   }
 
-  /// Maximum and sum, the same on all threads of the block. Fills `held`: a thread reads what it has copied itself.
+  /// Maximum and sum, the same on all threads of the block. Fills `held`: a thread reads only what it has copied
+  /// itself.
   __device__ __forceinline__ Softmax softmax() const {
     Softmax mine = {kLowest, 0.0f};
     float x[kPack<T>];
@@ -157,7 +158,8 @@ struct Row {
         if (pack * kPack<T> + i == target) x[i] -= gradient_scale;
   }
 
-  /// gradient = that of the row, 0 past the vocabulary; it may be `logits`. `target` < 0: no target.
+  /// gradient = the gradient of the row, and 0 after the vocabulary. It may be `logits`. `target` < 0: there is no
+  /// target.
   __device__ __forceinline__ void write_gradient(T* gradient, const Softmax& all, int target,
                                                  float gradient_scale) const {
     const float scale = gradient_scale / all.sum, base = all.base();
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 2) row_kernel(CrossEntropy args, int
   if (args.backward) held_row.write_gradient(logits, all, known ? target : -1, args.gradient_scale);
 }
 
-/// A row that is visited once: nothing of it is held.
+/// A row that is visited once. Nothing of it is held.
 template <bool kAligned, typename T>
 __device__ __forceinline__ Row<kAligned, T> visited_once(const void* logits, int64_t row, int64_t vocab,
                                                          int64_t stride) {
@@ -251,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 2) merge_kernel(CrossEntropyMerge ar
 
 constexpr int kSumThreads = static_cast<int>(kLossLanes);
 
-/// loss_sum = sum_of_losses: one thread per lane of the op card.
+/// loss_sum = sum_of_losses, with one thread per lane of the op card.
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* row_losses, int64_t rows, double* loss_sum) {
   ptx::after_earlier_kernels();
   __shared__ double storage[kSumThreads];
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* row_losse
   if (thread == 0) *loss_sum = lanes[0];
 }
 
-/// Bytes of a row that fit into shared memory, beside those of block_merged.
+/// The bytes of a row that fit into shared memory, beside those of block_merged.
 int64_t held_bytes_most() { return static_cast<int64_t>(shared_memory_bytes()) - 8 * kWarps; }
 
 }  // namespace
@@ -278,7 +280,7 @@ void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args) {
     for_dtype(args.dtype, [&](auto type) {
       using T = decltype(type);
       for_flag(args.stride % kPack<T> == 0 && all_aligned(args.logits), [&](auto aligned) {
-        // The loss alone visits a row once.
+        // The loss alone visits a row only once.
         const int64_t held_packs =
             aligned.value && args.backward ? std::min(args.vocab / kPack<T>, held_bytes_most() / 16) : 0;
         launch(stream_of(context), row_kernel<aligned.value, T>, dim3(static_cast<unsigned>(args.rows)), dim3(kThreads),

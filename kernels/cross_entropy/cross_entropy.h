@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Softmax cross-entropy over a vocabulary, loss and gradient in one visit of each row.
+// Softmax cross-entropy over a vocabulary, with loss and gradient in one visit of each row.
 //
 //   p = softmax(logits[row, 0..vocab));  loss_sum = sum over rows of -log p[target]
 //   with `backward`: logits[row, j] = gradient_scale (p[j] - [j == target]), and columns vocab..stride become 0
 // The probabilities exist only as the gradient, in place of the logits. Maximum and sum are computed together (Milakov
-// & Gimelshein 2018, "Online normalizer calculation for softmax"); a row is then still in cache (on a GPU: in shared
-// memory) when it is overwritten. Rows are computed alone and added in double on kLossLanes interleaved lanes, which
-// are then folded in halves: the same bits for any number of threads.
+// & Gimelshein 2018, "Online normalizer calculation for softmax"). A row is therefore still in cache (on a GPU: in
+// shared memory) when it is overwritten. Rows are computed alone and added in double on kLossLanes interleaved lanes,
+// which are then folded in halves. So the bits are the same for any number of threads.
 
 #include <cstdint>
 
@@ -21,7 +21,7 @@ struct CrossEntropy {
   void* logits = nullptr;            // [rows, stride] of `dtype`; overwritten when `backward`
   const int32_t* targets = nullptr;  // [rows], each in [0, vocab)
   double* loss_sum = nullptr;        // one number; set, not added to
-  float* row_losses = nullptr;       // [rows], scratch: afterwards -log p[target] of each row
+  float* row_losses = nullptr;       // [rows], scratch; afterwards -log p[target] of each row
   int64_t rows = 0, vocab = 0, stride = 0;
   float gradient_scale = 1.0f;  // 1 / tokens of the global batch for a mean
   DType dtype = DType::f32;
@@ -32,9 +32,9 @@ struct CrossEntropy {
 /// vocabulary, before anything is written), ResourceError (device).
 void cross_entropy(LaunchContext& context, const CrossEntropy& args);
 
-/// Lanes of the sum over rows: row r is added to lane r % kLossLanes.
+/// The lanes of the sum over rows: row r is added to lane r % kLossLanes.
 constexpr int64_t kLossLanes = 1024;
-/// Pure. The sum over rows that every device computes.
+/// Pure. The sum over rows as every device computes it.
 double sum_of_losses(const float* row_losses, int64_t rows);
 
 /// Pure. About 8 flops per logit (an exponential counts as one); logits are read once, and written once with

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cross-entropy row by row: blocks small enough for L1 find maximum and sum, the row stays in L2 for the gradient.
+// Cross-entropy row by row: blocks that are small enough for L1 find maximum and sum, and the row stays in L2 for the
+// gradient.
 
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
@@ -9,11 +10,12 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Elements whose maximum is found before their exponentials are summed: 4 KiB of float.
+// The number of elements whose maximum is found before their exponentials are summed: 4 KiB of float.
 constexpr int64_t kBlock = 1024;
 
-/// e^x for x <= 0 to about 1 ulp, 0 below -87.3, NaN for NaN: fewer operations than exp, and this op consists mostly of
-/// exponentials. x = n ln 2 + r; n is in the low bits of `shifted` and moves from there into the exponent.
+/// e^x for x <= 0 to about 1 ulp, 0 below -87.3, NaN for NaN. It has fewer operations than exp, because this op
+/// consists mostly of exponentials. x = n ln 2 + r; n is in the low bits of `shifted` and moves from there into the
+/// exponent.
 inline Vf exp_nonpositive(Vf x) {
   const Vf shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
   const Vf n = shifted - 12582912.0f;
@@ -82,7 +84,7 @@ Normalizer normalize(const T* x, int64_t elems) {
   for (int64_t i = 0; i < elems; i += kBlock) {
     const int64_t count = elems - i < kBlock ? elems - i : kBlock;
     const float here = block_max(x + i, count);
-    if (here == -__builtin_inff()) continue;  // all masked: adds nothing, and -inf - -inf would be NaN
+    if (here == -__builtin_inff()) continue;  // all are masked: adds nothing, and -inf - -inf would be NaN
     if (!(here <= n.max)) {
       if (n.sum != 0.0) n.sum *= __builtin_exp(static_cast<double>(n.max) - static_cast<double>(here));
       n.max = here;
@@ -101,7 +103,7 @@ void write_gradient(T* x, int64_t vocab, int64_t stride, int64_t target, double 
   for (; i + kLanes <= vocab; i += kLanes) store(x + i, exp_nonpositive(load(x + i) - n.max) * scale);
   if (i < vocab) store_part(x + i, exp_part(x + i, n.max, vocab - i) * scale, vocab - i);
   if (target >= 0 && target < vocab) {
-    // 1 - p of the target in double: for p near 1 float would cancel.
+    // 1 - p of the target is computed in double, because float would cancel for p near 1.
     const double p = __builtin_exp(logit - static_cast<double>(n.max)) / n.sum;
     x[target] = T(static_cast<float>(static_cast<double>(gradient_scale) * (p - 1.0)));
   }

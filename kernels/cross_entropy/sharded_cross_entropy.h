@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Softmax cross-entropy over a vocabulary that several ranks share: each has some columns of the logits and no rank
-// ever has all of them.
+// Softmax cross-entropy over a vocabulary that several ranks share. Each rank has some columns of the logits, and no
+// rank ever has all of them.
 //
 //   part:   a rank's contribution to a row: {max of its logits, sum of e^(logit - max), its logit of the target or 0};
 //           {-inf, 0, 0} without columns
 //   merge:  from the parts of all ranks, in rank order, the row's loss; with `backward` the gradient of this rank's
 //           logits, in their place
-// Between the two the parts travel, 24 bytes per row and rank. Formulas, types and order of sums as in cross_entropy.h;
-// merging the parts is the online normalizer of Milakov & Gimelshein 2018. Bits do not depend on the number of threads;
-// the number of ranks changes the order of additions.
+// Between the two the parts travel, with 24 bytes per row and rank. Formulas, types and the order of sums are those of
+// cross_entropy.h. The parts are merged by the online normalizer of Milakov & Gimelshein 2018. The bits do not depend
+// on the number of threads, but the number of ranks changes the order of additions.
 
 #include <cstdint>
 
@@ -26,7 +26,7 @@ struct CrossEntropyPart {
   const int32_t* targets = nullptr;  // [rows], each in [0, whole_vocab)
   double* parts = nullptr;           // [rows, kCrossEntropyPartElems]
   int64_t rows = 0, vocab = 0,
-          stride = 0;  // columns 0..vocab are tokens first..first + vocab; vocab..stride is padding
+          stride = 0;  // columns 0..vocab are tokens first..first + vocab; columns vocab..stride are padding
   int64_t first = 0, whole_vocab = 0;
   DType dtype = DType::f32;
 };

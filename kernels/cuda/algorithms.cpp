@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of timed algorithms: read strictly, written as a whole.
+// The file of timed algorithms, which is read strictly and written as a whole.
 
 #include "kernels/cuda/algorithms.h"
 

@@ -15,7 +15,7 @@ namespace slipstream::kernels {
 constexpr int kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
-/// Elements in 16 bytes.
+/// The number of elements in 16 bytes.
 template <typename T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) {
   return result;
 }
 
-/// `value` after a store as T and a load.
+/// `value` after it was stored as T and loaded again.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
   return to_float(from_float<T>(value));
@@ -67,8 +67,8 @@ __device__ __forceinline__ ptx::Words packed(const float* from, bfloat16) {
   return words;
 }
 
-/// values = p[0..kElems), zeros from `count` on. With `kAligned`, `p` is a multiple of 16 bytes and whole packs are
-/// loaded at once.
+/// values = p[0..kElems), with zeros from `count` on. With `kAligned`, `p` is a multiple of 16 bytes and whole packs
+/// are loaded at once.
 template <bool kAligned, int kElems, typename T>
 __device__ __forceinline__ void load_floats(const T* p, int64_t count, float (&values)[kElems]) {
   static_assert(kElems % kPack<T> == 0);

@@ -81,7 +81,7 @@ Layout layout(DType dtype, int64_t rows, int64_t columns, int64_t ld) {
   return Layout(made);
 }
 
-/// Largest power of two that divides all of `pointers`, at most 256, the library's default.
+/// The largest power of two that divides all of `pointers`, at most 256, which is the library's default.
 uint32_t alignment_of(std::initializer_list<const void*> pointers) {
   uintptr_t bits = 256;
   for (const void* p : pointers) bits |= reinterpret_cast<uintptr_t>(p);
@@ -113,8 +113,8 @@ std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle,
   for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     prefer(attribute, alignment_bytes);
-  // A split product is summed in float, in a fixed order: in memory of D's type only if that is float, because bfloat16
-  // would round every part.
+  // A split product is summed in float, in a fixed order. The sum may be in memory of D's type only if that is float,
+  // because bfloat16 would round every part.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<uint32_t>(is_float ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
@@ -122,7 +122,7 @@ std::vector<cublasLtMatmulAlgo_t> Described::candidates(cublasLtHandle_t handle,
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), d.get(),
                                                                d.get(), preference.get(), most, results.data(), &found);
   // For a missing epilogue the library returns different statuses (GELU requires leading dimensions that are multiples
-  // of 8); a kernel replaces it.
+  // of 8). A kernel replaces it.
   if (status != CUBLAS_STATUS_SUCCESS) found = 0;
   if (!has_epilogue) check(status, "asking for algorithms");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
@@ -181,7 +181,7 @@ struct Owned {
   std::map<ProductShape, ChosenAlgorithm> choices;
 
   Owned() = default;
-  /// Outside the constructor, so that memory taken before a failure is freed.
+  /// This is not in the constructor, so that memory that was taken before a failure is freed.
   void take() {
     cuda_check(cudaMalloc(&scratch, static_cast<size_t>(kScratchBytes)), "allocating the scratch memory of a stream");
     cuda_check(cudaMalloc(&tools.workspace, static_cast<size_t>(kWorkspaceBytes)),
@@ -204,7 +204,7 @@ struct Streams {
   std::map<ProductShape, ChosenAlgorithm> chosen;  // also by streams that no longer exist
 };
 Streams& streams() {
-  // Never destroyed: at exit the driver may shut down first.
+  // The object is never destroyed, because at exit the driver may shut down first.
   static Streams* all = new Streams;
   return *all;
 }

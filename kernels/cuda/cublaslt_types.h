@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Descriptors of cuBLASLt as values, for cublaslt.cpp and algorithm_search.cpp only.
+// Descriptors of cuBLASLt as values, only for cublaslt.cpp and algorithm_search.cpp.
 
 #include <cublasLt.h>
 #include <launch.h>
@@ -31,7 +31,7 @@ using Layout =
 /// A product in the library's terms.
 struct Described {
   explicit Described(const Gemm& args);
-  /// Blocks. The library's candidates, best first, at most `most`; none if it lacks this epilogue.
+  /// Blocks. The library's candidates, the best first, at most `most`; none if the library lacks this epilogue.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, uint32_t alignment_bytes, int most) const;
   /// Enqueues.
   cublasStatus_t enqueue(cublasLtHandle_t handle, const Gemm& args, const cublasLtMatmulAlgo_t& algorithm,
@@ -53,7 +53,7 @@ inline cublasLtMatmulAlgo_t algorithm_of(const AlgorithmBits& bits) {
 }
 inline AlgorithmBits bits_of(const cublasLtMatmulAlgo_t& algorithm) { return std::bit_cast<AlgorithmBits>(algorithm); }
 
-/// Resources for the products of a stream, made by prepare_stream.
+/// The resources for the products of a stream, made by prepare_stream.
 struct Tools {
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error of a refused CUDA call, and what the GPU and a compiled kernel are: compute capability, limits, registers.
+// The error of a refused CUDA call, and properties of the GPU and of a compiled kernel: compute capability, limits,
+// registers.
 
 #include <launch.h>
 
@@ -48,8 +49,8 @@ static cudaFuncAttributes attributes_of(const void* kernel) {
 int registers_of(const void* kernel) { return attributes_of(kernel).numRegs; }
 
 bool begins_early(const void* kernel) {
-  // All kernels are compiled for the same architectures (meson.build): one kernel answers for all. Code for an older
-  // architecture, compiled by the driver for this GPU, lacks the wait.
+  // All kernels are compiled for the same architectures (meson.build), so one kernel answers for all. Code for an older
+  // architecture that the driver has compiled for this GPU lacks the wait.
   static const bool all = early_launch(compute_capability()) && attributes_of(kernel).ptxVersion >= 90;
   return all;
 }

@@ -2,7 +2,8 @@
 #pragma once
 // Kernels that compute every element from the elements at the same place of one or two inputs.
 //
-// A thread handles 16 bytes of the narrowest type. Outputs may be inputs: a thread reads all before it writes.
+// A thread handles 16 bytes of the narrowest type. Outputs may be inputs, because a thread reads everything before it
+// writes.
 
 #include "kernels/cuda/common.cuh"
 

@@ -8,14 +8,16 @@
 
 namespace slipstream::kernels {
 
-/// D[m,n] (+)= op(A)[m,k] · op(B)[k,n], column-major; `ld` are elements between columns. At most one epilogue:
-///   bias, pre_gelu   bias down every column; with `pre_gelu` [m,n], ld as D, it gets that value and D = gelu of it
-///   gelu_input       [m,n], ld as D: D = the product times gelu's derivative there
-///   gelu_input, d_sums  the same, and [m]: the sums of D over n, stored and not added, of `out`
-///   b_sums           [n]: the sums of op(B) over k, stored and not added, of `out`
+/// D[m,n] (+)= op(A)[m,k] · op(B)[k,n], column-major; `ld` is the number of elements between columns. At most one
+/// epilogue:
+///   bias, pre_gelu       adds the bias down every column. `pre_gelu` [m,n], with the ld of D, receives that value, and
+///                        D = gelu of it
+///   gelu_input           [m,n], with the ld of D: D = the product times the derivative of gelu at gelu_input
+///   gelu_input, d_sums   the same, and [m]: the sums of D over n, in the type `out`, stored and not added
+///   b_sums               [n]: the sums of op(B) over k, in the type `out`, stored and not added
 /// `summed_after`: a kernel computes the sums of D over n afterwards.
-/// A, B, bias, pre_gelu and gelu_input are `in`, D is `out`; sums are float, and float operands are multiplied as
-/// float.
+/// A, B, bias, pre_gelu and gelu_input have the type `in`, D has `out`. Sums are float, and float operands are
+/// multiplied as float.
 struct Gemm {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -31,7 +33,7 @@ struct Gemm {
   DType in = DType::f32, out = DType::f32;
   bool accumulate = false;
   bool summed_after = false;
-  int32_t multiprocessors = 0;  // for which the library plans the product; 0: all of the card
+  int32_t multiprocessors = 0;  // the number for which the library plans the product; 0: all of the card
 };
 
 }  // namespace slipstream::kernels

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Inline PTX of sm_90a: barriers in shared memory, TMA tiles, warpgroup products and registers that move between warps.
+// Inline PTX of sm_90a: barriers in shared memory, TMA tiles, warpgroup products, and registers that move between
+// warps.
 //
 // tests/emulation/hopper.h is its counterpart on the host, with the layouts and rules of the PTX manual. Code for other
-// architectures than sm_90a traps, and the dispatch never selects it: hopper_compiled() and compute_capability().
+// architectures than sm_90a traps, and the dispatch never selects it (hopper_compiled() and compute_capability()).
 
 #include <cuda_runtime.h>
 #include <ptx.h>
@@ -28,18 +29,18 @@ constexpr bool kDeviceCode = false;
 #define SLIP_SM90A(...) __trap()
 #endif
 
-/// Traps unless the address is a multiple of 1024. A declaration aligns static shared memory; no manual promises it for
-/// the beginning of dynamic shared memory, and a swizzle from another address would silently mix rows.
+/// Traps unless the address is a multiple of 1024. A declaration aligns static shared memory, but no manual promises
+/// this for the beginning of dynamic shared memory, and a swizzle from another address would silently mix rows.
 __device__ __forceinline__ void require_aligned_1024(const void* shared) {
-  if (!kDeviceCode || threadIdx.x != 0) return;  // one thread: in all of them it costs the forward kernel spills
+  if (!kDeviceCode || threadIdx.x != 0) return;  // one thread: in all of them it makes the forward kernel spill
   uint32_t address = ptx::shared_address(shared);
-  asm volatile("" : "+r"(address));  // the compiler takes the declaration for granted
+  asm volatile("" : "+r"(address));  // without this, the compiler would assume the alignment of the declaration
   if (address % 1024 != 0) __trap();
 }
 
 // --- barriers
 
-/// A barrier of `arrivals` arrivals a phase. Phases alternate in parity, beginning with 0.
+/// Makes a barrier with `arrivals` arrivals per phase. Phases alternate in parity, beginning with 0.
 __device__ __forceinline__ void barrier_init(Barrier* barrier, int arrivals) {
   SLIP_SM90A("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx::shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -51,12 +52,12 @@ __device__ __forceinline__ void barrier_init_fence() {
 __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
   SLIP_SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ptx::shared_address(barrier)) : "memory");
 }
-/// Arrives, and the phase also waits for `bytes` of tma_load.
+/// Arrives. The phase also waits for `bytes` bytes of tma_load.
 __device__ __forceinline__ void barrier_arrive_expect(Barrier* barrier, uint32_t bytes) {
   SLIP_SM90A("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx::shared_address(barrier)), "r"(bytes)
              : "memory");
 }
-/// Waits until the phase of this parity has completed. The phase before the first one counts as complete: parity 1
+/// Waits until the phase of this parity has completed. The phase before the first one counts as complete, so parity 1
 /// passes at once.
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, int parity) {
   SLIP_SM90A(
@@ -77,8 +78,8 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   SLIP_SM90A("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/// Orders earlier writes of this thread (or those that a barrier has made visible to it) before asynchronous accesses
-/// of shared memory: of wgmma and TMA.
+/// Orders earlier writes of this thread, or writes that a barrier has made visible to it, before asynchronous accesses
+/// of wgmma and TMA to shared memory.
 __device__ __forceinline__ void fence_async() { SLIP_SM90A("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // --- TMA
@@ -87,8 +88,8 @@ __device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
   SLIP_SM90A("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// Starts loading the box of `map` at element (c0, c1, ...), innermost first, to `shared`; elements outside the tensor
-/// are zeros. All bytes of the box complete on `barrier`.
+/// Starts loading the box of `map` at element (c0, c1, ...), innermost first, to `shared`. Elements outside the tensor
+/// become zeros. All bytes of the box complete on `barrier`.
 template <int kRank>
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, Barrier* barrier, int c0, int c1,
                                          int c2 = 0, int c3 = 0, int c4 = 0) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, Bar
         "l"(&map), "r"(complete), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
         : "memory");
 }
-/// Starts storing a box from `shared`; elements outside the tensor are not written.
+/// Starts storing a box from `shared`. Elements outside the tensor are not written.
 template <int kRank>
 __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2 = 0,
                                           int c3 = 0, int c4 = 0) {
@@ -145,8 +146,8 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
 }
 /// Closes the group of this thread's stores since the last commit.
 __device__ __forceinline__ void tma_store_commit() { SLIP_SM90A("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Waits until all committed groups of this thread but the last `kPending` have read shared memory; tma_store_wait:
-/// until they have also written global memory.
+/// Waits until all committed groups of this thread, except the last `kPending`, have read shared memory. tma_store_wait
+/// waits until they have also written global memory.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   SLIP_SM90A("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -156,7 +157,7 @@ __device__ __forceinline__ void tma_store_wait() {
   SLIP_SM90A("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// --- products of a warpgroup: four warps, the first of them a multiple of 4, run these functions together
+// --- products of a warpgroup: four warps, the first of which is a multiple of 4, run these functions together
 
 /// A 64 x kN tile of float sums in the registers of a warpgroup. Element i of lane l in warp w of the group is in row
 /// 16 w + l / 4 + 8 (i / 2 % 2) and column 8 (i / 4) + 2 (l % 4) + i % 2.
@@ -179,7 +180,7 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* shared, uint32
 }
 
 namespace detail {
-/// Values of these registers are computed before this point and read after it.
+/// The values of these registers are computed before this point and read after it.
 template <int kN>
 __device__ __forceinline__ void pin(Accumulator<kN>& sums) {
 #pragma unroll
@@ -203,8 +204,8 @@ __device__ __forceinline__ void wgmma_pin(Sums&... sums) {
   (detail::pin(sums), ...);
 }
 
-/// Required before the first product, and before a product one of whose registers other instructions have accessed:
-/// `registers` are these accumulators and A fragments.
+/// This is required before the first product, and before a product some of whose registers other instructions have
+/// accessed. `registers` are these accumulators and fragments of A.
 template <typename... Registers>
 __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
   (detail::pin(registers), ...);
@@ -212,7 +213,7 @@ __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
 }
 /// Closes the group of the products since the last commit.
 __device__ __forceinline__ void wgmma_commit() { SLIP_SM90A("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Waits for all committed groups but the last `kPending`; `sums` become readable, and all shared operands of the
+/// Waits for all committed groups except the last `kPending`. `sums` become readable, and all shared operands of the
 /// completed groups are free.
 template <int kPending, typename... Sums>
 __device__ __forceinline__ void wgmma_wait(Sums&... sums) {
@@ -238,7 +239,7 @@ __device__ __forceinline__ void wgmma_wait(Sums&... sums) {
 #define SLIP_SUMS_N32 SLIP_SUMS(0), SLIP_SUMS(1)
 #define SLIP_SUMS_N64 SLIP_SUMS(0), SLIP_SUMS(1), SLIP_SUMS(2), SLIP_SUMS(3)
 #define SLIP_SUMS_N128 SLIP_SUMS_N64, SLIP_SUMS(4), SLIP_SUMS(5), SLIP_SUMS(6), SLIP_SUMS(7)
-// The numbers of the operands after the accumulator's registers, in order.
+// The numbers of the operands that follow the accumulator's registers, in order.
 #define SLIP_WGMMA(n, a, b, add, major_a, major_b)                                                    \
   SLIP_SM90A("{\n.reg .pred add;\nsetp.ne.b32 add, %" #add                                            \
              ", 0;\n"                                                                                 \
@@ -256,7 +257,7 @@ __device__ __forceinline__ void wgmma_wait(Sums&... sums) {
              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_shared), "r"(accumulate ? 1 : 0), \
                "n"(static_cast<int>(kMajorB)))
 
-/// Starts sums (+)= A B for A of 64 x 16 and B of 16 x kN bfloat16 elements in shared memory; `accumulate` false
+/// Starts sums (+)= A B for A of 64 x 16 and B of 16 x kN bfloat16 elements in shared memory. `accumulate` false
 /// replaces the sums. Major::k: the 16 elements of a row of A, or of a column of B, are neighbours in memory.
 template <int kN, Major kMajorA, Major kMajorB>
 __device__ __forceinline__ void wgmma(Accumulator<kN>& sums, uint64_t a_shared, uint64_t b_shared, bool accumulate) {
@@ -266,7 +267,7 @@ __device__ __forceinline__ void wgmma(Accumulator<kN>& sums, uint64_t a_shared, 
   if constexpr (kN == 64) SLIP_WGMMA(64, 32, 33, 34, 35, 36);
   if constexpr (kN == 128) SLIP_WGMMA(128, 64, 65, 66, 67, 68);
 }
-/// The same with A in registers, whose layout is that of A of ptx::mma_16x8x16 for the 16 rows of each warp.
+/// The same with A in registers. Its layout is that of A in ptx::mma_16x8x16 for the 16 rows of each warp.
 template <int kN, Major kMajorB>
 __device__ __forceinline__ void wgmma_registers(Accumulator<kN>& sums, const uint32_t (&a)[4], uint64_t b_shared,
                                                 bool accumulate) {
@@ -279,7 +280,7 @@ __device__ __forceinline__ void wgmma_registers(Accumulator<kN>& sums, const uin
 
 // --- sums in global memory
 
-/// Adds four floats at `p`, a multiple of 16 bytes, without waiting.
+/// Adds four floats at `p`, which is a multiple of 16 bytes, without waiting.
 __device__ __forceinline__ void add_16(float* p, const float (&values)[4]) {
   SLIP_SM90A("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(values[0]), "f"(values[1]),
              "f"(values[2]), "f"(values[3])
@@ -288,8 +289,8 @@ __device__ __forceinline__ void add_16(float* p, const float (&values)[4]) {
 
 // --- registers of a warpgroup
 
-/// Takes registers from the block's pool until each thread has `kRegisters`, a multiple of 8 of 24 to 256; waits until
-/// others have given them up.
+/// Takes registers from the block's pool until each thread has `kRegisters`, a multiple of 8 from 24 to 256. Waits
+/// until others have given them up.
 template <int kRegisters>
 __device__ __forceinline__ void registers_raise() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limits of TMA on tensors and boxes (CUDA driver API, cuTensorMapEncodeTiled) and those of the registers that
-// warpgroups exchange, as sentences.
+// The limits of TMA on tensors and boxes (CUDA driver API, cuTensorMapEncodeTiled), and the limits of the registers
+// that warpgroups exchange, as sentences.
 
 #include "kernels/cuda/hopper_types.h"
 

@@ -12,17 +12,19 @@ namespace slipstream::kernels::hopper {
 /// An mbarrier in shared memory.
 using Barrier = uint64_t;
 
-/// Registers that each thread of a block has at the launch of a kernel with __launch_bounds__(threads, 1): a multiple
-/// of 8 of the 65536 of a multiprocessor. setmaxnreg moves registers only among the threads of the block (PTX ISA,
-/// setmaxnreg: "per-CTA-register-pool"), so the warpgroups' registers may sum up to those of the launch, not to 65536.
+/// The registers that each thread of a block has at the launch of a kernel with __launch_bounds__(threads, 1): a
+/// multiple of 8 of the 65536 of a multiprocessor. setmaxnreg moves registers only among the threads of the block (PTX
+/// ISA, setmaxnreg: "per-CTA-register-pool"). The registers of the warpgroups may therefore sum up to those of the
+/// launch, not to 65536.
 constexpr int registers_at_launch(int threads) { return 65536 / threads / 8 * 8 < 255 ? 65536 / threads / 8 * 8 : 255; }
 
-/// Throws: ResourceError unless blocks of `threads`, launched with `at_launch` registers a thread, have the `wanted`
-/// ones, summed up over one thread of each warpgroup. A kernel whose warpgroups want more would wait for ever.
+/// Throws: ResourceError unless blocks of `threads` threads, launched with `at_launch` registers per thread, have the
+/// `wanted` registers, summed up over one thread of each warpgroup. A kernel whose warpgroups want more would wait
+/// forever.
 void require_registers(const char* kernel, int threads, int at_launch, int wanted);
 
-/// How 16-byte chunks are permuted in rows of this many bytes: chunk c of row r is at c ^ (r % 8) (b128), c ^ (r / 2 %
-/// 4) (b64) or c ^ (r / 4 % 2) (b32).
+/// The permutation of 16-byte chunks in rows of this many bytes: chunk c of row r is at c ^ (r % 8) (b128), c ^ (r / 2
+/// % 4) (b64) or c ^ (r / 4 % 2) (b32).
 enum class Swizzle { none, b32, b64, b128 };
 __host__ __device__ constexpr uint32_t span_bytes(Swizzle swizzle) {
   return swizzle == Swizzle::none ? 16u : 16u << static_cast<int>(swizzle);
@@ -33,10 +35,11 @@ __host__ __device__ constexpr uint32_t swizzled(uint32_t at, Swizzle swizzle) {
   return at ^ (at >> 3 & (span_bytes(swizzle) - 16));
 }
 
-/// Which elements of an operand are neighbours in memory: along k, or along m (of A) or n (of B).
+/// The elements of an operand that are neighbours in memory: those along k, or those along m (of A) or n (of B).
 enum class Major { k = 0, mn = 1 };
 
-/// A bfloat16 tensor in global memory, innermost dimension first, and the box that one tma_load or tma_store moves.
+/// A bfloat16 tensor in global memory, with its innermost dimension first, and the box that one tma_load or tma_store
+/// moves.
 struct TensorShape {
   const void* base = nullptr;
   int rank = 2;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Shared CUDA code of layer norm and RMS norm: choice of the kernel by width, and sums over rows in two fixed stages.
+// CUDA code that layer norm and RMS norm share: the choice of the kernel by width, and sums over rows in two fixed
+// stages.
 //
-// The forward reads x and the tensor added to it and writes both results; the backward reads dy, x and the residual and
-// writes dx: 4 passes over a tensor each. The backward leaves the sums of at least 32 rows in scratch (1 / 16 of a pass
-// in bf16, 1 / 32 in float, twice that with a bias, three times with the sums of dx, too; the last kernel reads them
-// once more). `kCentre` is layer norm: it subtracts the mean and has a bias.
+// The forward pass reads x and the tensor that is added to it, and writes both results. The backward pass reads dy, x
+// and the residual, and writes dx. Each passes 4 times over a tensor. The backward pass leaves the sums of at least 32
+// rows in scratch: 1 / 16 of a pass in bf16, 1 / 32 in float, twice that with a bias, three times with the sums of dx,
+// too. The last kernel reads them once more. `kCentre` is layer norm: it subtracts the mean and has a bias.
 
 #include <algorithm>
 #include <type_traits>
@@ -19,7 +20,7 @@ namespace slipstream::kernels {
 
 constexpr int kNormColumns = 32, kNormRowLanes = 32;
 
-/// dweight (and dbias and dx_sums) (+)= the partial sums: thread i of a place adds blocks i, i + kNormRowLanes and so
+/// dweight (and dbias and dx_sums) (+)= the partial sums. Thread i of a place adds blocks i, i + kNormRowLanes and so
 /// on, and the sums of the threads are added in order.
 template <bool kCentre, typename T>
 __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
@@ -48,8 +49,8 @@ __global__ void __launch_bounds__(kNormColumns* kNormRowLanes)
   *to = args.accumulate ? *to + sum : sum;
 }
 
-/// Calls body(std::integral_constant) with the number of warps that share a row, 0 if registers cannot hold the row in
-/// whole packs.
+/// Calls body(std::integral_constant) with the number of warps that share a row, or 0 if registers cannot hold the row
+/// in whole packs.
 template <typename T, typename Body>
 void for_row_warps(int64_t width, bool aligned, const Body& body) {
   const int64_t warps = blocks_for(width, int64_t{kWarp} * kHeldPacks * kPack<T>);
@@ -60,7 +61,7 @@ void for_row_warps(int64_t width, bool aligned, const Body& body) {
   body(std::integral_constant<int, kMostRowWarps>{});
 }
 
-/// Calls body(std::integral_constant) with the packs of a row in a lane.
+/// Calls body(std::integral_constant) with the number of packs of a row in a lane.
 template <typename T, int kRowWarps, typename Body>
 void for_row_packs(int64_t width, const Body& body) {
   if (width <= int64_t{kRowWarps} * kWarp * 3 * kPack<T>) return body(std::integral_constant<int, 3>{});
@@ -89,8 +90,9 @@ void norm_forward(const LaunchContext& context, const NormForward<T>& args) {
 /// Enqueues.
 template <bool kCentre, typename T>
 void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
-  // Three turns of the sixteen warps for which each of 132 multiprocessors has registers. In a single turn one
-  // multiprocessor that a transfer occupies would double the time of the kernel; in three it adds a third at most.
+  // Three turns of the sixteen warps for which each of 132 multiprocessors has registers. In a single turn, one
+  // multiprocessor that a transfer occupies would double the time of the kernel; in three turns it adds a third at
+  // most.
   constexpr int64_t kMostWarps = 3 * 16 * 132, kRowsLeast = 32, kSharedBytes = 96 * 1024;
   const NormSums<kCentre, T> layout(args);
   const int64_t floats = layout.floats(), row_bytes = 4 * floats, fitting = kScratchBytes / row_bytes;
@@ -98,14 +100,14 @@ void norm_backward(const LaunchContext& context, const NormBackward<T>& args) {
   float* partial = static_cast<float*>(scratch_of(context));
   const bool aligned = args.width % kPack<T> == 0 && all_aligned(args.dy, args.x, args.weight, args.residual, args.dx);
   int64_t blocks = 0;
-  // Blocks of rows, as many as the scratch has room for; depends on the shape only.
+  // The number of blocks of rows for which the scratch has room. It depends only on the shape.
   const auto share_out = [&](int64_t warps) {
     blocks = std::min({blocks_for(args.rows, kRowsLeast), kMostWarps / warps, fitting});
     const int64_t rows_per_block = blocks > 0 ? blocks_for(args.rows, blocks) : 0;
     blocks = blocks > 0 ? blocks_for(args.rows, rows_per_block) : 0;
     return rows_per_block;
   };
-  // Beside four packs of a row in eight warps there is no shared memory for the sums of dx.
+  // Beside four packs of a row in eight warps, there is no shared memory for the sums of dx.
   const bool fits = !layout.has_dx || args.width <= int64_t{kMostRowWarps} * kWarp * 3 * kPack<T>;
   for_row_warps<T>(args.width, aligned && fits, [&](auto row_warps) {
     if constexpr (constexpr int kRowWarps = row_warps.value; kRowWarps > 0) {

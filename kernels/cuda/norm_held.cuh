@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of rows of whole packs that fit on chip: all loads of a row are in flight at once, nothing is read twice.
+// Norms of rows of whole packs that fit on the chip: all loads of a row are in flight at once, and nothing is read
+// twice.
 //
 // kRowWarps warps share a row, so that a lane has at most kHeldPacks packs of it: 1024 elements per warp in bf16. The
-// forward holds a row in registers. The backward holds the sums of dweight and dbias in registers until a block has
-// finished its rows, and the row and the next one in shared memory: a lane copies there what it reads itself, so the
-// copies need no barrier and no registers. For bf16 and a width of 768 (3 packs a lane), 128 registers allow 16 warps a
-// multiprocessor, each with 4.5 KiB of its next row in flight: 72 KiB, where 3 TB/s at a latency of 1 us need 22.
+// forward pass holds a row in registers. The backward pass holds the sums of dweight and dbias in registers until a
+// block has finished its rows, and the current row and the next one in shared memory. A lane copies there only what it
+// reads itself, so the copies need no barrier and no registers. For bf16 and a width of 768 (3 packs per lane), 128
+// registers allow 16 warps per multiprocessor, each with 4.5 KiB of its next row in flight. These are 72 KiB, where 3
+// TB/s at a latency of 1 us need 22.
 
 #include "kernels/cuda/norm_types.cuh"
 
@@ -14,7 +16,7 @@ namespace slipstream::kernels {
 
 constexpr int kHeldPacks = 4, kMostRowWarps = 8;
 
-/// Roles in a block: groups of kRowWarps warps, each processing one row at a time.
+/// The roles in a block: groups of kRowWarps warps, each of which processes one row at a time.
 template <int kRowWarps>
 struct NormGroups {
   static constexpr int kWarps = kRowWarps > kNormWarps ? kRowWarps : kNormWarps, kThreads = kWarps * kWarp,
@@ -25,14 +27,14 @@ struct NormGroups {
   __device__ __forceinline__ int column(int pack) const {
     return (pack * kLanes + lane) * kPack<T>;
   }
-  /// Each value summed over the row's lanes, with the same bits in all of them. `turn` counts calls; all threads of a
-  /// block call it or none.
+  /// Each value summed over the row's lanes, with the same bits in all of them. `turn` counts the calls. All threads of
+  /// a block call it, or none.
   template <int kValues>
   __device__ __forceinline__ void sum(float (&values)[kValues], const Shared<float>& exchange, int turn) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = warp_sum(values[i]);
     if constexpr (kRowWarps > 1) {
-      // Two places in turn: an early warp writes where no warp reads any more.
+      // Two places in turn: an early warp writes to a place from which no warp reads any more.
       const int place = turn % 2 * kWarps * kValues, warp = static_cast<int>(threadIdx.x) / kWarp;
       if (threadIdx.x % kWarp == 0)
 #pragma unroll
@@ -48,7 +50,7 @@ struct NormGroups {
   }
 };
 
-/// Loads whole packs; zeros beyond the end.
+/// Loads whole packs, with zeros beyond the end.
 template <typename T>
 __device__ __forceinline__ ptx::Words load_pack(const T* p, int left) {
   return left > 0 ? ptx::load_16(p) : ptx::Words{};
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
   const Shared<float> exchange(storage);
   const Groups groups;
   const int64_t row = int64_t{blockIdx.x} * Groups::kGroups + groups.group, begin = row * args.width;
-  const int width = row < args.rows ? static_cast<int>(args.width) : 0;  // a row past the last one has no elements
+  const int width = row < args.rows ? static_cast<int>(args.width) : 0;  // a row after the last one has no elements
   const float share = 1.0f / static_cast<float>(args.width);
   ptx::Words held[kHeldPacks];
 #pragma unroll
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads) held_norm_for
 
 constexpr int kStages = 2;  // rows of a group in shared memory: the current one and the next
 
-/// dy, x and residual of a block's rows in shared memory; a thread reads what it has copied itself.
+/// dy, x and residual of a block's rows in shared memory. A thread reads only what it has copied itself.
 template <int kRowWarps, int kPacks, typename T>
 struct NormStages {
   using Groups = NormGroups<kRowWarps>;
@@ -149,7 +151,7 @@ struct NormStages {
   }
 };
 
-/// The sums of dx over a group's rows. They are in shared memory, because the other sums leave no registers; a thread
+/// The sums of dx over a group's rows. They are in shared memory, because the other sums leave no registers. A thread
 /// uses only its own.
 template <int kRowWarps, int kPacks, typename T>
 struct NormTotals {
@@ -157,7 +159,7 @@ struct NormTotals {
   static constexpr int kElems = kPacks * Groups::kThreads * kPack<T>, kBytes = kElems * static_cast<int>(sizeof(float));
   Shared<float> elems;
 
-  /// Neighbouring threads use neighbouring 16 bytes.
+  /// Neighbouring threads use neighbouring pieces of 16 bytes.
   __device__ __forceinline__ static int place(int thread, int pack, int i) {
     return ((pack * (kPack<T> / 4) + i / 4) * Groups::kThreads + thread) * 4 + i % 4;
   }
@@ -175,8 +177,9 @@ struct NormTotals {
   }
 };
 
-/// A block processes `rows_per_block` rows, its groups in turn: dx, and the group's sums row after row. At the end the
-/// sums of the groups are added in order and stored in partial[block]. A lane has at most kPacks packs of a row.
+/// A block processes `rows_per_block` rows, and its groups take turns: each computes dx, and its sums row after row. At
+/// the end the sums of the groups are added in order and stored in partial[block]. A lane has at most kPacks packs of a
+/// row.
 template <bool kCentre, int kRowWarps, int kPacks, typename T>
 __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGroups<kRowWarps>::kWarps)
     held_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
@@ -193,13 +196,13 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
   const Shared<float> exchange(storage);
   const Groups groups;
   const float share = 1.0f / static_cast<float>(args.width);
-  const auto weight = [&](int pack) {  // in L1, read again for every row
+  const auto weight = [&](int pack) {  // it is in L1, and read again for every row
     const int column = groups.template column<T>(pack);
     return load_pack(args.weight + column, static_cast<int>(args.width) - column);
   };
   const int64_t first = blockIdx.x * rows_per_block,
                 end = first + rows_per_block < args.rows ? first + rows_per_block : args.rows;
-  const auto fetch = [&](int64_t row, int stage) {  // zeros for a row past the last one and past a row's end
+  const auto fetch = [&](int64_t row, int stage) {  // zeros for a row after the last one and after the end of a row
     const int64_t begin = row < end ? row * args.width : 0;
     const int width = row < end ? static_cast<int>(args.width) : 0;
 #pragma unroll
@@ -224,7 +227,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
   int turn = 0;
   for (int64_t of_block = first; of_block < end; of_block += Groups::kGroups, ++turn) {
     const int64_t row = of_block + groups.group, begin = row * args.width;
-    const int width = row < end ? static_cast<int>(args.width) : 0;  // a row past the last one has no elements
+    const int width = row < end ? static_cast<int>(args.width) : 0;  // a row after the last one has no elements
     const int stage = turn % kStages;
     const float inv = next_inv, mean = next_mean;
     fetch(row + Groups::kGroups, (turn + 1) % kStages);
@@ -240,7 +243,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
       for (int i = 0; i < kPack<T>; ++i) means[0] += d[i] * w[i], means[1] += d[i] * w[i] * (v[i] - mean) * inv;
     }
     groups.sum(means, exchange, turn);
-    if constexpr (kRowWarps == 1) __syncwarp();  // for the compiler: the row is loaded again, not kept in registers
+    if constexpr (kRowWarps == 1) __syncwarp();  // for the compiler: the row is loaded again, and not kept in registers
     const float mean_g = kCentre ? means[0] * share : 0.0f, mean_gn = means[1] * share;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -261,7 +264,7 @@ __global__ void __launch_bounds__(NormGroups<kRowWarps>::kThreads, 16 / NormGrou
     }
   }
   ptx::copy_async_wait<0>();
-  __syncthreads();  // no row is read any more: the sums take their place
+  __syncthreads();  // no row is read any more, and the sums take their place
   const NormSums<kCentre, T> layout(args);
   const int64_t floats = layout.floats(), of_group = layout.before_dx();
   const Shared<float> sums(bytes, static_cast<int>(Groups::kGroups * of_group));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Arguments of norms, and the layout of sums over rows between their two stages.
+// The arguments of norms, and the layout of sums over rows between their two stages.
 
 #include "kernels/cuda/common.cuh"
 
 namespace slipstream::kernels {
 
-constexpr int kNormWarps = 4;  // of a block, more if a row needs more
+constexpr int kNormWarps = 4;  // of a block; more if a row needs more
 
 template <typename T>
 struct NormForward {
@@ -38,8 +38,8 @@ struct NormBackward {
   bool accumulate;
 };
 
-/// Sums over rows of dweight, dbias and dx, by place: element i of pack p is at i * packs + p, so that neighbouring
-/// lanes use neighbouring banks; those of dbias follow all of dweight's, those of dx all of dbias's.
+/// The sums over rows of dweight, dbias and dx, by place. Element i of pack p is at i * packs + p, so that neighbouring
+/// lanes use neighbouring banks. The sums of dbias follow all of dweight's, and those of dx all of dbias's.
 template <bool kCentre, typename T>
 struct NormSums {
   int64_t packs;  // of a row; the last one may be partial

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Norms of all other rows: one warp per row, which is read again, normally from L1.
+// Norms of all other rows: one warp per row, which is read again, usually from L1.
 
 #include "kernels/cuda/norm_types.cuh"
 
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kNormWarps* kWarp) wide_norm_forward_kernel(No
   args.inv[row] = inv;
 }
 
-/// Where a warp adds the sums of its rows: its part of shared memory, or of the partial sums if a row is too wide for
-/// that.
+/// The place where a warp adds the sums of its rows: its part of shared memory, or of the partial sums if a row is too
+/// wide for shared memory.
 template <bool kShared>
 struct NormAdder {
   Shared<float> shared;
@@ -85,8 +85,8 @@ struct NormAdder {
   }
 };
 
-/// A block processes `rows_per_block` rows, its warps in turn: dx, and the warp's sums row after row, each lane for its
-/// own packs. At the end the sums of the warps are added in order and stored in partial[block].
+/// A block processes `rows_per_block` rows, and its warps take turns: each computes dx, and its sums row after row,
+/// with each lane on its own packs. At the end the sums of the warps are added in order and stored in partial[block].
 template <bool kCentre, bool kShared, bool kAligned, typename T>
 __global__ void __launch_bounds__(kNormWarps* kWarp)
     wide_norm_backward_kernel(NormBackward<T> args, int64_t rows_per_block, float* all_partial) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kNormWarps* kWarp)
       for (int i = 0; i < kPack<T>; ++i) sum_g += d[i] * w[i], sum_gn += d[i] * w[i] * (v[i] - mean) * inv;
     });
     const float mean_g = kCentre ? warp_sum(sum_g) * share : 0.0f, mean_gn = warp_sum(sum_gn) * share;
-    // Reads the row again, from L1; dx may be dy or x, and a lane has read its pack before it writes it.
+    // Reads the row again, from L1. dx may be dy or x, because a lane reads its pack before it writes it.
     for_packs<T>(args.width, [&](int64_t column, int64_t left) {
       float d[kPack<T>], v[kPack<T>], w[kPack<T>], r[kPack<T>] = {};
       load_floats<kAligned>(args.dy + begin + column, left, d);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void philox_words(uint32_t (&counter)[4], uint64_t ke
   }
 }
 
-/// Positions in whole sequences of a rank's tokens.
+/// The positions of a rank's tokens in whole sequences.
 struct Positions {
   int64_t chunk_tokens = 0, early = 0, late = 0;
 
@@ -35,7 +35,7 @@ struct Positions {
   __device__ __forceinline__ uint32_t of(int64_t token) const {
     return static_cast<uint32_t>(token < chunk_tokens ? early + token : late + token - chunk_tokens);
   }
-  /// Number of the rank's tokens before a position, if its late chunk had no end.
+  /// The number of the rank's tokens before a position, if its late chunk had no end.
   __device__ __forceinline__ int64_t before(int64_t position) const {
     const int64_t in_early = position - early, in_late = position - late;
     return (in_early < 0 ? 0 : in_early < chunk_tokens ? in_early : chunk_tokens) + (in_late < 0 ? 0 : in_late);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A view of shared memory: a bare pointer here, checked element by element in the emulated file of the same name.
+// A view of shared memory. It is a bare pointer here, and the emulated file of the same name checks every element.
 
 #include <cuda_runtime.h>
 
@@ -14,7 +14,7 @@ class Shared {
   __device__ explicit Shared(T (&storage)[kElems]) : data_(storage) {}
   __device__ Shared(unsigned char* dynamic, int /*elems*/) : data_(reinterpret_cast<T*>(dynamic)) {}
   __device__ T& operator[](int i) const { return data_[i]; }
-  /// Address of an element, for ldmatrix, cp.async and 16-byte accesses.
+  /// The address of an element, for ldmatrix, cp.async and 16-byte accesses.
   __device__ T* at(int i) const { return data_ + i; }
 
  private:

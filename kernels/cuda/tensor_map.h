@@ -10,10 +10,10 @@
 
 namespace slipstream::kernels::hopper {
 
-/// Where a tensor lies and which box is moved, for TMA. Kernels take `const __grid_constant__ TensorMap`.
+/// The place of a tensor and the box that is moved, for TMA. Kernels take `const __grid_constant__ TensorMap`.
 using TensorMap = CUtensorMap;
 
-/// The map of a shape. False, with the reason, if TMA cannot take it.
+/// Makes the map of a shape. Returns false, with the reason, if TMA cannot take it.
 bool make_tensor_map(TensorMap& map, const TensorShape& shape, std::string& reason);
 
 /// Pure. Does this build have code for sm_90a?

@@ -12,7 +12,7 @@
 namespace slipstream::kernels {
 namespace {
 
-/// Tokens of `cache` up to `end` must have room.
+/// Requires that there is room for the tokens of `cache` up to `end`.
 void require_room(std::string_view op, const KeyCache& cache, int64_t end) {
   require_activation_dtype(op, cache.dtype);
   require_pointers(op, {cache.at});

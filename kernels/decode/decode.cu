@@ -9,13 +9,13 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 
-/// Weight rows of a warp. With several rows of x they share its loads, which would otherwise exceed those of the
-/// weight.
+/// The weight rows of a warp. With several rows of x they share the loads of x, which would otherwise exceed those of
+/// the weight.
 template <int kRows>
 constexpr int kOutputs = kRows == 1 ? 2 : 4;
 
-/// Rows and outputs past the last one repeat it and are not stored. A sum has the same order for any kRows: a lane adds
-/// its packs, and the lanes are added.
+/// Rows and outputs after the last one repeat it and are not stored. A sum has the same order for any kRows: a lane
+/// adds its packs, and then the lanes are added.
 template <int kRows, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(FewRowsProduct args) {
   ptx::after_earlier_kernels();

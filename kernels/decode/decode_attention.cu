@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one new token of each of several sequences on CUDA. A block of threads reads the keys and values of one
-// part of a sequence, once for all heads that share them; a second kernel combines the parts.
+// part of a sequence, once for all heads that share them. A second kernel combines the parts.
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/decode/decode_cuda.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * kWarp, kCombineThreads = 128;
 constexpr int kTokens = kPartTokens, kBlock = kKeyBlock;
 constexpr int kQuad = 4;       // columns of values that a thread loads at once
-constexpr int kHeadsMost = 8;  // that share loads; more take turns
+constexpr int kHeadsMost = 8;  // heads that share loads; more heads take turns
 constexpr int kHeadDimMax = kDecodeHeadDimMax;
 static_assert(kTokens == kWarps * kBlock);  // a warp scores one block of keys
 
@@ -27,7 +27,7 @@ struct Attend {
   float scale;
 };
 
-/// The visible tokens of a row, and its parts: the first one begins where the block of keys of the first token does.
+/// The visible tokens of a row, and its parts. The first part begins where the block of keys of the first token begins.
 struct Row {
   int token, begin, first_part, parts;
 
@@ -54,7 +54,7 @@ struct Kept {
   }
 };
 
-/// values = p[0..kQuad), zeros from `count` on. With `kAligned`, `p` is a multiple of their bytes.
+/// values = p[0..kQuad), with zeros from `count` on. With `kAligned`, `p` is a multiple of their bytes.
 template <bool kAligned>
 __device__ __forceinline__ void load_quad(const float* p, int64_t count, float (&values)[kQuad]) {
   load_floats<kAligned>(p, count, values);
@@ -77,7 +77,7 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-/// One thread for each element of k and of v.
+/// Runs one thread for each element of k and of v.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) keep_kernel(KeepKeys args) {
   ptx::after_earlier_kernels();
@@ -90,20 +90,20 @@ __global__ void __launch_bounds__(kThreads) keep_kernel(KeepKeys args) {
   kept.keep(args.head_dim, args.first + row, column % args.head_dim, args.k[at], args.v[at]);
 }
 
-/// The part of a block of threads: tokens [low, high) from its first token on are visible.
+/// The part of a block of threads. Its tokens [low, high), counted from its first one, are visible.
 template <typename T>
 struct Part {
-  const T* keys;    // of its first token
-  const T* values;  // same
+  const T* keys;    // of the first token of the part
+  const T* values;  // of the first token of the part
   int low, high, head_dim;
 };
 
-/// A warp scores one block of keys with kHeads queries, 16 bytes of several dimensions at once, or 8 where more sums
-/// would not fit into the registers. Hidden tokens get -infinity.
+/// A warp scores one block of keys with kHeads queries. It loads 16 bytes of several dimensions at once, or 8 where
+/// more sums would not fit into the registers. Hidden tokens get -infinity.
 template <int kHeads, typename T>
 __device__ __forceinline__ void score(const Part<T>& part, const Shared<float>& queries, const Shared<float>& weights) {
-  constexpr int kLoaded = kHeads * kPack < T >> 32 ? kQuad : kPack<T>;  // tokens of a lane
-  constexpr int kAcross = kBlock / kLoaded, kAtOnce = kWarp / kAcross;  // lanes of a dimension, dimensions
+  constexpr int kLoaded = kHeads * kPack < T >> 32 ? kQuad : kPack<T>;  // the tokens of a lane
+  constexpr int kAcross = kBlock / kLoaded, kAtOnce = kWarp / kAcross;  // the lanes of a dimension, and the dimensions
   static_assert(kHeads <= kAtOnce);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, block = static_cast<int>(threadIdx.x) / kWarp * kBlock;
   const int dim = lane / kAcross, token = lane % kAcross * kLoaded;
@@ -137,7 +137,8 @@ __device__ __forceinline__ void score(const Part<T>& part, const Shared<float>& 
     }
 }
 
-/// A warp replaces the scores of one head by their exponentials. statistics: largest score and sum, of all heads.
+/// A warp replaces the scores of one head by their exponentials. statistics: the largest score and the sum, of all
+/// heads.
 template <int kHeads>
 __device__ __forceinline__ void exponentials(const Shared<float>& weights, const Shared<float>& statistics) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, head = static_cast<int>(threadIdx.x) / kWarp;
@@ -169,7 +170,7 @@ struct Columns {
         group(static_cast<int>(threadIdx.x) / packs) {}
 };
 
-/// sums[group, head, i, pack] = sum of weight times value over the tokens of the group.
+/// sums[group, head, i, pack] = the sum of weight times value over the tokens of the group.
 template <int kHeads, bool kAligned, typename T>
 __device__ __forceinline__ void add_values(const Part<T>& part, const Columns& columns, const Shared<float>& weights,
                                            const Shared<float>& sums) {
@@ -194,8 +195,8 @@ __device__ __forceinline__ void add_values(const Part<T>& part, const Columns& c
       sums[((columns.group * kHeads + h) * kQuad + i) * columns.packs + columns.pack] = of_heads[h][i];
 }
 
-/// One block for each part, key-value head and row; blocks of parts that a row does not have return. A row of one part
-/// gets its result at once.
+/// Runs one block for each part, key-value head and row. Blocks of parts that a row does not have return. A row with
+/// one part gets its result at once.
 template <int kHeads, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(Attend args) {
   ptx::after_earlier_kernels();
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kHeads == 1 ? 3 : 2) attend_kernel(A
   }
 }
 
-/// One block for each head and row: the parts' values, weighted by their largest scores and sums.
+/// Runs one block for each head and row. It adds the values of the parts, weighted by their largest scores and sums.
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(Attend args) {
   ptx::after_earlier_kernels();
   const int64_t parts = Row(args, blockIdx.y).parts, item = blockIdx.y * args.heads + blockIdx.x;

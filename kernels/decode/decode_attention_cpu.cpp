@@ -14,8 +14,8 @@ constexpr int64_t kAheadBytes = 4 * 1024;
 template <typename T>
 constexpr int64_t kElemsOfLine = 64 / static_cast<int64_t>(sizeof(T));
 constexpr int64_t kVectors = kKeyBlock / kLanes;  // of the scores of a block
-constexpr int kParts = kLanes >= 8 ? 4 : 2;       // sums of a score: latency hides behind the others
-constexpr int64_t kTokensOfTurn = 32;             // values that stay in the cache for all heads that share them
+constexpr int kParts = kLanes >= 8 ? 4 : 2;       // the sums of a score: the latency of one is hidden by the others
+constexpr int64_t kTokensOfTurn = 32;             // as many values as stay in the cache for all heads that share them
 
 /// Keys and values of one sequence and key-value head.
 template <typename T>
@@ -98,7 +98,7 @@ void add_values(const float* weights, const T* values, int64_t tokens, int64_t h
     for (int64_t i = at; i < head_dim; ++i) out[i] += weights[s] * static_cast<float>(values[s * head_dim + i]);
 }
 
-/// All heads of a row that share a key-value head. scores: [group, stride].
+/// Computes all heads of a row that share a key-value head. scores: [group, stride].
 template <typename T>
 void attend(const OneTokenAttention& args, int64_t row, int64_t kv_head, float* scores, int64_t stride) {
   const int64_t E = args.head_dim, group = args.heads / args.kv_heads, first = kv_head * group,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of text generation on the CPU: one pass over memory, at its speed.
+// The products of text generation on the CPU: one pass over memory, at the speed of memory.
 
 #include <algorithm>
 #include <atomic>
@@ -11,18 +11,19 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Of a stream; the hardware prefetches up to the end of a page. Into the L2 cache: the lines that several streams have
-// on their way would evict x from the L1 cache, which halves the speed of four rows.
+// The distance of the prefetch in a stream, because the hardware prefetches only up to the end of a page. The lines go
+// into the L2 cache: the lines that several streams have on their way would evict x from the L1 cache, which halves the
+// speed of four rows.
 constexpr int64_t kAheadBytes = 8 * 1024;
 constexpr int kIntoL2 = 2;  // locality of __builtin_prefetch
-// With several rows the sums of one line leave the core no room to look ahead to the next ones.
+// With several rows, the sums of one line leave the core no room to look ahead to the next lines.
 constexpr int64_t kAheadInL2Bytes = 512;
 constexpr int kIntoL1 = 3;
-constexpr int64_t kLineBytes = 64;         // of a cache
-constexpr int64_t kPartBytes = 64 * 1024;  // of weights for a thread at least
+constexpr int64_t kLineBytes = 64;         // of a cache line
+constexpr int64_t kPartBytes = 64 * 1024;  // the least bytes of weights for a thread
 
-/// a * b + c with one rounding, if the set has such an instruction. GCC emits it for some loops and two for others, but
-/// bits may not depend on the number of rows.
+/// a * b + c with one rounding, if the instruction set has such an instruction. GCC emits it for some loops and two
+/// instructions for others, but bits may not depend on the number of rows.
 inline Vf multiply_add(Vf a, Vf b, Vf c) {
 #if SLIP_VECTOR_BYTES == 64 && defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -33,8 +34,8 @@ inline Vf multiply_add(Vf a, Vf b, Vf c) {
 #endif
 }
 
-/// Weight rows that a thread multiplies at once. Their sums are independent, which hides the latency of additions; each
-/// vector of x is loaded once for all of them; and all sums fit into the registers.
+/// The weight rows that a thread multiplies at once. Their sums are independent, which hides the latency of additions.
+/// Each vector of x is loaded once for all of them, and all sums fit into the registers.
 constexpr int kMostStreams = 4;
 constexpr int streams_of(int rows) {
   if (SLIP_VECTOR_BYTES == 64) return rows <= 6 ? kMostStreams : 3;  // 32 registers
@@ -88,7 +89,7 @@ inline void multiply(const FewRowsProduct& args, int64_t row, int64_t o, int64_t
   }
 }
 
-/// The streams of a part are its equal pieces, so that each reads forward.
+/// The streams of a part are its equal pieces, so that each of them reads forward.
 template <int kRows, typename T>
 void product(LaunchContext& context, const FewRowsProduct& args, int64_t row) {
   constexpr int kStreams = streams_of(kRows);

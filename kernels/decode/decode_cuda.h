@@ -9,12 +9,13 @@
 
 namespace slipstream::kernels {
 
-/// Tokens that a block of threads attends to. A sequence has as many parts as it needs, so that one long sequence
-/// occupies the whole GPU; the parts are combined at the end. The sizes do not depend on the other rows, nor do bits.
+/// The tokens to which a block of threads attends. A sequence has as many parts as it needs, so that one long sequence
+/// occupies the whole GPU, and the parts are combined at the end. The sizes do not depend on the other rows, and so
+/// neither do the bits.
 constexpr int64_t kPartTokens = 128;
-/// Most parts of a row, for any tokens.
+/// The most parts of a row, for any tokens.
 int64_t most_parts(const OneTokenAttention& args);
-/// Floats of a part and head in the workspace: its values, their largest score, and the sum of their weights.
+/// The floats of a part and head in the workspace: its values, their largest score, and the sum of their weights.
 constexpr int64_t part_floats(int64_t head_dim) { return head_dim + 2; }
 
 void few_rows_product_cuda(LaunchContext& context, const FewRowsProduct& args);

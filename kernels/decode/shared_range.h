@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A range that threads share as they get through it: a thread that other programs delay takes less.
+// A range that threads share while they work through it: a thread that other programs delay takes less of it.
 
 #include <algorithm>
 #include <atomic>
@@ -10,9 +10,9 @@
 
 namespace slipstream::kernels::SLIP_ISA {
 
-/// Calls body(begin, end) for parts of [0, count) on all threads of the context. Parts begin with half of a thread's
-/// equal share and shrink to `grain`, so that few parts are needed and all threads end together. For bodies whose
-/// results do not depend on the split.
+/// Calls body(begin, end) for parts of [0, count) on all threads of the context. The parts begin with half of a
+/// thread's equal share and shrink to `grain`, so that few parts are needed and all threads end together. The results
+/// of the body must not depend on the split.
 template <typename Body>
 inline void for_shared(LaunchContext& context, int64_t count, int64_t grain, const Body& body) {
   const int64_t threads = context.pool->threads();

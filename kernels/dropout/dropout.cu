@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Dropout's arguments in the form of the device.
+/// The arguments of dropout in the form of the device.
 struct Masks {
   const DropoutSample* samples;
   int64_t first_row, tokens;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Dropout with masks that are functions of counters, with or without the residual sum after it; its own backward.
+// Dropout with masks that are functions of counters, with or without the residual sum after it. It is its own backward.
 
 #include <cstdint>
 
@@ -12,15 +12,15 @@
 
 namespace slipstream::kernels {
 
-/// y = x + m d / (1 - rate) with m = 1 or 0, 0 with probability `rate`; without x, y = m d / (1 - rate). The gradient
-/// of d is m dy / (1 - rate): the same function of dy, without x.
+/// y = x + m d / (1 - rate), where m is 0 with probability `rate` and 1 otherwise; without x, y = m d / (1 - rate). The
+/// gradient of d is m dy / (1 - rate), which is the same function of dy, without x.
 ///
 /// Word f % 4 of Philox4x32-10 with `key` and the counter {f / 4, position, sequence, step} decides about feature f: m
-/// is 0 if the word is below rate x 2^32. Row r of the micro-batch is token r % T of its sequence r / T, with T tokens
-/// of a sequence on this rank; `chunks` maps the token to its position in the whole sequence.
+/// is 0 if the word is below rate x 2^32. Row r of the micro-batch is token r % T of its sequence r / T, where T is the
+/// number of tokens of a sequence on this rank. `chunks` maps the token to its position in the whole sequence.
 ///
-/// Shapes:  x, d, y [rows, D], rows from `first_row` of the micro-batch on; samples [> (first_row + rows - 1) / T]
-/// Types:   x, d, y f32 or bf16; d / (1 - rate) is rounded to float before the sum, the sum once to the type
+/// Shapes:  x, d, y [rows, D], the rows from `first_row` of the micro-batch on; samples [> (first_row + rows - 1) / T]
+/// Types:   x, d, y f32 or bf16; d / (1 - rate) is rounded to float before the sum, and the sum once to the type
 /// Alias:   y may be x, d or both
 /// Cost:    2·rows·D flops; (3 or, without x, 2)·rows·D·sizeof(T) bytes; the integer operations of Philox do not count
 /// Errors:  ShapeError if a size is negative, rate is not in [0, 1), or an operand other than x is null

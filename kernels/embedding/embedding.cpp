@@ -15,7 +15,8 @@
 namespace slipstream::kernels {
 namespace {
 
-/// Returns the largest id plus 1. Throws: DataError unless lowest <= id < vocab for all ids (vocab 0: no upper bound).
+/// Returns the largest id plus 1. Throws: DataError unless lowest <= id < vocab for all ids (vocab 0: there is no upper
+/// bound).
 int64_t require_ids(std::string_view op, const int32_t* ids, int64_t count, int64_t vocab, int32_t lowest = 0) {
   int32_t low = lowest, high = -1;
   for (int64_t i = 0; i < count; ++i) {
@@ -36,7 +37,7 @@ void require_positions(const int32_t* ids, int64_t count, int64_t rows) {
                     *low < 0 ? *low : *high, rows);
 }
 
-/// Kernels count rows in 32 bits, a few thousand past the last one.
+/// Kernels count rows in 32 bits, up to a few thousand after the last one.
 void require_listable(int64_t count) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - (1 << 16);
   if (count > kMost)

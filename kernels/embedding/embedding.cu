@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embeddings on CUDA. All rows of an id are added in order, each column by one thread, so bits never change.
+// Embeddings on CUDA. All rows of an id are added in order, and each column by one thread, so the bits never change.
 //
-// The warp of an id's first row finds the id's rows. If they are few, it adds them itself; otherwise it puts the id on
-// a list, and blocks of a second kernel share the width of each listed id. In token text the most frequent id has about
-// 5 % of the rows: 3000 of 65536, a chain of additions of 7 us per column, of which one warp would wait for every load.
-// Rows are found chunk by chunk: a bit marks whether a chunk of rows may contain an id, so a warp reads the ids of
-// marked chunks only. The cost of an id grows with the chunks that contain it, and the total with the rows, not with
-// their square.
+// The warp of an id's first row finds the rows of the id. If they are few, it adds them itself. Otherwise it puts the
+// id on a list, and blocks of a second kernel share the width of each listed id. In token text the most frequent id has
+// about 5 % of the rows. These are 3000 of 65536, a chain of additions of 7 us per column, in which one warp would wait
+// for every load.
+// Rows are found chunk by chunk. A bit marks whether a chunk of rows may contain an id, so a warp reads only the ids of
+// marked chunks. The cost of an id grows with the chunks that contain it, and the total with the rows, not with their
+// square.
 
 #include <algorithm>
 #include <limits>
@@ -53,13 +54,13 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(EmbeddingForward args
   store_floats<kAligned>(static_cast<T*>(args.y) + row * args.width + column, left, v);
 }
 
-constexpr int kChunk = 256;           // rows of a bit
-constexpr int kWindow = 32 * kChunk;  // rows of a word of bits
-constexpr int kFew = 64;              // rows of an id that one warp adds
+constexpr int kChunk = 256;           // the rows of a bit
+constexpr int kWindow = 32 * kChunk;  // the rows of a word of bits
+constexpr int kFew = 64;              // the most rows of an id that one warp adds
 constexpr uint32_t kClassesMost = 1 << 16;
 
-/// Chunks with ids of each class, one bit per chunk. Ids are in one class if they are equal modulo `classes`: a set bit
-/// means that an id may be there.
+/// The chunks with ids of each class, one bit per chunk. Ids are in one class if they are equal modulo `classes`. A set
+/// bit means that an id may be in the chunk.
 struct ChunksOfIds {
   uint32_t* bits;  // [classes, words]
   int64_t words;
@@ -68,14 +69,14 @@ struct ChunksOfIds {
   __device__ uint32_t* of(int32_t id) const { return bits + static_cast<uint32_t>(id) % classes * words; }
 };
 
-/// One thread per row. `bits` are initially zero.
+/// Runs one thread per row. `bits` are initially zero.
 __global__ void __launch_bounds__(kThreads) mark_kernel(const int32_t* ids, int64_t count, ChunksOfIds chunks) {
   ptx::after_earlier_kernels();
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x, chunk = row / kChunk;
   if (row < count && ids[row] >= 0) atomicOr(chunks.of(ids[row]) + chunk / 32, 1u << chunk % 32);
 }
 
-/// Destination of the sum of an id's rows.
+/// The destination of the sum of an id's rows.
 enum class Finish { add_to_table, add_once_to_table, write_row };
 
 template <typename T>
@@ -87,7 +88,7 @@ struct EqualRows {
   int64_t count, width, vocab, begin;  // ids count from `begin`
 };
 
-/// The ids that have more than kFew rows, by their first rows, in any order: each is added alone.
+/// The ids that have more than kFew rows, by their first rows, in any order, because each is added alone.
 struct FrequentIds {
   int32_t* count;
   int32_t* first_rows;
@@ -95,7 +96,7 @@ struct FrequentIds {
 
 constexpr int kParts = kChunk / kWarp;
 
-/// Which rows before `end` have the id, chunk by chunk: bit i of votes[c][p] is row begins[c] + 32 p + i.
+/// Finds which rows before `end` have the id, chunk by chunk: bit i of votes[c][p] is row begins[c] + 32 p + i.
 template <int kChunks>
 __device__ __forceinline__ void rows_with(const int32_t* ids, int32_t id, const int (&begins)[kChunks], int end,
                                           unsigned (&votes)[kChunks][kParts]) {
@@ -113,13 +114,13 @@ __device__ __forceinline__ void rows_with(const int32_t* ids, int32_t id, const 
     for (int part = 0; part < kParts; ++part) votes[chunk][part] = __ballot_sync(kWholeWarp, others[chunk][part] == id);
 }
 
-/// First rows of the marked chunks of an id, in order.
+/// The first rows of the marked chunks of an id, in order.
 struct MarkedChunks {
   const uint32_t* bits;
   int words, word;
   uint32_t left;  // of the current word
 
-  /// `none` after the last one.
+  /// Returns `none` after the last one.
   __device__ __forceinline__ int next(int none) {
     while (left == 0) {
       if (word + 1 >= words) return none;
@@ -131,7 +132,7 @@ struct MarkedChunks {
   }
 };
 
-/// Adds columns [at, at + kPack) of an id's rows to the destination; `row_at(i)` is row i of the `found` ones.
+/// Adds columns [at, at + kPack) of an id's rows to the destination. `row_at(i)` is row i of the `found` ones.
 template <Finish kFinish, bool kAligned, typename T, typename RowAt>
 __device__ __forceinline__ void add_rows(const EqualRows<T>& args, float* out, int64_t at, int found,
                                          const RowAt& row_at) {
@@ -155,7 +156,8 @@ __device__ __forceinline__ void add_rows(const EqualRows<T>& args, float* out, i
   store_floats<kAligned>(out + at, left, sums);
 }
 
-/// One warp per row. The warp of an id's first row adds the id's rows if they are at most kFew, or lists the id.
+/// Runs one warp per row. The warp of an id's first row adds the id's rows if they are at most kFew, and otherwise
+/// lists the id.
 template <Finish kFinish, bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads, 5)
     few_rows_kernel(EqualRows<T> args, ChunksOfIds chunks, FrequentIds frequent) {
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 5)
             count = static_cast<int>(args.count);
   if (row >= count) return;  // the whole warp
   const int32_t id = args.ids[row];
-  const int64_t held = id - args.begin;  // its row of the table
+  const int64_t held = id - args.begin;  // its row in the table
   const uint32_t* bits = chunks.of(id);
   bool first = held >= 0 && held < args.vocab;
   MarkedChunks earlier = {bits, row_word + 1, 0, bits[0]};
@@ -217,8 +219,8 @@ __global__ void __launch_bounds__(kThreads, 5)
     add_rows<kFinish, kAligned>(args, out, at, found, [&](int i) { return int64_t{all_rows[mine + i]}; });
 }
 
-/// Dynamic shared memory of frequent_rows_kernel: rows of a slice of the width on their way to the threads that add
-/// them, and the numbers of a window's rows that have the id.
+/// The dynamic shared memory of frequent_rows_kernel: the rows of a slice of the width on their way to the threads that
+/// add them, and the numbers of the rows of a window that have the id.
 template <typename T>
 struct FrequentTile {
   static constexpr int kColumns = 64,  // of a slice
@@ -227,8 +229,8 @@ struct FrequentTile {
   static_assert(kWindow / 32 == kThreads, "a thread lists the rows of one word");
 };
 
-/// The rows of the window from `begin` on that have the id, in order, and their number, the same on all threads. `mark`
-/// is the window's word of bits.
+/// Lists the rows of the window from `begin` on that have the id, in order. Returns their number, which is the same on
+/// all threads. `mark` is the window's word of bits.
 __device__ __forceinline__ int list_rows(const int32_t* ids, int32_t id, int begin, int end, uint32_t mark,
                                          const Shared<uint16_t>& rows) {
   __shared__ uint32_t word_storage[kThreads], count_storage[kWarps];
@@ -326,8 +328,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// One thread per pack of the table adds the rows of its position in batch order. Packs consist of positions * width
-/// elements.
+/// One thread per pack of the table adds the rows of its position in batch order. A pack consists of elements of
+/// positions * width.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) position_kernel(PositionBackward args) {
   ptx::after_earlier_kernels();

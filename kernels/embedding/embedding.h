@@ -2,9 +2,9 @@
 #pragma once
 // Token and position embeddings: look-up, dense gradients, and the gradient as a list of rows for communication.
 //
-// Tables and activations are f32 or bf16 (`dtype`), gradients float. No two operands may overlap. Sums are computed in
-// token order (rank order for RowsAdd) starting from +0, in float, for any number of threads: threads share the width,
-// never the rows. Every id must be in the vocabulary.
+// Tables and activations are f32 or bf16 (`dtype`), gradients are float. No two operands may overlap. Sums are computed
+// in token order (in rank order for RowsAdd), starting from +0 and in float, for any number of threads: threads share
+// the width, never the rows. Every id must be in the vocabulary.
 
 #include <cstdint>
 
@@ -32,7 +32,8 @@ struct EmbeddingForward {
   DType dtype = DType::f32;
   int64_t vocab = 0;  // 0: unknown, ids are only checked not to be negative
   int64_t first = 0;  // id of the table's first row
-  bool part = false;  // of a larger table, rows first .. first + vocab: the row of another id is zero
+  bool part =
+      false;  // the table is a part of a larger one, its rows first .. first + vocab: the row of another id is zero
   const int32_t* position_ids = nullptr;  // optional: [batch, tokens], each below position_rows
   int64_t position_rows = 0;
 };
@@ -46,11 +47,11 @@ struct EmbeddingBackward {
   DType dtype = DType::f32;
   bool accumulate = false;
   int64_t first = 0;  // id of the table's first row
-  bool part = false;  // of a larger table, rows first .. first + vocab: other ids are left out
+  bool part = false;  // the table is a part of a larger one, its rows first .. first + vocab: other ids are left out
 };
 
-/// dpositions[t] (+)= sum over batch, in order, of dy[b, t]; rows tokens..positions become 0 without `accumulate`. With
-/// position_ids their gradient is EmbeddingBackward, with the same order of sums.
+/// dpositions[t] (+)= sum over batch, in order, of dy[b, t]. Without `accumulate`, rows tokens..positions become 0.
+/// With position_ids the gradient is EmbeddingBackward, with the same order of sums.
 struct PositionBackward {
   const void* dy = nullptr;     // [batch, tokens, width]
   float* dpositions = nullptr;  // [positions, width]
@@ -59,8 +60,9 @@ struct PositionBackward {
   bool accumulate = false;
 };
 
-/// The gradient of EmbeddingBackward as rows: equal ids are combined. The row of an id's first occurrence holds the sum
-/// in token order; later occurrences, and ids that are not in the table, get row_ids = -1 and a row of zeros.
+/// The gradient of EmbeddingBackward as rows, in which equal ids are combined. The row of an id's first occurrence
+/// holds the sum in token order. Later occurrences, and ids that are not in the table, get row_ids = -1 and a row of
+/// zeros.
 struct EmbeddingRowsPack {
   const int32_t* ids = nullptr;                       // [tokens_total]
   const void* dy = nullptr;                           // [tokens_total, width]
@@ -69,13 +71,14 @@ struct EmbeddingRowsPack {
   int64_t capacity = 0, tokens_total = 0, width = 0;  // capacity == tokens_total
   DType dtype = DType::f32;
   int64_t first = 0,
-          vocab = 0;  // part: of a larger table, rows first .. first + vocab; row_ids count from its first row
+          vocab = 0;  // part: the table is a part of a larger one, its rows first .. first + vocab; row_ids count from
+                      // its first row
   bool part = false;
 };
 
 /// dtable[v] += (sum over ranks, in rank order, of that rank's row for v). The sum over ranks is computed first and
-/// added once: the same bits as dense EmbeddingBackward on every rank, summed in rank order, added to dtable (except
-/// that a -0 of dtable without rows may become +0).
+/// added once. This gives the bits of a dense EmbeddingBackward on every rank, summed in rank order and added to dtable
+/// (except that a -0 of dtable without rows may become +0).
 struct EmbeddingRowsAdd {
   const int32_t* row_ids = nullptr;  // [ranks, capacity], -1: no row
   const float* rows = nullptr;       // [ranks, capacity, width]
@@ -92,8 +95,8 @@ void position_backward(LaunchContext& context, const PositionBackward& args);
 void embedding_rows_pack(LaunchContext& context, const EmbeddingRowsPack& args);
 void embedding_rows_add(LaunchContext& context, const EmbeddingRowsAdd& args);
 
-/// Pure. One flop per element added; rows that are used are moved once, tables that are zeroed are written once. The
-/// number of equal ids is not known, so all are counted as different. Pointers may be null.
+/// Pure. One flop per added element. Rows that are used are moved once, and tables that are zeroed are written once.
+/// The number of equal ids is not known, so all count as different. Pointers may be null.
 Cost document_positions_cost(const DocumentPositions& args);
 Cost embedding_forward_cost(const EmbeddingForward& args);
 Cost embedding_backward_cost(const EmbeddingBackward& args);

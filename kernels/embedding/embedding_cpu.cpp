@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embeddings; threads share the width wherever rows are added.
+// Embeddings on the CPU. Threads share the width wherever rows are added.
 
 #include "kernels/embedding/embedding_cpu.h"
 
@@ -8,7 +8,7 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Columns per unit of the split over threads: a cache line of float.
+// The columns per unit of the split over threads: a cache line of float.
 constexpr int64_t kColumns = 16;
 // Below this many elements, waking a thread costs more than it saves.
 constexpr int64_t kGrainElems = 1 << 14;
@@ -101,7 +101,7 @@ void pack(LaunchContext& context, const EmbeddingRowsPack& args, const Chains& c
   });
 }
 
-/// The rows of one chain summed in a part of L1, then added to the table once.
+/// Sums the rows of one chain in a part of L1, and then adds the sum to the table once.
 void add_chain(const EmbeddingRowsAdd& args, const Chains& chains, int32_t first, int64_t column, int64_t columns) {
   constexpr int64_t kPart = 256;
   alignas(64) float sums[kPart];
@@ -120,7 +120,7 @@ void embedding_forward_cpu(LaunchContext& context, const EmbeddingForward& args)
 }
 
 void embedding_backward_cpu(LaunchContext& context, const EmbeddingBackward& args) {
-  // Zeroed in contiguous ranges of the table first: by columns the writes would be strided.
+  // The table is zeroed first, in contiguous ranges, because zeroing by columns would write with strides.
   if (!args.accumulate)
     context.parallel_for(args.vocab * args.width, kGrainElems,
                          [&](int64_t begin, int64_t end) { zero(args.dtable + begin, end - begin); });

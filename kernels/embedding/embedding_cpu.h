@@ -7,7 +7,8 @@
 
 namespace slipstream::kernels {
 
-/// Rows of equal ids as chains (RowLists), without its types: those files are compiled once per instruction set.
+/// Rows of equal ids as chains (RowLists), without its types, because the *_cpu.cpp files are compiled once per
+/// instruction set.
 struct Chains {
   const int32_t* firsts = nullptr;
   int64_t count = 0;

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rows with the same id: chains of row numbers in ascending order, one per id.
+// Rows with the same id, as chains of row numbers in ascending order, one chain per id.
 
 #include <cstdint>
 #include <vector>
 
 namespace slipstream::kernels {
 
-/// Memory grows to the largest problem so far and is kept; mine() returns the calling thread's lists.
+/// The memory grows to the largest problem so far and is kept. mine() returns the lists of the calling thread.
 class RowLists {
  public:
-  /// Links the rows of ids[0..count); ids below 0 are left out. Every id is below `vocab`. O(count).
+  /// Links the rows of ids[0..count). Ids below 0 are left out, and every id must be below `vocab`. O(count).
   void build(const int32_t* ids, int64_t count, int64_t vocab);
 
-  /// First rows of all chains, ascending. Valid until the next build.
+  /// The first rows of all chains, ascending. Valid until the next build.
   const std::vector<int32_t>& firsts() const { return firsts_; }
   /// next()[row] is the following row with the same id, or -1.
   const std::vector<int32_t>& next() const { return next_; }
 
-  /// The calling thread's own.
+  /// The lists of the calling thread.
   static RowLists& mine();
 
  private:
-  std::vector<int32_t> last_;  // per id, -1 between builds: only touched entries are reset, not the whole vocabulary
+  std::vector<int32_t> last_;  // per id; -1 between builds: only touched entries are reset, not the whole vocabulary
   std::vector<int32_t> next_;
   std::vector<int32_t> firsts_;
 };

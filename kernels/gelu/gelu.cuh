@@ -12,7 +12,8 @@ constexpr float kGeluCubic = 0.044715f;
 struct Gelu {
   __device__ float operator()(float x) const { return x * sigmoid(kGeluTwoRoots * (x + kGeluCubic * x * x * x)); }
 };
-/// With approximate exponential and reciprocal: about 10 instructions instead of 35, and memory decides.
+/// The exponential and the reciprocal are approximate: about 10 instructions instead of 35, so that memory limits the
+/// kernel.
 struct GeluGradient {
   __device__ float operator()(float dy, float x) const {
     constexpr float kLog2E = 1.4426950408889634f, kSlope = 3.0f * kGeluTwoRoots * kGeluCubic;

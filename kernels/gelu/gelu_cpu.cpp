@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kTwoRootTwoOverPi = 1.5957691216057308f;
 constexpr float kCubic = 0.044715f;
-/// Below it GELU is 0 (below 1e-36), and its slope 0 or 1; 0 * infinity must not occur there.
+/// Below this, GELU is 0 (below 1e-36) and its slope is 0 or 1. 0 * infinity must not occur there.
 constexpr float kLeast = -10.0f;
 constexpr int64_t kGrain = 4096;
 

@@ -10,7 +10,7 @@
 namespace slipstream::kernels {
 namespace {
 
-constexpr int64_t kHeadDimMax = 256;  // registers of a warp on cuda
+constexpr int64_t kHeadDimMax = 256;  // a warp holds a head in registers on cuda
 
 template <typename Args>
 void check(std::string_view op, const Args& args) {

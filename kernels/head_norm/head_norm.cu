@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The norm of heads on CUDA: a warp holds one head in registers. Sums over rows go in two fixed stages, so that bits do
+// The norm of heads on CUDA: a warp holds one head in registers. Sums over rows have two fixed stages, so that bits do
 // not depend on the order of blocks.
 
 #include <algorithm>
@@ -23,7 +23,7 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-/// Elements lane, lane + 32 and so on of a head; zeros behind it.
+/// Elements lane, lane + 32 and so on of a head, with zeros after its end.
 template <typename T>
 __device__ __forceinline__ void load_head(const T* from, int head_dim, int lane, float (&values)[kHeld]) {
 #pragma unroll
@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(HeadNormForward args)
   if (head < normed && lane == 0) args.inv_rms[row * normed + head] = inv_rms;
 }
 
-/// A block takes rows_per_block rows; its warps take the heads in turn. partial[block]: sums for the weights of
-/// queries, then of keys.
+/// A block takes rows_per_block rows, and its warps take the heads in turn. partial[block]: the sums for the weights of
+/// queries, then those of keys.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(HeadNormBackward args, int64_t rows_per_block, float* partial) {
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Gradients of the weights (+)= the partial sums of all blocks, in order.
+/// The gradients of the weights (+)= the partial sums of all blocks, in order.
 __global__ void __launch_bounds__(kThreads) finish_kernel(HeadNormBackward args, int64_t blocks, const float* partial) {
   ptx::after_earlier_kernels();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x, floats = 2 * args.head_dim;

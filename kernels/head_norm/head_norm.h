@@ -13,11 +13,11 @@
 namespace slipstream::kernels {
 
 /// For every head h < H + G of a row: y = x / sqrt(mean(x^2) + eps) * weight, with q_weight for the first H heads and
-/// k_weight for the others. The G heads of values behind them are copied.
+/// k_weight for the others. The G heads of values, which follow them, are copied.
 ///
 /// Shapes:  x, y [R, (H + 2 G)·E]; q_weight, k_weight [E]; inv_rms [R, H + G]
-/// Types:   x, y, weights f32 or bf16; inv_rms and the sum of squares f32. x * inv_rms is rounded before the weight
-///          sees it, as in rms_norm
+/// Types:   x, y, weights f32 or bf16; inv_rms and the sum of squares f32. x * inv_rms is rounded before it is
+///          multiplied by the weight, as in rms_norm
 /// Alias:   none
 /// Cost:    4·R·(H + G)·E flops; (2·R·(H + 2 G)·E + 2·E)·sizeof(T) + 4·R·(H + G) bytes
 /// Errors:  ShapeError if H, G or E is below 1, E is above 256, or an operand is null
@@ -37,15 +37,15 @@ struct HeadNormForward {
 };
 
 /// With n = x * inv_rms and g = d * weight of a head: d <- inv_rms * (g - n * mean(g * n)) in place, and dweight = sum
-/// over rows and heads of d * n. Gradients of values stay.
+/// over rows and heads of d * n. The gradients of values stay.
 ///
 /// Shapes:  d and x as y and x above; dq_weight, dk_weight [E]; workspace head_norm_backward_workspace_elems() floats
 /// Types:   d, x, weights f32 or bf16; gradients of weights f32; accumulate adds to them
 /// Alias:   none
 /// Cost:    11·R·(H + G)·E flops; (3·R·(H + G)·E + 2·E)·sizeof(T) + (1 or 2)·8·E + 4·R·(H + G) bytes
 /// Errors:  as above
-/// Source:  as above. Rows are summed in blocks that depend on their number alone, blocks in order: bits do not depend
-///          on threads.
+/// Source:  as above. Rows are summed in blocks that depend only on their number, and blocks in order: the bits do not
+///          depend on threads.
 struct HeadNormBackward {
   void* d = nullptr;
   const void* x = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The norm of heads on the CPU: a head stays in L1 over its passes; sums over rows go by blocks, then over the blocks
-// in order.
+// The norm of heads on the CPU: a head stays in L1 over its passes. Sums over rows are formed in blocks, and then over
+// the blocks in order.
 
 #include "kernels/common/row_blocks.h"
 #include "kernels/common/vectors.h"
@@ -33,7 +33,7 @@ inline void forward_row(const HeadNormForward& args, int64_t row) {
               static_cast<size_t>(args.kv_heads * size) * sizeof(T));
 }
 
-/// `sums`: gradients of the weights of queries, then of keys.
+/// `sums`: the gradients of the weights of queries, then of keys.
 template <typename T>
 inline void backward_row(const HeadNormBackward& args, int64_t row, float* sums) {
   const int64_t size = args.head_dim, normed = args.heads + args.kv_heads, width = (normed + args.kv_heads) * size;

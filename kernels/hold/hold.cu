@@ -12,13 +12,13 @@ constexpr int kLoads = 8;  // of a thread in flight, so that four blocks read as
 constexpr int64_t kPieceBytes = int64_t{kThreads} * 16 * kLoads;
 constexpr uint64_t kPollNs = 1000;
 
-/// Waits until `ns` have passed since `begin` or the host has written at least `value`. Called by one thread of a
-/// block, and the clock is read first, because every read of the host's word crosses PCIe.
+/// Waits until `ns` have passed since `begin`, or until the host has written at least `value`. One thread of a block
+/// calls it. It reads the clock first, because every read of the host's word crosses PCIe.
 __device__ void await_host(const uint32_t* word, uint32_t value, uint64_t begin, uint64_t ns) {
   while (ptx::global_timer_ns() - begin < ns && ptx::load_of_host(word) < value) ptx::pause_ns(kPollNs);
 }
 
-/// Block b reads pieces b, b + blocks, ..., each when its share of `ns` has passed; then it waits for the host's word.
+/// Block b reads pieces b, b + blocks, ..., each when its share of `ns` has passed. Then it waits for the host's word.
 __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool aligned) {
   ptx::wait_for_earlier_kernels();
   SLIP_DYNAMIC_SHARED(bytes);
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) hold_kernel(HoldBlocks args, bool al
   const int64_t pieces = aligned ? args.size_bytes / kPieceBytes : 0;
   uint32_t sum = 0;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    // In float: a product of two of these numbers may exceed 64 bits.
+    // In float, because a product of two of these numbers may exceed 64 bits.
     const auto due =
         static_cast<uint64_t>(static_cast<float>(args.ns) * (static_cast<float>(piece) / static_cast<float>(pieces)));
     if (threadIdx.x == 0) await_host(args.release, 1, begin, due);

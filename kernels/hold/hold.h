@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Load that an emulated link puts on a GPU (comm/emulate): works with the cost of communication that compute nothing.
+// The load that an emulated link puts on a GPU (comm/emulate): works with the cost of communication that compute
+// nothing.
 
 #include <cstdint>
 #include <memory>
@@ -9,9 +10,9 @@
 
 namespace slipstream::kernels {
 
-/// Occupies multiprocessors like a collective's kernel: `blocks` blocks of 512 threads with all the shared memory that
-/// a block may have, so that no other block with shared memory fits next to one. They read `memory` once, spread over
-/// `ns`, and end when *release, which the host writes, is not 0, or after `limit_ns`. Changes nothing.
+/// Occupies multiprocessors like the kernel of a collective: `blocks` blocks of 512 threads with all the shared memory
+/// that a block may have, so that no other block with shared memory fits beside one of them. They read `memory` once,
+/// spread over `ns`, and end when *release, which the host writes, is not 0, or after `limit_ns`. Changes nothing.
 ///
 /// Shapes:  memory [size_bytes] of the device
 /// Cost:    no flops; size_bytes bytes
@@ -26,22 +27,22 @@ struct HoldBlocks {
   int64_t limit_ns = int64_t{600} * 1000000000;
 };
 
-/// Delays its stream until *flag, which the host writes, is at least `value`, or for `limit_ns`. One thread: needs no
-/// resources that other kernels would miss.
+/// Delays its stream until *flag, which the host writes, is at least `value`, or for `limit_ns`. It has one thread, so
+/// it takes no resources that other kernels need.
 struct AwaitFlag {
   const uint32_t* flag = nullptr;  // in host memory, pinned
   uint32_t value = 1;
   int64_t limit_ns = int64_t{600} * 1000000000;
 };
 
-/// Copies `memory` to `staging` and back, in several turns if necessary; on a GPU with its copy engines. The way back
-/// ends in `scratch` on the device. Changes nothing else.
+/// Copies `memory` to `staging` and back, in several turns if necessary; a GPU does this with its copy engines. The way
+/// back ends in `scratch` on the device. Changes nothing else.
 struct CopyAround {
   const std::byte* memory = nullptr;
   int64_t size_bytes = 0;
   std::byte* staging = nullptr;  // in host memory, pinned
   std::byte* scratch = nullptr;
-  int64_t staging_bytes = 0;  // of both
+  int64_t staging_bytes = 0;  // of staging, and of scratch
 };
 
 /// Enqueues. Throws: ShapeError, ResourceError.

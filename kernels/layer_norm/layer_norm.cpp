@@ -34,7 +34,7 @@ void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args) 
   if (context.kind == DeviceKind::sim) no_kernel(op, context.kind);
   if (context.kind == DeviceKind::cuda) return layer_norm_backward_cuda(context, args);
   SLIP_CALL_ISA(layer_norm_backward_cpu(context, args));
-  // The bias gradient of a layer without inputs.
+  // This is the bias gradient of a layer without inputs.
   if (args.dx_sums)
     matmul_backward_weight(context, {.dy = args.dx,
                                      .dbias = args.dx_sums,

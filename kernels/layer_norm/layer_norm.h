@@ -10,14 +10,12 @@
 
 namespace slipstream::kernels {
 
-/// s = x + delta (x where delta is null); y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias, row by row; D is
-/// width.
+/// s = x + delta (x if delta is null); y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias, row by row. D is width.
 ///
 /// Shapes:  x, delta, sum, y [rows, D]; weight, bias [D]; mean, inv_std [rows]
-/// Types:   x, delta, sum, y, weight, bias f32 or bf16; mean, inv_std and all sums f32; var is the mean square of s -
-/// mean,
-///          in a second pass. s is rounded to its type before the norm sees it
-/// Alias:   sum may be x or delta; y may be x or delta where delta is null or sum is another buffer
+/// Types:   x, delta, sum, y, weight, bias f32 or bf16; mean, inv_std and all sums f32; var is the mean square of
+///          s - mean, in a second pass. s is rounded to its type before it is normalised
+/// Alias:   sum may be x or delta; y may be x or delta if delta is null or sum is another buffer
 /// Cost:    9·rows·D flops (10 with delta); ((2 or 4)·rows·D + 2·D)·sizeof(T) + 8·rows bytes
 /// Errors:  ShapeError if D < 1, delta comes without sum, or an operand is null
 /// Source:  Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 4
@@ -37,18 +35,18 @@ struct LayerNormForward {
 };
 
 /// With n = (x - mean) * inv_std and g = dy * weight: dx = residual + inv_std * (g - mean(g) - n * mean(g * n)),
-/// dweight = sum over rows of dy * n, dbias = sum over rows of dy. x is the sum that the forward normalised.
+/// dweight = sum over rows of dy * n, dbias = sum over rows of dy. x is the sum that the forward pass normalised.
 /// dx_sums = sum over rows of dx, the gradient of a bias whose sum with a product was x or delta.
 ///
-/// Shapes:  as above; workspace layer_norm_backward_workspace_elems(rows, width) floats (of the CPU's sums)
+/// Shapes:  as above; workspace layer_norm_backward_workspace_elems(rows, width) floats (for the sums of the CPU)
 /// Types:   dy, x, weight, residual, dx f32 or bf16; dweight, dbias, dx_sums f32; accumulate adds to these three. cpu
-///          sums dx as stored, in row order; cuda before it is rounded
+///          sums dx as it is stored, in row order; cuda sums it before it is rounded
 /// Alias:   dx may be dy, x or residual
 /// Cost:    17·rows·D flops (18 with residual); ((3 or 4)·rows·D + D)·sizeof(T) + (2 or 4)·4·D + 8·rows bytes;
 ///          rows·D flops and (1 or 2)·4·D bytes more with dx_sums
 /// Errors:  ShapeError if D < 1 or an operand is null
-/// Source:  as above. Rows are summed in blocks that depend on their number alone, blocks in order: bits do not depend
-///          on threads.
+/// Source:  as above. Rows are summed in blocks that depend only on their number, and blocks in order: the bits do not
+///          depend on threads.
 struct LayerNormBackward {
   const void* dy = nullptr;
   const void* x = nullptr;
@@ -71,7 +69,7 @@ struct LayerNormBackward {
 void layer_norm_forward(LaunchContext& context, const LayerNormForward& args);
 void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args);
 
-/// Pure. Minimum flops and bytes; of the pointers only the presence of delta, residual and dx_sums matters.
+/// Pure. The minimum of flops and bytes. Of the pointers, only the presence of delta, residual and dx_sums matters.
 Cost layer_norm_forward_cost(const LayerNormForward& args);
 Cost layer_norm_backward_cost(const LayerNormBackward& args);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer norm on the CPU: a row stays in L1 over its passes; sums over rows go by blocks, then over the blocks in order.
+// Layer norm on the CPU: a row stays in L1 over its passes. Sums over rows are formed in blocks, and then over the
+// blocks in order.
 
 #include "kernels/common/row_blocks.h"
 #include "kernels/common/vectors.h"
@@ -42,7 +43,7 @@ inline void forward_row(const LayerNormForward& args, int64_t row) {
   args.inv_std[row] = inv_std;
 }
 
-/// kRows rows at once, so that the sums over rows are read and written once for all of them.
+/// Processes kRows rows at once, so that the sums over rows are read and written once for all of them.
 template <int kRows, typename T>
 inline void backward_rows(const LayerNormBackward& args, int64_t row, float* dweight, float* dbias) {
   const int64_t width = args.width;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times cuBLASLt's algorithms on this GPU. Host waits are allowed: no training runs meanwhile.
+// Times cuBLASLt's algorithms on this GPU. Host waits are allowed, because no training runs meanwhile.
 
 #include <algorithm>
 #include <cstring>
@@ -44,7 +44,7 @@ class Stopwatch {
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
-  /// Median over rounds of the time of one of `calls` calls of body(i); infinite if a call returns false.
+  /// The median over rounds of the time of one of `calls` calls of body(i); infinite if a call returns false.
   template <typename Body>
   double us_of(int rounds, int calls, const Body& body) {
     if (!body(0)) return std::numeric_limits<double>::infinity();
@@ -68,7 +68,7 @@ class Stopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// Several sets of the operands of one product, filled with noise: with zeros, or with operands in the cache, products
+/// Several sets of the operands of one product, filled with noise. With zeros, or with operands in the cache, products
 /// run faster than in training.
 class Operands {
  public:
@@ -85,7 +85,7 @@ class Operands {
       state = state * 1664525u + 1013904223u;
       word = 0x3c003c00u | (state >> 8 & 0x83ff83ffu);  // small values in float and in both bfloat16 halves
     }
-    // Copies the host's noise once, then doubles the filled part each time.
+    // Copies the host's noise once, and then doubles the filled part each time.
     const size_t all = static_cast<size_t>(sets_ * set_bytes_);
     size_t filled = std::min(kNoiseBytes, all);
     cuda_check(cudaMemcpyAsync(memory_->data(), noise.data(), filled, cudaMemcpyHostToDevice, stream),
@@ -98,7 +98,7 @@ class Operands {
   }
 
   int sets() const { return sets_; }
-  /// Room for a float per row or column of D.
+  /// Returns room for a float per row or column of D.
   float* sums(int call) const { return reinterpret_cast<float*>(places(call)[3]); }
   Gemm gemm(int call) const {
     const ProductShape& p = product_;
@@ -148,8 +148,8 @@ class Operands {
 TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& product,
                        const SearchOptions& options) {
   const lt::Tools tools = lt::tools_of(context);
-  // Described for every set of operands before the stopwatch starts; otherwise host time longer than the GPU's would be
-  // measured.
+  // They are described for every set of operands before the stopwatch starts. Otherwise host time that exceeds the
+  // GPU's would be measured.
   std::vector<std::unique_ptr<const lt::Described>> described;
   for (int i = 0; i < operands.sets(); ++i) described.push_back(std::make_unique<lt::Described>(operands.gemm(i)));
   TimedAlgorithm best{.us = std::numeric_limits<double>::infinity()};
@@ -166,8 +166,8 @@ TimedAlgorithm fastest(LaunchContext& context, Stopwatch& watch, const Operands&
   return best;
 }
 
-/// Time of everything that computes the same without this fused gradient, less the work that the fused one still needs
-/// after it.
+/// The time of everything that computes the same without this fused gradient, less the work that the fused one still
+/// needs after it.
 double apart_us(LaunchContext& context, Stopwatch& watch, const Operands& operands, const ProductShape& p,
                 const SearchOptions& options, const AlgorithmTable& table) {
   const auto us = [&](const auto& body) {

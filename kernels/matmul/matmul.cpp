@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kTileMultiple = 16;
 // Below this many multiplications, waking a thread costs more than it saves.
 constexpr int64_t kMinTileWork = 1 << 17;
-// Multiplications in the time of packing one element of an operand.
+// The number of multiplications in the time of packing one element of an operand.
 constexpr int64_t kPackWork = 16;
 
 struct Area {
@@ -92,7 +92,7 @@ void matmul_backward_input(LaunchContext& context, const MatmulBackwardInput& ar
   require_at_least("matmul_backward_input", "out", args.out, 0);
   require_padding("matmul_backward_input", args.padding, args.out);
   require_activation_dtype("matmul_backward_input", args.dtype);
-  // The sums of dx over its rows: a weight gradient of no inputs.
+  // The sums of dx over its rows are a weight gradient without inputs.
   const MatmulBackwardWeight sums{.dy = args.dx,
                                   .dbias = args.dbias,
                                   .rows = args.rows,
@@ -148,7 +148,7 @@ Cost matmul_forward_cost(const MatmulForward& args) {
   const int64_t out = args.out - args.padding, results = args.rows * out;
   const int64_t moved =
       args.rows * args.in + out * args.in + results * (args.pre_activation ? 2 : 1) + (args.bias ? out : 0);
-  // GELU counts as the 8 operations of its formula, tanh as one.
+  // GELU counts as the 8 operations of its formula, with tanh as one.
   return product(args.rows, out, args.in,
                  2 * results * args.in + (args.bias ? results : 0) + (args.pre_activation ? 8 * results : 0),
                  bytes_of(moved, args.dtype));
@@ -156,7 +156,7 @@ Cost matmul_forward_cost(const MatmulForward& args) {
 
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args) {
   const int64_t out = args.out - args.padding, results = args.rows * args.in;
-  // The gradient of GELU: the 32 operations of its card, and one read of its input.
+  // The gradient of GELU counts as the 32 operations of its card, and one read of its input.
   return product(args.rows, args.in, out,
                  2 * results * out + (args.pre_activation ? 32 * results : 0) + (args.dbias ? results : 0),
                  bytes_of(args.rows * out + out * args.in + results * (args.accumulate || args.pre_activation ? 2 : 1),

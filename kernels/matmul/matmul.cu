@@ -15,10 +15,10 @@ namespace slipstream::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-// Blocks of the column sums that a multiprocessor holds: 64 registers a thread.
+// The blocks of the column sums that a multiprocessor holds, with 64 registers per thread.
 constexpr int kResident = 4;
 
-/// y[row] += bias for every row (= without inputs). One thread per pack of a row.
+/// y[row] += bias for every row (= if there are no inputs). Runs one thread per pack of a row.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) bias_kernel(int64_t rows, int64_t out, const T* bias, T* y, bool start) {
   ptx::after_earlier_kernels();
@@ -42,23 +42,24 @@ struct Columns {
   const T* from;
   int64_t stride;  // elements between its rows
   int64_t rows, out;
-  const T* pre;  // of GELU: from *= gelu'(pre) comes first and is stored in `to`; both are dense
+  const T* pre;  // for GELU: from *= gelu'(pre) comes first and is stored in `to`; both are dense
   T* to;
 };
 
-/// partial[block] (+)= the column sums of a block of rows: one thread per pack of columns and eighth of the rows,
-/// eighths in order. A thread loads kAtOnce rows before it uses one, because `to` may be `from`.
+/// partial[block] (+)= the column sums of a block of rows. There is one thread per pack of columns and eighth of the
+/// rows, and the eighths are added in order. A thread loads kAtOnce rows before it uses one, because `to` may be
+/// `from`.
 template <bool kGelu, bool kAligned, typename T>
 __global__ void __launch_bounds__(kColumns* kRowLanes, kResident)
     column_sums_kernel(Columns<T> args, int64_t rows_per_block, float* partial, bool add) {
   ptx::after_earlier_kernels();
   constexpr int kAtOnce = kGelu ? 2 : 4;
   __shared__ float
-      storage[kRowLanes * kPack<T> * kColumns];  // element i of a pack: neighbouring lanes in neighbouring banks
+      storage[kRowLanes * kPack<T> * kColumns];  // element i of a pack: neighbouring lanes use neighbouring banks
   const Shared<float> all(storage);
   const int lane = static_cast<int>(threadIdx.x) % kColumns, part = static_cast<int>(threadIdx.x) / kColumns;
   const int64_t column = (int64_t{blockIdx.x} * kColumns + lane) * kPack<T>,
-                left = args.out - column;  // 0 or less: no column
+                left = args.out - column;  // 0 or less: there is no column
   const int64_t begin = blockIdx.y * rows_per_block,
                 end = begin + rows_per_block < args.rows ? begin + rows_per_block : args.rows;
   float sums[kPack<T>] = {};
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kColumns* kRowLanes, kResident)
   }
 }
 
-/// dbias (+)= the partial sums: thread i of a column adds blocks i, i + kRowLanes and so on, and the sums of the
+/// dbias (+)= the partial sums. Thread i of a column adds blocks i, i + kRowLanes and so on, and the sums of the
 /// threads are added in order.
 template <typename P>
 __global__ void __launch_bounds__(kColumns* kRowLanes)
@@ -154,7 +155,7 @@ void finish_columns(const LaunchContext& context, const P* partial, int64_t bloc
 template <typename T>
 void sum_columns(const LaunchContext& context, const Columns<T>& args, float* dbias, bool accumulate) {
   // Three times the blocks that 132 multiprocessors hold at once (norm.cuh has the reason), if there are as many rows
-  // and room in the scratch; depends on the shape only.
+  // and if the scratch has room. The number depends only on the shape.
   constexpr int64_t kRowsLeast = 16;
   const int64_t across = blocks_for(args.out, kColumns * kPack<T>), fitting = kScratchBytes / 4 / args.out;
   int64_t blocks = std::min({blocks_for(args.rows, kRowsLeast), std::max<int64_t>(1, 3 * kResident * 132 / across),
@@ -260,7 +261,7 @@ void gelu_gradient_cuda(LaunchContext& context, const MatmulBackwardInput& args)
 
 void matmul_backward_weight_cuda(LaunchContext& context, const MatmulBackwardWeight& args) {
   if (args.in > 0 && args.rows > 0) {
-    // Fused sums are stored, not added: those of a later micro-batch pass through the scratch.
+    // Fused sums are stored, not added, so those of a later micro-batch pass through the scratch.
     const bool fits = bytes_of(args.out, DType::f32) <= kScratchBytes;
     void* sums = args.accumulate ? scratch_of(context) : args.dbias;
     Gemm product = {.a = args.x,

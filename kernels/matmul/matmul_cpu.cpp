@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles, bias, GELU and bfloat16 storage around the library's matrix products.
+// The tiles, bias, GELU and bfloat16 storage around the library's matrix products.
 
 #include "kernels/matmul/matmul_cpu.h"
 
@@ -9,12 +9,12 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-// Blocks of a bfloat16 product. A result block (2 MiB of float) and the converted operands (at most 4 and 8 MiB) stay
-// in the last level of cache, and an element is converted at most once per 512 multiplications.
+// The blocks of a bfloat16 product. A result block (2 MiB of float) and the converted operands (at most 4 and 8 MiB)
+// stay in the last level of cache, and an element is converted at most once per 512 multiplications.
 constexpr int64_t kBlockM = 512;
 constexpr int64_t kBlockN = 1024;
 constexpr int64_t kBlockK = 2048;
-// Columns of a bias gradient summed at once: they fit in part of L1.
+// The columns of a bias gradient that are summed at once: they fit in part of L1.
 constexpr int64_t kBiasColumns = 256;
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -52,7 +52,7 @@ void widen(const void* stored, int64_t stride, bool transposed, int64_t row, int
     copy_block(from + row * stride + column, stride, to, columns, rows, columns);
 }
 
-/// A product of bfloat16 operands on a CPU that multiplies only float: block by block through float copies.
+/// A product of bfloat16 operands on a CPU that multiplies only float. It goes block by block through float copies.
 void product_widened(const Product& p) {
   float* a = product_scratch(Scratch::a, smaller(p.m, kBlockM) * smaller(p.k, kBlockK));
   float* b = product_scratch(Scratch::b, smaller(p.n, kBlockN) * smaller(p.k, kBlockK));
@@ -92,7 +92,7 @@ inline Vf gelu(Vf v) {
   return v / (1.0f + exp(u * -2.0f));
 }
 
-/// pre = value + bias, y = gelu(pre) from the unrounded pre; without `pre`, y = value + bias.
+/// pre = value + bias, and y = gelu(pre) of the unrounded pre. Without `pre`, y = value + bias.
 template <typename T>
 inline void finish_vector(Vf value, T* pre, T* y, int64_t elems) {
   if (pre != nullptr) {
@@ -112,7 +112,8 @@ void finish_row(const float* product, const T* bias, T* pre, T* y, int64_t elems
   }
 }
 
-/// One tile of y. In float without GELU the product adds to rows that already hold the bias: one pass less.
+/// Computes one tile of y. In float without GELU, the product adds to rows that already hold the bias, which saves a
+/// pass.
 void forward_tile_f32(const MatmulForward& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
   const auto* bias = static_cast<const float*>(args.bias);
   auto* y = static_cast<float*>(args.y) + row * args.out + column;

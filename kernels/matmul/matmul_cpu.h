@@ -11,15 +11,15 @@ SLIP_DECLARE_PER_ISA(void matmul_forward_cpu(LaunchContext& context, const Matmu
                      void matmul_backward_input_cpu(LaunchContext& context, const MatmulBackwardInput& args);
                      void matmul_backward_weight_cpu(LaunchContext& context, const MatmulBackwardWeight& args);)
 
-/// Division of the m x n result of a product into tiles, one per thread.
+/// The division of the m x n result of a product into tiles, one per thread.
 struct TileSplit {
   int64_t m_tile = 0, n_tile = 0;  // of all tiles except the last of a row or column
   int64_t m_tiles = 1, n_tiles = 1;
 };
 
-/// Pure. The division whose slowest thread has the least work: it multiplies its tile and packs its share of both
-/// operands, which every tile that needs it packs again. Wide results are therefore divided by columns, tall ones by
-/// rows.
+/// Pure. The division whose slowest thread has the least work. A thread multiplies its tile and packs its share of both
+/// operands, and every tile that needs a share packs it again. Wide results are therefore divided by columns, tall ones
+/// by rows.
 TileSplit split_tiles(int64_t m, int64_t n, int64_t k, int threads);
 
 }  // namespace slipstream::kernels

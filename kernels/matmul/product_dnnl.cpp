@@ -17,19 +17,19 @@
 namespace slipstream::kernels {
 namespace {
 
-// The bit of dnnl_cpu_isa_t that is set only with bf16 dot products. AVX-512 without it would emulate bf16, slower than
-// a conversion to float.
+// The bit of dnnl_cpu_isa_t that is set only with bf16 dot products. AVX-512 without them would emulate bf16, which is
+// slower than a conversion to float.
 constexpr unsigned kBf16Bit = 0x80;
 
-// oneDNN follows SLIPSTREAM_ISA too, so that a lower set gives the bits of such a machine. Observed to work only before
-// the library's first product, hence the call before every product.
+// oneDNN follows SLIPSTREAM_ISA, too, so that a lower set gives the bits of a machine with that set. As observed, this
+// works only before the library's first product, hence the call before every product.
 bool hold_library() {
   if (isa() == Isa::baseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
   if (isa() == Isa::avx2) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
   return true;
 }
 
-// The stream's pool is the only pool: each of its threads sets OpenMP once to start no team.
+// The pool of the stream is the only pool: each of its threads sets OpenMP once to start no team.
 void hold_thread() {
   static const bool library_held = hold_library();
   thread_local const bool held = (omp_set_num_threads(1), library_held);
@@ -90,8 +90,8 @@ bool product_has_bf16() {
 
 void product_bf16(const Product& p) {
   hold_thread();
-  // Creating a primitive costs more than a small product, so each thread keeps those that it has used: as many as a
-  // model has shapes.
+  // Creating a primitive costs more than a small product, so each thread keeps the primitives that it has used: as many
+  // as a model has shapes.
   thread_local const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   thread_local dnnl::stream stream(engine);
   thread_local std::map<Key, Bf16Product> products;

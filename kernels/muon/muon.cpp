@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, cost, workspace and the order of passes and products of Muon, the same on every device; the update of a plan.
+// The checks, cost, workspace, and order of passes and products of Muon, which are the same on every device; and the
+// update of a plan.
 
 #include "kernels/muon/muon.h"
 
@@ -36,13 +37,13 @@ void run(LaunchContext& context, const MuonStep& pass) {
   SLIP_CALL_ISA(muon_step_cpu(context, pass))
 }
 
-/// Bytes from the start of the workspace at which its areas begin.
+/// The bytes from the start of the workspace at which its areas begin.
 struct Areas {
   int64_t sum = 0;
   int64_t direction = 0;  // float, and every second X
   int64_t x = 0;
   int64_t gram = 0, square = 0;
-  int64_t float_gram = 0;  // for products in bf16 of a tall X, whose gram matrix comes in float
+  int64_t float_gram = 0;  // for products in bf16 of a tall X, whose gram matrix is computed in float
   int64_t end = 0;
 };
 

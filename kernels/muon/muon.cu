@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element-wise passes of Muon on CUDA: flat launches, 16 bytes of the narrowest operand a thread.
+// The element-wise passes of Muon on CUDA: flat launches, with 16 bytes of the narrowest operand per thread.
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/muon/muon_passes.h"
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   ptx::after_earlier_kernels();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElems, count = k * k - first;
   if (count <= 0) return;
-  int64_t diagonal = (k + 1 - first % (k + 1)) % (k + 1);  // the next one, counted from `first`
+  int64_t diagonal = (k + 1 - first % (k + 1)) % (k + 1);  // the next diagonal element, counted from `first`
   float left[kElems], values[kElems];
   load_floats<kAligned>(gram + first, count, left);
   load_floats<kAligned>(square + first, count, values);

@@ -21,7 +21,7 @@ void store_lanes(T* p, Vf value, int64_t lanes) {
   lanes == kLanes ? store(p, value) : store_part(p, value, lanes);
 }
 
-/// Calls body(first, lanes) for every vector of [0, elems); an element's bits do not depend on where a part ends.
+/// Calls body(first, lanes) for every vector of [0, elems). The bits of an element do not depend on where a part ends.
 template <typename Body>
 void for_vectors(LaunchContext& context, int64_t elems, const Body& body) {
   context.parallel_for((elems + kUnit - 1) / kUnit, 8, [&](int64_t first, int64_t last) {

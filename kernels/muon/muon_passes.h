@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The element-wise passes of Muon around its products, whose order muon.cpp decides.
+// The element-wise passes of Muon around its products. muon.cpp determines their order.
 
 #include "engine/base/dtype.h"
 #include "engine/device/work.h"
@@ -9,7 +9,7 @@
 
 namespace slipstream::kernels {
 
-/// momentum = mu · momentum + (1 - mu) · clip · gradient; direction = the u of the card. In a skipped step the momentum
+/// momentum = mu · momentum + (1 - mu) · clip · gradient; direction = the u of muon.h. In a skipped step the momentum
 /// stays and direction = 0, so that the products compute with finite numbers.
 struct MuonMomentum {
   const float* gradient = nullptr;
@@ -40,8 +40,8 @@ struct MuonPolynomial {
   DType dtype = DType::f32;
 };
 
-/// updated = decay · parameters - learning_rate · scale · x, or the parameters in a skipped step; and its bf16 copy if
-/// `working` is there.
+/// updated = decay · parameters - learning_rate · scale · x, or the parameters in a skipped step. If `working` is set,
+/// it receives the bf16 copy.
 struct MuonStep {
   const float* parameters = nullptr;
   float* updated = nullptr;  // may be `parameters`
@@ -53,7 +53,7 @@ struct MuonStep {
   DType dtype = DType::f32;  // of x
 };
 
-// Block. Sizes of at least 1.
+// Block. Sizes must be at least 1.
 SLIP_DECLARE_PER_ISA(void muon_momentum_cpu(LaunchContext& context, const MuonMomentum& args);
                      void muon_normalize_cpu(LaunchContext& context, const MuonNormalize& args);
                      void muon_polynomial_cpu(LaunchContext& context, const MuonPolynomial& args);

@@ -10,13 +10,12 @@
 
 namespace slipstream::kernels {
 
-/// s = x + delta (x where delta is null); y = s / sqrt(mean(s^2) + eps) * weight, row by row; D is width.
+/// s = x + delta (x if delta is null); y = s / sqrt(mean(s^2) + eps) * weight, row by row. D is width.
 ///
 /// Shapes:  x, delta, sum, y [rows, D]; weight [D]; inv_rms [rows]
 /// Types:   x, delta, sum, y, weight f32 or bf16; inv_rms and the sum of squares f32. s is rounded to its type before
-/// the
-///          norm sees it, and s * inv_rms before the weight does, as Llama does
-/// Alias:   sum may be x or delta; y may be x or delta where delta is null or sum is another buffer
+///          it is normalised, and s * inv_rms before it is multiplied by the weight, as Llama does
+/// Alias:   sum may be x or delta; y may be x or delta if delta is null or sum is another buffer
 /// Cost:    4·rows·D flops (5 with delta); ((2 or 4)·rows·D + D)·sizeof(T) + 4·rows bytes
 /// Errors:  ShapeError if D < 1, delta comes without sum, or an operand is null
 /// Source:  Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
@@ -34,15 +33,15 @@ struct RmsNormForward {
 };
 
 /// With n = x * inv_rms and g = dy * weight: dx = residual + inv_rms * (g - n * mean(g * n)), dweight = sum over rows
-/// of dy * n. x is the sum that the forward normalised.
+/// of dy * n. x is the sum that the forward pass normalised.
 ///
-/// Shapes:  as above; workspace rms_norm_backward_workspace_elems(rows, width) floats (of the CPU's sums)
+/// Shapes:  as above; workspace rms_norm_backward_workspace_elems(rows, width) floats (for the sums of the CPU)
 /// Types:   dy, x, weight, residual, dx f32 or bf16; dweight f32; accumulate adds to dweight
 /// Alias:   dx may be dy, x or residual
 /// Cost:    11·rows·D flops (12 with residual); ((3 or 4)·rows·D + D)·sizeof(T) + (1 or 2)·4·D + 4·rows bytes
 /// Errors:  ShapeError if D < 1 or an operand is null
-/// Source:  as above. Rows are summed in blocks that depend on their number alone, blocks in order: bits do not depend
-///          on threads.
+/// Source:  as above. Rows are summed in blocks that depend only on their number, and blocks in order: the bits do not
+///          depend on threads.
 struct RmsNormBackward {
   const void* dy = nullptr;
   const void* x = nullptr;
@@ -62,7 +61,7 @@ struct RmsNormBackward {
 void rms_norm_forward(LaunchContext& context, const RmsNormForward& args);
 void rms_norm_backward(LaunchContext& context, const RmsNormBackward& args);
 
-/// Pure. Minimum flops and bytes; of the pointers only the presence of delta and residual matters.
+/// Pure. The minimum of flops and bytes. Of the pointers, only the presence of delta and residual matters.
 Cost rms_norm_forward_cost(const RmsNormForward& args);
 Cost rms_norm_backward_cost(const RmsNormBackward& args);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMS norm on the CPU: a row stays in L1 over its passes; sums over rows go by blocks, then over the blocks in order.
+// RMS norm on the CPU: a row stays in L1 over its passes. Sums over rows are formed in blocks, and then over the blocks
+// in order.
 
 #include "kernels/common/row_blocks.h"
 #include "kernels/common/vectors.h"
@@ -37,7 +38,7 @@ inline void forward_row(const RmsNormForward& args, int64_t row) {
   args.inv_rms[row] = inv_rms;
 }
 
-/// kRows rows at once, so that the sums over rows are read and written once for all of them.
+/// Processes kRows rows at once, so that the sums over rows are read and written once for all of them.
 template <int kRows, typename T>
 inline void backward_rows(const RmsNormBackward& args, int64_t row, float* dweight) {
   const int64_t width = args.width;

@@ -21,7 +21,8 @@ void require_even(std::string_view op, int64_t head_dim) {
 
 double scaled(double frequency, const RopeScaling& s) {
   if (s.factor == 0) return frequency;
-  const double waves = static_cast<double>(s.original_context) * frequency / (2 * std::numbers::pi);  // in a sequence
+  const double waves =
+      static_cast<double>(s.original_context) * frequency / (2 * std::numbers::pi);  // the waves in a sequence
   const double low = static_cast<double>(s.low_freq_factor), high = static_cast<double>(s.high_freq_factor);
   const double kept = std::clamp((waves - low) / (high - low), 0.0, 1.0);
   return (1 - kept) * frequency / static_cast<double>(s.factor) + kept * frequency;

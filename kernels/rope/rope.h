@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rotary position embedding in place, pairs half a head apart.
+// Rotary position embedding in place, on pairs that are half a head apart.
 
 #include <cstdint>
 
@@ -10,9 +10,9 @@
 
 namespace slipstream::kernels {
 
-/// Change of the frequencies for sequences longer than `original_context`, those of the first training: waves longer
-/// than original_context / low_freq_factor are stretched by `factor`, waves shorter than original_context /
-/// high_freq_factor stay, and the frequencies between are interpolated. Factor 0: no change.
+/// A change of the frequencies for sequences longer than `original_context`, the context of the first training. Waves
+/// longer than original_context / low_freq_factor are stretched by `factor`, waves shorter than original_context /
+/// high_freq_factor stay, and the frequencies between them are interpolated. Factor 0: no change.
 /// Source: Dubey et al. 2024, arXiv:2407.21783; the constants are those of config.json of Llama 3.1.
 struct RopeScaling {
   float factor = 0;
@@ -24,11 +24,11 @@ struct RopeScaling {
 };
 
 /// For j < E/2, at position p = t + position_offset with angle a = p * theta^(-2j/E):
-/// (x[j], x[j + E/2]) <- (x[j] cos a - x[j + E/2] sin a, x[j + E/2] cos a + x[j] sin a); inverse turns by -a, which is
-/// the backward. B batch, T tokens, H heads, E head_dim.
+/// (x[j], x[j + E/2]) <- (x[j] cos a - x[j + E/2] sin a, x[j + E/2] cos a + x[j] sin a). `inverse` turns by -a, which
+/// is the backward pass. B batch, T tokens, H heads, E head_dim.
 ///
-/// Shapes:  row of token t of sequence b of x is at (b*T + t) * row_stride elements, head h at + h*E;
-///          table [positions >= T + position_offset, E], cos of E/2 angles, then sin (rope_table)
+/// Shapes:  the row of token t of sequence b of x is at (b*T + t) * row_stride elements, and head h at + h*E;
+///          table [positions >= T + position_offset, E]: cos of E/2 angles, then sin (rope_table)
 /// Types:   x f32 or bf16; table and arithmetic f32
 /// Alias:   in place
 /// Cost:    3·B·T·H·E flops; 2·B·T·H·E·sizeof(T) + 4·T·E bytes
@@ -41,7 +41,7 @@ struct Rope {
   int64_t heads = 0;
   int64_t head_dim = 0;
   int64_t row_stride = 0;  // elements
-  float theta = 10000.0f;  // of the table; recorded with the work
+  float theta = 10000.0f;  // the theta of the table; recorded with the work
   int64_t position_offset = 0;
   bool inverse = false;
   DType dtype = DType::f32;
@@ -54,8 +54,8 @@ void rope(LaunchContext& context, const Rope& args);
 /// Pure. Minimum flops and bytes. Pointers may be null.
 Cost rope_cost(const Rope& args);
 
-/// Blocks. Fills table [positions, head_dim] in double, rounded once. Throws: ShapeError if head_dim is odd, or if the
-/// scaling's low_freq_factor is not below its high_freq_factor.
+/// Blocks. Fills table [positions, head_dim], computed in double and rounded once. Throws: ShapeError if head_dim is
+/// odd, or if the scaling's low_freq_factor is not below its high_freq_factor.
 void rope_table(float* table, int64_t positions, int64_t head_dim, float theta, const RopeScaling& scaling = {});
 
 /// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the choice of tokens, its options as whole numbers, and dispatch.
+// The checks of the choice of tokens, its options as whole numbers, and the dispatch.
 
 #include "kernels/sample/sample.h"
 
@@ -16,7 +16,7 @@ namespace slipstream::kernels {
 SamplingNumbers numbers_of(const Sample& args) {
   const SamplingOptions& o = args.options;
   SamplingNumbers numbers{.penalty = o.repetition_penalty, .words = token_set_words(args.vocab)};
-  if (o.temperature > 0)  // finite, so that the likeliest token keeps its weight
+  if (o.temperature > 0)  // so that the likeliest token keeps its weight
     numbers.factor = static_cast<float>(std::min<double>(M_LOG2E / o.temperature, std::numeric_limits<float>::max()));
   if (o.top_k < args.vocab) numbers.top_k = static_cast<uint64_t>(o.top_k);
   if (o.top_p < 1) numbers.top_p = std::max<uint64_t>(1, static_cast<uint64_t>(std::ldexp(o.top_p, 64)));
@@ -26,7 +26,7 @@ SamplingNumbers numbers_of(const Sample& args) {
 
 void sample(LaunchContext& context, const Sample& args) {
   constexpr std::string_view op = "sample";
-  constexpr int64_t kVocabMost = 1 << 23;  // whose weights sum to less than 2^64
+  constexpr int64_t kVocabMost = 1 << 23;  // so many weights sum to less than 2^64
   const SamplingOptions& o = args.options;
   require_at_least(op, "rows", args.rows, 0);
   require_at_least(op, "vocab", args.vocab, 1);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of tokens on CUDA: one block of threads for each row, whose passes over the logits are read from the L2
-// cache.
+// The choice of tokens on CUDA: one block of threads for each row. Its passes over the logits read from the L2 cache.
 
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/philox.cuh"
@@ -15,7 +14,7 @@ constexpr int kDigitBits = 3, kDigits = 1 << kDigitBits;
 constexpr int kExponentBits = 31;
 constexpr float kLowest = -3.4028234663852886e+38f;
 
-/// Sums of all threads, for all threads; of up to kDigits numbers at once.
+/// The sums of all threads, for all threads; up to kDigits numbers at once.
 struct Totals {
   Shared<uint64_t> of_warps;  // [kDigits, kWarps]
 
@@ -37,9 +36,9 @@ struct Totals {
   }
 };
 
-/// The lowest exponent up to which the measures of all tokens sum to at least `enough`, and the sum of those below it.
-/// Digit by digit, from the highest: a token counts where its higher digits are those found so far. A thread reads the
-/// exponents that it has written.
+/// Finds the lowest exponent up to which the measures of all tokens sum to at least `enough`, and the sum of the
+/// measures below it. The search goes digit by digit, from the highest one: a token counts if its higher digits are
+/// those found so far. A thread reads only the exponents that it has written.
 template <typename Exponent, typename Measure>
 __device__ __forceinline__ uint32_t lowest_with(uint64_t enough, int64_t vocab, const Totals& totals,
                                                 const Exponent& exponent_at, const Measure& measure, uint64_t& below) {
@@ -64,8 +63,8 @@ __device__ __forceinline__ uint32_t lowest_with(uint64_t enough, int64_t vocab, 
   return found;
 }
 
-/// The token i at which the sum of the measures of tokens 0 to i exceeds `target`. The warps share a range; that of the
-/// warp with the token is the next one.
+/// Finds the token i at which the sum of the measures of tokens 0 to i exceeds `target`. The warps share a range; the
+/// range of the warp with the token is the next one.
 template <typename Measure>
 __device__ __forceinline__ int64_t token_at(uint64_t target, int64_t vocab, const Shared<uint64_t>& of_warps,
                                             const Measure& measure) {
@@ -89,7 +88,8 @@ __device__ __forceinline__ int64_t token_at(uint64_t target, int64_t vocab, cons
   return first;
 }
 
-/// Fills the row with its penalised logits, without holes. Returns the highest; NaN unless all logits are finite.
+/// Fills the row with its penalised logits, without holes. Returns the highest one, or NaN unless all logits are
+/// finite.
 __device__ __forceinline__ float prepare(const Sample& args, const SamplingNumbers& numbers, float* logits,
                                          const uint32_t* seen, const Shared<float>& of_warps) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -119,7 +119,7 @@ __device__ __forceinline__ float prepare(const Sample& args, const SamplingNumbe
   return finite ? top : __uint_as_float(0x7fffffffu);
 }
 
-/// The token of a row. `sums`: [kDigits, kWarps]; `maxima`: [kWarps].
+/// Chooses the token of a row. `sums`: [kDigits, kWarps]; `maxima`: [kWarps].
 __device__ __forceinline__ int64_t choose(const Sample& args, const SamplingNumbers& numbers, float* logits,
                                           const uint32_t* seen, uint64_t random, const Shared<uint64_t>& sums,
                                           const Shared<float>& maxima) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ int64_t choose(const Sample& args, const SamplingNumb
     return total[0];
   };
   uint32_t most = kNoWeight;  // exponents up to this stay
-  int64_t last = args.vocab;  // of the tokens with this exponent, those up to the last
+  int64_t last = args.vocab;  // of the tokens with this exponent, those up to this one stay
   uint64_t below;
   if (numbers.top_k > 0) {
     const auto one = [](uint32_t) { return uint64_t{1}; };

@@ -26,13 +26,13 @@ struct TextState {
   uint32_t draws = 0;  // tokens drawn so far, and
   uint32_t text = 0;   // number of the text: together the counter of the random numbers
 };
-/// Takes the place of a token whose logits were not all finite.
+/// Replaces a token whose logits were not all finite.
 constexpr int32_t kNotFinite = -1;
 
-/// Words of a set of tokens: bit i % 32 of word i / 32 is token i.
+/// The words of a set of tokens: bit i % 32 of word i / 32 is token i.
 constexpr int64_t token_set_words(int64_t vocab) { return (vocab + 31) / 32; }
 
-/// Draws the next token of each row; row r is of text[sequences[r]], which it then describes.
+/// Draws the next token of each row. Row r belongs to text[sequences[r]], which then describes the drawn token.
 ///
 ///   The penalty comes first: the logits of the tokens in `seen` are divided or multiplied in double. Holes have no
 ///   probability. With temperature 0 the choice is the first of the highest logits. Otherwise
@@ -48,7 +48,7 @@ constexpr int64_t token_set_words(int64_t vocab) { return (vocab + 31) / 32; }
 /// Shapes:  logits [R, stride], of which V count; holes [token_set_words(V)]; seen [texts, token_set_words(V)];
 ///          sequences [R]; text [texts]; chosen [R]
 /// Types:   logits f32
-/// Alias:   overwrites the logits: of holes and of seen tokens always, all of them if the temperature is not 0
+/// Alias:   overwrites the logits: those of holes and of seen tokens, and all of them unless the temperature is 0
 /// Cost:    4·R·V bytes for each of its passes: 2 with temperature 0, otherwise 5; 11 more with top_k, 12 with top_p
 /// Errors:  ShapeError if an option is out of range, V exceeds stride or 2^23, or an operand but holes is null (seen
 ///          only with a penalty)
@@ -59,13 +59,13 @@ struct Sample {
   SamplingOptions options;
   uint64_t key = 0;                 // of the random numbers
   const uint32_t* holes = nullptr;  // optional: tokens that are never chosen
-  uint32_t* seen = nullptr;         // tokens of each text; the chosen one is added
+  uint32_t* seen = nullptr;         // the tokens of each text; the chosen one is added
   const int32_t* sequences = nullptr;
   TextState* text = nullptr;
   int32_t* chosen = nullptr;
 };
 
-/// ids[r] and places[r] = the newest token of text[sequences[r]] and its position: the rows of the next step.
+/// ids[r] and places[r] = the newest token of text[sequences[r]] and its position, which are the rows of the next step.
 struct NextRows {
   const int32_t* sequences = nullptr;
   const TextState* text = nullptr;

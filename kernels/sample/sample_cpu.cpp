@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of tokens on the CPU: sorts and selects among the likely tokens only.
+// The choice of tokens on the CPU, which sorts and selects among the likely tokens only.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-/// NaN unless all logits are finite.
+/// The highest logit, or NaN unless all logits are finite.
 float highest_of(const float* logits, int64_t count) {
   Vf tops = splat(std::numeric_limits<float>::lowest()), zeros = {};  // NaN after an infinity or NaN
   int64_t i = 0;
@@ -82,7 +82,8 @@ void keep_top_p(std::vector<uint32_t>& exponents, uint64_t share) {
   for (const auto& [i, exponent] : kept) exponents[static_cast<size_t>(i)] = exponent;
 }
 
-/// The token at which the sum of the weights passes its share; block by block, then within one.
+/// The token at which the sum of the weights passes its share. The search goes block by block, and then within one
+/// block.
 int32_t drawn(const std::vector<uint32_t>& exponents, uint64_t random) {
   constexpr size_t kBlock = 256;
   std::vector<uint64_t> sums;
@@ -105,7 +106,7 @@ int32_t drawn(const std::vector<uint32_t>& exponents, uint64_t random) {
 int32_t choose_cpu(const Sample& args, int64_t row, uint64_t random) {
   const SamplingNumbers numbers = numbers_of(args);
   float* const logits = args.logits + row * args.stride;
-  // Before holes are filled: an overflow may be there, too.
+  // This comes before holes are filled, because an overflow may be in a hole, too.
   if (std::isnan(highest_of(logits, args.vocab))) return kNotFinite;
   if (numbers.penalty != 1) {
     const uint32_t* const seen = args.seen + args.sequences[row] * token_set_words(args.vocab);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The arithmetic of the choice of a token, compiled for the host and for the GPU: one product of floats, then integers.
+// The arithmetic of the choice of a token, which is compiled for the host and for the GPU: one product of floats, then
+// integers.
 
 #include <cstdint>
 
@@ -12,14 +13,14 @@
 
 namespace slipstream::kernels {
 
-/// An exponent of a weight: 2^25 is a halving. From kNoWeight on the weight is 0.
+/// An exponent of a weight: 2^25 is a halving. From kNoWeight on, the weight is 0.
 constexpr int kHalvingBits = 25;
 constexpr uint32_t kHalving = 1u << kHalvingBits;
 constexpr uint32_t kNoWeight = 41 * kHalving;
 constexpr int kWeightBits = 40;  // of the largest weight
 
-/// `below`: how far a logit is below the highest, at least 0 and not NaN. The difference of logits and this product are
-/// rounded once each; no sum follows that a compiler could fuse with the product.
+/// `below`: how far a logit is below the highest one; at least 0 and not NaN. The difference of the logits and this
+/// product are rounded once each. No sum follows that a compiler could fuse with the product.
 SLIP_ON_ANY_DEVICE uint32_t exponent_of(float below, float factor) {
   const float halvings = below * factor;
   return halvings < 41.0f ? static_cast<uint32_t>(static_cast<int32_t>(halvings * static_cast<float>(kHalving)))
@@ -31,8 +32,8 @@ SLIP_ON_ANY_DEVICE uint32_t share_of(uint32_t sum, uint32_t x) {
   return static_cast<uint32_t>(uint64_t{sum} * x >> kHalvingBits);
 }
 
-/// 2^40 2^-(exponent / 2^25). The polynomial interpolates 2^-x on [0, 1] at the nodes of Chebyshev, and at both ends;
-/// coefficients times 2^32, with alternating signs.
+/// 2^40 2^-(exponent / 2^25). The polynomial interpolates 2^-x on [0, 1] at the nodes of Chebyshev and at both ends.
+/// Its coefficients are multiplied by 2^32 and have alternating signs.
 SLIP_ON_ANY_DEVICE uint64_t weight_of(uint32_t exponent) {
   const uint32_t x = exponent & (kHalving - 1);
   uint32_t sum = 0xb5b4;
@@ -53,16 +54,16 @@ SLIP_ON_ANY_DEVICE uint64_t high_product(uint64_t a, uint64_t b) {
   return a1 * b1 + (middle >> 32) + ((a0 * b1 + (middle & 0xffffffffu)) >> 32);
 }
 
-/// The logit of a token that its text has.
+/// The logit of a token that its text already contains.
 SLIP_ON_ANY_DEVICE float penalised(float logit, double penalty) {
-  constexpr double kMost = 3.4028234663852886e+38;  // of a float
+  constexpr double kMost = 3.4028234663852886e+38;  // the largest float
   const double less = logit > 0.0f ? logit / penalty : logit * penalty;
   return static_cast<float>(less > kMost ? kMost : less < -kMost ? -kMost : less);
 }
 
 SLIP_ON_ANY_DEVICE bool is_in(const uint32_t* tokens, int64_t i) { return (tokens[i / 32] >> i % 32 & 1) != 0; }
 
-/// The options in the numbers that the choice uses.
+/// The options as the numbers that the choice uses.
 struct SamplingNumbers {
   float factor = 0;         // 0: the highest logit
   uint64_t top_k = 0;       // 0: all

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single numbers on the device: one thread each, a few bytes, about the time of an empty kernel.
+// Single numbers on the device: one thread each and a few bytes, in about the time of an empty kernel.
 
 #include <launch.h>
 #include <ptx.h>
@@ -16,7 +16,7 @@ __global__ void add_loss_kernel(const double* part, double* total, bool accumula
 
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0.0; }
 
-/// One thread adds in order: a few hundred numbers, with the same bits as on cpu.
+/// One thread adds a few hundred numbers in order, with the same bits as on cpu.
 __global__ void clip_kernel(Clip args) {
   ptx::after_earlier_kernels();
   double total = 0.0;

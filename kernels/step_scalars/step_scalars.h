@@ -2,8 +2,8 @@
 #pragma once
 // The small works of a step: single numbers that stay on the device, copies, and uploads from the host.
 //
-// On cpu each is a plain loop or memcpy on the stream's thread. On cuda the numbers are one-thread kernels, so that the
-// host never waits for a value inside a step.
+// On cpu each is a plain loop or memcpy on the stream's thread. On cuda the numbers are kernels of one thread, so that
+// the host never waits for a value inside a step.
 //
 // Shapes: single numbers, except the sums of a clip [count] and the bytes of copy, zero and upload.
 // Cost: each number or byte is read and written once; the plan charges them where it appends these works.
@@ -18,7 +18,7 @@
 
 namespace slipstream::kernels {
 
-/// *total = (accumulate ? *total : 0) + *part: the loss of a step from those of its micro-batches.
+/// *total = (accumulate ? *total : 0) + *part. This adds the losses of the micro-batches up to that of the step.
 struct AddLoss {
   const double* part = nullptr;
   double* total = nullptr;
@@ -51,21 +51,21 @@ struct Report {
   double* slot = nullptr;        // [4]
 };
 
-/// to[i] = from[i]. The ranges may not overlap. On cuda either may be host memory of Device::allocate_host.
+/// to[i] = from[i]. The ranges may not overlap. On cuda, either may be host memory of Device::allocate_host.
 struct Copy {
   const void* from = nullptr;
   void* to = nullptr;
   int64_t size_bytes = 0;
 };
 
-/// to[i] = 0, bytes.
+/// Sets bytes: to[i] = 0.
 struct Zero {
   void* to = nullptr;
   int64_t size_bytes = 0;
 };
 
-/// Pinned memory of one uploading work on cuda, allocated at its first run; empty on cpu. Made once, when works are
-/// bound.
+/// The pinned memory of one uploading work on cuda, allocated at its first run; empty on cpu. It is made once, when
+/// works are bound.
 class UploadStaging {
  public:
   virtual ~UploadStaging() = default;
@@ -73,8 +73,8 @@ class UploadStaging {
 /// Pure. Allocates nothing until it is used.
 std::shared_ptr<UploadStaging> make_upload_staging();
 
-/// Bytes that the host produces during the step: `fill` writes to the pointers that it receives, one per part. On cpu
-/// these are the parts themselves, and upload() calls it. On cuda prepare_upload() calls it on pinned memory of the
+/// Bytes that the host produces during the step. `fill` writes to the pointers that it receives, one per part. On cpu
+/// these are the parts themselves, and upload() calls `fill`. On cuda prepare_upload() calls it on pinned memory of the
 /// step (modulo kStepPeriod, so that the host may run ahead), and upload() enqueues the copies.
 struct Upload {
   static constexpr int kParts = 2;
@@ -94,7 +94,7 @@ void report(LaunchContext& context, const Report& args);
 void copy(LaunchContext& context, const Copy& args);
 void zero(LaunchContext& context, const Zero& args);
 void upload(LaunchContext& context, const Upload& args);
-/// The host's part of an upload on cuda, for Work::prepare; waits only for copies of kStepPeriod steps ago. Does
+/// The host's part of an upload on cuda, for Work::prepare. It waits only for copies of kStepPeriod steps ago. Does
 /// nothing on cpu.
 void prepare_upload(LaunchContext& context, const Upload& args);
 

@@ -13,11 +13,11 @@ void copy_cpu(const Copy& args);
 void zero_cpu(const Zero& args);
 void upload_cpu(const Upload& args);
 
-// Kernels: step_scalars.cu.
+// The kernels are in step_scalars.cu.
 void add_loss_cuda(LaunchContext& context, const AddLoss& args);
 void clip_cuda(LaunchContext& context, const Clip& args);
 void report_cuda(LaunchContext& context, const Report& args);
-// Copies by the runtime: upload_cuda.cpp.
+// These copies by the runtime are in upload_cuda.cpp.
 void copy_cuda(LaunchContext& context, const Copy& args);
 void zero_cuda(LaunchContext& context, const Zero& args);
 void upload_cuda(LaunchContext& context, const Upload& args);

@@ -19,7 +19,7 @@ class CudaStaging final : public UploadStaging {
     }
   }
 
-  /// The host's part: fills the piece of `step`.
+  /// The host's part, which fills the piece of `step`.
   void prepare(uint32_t step, const Upload& args) {
     Piece& piece = pieces_[step % kStepPeriod];
     const auto offsets = offsets_of(args);
@@ -29,7 +29,7 @@ class CudaStaging final : public UploadStaging {
     args.fill(to);
   }
 
-  /// The stream's part: copies the piece of `step` to the device.
+  /// The stream's part, which copies the piece of `step` to the device.
   void copy(uint32_t step, const Upload& args, cudaStream_t stream) {
     const Piece& piece = pieces_[step % kStepPeriod];
     const auto offsets = offsets_of(args);
@@ -37,7 +37,7 @@ class CudaStaging final : public UploadStaging {
       if (args.parts[p].size_bytes > 0)
         SLIP_CUDA(cudaMemcpyAsync(args.parts[p].to, piece.host + offsets[p],
                                   static_cast<size_t>(args.parts[p].size_bytes), cudaMemcpyHostToDevice, stream));
-    // A graph needs no event: prepare() is called again after its last run has ended; see Graph::launch.
+    // A graph needs no event, because prepare() is called again only after its last run has ended (see Graph::launch).
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     SLIP_CUDA(cudaStreamIsCapturing(stream, &status));
     if (status == cudaStreamCaptureStatusNone) SLIP_CUDA(cudaEventRecord(piece.copied, stream));
@@ -50,7 +50,7 @@ class CudaStaging final : public UploadStaging {
     cudaEvent_t copied = nullptr;
   };
 
-  /// Offset of each part in a piece, and the total size.
+  /// The offset of each part in a piece, and the total size.
   static std::array<int64_t, Upload::kParts + 1> offsets_of(const Upload& args) {
     std::array<int64_t, Upload::kParts + 1> offsets{};
     for (size_t p = 0; p < args.parts.size(); ++p)

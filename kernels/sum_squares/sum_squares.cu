@@ -14,24 +14,24 @@ constexpr int kThreads = 256;
 constexpr int kPerThread = kPack<float>;              // lanes of the op card that a thread adds
 constexpr int kThreadsOfBlock = kLanes / kPerThread;  // threads per block of the op card
 constexpr int kBlocksOfThreads = kThreads / kThreadsOfBlock;
-constexpr int64_t kBlocksAtOnce = kScratchBytes / 8;  // one double each
+constexpr int64_t kBlocksAtOnce = kScratchBytes / 8;  // one double for each
 
 /// A part, or as much of it as fits in a launch.
 struct Piece {
   int64_t begin, elems;
-  int64_t first_block;  // of the launch
+  int64_t first_block;  // counted in the launch
   int64_t result;
-  bool starts;  // false: the result already holds the sums of its beginning
+  bool starts;  // false: the result already holds the sums of the part's beginning
 };
-/// They are launch parameters, so that a recorded step needs no memory for them.
+/// The pieces are launch parameters, so that a recorded step needs no memory for them.
 struct Pieces {
-  static constexpr int kMost = 96;  // of 40 bytes: just below the 4 KiB of a launch
+  static constexpr int kMost = 96;  // of 40 bytes each: just below the 4 KiB of a launch
   int count = 0;
   int64_t blocks = 0;
   Piece at[kMost] = {};
 };
 
-/// sums[block] = the sum of that block; four threads each, four lanes of the op card per thread.
+/// sums[block] = the sum of that block. A block has four threads, and each adds four lanes of the op card.
 __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces pieces, double* sums) {
   ptx::after_earlier_kernels();
   const int64_t block = int64_t{blockIdx.x} * kBlocksOfThreads + threadIdx.x / kThreadsOfBlock;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(const float* x, Pieces
   if (threadIdx.x % kThreadsOfBlock == 0 && whole) sums[block] = lanes[0];
 }
 
-/// One block per piece: its result (+)= its sums in order.
+/// Runs one block per piece: its result (+)= its sums in order.
 __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const double* sums, double* results) {
   ptx::after_earlier_kernels();
   __shared__ double storage[kThreads];
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Pieces pieces, const d
   const int64_t count = (piece.elems + kBlock - 1) / kBlock;
   double sum = piece.starts || threadIdx.x > 0 ? 0.0 : results[piece.result];
   for (int64_t first = 0; first < count; first += kThreads) {
-    // Zeros past the last one change no sum of squares, and a loop without conditions can load ahead.
+    // Zeros after the last one change no sum of squares, and a loop without conditions can load ahead.
     tile[threadIdx.x] = first + threadIdx.x < count ? sums[piece.first_block + first + threadIdx.x] : 0.0;
     __syncthreads();
     if (threadIdx.x == 0)

@@ -3,7 +3,7 @@
 // Sums of the squares of ranges of floats, in double: parts of the gradient norm.
 //
 //   results[part.result] = sum over i in [0, part.elems) of x[part.begin + i]², for every part
-// Blocks of 4096 elements of a part are summed on 16 interleaved lanes, then added in block order. The square of a
+// Blocks of 4096 elements of a part are summed on 16 interleaved lanes, and then added in block order. The square of a
 // float is exact in double, so a result has the same bits for any number of threads and any instruction set.
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SumSquaresPart {
 
 struct SumSquares {
   const float* x = nullptr;
-  const SumSquaresPart* parts = nullptr;  // host memory, read before sum_squares returns
+  const SumSquaresPart* parts = nullptr;  // host memory that is read before sum_squares returns
   int64_t part_count = 0;
   double* results = nullptr;  // in device memory
 };

@@ -9,9 +9,9 @@ namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
 constexpr int64_t kBlock = 4096;
-// Number of blocks whose sums are kept in one array: 4 Mi elements between two joins of the threads.
+// The number of blocks whose sums are kept in one array: 4 Mi elements between two joins of the threads.
 constexpr int64_t kBlocksAtOnce = 1024;
-// Lanes of a block, the same on every instruction set.
+// The lanes of a block, which are the same on every instruction set.
 constexpr int kSumLanes = 16;
 constexpr int kDoubles = SLIP_VECTOR_BYTES / 8;
 typedef double Vd __attribute__((vector_size(SLIP_VECTOR_BYTES)));

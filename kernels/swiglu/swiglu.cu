@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Position of a thread: threads count the packs of a row, then rows.
+/// The position of a thread: threads count the packs of a row, and then the rows.
 template <typename T>
 struct DeviceAssignment {
   int64_t row, column;

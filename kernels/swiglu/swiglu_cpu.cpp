@@ -7,7 +7,7 @@
 namespace slipstream::kernels::SLIP_ISA {
 namespace {
 
-/// Below it silu and its slope are 0 (below 1e-36), and e^88 is still a float.
+/// Below this, silu and its slope are 0 (below 1e-36), and e^88 is still a float.
 constexpr float kLeast = -88.0f;
 
 inline int64_t grain_rows(int64_t width) { return 4096 / width + 1; }

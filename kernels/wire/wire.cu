@@ -18,11 +18,11 @@ struct Same {
   __device__ float operator()(float x) const { return x; }
 };
 
-/// A lane's part of a block: `count` is 4, or 0 past the end of the part.
+/// The part of a block that belongs to a lane: `count` is 4, or 0 after the end of the part.
 struct Lane {
-  int64_t value;  // index of its first value, over all parts
-  int64_t word;   // offset of its four bytes on the wire
-  int64_t scale;  // offset of the scale
+  int64_t value;  // the index of its first value, over all parts
+  int64_t word;   // the offset of its four bytes on the wire
+  int64_t scale;  // the offset of the scale
   int count;
 };
 __device__ __forceinline__ Lane lane_of(int64_t block, int64_t elems, int64_t part_bytes) {

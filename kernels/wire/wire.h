@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Encoding for the wire: encode before a collective, decode after it, or decode and add what all ranks sent.
+// Encoding for the wire: encode before a collective, decode after it, or decode and add what all ranks have sent.
 //
 //   bf16   round to nearest, ties to even; NaN stays NaN
 //   u8     per block of 128: scale = max |x| / 127, q = x / scale rounded to nearest, ties to even, so |q| <= 127. A
-//          block whose largest is below 1e-30 is zero. One with a NaN or an infinity has the scale NaN: these values
-//          decode to NaN, so that they are seen and not averaged away, the others to 0, because padding must stay 0.
+//          block whose largest value is below 1e-30 is zero. A block with a NaN or an infinity has the scale NaN: these
+//          values decode to NaN, so that they are seen and not averaged away, and the others to 0, because padding must
+//          stay 0.
 // The error of a value is at most 2^-9 of it (bf16), or 1/254 of the largest of its block (u8).
-// With a residual (error feedback) x = from + residual is encoded, and residual = x - decoded remains for the next
+// With a residual (error feedback), x = from + residual is encoded, and residual = x - decoded remains for the next
 // time: a later step receives what rounding removed from this one. A block that is not finite leaves no residual, so
-// that later steps are finite again. Every block is computed alone: any split into ranges or threads gives the same
+// that later steps are finite again. Every block is computed alone, so any split into ranges or threads gives the same
 // bits on one instruction set.
 //
 // Shapes:  from, residual [parts x elems]; encoded [parts] x encoded_bytes(elems, wire) (engine/base/format.h)
 // Types:   values f32 (decode: to f32 or bf16); wire bf16 or kInt8; sums accumulate in f32, in rank order
 // Alias:   none
-// Cost:    1 flop a value (encode to u8: 4, sum_parts: 2); every operand is moved once, a residual twice: coding() in
-//          engine/plan/passes/wire.cpp
-// Errors:  ShapeError: elems negative or no multiple of 16, a wire that is neither, a null operand
+// Cost:    1 flop per value (encode to u8: 4, sum_parts: 2); every operand is moved once, and a residual twice:
+//          coding() in engine/plan/passes/wire.cpp
+// Errors:  ShapeError if elems is negative or no multiple of 16, the wire is neither bf16 nor kInt8, or an operand is
+//          null
 // Source:  error feedback: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; blocks: Dettmers et al. 2022,
 //          arXiv:2110.02861
 
@@ -30,7 +32,7 @@
 
 namespace slipstream::kernels {
 
-/// to = the parts of `from` on the wire.
+/// to = the parts of `from`, encoded for the wire.
 struct Encode {
   const float* from = nullptr;
   float* residual = nullptr;  // optional; u8 only
@@ -40,7 +42,7 @@ struct Encode {
   Format wire = DType::bf16;
 };
 
-/// to = the values of the parts.
+/// to = the decoded values of the parts.
 struct Decode {
   const void* from = nullptr;
   void* to = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encoding and decoding, whole blocks per thread.
+// Encoding and decoding, with whole blocks per thread.
 
 #include "kernels/wire/wire.h"
 
@@ -13,15 +13,15 @@ constexpr int64_t kBlockElems = kInt8.block_elems;
 typedef int8_t Vb __attribute__((vector_size(kLanes)));
 static_assert(kWirePartElems % kLanes == 0, "a part is whole vectors");
 
-// Blocks per unit of the split over threads: with fewer, waking a thread costs more than it saves.
+// The blocks per unit of the split over threads. With fewer, waking a thread costs more than it saves.
 constexpr int64_t kGrain = 64;
 
-/// Block `block` of `parts` parts: positions of its values and its bytes.
+/// Block `block` of `parts` parts, as the positions of its values and its bytes.
 struct Block {
-  int64_t first;  // of its values, over all parts
+  int64_t first;  // the index of its first value, over all parts
   int64_t count;
-  int64_t bytes;  // offset of its values on the wire
-  int64_t scale;  // offset of its scale (u8)
+  int64_t bytes;  // the offset of its values on the wire
+  int64_t scale;  // the offset of its scale (u8)
 };
 Block block_at(int64_t block, int64_t elems, const Format& wire) {
   const int64_t per_part = ceil_div(elems, kBlockElems), part = block / per_part, index = block % per_part;
@@ -46,21 +46,21 @@ float scale_at(const std::byte* p) {
 }
 
 void encode_block(const float* from, float* residual, int64_t count, int8_t* to, std::byte* scale_to) {
-  Vf largest{}, finite{};  // x - x: 0, or NaN if x is not finite
+  Vf largest{}, finite{};  // x - x is 0, or NaN if x is not finite
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vf x = residual ? load(from + i) + load(residual + i) : load(from + i);
     largest = max(largest, absolute(x));
     finite += x - x;
   }
   const float top = max(largest);
-  // Below this the inverse is not finite; with a residual nothing is lost.
+  // Below this, the inverse is not finite. With a residual nothing is lost.
   const bool zero = top < 1e-30f;
   const float scale = zero ? sum(finite) : top / 127.0f + sum(finite),
               inverse = zero || scale != scale ? 0.0f : 127.0f / top;
   std::memcpy(scale_to, &scale, sizeof scale);
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vf x = residual ? load(from + i) + load(residual + i) : load(from + i);
-    // Rounds to nearest by adding 1.5 x 2^23; NaN, also of infinity x 0, becomes a bound.
+    // Rounds to nearest by adding 1.5 x 2^23. NaN, also that of infinity x 0, becomes a bound.
     const Vf bounded = min(max(x * inverse, splat(-127.0f)), splat(127.0f));
     const Vf whole = (bounded + 12582912.0f) - 12582912.0f;
     const Vb bytes = __builtin_convertvector(__builtin_convertvector(whole, Vi), Vb);
