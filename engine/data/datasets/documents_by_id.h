@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Documents of token sequences that have no index of them, but an id that separates them.
+// Adds documents to token sequences that have no index of them but an id that separates them.
 
 #include <cstdint>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace slipstream::data {
 
-/// `source` with documents that begin at each `id` (`begins`) or behind each (otherwise).
+/// Returns `source` with documents that begin at each `id` (if `begins`) or after each `id` (otherwise).
 std::shared_ptr<const TokenSource> documents_by_id(std::shared_ptr<const TokenSource> source, int32_t id, bool begins);
 
 }  // namespace slipstream::data

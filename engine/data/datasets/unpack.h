@@ -9,8 +9,9 @@
 
 namespace slipstream::data {
 
-/// The contents of all gzip members or Zstandard frames that `packed` reads, one behind another. `path` names them in
-/// errors. The result throws: DataError if they are damaged, cut, or followed by other bytes; errors of `packed`.
+/// Returns a reader of the contents of all gzip members or Zstandard frames that `packed` reads, in their order. `path`
+/// names them in errors. The result throws: DataError if they are damaged, truncated, or followed by other bytes;
+/// errors of `packed`.
 files::ReadBytes unpacked(Packing packing, files::ReadBytes packed, const std::string& path);
 
 }  // namespace slipstream::data
