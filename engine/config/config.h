@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The configuration of a run: one struct per table, one member per key, in the program's units.
+// The configuration of a run: one struct per table and one member per key, in the program's units.
 //
 // The rows of engine/config/fields.cpp define every key, its range and its meaning. A RunConfig that comes from
 // load_run_config (engine/config/load.h) is valid. resolve() (engine/config/resolve.h) turns it into the configuration
@@ -32,13 +32,13 @@ struct Model {
   Family family = Family::gpt2;
   int64_t layers = 12;
   int64_t heads = 12;
-  int64_t kv_heads = 0;  // resolved: heads
+  int64_t kv_heads = 0;  // after resolution: heads if it was 0
   int64_t width = 768;
-  int64_t head_dim = 0;   // resolved: width / heads, if heads divide the width
-  int64_t ffn_width = 0;  // resolved: gpt2 4 x width; others 8/3 x width, up to a multiple of 256
+  int64_t head_dim = 0;   // after resolution: width / heads, if heads divide the width
+  int64_t ffn_width = 0;  // after resolution: 4 x width for gpt2, else 8/3 x width rounded up to a multiple of 256
   int64_t context = 1024;
   int64_t vocab_size = 0;                     // 0: from the tokenizer or the token shards
-  Choice tie_embeddings = Choice::automatic;  // resolved: gpt2 yes, others no
+  Choice tie_embeddings = Choice::automatic;  // after resolution: yes for gpt2, no for the others
   double rope_theta = 10000;
   RopeScalingKind rope_scaling = RopeScalingKind::none;
   double rope_scaling_factor = 8;
@@ -46,12 +46,12 @@ struct Model {
   double rope_high_freq_factor = 4;
   int64_t rope_original_context = 8192;
   int64_t sliding_window = 0;          // 0: none
-  std::vector<int64_t> window_layers;  // with the window; empty: all
+  std::vector<int64_t> window_layers;  // the layers with the window; empty: all
   double norm_eps = 1e-5;
   double embd_pdrop = 0;
   double resid_pdrop = 0;
   double attn_pdrop = 0;
-  std::string init;  // Hugging Face folder; empty: random weights from train.seed
+  std::string init;  // a Hugging Face folder; empty: random weights from train.seed
 
   auto operator<=>(const Model&) const = default;
 };
@@ -61,11 +61,11 @@ struct Data {
   std::string validation;  // empty: the last validation_fraction of train
   double validation_fraction = 0.1;
   DataFormat format = DataFormat::automatic;
-  std::vector<DataFormat> formats;  // of `sources`; empty: `format` for all
-  std::string text_key = "text";    // of JSON lines
+  std::vector<DataFormat> formats;  // the formats of `sources`; empty: `format` for all
+  std::string text_key = "text";    // for JSON lines
   std::string tokenizer = "bytes";
-  std::vector<std::string> sources;  // of a mixture, instead of `train`
-  std::vector<double> weights;       // of `sources`; empty: equal
+  std::vector<std::string> sources;  // the sources of a mixture, instead of `train`
+  std::vector<double> weights;       // the weights of `sources`; empty: equal
   bool document_mask = false;
 
   auto operator<=>(const Data&) const = default;
@@ -73,9 +73,9 @@ struct Data {
 
 struct Train {
   int64_t steps = 1000;
-  int64_t sequence_length = 0;    // resolved: model.context
-  int64_t micro_batch_size = 8;   // sequences, per data rank
-  int64_t global_batch_size = 0;  // sequences, per step; 0: micro_batch_size x data ranks (resolve_batch)
+  int64_t sequence_length = 0;    // after resolution: model.context if it was 0
+  int64_t micro_batch_size = 8;   // sequences per data rank
+  int64_t global_batch_size = 0;  // sequences per step; 0: micro_batch_size x data ranks (resolve_batch)
   int64_t seed = 1337;
   DType dtype = DType::f32;
   int64_t eval_interval = 0;  // 0: only after the last step
@@ -83,8 +83,8 @@ struct Train {
   int64_t log_interval = 10;
   int64_t hash_interval = 0;
   Recomputation recompute = Recomputation::none;
-  int64_t recompute_layers = 0;  // the first ones of each part of the model; 0: all
-  int64_t head_tokens = 16384;   // most tokens whose logits are in memory at once; 0: all of a micro-batch
+  int64_t recompute_layers = 0;  // the first layers of each part of the model; 0: all
+  int64_t head_tokens = 16384;   // the most tokens whose logits are in memory at once; 0: all of a micro-batch
   OnNan on_nan = OnNan::abort;
   int64_t max_skips = 10;
   double spike_zscore = 0;  // 0: no detection
@@ -97,10 +97,10 @@ struct Optimizer : UpdateOptions {
   double learning_rate = 6e-4;
   double min_learning_rate = 0;
   int64_t warmup_steps = 0;
-  int64_t decay_steps = 0;  // resolved: train.steps
+  int64_t decay_steps = 0;  // after resolution: train.steps if it was 0
   RateSchedule schedule = RateSchedule::cosine;
   std::vector<std::string> multipliers;  // "PATTERN learning_rate=X weight_decay=Y"
-  int64_t cooldown_steps = 0;            // of warmup_stable_decay; 0: a tenth of decay_steps
+  int64_t cooldown_steps = 0;            // for warmup_stable_decay; 0: a tenth of decay_steps
   Choice double_buffer =
       Choice::automatic;  // automatic: yes on cuda if two copies fit and the rehearsed step is shorter
 
@@ -127,7 +127,7 @@ struct Zero {
   bool reshard_after_forward = true;
   int64_t persistence_threshold_bytes = 0;
   int64_t shard_size = 0;                             // ranks; 0: all data ranks
-  DTypeChoice gather_dtype = DTypeChoice::automatic;  // resolved: train.dtype
+  DTypeChoice gather_dtype = DTypeChoice::automatic;  // after resolution: train.dtype
 
   auto operator<=>(const Zero&) const = default;
 };
@@ -160,14 +160,14 @@ struct Emulate {
   int64_t bandwidth_bytes_per_second = 0;  // 0: no emulated link
   int64_t latency_ns = 0;
   EmulateForm form = EmulateForm::gate;
-  int64_t blocks = 4;  // of form blocks
+  int64_t blocks = 4;  // for the form "blocks"
 
   auto operator<=>(const Emulate&) const = default;
 };
 
 struct Comm {
   Backend backend = Backend::automatic;
-  DTypeChoice grad_dtype = DTypeChoice::automatic;  // resolved: bfloat16 for a bfloat16 model without int8
+  DTypeChoice grad_dtype = DTypeChoice::automatic;  // after resolution: bfloat16 for a bfloat16 model without int8
   Quantize quantize = Quantize::none;
   bool error_feedback = false;
   Choice deterministic = Choice::automatic;  // automatic: yes on cpu, no on NCCL
@@ -176,30 +176,30 @@ struct Comm {
   int64_t save_timeout_seconds = 1800;
   double straggler_threshold = 0.1;  // share of a step; 0: no report
   Emulate emulate;
-  std::string nccl;  // path of a table; empty: NCCL's own choices
+  std::string nccl;  // the path of a table; empty: NCCL's own choices
 
   auto operator<=>(const Comm&) const = default;
 };
 
 struct DeviceConfig {
   DeviceChoice kind = DeviceChoice::automatic;
-  int64_t threads = 0;               // 0: cores in the affinity mask / ranks that share it, at least 1
-  std::string machine;               // path of a machine file; empty: this host
-  Choice graph = Choice::automatic;  // automatic: on cuda, decided by the rehearsal
-  std::string algorithms = "auto";   // path of a table; empty: none
+  int64_t threads = 0;               // 0: the cores in the affinity mask / the ranks that share it, at least 1
+  std::string machine;               // the path of a machine file; empty: this host
+  Choice graph = Choice::automatic;  // automatic: on cuda the rehearsal decides
+  std::string algorithms = "auto";   // the path of a table; empty: none
 
   auto operator<=>(const DeviceConfig&) const = default;
 };
 
 struct Checkpoint {
-  std::string dir;               // resolved: output.dir/checkpoints
-  int64_t interval = 0;          // steps; 0: only after the last
+  std::string dir;               // after resolution: output.dir/checkpoints if it was empty
+  int64_t interval = 0;          // steps; 0: only after the last step
   int64_t interval_minutes = 0;  // 0: no limit
   int64_t keep = 2;
   bool async = true;
-  int64_t bandwidth_bytes_per_second = 0;            // of one rank's writer; 0: no limit
+  int64_t bandwidth_bytes_per_second = 0;            // the rate of one rank's writer; 0: no limit
   int64_t peer_interval = 0;                         // steps between snapshots in a peer's memory; 0: none
-  DTypeChoice final_dtype = DTypeChoice::automatic;  // of the final weights; automatic: as model.init
+  DTypeChoice final_dtype = DTypeChoice::automatic;  // the type of the final weights; automatic: that of model.init
 
   auto operator<=>(const Checkpoint&) const = default;
 };
@@ -237,10 +237,10 @@ struct RunConfig {
   auto operator<=>(const RunConfig&) const = default;
 };
 
-/// Ranks along each axis; their product is the world.
+/// The batch of one step, divided among the data ranks.
 struct Batch {
   int64_t global_batch_size = 0;  // sequences of one step
-  int64_t micro_batches = 0;      // that each data rank computes in one step
+  int64_t micro_batches = 0;      // the micro-batches that each data rank computes in one step
 };
 
 }  // namespace slipstream

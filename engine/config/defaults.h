@@ -10,9 +10,10 @@ namespace slipstream {
 /// sequence_length, decay_steps, gather_dtype, grad_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 
-/// The settings in effect. Settings of an axis of one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
-/// align_grad_reduce) and of ZeRO's stage 3 in lower stages (prefetch_depth, reshard_after_forward,
-/// persistence_threshold) return to their defaults, so that parallel.pipeline = 1 alone switches a pipeline off. Pure.
+/// Returns the settings that are in effect. Some settings return to their defaults, so that parallel.pipeline = 1 alone
+/// switches a pipeline off: those of an axis with one rank (sequence_parallel, tensor_chunks; [pipeline], p2p,
+/// align_grad_reduce), and in lower stages those of ZeRO's stage 3 (prefetch_depth, reshard_after_forward,
+/// persistence_threshold). Pure.
 RunConfig in_effect(RunConfig config);
 
 }  // namespace slipstream

@@ -38,7 +38,7 @@ std::string toml_real(double value) {
   return digits;
 }
 
-/// The value as error messages print it, at most 80 characters.
+/// Returns the value as error messages print it, with at most 80 characters.
 std::string shown(const ConfigValue& value) {
   if (const auto* other = std::get_if<OtherValue>(&value)) return other->description;
   if (const auto* text = std::get_if<std::string>(&value); text && text->size() > 80)
@@ -63,7 +63,7 @@ struct PrintUnit {
   int64_t factor;
 };
 
-/// The largest unit that divides the value, so that parsing gives the same integer back.
+/// Prints the value in the largest unit that divides it, so that parsing gives the same integer back.
 template <size_t N>
 std::string print_exactly(int64_t value, const std::array<PrintUnit, N>& units) {
   for (const PrintUnit& unit : units) {
@@ -131,7 +131,7 @@ std::string describe_need(const Words& words) {
   return out;
 }
 
-/// Refuses a value outside the range with the bound that it breaks; `prefix` comes before the need.
+/// Refuses a value outside the range and names the bound that it breaks. `prefix` comes before the need.
 void require_in(const IntegerRange& range, int64_t value, const std::string& prefix = "") {
   if (value > range.max && range.max >= kUnboundedFrom)
     refuse(fmt::format("{}an integer of at most {}", prefix, range.max), value);
@@ -183,7 +183,7 @@ size_t need_word(const ConfigValue& value, const Words& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == *text) return i;
   }
-  // Words of other programs, which no number of edits makes alike.
+  // Words of other programs that are too different for a search by edits.
   static constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
       {"gpu", "cuda"}, {"nvidia", "cuda"}, {"fp32", "float32"}, {"f32", "float32"}, {"bf16", "bfloat16"}};
   std::string near = nearest(*text, words);
@@ -233,7 +233,8 @@ const Quantity& size_or_auto_quantity() {
                              [](std::string_view text) -> int64_t {
                                if (text == "auto") return 0;
                                const int64_t size_bytes = parse_bytes(text);
-                               return size_bytes == 0 ? -1 : size_bytes;  // below every range: 0 is "auto"
+                               /// -1 is below every range, because 0 means "auto".
+                               return size_bytes == 0 ? -1 : size_bytes;
                              },
                              [](int64_t size_bytes) { return size_bytes == 0 ? "auto" : print_size(size_bytes); },
                              false};
@@ -263,7 +264,7 @@ int64_t need_quantity(const ConfigValue& value, const Quantity& quantity, const 
   try {
     amount = quantity.parse(*text);
   } catch (const ConfigError& error) {
-    // "... is not a size: it needs a number and one of the units B, kB, .."
+    // The library's text is "... is not a size: it needs a number and one of the units B, kB, ..".
     const std::string_view sentence = error.what();
     const size_t reason = sentence.find(": it ");
     if (reason == std::string_view::npos) refuse(quantity.need, value);

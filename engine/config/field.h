@@ -3,7 +3,7 @@
 // The kinds of fields in configuration files. Each kind parses, prints and describes its values.
 //
 // A row of a table is one call, `Kinds::integer("model.layers", Kinds::at(&RunConfig::model, &Model::layers), {1,
-// 65536}, "...")`; parser, listing, reference page and writer use the row.
+// 65536}, "...")`. The parser, the listing, the reference page and the writer use this row.
 
 #include <array>
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace slipstream {
 
-/// Description of a TOML value that no field accepts (a date, a table, a mixed list).
+/// A description of a TOML value that no field accepts (a date, a table, a mixed list).
 struct OtherValue {
   std::string description;
   bool operator==(const OtherValue&) const = default;
@@ -29,7 +29,7 @@ struct OtherValue {
 using ConfigValue = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
                                  std::vector<std::string>, OtherValue>;
 
-/// The value as TOML text; reading it back gives the same value. Pure.
+/// Returns the value as TOML text. Reading it back gives the same value. Pure.
 std::string to_toml(const ConfigValue& value);
 
 /// One key of a configuration file. `set` throws a ConfigError "needs ..., got ..." to which the caller prepends the
@@ -38,7 +38,7 @@ template <typename Config>
 struct Field {
   std::string key;       // "table.key"
   std::string need;      // "an integer from 1 to 65536"
-  std::string sentence;  // its row in the reference page
+  std::string sentence;  // the text of its row in the reference page
   bool is_text = false;  // `--set key=text` needs no quotes
   std::function<ConfigValue(const Config&)> get;
   std::function<void(Config&, const ConfigValue&)> set;
@@ -53,9 +53,9 @@ struct RealRange {
   double max = 1e9;
   bool open_min = false;  // min itself is not allowed
   bool open_max = false;
-  bool is_float32 = false;  // rounding to float32 may neither leave the range nor make 0 from another value
+  bool is_float32 = false;  // rounding to float32 must neither leave the range nor turn another value into 0
 };
-/// The range of a value of at least 0 that kernels use as float32.
+/// Returns the range of a value of at least 0 that kernels use as float32.
 constexpr RealRange in_float32(RealRange range) {
   range.is_float32 = true;
   return range;
@@ -70,7 +70,7 @@ int64_t need_integer(const ConfigValue& value, const IntegerRange& range);
 double need_real(const ConfigValue& value, const RealRange& range);
 bool need_boolean(const ConfigValue& value, const std::string& need = "true or false");
 std::string need_text(const ConfigValue& value);
-size_t need_word(const ConfigValue& value, const Words& words);  // index of the word
+size_t need_word(const ConfigValue& value, const Words& words);  // returns the index of the word
 std::vector<int64_t> need_integers(const ConfigValue& value, const IntegerRange& range);
 std::vector<double> need_reals(const ConfigValue& value, const RealRange& range);
 std::vector<std::string> need_texts(const ConfigValue& value);
@@ -88,10 +88,10 @@ const Quantity& duration_quantity();
 int64_t need_quantity(const ConfigValue& value, const Quantity& quantity, const IntegerRange& range);
 }  // namespace detail
 
-/// Makers of rows. `member` is a function from a (const) Config to the member, usually `at(...)`.
+/// Functions that make rows. `member` is a function from a (const) Config to the member, usually `at(...)`.
 template <typename Config>
 struct FieldKinds {
-  /// The member at the end of a path of pointers to members.
+  /// Returns a function to the member at the end of a path of pointers to members.
   template <typename... Members>
   static auto at(Members... members) {
     return [=](auto& config) -> auto& { return (config.*....*members); };
@@ -123,7 +123,7 @@ struct FieldKinds {
             [=](const Config& c) -> ConfigValue { return bool{member(c)}; },
             [=](Config& c, const ConfigValue& v) { member(c) = detail::need_boolean(v); }};
   }
-  /// true, false or "auto", kept as an enum whose values are {automatic, no, yes}.
+  /// A field that is true, false or "auto". The member is an enum whose values are {automatic, no, yes}.
   template <typename At>
   static Field<Config> choice(std::string key, At member, std::string sentence) {
     using E = std::remove_cvref_t<decltype(member(std::declval<Config&>()))>;
@@ -144,7 +144,7 @@ struct FieldKinds {
               }
             }};
   }
-  /// One of `words`, kept as the enum value of the same position.
+  /// A field with one of `words`. The member is the enum value of the same position.
   template <typename At>
   static Field<Config> word(std::string key, At member, detail::Words words, std::string sentence) {
     using E = std::remove_cvref_t<decltype(member(std::declval<Config&>()))>;
@@ -155,7 +155,7 @@ struct FieldKinds {
             [=](const Config& c) -> ConfigValue { return std::string(words.at(static_cast<size_t>(member(c)))); },
             [=](Config& c, const ConfigValue& v) { member(c) = static_cast<E>(detail::need_word(v, words)); }};
   }
-  /// A list of such words, kept as the enum values of the same positions.
+  /// A field with a list of such words. The member has the enum values of the same positions.
   template <typename At>
   static Field<Config> words(std::string key, At member, detail::Words words, std::string sentence) {
     using E = typename std::remove_cvref_t<decltype(member(std::declval<Config&>()))>::value_type;
@@ -175,7 +175,7 @@ struct FieldKinds {
               member(c) = std::move(values);
             }};
   }
-  /// One of the words of the member's enum (engine/base/modes.h).
+  /// A field with one of the words of the member's enum (engine/base/modes.h).
   template <typename At>
   static Field<Config> mode(std::string key, At member, std::string sentence) {
     const auto& words = kWords<std::remove_cvref_t<decltype(member(std::declval<Config&>()))>>;
@@ -222,7 +222,7 @@ struct FieldKinds {
             [=](const Config& c) -> ConfigValue { return std::vector<std::string>(member(c)); },
             [=](Config& c, const ConfigValue& v) { member(c) = detail::need_texts(v); }};
   }
-  /// A size, a rate or a time with its unit; the range is in bytes, bytes per second or nanoseconds.
+  /// A field with a size, a rate or a time with its unit. The range is in bytes, bytes per second or nanoseconds.
   template <typename At>
   static Field<Config> quantity(std::string key, At member, const detail::Quantity& kind, IntegerRange range,
                                 std::string sentence) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row per key of a run file: name, member, range or words, meaning. config.h holds the defaults.
+// One row per key of a run file: name, member, range or words, and meaning. config.h holds the defaults.
 
 #include "engine/config/fields.h"
 
@@ -15,7 +15,7 @@ constexpr int64_t kMaxInt = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMaxSteps = 1'000'000'000'000;  // sums and products of step counts fit in int64
 constexpr int64_t kMaxSizeBytes = 1024 * 1024 * kGiB;
 
-/// In the order of DataFormat.
+/// The words of data.format, in the order of DataFormat.
 detail::Words data_formats() {
   return {"auto", "slipstream", "llm.c", "nanogpt", "nanogpt-uint32", "megatron", "jsonl", "text"};
 }
@@ -54,19 +54,19 @@ std::vector<Field<R>> make_fields() {
               "rope_original_context / rope_low_freq_factor are stretched by rope_scaling_factor, waves shorter than "
               "rope_original_context / rope_high_freq_factor stay, and those between are interpolated."),
       F::real("model.rope_scaling_factor", at(&R::model, &Model::rope_scaling_factor), in_float32({1, 1e6}),
-              "Factor on long waves of rope_scaling."),
+              "Factor by which rope_scaling stretches long waves."),
       F::real("model.rope_low_freq_factor", at(&R::model, &Model::rope_low_freq_factor), in_float32({0, 1e6, true}),
-              "Limit of long waves of rope_scaling, see there."),
+              "Limit of long waves; see model.rope_scaling."),
       F::real("model.rope_high_freq_factor", at(&R::model, &Model::rope_high_freq_factor), in_float32({0, 1e6, true}),
-              "Limit of short waves of rope_scaling. Above rope_low_freq_factor."),
+              "Limit of short waves; see model.rope_scaling. Must be above rope_low_freq_factor."),
       F::integer("model.rope_original_context", at(&R::model, &Model::rope_original_context), {1, 1 << 24},
-                 "Longest sequence of the training before rope_scaling, in tokens."),
+                 "Longest sequence of the pretraining without rope_scaling, in tokens."),
       F::integer("model.sliding_window", at(&R::model, &Model::sliding_window), {0, 1 << 24},
-                 "Tokens that a token attends to, itself included. 0: all before it. For mistral, qwen2 and qwen3."),
-      F::integers(
-          "model.window_layers", at(&R::model, &Model::window_layers), {0, 65535},
-          "Layers with the window of sliding_window, from 0 on, ascending. The others attend to all tokens before. "
-          "Empty: all layers have it."),
+                 "Number of tokens that a token attends to, including itself. 0: all tokens before it. For mistral, "
+                 "qwen2 and qwen3."),
+      F::integers("model.window_layers", at(&R::model, &Model::window_layers), {0, 65535},
+                  "Numbers of the layers that use sliding_window, from 0 and ascending. The other layers attend to all "
+                  "earlier tokens. Empty: all layers use it."),
       F::real("model.norm_eps", at(&R::model, &Model::norm_eps), in_float32({0, 1, true}),
               "Constant added to the variance in every norm."),
       F::real(
@@ -75,28 +75,27 @@ std::vector<Field<R>> make_fields() {
           "- embd_pdrop. Masks depend on train.seed, the step and the sequence, not on the layout. Validation has "
           "none."),
       F::real("model.resid_pdrop", at(&R::model, &Model::resid_pdrop), {0, 1, false, true},
-              "The same for the outputs of attention and of the feed-forward network before they are added to the "
-              "hidden state."),
+              "The same as embd_pdrop for the outputs of attention and of the feed-forward network before they are "
+              "added to the hidden state."),
       F::real("model.attn_pdrop", at(&R::model, &Model::attn_pdrop), {0, 1, false, true},
-              "The same for attention probabilities."),
-      F::text("model.init", at(&R::model, &Model::init),
-              "Hugging Face folder, run folder or checkpoint with the initial weights. It decides the keys of this "
-              "table that the run "
-              "file lacks; written ones must describe its model. Rows that its vocabulary lacks become the mean of its "
-              "rows. A run that resumes does not read it. Empty: random weights from train.seed."),
+              "The same as embd_pdrop for attention probabilities."),
+      F::text(
+          "model.init", at(&R::model, &Model::init),
+          "Hugging Face folder, run folder or checkpoint with the initial weights. It decides the keys of this table "
+          "that the run file lacks; keys that the run file has must describe its model. Rows that its vocabulary lacks "
+          "become the mean of its rows. A run that resumes does not read it. Empty: random weights from train.seed."),
 
       F::text("data.train", at(&R::data, &Data::train),
               "Path of the training data, or - for standard input of a run of one rank. A pattern with * or ? names "
               "several files, read in the order of their names; every text among them is a document. Gzip and "
               "Zstandard files are unpacked."),
-      F::texts(
-          "data.sources", at(&R::data, &Data::sources),
-          "Paths of the sources of a mixture, as in data.train, which must be empty. Every source is permuted on its "
-          "own; data.validation_fraction is held out of each."),
+      F::texts("data.sources", at(&R::data, &Data::sources),
+               "Paths of the sources of a mixture, as in data.train, which must be empty. Every source has a "
+               "permutation of its own, and data.validation_fraction of each source is held out."),
       F::reals("data.weights", at(&R::data, &Data::weights), {0, 1e6},
-               "Shares of the sources in the samples, of at most 6 digits behind the point. The smallest whole numbers "
-               "with these ratios must add up to at most 1048576. After any number of samples a source has less than 1 "
-               "more or fewer than its share. Empty: equal shares."),
+               "Shares of the sources in the samples, with at most 6 digits after the decimal point. The smallest "
+               "whole numbers with these ratios must add up to at most 1048576. After any number of samples a source "
+               "has less than 1 more or fewer than its share. Empty: equal shares."),
       F::text("data.validation", at(&R::data, &Data::validation),
               "Path of the validation data. Empty: the last data.validation_fraction of the training data."),
       F::real("data.validation_fraction", at(&R::data, &Data::validation_fraction), {0, 1, true, true},
@@ -116,8 +115,8 @@ std::vector<Field<R>> make_fields() {
           "data.text_key", at(&R::data, &Data::text_key),
           "Key of the document in a JSON line. A line without it is skipped and counted, at most 1 % of the lines."),
       F::boolean("data.document_mask", at(&R::data, &Data::document_mask),
-                 "Attention does not cross documents of packed sequences, and positions count from the begin of a "
-                 "document. The last token of a document still predicts the first of the next. Documents come from "
+                 "Keep attention inside each document of a packed sequence, and count positions from the beginning of "
+                 "the document. The last token of a document still predicts the first of the next. Documents come from "
                  "the index of the data. Without one they end with the end-of-text token; those of llm.c files begin "
                  "with it, or with the begin-of-text token of Llama 3."),
       F::text("data.tokenizer", at(&R::data, &Data::tokenizer),
@@ -141,7 +140,7 @@ std::vector<Field<R>> make_fields() {
       F::integer("train.eval_interval", at(&R::train, &Train::eval_interval), {0, kMaxSteps},
                  "Steps between validations. The last step is always validated. 0: only the last step."),
       F::integer("train.eval_batches", at(&R::train, &Train::eval_batches), {0, kMaxSteps},
-                 "Global batches per validation. 0: the whole validation split."),
+                 "Number of global batches per validation. 0: the whole validation split."),
       F::integer("train.log_interval", at(&R::train, &Train::log_interval), {1, kMaxSteps},
                  "Steps between printed step lines. metrics.jsonl has every step."),
       F::integer("train.hash_interval", at(&R::train, &Train::hash_interval), {0, kMaxSteps},
@@ -152,10 +151,11 @@ std::vector<Field<R>> make_fields() {
       F::integer("train.recompute_layers", at(&R::train, &Train::recompute_layers), {0, kMaxInt},
                  "Layers that recompute: the first ones of each pipeline stage, or of each part of it with "
                  "pipeline.virtual_stages. 0: all."),
-      F::integer("train.head_tokens", at(&R::train, &Train::head_tokens), {0, kMaxInt},
-                 "Most tokens of a micro-batch whose logits are in memory at once: the head computes the logits, the "
-                 "losses and all gradients of some tokens, then those of the next. 0: the whole micro-batch. Without "
-                 "effect with parallel.tensor > 1 and with schedules that delay gradients of weights, such as zb_h1."),
+      F::integer(
+          "train.head_tokens", at(&R::train, &Train::head_tokens), {0, kMaxInt},
+          "Largest number of tokens of a micro-batch whose logits are in memory at once: the head computes the logits, "
+          "the losses and all gradients of some tokens, then those of the next. 0: the whole micro-batch. It has no "
+          "effect with parallel.tensor > 1 and with schedules that delay gradients of weights, such as zb_h1."),
       F::mode("train.on_nan", at(&R::train, &Train::on_nan),
               "Reaction to a loss or a gradient norm that is NaN or infinite. abort: the run ends with exit code 5. "
               "skip: in that step the device leaves weights and optimizer states unchanged, on all ranks; the step "
@@ -163,8 +163,8 @@ std::vector<Field<R>> make_fields() {
               "checkpoint and leaves out the batches from there to the failure. With skip, every step computes the "
               "gradient norm, also with optimizer.grad_clip = 0."),
       F::integer("train.max_skips", at(&R::train, &Train::max_skips), {0, kMaxSteps},
-                 "Largest number of consecutive updates that train.on_nan = \"skip\" leaves out, and of returns of "
-                 "\"rollback\" to one checkpoint. One more ends the run with exit code 5."),
+                 "Largest number of consecutive updates that train.on_nan = \"skip\" leaves out, and of returns to one "
+                 "checkpoint with \"rollback\". One more ends the run with exit code 5."),
       F::real("train.spike_zscore", at(&R::train, &Train::spike_zscore), {0, 1e6},
               "Standard deviations by which a loss or a gradient norm may exceed its mean over 128 earlier steps. A "
               "larger value prints a warning. With train.on_nan = \"skip\" the update is also skipped, with "
@@ -172,7 +172,7 @@ std::vector<Field<R>> make_fields() {
               "the host never waits, and need 64 finite values. 0: no limit."),
 
       F::mode("optimizer.name", at(&R::optimizer, &Optimizer::name),
-              "Update rule. muon orthogonalizes the momentum of the weight matrices in the blocks; a matrix is one "
+              "Update rule. muon orthogonalizes the momentum of the weight matrices in the blocks. A matrix is one "
               "tensor of a Hugging Face file. AdamW updates all other parameters."),
       F::real("optimizer.learning_rate", at(&R::optimizer, &Optimizer::learning_rate), in_float32({0, 1e3}),
               "Learning rate at the end of the warm-up."),
@@ -194,8 +194,8 @@ std::vector<Field<R>> make_fields() {
                  "Step at which the decay ends. 0: train.steps."),
       F::mode(
           "optimizer.schedule", at(&R::optimizer, &Optimizer::schedule),
-          "Learning rate behind the warm-up: cosine or linear (from learning_rate to min_learning_rate at "
-          "decay_steps), warmup_stable_decay (learning_rate, then linear over the last cooldown_steps) or constant."),
+          "Learning rate after the warm-up: cosine or linear (from learning_rate to min_learning_rate at decay_steps), "
+          "warmup_stable_decay (learning_rate, then linear over the last cooldown_steps) or constant."),
       F::integer(
           "optimizer.cooldown_steps", at(&R::optimizer, &Optimizer::cooldown_steps), {0, kMaxSteps},
           "Steps of the decay of warmup_stable_decay, up to decay_steps. At most decay_steps - warmup_steps. 0: a "
@@ -211,15 +211,15 @@ std::vector<Field<R>> make_fields() {
       F::real("optimizer.grad_clip", at(&R::optimizer, &Optimizer::grad_clip), in_float32({0, 1e9}),
               "Largest norm of all gradients. Larger gradients are scaled down to it. 0: no clipping."),
       F::real("optimizer.momentum", at(&R::optimizer, &Optimizer::momentum), in_float32({0, 1, false, true}),
-              "Decay of muon's Nesterov momentum."),
+              "Decay rate of muon's Nesterov momentum."),
       F::mode("optimizer.muon_scaling", at(&R::optimizer, &Optimizer::muon_scaling),
               "Factor on muon's learning rate for a matrix of rows x cols. Rows are its outputs and cols its inputs, "
               "as in torch.nn.Linear; files of GPT-2 hold transposes. match_rms_adamw: 0.2 max(rows, cols)^0.5, which "
               "makes steps as large as AdamW's, so that a learning rate of AdamW can be kept. original: max(1, rows / "
-              "cols)^0.5, as Jordan 2024."),
+              "cols)^0.5, as in Jordan 2024."),
       F::choice("optimizer.double_buffer", at(&R::optimizer, &Optimizer::double_buffer),
-                "Keep two copies of the weights and swap them after each update. The update then runs beside compute "
-                "without waiting for the readers of the old copy. auto: true on a GPU if both copies fit and the "
+                "Keep two copies of the weights and swap them after each update. The update then runs while compute "
+                "runs, without waiting for the readers of the old copy. auto: true on a GPU if both copies fit and the "
                 "rehearsed step is faster. plan prints the gain and the memory."),
 
       F::integer("parallel.data", at(&R::parallel, &Parallel::data), {-1, 1 << 24},
@@ -281,10 +281,10 @@ std::vector<Field<R>> make_fields() {
       F::boolean("overlap.param_gather", at(&R::overlap, &Overlap::param_gather),
                  "Gather ZeRO parameters while compute runs. false: gather them when compute needs them, to measure "
                  "the benefit of prefetching."),
-      F::boolean(
-          "overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
-          "Update each bucket as soon as its gradients and the clip factor are known. false: update all buckets at the "
-          "end. With gradient clipping and no ZeRO gathers, one update after the clip factor is always used."),
+      F::boolean("overlap.optimizer_per_bucket", at(&R::overlap, &Overlap::optimizer_per_bucket),
+                 "Update each bucket as soon as its gradients and the clip factor are known. false: update all buckets "
+                 "at the end. With gradient clipping and without ZeRO gathers, all buckets are always updated together "
+                 "after the clip factor."),
       F::boolean(
           "overlap.p2p", at(&R::overlap, &Overlap::p2p),
           "Keep one more micro-batch in flight per stage with 1f1b and zb_h1 if the rehearsed step is then shorter "
@@ -323,9 +323,9 @@ std::vector<Field<R>> make_fields() {
                  "Add the rounding error of a compressed gradient to the next gradient. Takes 4 bytes per parameter on "
                  "every rank. Needs comm.quantize."),
       F::choice("comm.deterministic", at(&R::comm, &Comm::deterministic),
-                "Make sums bitwise reproducible. On the CPU this is always so: sums in rank order, the same bits for "
-                "every overlap.grad_reduce. With NCCL, true fixes algorithm and protocol, which gives the same bits in "
-                "every run. auto: false with NCCL."),
+                "Make sums bitwise reproducible. On the CPU they always are: sums are in rank order, with the same "
+                "bits for every overlap.grad_reduce. With NCCL, true fixes algorithm and protocol, which gives the "
+                "same bits in every run. auto: false with NCCL."),
       F::integer("comm.timeout_seconds", at(&R::comm, &Comm::timeout_seconds), {1, 1'000'000'000},
                  "Time limit of communication, in seconds. The run ends with exit code 6 when a transfer between hosts "
                  "moves nothing for this long, when the host waits longer for a GPU, or when ranks exchange data "
@@ -337,10 +337,10 @@ std::vector<Field<R>> make_fields() {
       F::integer("comm.save_timeout_seconds", at(&R::comm, &Comm::save_timeout_seconds), {1, 1'000'000'000},
                  "Time limit of one wait for other ranks while weights are hashed or saved, in seconds. Rank 0 writes "
                  "while the others wait: 1800 s suffice for 360 GB at 200 MB/s."),
-      F::real(
-          "comm.straggler_threshold", at(&R::comm, &Comm::straggler_threshold), {0, 1},
-          "Share of a step by which a rank must be late by itself to count as a straggler. It is reported once it has "
-          "lost five times this share of a second, or of a longer step (docs/how-to/stuck-run.md). 0: no report."),
+      F::real("comm.straggler_threshold", at(&R::comm, &Comm::straggler_threshold), {0, 1},
+              "Share of a step by which a rank must be late for a cause of its own to count as a straggler. It is "
+              "reported once it has lost five times this share of a second, or of a longer step "
+              "(docs/how-to/stuck-run.md). 0: no report."),
       F::text(
           "comm.nccl", at(&R::comm, &Comm::nccl),
           "Path of a JSON table of blocks, clusters, policy, traffic class, algorithm and protocol by channel "
@@ -361,9 +361,9 @@ std::vector<Field<R>> make_fields() {
       F::word("device.kind", at(&R::device, &DeviceConfig::kind), {"auto", "cpu", "cuda"},
               "Device that computes. auto: cuda if this build and this machine have it, else cpu. plan and check: the "
               "device that the machine file declares."),
-      F::integer(
-          "device.threads", at(&R::device, &DeviceConfig::threads), {0, 4096},
-          "Threads of the compute stream. cpu only. 0: cores of the affinity mask / ranks that share it, at least 1."),
+      F::integer("device.threads", at(&R::device, &DeviceConfig::threads), {0, 4096},
+                 "Threads of the compute stream. cpu only. 0: the cores of the affinity mask divided by the ranks that "
+                 "share it, at least 1."),
       F::text("device.machine", at(&R::device, &DeviceConfig::machine),
               "Machine file for predictions: its path, or the name of a shipped one, such as h100x8. Empty: this "
               "host. In a run, the number of ranks on each host replaces the file's nodes."),

@@ -11,17 +11,18 @@
 
 namespace slipstream {
 
-/// One row per key, in the order of the reference page. Adding a key is one row here and one member in config.h.
+/// Returns one row per key, in the order of the reference page. To add a key, add one row here and one member in
+/// config.h.
 const std::vector<Field<RunConfig>>& run_fields();
 
-/// The value of a key in the syntax of a run file. Throws: InternalError if there is no such key. Pure.
+/// Returns the value of a key in the syntax of a run file. Throws: InternalError if there is no such key. Pure.
 std::string field_text(const RunConfig& config, std::string_view key);
 
-/// The whole configuration as a run file (of a resolved one: `config.resolved.toml`); loading it gives an equal
-/// configuration. Pure.
+/// Returns the whole configuration as a run file. For a resolved configuration this is `config.resolved.toml`. Loading
+/// it gives an equal configuration. Pure.
 std::string config_toml(const RunConfig& config);
 
-/// The page docs/reference/config.md. Pure.
+/// Returns the page docs/reference/config.md. Pure.
 std::string config_reference_markdown();
 
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of measured times, one a line, and the look-ups of prices.
+// Reads and writes measured times, one per line, and looks up prices.
 
 #include "engine/config/host_times.h"
 

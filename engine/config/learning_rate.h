@@ -8,9 +8,9 @@
 
 namespace slipstream {
 
-/// Linear warm-up from 0 over warmup_steps, then by the schedule: a cosine or a line to min_learning_rate at
-/// decay_steps and constant after; the full rate until cooldown_steps before decay_steps and a line from there (Hu et
-/// al. 2024, arXiv:2404.06395); or the full rate for ever. `step` from 1. Pure.
+/// Returns the learning rate of `step`, which counts from 1. A linear warm-up from 0 takes warmup_steps. Then the
+/// schedule decides: a cosine or a line to min_learning_rate at decay_steps, constant afterwards; the full rate until
+/// cooldown_steps before decay_steps, then a line (Hu et al. 2024, arXiv:2404.06395); or the full rate for ever. Pure.
 double learning_rate(const Optimizer& optimizer, int64_t step);
 
 }  // namespace slipstream

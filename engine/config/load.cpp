@@ -23,10 +23,10 @@ const Field<RunConfig>* find_field(const std::string& key) {
   return nullptr;
 }
 
-/// The value behind the "=": TOML if it parses as the field's kind, else the text itself.
+/// Returns the value after the "=": TOML if it parses as the field's kind, else the text itself.
 ConfigValue value_of_set(const Field<RunConfig>* field, const std::string& text) {
   const bool wants_text = field && field->is_text;
-  // A text in TOML begins with a quote. Searches set words many thousand times.
+  // A text in TOML begins with a quote. This shortcut matters because searches set words many thousand times.
   if (wants_text && !text.empty() && std::isalnum(static_cast<unsigned char>(text[0]))) return text;
   const auto value = parse_toml_value(text);
   if (!value || (wants_text && !std::holds_alternative<std::string>(*value))) return text;

@@ -35,7 +35,8 @@ const std::vector<Field<Machine>>& machine_fields() {
       F::real("matmul_efficiency", at(&Machine::matmul_efficiency), {0, 1, true},
               "Fraction of the peak that large matrix products reach."),
       F::real("flops_per_second_fp8", at(&Machine::flops_per_second_fp8), {0, 1e18}, "fp8 peak of a rank."),
-      F::real("fp8_efficiency", at(&Machine::fp8_efficiency), {0, 1}, "As matmul_efficiency, of fp8 products."),
+      F::real("fp8_efficiency", at(&Machine::fp8_efficiency), {0, 1},
+              "The same as matmul_efficiency for fp8 products."),
       F::real(
           "attention_efficiency", at(&Machine::attention_efficiency), {0, 1},
           "Fraction of the peak that attention reaches: forward, head dimension 128, long sequences. 0: no prices by "
@@ -72,7 +73,7 @@ const std::vector<Field<Machine>>& machine_fields() {
   return fields;
 }
 
-/// GPUs have these, and prices by shape need some of them.
+/// The keys of GPUs, some of which prices by shape need.
 bool is_optional(const Field<Machine>& field) {
   static const std::set<std::string> keys = {"device",
                                              "card",
@@ -96,7 +97,7 @@ FlopsPerCycle flops_per_cycle() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f")) {
-    // Two units of 16 lanes; those of AMD's family 25 (Zen 4) need two cycles for 16 lanes.
+    // Such a core has two units of 16 lanes. Those of AMD's family 25 (Zen 4) need two cycles for 16 lanes.
     unsigned version = 0, ebx = 0, ecx = 0, edx = 0;
     __get_cpuid(1, &version, &ebx, &ecx, &edx);
     const unsigned family = (version >> 8 & 15) + (version >> 20 & 255);  // Intel reports 6
@@ -162,25 +163,26 @@ Machine this_host(int threads, int ranks) {
   const int64_t memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
   if (ranks == 0) ranks = std::max(cores / std::max(threads, 1), 1);
   const double used_cores = std::min(std::max(threads, 1), cores);
-  // Clock of a core under load. Three generations of cloud machines measured 3.3, 3.7 and 4.1 GHz.
+  // The clock of a core under load. Three generations of cloud machines measured 3.3, 3.7 and 4.1 GHz.
   constexpr double kClock = 3e9;
   const FlopsPerCycle flops = flops_per_cycle();
   return {
       .name = fmt::format("this host ({} cores, {})", cores, format_bytes(memory_bytes)),
       .flops_per_second_f32 = flops.f32 * kClock * used_cores,
       .flops_per_second_bf16 = flops.bf16 * kClock * used_cores,
-      // Large oneDNN products reach 88 to 92 % of the peak (docs/benchmarks/notebook.md); smaller ones less.
+      // Large oneDNN products reach 88 to 92 % of the peak (docs/benchmarks/notebook.md). Smaller ones reach less.
       .matmul_efficiency = 0.85,
-      // One core of a cloud machine reaches about 18 GB/s alone, two together 26 GB/s: 10 GB/s each, at most 40 GB/s.
+      // One core of a cloud machine alone reaches about 18 GB/s, two together 26 GB/s. So the estimate is 10 GB/s per
+      // core, at most 40 GB/s.
       .bytes_per_second = static_cast<int64_t>(std::min(10e9 * used_cores, 40e9 / ranks)),
       .memory_bytes = memory_bytes / ranks,
-      // Time to wake a stream's sleeping thread.
+      // The time to wake a stream's sleeping thread.
       .launch_ns = 5 * kMicrosecond,
       .ranks_per_node = ranks,
       // An all-reduce of 1 to 25 MiB between two processes moves 4 to 5.6 GB/s.
       .intra_bytes_per_second = 4'000'000'000,
       .intra_latency_ns = 10 * kMicrosecond,
-      // Gigabit Ethernet.
+      // The rate of Gigabit Ethernet.
       .inter_bytes_per_second = 125'000'000,
       .inter_latency_ns = 50 * kMicrosecond,
   };

@@ -9,7 +9,7 @@
 
 namespace slipstream {
 
-/// Rows of "PATTERN learning_rate=X weight_decay=Y". Pure. Throws: ConfigError naming the row.
+/// Parses rows "PATTERN learning_rate=X weight_decay=Y". Pure. Throws: ConfigError that names the wrong row.
 std::vector<UpdateMultipliers> parse_multipliers(const std::vector<std::string>& rows);
 
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Edit distance between names.
+// Computes the edit distance between names.
 
 #include "engine/config/nearest.h"
 

@@ -37,7 +37,7 @@ std::string_view table_sentence(std::string_view table) {
   return "";
 }
 
-/// A paragraph of Markdown in lines of at most 120 columns.
+/// Returns a paragraph of Markdown in lines of at most 120 columns.
 std::string wrapped(std::string_view text) {
   constexpr size_t kColumns = 120;
   std::string out;

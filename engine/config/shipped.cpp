@@ -29,7 +29,7 @@ std::string find_folder() {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error).parent_path();
   const fs::path configured = SLIP_DATA_FOLDER;
-  // A moved installation keeps its shape. A build folder lies in the checkout.
+  // A moved installation keeps its relative paths, and a build folder lies in the checkout.
   for (const fs::path& folder :
        {program / configured.lexically_relative(SLIP_PROGRAM_FOLDER), program / "..", configured})
     if (has_configs(folder)) return folder.lexically_normal().string();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys whose values wait for later versions: a value without effect is refused, never ignored.
+// The keys whose values wait for later versions. A value without effect is refused and never ignored.
 
 #include <filesystem>
 #include <system_error>

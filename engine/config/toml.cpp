@@ -48,7 +48,7 @@ void check_utf8(const std::string& path, const std::string& text) {
                     newline == std::string::npos ? good + 1 : good - newline, static_cast<unsigned char>(text[good]));
 }
 
-/// The place behind the string that begins at `at`; text.size() if the string has no end.
+/// Returns the position after the string that begins at `at`, or text.size() if the string has no end.
 size_t end_of_string(std::string_view text, size_t at) {
   const char quote = text[at];
   const std::string_view thrice = quote == '"' ? R"(""")" : "'''";
@@ -60,7 +60,7 @@ size_t end_of_string(std::string_view text, size_t at) {
       return text.size();
     } else if (text[at] == quote && (!many_lines || text.substr(at, 3) == thrice)) {
       if (!many_lines) return at + 1;
-      // Up to two quotes before the end belong to the string.
+      // Up to two quotes directly before the closing quotes belong to the string.
       for (at += 3; at < text.size() && text[at] == quote;) ++at;
       return at;
     }
@@ -73,8 +73,9 @@ struct Refused {
   std::string problem;
 };
 
-/// The first thing that the parser must not see: it recurses into every part of a key, so that a long key would exhaust
-/// the stack, and has undefined behaviour for characters beyond ASCII outside of texts and comments (toml++ 3.3).
+/// Returns the first thing that the parser must not see. The parser recurses into every part of a key, so that a long
+/// key would exhaust the stack. It has undefined behaviour for characters beyond ASCII outside of texts and comments
+/// (toml++ 3.3).
 Refused first_refused(std::string_view text) {
   size_t line = 1, parts = 1;
   for (size_t at = text.starts_with("\xef\xbb\xbf") ? 3 : 0; at < text.size(); ++at) {
@@ -149,7 +150,7 @@ void flatten(const toml::table& table, const std::string& prefix, size_t level, 
   std::vector<Item> items;
   for (const auto& [name, node] : table)
     items.push_back({name.source().begin ? name.source().begin : node.source().begin, name.str(), &node});
-  // toml++ sorts by name, but the error must report the first mistake of the file.
+  // toml++ sorts the keys by name, but the error must report the first mistake in the file.
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.at < b.at; });
   entries.reserve(entries.size() + items.size());
   for (const Item& item : items) {
@@ -175,7 +176,7 @@ void flatten(const toml::table& table, const std::string& prefix, size_t level, 
     throw ConfigError("{}:{}:{} repeats a definition: {}. Keep one of them.", path, at.line, at.column,
                       files::printable(problem, 300));
   }
-  // The library's text: "floating-point: '1e999' could not be interpreted as a value".
+  // The library's text is "floating-point: '1e999' could not be interpreted as a value".
   for (const std::string_view kind : {"floating-point: ", "decimal integer: ", "hexadecimal integer: "}) {
     const size_t end = problem.rfind("' ");
     if (!problem.starts_with(kind) || end == std::string_view::npos) continue;

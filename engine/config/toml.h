@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// TOML files as a flat list of keys, values and places.
+// Reads TOML files as a flat list of keys, values and places.
 
 #include <optional>
 #include <string>
@@ -14,24 +14,24 @@
 
 namespace slipstream {
 
-/// One key of a file, in the order of the file; `where` is "path:line:column".
+/// One key of a file, in the order of the file. `where` is "path:line:column".
 struct TomlEntry {
   std::string key;  // "table.key"; parts that are not bare TOML keys are quoted
   ConfigValue value;
-  bool is_table = false;  // a table header; its keys follow as entries of their own
+  bool is_table = false;  // a table header, whose keys follow as entries of their own
   std::string where;
 };
 
 /// Reads at most 1 MiB of UTF-8 TOML (with or without a byte order mark, any line ends), with keys of at most 16 parts.
-/// `wanted`: the expected kind of file, with an example, for errors about a wrong path.
-/// Throws: ConfigError with the place for any other file, including an empty one.
+/// `wanted` is the expected kind of file, with an example, for errors about a wrong path. Throws: ConfigError with the
+/// place for any other file, including an empty one.
 std::vector<TomlEntry> read_toml(const std::string& path, std::string_view wanted);
 
-/// Parses `text` as one TOML value; none if it is not one. Pure.
+/// Parses `text` as one TOML value. Returns none if it is not one. Pure.
 std::optional<ConfigValue> parse_toml_value(std::string_view text);
 
-/// Sets the field that `key` names. Pure but for `config`.
-/// Throws: ConfigError "where unknown key 'k', did you mean 'n'?" or "where key needs ..., got ...".
+/// Sets the field that `key` names. Changes only `config`. Throws: ConfigError "where unknown key 'k', did you mean
+/// 'n'?" or "where key needs ..., got ...".
 template <typename Config>
 void set_field(const std::vector<Field<Config>>& fields, Config& config, const std::string& where,
                const std::string& key, const ConfigValue& value) {

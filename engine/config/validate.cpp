@@ -23,7 +23,7 @@
 namespace slipstream {
 namespace {
 
-/// "16 or 24": the positive multiples of `unit` around `value`.
+/// Returns "16 or 24": the positive multiples of `unit` around `value`.
 std::string nearest_multiples(int64_t value, int64_t unit) {
   const int64_t below = value / unit * unit;
   return below > 0 ? fmt::format("{} or {}", below, below + unit) : fmt::format("{}", unit);
@@ -61,7 +61,7 @@ void validate_train(const RunConfig& config) {
     throw ConfigError(
         "train.on_nan = \"rollback\" needs checkpoints to go back to, but checkpoint.interval = 0 and "
         "checkpoint.interval_minutes = 0. Set one of them, or use \"skip\".");
-  // `--set train.steps` may end a run inside its warm-up; an explicit decay_steps may not.
+  // `--set train.steps` may end a run inside its warm-up, but an explicit decay_steps may not.
   if (optimizer.decay_steps < optimizer.warmup_steps && optimizer.decay_steps != train.steps)
     throw ConfigError("optimizer.decay_steps = {} is smaller than optimizer.warmup_steps = {}. Use at least {}.",
                       optimizer.decay_steps, optimizer.warmup_steps, optimizer.warmup_steps);
@@ -83,7 +83,7 @@ void validate_train(const RunConfig& config) {
   }
 }
 
-/// Rules of optimizers that update whole matrices.
+/// Checks the rules of optimizers that update whole matrices.
 void validate_optimizer(const RunConfig& config) {
   if (!updates_matrices(config.optimizer.name)) return;
   const std::string name = field_text(config, "optimizer.name"), other = name_of(Optimizer{}.name);
@@ -99,7 +99,7 @@ void validate_optimizer(const RunConfig& config) {
         config.zero.stage, name, other);
 }
 
-/// Rules between ZeRO and the formats on the wire.
+/// Checks the rules between ZeRO and the formats on the wire.
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
   const ReduceMode reduce_mode = config.overlap.grad_reduce;
@@ -166,7 +166,7 @@ void validate_layout(const RunConfig& config) {
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
   if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
     throw ConfigError(
-        "zero.prefetch_depth = {} exceeds the {} layers behind the first of model.layers = {}. Use at most {}, or "
+        "zero.prefetch_depth = {} exceeds the {} layers after the first of model.layers = {}. Use at most {}, or "
         "zero.reshard_after_forward = false to keep every layer.",
         config.zero.prefetch_depth, ahead, config.model.layers, ahead);
   const std::vector<int64_t>& layers = config.pipeline.layers;
@@ -283,7 +283,7 @@ void validate(const RunConfig& written) {
 
 namespace {
 
-/// The sizes in the run file, with this one of the data axis.
+/// Returns the sizes in the run file with this size of the data axis.
 MeshSizes sizes_with(const Parallel& parallel, int64_t data) {
   MeshSizes sizes;
   for (size_t row = 1; row < kMeshAxes.size(); ++row)
@@ -292,14 +292,14 @@ MeshSizes sizes_with(const Parallel& parallel, int64_t data) {
   return sizes;
 }
 
-/// The product of the other axes. Each is at most 65536, so that it fits.
+/// Returns the product of the other axes. Each is at most 65536, so that the product fits.
 int64_t other_ranks(const Parallel& parallel) {
   int64_t ranks = 1;
   for (size_t row = 1; row < kMeshAxes.size(); ++row) ranks *= parallel.*kAxisKeys[row];
   return ranks;
 }
 
-/// The error of this layout with a valid run file; empty if the layout is legal.
+/// Returns the error of this layout with a valid run file, or an empty text if the layout is legal.
 std::string refusal_of(RunConfig config, const MeshSizes& layout, const LayoutLaw& law) {
   for (size_t row = 0; row < kMeshAxes.size(); ++row) config.parallel.*kAxisKeys[row] = layout.*kMeshAxes[row].size;
   try {
@@ -312,7 +312,7 @@ std::string refusal_of(RunConfig config, const MeshSizes& layout, const LayoutLa
   }
 }
 
-/// Calls f with every way to write `world` as a product of the axes from `row` on and `sizes` before them.
+/// Calls f with every way to write `world` as a product of the axes from `row` on and of `sizes` before them.
 template <typename F>
 void for_layouts(int world, size_t row, MeshSizes& sizes, F&& f) {
   if (row == kMeshAxes.size()) {
@@ -326,13 +326,13 @@ void for_layouts(int world, size_t row, MeshSizes& sizes, F&& f) {
   }
 }
 
-/// "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 4 more": layouts that the run file allows.
-/// Those over the requested axes come first, sorted by distance from the request. Without a legal layout, the reason
-/// against the nearest one.
+/// Returns the layouts that the run file allows, such as "Legal layouts of 6 ranks, as data x tensor x pipeline x
+/// context: 2x1x3x1, 6x1x1x1 and 4 more". Layouts over the requested axes come first, sorted by their distance from the
+/// request. Without a legal layout, returns the reason against the nearest one.
 std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& law) {
   constexpr size_t kPrinted = 30;
   struct Candidate {
-    int more_axes = 0;  // beyond the requested ones
+    int more_axes = 0;  // the axes beyond the requested ones
     double distance = 0;
     std::string text, refusal;
     bool operator<(const Candidate& other) const {
@@ -359,12 +359,12 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
   if (candidates.empty())
     return fmt::format("No layout of {} ranks fits the rest of the run file ({}, for instance: \"{}\"). Change it",
                        world, nearest.text, nearest.refusal);
-  std::string list = fmt::format("Legal on {}, as data x tensor x pipeline x context: ", world);
+  std::string list = fmt::format("Legal layouts of {} ranks, as data x tensor x pipeline x context: ", world);
   for (size_t i = 0; i < std::min(kPrinted, candidates.size()); ++i) list += (i == 0 ? "" : ", ") + candidates[i].text;
   return candidates.size() <= kPrinted ? list : list + fmt::format(" and {} more", candidates.size() - kPrinted);
 }
 
-/// ", or start 4 or 8 ranks": the numbers nearest to `world` that keep the other axes legal.
+/// Returns ", or start 4 or 8 ranks": the numbers nearest to `world` that keep the other axes legal.
 std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
   const int64_t others = other_ranks(p), most = std::numeric_limits<int>::max() / others;
@@ -373,7 +373,7 @@ std::string legal_worlds(const RunConfig& config, int world, const LayoutLaw& la
   if (p.data != -1) {
     if (p.data <= most && legal(p.data)) worlds = {others * p.data};
   } else {
-    constexpr int64_t kTried = 64;  // on either side
+    constexpr int64_t kTried = 64;  // numbers on either side
     const int64_t below = world / others;
     for (int64_t data = below; data > std::max<int64_t>(0, below - kTried) && worlds.empty(); --data)
       if (legal(data)) worlds.push_back(others * data);
@@ -397,7 +397,7 @@ void require_settings_of_cpu(const RunConfig& config) {
 
 MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& law) {
   const Parallel& p = config.parallel;
-  const std::string all = text_of(sizes_with(p, 1)), axes = all.substr(all.find(" x ") + 3);  // without data
+  const std::string all = text_of(sizes_with(p, 1)), axes = all.substr(all.find(" x ") + 3);  // without the data axis
   const int64_t others = other_ranks(p);
   const bool divides = world % others == 0;
   const auto remedy = [&] { return legal_layouts(config, world, law) + legal_worlds(config, world, law); };
@@ -410,8 +410,8 @@ MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& la
   return sizes_with(p, world / others);
 }
 
-// Layers x micro-batches of a step. Each took 12 KiB and 0.6 ms on one rank of a busy 2.8 GHz Xeon: the largest plan
-// takes 1.6 GiB and a minute and a half.
+// The limit of layers x micro-batches of a step. Each took 12 KiB and 0.6 ms on one rank of a busy 2.8 GHz Xeon, so
+// that the largest plan takes 1.6 GiB and a minute and a half.
 constexpr int64_t kPlannedBlocksMax = 1 << 17;
 constexpr int64_t kPlannedBlockBytes = 12 * kKiB;
 constexpr int64_t kPlannedBlocksPerSecond = 1600;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Rules between the keys of a run file, and between a run file and the started ranks.
+// The rules between the keys of a run file, and between a run file and the started ranks.
 
 #include <cstdint>
 #include <functional>
@@ -12,11 +12,12 @@
 
 namespace slipstream {
 
-/// "pipeline.virtual_stages = 2 has no effect with parallel.pipeline = 1", one sentence for each such setting. Pure.
+/// Returns one sentence for each setting without effect, such as "pipeline.virtual_stages = 2 has no effect with
+/// parallel.pipeline = 1". Pure.
 std::vector<std::string> without_effect(const RunConfig& config);
 
-/// Checks the settings in effect of a resolved configuration. Pure.
-/// Throws: ConfigError for the first broken rule, with the numbers and what to do.
+/// Checks the settings of a resolved configuration that are in effect. Pure. Throws: ConfigError for the first broken
+/// rule, with the numbers and what to do.
 void validate(const RunConfig& config);
 
 /// A key of which this version supports only some values.
@@ -27,22 +28,22 @@ struct SupportedRow {
 };
 const std::vector<SupportedRow>& supported_rows();
 
-/// Throws: ConfigError naming the first key and value that this version does not support. Pure.
+/// Throws: ConfigError that names the first key and value that this version does not support. Pure.
 void require_supported(const RunConfig& config);
 
 /// Throws: ConfigError for a setting without effect on the CPU. Pure.
 void require_settings_of_cpu(const RunConfig& config);
 
-/// Additional rules, such as those of a schedule: throws ConfigError. `config` has its axes and the settings in effect.
+/// Additional rules, such as those of a schedule. Throws: ConfigError. `config` has its axes and the settings in
+/// effect.
 using LayoutLaw = std::function<void(const RunConfig& config, const Batch& batch)>;
 
-/// The axes for `world` ranks, `parallel.data` = -1 filled in. Pure, if `law` is.
-/// Throws: ConfigError with all axes, both counts of ranks and the legal layouts if the axes do not multiply to
-/// `world`.
+/// Returns the axes for `world` ranks, with `parallel.data` = -1 replaced by its value. Pure if `law` is. Throws:
+/// ConfigError with all axes, both counts of ranks and the legal layouts if the axes do not multiply to `world`.
 MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& law = {});
 
-/// The batch over `data_ranks`, `train.global_batch_size` = 0 filled in. Pure.
-/// Throws: ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it, or for more
+/// Returns the batch over `data_ranks`, with `train.global_batch_size` = 0 replaced by its value. Pure. Throws:
+/// ConfigError with the nearest legal sizes when micro_batch_size x data ranks does not divide it, or for more
 /// micro-batches than a plan can list.
 Batch resolve_batch(const RunConfig& config, int data_ranks);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules of the table [model] and of its division.
+// Checks the rules of the table [model] and of its division among ranks.
 
 #include "engine/config/validate.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream {
 namespace {
 
-/// Number of weights as a double, so that oversized products do not overflow.
+/// Returns the number of weights as a double, so that oversized products do not overflow.
 double parameter_count(const Model& model) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double attention = 2 * real(model.width) * real(model.head_dim) * real(model.heads + model.kv_heads);
@@ -21,7 +21,7 @@ double parameter_count(const Model& model) {
   return real(model.layers) * (attention + ffn) + embedding;
 }
 
-/// The fewest heads whose elements the kernels hold.
+/// Returns the fewest heads whose elements the kernels can hold.
 std::string more_heads(const Model& model) {
   for (int64_t heads = ceil_div(model.width, kHeadDimMost); heads <= model.width; ++heads)
     if (model.width % heads == 0 && (is_rotary(model.family) ? model.width / heads % 2 == 0 : true))

@@ -32,7 +32,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
     bound.bound_ns = bound.compute_ns;
     return bound;
   }
-  // The end of each backward piece of the last micro-batch.
+  // The ends of the backward pieces of the last micro-batch.
   std::vector<int64_t> ends(plan.spine.size());
   std::partial_sum(input.spine_ns.begin(), input.spine_ns.end(), ends.begin());
   std::vector<int64_t> ready(job.model.backward.size(), 0);
@@ -64,8 +64,8 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   double left = 0;
   for (const Part& part : parts) left += part.bytes;
   const double ns_per_byte = 1e9 / input.bytes_per_second;
-  // Parameters of sharded states are gathered once in a step, sharded ones of layers for every pass that does not
-  // find them in a slot.
+  // Parameters with sharded states are gathered once in a step. Sharded parameters of layers are gathered for every
+  // pass that does not find them in a slot.
   double gathered = 0, before_layers = 0;
   if (placement.is_sharded()) {
     const double per_elem = share * element_bytes(placement.gather_wire);
@@ -107,8 +107,8 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   if (updates > 0)
     tail += static_cast<int64_t>(static_cast<double>(updates) * static_cast<double>(behind_last_sum) /
                                  static_cast<double>(job.layout.flat_elems));
-  // The next step begins with the parameters before the layers: updated, and sent, less the work that the step can do
-  // before it needs them.
+  // The next step begins with the parameters before the layers, once they have been updated and sent. The work that the
+  // step can do before it needs them is subtracted.
   int64_t lead = 0;
   for (size_t i = 0; i < plan.spine.size() && !reads_parameters(job, plan.spine[i]); ++i) lead += input.spine_ns[i];
   if (placement.is_sharded() && job.options.clip)

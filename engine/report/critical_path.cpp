@@ -20,13 +20,13 @@ enum Phase : size_t { kPrevious, kStep, kNext, kPhases };
 
 constexpr size_t kNone = SIZE_MAX;
 
-/// An item of a rank, as measured and on an infinitely fast network.
+/// An item of a rank, both as measured and on an infinitely fast network.
 struct Node {
   int64_t begin_ns = 0, end_ns = 0;
   int64_t instant_begin_ns = 0, instant_end_ns = 0;
-  int64_t ready_ns = INT64_MIN, instant_ready_ns = INT64_MIN;  // ends of the awaited items: the latest
-  uint32_t awaited_count = 0;                                  // that have not ended
-  size_t rendezvous = kNone;                                   // of tasks
+  int64_t ready_ns = INT64_MIN, instant_ready_ns = INT64_MIN;  // the latest end of an awaited item
+  uint32_t awaited_count = 0;                                  // the awaited items that have not ended
+  size_t rendezvous = kNone;                                   // the rendezvous of a task
 };
 
 struct Rendezvous {
@@ -43,7 +43,7 @@ class Replay {
   }
 
   void split() {
-    // A stage whose next step waits for another stage follows that one.
+    // A stage whose next step waits for another stage follows that stage.
     int64_t shorter_ns = INT64_MAX;
     for (size_t r = 0; r < ranks_.size(); ++r)
       if (const auto earlier_ns = next_earlier_ns(r))
@@ -119,7 +119,7 @@ class Replay {
   }
 
   void run() {
-    std::vector<size_t> first(nodes_.size() + 1, 0);  // of the edges of a node, once they are sorted
+    std::vector<size_t> first(nodes_.size() + 1, 0);  // the first edge of each node, once the edges are sorted
     for (const auto& [from, to] : edges_) ++first[from + 1], ++nodes_[to].awaited_count;
     for (size_t i = 0; i < nodes_.size(); ++i) first[i + 1] += first[i];
     std::vector<size_t> waiting(edges_.size()), filled = first, ready;
@@ -151,7 +151,8 @@ class Replay {
     }
   }
 
-  /// When an item begins on an infinitely fast network, if it began at `begin_ns` although it was ready at `ready_ns`.
+  /// Returns when an item begins on an infinitely fast network if it began at `begin_ns` although it was ready at
+  /// `ready_ns`.
   static int64_t instant_ns(int64_t begin_ns, int64_t ready_ns, int64_t instant_ready_ns) {
     if (ready_ns == INT64_MIN) return begin_ns;
     return std::min(begin_ns, instant_ready_ns + std::max<int64_t>(begin_ns - ready_ns, 0));
@@ -160,7 +161,8 @@ class Replay {
   int64_t earlier_ns(size_t node) const { return nodes_[node].begin_ns - nodes_[node].instant_begin_ns; }
   int64_t begins_earlier_ns(size_t r) const { return earlier_ns(compute_[r].front()); }
 
-  /// How much earlier the next step begins, or this one ends; none if it waits for another stage's next step.
+  /// Returns how much earlier the next step begins, or this one ends, or none if it waits for another stage's next
+  /// step.
   std::optional<int64_t> next_earlier_ns(size_t r) const {
     const StepTimes& times = *ranks_[r].times;
     const size_t last = compute_[r].back();
@@ -178,7 +180,7 @@ class Replay {
     return next_ns - instant_ns(next_ns, ready_ns, instant_ready_ns);
   }
 
-  /// The task that a wait at the end of the step was for, and the step that has it.
+  /// Returns the task that a wait at the end of the step was for, and the step to which the task belongs.
   std::pair<size_t, Phase> task_of(size_t r, const Exposure& wait) const {
     for (Phase phase : {kStep, kNext})
       if (const size_t task = items_[r][phase][static_cast<uint32_t>(wait.awaited)]; task != kNone)
@@ -186,8 +188,8 @@ class Replay {
     return {kNone, kNext};
   }
 
-  /// The time by which the gap before a work, or before the next step, became shorter is exposed, in the gap's latest
-  /// waits first.
+  /// Charges the time by which the gap before a work, or before the next step, became shorter to the waits in that gap,
+  /// the latest first.
   void charge(size_t r, int64_t next_earlier_ns) {
     StepTimes& times = *ranks_[r].times;
     std::vector<int64_t> last_entries;
@@ -221,17 +223,18 @@ class Replay {
 
   const std::vector<RankStep>& ranks_;
   std::vector<Node> nodes_;
-  std::vector<std::pair<size_t, size_t>> edges_;  // the first must end before the second begins
+  std::vector<std::pair<size_t, size_t>> edges_;  // the first node must end before the second one begins
   std::vector<Rendezvous> rendezvous_;
   std::unordered_map<uint64_t, size_t> rendezvous_by_id_[kPhases];
-  std::vector<std::array<Items, kPhases>> items_;  // of each rank
-  std::vector<std::vector<size_t>> compute_;       // of each rank, in time order
+  std::vector<std::array<Items, kPhases>> items_;  // by rank
+  std::vector<std::vector<size_t>> compute_;       // by rank, in time order
 };
 
 }  // namespace
 
 std::vector<WorkTime> joined_works(const std::vector<WorkTime>& works, const PlanGraph& plan) {
-  std::vector<char> waits(plan.channels.size(), 0), is_awaited(plan.channels.size(), 0);  // by other channels
+  /// For or by items of other channels.
+  std::vector<char> waits(plan.channels.size(), 0), is_awaited(plan.channels.size(), 0);
   for (const auto* lists : {&plan.awaited, &plan.awaited_before})
     for (size_t item = 0; item < lists->size(); ++item)
       for (uint32_t awaited : (*lists)[item])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes TensorBoard events. A protobuf library would be a dependency of the program for seven fields.
+// Encodes TensorBoard events. For seven fields, a protobuf library is not worth a dependency.
 
 #include "engine/report/event_file.h"
 
@@ -9,7 +9,7 @@
 namespace slipstream {
 namespace {
 
-// Fields of the messages Event, Summary, Summary.Value and SessionLog.
+// The fields of the messages Event, Summary, Summary.Value and SessionLog.
 enum EventField : uint32_t { wall_time = 1, step_number = 2, file_version = 3, summary = 5, session_log = 7 };
 enum SummaryField : uint32_t { value_field = 1 };
 enum ValueField : uint32_t { tag = 1, simple_value = 2 };

@@ -11,17 +11,18 @@
 
 namespace slipstream {
 
-/// CRC32C (Castagnoli, RFC 3720), as TFRecord uses it before masking. Pure.
+/// Returns the CRC32C (Castagnoli, RFC 3720) that TFRecord uses before masking. Pure.
 uint32_t crc32c(std::string_view bytes);
 
-/// The first record of a file. `wall_s`: seconds since 1970. Pure.
+/// Returns the first record of a file. `wall_s`: seconds since 1970. Pure.
 std::string event_file_head(double wall_s);
 
-/// The record of a step. Values that are none are left out. Pure.
+/// Returns the record of a step without the values that are absent. Pure.
 std::string scalars_record(double wall_s, int64_t step,
                            const std::vector<std::pair<std::string_view, std::optional<double>>>& values);
 
-/// A record after which readers forget the scalars of `step` and of later steps: the run begins there again. Pure.
+/// Returns a record after which readers forget the scalars of `step` and of later steps, because the run begins there
+/// again. Pure.
 std::string restart_record(double wall_s, int64_t step);
 
 }  // namespace slipstream

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fields of a step, and their texts as JSON and for users.
+// The fields of a step, and their form in JSON and in the line for users.
 
 #include "engine/report/metrics.h"
 
@@ -34,13 +34,13 @@ std::span<const MetricField> metric_fields() {
       {"loss", true, [](const StepMetrics& m) -> Value { return m.loss; },
        "mean loss of the global batch in nats per token, before this step's update; `null` if not finite"},
       {"val_loss", true, [](const StepMetrics& m) -> Value { return maybe(m.val_loss); },
-       "the same over `train.eval_batches` validation batches; at validations and the last step"},
+       "mean loss over `train.eval_batches` validation batches; at validations and at the last step"},
       {"lr", true, [](const StepMetrics& m) -> Value { return m.learning_rate; }, "learning rate of this step"},
       {"grad_norm", true, [](const StepMetrics& m) -> Value { return or_null(m.grad_norm); },
        "norm of all gradients before clipping; `null` if not finite or not needed"},
       {"skipped", true, [](const StepMetrics& m) -> Value { return m.skipped ? Value(true) : std::nullopt; },
        "`true` if `train.on_nan` skipped the update; else absent"},
-      {"tokens", true, [](const StepMetrics& m) -> Value { return m.tokens; }, "tokens of this step, all ranks"},
+      {"tokens", true, [](const StepMetrics& m) -> Value { return m.tokens; }, "tokens of this step on all ranks"},
       {"step_ms", true, [](const StepMetrics& m) -> Value { return m.step_ms; },
        "time from the first work of this step to the first work of the next. Lines that a resume from memory writes "
        "again have `null` here and in all times below"},
@@ -66,11 +66,12 @@ std::span<const MetricField> metric_fields() {
        "x the machine file's peak rate for `train.dtype`). Absent without `device.machine`"},
       {"exposed_ms_max", true, [](const StepMetrics& m) -> Value { return m.exposed_ms_max; },
        "`exposed_ms` of the rank that waited longest"},
-      {"input_ms", true, [](const StepMetrics& m) -> Value { return m.input_ms; }, "compute waited for the batch"},
+      {"input_ms", true, [](const StepMetrics& m) -> Value { return m.input_ms; },
+       "time for which compute waited for the batch"},
       {"other_ms", true, [](const StepMetrics& m) -> Value { return m.other_ms; },
        "gaps of the host: step - compute - exposed - bubble - input"},
       {"skew_ms", true, [](const StepMetrics& m) -> Value { return m.skew_ms; },
-       "time that members of a collective waited for the last member to enter"},
+       "time for which members of a collective waited for the last member to enter"},
       {"bound_ms", true, [](const StepMetrics& m) -> Value { return maybe(m.bound_ms); },
        "rehearsed step time with this run's fastest op times, at most the fastest step so far; from step 8 on, if the "
        "rate of the link is known"},

@@ -105,7 +105,7 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   if (next_begins) {
     const Spans& next = steps_.at(step + 1);
     end_ns = busy_of(next).front().begin_ns;
-    // The next step waits before its first work; this step causes that wait.
+    // The next step waits before its first work, and this step causes that wait.
     for (const Exposure& wait : next.waits)
       if (wait.end_ns <= end_ns) spans.waits.push_back(wait);
     for (const TaskTime& task : next.tasks)
@@ -117,7 +117,7 @@ StepTimes OverlapMeter::take(uint32_t step, bool next_begins) {
   times.ready_ns = spans.ready_ns;
   times.ready_between_ns = spans.ready_between_ns;
   last_work_end_ns_ = busy.back().end_ns;
-  // A wait for local work is a wait for that work's own waits, for as long as they last.
+  // A wait for local work counts as a wait for that work's own waits, for as long as they last.
   std::vector<Exposure> behind;
   for (const Exposure& wait : spans.waits)
     for (const Exposure& other : spans.local_waits[static_cast<uint32_t>(wait.awaited >> 32)])

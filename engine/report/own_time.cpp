@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums by kind on every rank, and the comparison of equal kinds between ranks.
+// Sums the times by kind on every rank, and compares equal kinds between ranks.
 
 #include "engine/report/own_time.h"
 

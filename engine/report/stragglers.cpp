@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Medians and median deviations of windows; a series that is late stops teaching its windows.
+// Judges steps by medians and median deviations of windows. The windows of a series do not learn from steps that are
+// late.
 
 #include "engine/report/stragglers.h"
 
@@ -12,14 +13,15 @@
 namespace slipstream {
 namespace {
 
-// Noise that a step may add to a CUSUM, and that it may hold, in robust standard deviations.
+// The noise that a step may add to a CUSUM, and the noise that a CUSUM may hold, in robust standard deviations.
 constexpr double kNoiseAllowed = 2, kNoiseHeld = 10;
-// Noise has single large values. A sum must exceed the largest lateness of other ranks by this factor.
+// Noise has single large values. So a sum must exceed the largest lateness of other ranks by this factor.
 constexpr double kLargestNoise = 4;
 constexpr double kSecondMs = 1000;
-// Times below this share of a step have no meaningful factor.
+// For times below this share of a step, a factor has no meaning.
 constexpr double kLeastShare = 0.05;
-// A stop is noticed within half a second, which is not part of its measured time, and excuses so many steps.
+// A stop is noticed within half a second, which is not part of its measured time. It excuses lateness for this many
+// steps.
 constexpr double kNoticedMs = 500;
 constexpr int64_t kExcusedSteps = 16;
 
@@ -111,9 +113,9 @@ std::vector<StragglerDetector::Lateness> StragglerDetector::lateness(const OwnSa
   std::vector<Lateness> late;
   for (size_t r = 0; r < ranks_; ++r) late.push_back({sample.ranks[r].beyond[cause], beyond[r]});
   if (ranks_ == 1) return late;
-  // A save or a busy machine slows the other ranks as well, by a factor of their usual times: no lateness of this rank.
-  // The factor makes this rank's noise larger too, but only as much as noise of the usual time can be: other ranks that
-  // work for 1 ms instead of 0.5 do not halve a delay of a second.
+  // A save or a busy machine slows the other ranks as well, by a factor of their usual times. This is no lateness of
+  // this rank. The factor makes this rank's noise larger too, but only as far as noise of the usual time can reach:
+  // other ranks that work for 1 ms instead of 0.5 ms do not halve a delay of a second.
   const MedianOfOthers other_beyond(beyond), other_factor(factor);
   for (size_t r = 0; r < ranks_; ++r) {
     const double busy = std::max(1.0, other_factor.without(factor[r]));
@@ -146,7 +148,7 @@ std::vector<StragglerDetector::Lateness> StragglerDetector::largest_of_others(si
 double StragglerDetector::may_cost_ms(const OwnSample& sample, const OwnSample* next, size_t rank, size_t cause) const {
   const bool waits_itself = static_cast<Cause>(cause) == Cause::link || static_cast<Cause>(cause) == Cause::input;
   if (ranks_ == 1 && !waits_itself) return std::numeric_limits<double>::infinity();
-  // The others waited for a stopped process in an earlier step.
+  // In an earlier step, the other ranks waited for a stopped process.
   double longest = static_cast<Cause>(cause) == Cause::host ? sample.ranks[rank].stopped : 0;
   for (size_t r = 0; r < ranks_; ++r)
     if (r != rank || waits_itself)

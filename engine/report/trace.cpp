@@ -30,7 +30,7 @@ void TraceWriter::add(ChannelId channel, const std::vector<Span>& spans) {
     if (wants(span.step) && !finished_) spans_[channel].push_back(span);
 }
 
-/// `item` is the item of the plan, `bytes` what a kernel moves from and to memory or a task's elements take.
+/// `item` is the item of the plan. `bytes` is what a kernel moves from and to memory, or what a task's elements occupy.
 void TraceWriter::write_event(std::FILE* file, ChannelId c, const Span& span) const {
   const auto [row, id] = job_.of_timeline(span.item);
   const Item& item = row->plan[id];
@@ -84,7 +84,7 @@ void TraceWriter::finish() {
       file,
       "{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {}, \"tid\": 0, \"args\": {{\"name\": \"rank {}\"}}}}",
       rank_, rank_);
-  // Before all events, so that a reader knows the channel of every awaited task.
+  // These names come before all events, so that a reader knows the channel of every awaited task.
   for (ChannelId c = 0; c < spans_.size(); ++c) {
     fmt::print(
         file,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A timeline of one rank in the Chrome trace format, one row per stream, readable by Perfetto and other trace tools.
+// A timeline of one rank in the Chrome trace format, one row per stream, which Perfetto and other trace tools can read.
 // Source: "Trace Event Format", the JSON that chrome://tracing and ui.perfetto.dev read.
 
 #include <cstdio>
@@ -12,14 +12,14 @@
 
 namespace slipstream {
 
-/// Collects spans of the steps first..last and writes them once.
+/// Collects the spans of the steps `first_step` to `last_step` and writes them once.
 class TraceWriter {
  public:
-  /// `path` is written by finish(). Borrows `job`.
+  /// finish() writes the file at `path`. Borrows `job`.
   TraceWriter(const Job& job, int rank, int64_t first_step, int64_t last_step, std::string path);
   void add(ChannelId channel, const std::vector<Span>& spans);
-  /// Blocks. Writes what add() has received, once; later calls have no effect. Without a span, a file that exists
-  /// stays. Throws ResourceError if the file cannot be written; the file appears complete or not at all.
+  /// Blocks. Writes what add() has received. Later calls have no effect. If there is no span, an existing file stays.
+  /// The file appears complete or not at all. Throws: ResourceError if the file cannot be written.
   void finish();
   bool wants(int64_t step) const { return step >= first_ && step <= last_; }
 

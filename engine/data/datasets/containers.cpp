@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row per container: the bytes that tell it, its name, and the command that converts it.
+// One row per container: the bytes that identify it, its name, and the command that converts it.
 
 #include "engine/data/datasets/containers.h"
 
@@ -14,9 +14,9 @@ using namespace std::string_view_literals;
 
 struct Container {
   std::string_view bytes;
-  size_t at;  // their place in the file
+  size_t at;  // the position of the bytes in the file
   std::string_view name;
-  std::string_view command;  // FILE is the path
+  std::string_view command;  // FILE stands for the path
 };
 
 constexpr Container kContainers[] = {
@@ -51,7 +51,7 @@ bool has_at(std::string_view first_bytes, size_t at, std::string_view bytes) {
 
 Packing packing_of(std::string_view first_bytes) {
   if (first_bytes.starts_with("\x1f\x8b\x08"sv)) return Packing::gzip;
-  // Files of pzstd and of the seekable format begin with a frame that is skipped.
+  // Files of pzstd and of the seekable format begin with a frame that decoders skip.
   const bool skipped = has_at(first_bytes, 1, "\x2a\x4d\x18"sv) && (first_bytes[0] & 0xf0) == 0x50;
   return skipped || first_bytes.starts_with("\x28\xb5\x2f\xfd"sv) ? Packing::zstd : Packing::none;
 }

@@ -10,15 +10,16 @@
 
 namespace slipstream::data {
 
-/// How many first bytes of a file tell its container.
+/// The number of first bytes of a file that identify its container.
 inline constexpr size_t kFirstBytes = 512;
 
 enum class Packing { none, gzip, zstd };
 
-/// Gzip or Zstandard, whose contents are read in their place. Pure.
+/// Returns gzip or Zstandard for files whose contents are read instead of the files. Pure.
 Packing packing_of(std::string_view first_bytes);
 
-/// What a file holds that is no text, and the command that converts it; empty: nothing that is known. Pure.
+/// Describes a file whose contents are no text, with the command that converts it. Returns an empty text for no known
+/// container. Pure.
 std::string container_of(std::string_view first_bytes, const std::string& path);
 
 /// The contents of all gzip members or Zstandard frames that `packed` reads, one behind another. `path` names them in

@@ -22,7 +22,7 @@ namespace slipstream::data {
 
 namespace {
 
-/// `cut`: data.validation_fraction of the file belongs to the other split.
+/// `cut` is true if data.validation_fraction of the file belongs to the other split.
 void check_length(const TokenSource& split, const char* name, const std::string& path, int64_t sequence_length,
                   bool cut) {
   if (split.count() >= sequence_length + 1) return;
@@ -33,13 +33,14 @@ void check_length(const TokenSource& split, const char* name, const std::string&
       cut ? ", another data.validation_fraction or" : " or");
 }
 
-/// The advice for a data.tokenizer that does not fit a shard, whose default accepts the tokenizers of files.
+/// Returns the advice for a data.tokenizer that does not fit a shard. The default of that key accepts the tokenizers of
+/// files.
 std::string remedy_for(const Tokenizer& shards) {
   const bool is_word = shards.knows_text() && !shards.name().starts_with(kFileTokenizer);
   return is_word ? fmt::format("set data.tokenizer = \"{}\"", shards.name()) : "leave data.tokenizer out";
 }
 
-/// `file` is the tokenizer of `wanted` if that is a file.
+/// `file` is the tokenizer of `wanted` if `wanted` names a file.
 void check_same(const Tokenizer& shards, const std::string& path, const std::string& wanted, const Tokenizer* file) {
   if (file != nullptr) {
     const bool same =
@@ -59,14 +60,14 @@ void check_same(const Tokenizer& shards, const std::string& path, const std::str
       files::shown(path), shards.name(), files::shown(wanted), remedy_for(shards));
 }
 
-/// A path of a run's data: texts, JSON lines or ids.
+/// One path of a run's data. It has texts, JSON lines or ids.
 struct Input {
   DataFormat format = DataFormat::slipstream;
   Shards shards;
   std::vector<std::shared_ptr<const TextFile>> texts;
   std::string text_key;
 
-  /// The split once the tokenizer is known. Adds to what `dataset` needs; `hash` is that of this input.
+  /// Returns the split once the tokenizer is known. Adds to what `dataset` needs. `hash` is the hash of this input.
   std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, int threads,
                                             bool documents, std::string& hash, Dataset& dataset) const {
     const int32_t end_of_text = tokenizer->special().end_of_text;
@@ -140,13 +141,14 @@ Input open_input(const std::string& path, DataFormat format, const DatasetOption
   return input;
 }
 
-/// Tokens for training. Rounding correction: 30 x (1 - 0.9) is 3, but slightly less in floating point.
+/// Returns the number of tokens for training. The correction is for rounding: 30 x (1 - 0.9) is 3, but slightly less in
+/// floating point.
 int64_t kept_of(int64_t count, double fraction) {
   SLIP_ASSERT(fraction >= 0 && fraction < 1);
   return static_cast<int64_t>(std::floor(static_cast<double>(count) * (1 - fraction) * (1 + 0x1p-50)));
 }
 
-/// Ids of different tokenizers must not meet.
+/// Refuses a mixture of ids from different tokenizers.
 void check_same_vocabulary(const Input& first, const std::string& first_path, const Input& second,
                            const std::string& second_path) {
   const std::shared_ptr<const Tokenizer>&ours = first.shards.tokenizer, &theirs = second.shards.tokenizer;

@@ -10,7 +10,7 @@
 namespace slipstream::data {
 namespace {
 
-constexpr int64_t kBlock = 512;  // indices of one read
+constexpr int64_t kBlock = 512;  // the indices of one read
 
 class Resident final : public DocumentIndex {
  public:
@@ -79,7 +79,7 @@ class OnDisk final : public DocumentIndex {
 
   files::InputFile file_;
   int64_t tokens_, count_ = 0;
-  std::vector<int64_t> firsts_;  // of every block
+  std::vector<int64_t> firsts_;  // the first index of every block
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where the documents of a token file begin.
+// The positions at which the documents of a token file begin.
 
 #include <cstdint>
 #include <memory>
@@ -11,22 +11,22 @@
 
 namespace slipstream::data {
 
-/// Ascending indices of tokens. Immutable, safe to share between threads.
+/// Ascending indices of tokens. The index is immutable and may be shared between threads.
 class DocumentIndex {
  public:
   virtual ~DocumentIndex() = default;
-  /// Blocks. Appends those in [begin, end), less `begin`. Throws: DataError if the disk fails.
+  /// Blocks. Appends the indices in [begin, end), each reduced by `begin`. Throws: DataError if the disk fails.
   virtual void find(int64_t begin, int64_t end, std::vector<int64_t>& documents) const = 0;
-  /// Host memory. Pure.
+  /// Returns the host memory that the index takes. Pure.
   virtual int64_t resident_bytes() const = 0;
 };
 
-/// Indices in memory.
+/// Makes an index in memory.
 std::shared_ptr<const DocumentIndex> make_document_index(std::vector<int64_t> begins);
 
-/// Blocks. The `documents` indices of NAME.documents, uint64, which stay on disk but for one in 512. `checks`: all are
-/// compared. Throws: DataError if the file is missing or has another size, or if the indices do not ascend below
-/// `tokens`.
+/// Blocks. Opens the `documents` indices of NAME.documents, uint64. They stay on disk except for one in 512. With
+/// `checks`, all of them are compared. Throws: DataError if the file is missing or has another size, or if the indices
+/// do not ascend below `tokens`.
 std::shared_ptr<const DocumentIndex> open_document_index(const std::string& path, uint64_t documents, int64_t tokens,
                                                          bool checks);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guesses where a long document can be cut, encodes all parts at once, and repairs wrong guesses in order.
+// Guesses where a long document can be split, encodes all parts at once, and corrects wrong guesses in order.
 
 #include "engine/data/datasets/document_parts.h"
 
@@ -16,17 +16,17 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kPartBytes = kMiB / 2;
-constexpr size_t kGuessBytes = 16 << 10;    // text that is encoded to guess a cut
-constexpr size_t kContextBytes = 64 << 10;  // text behind a part that its ids may depend on
+constexpr size_t kGuessBytes = 16 << 10;    // the text that is encoded to guess a cut
+constexpr size_t kContextBytes = 64 << 10;  // the text after a part on which the part's ids may depend
 
-/// A part before and after its encoding.
+/// A part, before and after its encoding.
 struct Job {
-  std::string_view text;  // from the part on, to the end of the document or of the region; or a JSON line
+  std::string_view text;  // from the part to the end of the document or of the region; or a JSON line
   bool whole = true;      // `text` reaches the end of its document
-  int64_t stop = -1;      // where the next part begins, in bytes of `text`; -1: at its end
-  int64_t end = 0;        // bytes of the file before what follows a document
-  std::string problem;    // of a JSON line
-  int64_t done = 0;       // bytes of `text` encoded
+  int64_t stop = -1;      // the byte of `text` at which the next part begins; -1: at its end
+  int64_t end = 0;        // the bytes of the file before what follows a document
+  std::string problem;    // the problem of a JSON line
+  int64_t done = 0;       // the bytes of `text` that are encoded
   DocumentPart part;
   std::exception_ptr error;
 };
@@ -38,8 +38,8 @@ void encode(const Tokenizer& tokenizer, std::string_view text, bool whole, Job& 
       [&](std::span<const int32_t> ids, int64_t) { job.part.ids.insert(job.part.ids.end(), ids.begin(), ids.end()); });
 }
 
-/// A place behind `from` where the ids are likely to have a cut: words that begin anywhere soon fall into step. 0:
-/// none.
+/// Returns a position after `from` at which the text can probably be split, because the tokens after it do not depend
+/// on the tokens before it. Returns 0 if there is none.
 size_t likely_cut(const Tokenizer& tokenizer, std::string_view text, size_t from) {
   while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xc0) == 0x80) ++from;
   size_t cut = 0;
@@ -47,12 +47,12 @@ size_t likely_cut(const Tokenizer& tokenizer, std::string_view text, size_t from
     tokenizer.encode_window({.text = text.substr(from, kGuessBytes), .first = false, .last = false, .stop = 1024},
                             [&](std::span<const int32_t>, int64_t bytes) { cut += static_cast<size_t>(bytes); });
   } catch (const DataError&) {
-    return 0;  // the encoding itself reports it
+    return 0;  // the encoding of the part reports the error
   }
   return cut == 0 ? 0 : from + cut;
 }
 
-/// Adds the parts of one document, or of its visible begin.
+/// Adds the parts of one document, or of the beginning of a document whose end is not read yet.
 void add_document(const Tokenizer& tokenizer, std::string_view text, bool whole, int64_t begin, bool first,
                   std::vector<Job>& jobs) {
   for (;;) {
@@ -73,14 +73,14 @@ void add_document(const Tokenizer& tokenizer, std::string_view text, bool whole,
   }
 }
 
-/// Bytes at the begin of a text that continue a character of the text before. Pure.
+/// Returns the number of bytes at the beginning of a text that continue a character of the text before it. Pure.
 size_t continued(std::string_view text) {
   size_t size = 0;
   while (size < std::min<size_t>(3, text.size()) && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) ++size;
   return size;
 }
 
-/// A character that two parts share belongs to the first.
+/// Checks that the bytes are text. A character that two parts share belongs to the first one.
 void require_text_of(const Job& job, const Tokenizer& tokenizer) {
   std::string_view text = job.text;
   if (job.stop >= 0) {
@@ -111,17 +111,17 @@ class Encoder {
       encode_all();
       for (Job& job : jobs_)
         if (!pass_on(job, take)) break;
-      // A document or a word that is larger than the region needs a larger one.
+      // A document or a word that does not fit into the region needs a larger region.
       region_bytes = place_.byte > begin_ ? usual_bytes : 2 * std::ssize(region_);
     }
   }
 
  private:
-  /// The region begins at place_ and ends with the text or after about `size_bytes`.
+  /// The region begins at place_ and ends after about `size_bytes`, or with the text.
   void fill(int64_t size_bytes) {
     const size_t done = static_cast<size_t>(place_.byte - begin_), kept = bytes_.size() - done;
     const size_t size = std::max(static_cast<size_t>(size_bytes), kept);
-    std::string bytes(size + 1, '\0');  // a byte after the region tells that it does not end the text
+    std::string bytes(size + 1, '\0');  // one byte more than the region shows whether the text continues
     bytes_.copy(bytes.data(), kept, done);
     bytes.resize(kept + static_cast<size_t>(read_(bytes.data() + kept, static_cast<int64_t>(size + 1 - kept))));
     bytes_ = std::move(bytes);
@@ -177,7 +177,7 @@ class Encoder {
     }
   }
 
-  /// Encodes all jobs with all threads. A part does not see more of a long document than its context.
+  /// Encodes all jobs with all threads. Of a long document, the encoding of a part reads only the part and its context.
   void encode_all() {
     std::atomic<size_t> next = 0;
     pool_.parallel_for(pool_.threads(), 1, [&](int64_t, int64_t) {
@@ -203,7 +203,7 @@ class Encoder {
     });
   }
 
-  /// False: the rest needs a region that begins at place_.
+  /// Returns false if the rest needs a region that begins at place_.
   bool pass_on(Job& job, const std::function<void(const DocumentPart&, int64_t)>& take) {
     if (job.error) std::rethrow_exception(job.error);
     DocumentPart& part = job.part;
@@ -217,13 +217,13 @@ class Encoder {
       const int64_t late = place_.byte - part.begin;
       if (late < 0) return false;
       if (job.stop >= 0 && late >= job.stop) return true;
-      // The part before ended behind the guess.
+      // The previous part ended after the guessed position.
       job.text.remove_prefix(static_cast<size_t>(late));
       part.begin += late;
       if (job.stop >= 0) job.stop -= late;
       encode(tokenizer_, job.text, job.whole, job);
     } else if (job.done < job.stop) {
-      encode(tokenizer_, job.text, job.whole, job);  // its context was too short
+      encode(tokenizer_, job.text, job.whole, job);  // the context was too short
     }
     part.last = job.whole && job.done == std::ssize(job.text);
     if (job.done == 0 && !part.last) return false;
@@ -239,9 +239,9 @@ class Encoder {
   ThreadPool pool_;
   DocumentCount count_;
   DocumentPlace place_;
-  std::string bytes_;        // read and not done
-  int64_t begin_ = 0;        // of `bytes_` in the text
-  std::string_view region_;  // a begin of `bytes_`
+  std::string bytes_;        // bytes that were read and are not done
+  int64_t begin_ = 0;        // the position of `bytes_` in the text
+  std::string_view region_;  // a prefix of `bytes_`
   bool last_region_ = false;
   std::vector<Job> jobs_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Divides a text into documents and these into parts that threads encode at the same time.
+// Divides a text into documents, and documents into parts that threads encode at the same time.
 
 #include <cstdint>
 #include <functional>
@@ -17,30 +17,30 @@ namespace slipstream::data {
 /// A part of a document. The next part begins where the encoding of this one ends.
 struct DocumentPart {
   std::vector<int32_t> ids;
-  int64_t begin = 0;     // bytes of the file before it
+  int64_t begin = 0;     // the bytes of the file before it
   bool first = true;     // it begins a document
   bool last = true;      // it ends a document
-  bool skipped = false;  // a line that is no document; it has no ids
-  int64_t replaced = 0;  // characters, as in JsonLine
+  bool skipped = false;  // a line that is no document, and therefore has no ids
+  int64_t replaced = 0;  // replaced characters, as in JsonLine
 };
 
 struct DocumentOptions {
-  std::string path;  // in errors
+  std::string path;  // the path in errors
   bool json_lines = false;
-  std::string text_key = "text";  // of JSON lines
-  std::string separator;          // ends a document; empty: one document. Not with json_lines
-  bool takes_any_bytes = false;   // as TextInput; else bytes that are no text are refused
+  std::string text_key = "text";  // for JSON lines
+  std::string separator;          // the text that ends a document; empty: there is one document. Not with json_lines
+  bool takes_any_bytes = false;   // as in TextInput; otherwise bytes that are no text are refused
   int threads = 1;
 };
 
-/// Where the encoding of a text begins. Value-initialised: at the begin of the file.
+/// The position at which the encoding of a text begins. The default is the beginning of the file.
 struct DocumentPlace {
   int64_t byte = 0;
   bool first = true;  // a document begins here
 };
 
-/// Blocks. Encodes the text that `read` reads, whose next byte is that of `place`, and passes the parts on in order,
-/// with the bytes of the text that are done after each. Returns the counts of documents of JSON lines. Throws:
+/// Blocks. Encodes the text that `read` reads. The next byte of the text is at `place`. Passes the parts on in order,
+/// each with the number of bytes of the text that are then done. Returns the counts of documents of JSON lines. Throws:
 /// DataError (the text; lines that are no documents, as DocumentCount::add); errors of `read` and `take`.
 DocumentCount encode_documents(const files::ReadBytes& read, const Tokenizer& tokenizer, const DocumentOptions& options,
                                DocumentPlace place,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds separators in what is read.
+// Finds separators among the ids that are read.
 
 #include "engine/data/datasets/token_source.h"
 

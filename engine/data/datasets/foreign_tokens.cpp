@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells formats apart and opens token files of other programs.
+// Recognizes the formats of other programs and opens their token files.
 
 #include "engine/data/datasets/foreign_tokens.h"
 
@@ -30,7 +30,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-/// The first bytes of a file; empty if there is none.
+/// Returns the first bytes of a file, or nothing if there is no file.
 std::string first_bytes(const std::string& path) {
   if (std::error_code error; !std::filesystem::is_regular_file(path, error)) return "";
   const files::InputFile file(path, files::Owner::data);
@@ -46,7 +46,7 @@ std::string stem_of(const std::string& path) {
 struct Opened {
   std::shared_ptr<const TokenSource> tokens;
   std::string hash;
-  std::string name;  // of the tokenizer
+  std::string name;  // the name of the tokenizer
   int64_t vocab_size = 0;
   int64_t resident_bytes = 0;
 };
@@ -77,7 +77,7 @@ Opened open_llm_c(const std::string& path, const ForeignOptions& options) {
   const int64_t bytes = file.size_bytes() - kLlmCHeaderBytes, count = header[2];
   if (count < 1 || bytes != count * size_of(type))
     throw DataError(
-        "[data] {} has {} bytes behind its header, which records {} tokens of {} bytes. It was truncated or replaced. "
+        "[data] {} has {} bytes after its header, which records {} tokens of {} bytes. It was truncated or replaced. "
         "Write it again with llm.c.",
         files::shown(path), bytes, count, size_of(type));
   Opened opened{.tokens = nullptr, .hash = "", .name = gpt2 ? "gpt2" : "llama3"};
@@ -143,7 +143,7 @@ DataFormat format_of(const std::string& path, DataFormat named) {
   std::string one = path;
   if (path.find_first_of("*?") != std::string::npos) try {
       one = matching_files(path).front();
-    } catch (const DataError&) {  // opening the path reports it
+    } catch (const DataError&) {  // opening the path reports the error
     }
   if (one.ends_with(".idx") || (!one.ends_with(".bin") && !exists(one) && exists(one + ".idx")))
     return DataFormat::megatron;

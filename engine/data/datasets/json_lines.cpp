@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the ids of documents once, and encodes the requested ones.
+// Counts the ids of all documents once, and encodes the documents that are requested.
 
 #include "engine/data/datasets/json_lines.h"
 
@@ -16,7 +16,7 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kReadBytes = 1 << 16;
-constexpr int64_t kMarkIds = 256;  // at least, between marks: a read decodes half of it in addition, on average
+constexpr int64_t kMarkIds = 256;  // the least ids between marks; on average, a read decodes half as many in addition
 
 }  // namespace
 
@@ -74,11 +74,12 @@ void JsonLineTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int
   SLIP_ASSERT(begin >= 0 && size <= count() && begin <= count() - size);
   if (size == 0) return;
   const Mark first = *before(begin);
-  int64_t id = first.id, byte = first.byte;  // of the line that comes next
+  int64_t id = first.id, byte = first.byte;  // the position of the next line
   int64_t read_bytes = byte;
-  const int64_t wanted_bytes = after(begin + size)->byte;  // the file may have changed, so more may be needed
+  /// The file may have changed, so that more bytes may be needed.
+  const int64_t wanted_bytes = after(begin + size)->byte;
   std::string bytes;
-  size_t used = 0;  // of `bytes`
+  size_t used = 0;  // the bytes of `bytes` that are used
   while (id < begin + size) {
     const std::string_view rest = std::string_view(bytes).substr(used);
     const size_t end = rest.find('\n');

@@ -12,10 +12,12 @@
 
 namespace slipstream::data {
 
-/// The ids of all documents, encoded when they are read, each followed by the tokenizer's end-of-text id if it has one.
+/// The ids of all documents. They are encoded when they are read. The tokenizer's end-of-text id, if it has one,
+/// follows each document.
 class JsonLineTokens final : public TokenSource {
  public:
-  /// Blocks: reads the file to hash it and to count its ids, with `threads` threads. Documents are the strings `key`.
+  /// Blocks: reads the file with `threads` threads to hash it and to count its ids. The documents are the strings
+  /// `key`.
   /// Throws: DataError (lines that are no documents, as DocumentCount::add; a text that cannot be encoded; no ids).
   JsonLineTokens(std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const TextFile> lines, int threads,
                  std::string key = "text");
@@ -25,20 +27,20 @@ class JsonLineTokens final : public TokenSource {
   using TokenSource::read;
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
   void prefetch(int64_t begin, int64_t count) const override;
-  /// XXH3-128 of the file. Pure.
+  /// Returns XXH3-128 of the file. Pure.
   const std::string& hash() const { return hash_; }
   const DocumentCount& documents() const { return documents_; }
   int64_t resident_bytes() const { return std::ssize(marks_) * static_cast<int64_t>(sizeof(Mark)); }
 
  private:
-  /// A line.
+  /// The position of a line.
   struct Mark {
-    int64_t id = 0;    // ids before it
-    int64_t byte = 0;  // bytes before it
+    int64_t id = 0;    // the ids before it
+    int64_t byte = 0;  // the bytes before it
   };
-  /// The last mark at or before id `begin`. Pure.
+  /// Returns the last mark at or before id `begin`. Pure.
   std::vector<Mark>::const_iterator before(int64_t begin) const;
-  /// The first mark at or after id `end`, which is at most count(). Pure.
+  /// Returns the first mark at or after id `end`, which is at most count(). Pure.
   std::vector<Mark>::const_iterator after(int64_t end) const;
 
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -47,7 +49,7 @@ class JsonLineTokens final : public TokenSource {
   int32_t end_of_text_ = -1;
   DocumentCount documents_;
   std::string hash_;
-  std::vector<Mark> marks_;  // some lines, and the end of the file
+  std::vector<Mark> marks_;  // the positions of some lines, and of the end of the file
 };
 
 }  // namespace slipstream::data

@@ -13,9 +13,9 @@
 namespace slipstream::data {
 namespace {
 
-constexpr int64_t kPercentSkipped = 1;  // at most, beside the first
+constexpr int64_t kPercentSkipped = 1;  // beside the first line, at most this share is skipped
 
-/// The number that the 4 hexadecimal digits after "\u" write; 0 if there are none.
+/// Returns the number of the 4 hexadecimal digits after "\u", or 0 if there are none.
 uint32_t escaped_at(std::string_view line, size_t at) {
   if (line.size() < at + 6 || line[at] != '\\' || line[at + 1] != 'u') return 0;
   uint32_t value = 0;
@@ -28,7 +28,7 @@ uint32_t escaped_at(std::string_view line, size_t at) {
   return value;
 }
 
-/// The line with \ufffd in the place of every escaped surrogate without its other half. Counts them.
+/// Returns the line with \ufffd in the place of every escaped half of a surrogate pair. Counts them.
 std::string without_lone_surrogates(std::string_view line, int64_t& replaced) {
   std::string out(line);
   for (size_t at = 0; at + 1 < out.size(); ++at) {
@@ -58,10 +58,10 @@ std::string text_of(std::string_view line, const std::string& key, JsonNumbers n
 }  // namespace
 
 JsonLine read_json_line(std::string_view line, int64_t begin, const std::string& key) {
-  if (begin == 0 && line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);  // marks UTF-8
+  if (begin == 0 && line.starts_with("\xef\xbb\xbf")) line.remove_prefix(3);  // the byte-order mark of UTF-8
   try {
     return {.text = text_of(line, key, JsonNumbers::exact)};
-  } catch (const DataError&) {  // a second, slower reading forgives what Python's json writes
+  } catch (const DataError&) {  // a second, slower parse accepts what Python's json module writes
   }
   JsonLine read;
   try {
@@ -109,7 +109,7 @@ std::vector<std::string> DocumentCount::notes(const std::string& where) const {
 
 void for_json_texts(const ForPieces& lines, const std::string& path, const std::string& key, const TakePiece& take) {
   std::string rest;
-  int64_t begin = 0;  // of `rest`
+  int64_t begin = 0;  // the position of `rest`
   DocumentCount count;
   const auto take_line = [&](std::string_view line) {
     if (!is_blank_line(line)) {

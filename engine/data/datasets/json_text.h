@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Texts in JSON lines: every line is an object with a document in one of its strings, "text" unless another is named.
+// Texts in JSON lines. Every line is an object with a document in one of its strings, "text" unless another one is
+// named.
 
 #include <cstdint>
 #include <string>
@@ -11,20 +12,20 @@
 
 namespace slipstream::data {
 
-/// True for a line without a document. Pure.
+/// Returns true for a line without a document. Pure.
 inline bool is_blank_line(std::string_view line) { return line.find_first_not_of(" \t\r") == std::string_view::npos; }
 
 /// A line of a file.
 struct JsonLine {
   std::string text;
-  int64_t replaced = 0;  // surrogates without their other half, which became U+FFFD
-  std::string problem;   // why the line is no document; empty: it is one
+  int64_t replaced = 0;  // halves of surrogate pairs, each replaced by U+FFFD
+  std::string problem;   // why the line is no document; empty if it is one
 };
 
-/// The document in the member `key` of a line that begins at byte `begin`. Pure.
+/// Returns the document in the member `key` of a line that begins at byte `begin`. Pure.
 JsonLine read_json_line(std::string_view line, int64_t begin, const std::string& key);
 
-/// Counts documents, and lines that are none. These are skipped as long as they are rare.
+/// Counts documents, and lines that are no documents. Such lines are skipped as long as they are rare.
 class DocumentCount {
  public:
   DocumentCount() = default;
@@ -33,16 +34,17 @@ class DocumentCount {
   /// Adds the counts of other lines. Pure.
   void add(const DocumentCount& other);
 
-  /// Counts a line. Throws: DataError with the first line that is no document, if more than one of them, and more than
-  /// 1 % of the lines, are none. Pure.
+  /// Counts a line. Throws: DataError with the first line that is no document, if more than one line is none and these
+  /// lines are more than 1 % of all. Pure.
   void add(const JsonLine& line, int64_t begin, const std::string& path);
 
   int64_t documents() const { return documents_; }
   int64_t skipped() const { return skipped_; }
   int64_t replaced() const { return replaced_; }
-  /// What a user must know about the lines `where`: none if all are documents without replacements. Pure.
+  /// Returns what a user must know about the lines of `where`, or nothing if all are documents without replacements.
+  /// Pure.
   std::vector<std::string> notes(const std::string& where) const;
-  /// The first line that is no document, and why; empty: none. Pure.
+  /// Returns the first line that is no document, and why; empty if there is no such line. Pure.
   const std::string& first_problem() const { return first_problem_; }
 
  private:
@@ -50,8 +52,8 @@ class DocumentCount {
   std::string first_problem_;
 };
 
-/// Blocks. Passes on the text of every document of `lines`, a text in pieces from `path`; the second argument of `take`
-/// is the byte of its line. Throws: as DocumentCount::add, `lines` and `take`.
+/// Blocks. Passes on the text of every document in `lines`, which are the pieces of the text at `path`. The second
+/// argument of `take` is the byte at which its line begins. Throws: as DocumentCount::add, `lines` and `take`.
 void for_json_texts(const ForPieces& lines, const std::string& path, const std::string& key, const TakePiece& take);
 
 }  // namespace slipstream::data

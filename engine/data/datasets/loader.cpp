@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of host batches between one filling thread and one reader.
+// A ring of host batches between a thread that fills them and one reader.
 
 #include "engine/data/datasets/loader.h"
 
@@ -18,13 +18,13 @@ namespace slipstream::data {
 
 namespace {
 
-/// What was read.
+/// The ids and documents that one read returned.
 struct Window {
   std::vector<int32_t> ids;
   std::vector<int64_t> documents;
 };
 
-/// Row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
+/// Fills row `row` of the batch, counted over all micro-batches, from the window that begins at token `begin`.
 void fill_row(const TokenSource& source, int64_t begin, int64_t row, const ContextChunks& chunks, Window& window,
               Batch& batch) {
   const int64_t length = batch.shape.sequence_length;
@@ -32,7 +32,7 @@ void fill_row(const TokenSource& source, int64_t begin, int64_t row, const Conte
   window.ids.resize(static_cast<size_t>(chunks.tokens) + 1);
   window.documents.clear();
   source.read(begin, window.ids, batch.shape.documents ? &window.documents : nullptr);
-  auto next = window.documents.begin();  // the first that begins behind the token
+  auto next = window.documents.begin();  // the first document that begins after the token
   int64_t document = 0;
   for (int64_t t = 0; t < length; ++t) {
     const int64_t position = chunks.position(t);
@@ -63,7 +63,7 @@ Batch make_batch(const BatchShape& shape) {
 BatchFiller training_filler(std::shared_ptr<const TokenSource> source, const TrainSampler& sampler, int64_t data_rank,
                             int64_t data_ranks, int context_rank, int context_ranks) {
   const ContextChunks chunks{.tokens = sampler.options().sequence_length, .ranks = context_ranks, .rank = context_rank};
-  // Windows of the next step are on their way while this one is filled.
+  // Prefetches the windows of the next step while the current one is filled.
   const auto prefetch = [source, sampler, data_rank, data_ranks](int64_t step) {
     for (int64_t micro_batch = 0; micro_batch < sampler.micro_batches(data_ranks); ++micro_batch) {
       const SampleRange samples = sampler.samples_of(step, data_rank, data_ranks, micro_batch);
@@ -111,10 +111,10 @@ struct Loader::State {
 
   std::mutex mutex;
   std::condition_variable changed;
-  int64_t filled = 0;  // batches that the thread filled
-  int64_t taken = 0;   // batches that next() returned
+  int64_t filled = 0;  // the batches that the thread has filled
+  int64_t taken = 0;   // the batches that next() has returned
   bool stop = false;
-  std::exception_ptr error;  // of batch number `filled`
+  std::exception_ptr error;  // the error of batch number `filled`
   std::thread thread;
 
   int64_t count() const { return std::max<int64_t>(0, options.last - options.first + 1); }
@@ -172,7 +172,7 @@ const Batch& Loader::next() {
   std::unique_lock lock(state.mutex);
   SLIP_ASSERT(state.taken < state.count());
   const int64_t number = state.taken++;
-  // Taking a batch releases the one returned `held` calls earlier, for which the thread may wait.
+  // Taking a batch releases the one that was returned `held` calls earlier, and the thread may be waiting for it.
   state.changed.notify_all();
   state.changed.wait(lock, [&] { return state.filled > number || state.error; });
   if (state.filled > number) return state.slot(number);

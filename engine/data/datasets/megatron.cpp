@@ -17,7 +17,7 @@ namespace {
 constexpr char kMagic[] = "MMIDIDX\0";  // 9 bytes
 constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
 
-/// The values of one array of the file, one after another.
+/// The values of one array of the file in their order.
 template <typename T>
 class Values {
  public:
@@ -61,7 +61,7 @@ class Reader {
     if (begin_of_next != 0) fail("has its first document at sequence {}, need 0", begin_of_next);
     for (int64_t sequence = 0; sequence <= sequences_; ++sequence) {
       for (; begin_of_next == sequence && document + 1 < documents_; ++document) {
-        // A document without tokens begins where the next one does.
+        // A document without tokens begins where the next one begins.
         if (begins.empty() || begins.back() != count) begins.push_back(count);
         const int64_t next = documents.next();
         if (next < begin_of_next || next > sequences_)
@@ -71,7 +71,7 @@ class Reader {
       if (sequence == sequences_) break;
       const int64_t length = lengths.next(), offset = offsets.next();
       if (length < 0 || length > tokens_bytes / width_bytes - count)
-        fail("has {} tokens in sequence {}, but {} has room for {} behind the {} before", length, sequence,
+        fail("has {} tokens in sequence {}, but {} has room for {} after the {} before", length, sequence,
              files::shown(tokens_path_), tokens_bytes / width_bytes - count, count);
       if (offset != count * width_bytes)
         fail("has sequence {} at byte {}, need {}, the end of the one before", sequence, offset, count * width_bytes);
@@ -82,7 +82,7 @@ class Reader {
     if (count == 0 || count * width_bytes != tokens_bytes)
       fail("has {} tokens of {} bytes, but {} has {} bytes", count, width_bytes, files::shown(tokens_path_),
            tokens_bytes);
-    if (begins.back() == count) begins.pop_back();  // documents without tokens at the end
+    if (begins.back() == count) begins.pop_back();  // documents without tokens at the end of the file
     return {.type = type_, .count = count, .documents = make_document_index(std::move(begins)), .hash = hash()};
   }
 
@@ -96,7 +96,7 @@ class Reader {
   [[noreturn]] void fail_without_end(const std::string& problem) const {
     throw DataError(
         "[data] the index {} {}: its last document has no end. Write it again, and call end_document() of "
-        "Megatron-LM's IndexedDatasetBuilder behind every document.",
+        "Megatron-LM's IndexedDatasetBuilder after every document.",
         files::shown(file_.path()), problem);
   }
 
@@ -112,13 +112,13 @@ class Reader {
     if (std::memcmp(header, kMagic, 9) != 0) fail("does not begin with MMIDIDX and two zero bytes");
     if (version != 1) fail("has version {}, need 1", version);
     type_ = type_of(static_cast<uint8_t>(header[17]));
-    // In two steps, because a product of the counts may not fit into 64 bits. A list of modes, 1 byte per sequence, may
-    // follow.
+    // The division has two steps, because a product of the counts may not fit into 64 bits. A list of modes, 1 byte per
+    // sequence, may follow.
     const auto rest = static_cast<uint64_t>(file_.size_bytes() - kHeaderBytes);
     const bool fits = sequences <= rest / 12 && documents <= (rest - 12 * sequences) / 8;
     const uint64_t left = fits ? rest - 12 * sequences - 8 * documents : 1;
     if (!fits || (left != 0 && left != sequences))
-      fail("has {} bytes behind its header, need 12 for each of {} sequences and 8 for each of {} ends of documents",
+      fail("has {} bytes after its header, need 12 for each of {} sequences and 8 for each of {} ends of documents",
            rest, sequences, documents);
     if (sequences < 1) fail("has no sequences, need at least 1");
     if (documents < 2) fail_without_end(fmt::format("has {} ends of documents, need at least 2", documents));

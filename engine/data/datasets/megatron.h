@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The index of a token file of Megatron-LM (engine/data/datasets/foreign_tokens.h shows its form).
+// The index of a token file of Megatron-LM (engine/data/datasets/foreign_tokens.h describes its format).
 
 #include <cstdint>
 #include <memory>
@@ -13,9 +13,9 @@ namespace slipstream::data {
 
 struct MegatronIndex {
   IdType type = IdType::u16;
-  int64_t count = 0;  // tokens of all sequences
+  int64_t count = 0;  // the tokens of all sequences
   std::shared_ptr<const DocumentIndex> documents;
-  std::string hash;  // of the index
+  std::string hash;  // the hash of the index
 };
 
 /// Blocks. Checks every count, length and offset against the sizes of both files: sequences must follow each other in

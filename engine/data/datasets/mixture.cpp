@@ -13,9 +13,9 @@
 namespace slipstream::data {
 namespace {
 
-constexpr double kUnit = 1e6;  // of weights
+constexpr double kUnit = 1e6;  // the unit of weights is its inverse
 
-/// Without a common divisor.
+/// Returns the weights as whole numbers without a common divisor.
 std::vector<uint64_t> whole_weights(std::span<const double> weights) {
   std::vector<uint64_t> whole;
   uint64_t divisor = 0;
@@ -24,7 +24,7 @@ std::vector<uint64_t> whole_weights(std::span<const double> weights) {
     if (!(weights[i] >= 0 && weights[i] <= 1e6))
       throw ConfigError("[config] data.weights[{}] = {}, need 0 to 1000000. Change it.", i, weights[i]);
     if (std::abs(scaled - std::round(scaled)) > 1e-3)
-      throw ConfigError("[config] data.weights[{}] = {} has more than 6 digits behind the point. Round it.", i,
+      throw ConfigError("[config] data.weights[{}] = {} has more than 6 digits after the decimal point. Round it.", i,
                         weights[i]);
     whole.push_back(static_cast<uint64_t>(std::llround(scaled)));
     divisor = std::gcd(divisor, whole.back());
@@ -36,7 +36,7 @@ std::vector<uint64_t> whole_weights(std::span<const double> weights) {
 }
 
 struct Due {
-  uint64_t time = 0;  // at which it may begin, or before which it must end
+  uint64_t time = 0;  // the time from which the sample may take its place, or before which it must
   uint32_t source = 0;
   auto operator<=>(const Due&) const = default;
 };
@@ -55,7 +55,7 @@ Mixture::Mixture(std::span<const double> weights) {
         "weights, for instance to 3 digits.",
         period, kPeriodMax);
   std::vector<uint32_t> begun(weights.size());
-  Queue waiting, ready;  // by the time from which, and before which, a sample may take its place
+  Queue waiting, ready;  // ordered by the time from which, and before which, a sample may take its place
   for (uint32_t source = 0; source < weights.size(); ++source)
     if (table->counts[source] > 0) waiting.push({0, source});
   for (uint64_t place = 0; place < period; ++place) {

@@ -14,17 +14,17 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kChunkElems = 1 << 18;
-constexpr int64_t kFewIds = 16;  // may have any pattern
+constexpr int64_t kFewIds = 16;  // so few ids may have any pattern
 
-/// The first index whose value is outside of [0, vocab_size); -1: none.
+/// Returns the first index whose value is outside of [0, vocab_size), or -1 if there is none.
 template <typename T>
 int64_t widen_as(const char* bytes, int64_t vocab_size, std::span<int32_t> out) {
   int64_t wrong = -1;
-  // `bytes` may be the end of `out`: element i is read before the write of bytes 4i .. 4i+3 reaches it.
+  // `bytes` may be the end of `out`: element i is read before the write of the bytes 4i to 4i+3 reaches it.
   for (size_t i = 0; i < out.size(); ++i) {
     T id{};
     std::memcpy(&id, bytes + i * sizeof(T), sizeof(T));
-    const auto wide = static_cast<uint64_t>(static_cast<int64_t>(id));  // a negative one becomes huge
+    const auto wide = static_cast<uint64_t>(static_cast<int64_t>(id));  // a negative id becomes huge
     if (wide >= static_cast<uint64_t>(vocab_size)) [[unlikely]] {
       if (wrong < 0) wrong = static_cast<int64_t>(i);
     }
@@ -33,7 +33,7 @@ int64_t widen_as(const char* bytes, int64_t vocab_size, std::span<int32_t> out) 
   return wrong;
 }
 
-/// True if one of the values at odd places, the upper halves of wider ones, is not 0.
+/// Returns true if one of the values at odd positions, the upper halves of wider ids, is not 0.
 template <typename T>
 bool any_odd(const char* bytes, int64_t count) {
   T any = 0;
@@ -121,7 +121,7 @@ void RawTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>
   SLIP_ASSERT(begin >= 0 && size <= options_.count && begin <= options_.count - size);
   const int64_t width_bytes = size_of(options_.type), from = options_.offset_bytes + begin * width_bytes;
   if (width_bytes <= 4) {
-    // Narrow ids land at the end of `out` and are widened upwards, without a second buffer.
+    // Narrow ids are read into the end of `out` and widened from there, without a second buffer.
     char* const bytes = reinterpret_cast<char*>(out.data()) + (4 - width_bytes) * size;
     file_.read(from, bytes, width_bytes * size);
     widen(bytes, begin, out);

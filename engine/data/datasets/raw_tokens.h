@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Token ids as they lie in a file: little-endian integers of one width, from an offset to the end.
+// Token ids as a file stores them: little-endian integers of one width, from an offset to the end.
 
 #include <memory>
 #include <string>
@@ -21,18 +21,18 @@ constexpr int64_t size_of(IdType type) {
 
 struct RawTokensOptions {
   std::string noun = "file";  // "the NOUN PATH has the id .." in errors
-  std::string advice;         // ends an error: what to do with a damaged file
+  std::string advice;         // the end of an error: what to do with a damaged file
   IdType type = IdType::u16;
-  bool records_width = true;  // the file, or what lies beside it, tells the type; else it is a guess
-  int64_t offset_bytes = 0;   // of the first id
-  int64_t count = 0;          // ids; the file must hold them
+  bool records_width = true;  // the file, or a file beside it, records the type; otherwise the type is a guess
+  int64_t offset_bytes = 0;   // the offset of the first id
+  int64_t count = 0;          // the number of ids, which the file must hold
   int64_t vocab_size = 0;     // ids are 0 .. vocab_size - 1
   std::shared_ptr<const DocumentIndex> documents;  // null: unknown
 };
 
 class RawTokens final : public TokenSource {
  public:
-  /// Throws: DataError if the vocabulary has ids that the type has not.
+  /// Throws: DataError if the type cannot hold all ids of the vocabulary.
   RawTokens(files::InputFile file, RawTokensOptions options);
 
   int64_t count() const override { return options_.count; }
@@ -40,9 +40,9 @@ class RawTokens final : public TokenSource {
   using TokenSource::read;
   void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const override;
   void prefetch(int64_t begin, int64_t count) const override;
-  /// Blocks. The XXH3-128 of the whole file, the bytes before the ids included; with `checks` every id is compared with
-  /// the vocabulary. Throws: DataError as read(); for ids that look like halves of wider ones, unless the file records
-  /// its type.
+  /// Blocks. Returns the XXH3-128 of the whole file, including the bytes before the ids. With `checks`, every id is
+  /// compared with the vocabulary. Throws: DataError as read(); for ids that look like halves of wider ones, unless the
+  /// file records its type.
   std::string hash(bool checks) const;
 
  private:

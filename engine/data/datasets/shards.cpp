@@ -26,7 +26,7 @@ static_assert(std::endian::native == std::endian::little,
 constexpr int64_t kSidecarBytesMax = 64 << 20;
 constexpr int32_t kNarrowVocabMax = 65536;
 
-/// One NAME.bin whose sidecar has been read.
+/// Opens one NAME.bin whose sidecar has been read.
 std::shared_ptr<const RawTokens> open_shard(const std::string& path, const TokenShardInfo& info, ShardCheck check,
                                             int64_t& resident_bytes) {
   files::InputFile file(path, files::Owner::data);
@@ -75,7 +75,7 @@ TokenShardInfo read_info(const std::string& path) {
   return parse_token_shard_info({.text = text, .where = files::shown(sidecar), .owner = files::Owner::data});
 }
 
-/// The tokenizer file beside the shard if it is there; without it the tokenizer is known by name.
+/// Returns the tokenizer of the file beside the shard if there is one. Otherwise the tokenizer is known by name only.
 std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShardInfo& info, const std::string& path) {
   const std::string file = files::folder_of(path) + "/" + info.tokenizer_file;
   if (std::error_code error; info.tokenizer_file.empty() || !std::filesystem::exists(file, error))

@@ -19,44 +19,46 @@
 
 namespace slipstream::data {
 
-/// How much of a shard is checked before its use. Every read checks the ids against the vocabulary.
+/// How much of a shard is checked before its use. Every read compares the ids with the vocabulary in any case.
 enum class ShardCheck : uint8_t {
   whole,  // every id and the hash: one pass over the file
-  size,   // sidecar and file size only
+  size,   // only the sidecar and the size of the file
 };
 
 struct Shards {
-  std::shared_ptr<const TokenSource> tokens;  // one after another, in the order of the paths
+  std::shared_ptr<const TokenSource> tokens;  // the shards one after another, in the order of the paths
   std::shared_ptr<const Tokenizer> tokenizer;
   std::string hash;            // of the sidecars' tokenizers, counts and hashes; different ids have different hashes
   int64_t resident_bytes = 0;  // host memory
 };
 
-/// Blocks. The files that a pattern with * or ? matches, sorted by name; a path without these is itself.
+/// Blocks. Returns the files that a pattern with * or ? matches, sorted by name. A path without these characters is
+/// returned itself.
 /// Throws: DataError if there is none.
 std::vector<std::string> matching_files(const std::string& pattern);
 
-/// True if `path` names a shard or a pattern of shards ("*.bin"), not a text. Pure.
+/// Returns true if `path` names a shard or a pattern of shards ("*.bin") and not a text. Pure.
 bool names_shards(std::string_view path);
 
 /// Blocks. Opens NAME.bin, or all shards that a pattern with * or ? matches, sorted by name.
-/// Throws: DataError naming the shard: no match, missing sidecar, size other than count x width, empty, id outside the
-/// vocabulary (with its index), wrong hash, shards of different tokenizers.
+/// Throws: DataError that names the shard: there is no match, the sidecar is missing, the size is not count x width,
+/// the shard is empty, an id is outside of the vocabulary (with its index), the hash is wrong, or the tokenizers of the
+/// shards differ.
 Shards open_shards(const std::string& path, ShardCheck check = ShardCheck::whole);
 
 /// Writes one shard. finish() makes it visible, the .bin before its .json, and removes an earlier .documents.
 class ShardWriter {
  public:
-  /// `name` is the path without ".bin", `tokenizer_file` as in TokenShardInfo. Throws: ResourceError if the folder
+  /// `name` is the path without ".bin". `tokenizer_file` is that of TokenShardInfo. Throws: ResourceError if the folder
   /// cannot be written.
   ShardWriter(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer, std::string tokenizer_file = "");
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
-  /// Blocks. Every id must be in the vocabulary.
+  /// Blocks. Appends ids, each of which must be in the vocabulary.
   void append(std::span<const int32_t> ids);
-  /// The next token begins a document. Pure.
+  /// Marks the next token as the beginning of a document. Pure.
   void begin_document();
   /// Blocks. Returns the hash of the bytes. Throws: DataError if no id was appended; ResourceError.
   std::string finish();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over a text file in pieces, and encodes the requested parts.
+// Reads a text file in pieces, and encodes the parts that are requested.
 
 #include "engine/data/datasets/text.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPieceBytes = kMiB;
 
-/// Bytes at the end of a piece that may begin a character of the next piece. Pure.
+/// Returns the bytes at the end of a piece that may begin a character of the next piece. Pure.
 size_t unfinished(std::string_view piece) {
   for (size_t back = 1; back <= std::min<size_t>(3, piece.size()); ++back) {
     const auto byte = static_cast<unsigned char>(piece[piece.size() - back]);
@@ -68,7 +68,7 @@ std::string read_text(const std::string& path, DataFormat named, int64_t limit_b
 
 void for_pieces_of(const files::ReadBytes& read, const TakePiece& take) {
   std::string bytes(static_cast<size_t>(kPieceBytes), '\0');
-  size_t kept = 0;  // of the character that the piece before has cut
+  size_t kept = 0;  // the bytes of a character that the end of the previous piece has split
   for (int64_t begin = 0, got = -1; got != 0;) {
     const auto room = kPieceBytes - static_cast<int64_t>(kept);
     got = read(bytes.data() + kept, room);
@@ -200,7 +200,7 @@ void TextTokens::read(int64_t begin, std::span<int32_t> out, std::vector<int64_t
   SLIP_ASSERT(begin >= 0 && size <= count_ && begin <= count_ - size);
   if (size == 0) return;
   if (tokenizer_->ids_are_bytes()) {
-    // The bytes land in the upper quarter of `out` and are widened upwards, without a second buffer.
+    // The bytes are read into the upper quarter of `out` and widened from there, without a second buffer.
     auto* const bytes = reinterpret_cast<unsigned char*>(out.data()) + 3 * out.size();
     text_->read(begin, bytes, size);
     for (size_t i = 0; i < out.size(); ++i) out[i] = bytes[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells what a file holds by its first bytes, and chains the readers of its bytes.
+// Recognizes the contents of a file by its first bytes, and chains the readers of its bytes.
 
 #include "engine/data/datasets/text_input.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kBlank = " \t\r\n";
 
-/// A reader whose first bytes can be looked at before they are read.
+/// A reader whose first bytes can be inspected before they are read.
 class Peekable {
  public:
   explicit Peekable(files::ReadBytes read) : read_(std::move(read)) {}
@@ -55,7 +55,7 @@ class Peekable {
  private:
   files::ReadBytes read_;
   std::string waiting_;
-  size_t at_ = 0;  // bytes of `waiting_` that are done
+  size_t at_ = 0;  // the bytes of `waiting_` that have been read
 };
 
 int64_t read_standard_input(char* out, int64_t size_bytes) {
@@ -67,7 +67,7 @@ int64_t read_standard_input(char* out, int64_t size_bytes) {
   }
 }
 
-/// The text without blanks and the mark of UTF-8 before it.
+/// Returns the text without the blanks and the byte-order mark before it.
 std::string_view without_blanks(std::string_view text) {
   if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
   text.remove_prefix(std::min(text.size(), text.find_first_not_of(kBlank)));
@@ -93,7 +93,7 @@ struct TextInput::State {
   std::optional<files::InputFile> file;  // none: standard input
   int64_t file_bytes_read = 0;
   Packing packing = Packing::none;
-  std::optional<Peekable> stored, text;  // packed or not; unpacked
+  std::optional<Peekable> stored, text;  // the bytes of the file, and the same after unpacking
 };
 
 TextInput::TextInput(const std::string& path, DataFormat named) : state_(std::make_unique<State>()) {

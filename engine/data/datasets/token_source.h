@@ -9,33 +9,33 @@
 
 namespace slipstream::data {
 
-/// A read-only, contiguous sequence of token ids. Safe to read from several threads.
+/// A read-only, contiguous sequence of token ids. Several threads may read it at once.
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
   /// Pure.
   virtual int64_t count() const = 0;
-  /// True if the source knows where its documents begin. Pure.
+  /// Returns true if the source knows where its documents begin. Pure.
   virtual bool has_documents() const { return false; }
-  /// Blocks. Reads ids begin .. begin + out.size() - 1, and appends to `documents`, unless it is null, the ascending
-  /// indices of `out` at which a document begins. The range must lie in [0, count()).
-  /// Throws: DataError if the disk fails or the file changed since it was opened.
+  /// Blocks. Reads the ids begin .. begin + out.size() - 1. Appends the ascending indices of `out` at which a document
+  /// begins to `documents`, unless that is null. The range must lie in [0, count()). Throws: DataError if the disk
+  /// fails or the file changed since it was opened.
   virtual void read(int64_t begin, std::span<int32_t> out, std::vector<int64_t>* documents) const = 0;
   void read(int64_t begin, std::span<int32_t> out) const { read(begin, out, nullptr); }
-  /// Tells the disk that ids begin .. begin + count - 1 will be read soon. Returns before they are in memory.
+  /// Tells the disk that the ids begin .. begin + count - 1 will be read soon. Returns before they are in memory.
   virtual void prefetch(int64_t begin, int64_t count) const {
     static_cast<void>(begin);
     static_cast<void>(count);
   }
 };
 
-/// A view of `count` ids of another source, from `begin` on.
+/// Returns a view of `count` ids of another source, from `begin` on.
 std::shared_ptr<const TokenSource> slice(std::shared_ptr<const TokenSource> source, int64_t begin, int64_t count);
 
-/// Several sources one behind another.
+/// Returns several sources as one, in their order.
 std::shared_ptr<const TokenSource> chain(std::vector<std::shared_ptr<const TokenSource>> parts);
 
-/// One document: `source`, and `end_of_text` behind it unless that is -1.
+/// Returns `source` as one document, followed by `end_of_text` unless that is -1.
 std::shared_ptr<const TokenSource> document_of(std::shared_ptr<const TokenSource> source, int32_t end_of_text);
 
 /// Documents of token sequences that have no index of them, but an id that separates them: `source` with documents that

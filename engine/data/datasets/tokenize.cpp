@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes over texts, encodes them and writes their shards.
+// Reads texts, encodes them and writes their shards.
 
 #include "engine/data/datasets/tokenize.h"
 
@@ -34,14 +34,14 @@ class Writer {
     std::error_code reported_by_writing;
     std::filesystem::create_directories(files::folder_of(options.out), reported_by_writing);
     if (!tokenizer_->name().starts_with(kFileTokenizer)) return;
-    // The shards carry their tokenizer.
+    // The shards carry their tokenizer with them.
     const std::filesystem::path folder = options.out + ".tokenizer";
     std::filesystem::create_directories(folder, reported_by_writing);
     for (const auto& [name, bytes] : tokenizer_->hugging_face_files()) files::write_file(folder / name, bytes);
     tokenizer_file_ = (folder.filename() / "tokenizer.json").string();
   }
 
-  /// The ids that follow belong to a part of a text that begins at `place`.
+  /// The following ids belong to a part of a text that begins at `place`.
   void begin_part(int64_t text, DocumentPlace place) {
     if (place.first && begun_) check_skipped();
     begun_ = true;
@@ -49,7 +49,7 @@ class Writer {
     part_ = place;
     in_part_ = 0;
   }
-  /// Passes over ids that earlier shards have.
+  /// Appends ids, but skips those that earlier shards have.
   void append(std::span<const int32_t> ids, bool begins_document) {
     const int64_t skipped = std::min(progress_.skip, std::ssize(ids));
     progress_.skip -= skipped;
@@ -73,7 +73,7 @@ class Writer {
   void count(const DocumentCount& documents) { progress_.documents.add(documents); }
   const DocumentCount& documents() const { return progress_.documents; }
 
-  /// `problem` is that of the first line that is no document; empty: none.
+  /// `problem` describes the first line that is no document; empty if there is none.
   std::vector<TokenizeSummary::Shard> finish(const std::string& problem, int64_t& removed) {
     check_skipped();
     if (writer_) finish_shard();
@@ -87,12 +87,11 @@ class Writer {
   }
 
  private:
-  /// A document has at least the tokens that earlier shards have of it.
+  /// Checks that the document has at least the tokens of it that earlier shards have.
   void check_skipped() const {
     if (progress_.skip == 0) return;
-    throw DataError(
-        "[data] {} skips {} tokens more than the document has in which it goes on. Start again without --resume.",
-        files::shown(progress_path(options_)), progress_.skip);
+    throw DataError("[data] {} skips {} more tokens than its unfinished document has. Start again without --resume.",
+                    files::shown(progress_path(options_)), progress_.skip);
   }
 
   void finish_shard() {
@@ -119,13 +118,13 @@ class Writer {
   TokenizeProgress progress_;
   std::string tokenizer_file_, name_;
   std::unique_ptr<ShardWriter> writer_;
-  int64_t text_ = 0;  // index of the text of the part
+  int64_t text_ = 0;  // the index of the text of the part
   DocumentPlace part_;
   bool begun_ = false;
-  int64_t in_part_ = 0;  // tokens of the part so far
+  int64_t in_part_ = 0;  // the tokens of the part so far
 };
 
-/// The tokenizer's name, and a hash of its characters if it has them from the text.
+/// Returns the tokenizer's name, and a hash of its characters if it takes them from the text.
 std::string identity_of(const Tokenizer& tokenizer) {
   const std::vector<std::string> vocabulary = tokenizer.vocabulary();
   Xxh3 hash;
@@ -133,7 +132,7 @@ std::string identity_of(const Tokenizer& tokenizer) {
   return vocabulary.empty() ? tokenizer.name() : tokenizer.name() + " " + hash.hex();
 }
 
-/// All that the ids depend on, but the bytes of the texts.
+/// Describes everything that the ids depend on except the bytes of the texts.
 std::string made_of(const TokenizeOptions& options, const TextSequence& texts, const Tokenizer& tokenizer,
                     int32_t end_of_text) {
   Xxh3 names;
@@ -146,9 +145,9 @@ std::string made_of(const TokenizeOptions& options, const TextSequence& texts, c
                      end_of_text);
 }
 
-/// The shards must not replace a text or the tokenizer.
+/// Checks that the shards do not replace a text or the tokenizer.
 void check_names(const TokenizeOptions& options, const TextSequence& texts) {
-  // A text has at most as many ids as bytes, and an end of each document.
+  // A text has at most as many ids as bytes, plus one end for each document.
   int64_t shards = std::numeric_limits<int64_t>::max();
   const auto is_plain = [](const TextSequence::Text& text) { return text.is_plain_file; };
   if (options.shard_tokens > 0 && std::all_of(texts.texts().begin(), texts.texts().end(), is_plain))
@@ -163,7 +162,7 @@ void check_names(const TokenizeOptions& options, const TextSequence& texts) {
   check(options.tokenizer, "tokenizer");
 }
 
-/// The texts for a tokenizer that takes its vocabulary from them.
+/// Returns the texts for a tokenizer that takes its vocabulary from them.
 ForPieces pieces_of(const TokenizeOptions& options) {
   return [&options](const TakePiece& take) {
     for (const std::string& path : options.texts) {
@@ -198,7 +197,7 @@ TokenizeSummary tokenize_files(const TokenizeOptions& options) {
   const int32_t end_of_text = many && options.end_of_text ? tokenizer->special().end_of_text : -1;
   if (many && options.end_of_text && end_of_text < 0)
     throw ConfigError(
-        "[data] {} has documents, but the tokenizer {} has no end-of-text token to put behind each. Give "
+        "[data] {} has documents, but the tokenizer {} has no end-of-text token to put after each. Give "
         "--no-end-of-text to join them without one, or a tokenizer whose eos_token is a token.",
         files::shown(texts.texts().front().path), tokenizer->name());
   TokenizeProgress progress{

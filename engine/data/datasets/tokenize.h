@@ -6,10 +6,10 @@
 
 namespace slipstream::data {
 
-/// Blocks. Every shard appears complete or not at all, in a folder that is created where it is missing. The ids do not
-/// depend on the number of threads. Each of several texts is a document, or has several; each JSON line is one.
-/// Throws: DataError (the text; a shard, a text or progress that changed before `resume`), ConfigError (the tokenizer;
-/// a file that would replace the text or the tokenizer), ResourceError (the folder).
+/// Blocks. Every shard appears complete or not at all. Missing folders are created. The ids do not depend on the number
+/// of threads. Each of several texts is one document or has several. Each JSON line is one document. Throws: DataError
+/// (the text; a shard, a text or progress that changed before `resume`), ConfigError (the tokenizer; a file that would
+/// replace the text or the tokenizer), ResourceError (the folder).
 TokenizeSummary tokenize(const TokenizeOptions& options);
 
 }  // namespace slipstream::data

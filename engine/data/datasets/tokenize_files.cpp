@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells the files of tokenize from others by their names.
+// Distinguishes the files of tokenize from others by their names.
 
 #include "engine/data/datasets/tokenize_files.h"
 
@@ -22,9 +22,9 @@ namespace slipstream::data {
 namespace {
 
 constexpr int64_t kSidecarBytesMax = 64 << 20;
-constexpr int64_t kOnlyShard = -1;  // OUT.bin, of a command without shard_tokens
+constexpr int64_t kOnlyShard = -1;  // OUT.bin, which a command without shard_tokens writes
 
-/// The number of the shard that a file belongs to by its name.
+/// Returns the number of the shard that a file belongs to by its name.
 std::optional<int64_t> shard_of(std::string_view name, std::string_view out) {
   for (const std::string_view end : {".bin", ".json", ".documents"}) {
     if (!name.ends_with(end)) continue;
@@ -40,7 +40,7 @@ std::optional<int64_t> shard_of(std::string_view name, std::string_view out) {
   return std::nullopt;
 }
 
-/// Removes NAME.tmp-PID whose writer has ended, for every NAME of the command.
+/// Removes NAME.tmp-PID, if its writer has ended, for every NAME of the command.
 template <typename IsOwn>
 void remove_half_written(const std::string& folder, const IsOwn& is_own) {
   std::error_code error;
@@ -106,7 +106,7 @@ int64_t remove_earlier_shards(const TokenizeOptions& options, int64_t written) {
     const std::optional<int64_t> number = file.ends_with(".bin") ? shard_of(file, out) : std::nullopt;
     const bool of_this_command = options.shard_tokens > 0 ? number >= 0 && number < written : number == kOnlyShard;
     if (!number || of_this_command) continue;
-    // A killed command leaves a shard without its sidecar. OUT.bin without one may be a file of another program.
+    // A killed command leaves a shard without its sidecar. OUT.bin without a sidecar may be a file of another program.
     const std::string name = folder + "/" + file.substr(0, file.size() - 4), sidecar = name + ".json";
     const bool has_sidecar = std::filesystem::exists(sidecar, error);
     if (has_sidecar ? is_sidecar(sidecar) : number != kOnlyShard) names.push_back(name);

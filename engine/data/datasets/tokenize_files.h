@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The files that tokenize writes under OUT: their names, and those that earlier commands left.
+// The files that tokenize writes under OUT: their names, and the files that earlier commands left.
 
 #include <cstdint>
 #include <string>
@@ -9,20 +9,21 @@
 
 namespace slipstream::data {
 
-/// The path of a shard without ".bin". Pure.
+/// Returns the path of a shard without ".bin". Pure.
 std::string name_of_shard(const TokenizeOptions& options, int64_t number);
-/// OUT.progress.json, while shards are being written. Pure.
+/// Returns the path of OUT.progress.json, which exists while shards are being written. Pure.
 std::string progress_path(const TokenizeOptions& options);
 
-/// Blocks. The file that the command writes, with at most `shards` shards, in the place of `path`; empty: none.
+/// Blocks. Returns the file, if any, with which the command, writing at most `shards` shards, would replace `path`.
+/// Empty: none.
 std::string written_as(const TokenizeOptions& options, int64_t shards, const std::string& path);
 
-/// Blocks. Removes what killed commands of this host with the same OUT left half written.
+/// Blocks. Removes half-written files that killed commands of this host with the same OUT have left.
 void remove_abandoned(const TokenizeOptions& options);
 
-/// Blocks. Removes the shards of earlier commands with the same OUT, which a pattern would read, too: all but the first
-/// `written`, and OUT.bin if the command writes numbered shards. Files that are no shards by name and sidecar, the
-/// texts and the tokenizer stay. Returns the number of shards.
+/// Blocks. Removes the shards of earlier commands with the same OUT, because a pattern would read them, too: all but
+/// the first `written`, and OUT.bin if the command writes numbered shards. Files that are no shards by name and
+/// sidecar, the texts and the tokenizer stay. Returns the number of removed shards.
 int64_t remove_earlier_shards(const TokenizeOptions& options, int64_t written);
 
 }  // namespace slipstream::data

@@ -67,7 +67,7 @@ Json json_of(const TokenizeProgress& progress) {
   return root;
 }
 
-/// The difference between a shard and its record; empty: none.
+/// Returns the difference between a shard and its record, or an empty text if there is none.
 std::string difference(const std::string& name, const TokenizeSummary::Shard& shard) {
   if (!exists(shard.path)) return "it is missing";
   const int64_t size_bytes = files::InputFile(shard.path, files::Owner::data).size_bytes();
@@ -119,8 +119,7 @@ void read_progress(const TokenizeOptions& options, TextSequence& texts, Tokenize
   }
   if (!texts.go_to(progress.text, progress.part.byte, progress.text_bytes))
     throw DataError(
-        "[data] {} goes on at byte {} of text {}, but the texts end after {} bytes. Start again without "
-        "--resume.",
+        "[data] {} continues at byte {} of text {}, but the texts end after {} bytes. Start again without --resume.",
         files::shown(path), progress.part.byte, progress.text, texts.text_bytes());
   if (const std::string hash = texts.hash(); hash != progress.text_hash)
     throw DataError(

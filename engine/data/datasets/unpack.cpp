@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drives zlib and libzstd; only this file includes them.
+// Drives zlib and libzstd. Only this file includes them.
 
 #include "engine/data/datasets/containers.h"
 
@@ -24,7 +24,7 @@ class Packed {
   Packed(files::ReadBytes read, std::string path)
       : read_(std::move(read)), path_(std::move(path)), bytes_(kPackedBytes, '\0') {}
 
-  /// Bytes that follow; empty: the end of the file.
+  /// Returns the bytes that follow, or nothing at the end of the file.
   std::string_view next() {
     if (rest_.empty()) {
       const int64_t got = read_(bytes_.data(), std::ssize(bytes_));
@@ -72,7 +72,7 @@ class Gzip {
       if (packed.empty() && in_member_) packed_.fail_at_end();
       if (packed.empty()) break;
       if (!in_member_) {
-        if (packed.front() == '\0') {  // tapes and disks fill their blocks with zeros
+        if (packed.front() == '\0') {  // tapes and disks pad their blocks with zeros
           packed_.take(1);
           continue;
         }
@@ -101,7 +101,7 @@ class Zstd {
  public:
   explicit Zstd(Packed packed) : packed_(std::move(packed)), stream_(ZSTD_createDStream()) {
     if (!stream_) throw std::bad_alloc();
-    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, 31);  // as of zstd --long=31
+    ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, 31);  // the limit that zstd --long=31 sets
   }
 
   int64_t read(char* out, int64_t size_bytes) {

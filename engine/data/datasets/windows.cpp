@@ -43,7 +43,7 @@ Permutation::Permutation(uint64_t size, uint64_t seed, uint64_t index)
 }
 
 uint64_t Permutation::once(uint64_t value) const {
-  // Each half-round xors a function of one half into the other, which is invertible for every function.
+  // Each half-round xors a function of one half into the other half, which is invertible for every function.
   const Philox random(round_seed_, "data.permutation.round");
   uint64_t low = value & mask_of(low_bits_);
   uint64_t high = value >> low_bits_;
@@ -57,7 +57,7 @@ uint64_t Permutation::once(uint64_t value) const {
 uint64_t Permutation::operator()(uint64_t position) const {
   SLIP_ASSERT(position < size_);
   if (size_ == 1) return 0;
-  // The network permutes the power of two. Its cycle through a point inside always returns inside.
+  // The network permutes the power of two, so that its cycle through a point inside always returns inside.
   do position = once(position);
   while (position >= size_);
   return position;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the tokens that begin with a byte at each place of a text.
+// Compares the tokens that begin with a byte at each position of a text.
 
 #include "engine/data/tokenizers/added_tokens.h"
 
@@ -19,7 +19,7 @@ bool is_space(uint32_t value) {
          value == 0x205f || value == 0x3000;
 }
 
-/// Word characters by code point. Source: Unicode Technical Standard 18, annex C, "word".
+/// Returns the word characters by code point. Source: Unicode Technical Standard 18, annex C, "word".
 std::vector<bool> word_characters() {
   constexpr uint32_t kCodePoints = 0x110000;
   std::string all;
@@ -90,7 +90,8 @@ bool AddedTokens::counts(const AddedToken& token, std::string_view text, size_t 
   return (at == 0 || !is_word(before)) && (end == text.size() || !is_word(end));
 }
 
-/// The end of the white space at `at` that a token before it takes, and the place from which the next token is sought.
+/// Returns the end of the white space at `at` that the token before it takes, and the position from which the next
+/// token is searched.
 std::pair<size_t, size_t> AddedTokens::end_of_spaces(std::string_view text, size_t at, Places& uncounted) const {
   if (!any_begins_with_space_) at += spaces_at_begin(text.substr(at));
   while (at < text.size()) {
@@ -103,8 +104,8 @@ std::pair<size_t, size_t> AddedTokens::end_of_spaces(std::string_view text, size
     }
     const size_t size = token->content.size(), spaces = spaces_at_begin(token->content);
     const bool is_counted = counts(*token, text, at);
-    // The library lets a token that takes the white space before it begin behind all that the token before took. White
-    // space alone then keeps no character, and the library drops it.
+    // If a token takes the white space before it, the library lets it begin only after all white space that the
+    // previous token has taken. A token that is white space alone then keeps no character, and the library drops it.
     if (is_counted && !(token->strip_left && spaces == size)) break;
     if (!is_counted) uncounted.emplace_back(at, at + size);
     if (spaces < size) return {at + spaces, at + size};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Applies merges to words: a scan for short words, a heap for long ones, a cache for both.
+// Applies merges to words by a scan for short words, a heap for long ones, and a cache for both.
 
 #include "engine/data/tokenizers/bpe.h"
 
@@ -15,7 +15,7 @@ namespace slipstream::data {
 namespace {
 
 constexpr size_t kEntries = 1 << 15;  // 2 MiB per thread
-constexpr size_t kShortSymbols = 48;  // the scan is quadratic
+constexpr size_t kShortSymbols = 48;  // longer words use the heap, because the scan is quadratic
 constexpr int32_t kNoRank = INT32_MAX;
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
 
@@ -199,7 +199,7 @@ void Bpe::merge_long(Scratch& scratch) const {
     const auto at = static_cast<int32_t>(key & UINT32_MAX);
     const int32_t right = ids[static_cast<size_t>(at)] < 0 ? count : next[static_cast<size_t>(at)];
     if (right >= count) continue;
-    // The entry is stale if a merge has changed one of its two tokens.
+    // The entry is stale if a merge has already changed one of its two tokens.
     const Slot* slot = find(ids[static_cast<size_t>(at)], ids[static_cast<size_t>(right)]);
     if (slot == nullptr || slot->rank != static_cast<int32_t>(key >> 32) || slot->result != result) continue;
     ids[static_cast<size_t>(at)] = result;

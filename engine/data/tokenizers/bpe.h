@@ -12,8 +12,8 @@
 
 namespace slipstream::data {
 
-/// Two neighbouring tokens and the token that replaces them; the pair of the lowest rank is replaced first, the
-/// leftmost among equals.
+/// Two neighbouring tokens and the token that replaces them. The pair of the lowest rank is replaced first, and among
+/// equal pairs the leftmost one.
 struct Merge {
   int32_t left = 0;
   int32_t right = 0;
@@ -22,27 +22,28 @@ struct Merge {
 };
 
 struct BpeModel {
-  std::vector<std::string> tokens;                         // by id: the bytes of the token; empty where the id has none
-  std::vector<Merge> merges;                               // ids within `tokens`; no two of the same pair
-  bool byte_level = true;                                  // a word begins as its bytes; else as its characters
-  bool byte_fallback = false;                              // a character without token becomes its byte tokens
-  std::array<int32_t, 256> byte_ids;                       // the token of a byte, -1: none
-  int32_t unknown = -1;                                    // token of a character or byte that has none; -1: left out
-  bool fuse_unknown = false;                               // neighbouring unknown tokens become one
-  bool whole_words = false;                                // a word that is a token is that token, whatever the merges
-  std::unordered_map<std::string_view, int32_t> char_ids;  // of single characters; views into `tokens`. Without bytes
-  std::unordered_map<std::string_view, int32_t> word_ids;  // with whole_words: views into `tokens`
+  std::vector<std::string> tokens;    // by id: the bytes of the token; empty if no token has the id
+  std::vector<Merge> merges;          // their ids are within `tokens`; no two have the same pair
+  bool byte_level = true;             // a word begins as its bytes; otherwise as its characters
+  bool byte_fallback = false;         // a character without a token becomes its byte tokens
+  std::array<int32_t, 256> byte_ids;  // by byte: its token; -1: none
+  int32_t unknown = -1;               // the token of a character or byte without a token of its own; -1: it is left out
+  bool fuse_unknown = false;          // neighbouring unknown tokens become one
+  bool whole_words = false;           // a word that equals a token becomes that token without merges
+  /// By character: its token, without those of bytes; views into `tokens`.
+  std::unordered_map<std::string_view, int32_t> char_ids;
+  std::unordered_map<std::string_view, int32_t> word_ids;  // with whole_words, by word: its token; views into `tokens`
 
   BpeModel() { byte_ids.fill(-1); }
 };
 
-/// Immutable, safe to share between threads.
+/// Encodes words. Immutable, and may be shared between threads.
 class Bpe {
  public:
-  /// `model` must outlive it.
+  /// `model` must outlive this object.
   explicit Bpe(const BpeModel& model);
 
-  /// Memory of one thread: a cache of short words and the working arrays.
+  /// The memory of one thread: a cache of short words, and the working arrays.
   class Scratch {
    public:
     Scratch();
@@ -51,7 +52,7 @@ class Bpe {
     friend class Bpe;
     static constexpr size_t kWordBytes = 31, kIds = 7;
     struct alignas(64) Entry {
-      unsigned char size = 0;  // of the word; 0: free
+      unsigned char size = 0;  // the bytes of the word; 0: the entry is free
       unsigned char word[kWordBytes] = {};
       int32_t count = 0;
       int32_t ids[kIds] = {};
@@ -62,7 +63,7 @@ class Bpe {
     std::vector<std::pair<uint64_t, int32_t>> heap_;
   };
 
-  /// Appends the ids of `word`. With `spaces` every space of the word counts as the replacement character U+2581.
+  /// Appends the ids of `word`. With `spaces`, every space of the word counts as the character U+2581.
   void encode(std::string_view word, bool spaces, Scratch& scratch, std::vector<int32_t>& ids) const;
 
  private:

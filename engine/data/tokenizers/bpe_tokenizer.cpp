@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes windows of a text: added tokens, then normalized segments, then words.
+// Encodes windows of a text in three steps: added tokens, then normalized segments, then words.
 
 #include "engine/data/tokenizers/bpe_tokenizer.h"
 
@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
 constexpr int64_t kContextBytes = 1024;
 
-/// Places that are asked for in ascending order.
+/// Positions that callers ask for in ascending order.
 struct PlacesPassed {
   AddedTokens::Places places;
   size_t passed = 0;
@@ -35,9 +35,9 @@ class Output {
   }
   void add(int32_t id) { ids_.push_back(id); }
   std::vector<int32_t>& ids() { return ids_; }
-  /// Places of the window without cuts, ascending.
+  /// Returns the ranges of the window that have no cuts, ascending.
   AddedTokens::Places& uncut() { return uncut_.places; }
-  /// All ids so far belong to the first `bytes` of the window and depend on nothing behind.
+  /// All ids so far belong to the first `bytes` of the window and depend on nothing after them.
   void cut(size_t bytes, bool end_of_text) {
     if (ids_.size() < Tokenizer::kPieceIds && bytes < stop_ && !end_of_text) return;
     if (uncut_.holds(bytes)) return;
@@ -49,7 +49,7 @@ class Output {
     ids_.clear();
     done_bytes_ = bytes;
   }
-  /// Behind the cut at `stop`.
+  /// Returns true after the cut at `stop`.
   bool stopped() const { return done_bytes_ >= stop_; }
   size_t done_bytes() const { return done_bytes_; }
 
@@ -60,7 +60,7 @@ class Output {
   size_t stop_, done_bytes_ = 0;
 };
 
-/// Memory of one thread.
+/// The memory of one thread.
 struct Work {
   explicit Work(const WordRules& rules) : splitter(rules) {}
   WordSplitter splitter;
@@ -70,11 +70,11 @@ struct Work {
   std::vector<int32_t> ids;
 };
 
-/// The state of a segment or of a part of it.
+/// The state of a segment, or of a part of it.
 struct Span {
   bool begins = false;       // it begins a segment
   bool begins_text = false;  // it begins the text
-  bool last = true;          // nothing behind it influences it
+  bool last = true;          // no text after it influences it
   bool ends_text = false;    // it ends the text
 };
 
@@ -84,7 +84,7 @@ class BpeTokenizer final : public Tokenizer {
       : parts_(std::move(parts)), bpe_(parts_.model), raw_(added(false)), normalized_(added(true)) {
     decoded_.resize(parts_.model.tokens.size());
     for (size_t id = 0; id < decoded_.size(); ++id) decoded_[id] = text_of(parts_.model.tokens[id]);
-    // A token of the normalized text stands for what was there.
+    // A token of the normalized text stands for the original text there.
     for (const AddedToken& token : parts_.added)
       decoded_[static_cast<size_t>(token.id)] =
           token.normalized && parts_.decoder.spaces ? text_of(parts_.normalizer.apply(token.content)) : token.content;
@@ -106,7 +106,7 @@ class BpeTokenizer final : public Tokenizer {
             "[data] the text is not UTF-8 at byte {} (0x{:02x}). Convert it to UTF-8, or set "
             "data.tokenizer = \"bytes\".",
             window.begin + static_cast<int64_t>(good), static_cast<uint8_t>(text[good]));
-      text = text.substr(0, good);  // the last character may be cut
+      text = text.substr(0, good);  // the end of the window may split the last character
     }
     std::unique_ptr<Work> work = borrow();
     Output out(take, work->ids, window);
@@ -174,7 +174,7 @@ class BpeTokenizer final : public Tokenizer {
     idle_.push_back(std::move(work));
   }
 
-  /// A cut behind an added token would lose that the next segment gets a prefix.
+  /// Returns true if a segment gets a prefix. A cut after an added token would hide that from the next segment.
   bool prefixes_segments() const {
     return !parts_.normalizer.prefix.empty() || (!parts_.word_prefix.empty() && !parts_.word_prefix_at_begin_only);
   }
@@ -202,7 +202,7 @@ class BpeTokenizer final : public Tokenizer {
     }
   }
 
-  /// The end of text[at ..] in which no added token can begin.
+  /// Returns the end of the part of text[at ..] in which no added token can begin.
   static size_t end_of_sure_text(std::string_view text, size_t at, const AddedTokens::Found& found,
                                  const AddedTokens& tokens) {
     size_t end = text.size() - std::min(text.size(), tokens.unsure_bytes());
@@ -212,7 +212,7 @@ class BpeTokenizer final : public Tokenizer {
     return tokens.any_strips_left() ? at + end_without_spaces(text.substr(at, end - at)) : end;
   }
 
-  /// A segment between added tokens of the text as it is.
+  /// Encodes a segment between the added tokens of the text before normalization.
   void encode_segment(std::string_view segment, size_t offset, Span span, Work& work, Output& out) const {
     NormalizedText& normalized = work.normalized;
     parts_.normalizer.apply(segment, span.begins, normalized);
@@ -222,7 +222,7 @@ class BpeTokenizer final : public Tokenizer {
     const auto cut = [&](size_t end) {
       if (uncut.holds(end)) return;
       if (end == text.size() && span.last) return out.cut(offset + segment.size(), span.ends_text);
-      // Text behind could combine with the last character.
+      // Following text could combine with the last character.
       if (end == text.size() && parts_.normalizer.form != NormalForm::none) return;
       if (normalized.same) return out.cut(offset + end, false);
       while (place < normalized.places.size() && normalized.places[place].first < end) ++place;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Printable bytes stand for themselves; the other 68, in order, for the characters from U+0100 on.
+// Printable bytes stand for themselves. The other 68 bytes stand, in their order, for the characters from U+0100 on.
 
 #include "engine/data/tokenizers/byte_alphabet.h"
 

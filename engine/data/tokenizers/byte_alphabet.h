@@ -11,9 +11,9 @@ namespace slipstream::data {
 
 /// Pure.
 uint32_t character_of_byte(unsigned char byte);
-/// The characters of all bytes of `bytes`, as UTF-8. Pure.
+/// Returns the characters of all bytes of `bytes`, as UTF-8. Pure.
 std::string characters_of_bytes(std::string_view bytes);
-/// The bytes of `characters`; empty if one of them belongs to no byte. Pure.
+/// Returns the bytes of `characters`, or none if a character belongs to no byte. Pure.
 std::optional<std::string> bytes_of_characters(std::string_view characters);
 
 }  // namespace slipstream::data

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokenizers bytes and chars, external tokenizers, which are known by name only, and the choice among all.
+// The tokenizers bytes and chars, external tokenizers, which are known by name only, and the choice among all of them.
 
 #include "engine/data/tokenizers/make_tokenizer.h"
 
@@ -27,7 +27,7 @@ constexpr uint32_t kCodePoints = 0x110000;
                   index, vocab_size - 1);
 }
 
-/// The code point at byte `at`; `text` comes from a user and follows `begin` other bytes.
+/// Returns the code point at byte `at`. `text` comes from a user and follows `begin` other bytes.
 CodePoint checked_code_point(std::string_view text, size_t at, int64_t begin) {
   const CodePoint point = next_code_point(text, at);
   if (point.size_bytes == 0)
@@ -38,7 +38,7 @@ CodePoint checked_code_point(std::string_view text, size_t at, int64_t begin) {
   return point;
 }
 
-/// Bytes at the end of a window that may begin a character of the next window. Pure.
+/// Returns the bytes at the end of a window that may begin a character of the next window. Pure.
 size_t unfinished(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -49,7 +49,8 @@ size_t unfinished(std::string_view text) {
   return 0;
 }
 
-/// The text of a window that can be cut anywhere between characters, and whether the ids reach its end. Pure.
+/// Returns the text of a window up to the requested stop, for texts that can be split between any two characters, and
+/// whether the ids reach the end. Pure.
 std::pair<std::string_view, bool> up_to_stop(const TextWindow& window) {
   const bool stops = window.stop >= 0 && window.stop <= std::ssize(window.text);
   return {stops ? window.text.substr(0, static_cast<size_t>(window.stop)) : window.text, stops || window.last};
@@ -86,7 +87,7 @@ class BytesTokenizer final : public Tokenizer {
 
 class CharsTokenizer final : public Tokenizer {
  public:
-  /// `code_points` sorted and distinct, at least one.
+  /// `code_points` are sorted and distinct, and there is at least one.
   explicit CharsTokenizer(std::vector<uint32_t> code_points)
       : code_points_(std::move(code_points)), id_of_(code_points_.back() + 1, -1) {
     for (size_t id = 0; id < code_points_.size(); ++id) id_of_[code_points_[id]] = static_cast<int32_t>(id);
@@ -134,10 +135,10 @@ class CharsTokenizer final : public Tokenizer {
 
  private:
   std::vector<uint32_t> code_points_;
-  std::vector<int32_t> id_of_;  // by code point; -1: no id
+  std::vector<int32_t> id_of_;  // by code point; -1: it has no id
 };
 
-/// An external tokenizer, whose ids can be trained on.
+/// An external tokenizer. A model can be trained on its ids, but it cannot encode text.
 class NamedTokenizer final : public Tokenizer {
  public:
   NamedTokenizer(std::string_view name, int64_t vocab_size)
@@ -307,7 +308,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& folder) {
   const std::string text = files::read_file(path, files::Owner::data, kSidecarBytesMax);
   const std::string where = files::shown(path);
   const VocabularyInfo info = parse_vocabulary_info({.text = text, .where = where, .owner = files::Owner::data});
-  // The ids of a tokenizer file are those of the tokenizer.json beside.
+  // The ids of a tokenizer file are those of the tokenizer.json beside it.
   if (info.tokenizer.starts_with(kFileTokenizer) && std::filesystem::exists(other, error))
     return load_tokenizer_file(other);
   return restore_tokenizer(info.tokenizer, info.vocabulary, info.vocab_size, where);

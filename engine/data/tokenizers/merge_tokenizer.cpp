@@ -13,7 +13,7 @@
 namespace slipstream::data {
 namespace {
 
-/// In the order of the library.
+/// The keys have the order of the library.
 constexpr std::string_view kNamed[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                        "pad_token", "cls_token", "mask_token"};
 constexpr std::string_view kFlags[] = {"single_word", "lstrip", "rstrip", "normalized", "special"};
@@ -31,7 +31,7 @@ Json parse_file(std::string_view text, const std::string& where) {
   return file;
 }
 
-/// The text of a token: a string or an object with one; null if it is neither.
+/// Returns the text of a token, which is a string or an object with one. Null: it is neither.
 const std::string* content_of(const Json& token) {
   const Json* text = token.is_object() ? token.find("content") : &token;
   return text != nullptr && text->is_string() && !text->as_string().empty() ? &text->as_string() : nullptr;
@@ -64,7 +64,7 @@ class Merge {
   }
 
  private:
-  /// False if the document is no tokenizer.
+  /// Returns false if the document is no tokenizer.
   bool index_tokens() {
     const Json* model = merged_.tokenizer.is_object() ? merged_.tokenizer.find("model") : nullptr;
     const Json* vocab = model != nullptr && model->is_object() ? model->find("vocab") : nullptr;
@@ -88,7 +88,7 @@ class Merge {
 
   TokenizerNode node(const Json& value, std::string path) const { return {value, std::move(path), config_where_}; }
 
-  /// The flags of a token; without some of them, those of the library.
+  /// Returns the flags of a token. Missing flags get the defaults of the library.
   Json entry(int64_t id, const std::string& content, const Json& token, bool special) const {
     Json made(Json::Object{{"id", Json(id)}, {"content", Json(content)}});
     const auto flag = [&](std::string_view key, bool absent) {
@@ -114,7 +114,7 @@ class Merge {
       entries_[known->second] = std::move(made);
   }
 
-  /// The library knows such a token by its text and gives it this id, whatever the file says.
+  /// The library identifies such a token by its text and gives it this id, even if the file gives it another one.
   void add_with_id(const TokenizerNode& source, int64_t id, const std::string& content, const Json& token,
                    bool special) {
     const auto known = ids_.find(content);
@@ -180,7 +180,7 @@ class Merge {
     return false;
   }
 
-  /// Special tokens are tokens of the text, too: of the vocabulary, or with the next id.
+  /// Special tokens are tokens of the text, too. They are either in the vocabulary or get the next id.
   void add_named() {
     std::vector<const Json*> tokens;
     const Json config = merged_.config;
@@ -205,7 +205,7 @@ class Merge {
     }
   }
 
-  /// Without another name, documents end with the first added token of the model's eos_token_id.
+  /// If no other name is given, documents end with the first added token in the model's eos_token_id.
   void take_end_of_model() {
     const Json* ids = model_.is_object() ? model_.find("eos_token_id") : nullptr;
     if (ids == nullptr) return;
@@ -226,9 +226,9 @@ class Merge {
   const std::string config_where_;
   MergedTokenizer merged_;
   Json special_map_, added_file_, model_;
-  std::unordered_map<std::string, int64_t> ids_;      // of all tokens
-  std::unordered_map<std::string, size_t> entry_of_;  // in `entries_`
-  Json::Array entries_;                               // of added_tokens
+  std::unordered_map<std::string, int64_t> ids_;      // the ids of all tokens
+  std::unordered_map<std::string, size_t> entry_of_;  // indices into `entries_`
+  Json::Array entries_;                               // the entries of added_tokens
   int64_t next_ = 0;
 };
 

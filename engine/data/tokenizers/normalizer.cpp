@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normalizes texts; the only file that includes utf8proc.
+// Normalizes texts. Only this file includes utf8proc.
 
 #include "engine/data/tokenizers/normalizer.h"
 
@@ -21,7 +21,8 @@ utf8proc_option_t options_of(NormalForm form) {
   return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | compose | compatible);
 }
 
-/// True if no normal form can change the text: quick, and false for some texts that are normal.
+/// Returns true if no normal form can change the text. The test is quick and returns false for some texts that are
+/// normal.
 bool surely_normal(std::string_view text, NormalForm form) {
   for (size_t at = 0; at < text.size();) {
     if (static_cast<unsigned char>(text[at]) < 0x80) {
@@ -64,7 +65,7 @@ void Normalizer::apply(std::string_view input, bool begins, NormalizedText& out)
     out.text = input;
     return;
   }
-  // A space or a line break changes in no normal form and combines with nothing before it.
+  // No normal form changes a space or a line break, and neither combines with the text before it.
   std::string mapped;
   const auto add = [&](std::string_view part, size_t begin) {
     if (formed) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Changes of a text before it is encoded: Unicode normal forms, replaced characters, a prefix.
+// Changes a text before it is encoded: Unicode normal forms, replaced characters, and a prefix.
 
 #include <cstddef>
 #include <string>
@@ -12,24 +12,25 @@ namespace slipstream::data {
 
 enum class NormalForm { none, nfc, nfd, nfkc, nfkd };
 
-/// A text and where its parts came from.
+/// A text, and the origin of its parts.
 struct NormalizedText {
-  std::string_view text;  // of `changed` or of the input
-  bool same = true;       // text is the input
+  std::string_view text;  // a view of `changed` or of the input
+  bool same = true;       // text equals the input
   std::string changed;
-  /// Offsets in `text` and in the input of places that nothing before influences, ascending.
+  /// The offsets, in `text` and in the input, of positions that nothing before them influences, ascending.
   std::vector<std::pair<size_t, size_t>> places;
 };
 
-/// A value. First the normal form, then single characters are replaced, then a prefix is put before.
+/// The changes as a value. The normal form is applied first, then single characters are replaced, then a prefix is
+/// added.
 struct Normalizer {
   NormalForm form = NormalForm::none;
-  std::vector<std::pair<std::string, std::string>> replacements;  // one character each, and its replacement
-  std::string prefix;                                             // of a text that is not empty
+  std::vector<std::pair<std::string, std::string>> replacements;  // each replaces one character
+  std::string prefix;                                             // is added to a text that is not empty
 
-  /// `begins`: the input is the begin of a segment, so the prefix belongs before it. `input` must be UTF-8. Pure.
+  /// `begins` is true if the input is the beginning of a segment, which gets the prefix. `input` must be UTF-8. Pure.
   void apply(std::string_view input, bool begins, NormalizedText& out) const;
-  /// The same without places. Pure.
+  /// Does the same without the positions. Pure.
   std::string apply(std::string_view input) const;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translates patterns to PCRE2 and matches them; the only file that includes PCRE2.
+// Translates patterns to PCRE2 and matches them. Only this file includes PCRE2.
 
 #include "engine/data/tokenizers/pattern.h"
 
@@ -16,7 +16,7 @@ constexpr size_t kPatternBytesMax = 16384;
 constexpr uint32_t kStepsMax = 10'000'000;
 constexpr size_t kJitStackBytes = 1 << 20;
 
-/// White_Space. PCRE2's own \s has U+180E, too.
+/// The property White_Space. PCRE2's own \s also contains U+180E.
 constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 constexpr std::string_view kNotSpaces =
@@ -30,7 +30,7 @@ constexpr std::string_view kNotSpaces =
 
 bool is_plain(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-/// The same pattern for PCRE2. Passes over it once and refuses every construct that is not known to mean the same.
+/// Returns the same pattern for PCRE2. Refuses every construct that is not known to mean the same there.
 std::string translated(std::string_view text, const std::string& where) {
   if (text.empty() || text.size() > kPatternBytesMax)
     refuse(where, text, fmt::format("it has {} bytes, need 1 to {}", text.size(), kPatternBytesMax));
@@ -49,7 +49,7 @@ std::string translated(std::string_view text, const std::string& where) {
       } else if (is_plain(next) && std::string_view("pPdDrntfvxz").find(next) == std::string_view::npos) {
         refuse(where, text, fmt::format("\\{} is not supported", next));
       } else if (next == 'v') {
-        out += "\\x{b}";  // PCRE2's own \v is a class
+        out += "\\x{b}";  // in PCRE2, \v is a class
       } else {
         out += rest.substr(0, 2);
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Derives merges from ranks: two tokens merge into the token of their joined bytes, at its rank.
+// Derives merges from ranks: two tokens merge into the token of their joined bytes, at that token's rank.
 
 #include "engine/data/tokenizers/tiktoken.h"
 
@@ -18,7 +18,7 @@ namespace slipstream::data {
 namespace {
 
 constexpr int32_t kIdsMax = 1 << 24;
-constexpr size_t kTokenBytesMax = 1024;  // every token is cut at every place
+constexpr size_t kTokenBytesMax = 1024;  // the limit matters because every token is split at every position
 
 struct Known {
   std::string_view name;
@@ -55,7 +55,7 @@ const std::vector<Known>& known_files() {
   throw DataError("[data] {}: line {} {}. Restore the rank file.", file.where, line, problem);
 }
 
-/// False if `text` is not base64.
+/// Returns false if `text` is not base64.
 bool decode_base64(std::string_view text, std::string& out) {
   if (text.empty() || text.size() % 4 != 0) return false;
   const size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
@@ -82,7 +82,7 @@ bool decode_base64(std::string_view text, std::string& out) {
   return true;
 }
 
-/// Rank and bytes of every line.
+/// Returns the rank and the bytes of every line.
 std::vector<std::pair<int32_t, std::string>> lines_of(const TiktokenFile& file) {
   std::vector<std::pair<int32_t, std::string>> lines;
   std::string_view rest = file.text;
@@ -136,7 +136,7 @@ Known about_of(const TiktokenFile& file, std::string& pattern) {
   return about;
 }
 
-/// The tokens by id. Every hole takes memory, so there may be no more holes than tokens.
+/// Sets the tokens by id. Every unused id takes memory, so there may be no more of them than tokens.
 void set_tokens(const TiktokenFile& file, const Known& about, std::vector<std::pair<int32_t, std::string>> lines,
                 BpeParts& parts) {
   int32_t most = 0;
@@ -191,7 +191,7 @@ std::shared_ptr<const Tokenizer> parse_tiktoken(const TiktokenFile& file) {
         model.merges.push_back({left->second, right->second, rank, rank});
     }
   }
-  // In Rust, as \z everywhere, $ is the end of the text.
+  // In Rust, $ is the end of the text, as \z is everywhere.
   std::string pattern(about.pattern);
   if (pattern.ends_with('$') && !pattern.ends_with("\\$")) pattern.replace(pattern.size() - 1, 1, "\\z");
   for (size_t at = 0; (at = pattern.find("$|", at)) != std::string::npos; at += 2)

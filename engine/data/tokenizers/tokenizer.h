@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text to token ids and back: bytes (256 ids), chars (the sorted distinct code points of a text), and the byte-pair
-// encodings of tokenizer.json and tiktoken files. An external tokenizer is a name and a number of ids: its shards can
-// be trained on, but it cannot encode text here.
+// Converts text to token ids and back. The tokenizers are bytes (256 ids), chars (the sorted distinct code points of a
+// text), and the byte-pair encodings of tokenizer.json and tiktoken files. An external tokenizer is a name and a number
+// of ids: a model can be trained on its shards, but it cannot encode text here.
 
 #include <cstdint>
 #include <functional>
@@ -17,9 +17,10 @@ namespace slipstream::data {
 
 /// Receives a piece of a text and the number of bytes before it.
 using TakePiece = std::function<void(std::string_view piece, int64_t begin)>;
-/// Passes a whole text on in consecutive pieces that no character crosses.
+/// Passes on a whole text in consecutive pieces, none of which splits a character.
 using ForPieces = std::function<void(const TakePiece& take)>;
-/// Receives consecutive ids, and the bytes of text that end with them. 0 bytes: text must not be cut behind these ids.
+/// Receives consecutive ids, and the number of bytes of text that end with them. With 0 bytes, the text must not be cut
+/// after these ids.
 using TakeIds = std::function<void(std::span<const int32_t> ids, int64_t size_bytes)>;
 
 /// A part of a text.
@@ -27,11 +28,11 @@ struct TextWindow {
   std::string_view text;
   bool first = true;  // it begins the text
   bool last = true;   // it ends the text
-  int64_t begin = 0;  // bytes before it, for errors
-  int64_t stop = -1;  // the first cut at or behind this byte ends the encoding; -1: none
+  int64_t begin = 0;  // the bytes before it, for errors
+  int64_t stop = -1;  // the first cut at or after this byte ends the encoding; -1: no stop
 };
 
-/// -1: the tokenizer has none.
+/// The ids of special tokens; -1: the tokenizer has none.
 struct SpecialIds {
   int32_t begin_of_text = -1;
   int32_t end_of_text = -1;
@@ -41,43 +42,44 @@ struct SpecialIds {
 /// Names and bytes of files in the Hugging Face format.
 using HuggingFaceFiles = std::vector<std::pair<std::string, std::string>>;
 
-/// Immutable, safe to share between threads.
+/// A tokenizer. Immutable, and may be shared between threads.
 class Tokenizer {
  public:
   static constexpr size_t kPieceIds = 1024;
 
   virtual ~Tokenizer() = default;
-  /// "bytes" or "chars" as in `data.tokenizer`, the kind and hash of a file, else the name in a sidecar. Pure.
+  /// Returns "bytes" or "chars" as in `data.tokenizer`, the kind and hash of a file, or else the name in a sidecar.
+  /// Pure.
   virtual std::string name() const = 0;
-  /// Ids are 0 .. vocab_size() - 1. Pure.
+  /// The ids are 0 .. vocab_size() - 1. Pure.
   virtual int32_t vocab_size() const = 0;
-  /// True if it can encode and decode; false for an external tokenizer. Pure.
+  /// Returns true if the tokenizer can encode and decode, and false for an external one. Pure.
   virtual bool knows_text() const { return true; }
-  /// False for ids below vocab_size() that no text has and decode() refuses. Pure.
+  /// Returns false for ids below vocab_size() that no text has and that decode() refuses. Pure.
   virtual bool has_text(int32_t /*id*/) const { return true; }
-  /// True if every byte of a text is its own id. Pure.
+  /// Returns true if every byte of a text is its own id. Pure.
   virtual bool ids_are_bytes() const { return false; }
-  /// Bytes behind a part of a text that its ids usually depend on. Pure.
+  /// Returns the bytes after a part of a text on which the part's ids usually depend. Pure.
   virtual int64_t context_bytes() const { return 0; }
   virtual SpecialIds special() const { return {}; }
-  /// Pure. tokenizer.json and tokenizer_config.json for other libraries; empty for an external tokenizer.
+  /// Pure. Returns tokenizer.json and tokenizer_config.json for other libraries, or nothing for an external tokenizer.
   virtual HuggingFaceFiles hugging_face_files() const { return {}; }
 
-  /// The ids of a whole text. Pure. Throws: DataError with the byte offset if `text` has a character outside the
-  /// vocabulary or is not UTF-8 (all but bytes), or without knows_text().
+  /// Returns the ids of a whole text. Pure. Throws: DataError with the byte offset if `text` has a character outside of
+  /// the vocabulary or is not UTF-8 (all tokenizers but bytes), and without knows_text().
   std::vector<int32_t> encode(std::string_view text) const;
-  /// The same for a part of a text, passed to `take` in pieces of at most kPieceIds. Returns the bytes of text done:
-  /// with `last` all, else those up to the last cut. A cut follows at least kPieceIds ids, `stop`, or the end of the
-  /// text. The ids before it do not depend on the text behind it. The text behind it, encoded as a window that is not
-  /// `first`, has the same ids and, without `stop`, the same cuts.
+  /// Does the same for a part of a text and passes the ids to `take` in pieces of at most kPieceIds. Returns the bytes
+  /// of text that are done: with `last` all bytes, otherwise those up to the last cut. A cut follows at least kPieceIds
+  /// ids, `stop`, or the end of the text. The ids before a cut do not depend on the text after it. The text after it,
+  /// encoded as a window that is not `first`, has the same ids and, without `stop`, the same cuts.
   virtual int64_t encode_window(const TextWindow& window, const TakeIds& take) const = 0;
-  /// Pure. Throws: DataError naming the id and its index if it is not in the vocabulary, or without knows_text().
+  /// Pure. Throws: DataError that names the id and its index if it is not in the vocabulary, and without knows_text().
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  /// The text of every id, for the sidecar of chars; else empty. Pure.
+  /// Returns the text of every id for the sidecar of chars, and nothing for other tokenizers. Pure.
   virtual std::vector<std::string> vocabulary() const = 0;
 };
 
-/// Begins the name of a tokenizer from a file; the hash of its tokenizer.json follows.
+/// The beginning of the name of a tokenizer from a file. The hash of its tokenizer.json follows.
 inline constexpr std::string_view kFileTokenizer = "tokenizer.json:";
 
 }  // namespace slipstream::data

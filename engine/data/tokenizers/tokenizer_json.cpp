@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns the document of a tokenizer into the parts of a BpeTokenizer, and refuses what has no part.
+// Converts the document of a tokenizer to the parts of a BpeTokenizer, and refuses what no part can represent.
 
 #include "engine/data/tokenizers/tokenizer_json.h"
 
@@ -25,7 +25,7 @@ bool is_one_character(std::string_view text) {
   return !text.empty() && static_cast<size_t>(next_code_point(text, 0).size_bytes) == text.size();
 }
 
-/// The pattern that matches exactly `text`.
+/// Returns the pattern that matches exactly `text`.
 std::string quoted_pattern(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -92,7 +92,7 @@ class Reader {
     }
   }
 
-  /// Adds a replacement that follows those before it.
+  /// Adds a replacement that is applied after those before it.
   void replace(const std::string& from, const std::string& to) {
     const auto apply = [&](std::string& text) {
       std::string out;
@@ -130,7 +130,7 @@ class Reader {
       node.allow({"type", "add_prefix_space", "trim_offsets", "use_regex"});
       byte_level_ = true;
       if (node["add_prefix_space"].boolean(true)) {
-        if (!into.rules.empty()) node["add_prefix_space"].unsupported("false behind another pre-tokenizer");
+        if (!into.rules.empty()) node["add_prefix_space"].unsupported("false after another pre-tokenizer");
         parts_.word_prefix = " ";
       }
       if (node["use_regex"].boolean(true)) into.rules.push_back({Pattern(kGpt2Pattern, node.path())});
@@ -206,7 +206,7 @@ class Reader {
 
   std::string token_path(const std::string& token) const { return fmt::format("model.vocab[{}]", files::shown(token)); }
 
-  /// Holes among the ids take memory, but may not take more than the tokens.
+  /// Unused ids take memory, so there may be no more of them than tokens.
   void limit_ids(const TokenizerNode& node, int64_t most) {
     const auto tokens = static_cast<int64_t>(ids_.size());
     if (most > 2 * tokens + 1024)
@@ -282,13 +282,13 @@ class Reader {
       if (fresh)
         model.merges.push_back(merge);
       else
-        model.merges[known->second] = merge;  // the last of several counts, as in the library
+        model.merges[known->second] = merge;  // the last one counts, as in the library
     }
     tokens_into(model);
     unknown(node["unk_token"]);
   }
 
-  /// With a token for every byte no character is unknown, so the library opens files whose unk_token is no token.
+  /// With a token for every byte, no character is unknown. So the library opens files whose unk_token is no token.
   void unknown(const TokenizerNode& node) {
     BpeModel& model = parts_.model;
     const auto missing = std::find_if(model.byte_ids.begin(), model.byte_ids.end(), [](int32_t id) { return id < 0; });
@@ -308,7 +308,7 @@ class Reader {
       if (const std::optional<std::string> bytes = bytes_of_characters(token))
         model.tokens[id] = *bytes;
       else
-        in_words[id] = false;  // no text consists of these characters
+        in_words[id] = false;  // no text contains these characters
     }
     for (size_t id = 0; id < tokens_.size(); ++id) {
       const std::string& token = model.tokens[id];
@@ -359,7 +359,7 @@ class Reader {
     }
   }
 
-  /// Only the tokens around a text; a text is encoded without them.
+  /// Reads only the tokens that surround a text, because the text is encoded without them.
   void post_processor(const TokenizerNode& node) {
     if (node.is_null()) return;
     const std::string type = node.type();
@@ -381,8 +381,8 @@ class Reader {
     }
   }
 
-  /// Without rules the whole text is one word. It may end between characters that no token of a merge contains side by
-  /// side: no merge crosses this place, whatever the order.
+  /// Without rules, the whole text is one word. It may end between two characters that no token of a merge contains
+  /// side by side: no merge crosses such a position, whatever the order of the merges.
   void pairs() {
     const BpeModel& model = parts_.model;
     WordRules& words = parts_.words;
@@ -390,7 +390,7 @@ class Reader {
     words.at_marks = metaspace_ && metaspace_split_;
     const bool all_bytes =
         std::all_of(model.byte_ids.begin(), model.byte_ids.end(), [](int32_t id) { return id >= 0; });
-    // Tokens of whole words, unknown characters side by side and merged bytes cross such places.
+    // Tokens of whole words, adjacent unknown characters and merged bytes can cross such positions.
     if (model.whole_words || (model.fuse_unknown && !all_bytes)) return;
     std::vector<bool> bytes(model.tokens.size());
     for (const int32_t id : model.byte_ids)
@@ -417,7 +417,7 @@ class Reader {
   std::vector<std::string> tokens_;  // by id
 };
 
-/// A special token of tokenizer_config.json: a text or an object with one.
+/// Returns a special token of tokenizer_config.json, which is a text or an object with one.
 int32_t special_of(const TokenizerNode& config, std::string_view key, const std::vector<AddedToken>& added) {
   const TokenizerNode node = config[key];
   if (node.is_null()) return -1;

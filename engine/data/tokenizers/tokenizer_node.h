@@ -18,7 +18,8 @@ namespace slipstream::data {
 
 inline constexpr int64_t kIdsMax = 1 << 24;
 
-/// Borrows the document and the name of its file. All readers throw DataError with the file, the path and the problem.
+/// A value with its path. Borrows the document and the name of its file. All readers throw DataError with the file, the
+/// path and the problem.
 class TokenizerNode {
  public:
   TokenizerNode(const Json& json, std::string path, const std::string& where)
@@ -38,7 +39,7 @@ class TokenizerNode {
   const std::string& where() const { return where_; }
   bool is_null() const { return json_->is_null(); }
 
-  /// The member, or null.
+  /// Returns the member, or null.
   TokenizerNode operator[](std::string_view key) const {
     static const Json null;
     const Json* member = need(json_->is_object(), "an object").find(key);
@@ -69,7 +70,7 @@ class TokenizerNode {
             where_)
             .fail("is an unknown key");
   }
-  /// Refuses every value but null and, if given, one other.
+  /// Refuses every value except null and, if it is given, one other value.
   void require_null(std::string_view also = "") const {
     if (is_null() || (json_->is_string() && json_->as_string() == also)) return;
     unsupported("null");

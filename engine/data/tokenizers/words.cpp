@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Applies several word rules one after another.
+// Applies several word rules in their order.
 
 #include "engine/data/tokenizers/words.h"
 

@@ -12,7 +12,7 @@
 
 namespace slipstream::data {
 
-/// A set of pairs of characters. Fast, because every character of a text asks it.
+/// A set of pairs of characters. It is fast, because the splitter looks up every character of a text.
 class CharacterPairs {
  public:
   void insert(uint32_t first, uint32_t second);
@@ -30,39 +30,39 @@ class CharacterPairs {
   static size_t hash(uint32_t first, uint32_t second) { return key(first, second) * 0x9e3779b97f4a7c15 >> 32; }
 
   std::vector<bool> ascii_ = std::vector<bool>(128 * 128);
-  std::vector<uint64_t> slots_;  // a power of two, at most half full
+  std::vector<uint64_t> slots_;  // the length is a power of two, and at most half of the slots are full
   size_t used_ = 0;
 };
 
-/// One pattern and what becomes of its matches.
+/// One pattern, and what becomes of its matches.
 struct WordRule {
   enum class Keep : uint8_t {
     all,      // matches are words, and so is the text between them
-    matches,  // the text between matches is left out
-    between,  // matches are left out
+    matches,  // only matches are words, and the text between them is left out
+    between,  // matches are left out, and the text between them are words
   };
   Pattern pattern;
   Keep keep = Keep::all;
 };
 
 struct WordRules {
-  std::vector<WordRule> rules;  // one after another: each divides the words of the one before
-  // Without rules:
+  std::vector<WordRule> rules;  // applied in order: each rule divides the words of the previous one
+  // These apply without rules:
   bool at_marks = false;  // a word begins at each U+2581 or space
-  bool at_pairs = false;  // a word ends between characters that are in no token together
-  CharacterPairs pairs;   // of characters that are; a space counts as U+2581
+  bool at_pairs = false;  // a word ends between characters that no token contains side by side
+  CharacterPairs pairs;   // the pairs of characters that a token contains; a space counts as U+2581
 };
 
 /// Divides texts for one thread.
 class WordSplitter {
  public:
-  /// `rules` must outlive it.
+  /// `rules` must outlive this object.
   explicit WordSplitter(const WordRules& rules);
 
-  /// Calls take(word, end) for consecutive words until it returns false, with the end of the part of the text that is
-  /// done, or 0 inside a word of the first rule; the words up to an end depend on nothing behind `text`, and text that
-  /// begins there has the same words. An empty word marks text that is left out. Without `last` the rest of the text
-  /// stays undone. Returns the last end. Throws: DataError as Pattern.
+  /// Calls take(word, end) for consecutive words until it returns false. `end` is the end of the part of the text that
+  /// is done, or 0 inside a word of the first rule. The words up to an end depend on nothing after `text`, and text
+  /// that begins there has the same words. An empty word marks text that is left out. Without `last`, the rest of the
+  /// text is not done. Returns the last end. Throws: DataError as Pattern.
   template <typename Take>
   size_t split(std::string_view text, bool last, const Take& take) {
     return rules_.rules.empty() ? split_at_characters(text, last, take) : split_by_rules(text, last, take);
@@ -75,7 +75,7 @@ class WordSplitter {
   size_t split_by_rules(std::string_view text, bool last, const Take& take);
   template <typename Take>
   size_t apply(size_t rule, std::string_view text, bool last, const Take& take);
-  /// Appends the words of `word` by the rules from `rule` on to words_.
+  /// Appends the words that the rules from `rule` on make of `word` to words_.
   void divide(size_t rule, std::string_view word);
 
   const WordRules& rules_;
@@ -83,7 +83,7 @@ class WordSplitter {
   std::vector<std::string_view> words_;
 };
 
-/// Bytes of U+2581 or of a space at the begin of `text`; 0: neither. Pure.
+/// Returns the bytes of U+2581 or of a space at the beginning of `text`, or 0 if there is neither. Pure.
 inline size_t mark_bytes(std::string_view text) {
   return text.empty() ? 0 : text[0] == ' ' ? 1 : text.starts_with("\xe2\x96\x81") ? 3 : 0;
 }

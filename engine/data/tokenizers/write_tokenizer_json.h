@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tokenizers as tokenizer.json and tokenizer_config.json, for other libraries.
+// Writes tokenizers as tokenizer.json and tokenizer_config.json for other libraries.
 
 #include <span>
 #include <string>
@@ -9,11 +9,12 @@
 
 namespace slipstream::data {
 
-/// A byte-level encoding with one pattern of words, without }+, which Oniguruma reads in another way. Pure.
+/// Writes a byte-level encoding with one pattern of words. The pattern has no }+, which Oniguruma reads differently.
+/// Pure.
 HuggingFaceFiles hugging_face_files_of(const BpeParts& parts);
-/// 256 tokens, one per byte. Pure.
+/// Writes 256 tokens, one per byte. Pure.
 HuggingFaceFiles hugging_face_files_of_bytes();
-/// One token per character; `characters` by id. Pure.
+/// Writes one token per character. `characters` is indexed by id. Pure.
 HuggingFaceFiles hugging_face_files_of_chars(std::span<const std::string> characters);
 
 }  // namespace slipstream::data

@@ -29,17 +29,18 @@ TEST_CASE("layout: the product of the axes is the world size, or the error lists
     return refusal([&] { resolve_layout(with(sets), world); });
   };
   CHECK(layout_refusal({"parallel.data=4"}, 6) ==
-        "[parallel] data 4 x tensor 1 x pipeline 1 x context 1 = 4 ranks, but 6 were started. Legal on 6, as data x "
-        "tensor x pipeline x context: 6x1x1x1, 3x1x1x2, 3x1x2x1, 3x2x1x1, 2x1x3x1, 2x3x1x1, 1x1x6x1, 1x6x1x1, 1x1x3x2, "
-        "1x2x3x1, 1x3x1x2, 1x3x2x1, or start 4 ranks.");
+        "[parallel] data 4 x tensor 1 x pipeline 1 x context 1 = 4 ranks, but 6 were started. Legal layouts of 6 "
+        "ranks, as data x tensor x pipeline x context: 6x1x1x1, 3x1x1x2, 3x1x2x1, 3x2x1x1, 2x1x3x1, 2x3x1x1, 1x1x6x1, "
+        "1x6x1x1, 1x1x3x2, 1x2x3x1, 1x3x1x2, 1x3x2x1, or start 4 ranks.");
   // Over the axes in use first, of these the nearest first; all of them.
   CHECK(layout_refusal({"model.layers=2", "train.sequence_length=6", "parallel.data=4", "parallel.tensor=4"}, 6) ==
-        "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Legal on 6, as data x "
-        "tensor x pipeline x context: 3x2x1x1, 2x3x1x1, 6x1x1x1, 1x6x1x1, 3x1x2x1, 1x3x2x1, 2x1x1x3, 1x2x1x3, 1x1x2x3, "
-        "or start 16 ranks.");
+        "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Legal layouts of 6 "
+        "ranks, as data x tensor x pipeline x context: 3x2x1x1, 2x3x1x1, 6x1x1x1, 1x6x1x1, 3x1x2x1, 1x3x2x1, 2x1x1x3, "
+        "1x2x1x3, 1x1x2x3, or start 16 ranks.");
   const std::string many = layout_refusal({"parallel.tensor=3", "parallel.pipeline=3"}, 16);
   CHECK(many.find("[parallel] tensor 3 x pipeline 3 x context 1 = 9 ranks do not divide the 16 started ranks. Legal "
-                  "on 16, as data x tensor x pipeline x context: 1x4x4x1, 2x2x4x1, 2x4x2x1, 4x2x2x1, ") == 0);
+                  "layouts of 16 ranks, as data x tensor x pipeline x context: 1x4x4x1, 2x2x4x1, 2x4x2x1, 4x2x2x1, ") ==
+        0);
   CHECK(many.find(", or start 9 or 18 ranks.") != std::string::npos);
   CHECK(layout_refusal({"parallel.tensor=3", "parallel.pipeline=5"}, 4096).find(" more, or start ") !=
         std::string::npos);
@@ -103,7 +104,8 @@ TEST_CASE("layout: errors offer only legal layouts, and list or count all of the
               legal +=
                   data * tensor * pipeline * context == world && may_be(interleaved, data, tensor, pipeline, context);
             }
-        // "Legal on 6, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 3 more, or start 4 or 8 ranks."
+        // "Legal layouts of 6 ranks, as data x tensor x pipeline x context: 2x1x3x1, 6x1x1x1 and 3 more, or start 4 or
+        // 8 ranks."
         int offered = 0;
         const std::string begin = "as data x tensor x pipeline x context: ";
         if (const size_t at = sentence.find(begin); at != std::string::npos) {

@@ -234,7 +234,7 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "layer's gradients, so they cannot wait. Use false.");
   CHECK(load_refusal({"overlap.align_grad_reduce=true", "parallel.pipeline=2", "zero.stage=1"}) == "accepted");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=12"}) ==
-        "zero.prefetch_depth = 12 exceeds the 11 layers behind the first of model.layers = 12. Use at most 11, or "
+        "zero.prefetch_depth = 12 exceeds the 11 layers after the first of model.layers = 12. Use at most 11, or "
         "zero.reshard_after_forward = false to keep every layer.");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=11"}) == "accepted");
   CHECK(load_refusal({"zero.stage=4"}).find("zero.stage") != std::string::npos);  // the range of its row

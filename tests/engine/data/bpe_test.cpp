@@ -298,7 +298,7 @@ TEST_CASE("tokenizer files: what the format allows and this reader does not is n
       {"{\"Regex\":\"", "{\"Regex\":\"(a|", "pattern.Regex", "cannot be compiled"},
       {"\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false}]",
        "\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":false}]",
-       "pre_tokenizer.pretokenizers[1].add_prefix_space", "need false behind another"},
+       "pre_tokenizer.pretokenizers[1].add_prefix_space", "need false after another"},
       {"\"pre_tokenizer\":{\"type\":\"Sequence\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"", "pre_tokenizer.type",
        "Whitespace"},
       {"\"post_processor\":{\"type\":\"Sequence\"", "\"post_processor\":{\"type\":\"BertProcessing\"",

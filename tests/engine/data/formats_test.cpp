@@ -200,7 +200,7 @@ TEST_CASE("formats: every count, length and offset of a Megatron index is checke
   CHECK_THAT(refusal([](Megatron& m) { m.documents = {0}; }), Catch::Contains("call end_document()"));
   const std::string bytes = index_of(good);
   CHECK_THAT(text_refusal(bytes.substr(0, 20)), Catch::Contains("has 20 bytes, need its header of 34"));
-  CHECK_THAT(text_refusal(bytes + "a"), Catch::Contains("behind its header, need 12"));
+  CHECK_THAT(text_refusal(bytes + "a"), Catch::Contains("after its header, need 12"));
   CHECK_THAT(text_refusal("X" + bytes.substr(1)), Catch::Contains("does not begin with MMIDIDX"));
   std::string wraps = bytes;
   wraps[18 + 7] = '\x40';  // 2^62 sequences more

@@ -89,10 +89,10 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
        "s.progress.json\" was changed"},
       {"a skip beyond the document",
        [](const TempFolder& f) { edit(f / "s.progress.json", [](Json& root) { root["skip"] = Json(14); }); },
-       "skips 1 tokens more than the document has"},
+       "skips 1 more tokens than its unfinished document has"},
       {"a place beyond the text",
        [](const TempFolder& f) { edit(f / "s.progress.json", [](Json& root) { root["byte"] = Json(1 << 20); }); },
-       "goes on at byte 1048576"},
+       "continues at byte 1048576"},
   };
   for (const char* tokenizer : {"bytes", "chars"})
     for (const Row& row : rows) {
