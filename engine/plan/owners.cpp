@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Longest processing time first.
+// Assigns the longest processing time first.
 
 #include "engine/plan/owners.h"
 
