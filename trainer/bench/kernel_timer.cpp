@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times ops interleaved with their bounds.
+// Runs the ops and their bounds in turns, and prints the table.
 
 #include "trainer/bench/kernel_timer.h"
 
@@ -18,13 +18,13 @@
 namespace slipstream::bench {
 namespace {
 
-// Approximate duration of a turn. The pause outlasts the polling of OpenMP's idle threads, which lasts a few
-// milliseconds. Woken threads may share a core until the kernel rebalances some milliseconds later, so the body runs
-// that long before it is timed.
+// The approximate duration of a turn. The pause outlasts the polling of OpenMP's idle threads, which lasts a few
+// milliseconds. Woken threads may share a core until the kernel rebalances them some milliseconds later, so the body
+// runs for that long before it is timed.
 constexpr int64_t kTurnNs = 4'000'000, kWarmNs = 10'000'000;
 constexpr auto kPause = std::chrono::milliseconds(6);
 
-/// Median times of one call; the bodies are interleaved.
+/// Returns the median times of one call. The bodies are interleaved.
 std::vector<double> interleaved_ns(const std::vector<KernelTimer::Body>& bodies, int rounds) {
   std::vector<std::vector<double>> seen(bodies.size());
   std::vector<int64_t> calls(bodies.size(), 1);

@@ -15,9 +15,10 @@
 
 namespace slipstream::bench {
 
-/// The bound of a product is the library called directly with the same shape and threads. The bound of every other op
-/// is the larger of two times: a copy of the same bytes, and its operations at the rate of a large product. Bound and
-/// op are interleaved, so that a busy machine slows both. Prints a line and writes a row for each op.
+/// The bound of a product is the time of the library, called directly with the same shape and threads. The bound of
+/// every other op is the larger of two times: a copy of the same bytes, and its operations at the rate of a large
+/// product. Bound and op are interleaved, so that a busy machine slows both. Prints a line and writes a row for each
+/// op.
 class KernelTimer {
  public:
   struct Size {
@@ -31,18 +32,18 @@ class KernelTimer {
   explicit KernelTimer(const KernelsOptions& options);
 
  protected:
-  /// Rates of a copy and of a large product on the context's threads.
+  /// Measures the rates of a copy and of a large product on the context's threads.
   void measure_rates(const Size& any);
   bool wanted(const std::string& op);
 
-  /// Memory with small values of this size's dtype, of float, or ids below `vocab`, as frequent as in text
-  /// (Philox::zipf). Lives until the size is finished.
+  /// Returns memory with small values of this size's dtype, of float, or with ids below `vocab` that are as frequent as
+  /// in text (Philox::zipf). It lives until the size is finished.
   void* values(int64_t elems, DType dtype);
   void* values(int64_t elems) { return values(elems, dtype_); }
   float* floats(int64_t elems) { return static_cast<float*>(values(elems, DType::f32)); }
   const int32_t* ids(int64_t elems, int64_t vocab);
 
-  /// The copy has as many bytes as the op, so that both stay in cache or both use memory.
+  /// The copy has as many bytes as the op, so that both stay in the cache or both use memory.
   void compare(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours);
   void compare_product(const std::string& op, const std::string& shape, const Cost& cost, const Body& ours,
                        const kernels::Product& direct);
@@ -54,7 +55,7 @@ class KernelTimer {
   LaunchContext context_;
   const Size* size_ = nullptr;
   DType dtype_ = DType::f32;
-  bool found_ = false;  // a row that --only selects
+  bool found_ = false;  // --only selects at least one row
   std::vector<std::vector<Line>> memory_;
 
  private:

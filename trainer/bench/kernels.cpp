@@ -281,7 +281,7 @@ class KernelBench : KernelTimer {
                                    .out_stride = d,
                                    .scale = scale,
                                    .dtype = dtype_};
-    attention_forward(context_, forward);  // backward needs its sums
+    attention_forward(context_, forward);  // the backward pass needs its sums
     compare("attention_forward", shape, attention_forward_cost(forward), [&] { attention_forward(context_, forward); });
     AttentionBackward backward{.dout = dout,
                                .q = qkv,
@@ -377,7 +377,7 @@ class KernelBench : KernelTimer {
     memory_.clear();
   }
 
-  /// Over the parameters of one block. These ops use float for every activation type.
+  /// Times the ops over the parameters of one block. They use float for every activation type.
   void update() {
     const int64_t elems = 12 * size_->width * size_->width + 13 * size_->width;
     const std::string shape = fmt::format("{}", elems);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench kernels: every op with its bound.
+// slipstream bench kernels: times every op with its bound.
 
 #include "trainer/bench/options.h"
 

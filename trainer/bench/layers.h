@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench layers: communication inside layers, for tensor and context parallelism.
+// slipstream bench layers: measures communication inside layers, for tensor and context parallelism.
 
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace slipstream::bench {
 
 struct LayersOptions : BenchOptions {
   std::vector<double> ratios;              // communication / compute
-  double layer_ms = 8;                     // forward pass of a layer
+  double layer_ms = 8;                     // the forward pass of a layer
   std::vector<int> chunks = {1, 2, 4, 8};  // values of overlap.tensor_chunks
 };
 

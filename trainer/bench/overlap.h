@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench overlap: the gradient reduce modes with their bounds.
+// slipstream bench overlap: times the gradient reduce modes with their bounds.
 
 #include "trainer/bench/options.h"
 

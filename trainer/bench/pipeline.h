@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench pipeline: the bubble of every schedule, compared with its closed form.
+// slipstream bench pipeline: compares the bubble of every schedule with its closed form.
 
 #include <string>
 #include <vector>
@@ -11,8 +11,8 @@ namespace slipstream::bench {
 
 struct PipelineOptions : BenchOptions {
   std::string compute = "paced";  // real | paced
-  std::vector<double> ratios;     // transfer between stages / forward pass; empty: the link of the run file
-  double forward_ms = 20;         // paced: of a stage and micro-batch
+  std::vector<double> ratios;     // the transfer between stages / the forward pass; empty: the link of the run file
+  double forward_ms = 20;         // paced: the time of a stage and micro-batch
 };
 
 /// Blocks. Collective. Returns the exit code. Throws: Error in a world of one rank.

@@ -9,7 +9,7 @@
 namespace slipstream::bench {
 
 struct ProductsOptions : BenchOptions {
-  int ranks = 0;                              // of the layout; 0: one
+  int ranks = 0;                              // the ranks of the layout; 0: one
   int64_t rotate_bytes = int64_t{256} << 20;  // operands rotate through this much memory
   double seconds = 0;                         // no product starts after this time; 0: no limit
   bool again = false;                         // time the products of the table again

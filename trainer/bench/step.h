@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench step: whole training steps by the host's clock.
+// slipstream bench step: times whole training steps by the host's clock.
 
 #include <string>
 
@@ -9,11 +9,11 @@
 namespace slipstream::bench {
 
 struct StepOptions : BenchOptions {
-  std::string export_dir;   // folder of the exported initial weights and batches; empty: no export
-  int in_a_row = 1;         // steps issued one behind the other, of which a time is the mean
-  bool plain_loop = false;  // time the same works in a plain loop, too
-  double line_rate = 0;     // bytes per second of the link of the printed bound; 0: no bound
-  int ranks = 0;            // connected by this link; 0: the ranks of the launcher
+  std::string export_dir;   // the folder of the exported initial weights and batches; empty: no export
+  int in_a_row = 1;         // the steps that are issued one after the other; a time is their mean
+  bool plain_loop = false;  // also time the same works in a plain loop
+  double line_rate = 0;     // bytes per second of the link for the printed bound; 0: no bound
+  int ranks = 0;            // the ranks that this link connects; 0: the ranks of the launcher
 };
 
 /// Blocks. Collective. Returns the exit code. Throws: Error in a world of one rank.

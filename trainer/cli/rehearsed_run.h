@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The rehearsed steps of a plan as the files of a run: a timeline, and the page of slipstream report.
+// Writes the rehearsed steps of a plan as the files of a run: a timeline, and the page of slipstream report.
 
 #include <string>
 
