@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares PyTorch on a GPU with our numbers, on the same GPU in the same run.
 
-  bench_gpu_pytorch.py kernels OURS.csv   every op that PyTorch has, compared with gpu_kernels_bench's table; attention by each backend of SDPA
-  bench_gpu_pytorch.py step OURS.csv      GPT-2 124M, 64 x 1024 tokens a step: eager and torch.compile, fused AdamW, SDPA; OURS.csv is
-                                          bench step's, and may be missing
+  bench_gpu_pytorch.py kernels OURS.csv   compares every op that PyTorch has with gpu_kernels_bench's table; attention by each backend of SDPA
+  bench_gpu_pytorch.py step OURS.csv      GPT-2 124M, 64 x 1024 tokens per step: eager and torch.compile, fused AdamW, SDPA; OURS.csv is
+                                          written by bench step, and may be missing
 
-Prints tables. --csv FILE writes the rows too, --measured FILE adds lines "what,value,unit" for gpu_summary.py; both after each row,
-so that an interrupted run keeps its rows. PyTorch's times come from CUDA events, the median of seven turns of 20 ms, like ours. Exit
-code 77: no PyTorch, or none that sees a GPU.
+Prints tables. --csv FILE also writes the rows, and --measured FILE adds lines "what,value,unit" for gpu_summary.py, both after each row,
+so that an interrupted run keeps its rows. PyTorch's times come from CUDA events and are the median of seven turns of 20 ms, like ours. Exit
+code 77: there is no PyTorch, or it sees no GPU.
 """
 import argparse
 import contextlib
@@ -50,12 +50,12 @@ if on_gpu and not torch.cuda.is_available():
 BF16 = torch.bfloat16
 IN_A_ROW = 5  # steps without a wait of the host, as training does; scripts/gpu_check.sh measures ours like this, too
 written = []
-# Order of the ops by importance, because a run may be interrupted.
+# The order of the ops by importance, because a run may be interrupted.
 FIRST = ["copy", "attention", "norm", "cross_entropy", "adamw", "matmul"]
 
 
 def keep(row, what, value, unit):
-    """Writes a row at once: the table whole under its final name, and one line of --measured."""
+    """Writes a row at once: the whole table under its final name, and one line of --measured."""
     written.append(row)
     if options.csv:
         with open(options.csv + ".new", "w", newline="") as file:
@@ -73,7 +73,7 @@ def values(*shape, dtype=BF16, grad=False, scale=1.0):
 
 
 def microseconds(body):
-    """Median over seven turns; a turn is as many calls as fill 20 ms."""
+    """The median over seven turns. A turn is as many calls as fill 20 ms."""
     def turn(calls):
         if not on_gpu:
             begin = time.perf_counter()
@@ -103,7 +103,7 @@ def backward_of(out, inputs, gradient):
 
 
 def torch_op(op, shape):
-    """The call in PyTorch, or None where it has no counterpart. Shapes as gpu_kernels_bench prints them."""
+    """The call in PyTorch, or None if it has no counterpart. Shapes are written as gpu_kernels_bench prints them."""
     n = sizes(shape)
     if op == "copy":
         a, b = (torch.empty(n[0] << 19, dtype=BF16, device=options.device) for _ in range(2))

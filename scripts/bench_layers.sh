@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Measures hidden communication inside layers whose compute sleeps: tensor parallelism by token chunks, and the ring of context
-# parallelism.
+# Measures hidden communication inside layers whose compute sleeps: tensor parallelism by token chunks, and the ring of
+# context parallelism.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +20,7 @@ mkdir -p "$out"
 bench() {
   local name=$1 ranks=$2
   shift 2
-  # Small layers with given times, because moving their bytes must not need the cores of all ranks.
+  # The layers are small and have given times, because moving their bytes must not need the cores of all ranks.
   on_ranks "$ranks" bench layers configs/runs/quickstart.toml --steps "$steps" --csv "$out/$name.csv" --set model.width=64 --set model.heads=4 \
     --set comm.emulate.latency=50us "$@" | tee "$out/$name.txt"
 }

@@ -3,10 +3,10 @@
 # Measures training over a real 1 Gbit/s link on one machine: two processes of one thread, each in its own network
 # namespace.
 #
-# Interleaves our steps, issued in a row (data parallelism with float32 and bfloat16 on the wire, ZeRO) with PyTorch's DDP and FSDP2
-# (gloo) and its flat all-reduce: same weights and batches, same clock, one core each. Our steps are compared with their
-# rehearsal, for which `slipstream calibrate` measures computing times and the link beforehand. The bound transfers all
-# bytes at the line rate as early as it can.
+# The script interleaves our steps, issued in a row (data parallelism with float32 and bfloat16 on the wire, ZeRO), with
+# PyTorch's DDP and FSDP2 (gloo) and its flat all-reduce. All have the same weights and batches, the same clock, and one
+# core each. Our steps are compared with their rehearsal, for which `slipstream calibrate` measures computing times and
+# the link beforehand. The bound transfers all bytes at the line rate as early as it can.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -66,7 +66,7 @@ flags=(configs/runs/gpt2_124m.toml --set train.dtype=float32 --set device.thread
   --set "model.width=$width" --set model.context=64 --set train.sequence_length=64 --set "train.micro_batch_size=$batch"
   --set "model.vocab_size=$vocab" --set optimizer.grad_clip=0 --set overlap.split_tied_embedding=true)
 field() { awk -F, -v name="$2" 'NR==1 {for (i=1;i<=NF;++i) if ($i==name) at=i} NR==2 {print $at}' "$1"; }
-# Settings of our methods.
+# The settings of our methods.
 settings() {
   case "$1" in
     ours) echo "--set comm.grad_dtype=float32" ;;

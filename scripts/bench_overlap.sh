@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Measures the overlap table: the four gradient reduce modes at communication / compute = 0.25, 0.5, 1 and 2, on 2 and 4
-# ranks.
+# Measures the overlap table: the four modes of gradient reduction at communication / compute = 0.25, 0.5, 1 and 2, on 2
+# and 4 ranks.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 

@@ -105,7 +105,7 @@ def main():
     with open(os.path.join(options.folder, f"batch_{options.rank}.bin"), "rb") as file:
         batch = torch.frombuffer(bytearray(file.read()), dtype=torch.int32).long().reshape(2, -1, config["n_positions"])
     ids, targets = batch[0], batch[1]
-    # An argument instead of a module buffer, because gloo refuses to broadcast booleans.
+    # The mask is an argument instead of a module buffer, because gloo refuses to broadcast booleans.
     mask = torch.triu(torch.ones(config["n_positions"], config["n_positions"], dtype=torch.bool), 1)
     if options.method == "fsdp":
         from torch.distributed.fsdp import fully_shard  # missing before PyTorch 2.6

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compares whole training steps (forward, backward, AdamW) with PyTorch's on this machine: same weights, batch and
-# clock, interleaved.
+# Compares whole training steps (forward, backward, AdamW) with PyTorch's on this machine, interleaved and with the same
+# weights, batch and clock.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -69,7 +69,7 @@ for row in ${rows//,/ }; do
     peer_ms=() our_ms=() peer=PyTorch dtype=float32
     [[ $row != bf16 ]] || { peer="our float32"; dtype=bfloat16; }
     for ((r = 0; r < rounds; ++r)); do
-      # The first of ours writes the weights and the batch that both sides start from.
+      # Our first run writes the weights and the batch with which both sides start.
       read -r our_loss ms < <(ours "$dtype" "$n" "${s[6]}" "${s[@]:0:6}" --export "$work/start")
       our_ms+=("$ms")
       if [[ $row == bf16 ]]; then
@@ -80,7 +80,7 @@ for row in ${rows//,/ }; do
       peer_ms+=("$ms")
     done
     x=$(printf '%s\n' "${peer_ms[@]}" | median) y=$(printf '%s\n' "${our_ms[@]}" | median)
-    # bfloat16 keeps 8 bits: its loss may differ by a rounding of the logits.
+    # bfloat16 keeps 8 bits, so its loss may differ by a rounding of the logits.
     tolerance=1e-4
     [[ $row != bf16 ]] || tolerance=2e-2
     read -r differ equal ratio < <(awk -v a="$peer_loss" -v b="$our_loss" -v t="$tolerance" -v x="$x" -v y="$y" \

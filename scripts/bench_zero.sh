@@ -21,7 +21,7 @@ bench() {
   local name=$1
   shift
   {
-    # Small layers with given times, because moving their bytes must not need the cores of four ranks.
+    # The layers are small and have given times, because moving their bytes must not need the cores of four ranks.
     on_ranks "$ranks" bench overlap configs/runs/quickstart.toml \
       --steps "$steps" --csv "$out/$name.csv" --set model.width=64 --set model.heads=4 --set train.micro_batch_size=1 --set train.global_batch_size="$ranks" \
       --set overlap.bucket_size=256KiB --set overlap.first_bucket_size=64KiB --set comm.emulate.latency=50us "$@"
@@ -36,7 +36,7 @@ bench int8_12_layers --zero 1,3 --prefetch 1 --ratios 0.2,0.6,1 "${layers[@]}" -
 for stage in 0 1 2 3; do
   bench "ablation_stage$stage" --ablate --ratios 0.5 "${layers[@]}" --set zero.stage="$stage" "$@"
 done
-# Settings that need groups of data ranks, pipeline stages, or tensor ranks.
+# These settings need groups of data ranks, pipeline stages, or tensor ranks.
 bench ablation_groups --ablate --ratios 0.5 "${layers[@]}" --set zero.stage=3 --set zero.shard_size=2 --set zero.persistence_threshold=2KiB "$@"
 link=(--set comm.emulate.bandwidth=100Mbit/s)
 bench ablation_pipeline --ablate "${link[@]}" "${layers[@]}" --set parallel.pipeline=2 --set train.global_batch_size=$((ranks * 2)) "$@"

@@ -71,7 +71,7 @@ cp docs/benchmarks/h[12]00-forecast.csv "$root/docs/benchmarks/"
 mkdir "$root/tests/golden"
 cp tests/golden/*.json tests/golden/*.bin "$root/tests/golden/"
 
-# Open MPI, from its own list of paths, under the same relative paths; OPAL_PREFIX names the new prefix.
+# Open MPI is copied by its own list of paths, under the same relative paths. OPAL_PREFIX names the new prefix.
 if command -v ompi_info >/dev/null; then
   mpi_path() { ompi_info --path "$1" --parsable | sed 's/^path:[a-z]*://'; }
   prefix=$(mpi_path prefix)
@@ -93,7 +93,7 @@ else
   echo "bundle: no Open MPI here, so several ranks on the GPU machine need its own mpirun" >&2
 fi
 
-# Libraries that the programs load, except the C library and the GPU driver's libraries. ldd fails for scripts.
+# The libraries that the programs load, except the C library and the libraries of the GPU driver. ldd fails for scripts.
 readonly not_bundled='^(linux-vdso|ld-linux|libc\.so|libm\.so|libpthread|libdl\.so|librt\.so|libresolv|libutil|libcuda|libcudart|libcublas|libnccl|libnvidia|libnvrtc|libnvJitLink)'
 find "$root" -type f \( -perm -u+x -o -name '*.so' \) ! -name '*.sh' -print0 \
   | { xargs -0 -n 1 ldd 2>/dev/null || true; } \
@@ -103,7 +103,7 @@ find "$root" -type f \( -perm -u+x -o -name '*.so' \) ! -name '*.sh' -print0 \
     done
 find "$root" -type f \( -perm -u+x -o -name '*.so*' \) ! -name '*.sh' -exec strip --strip-unneeded -- {} + 2>/dev/null || true
 
-# Major version of CUDA that the GPU machine needs.
+# The major version of CUDA that the GPU machine needs.
 cuda_major=$(ldd "$build/slipstream" | sed -n 's/.*libcudart\.so\.\([0-9]*\).*/\1/p' | head -n 1)
 if [[ -z $cuda_major ]]; then
   cuda_major=$(ldd "$build/slipstream" | sed -n 's/.*libcublas\.so\.\([0-9]*\).*/\1/p' | head -n 1)
@@ -116,8 +116,8 @@ fi
 } >"$root/MANIFEST"
 [[ -n $cuda_major ]] || echo "bundle: warning: this build does not use CUDA; configure with -Dcuda=enabled" >&2
 
-# All programs contain the same kernels, so a dictionary larger than two programs stores them once. gzip's output is
-# three times larger.
+# All programs contain the same kernels, so a dictionary that is larger than two programs stores them once. The output
+# of gzip is three times larger.
 tar -C "$stage" -cf - slipstream-gpu | xz -T1 --lzma2=preset=1,dict=256MiB >"$out"
 size=$(stat -c %s -- "$out")
 echo "$out: $(((size + 999999) / 1000000)) MB of at most $((limit_bytes / 1000000)), $(find "$root/tests" "$root/nccl" "$root/bench" -type f -perm -u+x 2>/dev/null | wc -l) tests and benchmarks for a GPU, CUDA ${cuda_major:-none}"

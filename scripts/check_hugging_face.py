@@ -43,8 +43,9 @@ FAMILIES = {
 STEPS = 20
 TRAINING = dict(steps=STEPS, rate="1e-3", decay=0.1, adam_eps="1e-8")
 # One step whose update shows the gradient, with the largest rate and epsilon that a run file may have. A step is about
-# 1000 times the gradient, so that rounding the weight behind it to float32 costs 2^-24 of the gradient, and the weight
-# before it 2^-24 / 1000. The limit leaves room for sums in another order, which differ by up to 1e-5.
+# 1000 times the gradient. Rounding the weight to float32 after the step therefore costs 2^-24 of the gradient, and
+# rounding it before the step costs 2^-24 / 1000. The limit leaves room for sums in another order, which differ by up to
+# 1e-5.
 GRADIENT = dict(steps=1, rate=1000.0, decay=0.0, adam_eps=1.0)
 GRADIENT_SHARE = 1e-4
 ADAM = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles the whole program and the GPU tests with CUDA, warnings as errors, and starts them. Without a driver, they
-# skip themselves with the reason. Without nvcc: skipped with the reason (code 77).
+# Compiles the whole program and the GPU tests with CUDA, with warnings as errors, and starts the tests. Without a
+# driver they skip themselves with the reason. Without nvcc the script is skipped with the reason (code 77).
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then

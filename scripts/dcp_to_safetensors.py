@@ -6,7 +6,7 @@ usage: scripts/dcp_to_safetensors.py FOLDER OUT [--config config.json] [--strip 
        scripts/dcp_to_safetensors.py ITER_FOLDER OUT [--vocab 50257]     # torch_dist of Megatron-Core
 Needs: pip install torch (2.4 or newer). FOLDER has .metadata and *.distcp, as FileSystemWriter writes them. Names stay
 as they are stored. --strip takes only the tensors whose names begin with PREFIX, for instance "model.", and removes it.
-Memory holds one tensor, or one layer of it. Objects that are no tensors are left out.
+The script holds one tensor, or one layer of it, in memory. It leaves out objects that are no tensors.
 
 Weights of Megatron-Core's GPTModel get the names and the layout of Hugging Face: GPT-2, Llama, Mistral, Qwen2 or Qwen3,
 as the tensors show; --family decides between equal ones. The file config.json comes from the options, the saved
@@ -44,7 +44,7 @@ METADATA_CLASSES = {
     MEMORY_FORMATS,
 }
 FILE_CLASSES = {"_StorageInfo", "_StoragePrefix"}
-# Megatron-Core keeps the plans of its ranks in the index, and had a class of its own for the index.
+# Megatron-Core keeps the plans of its ranks in the index, and had its own class for the index.
 MEGATRON_MODULE = "megatron.core.dist_checkpointing.strategies.torch"
 PLAN_CLASSES = {"SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData"}
 SAVED_ARGUMENTS = "common.pt"  # newer versions store them as an object of this name:
@@ -77,7 +77,7 @@ class MegatronIndex(metadata.Metadata):
 
 
 class Foreign:
-    """Stands for every object whose class is not loaded."""
+    """Replaces every object whose class is not loaded."""
 
     def __new__(cls, *_):
         return super().__new__(cls)
@@ -90,7 +90,7 @@ class Foreign:
 
 
 def member(of, name):
-    """getattr for the members of enumerations alone: Python 3.11 pickles them so."""
+    """getattr only for the members of enumerations, because Python 3.11 pickles them by it."""
     if not isinstance(of, enum.EnumMeta):
         raise Refusal(f"its index reads the attribute {name} of {of}, which no index needs. Do not trust it")
     return of[name]
@@ -147,7 +147,7 @@ class Reader(dcp.FileSystemReader):
 
 
 class OneTensor(planner.LoadPlanner):
-    """Loads a stored tensor, or one index of its first dimension: the chunks of other ones are not read."""
+    """Loads a stored tensor, or one index of its first dimension. The chunks of other indices are not read."""
 
     def __init__(self, index, stored, part):
         self.entry, self.stored = index.state_dict_metadata[stored], stored
@@ -187,7 +187,7 @@ class OneTensor(planner.LoadPlanner):
 
 
 class Tensors:
-    """Reads stored tensors, and keeps the last one: several tensors of the result may be parts of it."""
+    """Reads stored tensors, and keeps the last one, because several tensors of the result may be parts of it."""
 
     def __init__(self, reader):
         self.reader, self.key, self.last = reader, None, None
@@ -249,7 +249,7 @@ def saved_arguments(folder, reader):
 
 
 def names_megatron(folder):
-    """Whether a file of Megatron-LM names the format, which must be torch_dist."""
+    """Does a file of Megatron-LM name the format? It must be torch_dist."""
     path = folder / "metadata.json"
     if not path.exists():
         return False

@@ -43,7 +43,7 @@ def fail(message):
 
 
 class Block:
-    """One interval of a row, in milliseconds from the begin of the picture."""
+    """One interval of a row, in milliseconds from the beginning of the picture."""
 
     def __init__(self, kind, label, begin, end):
         self.kind, self.label, self.begin, self.end = kind, label, begin, end
@@ -58,7 +58,8 @@ def phase_of(item):
 
 
 def layer_of(item):
-    """The layer that an item computes: the last number of its name, "head" for the head, nothing for the rest."""
+    """The layer that an item computes: the last number of its name, "head" for the head, and nothing for other
+    items."""
     if re.match(r"(head|final_norm)", item):
         return "head"
     number = re.search(r"(attention|mlp|norm).*\.(\d+)$", item)
@@ -66,7 +67,7 @@ def layer_of(item):
 
 
 def block_of(event, row):
-    """The block of an event, or None for what the picture leaves out: a channel that waits is an empty row."""
+    """The block of an event, or None if the picture leaves it out: a channel that waits is an empty row."""
     name, category = event["name"], event["cat"]
     begin = event["ts"] / 1000
     end = begin + event["dur"] / 1000
@@ -80,7 +81,7 @@ def block_of(event, row):
 
 
 def read_rows(path):
-    """Row name -> blocks, step -> begin of its first work on compute, and the number of ranks."""
+    """The blocks by name of the row, the beginning of the first work on compute by step, and the number of ranks."""
     try:
         trace = json.loads(path.read_text())
         events, ranks = trace["traceEvents"], trace["distributedInfo"]["world_size"]
@@ -108,7 +109,7 @@ def clipped(blocks, begin, end):
 
 
 def merged(blocks):
-    """Neighbours of one kind and label as one block; a wait between them keeps them apart."""
+    """Joins neighbours of one kind and label to one block. A wait between them keeps them apart."""
     whole = []
     for block in blocks:
         if whole and (whole[-1].kind, whole[-1].label) == (block.kind, block.label):
@@ -123,7 +124,7 @@ def text_width(text, size):
 
 
 def union(blocks):
-    """How long at least one of the blocks runs."""
+    """The time in which at least one of the blocks runs."""
     total, reached = 0.0, 0.0
     for block in sorted(blocks, key=lambda b: b.begin):
         total += max(0.0, block.end - max(block.begin, reached))
@@ -132,7 +133,7 @@ def union(blocks):
 
 
 def facts_of(rows, ranks):
-    """The line below the title: what the picture shows, in numbers."""
+    """The line below the title, with the numbers of the picture."""
     communication = union(b for blocks in rows.values() for b in blocks if b.kind == "communication")
     waited = union(b for b in rows["compute"] if b.kind == "wait")
     if not communication:
@@ -141,7 +142,7 @@ def facts_of(rows, ranks):
 
 
 def phase_spans(blocks):
-    """Where each phase begins and ends on compute, for the names above the row."""
+    """The beginning and the end of each phase on compute, for the names above the row."""
     spans = []
     for block in blocks:
         if block.kind == "wait":
@@ -161,7 +162,7 @@ def draw(folder, first, count):
     if first is None:  # the median step
         first = sorted(steps, key=lambda s: starts[s + 1] - starts[s])[len(steps) // 2]
     if first not in starts or first + count not in starts:
-        fail(f"the trace has steps {min(starts)} to {max(starts)}; {count} from {first} on need one more behind them")
+        fail(f"the trace has steps {min(starts)} to {max(starts)}; {count} from {first} on need one more after them")
     begin, end = starts[first], starts[first + count]
     length = end - begin
     rows = {name: clipped(blocks, begin, end) for name, blocks in rows.items()}

@@ -18,7 +18,7 @@ netlab_require drill_hosts
 work=$(mktemp -d)
 trap 'netlab_down; rm -rf "$work"' EXIT
 netlab_up drill_hosts 4 1Gbit
-# A lost host does not answer the launcher's agent either.
+# A lost host does not answer the agent of the launcher either.
 sed -i "2a while [[ \$1 == -* ]]; do shift; done\n[[ ! -e $work/lost.\$1 ]] || { echo \"ssh: connect to host \$1 port 22: No route to host\" >\&2; exit 255; }" "$netlab_work/agent"
 
 for i in {1..3000}; do echo "the wind carries every sail $((i * 7919 % 1000)) before a quiet harbour"; done >"$work/text.txt"
@@ -51,7 +51,7 @@ echo "four hosts save, three read:"
 run four --set zero.stage=3 --set train.steps=6 --set checkpoint.interval=6
 cp -r "$work/four" "$work/three"
 netlab_hosts=3
-# A learning rate of 0 leaves the weights as they were read.
+# With a learning rate of 0 the weights stay as they were read.
 run three --resume --set zero.stage=3 --set train.steps=7 --set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 \
   --set optimizer.warmup_steps=0 --set checkpoint.dir="$work/three/checkpoints"
 grep "resumed from" "$work/three.log"
@@ -65,7 +65,7 @@ for i in 0 1 2 3; do echo "$(netlab_host $i) slots=1"; done >"$work/hosts"
 launcher="mpirun --mca plm_rsh_agent $netlab_work/agent --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include $netlab_net.0/24 --mca btl_tcp_if_include $netlab_net.0/24 --mca pml ob1 --mca btl tcp,self --mca mpi_yield_when_idle 1 --bind-to none"
 lost=$(netlab_host 2)
 
-lose_a_host() { # NAME SOURCE FLAGS...: three hosts train, one is lost behind step 100; the spare one continues from SOURCE
+lose_a_host() { # NAME SOURCE FLAGS...: three hosts train, and one is lost after step 100; the spare one continues from SOURCE
   local name=$1 source=$2 code=0
   ip netns exec "$(netlab_host 0)" unshare --uts bash -c "hostname $(netlab_host 0) && cd $PWD && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     exec $relauncher -np 3 --hostfile $work/hosts --launcher '$launcher' $program train $work/run.toml --set output.dir=$work/$name ${more[*]} ${*:3}" \

@@ -22,7 +22,7 @@ COMPUTE = 0  # the row of the compute stream
 
 
 class Refusal(Exception):
-    """The run folder lacks what an export needs."""
+    """The run folder lacks something that an export needs."""
 
 
 def read(path):
@@ -33,7 +33,8 @@ def read(path):
 
 
 def rendezvous_of(event):
-    """Equal on all members of one communication: (step, name). Both ends of a message differ by verb and part only."""
+    """A key that is equal on all members of one communication: (step, name). The two ends of a message differ only in
+    verb and part."""
     args = event["args"]
     item = args.get("item", event["name"])
     if args.get("Collective name") in ("send", "recv"):
@@ -42,7 +43,8 @@ def rendezvous_of(event):
 
 
 def offsets_of(traces):
-    """{rank: ns that its clock is ahead of the first rank's}. The members of a communication end it together."""
+    """{rank: the ns by which its clock is ahead of the first rank's}. The members of a communication end it
+    together."""
     ends = {rank: {rendezvous_of(event): event["ts"] + event["dur"] for event in events
                    if event["ph"] == "X" and "Collective name" in event["args"]} for rank, events in traces.items()}
     first, *others = sorted(ends)
@@ -95,7 +97,7 @@ def flows_of(plan, rank, events, first_id):
 
 
 def for_hta(trace, events, entered):
-    """The events as HolisticTraceAnalysis counts them. Communication begins, as in metrics.jsonl, when its last member
+    """The events as HolisticTraceAnalysis counts them. As in metrics.jsonl, communication begins when its last member
     enters; work beside the compute stream is a copy."""
     kept = []
     for event in events:

@@ -4,14 +4,14 @@
 
 usage: scripts/fault_drill.sh [--program PATH] [--kills N] [--seed S] [--csv FILE] [--only CLASS,..] [--relaunch]
 
-Every round trains one of six layouts to its end through a series of faults and continues with --resume behind each
-that ends the run; scripts/faults/classes.py has the classes. With --relaunch, scripts/slipstream-run resumes the runs
-behind SIGKILL of a rank, of all ranks or of mpirun at random times.
+Every round trains one of six layouts to its end through a series of faults, and continues with --resume after each
+fault that ends the run; scripts/faults/classes.py has the classes. With --relaunch, scripts/slipstream-run resumes the
+runs after SIGKILL of a rank, of all ranks or of mpirun at random times.
 
-A round is survived if its last run ends with 0, the loss, gradient norm and params_hash of every step and the final
-weights equal those of the run without faults, and every fault had the effect that its class allows. The table has for
-each class: faults, those survived, the seconds from the fault to the first error line or the end of the launcher
-(median and largest), and the steps that were trained again. Exit code 1 if a round is not survived.
+A round is survived if its last run ends with 0, if the loss, gradient norm and params_hash of every step and the final
+weights equal those of the run without faults, and if every fault had the effect that its class allows. For each class,
+the table has the faults, the survived ones, the seconds from the fault to the first error line or the end of the
+launcher (median and largest), and the steps that were trained again. The exit code is 1 if a round is not survived.
 """
 import argparse
 import collections
@@ -137,7 +137,7 @@ class Drill:
             return  # the next start continues from memory
         self.lost_steps[kind].append(max(0, max(trajectory(start.folder), default=0) - max(steps_of(start.folder), default=0)))
 
-    # With slipstream-run.
+    # With slipstream-run:
 
     def repeated_killer(self, classes):
         """Kills until the run ends, six times at most. Appends the classes."""
@@ -226,7 +226,7 @@ def main():
     parser.add_argument("--only", default="", help="classes, separated by commas")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=pathlib.Path)
-    parser.add_argument("--keep-going", action="store_true", help="also behind a round that is not survived")
+    parser.add_argument("--keep-going", action="store_true", help="also after a round that is not survived")
     parser.add_argument("--relaunch", action="store_true", help="scripts/slipstream-run resumes the runs")
     options = parser.parse_args()
     unknown = [name for name in options.only.split(",") if name and name not in [fault.name for fault in FAULTS]]
@@ -251,7 +251,7 @@ def main():
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     print(f"{done} faults in {rounds} rounds with seed {options.seed}: {good} rounds ended with the bits of the run without faults")
     if drill.launchers_hung:
-        print(f"{drill.launchers_hung} times mpirun did not end behind its ranks, and was killed")
+        print(f"{drill.launchers_hung} times mpirun did not end after its ranks, and was killed")
     print(f"seconds lost per fault: {drill.lost_s / max(1, done):.2f}" if options.relaunch else
           f"limit of a wait in the class stop: {LIMIT_S} s")
     if options.csv:

@@ -5,7 +5,7 @@
     scripts/foresight.py RUNS_CSV [--program build/slipstream] [--csv OUT] [--markdown OUT]
 
 Every row of RUNS_CSV becomes a run file, `slipstream plan --batch` forecasts all of them, and the script prints the
-errors by source, GPU and layout beside those of one constant per GPU and precision. docs/FORESIGHT.md has the result.
+errors by source, GPU and layout, beside those of one constant per GPU and precision. docs/FORESIGHT.md has the result.
 """
 import argparse
 import collections
@@ -70,7 +70,8 @@ def recomputation(row):
 
 
 def layers_of_parts(layers, parts):
-    """As equal as possible; the first and the last part have less, beside the embedding and the head."""
+    """Parts that are as equal as possible. The first and the last part have fewer layers, because of the embedding and
+    the head."""
     each, more = divmod(layers, parts)
     counts = [each] * parts
     for i in range(more):
@@ -123,12 +124,13 @@ def run_file(row):
 
 
 def model_flops(row):
-    """Of one token, forward and backward; scores of all pairs."""
+    """The operations of one token, forward and backward, with the scores of all pairs."""
     return 6e9 * number(row, "params_b") + 12 * whole(row, "layers") * whole(row, "hidden") * whole(row, "seq")
 
 
 def forecasts(rows, program, machine_dir, replace=None, jobs=1):
-    """One dict per row: the line of `plan --batch`. `replace` maps names of software; `jobs` processes share the rows."""
+    """One dict per row: the line of `plan --batch`. `replace` maps names of software; `jobs` processes share the
+    rows."""
     with tempfile.TemporaryDirectory() as folder:
         lines, wanted = [], []
         for i, row in enumerate(rows):
@@ -173,8 +175,8 @@ def cells_of(rows):
 
 
 def search(rows, program, machine_dir, seconds):
-    """Searches a layout for the model and the number of GPUs of every cell, and compares it with the best published one:
-    with its forecast, and with its measurement."""
+    """Searches a layout for the model and the number of GPUs of every cell, and compares it with the best published
+    layout: with its forecast, and with its measurement."""
     cells = cells_of(rows)
     made = forecasts(cells, program, machine_dir)
     print("model, GPUs, best published tokens/s per GPU: measured, forecast; proposed: forecast, layout")
@@ -182,7 +184,7 @@ def search(rows, program, machine_dir, seconds):
     for row, m in zip(cells, made):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.toml"
-            # Without the published layout.
+            # The published layout is left out.
             plain = dict(row, tp="1", pp="1", cp="1", vpp="1", dp=row["gpus"], micro_batch="1", recompute="", zero="0")
             path.write_text(run_file(plain))
             name = software_of(row)
@@ -191,7 +193,7 @@ def search(rows, program, machine_dir, seconds):
                                   str(machine), "--as",
                                   str(ROOT / name) if name.startswith("configs/") else name, "--search", "--seconds",
                                   str(seconds), "--rows", "1", "--json"], text=True, capture_output=True, check=False)
-        # Other programs keep states in fewer bytes or in host memory.
+        # Other programs keep states in fewer bytes, or in host memory.
         has = 1e9 * float(re.search(r'^memory = "([\d.]+)GB"', machine.read_text(), re.M)[1])
         need = m.get("software_memory_bytes", m.get("memory_bytes", 0))
         if need > has:
@@ -230,7 +232,7 @@ def baseline(rows):
     out = []
     for row in rows:
         others = groups[MACHINES[row["gpu"]], precision_of(row)]
-        # The median over sources of their medians: a source with many rows has one vote.
+        # This is the median over sources of their medians, so that a source with many rows has one vote.
         votes = [statistics.median(v) for s, v in others.items() if s != row["source"]]
         peak = next(v for k, v in PEAK.items() if row["gpu"].startswith(k))
         out.append(statistics.median(votes) * peak / model_flops(row) if votes and row["seq"] else None)
@@ -275,7 +277,7 @@ def base_of(row):
 
 def limit_of(sources):
     """The error that 80 % of the rows of a new source stay under, from lists of errors by source. The k-th of n sources
-    covers k / (n + 1) in the mean (Weibull 1939), so the limit is at position 0.8 (n + 1) between sources. The rows of a
+    covers k / (n + 1) on average (Weibull 1939), so the limit is at position 0.8 (n + 1) between sources. The rows of a
     source share its place."""
     votes = sorted((error, 1 / len(errors)) for errors in sources for error in errors)
     wanted = 0.8 * (len(sources) + 1) - 0.5  # the middle of source k is at k - 0.5

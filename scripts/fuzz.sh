@@ -38,7 +38,7 @@ if [[ -z $cxx ]] || ! echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, u
   exit 77
 fi
 
-# Sources of the readers and of what they call.
+# The sources of the readers, and those that they call.
 config=(defaults field fields learning_rate load machine multipliers nearest reference resolve supported toml validate
   validate_data)
 sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json,parallel,units}.cpp
@@ -47,8 +47,8 @@ sources=(comm/flight.cpp comm/verdict.cpp engine/base/{check,document,files,json
   engine/data/{foreign_tokens,hash,json_lines,json_text,make_tokenizer,megatron,normalizer,pattern,raw_tokens,shards,sidecar,text,text_input}.cpp
   engine/data/{tiktoken,token_source,tokenizer,tokenizer_json,unpack,words,write_tokenizer_json}.cpp tests/fuzz/trial.cpp)
 sources=("${sources[@]%.cpp}")
-# The sanitizers observe the parsers of JSON and TOML, too, which are compiled from their headers. Packages of toml++ have
-# no assertions: one of version 3.3 fails for the table header "[+", which the parser then refuses.
+# The sanitizers also observe the parsers of JSON and TOML, which are compiled from their headers. Packages of toml++
+# have no assertions: one of version 3.3 fails for the table header "[+", which the parser then refuses.
 flags=(-std=c++20 -O1 -gline-tables-only -I. -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
   -fno-omit-frame-pointer -DSLIP_LIBFUZZER -DTOML_HEADER_ONLY=1 "'-DTOML_ASSERT(expr)=static_assert(true)'")
 objects=()
@@ -74,7 +74,7 @@ TMPDIR=$(mktemp -d -p "$([[ -w /dev/shm ]] && echo /dev/shm || echo /tmp)")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-# Edges alone, without their counts, leave the fewest inputs.
+# Edges alone, without their counts, give the fewest inputs.
 keep_grown() {
   local target=$1 cover="$TMPDIR/cover" file
   cp -r "tests/fuzz/corpus/$target" "$cover"

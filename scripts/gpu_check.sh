@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks a GPU machine, from a bundle (scripts/bundle.sh) or a build. Needs neither network nor package manager.
+# Checks a GPU machine, from a bundle (scripts/bundle.sh) or from a build. It needs neither network nor package manager.
 set -euo pipefail
 
 usage() {
@@ -78,7 +78,7 @@ while (($#)); do
 done
 ((${#plans[@]})) || plans=("stage kernels" "stage nccl" "stage sanitize" "stage bench")
 
-# --- time: milliseconds, times the scale that rehearsals set
+# --- time: milliseconds, multiplied by the scale that rehearsals set
 
 scale=$(awk -v scale="${SLIPSTREAM_CHECK_SCALE:-1}" 'BEGIN { printf "%d", 1000 * scale }')
 readonly scale
@@ -87,8 +87,8 @@ scaled_ms() { echo $(($1 * scale)); }
 seconds_of() { printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)); }
 began_ms=${SLIPSTREAM_CHECK_BEGAN_MS:-$(now_ms)}
 readonly began_ms
-# A test that ignores its termination signal is killed after kill_seconds. Tests end reserve_seconds before the time is over: that is for
-# the kill, and for the summary.
+# A test that ignores its termination signal is killed after kill_seconds. Tests end reserve_seconds before the time is
+# over, which leaves time for the kill and for the summary.
 readonly kill_seconds=3 reserve_seconds=8
 # CUDA and NCCL use memory files in addition to the tests' files.
 readonly file_kib=$((${SLIPSTREAM_CHECK_FILE_MIB:-4096} * 1024))
@@ -119,7 +119,7 @@ remove_unfinished
 if [[ -z $from && -d $root/results ]]; then from=$root/results; fi
 readonly result_files=(tests.txt kernels.csv measured.csv products.json clocks.csv)
 
-# Results hold for one bundle on one kind of GPU.
+# Results are valid for one bundle on one kind of GPU.
 origin_of() { grep -E '^(bundle of commit|found: GPU) ' "$1" 2>/dev/null || true; }
 readonly found=$out/found.txt
 found_before=$(cat "$found" 2>/dev/null || true)
@@ -127,7 +127,7 @@ origin_before=$(origin_of "$found")
 : >"$found"
 note() { printf '%s\n' "$*" | tee -a "$found"; }
 
-# --- what is here
+# --- the programs, libraries and GPUs that are available
 
 missing=0 hopper=0
 library_path=$root/lib
@@ -137,7 +137,7 @@ if [[ -f $root/MANIFEST ]]; then
   cuda_major=$(sed -n 's/^cuda_major=//p' "$root/MANIFEST")
   archs=$(sed -n 's/^archs=//p' "$root/MANIFEST")
   note "bundle of commit $(sed -n 's/^commit=//p' "$root/MANIFEST")"
-  # Version of the build machine, which must not be newer than this machine's.
+  # The glibc of the build machine, which must not be newer than this machine's.
   glibc_needed=$(sed -n 's/^glibc=//p' "$root/MANIFEST")
   glibc_here=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed -n 's/.* //p')
   if [[ -n $glibc_needed && $(printf '%s\n' "$glibc_needed" "${glibc_here:-0}" | sort -V | head -n 1) != "$glibc_needed" ]]; then
@@ -163,7 +163,7 @@ if [[ ! -x $program ]]; then
   exit 7
 fi
 if [[ -z $cuda_major ]]; then
-  # grep reads all of its input, because a reader that stops early would fail the pipe.
+  # grep must read all of its input, because a reader that stops early would make the pipe fail.
   cuda_major=$(ldd "$program" 2>/dev/null | sed -n 's/.*libcublas\.so\.\([0-9]*\).*/\1/p; s/.*libcudart\.so\.\([0-9]*\).*/\1/p' | sort -u | tail -n 1)
 fi
 if [[ -z $cuda_major || $cuda_major == none ]]; then
@@ -200,7 +200,8 @@ find_library() {
 }
 if command -v nvidia-smi >/dev/null && gpus=$(timeout 30 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
   while read -r gpu; do note "found: GPU $gpu"; done <<<"$gpus"
-  # Code runs on later minor versions of its architecture; with "a" on that version alone, with "f" on its family.
+  # Code runs on later minor versions of its architecture. Code with "a" runs only on its version, and code with "f" on
+  # its family.
   runs_on() {
     local arch=${1//[af]/} suffix=${1//[0-9]/} here=$2
     ((arch / 10 == here / 10)) && if [[ $suffix == a ]]; then ((arch == here)); else ((arch <= here)); fi
@@ -227,7 +228,7 @@ if [[ -d $root/openmpi ]]; then
 fi
 machine_library_path=${LD_LIBRARY_PATH:-}  # for programs of this machine, which may want a newer libstdc++ than the bundle's
 export LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} SLIPSTREAM_GOLDEN_DIR=$root/tests/golden
-# The last one: PMIx warns about a compression library that a bare machine lacks.
+# The last variable is set because PMIx warns about a compression library that a bare machine lacks.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PMIX_MCA_pcompress_base_silence_warning=1
 if ((missing)); then exit 7; fi
 
@@ -278,7 +279,7 @@ measured() {
   printf '%s: %s %s\n' "$1" "$2" "$3" >>"$work/headline"
 }
 
-# The results without the lines of test $1.
+# Prints the results without the lines of test $1.
 results_without() {
   awk -v name="s  $1" '/^    \|/ { if (!drop) print; next } { drop = substr($0, length($0) - length(name) + 1) == name } !drop' "$results"
 }
@@ -294,14 +295,14 @@ replace_results() {
   fi
 }
 
-# Clocks and power each second, until the script ends. A driver may lack the last column.
+# Logs clocks and power each second, until the script ends. A driver may lack the last column.
 log_clocks() {
   local columns=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu reasons=clocks_throttle_reasons.active
   timeout 10 nvidia-smi --id=0 --query-gpu=$columns,$reasons --format=csv >/dev/null 2>&1 && columns+=,$reasons
   stdbuf -oL nvidia-smi --id=0 --query-gpu=$columns --format=csv,nounits --loop=1 </dev/null >>"$clocks_csv" 2>/dev/null &
   beside+=($!)
 }
-# "SM clock 1410 to 1980 MHz, at most 690 W" of the lines after line $1.
+# Prints "SM clock 1410 to 1980 MHz, at most 690 W" for the lines after line $1.
 clocks_since() {
   tail -n +$(($1 + 1)) "$clocks_csv" 2>/dev/null | awk -F', ' '
     $2 ~ /^[0-9]+$/ { if (!n++ || $2 < low) low = $2; if ($2 > high) high = $2; if ($4 + 0 > watts) watts = $4 + 0 }
@@ -338,8 +339,8 @@ run_test() {
   rm -rf -- "$scratch" "$work/headline"
   mkdir -p "$scratch"
   clock_lines=$(wc -l 2>/dev/null <"$clocks_csv")
-  # Without standard input, from which mpirun would read the list of tests. The test's files go to a folder that is
-  # removed afterwards. The outer redirection is for this shell's own line about a killed test.
+  # The test has no standard input, from which mpirun would read the list of tests. Its files go to a folder that is
+  # removed afterwards. The outer redirection catches this shell's own line about a killed test.
   {
     (
       ulimit -f "$file_kib"
@@ -354,7 +355,7 @@ run_test() {
     77 | 99) result=refused ;;  # 77: the test skips itself and prints the reason
     98) result="cut" ;;         # the test saved a part of its work, and continues later
     124 | 137)
-      # Cut off by the end of its part or of the call; the start of a part takes a little of its time.
+      # The end of its part or of the call cut it off. The start of a part takes a little of its time.
       if ((10 * limit < 9 * test_ms)); then result="cut"; else result=timeout; fi ;;
     *) result=failed ;;
   esac
@@ -365,7 +366,7 @@ run_test() {
     failed | timeout) failed=1 tried[$name]=1 ;;
     *) tried[$name]=1 ;;
   esac
-  # The numbers first, then what the test printed.
+  # The numbers come first, and then the output of the test.
   text=$(
     printf '%-8s %4d s  %s\n' "$result" $((($(now_ms) - began) / 1000)) "$name"
     {
@@ -374,7 +375,7 @@ run_test() {
       if [[ $result != ok ]]; then tail -n 40 "$work/log"; elif [[ ${keep_output:-0} == 1 ]]; then head -n 400 "$work/log"; fi
     } | cut -c 1-400 | sed 's/^/    | /'
   )
-  # One line per test; a later run replaces results other than ok.
+  # There is one line per test. A later run replaces results other than ok.
   { results_without "$name"; printf '%s\n' "$text"; } | replace_results
   printf '%s\n' "$text"
 }
@@ -387,7 +388,7 @@ source "$root/scripts/gpu_parts.sh"
 python=(env "LD_LIBRARY_PATH=$machine_library_path" python3)
 export TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_AUTOGRAD_CACHE=1
 export root out work program sanitizer="" kind=cuda measured_csv products_json scratch
-# Every row in its own time, then all of them in the time that is left.
+# Runs every row in its own time, and then all of them in the time that remains.
 run_rows() {
   local row part of_part of_test pass
   for pass in forget first rest again; do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations and bytes of a training step on one rank, work by work: the Cost of each op (kernels/*/*.h), in the order of
+"""The operations and bytes of a training step on one rank, work by work: the Cost of each op (kernels/*/*.h), in the order of
 models/layers/.
 
 A cost is (operations, bytes). Two operands have no pointers in the shape that a plan prices: biases and aux of products, residuals of
@@ -43,7 +43,8 @@ def norm_cost(form, centre, rows, width, with_residual):
     return ((17 if centre else 11) + with_residual) * n, BF16 * ((4 if with_residual else 3) * n + width) + (2 if centre else 1) * 4 * width + (8 if centre else 4) * rows
 
 
-# Buckets: overlap.bucket_size of the run files, and their number as `slipstream plan` prints it. Tokens of a head: train.head_tokens.
+# The buckets are those of overlap.bucket_size in the run files, and their number as `slipstream plan` prints it. The
+# tokens of a head are train.head_tokens.
 MODELS = {
     "gpt2": dict(batch=64, tokens=1024, layers=12, heads=12, kv_heads=12, head=64, width=768, hidden=3072, vocab=50304, positions=1024, bucket=25 << 20, buckets=14, head_tokens=16384),
     "llama": dict(batch=8, tokens=2048, layers=16, heads=32, kv_heads=8, head=64, width=2048, hidden=8192, vocab=128256, positions=0, bucket=100 << 20, buckets=45, head_tokens=16384),
@@ -59,7 +60,7 @@ def parameters_of(m):
 
 
 def works_of(m):
-    """Works of a step on one rank, in order: models/layers/."""
+    """The works of a step on one rank, in the order of models/layers/."""
     d, rows, f, gpt2 = m["width"], m["batch"] * m["tokens"], m["hidden"], m["positions"] > 0
     qkv, attended, up = (m["heads"] + 2 * m["kv_heads"]) * m["head"], m["heads"] * m["head"], m["hidden"] * (1 if m["positions"] else 2)
     works, piece = [], ["take_batch"]

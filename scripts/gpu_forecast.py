@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the GPU path on an H200 and an H100, counted; its constants are corrected by measurements on an H200.
+"""Counts the speed of the GPU path on an H200 and an H100. The constants are corrected by measurements on an H200.
 
 usage: gpu_forecast.py [--card h200|h100] [--csv FILE]   prints the forecast, or writes it for gpu_summary.py
        gpu_forecast.py [--card h200|h100] --attention    prints the bounds of attention
@@ -91,14 +91,14 @@ def attention_bounds(v, form, head):
     if form == "forward":
         groups, products = 3 if head == 64 else 2, 2
         loop = counts_of(f"hopper_forward_kernel<{head}, true, Masks<false, false> >")[1] * v["forward loop run"]
-        # Queries and keys, then values, for each warpgroup; keys and values arrive once.
+        # These are queries and keys, then values, for each warpgroup. Keys and values arrive once.
         shared = groups * (tile + 4 * tile) + 4 * tile
         scores = 64 * groups * SCORES
     else:
         groups, products, slopes = 2, 5, 2 * 64 * SCORES
         loop = counts_of(f"hopper_backward_kernel<{head}, 64, Masks<false, false> >")[1] * v["backward loop run"]
-        # Each warpgroup: keys and queries, values and gradients, gradients for dv, queries for dk, all slopes and half of the columns
-        # of all keys for dq. Slopes are written once; queries and gradients arrive once.
+        # Each warpgroup reads keys and queries, values and gradients, gradients for dv, queries for dk, and, for dq,
+        # all slopes and half of the columns of all keys. Slopes are written once; queries and gradients arrive once.
         shared = groups * (4 * tile + 2 * tile + slopes + tile) + slopes + 2 * tile
         scores = 64 * SCORES
     return {"products": 2 * products * scores * head / DENSE, "exponentials": scores / EXPONENTIALS,
@@ -233,7 +233,8 @@ def zipf(rows, vocab):
 def embedding_seconds(v, rows, width, vocab):
     ids, most = zipf(rows, vocab)
     columns = math.ceil(width / 256)  # of a warp, one after the other
-    # Loads in turn: id, marks and ids of a chunk, then rows where the id is first. The longest: ids of two chunks, then four rows at once.
+    # Loads in turn: the id, the marks and ids of a chunk, then rows where the id is first. The longest one loads the
+    # ids of two chunks, and then four rows at once.
     few = longest(rows / EMBEDDING_WARPS * (3 + ids / rows * (1 + columns)), 2 + FEW / 2 + columns * FEW / 4)
     frequent = 2 * math.ceil(rows / WINDOW) + most / TILE + 1
     return longest((few + frequent) * v["memory latency, us"] * 1e-6, v.stream((BF16 * rows + 8 * ids) * width))

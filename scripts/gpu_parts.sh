@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The parts of scripts/gpu_check.sh, which sources this file: what each of them runs, and the calls and stages that they form.
+# The parts of scripts/gpu_check.sh, which sources this file: the tests of each part, and the calls and stages that they
+# form.
 
 refuse() { printf 'echo %q; exit 99' "$1"; }
 nothing_to_run() { run_test "programs of $1" bash -c "$(refuse "this build has no program for $1")"; }
 
-# Every op once, with limits of the host: a kernel that hangs must not cost the call. mma.sync first, because the first process on a
-# machine starts the driver.
+# Runs every op once, with limits of the host, because a kernel that hangs must not cost the call. mma.sync comes first,
+# because the first process on a machine starts the driver.
 part_canary() {
   local path golden bench
   golden=$(tests_of tests | grep '/gpu_attention_golden_test$')
@@ -22,7 +23,7 @@ part_canary() {
   bench=$(tests_of bench | grep '/gpu_kernels_bench$')
   [[ -z $bench ]] || run_test "canary: every op" "$bench" /dev/null trial
 }
-# The kernels of attention for all other tests: the next ones after those whose canary is wrong or hangs.
+# Chooses the kernels of attention for all other tests: the next ones after those whose canary is wrong or hangs.
 choose_attention() {
   local path next reason
   for path in hopper mma; do
@@ -42,7 +43,7 @@ part_kernels() {
   for path in "${paths[@]}"; do run_test "$(basename "$path")" "$path"; done
   ((${#paths[@]})) || nothing_to_run kernels
 }
-# While the tests of kernels run, which nobody times, torch.compile of the step fills its cache.
+# While the tests of kernels run, which are not timed, torch.compile of the step fills its cache.
 part_kernels_beside_compile() {
   local warming=""
   if [[ $pass == first && -z ${state[PyTorch: GPT-2 124M default]:-} ]] && (($(now_ms) < ends_by)); then
@@ -63,7 +64,7 @@ launch_on() {
 }
 
 write_run_file() {
-  # Text that every machine has.
+  # This text exists on every machine.
   seq 1 100000 | sed 's/$/ follows what came before it./' >"$work/text.txt"
   cat >"$work/run.toml" <<TOML
 [model]
@@ -101,8 +102,8 @@ equivalence() {
   if [[ ! -s $work/losses.1 ]]; then train_on 1 || return; fi
   if [[ $1 != 1 ]]; then train_on "$1" && same_losses 1 "$1"; fi
 }
-# NCCL tests whose file names match the pattern, on the given number of ranks. `--list RANKS` names the groups of a
-# test.
+# Runs the NCCL tests whose file names match the pattern, on the given number of ranks. `--list RANKS` names the groups
+# of a test.
 nccl_tests() {
   local pattern=$1 path ranks group
   shift
@@ -142,7 +143,8 @@ tool_of() {
     [[ -x $place/$1 ]] && { echo "$place/$1"; return; }
   done
 }
-# The kernel tests whose names match the pattern under one tool. Their sizes are those of the emulated device, small enough for racecheck.
+# Runs the kernel tests whose names match the pattern under one tool. Their sizes are those of the emulated device,
+# which are small enough for racecheck.
 sanitize_with() {
   local tool=$1 pattern=${2:-} path any=0
   sanitizer=$(tool_of compute-sanitizer)
@@ -163,7 +165,7 @@ part_racecheck() { sanitize_with racecheck; }
 part_initcheck() { sanitize_with initcheck; }
 part_synccheck() { sanitize_with synccheck; }
 
-# A benchmark of a model: GPT-2 124M with 64 sequences of 1024 tokens a step, or Llama 1.2B with 8 of 2048.
+# Runs a benchmark of a model: GPT-2 124M with 64 sequences of 1024 tokens per step, or Llama 1.2B with 8 of 2048.
 on_model() {
   local model=$1 command=$2 micro_batch=$3 table=$4 sets
   shift 4
@@ -175,7 +177,7 @@ on_model() {
     --set "device.algorithms=\"$table\"" --set "train.micro_batch_size=$micro_batch" "$@"
 }
 micro_batch_before() { sed -n "s/^$1 micro-batch,\([0-9]*\),.*/\1/p" "$measured_csv" 2>/dev/null | tail -n 1; }
-# With a table of algorithms (empty: none), under a name.
+# Measures a step with a table of algorithms (empty: none), under a name.
 bench_step() {
   local model=$1 micro_batch tokens sizes tokens_of_step csv=$work/step.csv
   case $model in
@@ -191,8 +193,8 @@ bench_step() {
   done
   return 1
 }
-# The fastest algorithm of every product of that step. The program writes the table after each product and continues an
-# incomplete table.
+# Finds the fastest algorithm of every product of that step. The program writes the table after each product and
+# continues an incomplete table.
 bench_products() {
   local micro_batch
   set -o pipefail
@@ -201,7 +203,7 @@ bench_products() {
   measured "products timed" "$(sed -n 's/^\([0-9]*\) of [0-9]* products timed: .*/\1/p' "$scratch/products")" products
   if grep '^[0-9]* products left' "$scratch/products" >/dev/null; then return 98; fi
 }
-# The tests of a model: a step without a table, the table of its products, and the step with it.
+# The tests of a model are a step without a table, the table of its products, and the step with it.
 without_table() {
   keep_output=1 run_test "$1 without a table" bash -c "bench_step '$1' '' '$1 without a table' $2"
 }
@@ -215,7 +217,7 @@ with_table() {
     "if [[ -s \$products_json ]]; then bench_step '$1' \"\$products_json\" '$1' $2; else echo 'skipped: there is no table of products'; exit 77; fi"
 }
 part_step() { without_table "GPT-2 124M" 8; }
-# Each choice beside the other one, on a card that is warm by now.
+# Measures each choice beside the other one, on a card that is warm by now.
 chosen_step() {
   local name=$1
   shift
@@ -232,7 +234,7 @@ part_llama() { without_table "Llama 1.2B" 4; }
 part_llama_products() { timed_products "products of Llama 1.2B" "Llama 1.2B" 2; }
 part_llama_tabled() { with_table "Llama 1.2B" 4; }
 
-# Refused by the script itself if python3 has no PyTorch that sees this GPU.
+# The script itself refuses this if python3 has no PyTorch that sees this GPU.
 torch_test() {
   local name=$1
   shift
@@ -248,7 +250,7 @@ part_torch() {
     torch_test "PyTorch: GPT-2 124M $mode" step "$work/step.csv" --modes "$mode"
   done
 }
-# Minutes of tuning: no part of a call.
+# This takes minutes of tuning, so it is no part of a call.
 part_torch_tuned() {
   torch_test "PyTorch: GPT-2 124M max-autotune-no-cudagraphs" step "$work/step.csv" --modes max-autotune-no-cudagraphs
 }
@@ -262,7 +264,7 @@ part_compare() {
   torch_test "PyTorch: kernels" kernels "$out/kernels.csv"
 }
 
-# The kernels of one op under Nsight Compute: the number of launches in the benchmark's first call.
+# Profiles the kernels of one op with Nsight Compute: those launched in the benchmark's first call.
 profile_kernels() {
   local ncu=$1 op=$2 launches=$3 path=$4
   "$ncu" --launch-count "$launches" --kill yes --section SpeedOfLight --section MemoryWorkloadAnalysis --section Occupancy \
@@ -271,7 +273,8 @@ profile_kernels() {
   if grep -E 'ERR_NVGPUCTRPERM|not supported' "$scratch/ncu" >/dev/null; then return 99; fi
   grep 'Duration' "$scratch/ncu" >/dev/null
 }
-# Eight ranks' plan on one GPU, the others imitated, with a link of half the compute's time.
+# Profiles the plan of one of eight ranks on one GPU, with the others imitated, and with a link that takes half of the
+# compute's time.
 profile_step() {
   local nsys=$1
   # shellcheck disable=SC2016  # the profiled bash expands it
@@ -279,7 +282,7 @@ profile_step() {
     'on_model "GPT-2 124M" overlap 8 "$products_json" --ranks 8 --forms copies --ratios 0.5 --steps 1 --set device.graph=false' || return
   "$nsys" stats --force-export=true --report cuda_gpu_kern_sum,nvtx_sum --format table "$scratch/step.nsys-rep"
 }
-# Each row: an op and its launches.
+# Each row has an op and its number of launches.
 profile_ops() {
   local row path ncu
   path=$(tests_of bench | head -n 1)
@@ -305,8 +308,9 @@ part_profile() {
   fi
 }
 
-# The plan of 8 ranks on this GPU, with 7 imitated ranks and an emulated link of form $1: for every ratio of $2 the ratio,
-# the hidden share and the slow-down of compute, both in %, to $scratch/overlap. Columns are found by name.
+# Measures the plan of 8 ranks on this GPU, with 7 imitated ranks and an emulated link of form $1. Writes a line to
+# $scratch/overlap for every ratio of $2: the ratio, the hidden share and the slow-down of compute, both in %. Columns
+# are found by name.
 bench_link() {
   local form=$1 ratios=$2
   shift 2
@@ -335,7 +339,7 @@ bench_goal() {
   measured "compute slow-down at 0.6 of backward" "$slower" %
   measured "communication / compute at 0.6 of backward" "$ratio" x
 }
-# Through NCCL. The ranks share the GPU, so only the order is realistic.
+# This goes through NCCL. The ranks share the GPU, so only the order is realistic.
 bench_overlap_shared() {
   launch_on 2 "$program" bench overlap "$work/run.toml" --steps 6 --set "device.kind=$kind" --set train.micro_batch_size=4
 }
@@ -356,7 +360,8 @@ part_shared() {
 export -f launch_on train_on same_losses equivalence sanitized measured on_model bench_step micro_batch_before bench_products \
   profile_kernels profile_step bench_link bench_form bench_goal bench_overlap_shared
 
-# The rows "PART:SECONDS:SECONDS OF A TEST" of a call or stage, by importance. A test that hangs leaves time for the others of its part.
+# The rows "PART:SECONDS:SECONDS OF A TEST" of a call or stage, by importance. If a test hangs, time remains for the
+# others of its part.
 rows_of() {
   case $1 in
     "call 1") echo canary:15:6 step:30:30 kernels_beside_compile:70:15 torch:60:45 compare:60:45 products:130:130 tabled:30:30 llama:40:40 \

@@ -4,7 +4,7 @@
 
 usage: gpu_peers.py    prints two Markdown tables
 
-First table: what the model, with its expected values, gives for programs that others wrote, beside their published or measured speed.
+First table: the forecast of the model, with its expected values, for programs of others, beside their published or measured speed.
 llm.c is counted from its source (karpathy/llm.c, train_gpt2.cu); attention of FlashAttention-3 and cuDNN is the model of our own
 kernel on their shape, so that its error contains how differently they are built.
 
@@ -18,7 +18,8 @@ import gpu_forecast as g
 from gpu_counts import BF16, F32, MODELS, parameters_of, works_of
 
 P90 = 1.2815515655446004  # deviations from the median to the 90th percentile
-# Where, what, tokens of a batch of 16k, head, measured TFLOP/s. H100: flash-attention/assets/flash3_fp16_fwd.png (causal).
+# Where, what, tokens of a batch of 16k, head, measured TFLOP/s. H100: flash-attention/assets/flash3_fp16_fwd.png
+# (causal).
 ATTENTION = [("h100", "FlashAttention-3", 1024, 64, 265), ("h100", "cuDNN", 1024, 64, 288), ("h100", "FlashAttention-3", 16384, 64, 473),
              ("h100", "FlashAttention-3", 2048, 128, 521), ("h100", "cuDNN", 2048, 128, 484), ("h100", "FlashAttention-3", 16384, 128, 616)]
 GOALS = {"h200": {"GPT-2 124M": 560e3, "GPT-2 124M / torch-compile": 1.15, "Llama 1.2B": 66e3},

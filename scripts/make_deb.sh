@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes a package for Debian or Ubuntu from this checkout. It depends on the libraries of the release that builds it.
+# Makes a package for Debian or Ubuntu from this checkout. The package depends on the libraries of the release on which
+# it is built.
 set -euo pipefail
 
 usage() {
@@ -43,7 +44,7 @@ trap 'rm -rf -- "$stage"' EXIT
 root=$stage/root
 umask 022
 meson install -C "$build" --no-rebuild --quiet --strip --destdir "$root"
-# Debian's places and forms.
+# The next lines use the places and the forms of Debian.
 mkdir -p "$root/usr/share/zsh" "$root/DEBIAN"
 mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
 gzip -9n "$root"/usr/share/man/man1/*.1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, order of weights and settings of Megatron-Core's GPTModel, as those of Hugging Face.
+"""Translates the names, the order of weights and the settings of Megatron-Core's GPTModel to those of Hugging Face.
 
 Letters: D width, H heads, G query groups, E elements of a head, F hidden layer of the MLP, L layers, V vocabulary,
 T positions.
-A checkpoint stores a weight of all layers as one tensor [L, ..], or as one tensor per layer.
+A checkpoint stores the weights of all layers as one tensor [L, ..], or as one tensor per layer.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ HEAD = "output_layer.weight"
 QKV, PROJ = "self_attention.linear_qkv", "self_attention.linear_proj"
 FC1, FC2 = "mlp.linear_fc1", "mlp.linear_fc2"
 LAYER = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)")
-# Optimizer states, and states of fp8 kernels. Random states are no tensors.
+# Optimizer states, and states of fp8 kernels. The states of random generators are no tensors.
 NO_WEIGHT = re.compile(r"^(chained_\d+\.)?optimizer\.|\._extra_state")
-# Norms have these names where no kernel joins them with the product behind them.
+# Norms have these names where no kernel joins them with the product after them.
 JOINED_NORMS = {
     "input_layernorm.weight": f"{QKV}.layer_norm_weight",
     "input_layernorm.bias": f"{QKV}.layer_norm_bias",
@@ -83,7 +83,7 @@ class Sizes:
         return [dims[letters] for letters in DIMS[name].split()]
 
 
-# Cuts: a part of a stored tensor in the layout of Hugging Face.
+# Cuts: each returns a part of a stored tensor in the layout of Hugging Face.
 def whole(tensor, _):
     return tensor
 
@@ -122,7 +122,7 @@ def values(tensor, sizes):
 
 
 def queries_keys_values(tensor, sizes):
-    """GPT-2 has as many groups as heads, and one matrix [D, 3D] that multiplies from the right."""
+    """GPT-2 has as many groups as heads, and one matrix [D, 3D], which multiplies from the right."""
     return by_group(tensor, sizes).transpose(0, 1).flatten(0, 2).t()
 
 
@@ -154,7 +154,7 @@ LLAMA = {
     f"{FC1}.weight": {"mlp.gate_proj.weight": first_half, "mlp.up_proj.weight": second_half},
     f"{FC2}.weight": {"mlp.down_proj.weight": whole},
 }
-# Newer checkpoints of layers that differ store the halves apart.
+# Newer checkpoints store the halves of layers that differ apart.
 HALVES = {f"{FC1}.weight_w": {"mlp.gate_proj.weight": whole}, f"{FC1}.weight_v": {"mlp.up_proj.weight": whole}}
 QWEN2 = LLAMA | {
     f"{QKV}.bias": {"self_attn.q_proj.bias": queries, "self_attn.k_proj.bias": keys, "self_attn.v_proj.bias": values}
@@ -190,7 +190,7 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", "model.layers.", LLAMA_OUTER, QWEN2),
     "qwen3": Family("Qwen3ForCausalLM", "model.layers.", LLAMA_OUTER, QWEN3),
 }
-# Arguments of Megatron-LM that change the arithmetic: the values that the families have.
+# The arguments of Megatron-LM that change the arithmetic, with the values that the families have.
 ARITHMETIC = {
     "num_experts": (None, 0),
     "multi_latent_attention": (False,),
@@ -368,7 +368,7 @@ def check_shapes(inventory, sizes):
 
 
 def check_arithmetic(arguments, name, family):
-    """Saved arguments must describe what the family computes. Absent ones are newer than the checkpoint."""
+    """Saved arguments must describe the computation of the family. Absent arguments are newer than the checkpoint."""
     need = ARITHMETIC | {
         "normalization": ("LayerNorm",) if family.is_gpt2 else ("RMSNorm",),
         "position_embedding_type": ("learned_absolute",) if family.is_gpt2 else ("rope",),
@@ -381,7 +381,7 @@ def check_arithmetic(arguments, name, family):
 
 
 def window_of(options, arguments):
-    """Tokens that a token attends to. Megatron counts those before it, Hugging Face also itself."""
+    """The tokens to which a token attends. Megatron counts those before it, and Hugging Face also the token itself."""
     if options.window:
         return options.window
     window = arguments.get("window_size")

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Hosts on one machine, joined by links of a given rate. A command (scripts/netlab.sh --help), and sourced by
-# benchmarks. Needs root.
+# Hosts on one machine, which are joined by links of a given rate. This file is a command (scripts/netlab.sh --help),
+# and benchmarks source it. It needs root.
 #
 # A host is a network namespace with a host name. All hosts connect to one bridge, and each sends at the line rate (tc
-# tbf), so bytes pass a real TCP stack and queue, in both directions at once. netlab_up creates the hosts, netlab_down
-# removes them. With oversubscription, two halves have a
-# bridge each, joined by a slower link.
+# tbf), so bytes pass through a real TCP stack and queue, in both directions at once. netlab_up creates the hosts, and
+# netlab_down removes them. With oversubscription there are two halves with a bridge each, joined by a slower link.
 
 netlab_net=10.201.0  # host i has the address .(i + 1)
 netlab_hosts=0
@@ -40,7 +39,7 @@ netlab_make() { # HOSTS RATE
   for ((i = 0; i < $1; ++i)); do
     host=$(netlab_host $i)
     ip netns add "$host" || return 1
-    # Without a hosts file, the launcher waits for an unreachable name server.
+    # Without a hosts file, the launcher would wait for an unreachable name server.
     mkdir -p "/etc/netns/$host"
     : >"/etc/netns/$host/resolv.conf"
     echo 127.0.0.1 localhost >"/etc/netns/$host/hosts"
@@ -50,7 +49,7 @@ netlab_make() { # HOSTS RATE
     ip -n "$host" addr add "$netlab_net.$((i + 1))/24" dev wire
     ip -n "$host" link set lo up
     ip -n "$host" link set wire up
-    # A burst below 256 kB does not reach the line rate, because a TCP segment has 64 kB.
+    # A burst below 256 kB does not reach the line rate, because TCP sends segments of 64 kB.
     tc -n "$host" qdisc add dev wire root handle 1: tbf rate "$2" burst 256kb latency 50ms || return 1
   done
 }
@@ -70,7 +69,7 @@ netlab_tools() { # the launcher's agent, and the core of a process
 while [[ $1 == -* ]]; do shift; done
 exec ip netns exec "$1" unshare --uts bash -c "hostname $1 && ${*:2}"
 AGENT
-  # One core for each process and all its threads, on both sides, if there are enough cores.
+  # Each process and all its threads have one core, on both sides, if there are enough cores.
   printf '#!/usr/bin/env bash\nexec taskset -c "$((OMPI_COMM_WORLD_RANK %% %d))" "$@"\n' "$(nproc)" >"$netlab_work/pinned"
   chmod +x "$netlab_work/agent" "$netlab_work/pinned"
 }

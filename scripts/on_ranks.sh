@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts that start ranks. A script first defines `usage` and its variables with their defaults.
+# This file is sourced by the scripts that start ranks. A script first defines `usage` and its variables with their
+# defaults.
 
 # take_options "NAMES" ARGUMENTS: --some-name VALUE sets the variable some_name; arguments after -- go to the array
 # flags.
@@ -20,7 +21,7 @@ take_options() {
   done
 }
 
-# on_ranks N ARGUMENTS: slipstream ARGUMENTS on N ranks, after a line with version, cores, load and date.
+# on_ranks N ARGUMENTS: runs slipstream ARGUMENTS on N ranks, after a line with version, cores, load and date.
 program=${SLIPSTREAM:-build/slipstream}
 on_ranks() {
   local ranks=$1

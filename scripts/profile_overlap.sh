@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Profiles a few steps of a run with Nsight Systems, once reducing after the backward pass (naive) and once during it
-# (bucketed).
+# Profiles a few steps of a run with Nsight Systems, once with reductions after the backward pass (naive) and once with
+# reductions during it (bucketed).
 set -euo pipefail
 
 usage() {
@@ -39,7 +39,7 @@ done
 [[ -n $nsys ]] || { echo "profile_overlap: this machine has no nsys. Install Nsight Systems, or set trace.steps for the program's own timeline." >&2; exit 7; }
 command -v nvidia-smi >/dev/null || { echo "profile_overlap: this machine has no NVIDIA driver." >&2; exit 7; }
 mkdir -p "$out"
-# Open MPI refuses root without these variables.
+# Open MPI refuses to run as root without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 for way in naive bucketed; do

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by benchmarks. Makes an environment with the PyTorch that results are compared with. After require_pytorch,
-# "${pytorch[@]}" starts its Python.
+# Benchmarks source this file. It makes an environment with the PyTorch with which results are compared. After
+# require_pytorch, "${pytorch[@]}" starts its Python.
 
 PYTORCH_VERSION=2.15.0
 
 has_torch() { "$1" -c 'import numpy, torch' 2>/dev/null; }
 
-# Uses PYTHON if it is set. Otherwise makes the environment once per user, of about 5 GB, because the package contains
-# the CUDA libraries.
+# Uses PYTHON if it is set. Otherwise makes the environment once per user. It takes about 5 GB, because the package
+# contains the CUDA libraries.
 require_pytorch() {
   local folder=${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/pytorch-$PYTORCH_VERSION python
   if [[ -n ${PYTHON:-} ]]; then

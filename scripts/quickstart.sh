@@ -53,7 +53,7 @@ if [[ -z $text ]]; then
   # Version 0.1 wrote the text where the link is now.
   if [[ -f $link && ! -L $link && ! -e $text ]]; then mv $link $text; fi
   if [[ ! -s $text ]]; then
-    # Each line is a reference, "Ge1:1 ", and a verse. The references are removed.
+    # Each line is a reference, such as "Ge1:1 ", and a verse. The references are removed.
     if command -v bible >/dev/null && bible -f 'gen1:1-rev22:21' </dev/null | sed -E 's/^[1-3]?[A-Za-z]+[0-9]+:[0-9]+ //; /^$/d' >$text.new \
         && (($(wc -c <$text.new) > 4000000)); then
       echo "the King James Bible, from the package bible-kjv"
@@ -74,7 +74,7 @@ echo "$text: $(wc -c <"$text") bytes"
 
 command -v mpirun >/dev/null || { echo "quickstart: mpirun is missing. Run scripts/setup.sh." >&2; exit 2; }
 say "train: mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set data.train=$text"
-# Open MPI refuses root, and more ranks than cores, without these variables.
+# Open MPI refuses to run as root, and more ranks than cores, without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 if (($(nproc) < 2)); then export OMPI_MCA_rmaps_base_oversubscribe=1; fi
 log=build/quickstart.log
@@ -83,7 +83,7 @@ started=$SECONDS
 mpirun --bind-to none -np 2 build/slipstream train configs/runs/quickstart.toml --set "data.train=$text" 2>&1 | tee "$log"
 echo "trained in $((SECONDS - started)) s"
 
-# At most the 128 tokens of its context.
+# The sample has at most the 128 tokens of the model's context.
 say "a sample: build/slipstream generate runs/quickstart --prompt \"$prompt\""
 build/slipstream generate runs/quickstart --prompt "$prompt" --tokens 112
 

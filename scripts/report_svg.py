@@ -4,8 +4,8 @@
 
   scripts/report_svg.py runs/sweeps/bucket_size/report.html docs/pictures [--only TEXT] [--width 760]
 
-A file has the name NAME-TITLE.svg, NAME that of the page's folder. --only TEXT: charts whose title contains TEXT.
-Needs Chromium, which runs the page's own code. Python's standard library.
+A file has the name NAME-TITLE.svg, where NAME is the name of the page's folder. --only TEXT writes only charts whose title contains TEXT.
+Needs Chromium, which runs the page's own code, and only Python's standard library.
 """
 import argparse
 import html

@@ -25,18 +25,19 @@ import xml.etree.ElementTree as xml
 
 SKIP_EXIT_CODE = 77
 TAIL_LINES = 60
-# Meson's own limits suit quiet machines. Here, a hanging test must end and a slow one must not fail.
+# Meson's own limits are made for quiet machines. Here, a hanging test must end and a slow one must not fail.
 TIMEOUT_S_MIN = 300
 TIMEOUT_FACTOR = 4
-# Tests that wait for ranks, launchers and limits leave a core idle: so many more tests than cores run at once, and so many
-# of them start several processes (is_parallel: false).
+# Tests that wait for ranks, launchers and limits leave a core idle. Therefore so many more tests than cores run at
+# once, and so many of them start several processes (is_parallel: false).
 MORE_THAN_CORES = 2
 SEVERAL_PROCESSES = 3
-# So many more tests start, one at a time, while more than this share of the cores is idle: ranks that wait for each other use none.
+# So many more tests start, one at a time, while more than this share of the cores is idle. Ranks that wait for each
+# other use no core.
 MORE_WHILE_IDLE, IDLE_SHARE, IDLE_PERIOD_S = 4, 0.2, 1.0
-# In the build folder: how long each test took, for the order of the next run.
+# This file in the build folder has the time of each test, for the order of the next run.
 SECONDS_FILE = "test_seconds.json"
-# Programs under test wait for the disk at every fsync: their temporary files are in memory where so many bytes are free.
+# Programs under test wait for the disk at every fsync. Their temporary files are in memory if so many bytes are free.
 MEMORY_FOLDER, MEMORY_BYTES = "/dev/shm", 4 << 30
 
 
@@ -62,7 +63,7 @@ def tests_of(build, names, everything):
 
 
 def is_catch(program, build):
-    """Detected by its symbols, because a program with another main() would run when queried."""
+    """Is the program one of Catch2? Its symbols decide, because a program with another main() would run if it were asked."""
     program = pathlib.Path(program)
     if not program.is_relative_to(pathlib.Path(build).resolve()):
         return False
@@ -126,7 +127,7 @@ def temporary_folder():
 
 
 def ended(process, limit):
-    """Waits for a process that ran for at most `limit` seconds; the CPU seconds of it and its children, or None."""
+    """Waits for a process that runs for at most `limit` seconds. Returns the CPU seconds of it and its children, or None."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         found, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -151,7 +152,7 @@ def run(test, build, everything):
             environment["SLIPSTREAM_TEST_ALL"] = "1"
         limit = max(TIMEOUT_S_MIN, TIMEOUT_FACTOR * (test["timeout"] or 0))
         started = time.monotonic()
-        # Its own session, so that ending a hanging launcher also ends its ranks.
+        # The test has its own session, so that ending a hanging launcher also ends its ranks.
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                        cwd=test["workdir"] or build, env=environment, start_new_session=True)
@@ -174,7 +175,7 @@ def run(test, build, everything):
                 return [Case(program, "skipped", seconds, reason or tail or "no reason given")]
             if code != 0:
                 return [Case(program, "failed", seconds, f"{end}\n{tail}")]
-            # A script that runs Catch2 programs prints the number of cases of each.
+            # A script that runs programs of Catch2 prints the number of cases of each.
             count = sum(int(n) for n in re.findall(r"^All tests passed \(.* in (\d+) test cases?\)$", text, re.MULTILINE)) or 1
             return [Case(f"{program}{f' {i + 1} of {count}' if count > 1 else ''}", "passed", seconds / count) for i in range(count)]
         cases, running, complete = cases_in(report, program)
@@ -189,7 +190,7 @@ def run(test, build, everything):
 
 
 def cpu_times():
-    """Seconds that the cores were idle, and all seconds; 0 and 1 where the system does not tell."""
+    """The seconds for which the cores were idle, and all seconds; 0 and 1 if the system does not provide them."""
     try:
         times = [int(field) for field in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
         return times[3] + times[4], sum(times)
@@ -221,7 +222,7 @@ def main():
     tests = tests_of(options.build, options.names, options.all)
     if not tests:
         sys.exit(f"run_tests: no test of {options.build} has a name or suite with {' or '.join(options.names)}")
-    # Long tests first, so that the last ones are short; by their limits before the first run.
+    # Long tests come first, so that the last ones are short. Before the first run, their limits decide.
     last_run = seconds_of_last_run(options.build)
     tests.sort(key=lambda test: -last_run.get(test["name"], test["timeout"] or 0))
     several_processes = collections.deque(test for test in tests if not test["is_parallel"])

@@ -44,7 +44,7 @@ first_bucket_size = "2KiB"
 kind = "cpu"
 threads = 1
 """
-# By stage, for four micro-batches: forward (F), backward of activations (B), gradients of weights (W).
+# The schedule by stage, for four micro-batches: forward (F), backward of activations (B), gradients of weights (W).
 SCHEDULE = ["F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3", "F0 B0 F1 B1 W0 F2 B2 F3 W1 B3 W2 W3"]
 
 
@@ -69,7 +69,7 @@ def write_schedule(path):
 
 
 def train(program, ranks, run, output, sets, environment):
-    """The lines of metrics.jsonl and the object of run.json. Throws RuntimeError with what a failed run printed."""
+    """The lines of metrics.jsonl and the object of run.json. Raises RuntimeError with the output of a failed run."""
     command = ["mpirun", "--bind-to", "none", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
     command += [str(program), "train", str(run)]
     for word in [f"output.dir={output}", *sets]:
@@ -86,7 +86,7 @@ def train(program, ranks, run, output, sets, environment):
 
 
 def hash_of(program, row, environment, folder):
-    """The last params_hash of a run and what multiplied its matrices."""
+    """The last params_hash of a run, and the library that multiplied its matrices."""
     output = pathlib.Path(tempfile.mkdtemp(dir=folder))
     sets = row["sets"].format(folder=folder).split()
     metrics, about = train(program, row["ranks"], folder / "run.toml", output, sets, environment)

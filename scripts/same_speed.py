@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the step time of two programs: pairs of short runs on one rank and on two, old and new in turn.
+"""Compares the step times of two programs by pairs of short runs on one rank and on two, old and new in turn.
 
-Prints new/old for each number of ranks: the median of the pairs' ratios, their quartiles, and the extremes. A ratio is
-that of the medians of step_ms after the warm-up. Which program of a pair runs first alternates. The last ratio compares
-the fastest tenth of all steps: neighbours on a shared host lengthen steps and never shorten one. With --taken, another
-program has that many cores all the time; `--sets-of-new device.threads=1` compares thread counts of one program.
+Prints new/old for each number of ranks: the median of the ratios of the pairs, their quartiles, and the extremes. A
+ratio is that of the medians of step_ms after the warm-up. Which program of a pair runs first alternates. The last ratio
+compares the fastest tenth of all steps: neighbours on a shared host lengthen steps and never shorten one. With --taken,
+another program has that many cores all the time; `--sets-of-new device.threads=1` compares thread counts of one
+program.
 """
 import argparse
 import contextlib

@@ -41,12 +41,13 @@ import tempfile
 COLUMNS = ["source", "architecture", "kernel", "registers", "spill_bytes", "instructions", "loop_instructions", "loop_work",
            "bytes_in_flight", "beside_products"]
 ELF = b"\x7fELF"
-# The low 12 bits of an instruction. ARRIVE with a register announces the bytes of TMA loads.
+# The low 12 bits of an instruction. An ARRIVE with a register announces the bytes of TMA loads.
 BRANCH, NO_OPERATION, MOVES, ARRIVE = 0x947, 0x918, {0x424, 0x802}, 0x9A7
 TENSOR, LOAD, STORE, COPY, END_OF_GROUP, WAIT_FOR_GROUPS = {0x23C, 0x9F0, 0xDF0}, 0x981, 0x986, 0xFAE, 0x9AF, 0x91A  # LDG, STG, LDGSTS, LDGDEPBAR, DEPBAR
 PRODUCTS, WAIT_FOR_PRODUCTS, FUNCTION, EXPONENTIAL = {0x9F0, 0xDF0}, 0x9C5, 0x308, 8  # HGMMA, WARPGROUP.DEPBAR, MUFU, its EX2
 EXIT, WAIT_FOR_KERNELS, LET_KERNELS_BEGIN = 0x94D, 0x82E, 0x82D
-# Of the low 9 bits, which hold no form of the operands: LD, LDG, ST, STG, REDG, LDGSTS, ATOMG, UTMALDG, UTMASTG, UTMAREDG, UBLKCP, UBLKRED.
+# The low 9 bits, which hold no form of the operands: LD, LDG, ST, STG, REDG, LDGSTS, ATOMG, UTMALDG, UTMASTG, UTMAREDG,
+# UBLKCP, UBLKRED.
 GLOBAL = {0x180, 0x181, 0x185, 0x186, 0x18E, 0x1A6, 0x1AE, 0x1A3, 0x1A8, 0x1A9, 0x1B4, 0x1B5, 0x1B6, 0x1BA, 0x1BB}
 LANES, NO_REGISTER, NO_SCOREBOARD = 32, 0xFF, 7
 
@@ -65,7 +66,7 @@ class Counts:
         return self.loop_work / self.loop_instructions if self.loop_instructions else 0.0
 
     def worse_than(self, budget):
-        """How these counts are worse than `budget`, in words."""
+        """The counts that are worse than `budget`, in words."""
         units = {"registers": "registers", "spill_bytes": "spilled bytes", "instructions": "instructions", "loop_instructions": "instructions in the main loop"}
         words = [f"{getattr(self, field)} {unit}, budget {getattr(budget, field)}" for field, unit in units.items() if getattr(self, field) > getattr(budget, field)]
         if self.work_share() < budget.work_share():
@@ -134,7 +135,7 @@ def most_in_flight(code, is_loop):
 
 
 def begins_wrong(operations):
-    """How a kernel begins wrong that may begin before the kernels before it have ended; empty if it does not."""
+    """The fault in the beginning of a kernel that may begin before the kernels before it have ended; empty if there is none."""
     if WAIT_FOR_KERNELS not in operations:
         return "it never waits for the kernels before it: its first statement must be ptx::after_earlier_kernels"
     for operation in operations[:operations.index(WAIT_FOR_KERNELS)]:
@@ -178,7 +179,7 @@ def counted(code, architecture, registers):
     loads = [tile + (LANES * size_of(high) if operation in {LOAD, COPY} else 0) for tile, operation, (_, high) in zip(tiles, operations, pairs)]
     loop = densest(loops, loads, 2)
     first, last = loop[1:] if loop else (0, len(pairs) - 1)
-    # A quarter of a multiprocessor has 16384 registers, gives 256 at a time, and has room for 16 warps.
+    # A quarter of a multiprocessor has 16384 registers, allocates 256 at a time, and has room for 16 warps.
     warps = 4 * min(16, 16384 // (-(-registers // 8) * 8 * LANES))
     in_flight = warps * LANES * most_in_flight(pairs[first:last + 1], loop is not None) + sum(tiles[first:last + 1])
     return len(pairs), end + 1 - begin, held, in_flight, exponentials_beside(pairs[begin:end + 1])
@@ -217,7 +218,7 @@ def short_names(mangled):
 
 def compiled(nvcc, root, source, architecture, folder):
     """Counts of every kernel of `source` and how it begins wrong, by short name; the flags are those of meson.build that change code."""
-    # ccache keeps objects with the output of ptxas, no cubins. Relative paths hit in every checkout.
+    # ccache keeps objects with the output of ptxas, but no cubins. Relative paths hit in every checkout.
     built = folder / f"{source.replace('/', '_')}.{architecture}.o"
     command = [*nvcc, "-c", "-std=c++20", "-O3", "-Xptxas=-v", "-Xfatbin=--compress=false", "-Xcompiler=-w", "-I.", "-Ikernels/cuda",
                f"-gencode=arch=compute_{architecture},code=sm_{architecture}", "-o", str(built), source]

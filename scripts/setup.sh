@@ -12,7 +12,7 @@ usage() {
   echo "  --optional  tries the optional packages also where nothing else is missing"
 }
 
-# docs/dependencies.md has the purpose of each.
+# docs/dependencies.md has the purpose of each package.
 needed=(g++ meson ninja-build pkgconf openmpi-bin libopenmpi-dev libdnnl-dev libeigen3-dev libtomlplusplus-dev libcli11-dev
   nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev
   python3-yaml)
@@ -43,7 +43,8 @@ if ((${#missing[@]} + ${#missing_optional[@]} == 0)); then
   echo "setup: everything is installed"
   exit 0
 fi
-# A distribution may lack an optional package for good, so that it alone is no reason to run apt-get on every call.
+# A distribution may lack an optional package for good, so a missing one alone is no reason to run apt-get on every
+# call.
 if ((${#missing[@]} == 0 && !asked_for_optional)); then
   echo "setup: everything needed is installed; scripts/setup.sh --optional tries ${missing_optional[*]}"
   exit 0

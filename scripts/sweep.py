@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one run file at many settings and collects the measured steps in one table with confidence intervals.
 
-  scripts/sweep.py configs/sweeps/strong_scaling.toml              measures what is missing, in runs/sweeps/strong_scaling
-  build/slipstream report runs/sweeps/strong_scaling       draws it
+  scripts/sweep.py configs/sweeps/strong_scaling.toml      measures the missing runs, in runs/sweeps/strong_scaling
+  build/slipstream report runs/sweeps/strong_scaling       draws the results
 
 A sweep file is TOML:
 
@@ -22,10 +22,11 @@ A sweep file is TOML:
   options = ["--partition=gpu"]              # of sbatch
   at_once = 4                                # runs of an array; default: no limit
 
-Every round visits all points, every second one backwards, so that a drift of the machine meets all of them. An
-interrupted sweep continues where it stopped. A run that fails is recorded with its reason, and the sweep goes on, unless
-the first points all fail for the same reason; it then ends with the exit code of the first such run, and --retry runs the
-failed ones again. The table has medians. Checkpoints of the runs are deleted. Exit codes: those of slipstream.
+Every round visits all points, and every second round visits them backwards, so that a drift of the machine affects all
+of them. An interrupted sweep continues where it stopped. If a run fails, the sweep records the reason and continues
+with the other runs. If the first points all fail for the same reason, it leaves out the others. It ends with the exit
+code of the first failed run, and --retry runs the failed runs again. The table has medians. Checkpoints of the runs are
+deleted. Exit codes: those of slipstream.
 """
 import argparse
 import csv
@@ -58,15 +59,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BESIDE = pathlib.Path(__file__).parent / "slipstream"
 PROGRAM = str(BESIDE.absolute() if BESIDE.is_file() else ROOT / "build/slipstream")
 WARM_STEPS = 2  # left out of medians, as of the means in slipstream report
-ALIKE = 3  # points that fail for the same reason before the others are left out
+ALIKE = 3  # so many points must fail for the same reason before the others are left out
 MEDIANS = ("step_ms", "tokens_per_s", "compute_ms", "comm_ms", "exposed_ms", "hidden", "bubble_ms", "input_ms", "other_ms",
          "skew_ms", "bound_ms", "mfu")
 LASTS = ("tokens", "loss", "val_loss")
 
 
 def interval(values):
-    """(median, low, high): low and high are its 95 % confidence interval, from the order of the values alone; with fewer
-    than six values, which have no such interval, the smallest and the largest. None for one value."""
+    """(median, low, high). low and high are its 95 % confidence interval, from the order of the values alone, or, with
+    fewer than six values, which have no such interval, the smallest and the largest value. None for one value."""
     ordered, count = sorted(values), len(values)
     if count < 2:
         return ordered[0], None, None
@@ -94,7 +95,7 @@ def end_with(parent):
 
 
 def write_whole(path, text):
-    """The file has its old or its new text, wherever this process is killed."""
+    """Writes a file so that it has its old or its new text, wherever this process is killed."""
     other = path.with_name(f"{path.name}.{os.getpid()}.new")
     with open(other, "w", encoding="utf-8") as file:
         file.write(text)
@@ -135,7 +136,7 @@ def figures_of(folder):
     plan = read_object(folder / "plan.json") or {}
     if is_number(plan.get("step_ns")) and plan["step_ns"] > 0:
         figures["forecast_ms"] = plan["step_ns"] / 1e6
-    # Of the pipeline stage with the most memory.
+    # The memory of the pipeline stage that needs the most.
     stages = [stage["memory_bytes"] for stage in plan.get("stages", []) if isinstance(stage.get("memory_bytes"), dict)]
     if stages:
         largest = max(stages, key=lambda stage: sum(stage.values()))
@@ -147,8 +148,8 @@ def figures_of(folder):
 
 
 def reason(log):
-    """The line of a failed run that names the cause: the error of slipstream, rather of the rank that failed than of its
-    peers; else the launcher's first sentence; else the last line."""
+    """The line of a failed run that names the cause: the error of slipstream, preferably of the rank that failed and
+    not of its peers; else the launcher's first sentence; else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     own = [line for line in lines if line.startswith("slipstream:")]
     causes = [line for line in own if not re.search(r"\[(watchdog|comm|mpi)\]", line)] or own
@@ -209,12 +210,12 @@ class Runner:
         return f"{point.id}-r{number}"
 
     def record(self, point, number):
-        """The finished trial; None if it has not run to its end."""
+        """The finished trial, or None if it has not run to its end."""
         found = read_object(self.folder / "trials" / self.name(point, number) / "trial.json")
         return found if found and isinstance(found.get("code"), int) and isinstance(found.get("figures"), dict) else None
 
     def lock(self, path):
-        """Held until this process ends."""
+        """Locks the folder until this process ends."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.held = open(path, "w")
@@ -253,8 +254,8 @@ class Runner:
         return done.returncode, said[0]
 
     def environment(self, ranks):
-        """Open MPI refuses root, and more ranks than cores, without these variables. Launchers with a host list know
-        better."""
+        """Open MPI refuses root, and more ranks than cores, without these variables. Launchers with a host list have
+        better values."""
         environment = dict(os.environ)
         if os.path.basename(self.launcher[0]) == "mpirun" and not any("host" in word for word in self.launcher):
             if os.geteuid() == 0:
@@ -336,7 +337,8 @@ class Runner:
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def collect(self):
-        """Writes sweep.csv and sweep.json from the records. Returns (finished trials, exit code of the first failed one)."""
+        """Writes sweep.csv and sweep.json from the records. Returns (finished trials, exit code of the first failed
+        one)."""
         rows, finished, failed_code = [], 0, 0
         for point in self.sweep.points:
             records = [each for number in range(1, self.sweep.repeats + 1) if (each := self.record(point, number))]
@@ -373,7 +375,7 @@ class Runner:
         return [(point, number) for point, number in self.sweep.trials() if not self.record(point, number)]
 
     def check_points(self, points):
-        """Asks the planner about every point before the first run, because a refusal should not need its turn."""
+        """Asks the planner about every point before the first run, so that a refusal does not come only at its turn."""
         self.refused = {}
         for point in points:
             if refusal := self.planned(point):
@@ -387,7 +389,8 @@ class Runner:
         self.note_equal_plans(points)
 
     def note_equal_plans(self, points):
-        """Points that differ in one setting and have one plan measure the same; the planner has the reason."""
+        """Finds points that differ in one setting and have the same plan, and thus measure the same. The planner has
+        the reason."""
         for earlier, later in itertools.combinations(points, 2):
             plan = getattr(later, "plan", None)
             keys = [key for key in later.settings if later.settings[key] != earlier.settings.get(key)]

@@ -32,7 +32,7 @@ class Refusal(Exception):
 
 
 def toml_text(key, value):
-    """The value as --set reads it."""
+    """The value in the form that --set reads."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
@@ -72,7 +72,7 @@ def flatten(table):
 
 
 def flat(path, table, where):
-    """Settings by key."""
+    """The settings by key."""
     settings = dict(flatten(table))
     for key in settings:
         if key in OWN_KEYS:
@@ -83,7 +83,7 @@ def flat(path, table, where):
 
 
 def path_or_shipped(text, folder):
-    """The path itself, or that of the shipped file of this name, as slipstream finds it."""
+    """The path itself, or the path of the shipped file of this name, as slipstream finds it."""
     shipped = ROOT / folder / f"{text}.toml"
     return shipped if not re.search("[/.]", text) and not os.path.exists(text) and shipped.is_file() else pathlib.Path(text)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs, builds and runs the tests; the last line is `N passed, N failed, N skipped`.
+# Installs, builds and runs the tests. The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
 
 usage() {
@@ -26,7 +26,7 @@ scripts/setup.sh --tests
 if command -v ccache >/dev/null && [[ -z "${CC:-}${CXX:-}" ]]; then
   export CC="ccache gcc" CXX="ccache g++" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 fi
-# Linking takes a quarter of the time.
+# lld takes a quarter of the time for linking.
 if command -v ld.lld >/dev/null && [[ -z "${CXX_LD:-}" ]]; then export CXX_LD=lld; fi
 build=build-tests
 if [[ ! -f $build/build.ninja ]]; then
@@ -39,6 +39,6 @@ fi
 started=$SECONDS
 ninja -C "$build"
 echo "built in $((SECONDS - started)) s"
-# Open MPI refuses root, and more ranks than cores, without these variables.
+# Open MPI refuses to run as root, and more ranks than cores, without these variables.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 exec python3 scripts/run_tests.py "$build" "${all[@]}" "${names[@]}"

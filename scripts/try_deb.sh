@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tries a package of make_deb.sh in a bare Debian system: installs it with its dependencies, plans, trains on two ranks
-# as an ordinary user, and removes it. Takes two to four minutes. Exit code 77: root or debootstrap is missing.
+# as an ordinary user, and removes it. This takes two to four minutes. Exit code 77: root or debootstrap is missing.
 set -euo pipefail
 
 case "${1:-}" in

@@ -21,7 +21,7 @@ for argument in "$@"; do
   esac
 done
 
-# With strong address randomisation, a library may occupy the sanitizer's memory range. The script then disables
+# With strong address randomisation, a library may occupy the memory range of the sanitizer. The script then disables
 # randomisation, or skips the run.
 probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
@@ -45,7 +45,7 @@ fi
 build=build-tsan
 if [[ ! -f $build/build.ninja ]]; then
   rm -rf "$build"
-  # Line numbers suffice for a report and take half the time of variables.
+  # Line numbers are enough for a report, and take half the time of variables.
   meson setup "$build" -Dtests=true -Dmpi=disabled -Dcuda=disabled -Dnccl=disabled -Ddnnl=disabled -Doptimization=1 -Dcpp_args=-g1 \
     -Db_sanitize=thread -Db_lundef=false >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
   mv "$build.log" "$build/setup.log"
@@ -68,7 +68,7 @@ for test in "${tests[@]}"; do
   fi
   echo "$test: $((SECONDS - began)) s"
 done
-# Control test: the sanitizer detects a missing wait.
+# The control test: the sanitizer must detect a missing wait.
 if ((${#names[@]} == 0)); then
   code=0
   "${run[@]}" "$build/tests/equivalence/zero_table_test" "[race]" >"$probe/control" 2>&1 || code=$?

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes of faults, as a table. A class arms one start of a run and judges its end.
 
-To add one: write a function that fills in a Start, another that returns "" for a good end or says what is wrong, and a
+To add one, write a function that fills in a Start, another one that returns "" for a good end or else the fault, and a
 row of FAULTS.
 """
 import dataclasses
@@ -21,7 +21,7 @@ LONG = ["--inject-delays", "1"]  # pauses, so that there is time for a fault; th
 NAMED = re.compile(r"\[watchdog\] (?:ranks [^:]+: )?rank (\d+)")
 
 
-# Kills.
+# Classes that kill:
 
 def at_point(place, passages):
     """SIGKILL of a random rank at one of the first `passages` passages of a fail point."""
@@ -60,17 +60,17 @@ def after(most_s, everyone=False, number=signal.SIGKILL):
                 except ProcessLookupError:
                     pass
             if number == signal.SIGKILL and not drill.jobs.relaunches and start.over.wait() and start.code == 0:
-                start.happened = False  # the ranks had already begun to exit
+                start.happened = False  # the ranks were already exiting
         start.during = during
     return arm
 
 
 def ended(start):
-    """A killed run ends with any code that is no defect."""
+    """A killed run may end with any code that is no defect."""
     return "" if start.code != 0 else "it ended with 0"
 
 
-# Ranks that stop or are slow.
+# Classes of ranks that stop or are slow:
 
 def stopped(drill, start):
     place = drill.random.choice(["step", "work:attention", "work:attention_gradient", "work:adamw", "collective", "save.in_file"])
@@ -97,11 +97,11 @@ def slow(drill, start):
 
 
 def unharmed(start):
-    """The run goes on to its end."""
+    """The run continues to its end."""
     return "" if start.code == 0 else f"it ended with exit code {start.code}"
 
 
-# Disks.
+# Classes of broken disks:
 
 def disk(rules, *paths):
     """Faults of system calls on files whose path has one of `paths`, in a random rank."""
@@ -152,7 +152,7 @@ def full(drill, start):
     start.during = during
 
 
-# The rest.
+# The other classes:
 
 def reached(start, step):
     """Has the run finished a step?"""
@@ -219,7 +219,7 @@ def second_job(drill, start):
 
 
 def alone(start):
-    """The first job is unharmed, and the second one refused."""
+    """The first job is unharmed, and the second one is refused."""
     if start.happened and (start.other.code != 4 or "in use by process" not in start.other.text):
         return f"the second job ended with exit code {start.other.code}"
     return unharmed(start)

@@ -63,7 +63,7 @@ class Start:
     during: typing.Optional[typing.Callable] = None  # runs beside the job; gets this start
     rank: int = -1  # that fails; -1: any
     damaged: str = ""  # kind of the file
-    # What happened.
+    # The next fields are results.
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
     code: int = -1
     text: str = ""
@@ -236,7 +236,7 @@ class Jobs:
 
 
 def defect_of(code, text, hung=False):
-    """Why an end is a defect, whatever the fault was; empty if it is none."""
+    """The reason why an end is a defect, whatever the fault was; empty if it is none."""
     if hung:
         return "it hung"
     found = [word for word in DEFECTS if word in text]

@@ -4,8 +4,8 @@
 usage: python3 scripts/import_config megatron | nemo | torchtitan PATH [--ranks N]
 
     run_file   the text of a run file of this program
-    ranks, as  the number of GPUs (0: the file does not tell) and the software profile of its forecast
-    program    the program and version whose defaults hold
+    ranks, as  the number of GPUs (0: the file does not name it) and the software profile of its forecast
+    program    the program and version whose defaults apply
     used, defaulted, unused
                names with values; unused options have a place, a reason and whether they are
                neutral: without effect on the time of a step

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other programs take for options that a file leaves out. None: the program demands the option or derives it.
+"""The defaults of other programs for options that a file leaves out. None: the program requires the option or derives
+it.
 
-Each table names its program and version, and each part the file of that program which has the values.
+Each table names its program and version, and each part names the file of that program with the values.
 """
 
 MEGATRON = "Megatron-LM 0.20.0 (commit d98e8a64)"
@@ -61,7 +62,7 @@ MEGATRON_DEFAULTS = {
     "adam-beta2": 0.999,
     "optimizer": "adam",
     "tokenizer-type": None,
-    # of versions before 0.5
+    # of versions before 0.5:
     "checkpoint-activations": False,
     "activations-checkpoint-method": None,
     "activations-checkpoint-num-layers": 1,
@@ -158,5 +159,5 @@ TORCHTITAN_DEFAULTS = {
     "float8.enable_float8_linear": False,
 }
 
-# Entries of vocabularies by the tokenizer's name in a file.
+# The entries of vocabularies by the name of the tokenizer in a file.
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "gpt2": 50257}

@@ -58,7 +58,8 @@ def read_toml(text, path):
     lines = text.split("\n")
 
     def line_of(table, key):
-        """tomllib keeps no lines. The key after the head of its table; a dotted or inline one may be elsewhere."""
+        """The line of a key, because tomllib keeps no lines: the key after the head of its table. A dotted or inline
+        key may be elsewhere."""
         current = ""
         for number, line in enumerate(lines, 1):
             if head := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):

@@ -34,7 +34,7 @@ NEUTRAL_VALUES = {
     "no-position-embedding": ("true", ""),
 }
 
-# Arguments that the forecast leaves out although they change a step.
+# Arguments that the forecast ignores although they change a step.
 LEFT_OUT = {
     "rampup-batch-size": "the forecast is of the final batch",
     "step-batch-size-schedule": "the forecast is of the final batch",
@@ -121,7 +121,7 @@ def of_script(text, path):
 
 
 def ranks_of(words):
-    """The GPUs that torchrun, srun or mpirun start; 0 if the words do not tell."""
+    """The GPUs that torchrun, srun or mpirun start; 0 if the words do not name the number."""
     found = {}
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -138,7 +138,7 @@ def ranks_of(words):
 
 
 def place(text, path, name, line):
-    """The line that writes an option, for messages; else that of the command."""
+    """The line that writes an option, for messages, or else the line of the command."""
     found = re.search(rf"--{re.escape(name)}(?![-\w])", text)
     return f"{path}:{text.count(chr(10), 0, found.start()) + 1 if found else line}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of another program's file, each with its place, and a record of what the import does with them."""
+"""The options of another program's file, each with its place, and a record of how the import uses them."""
 
 import dataclasses
 import math
@@ -43,7 +43,7 @@ class Options:
         return re.sub("\ue000[0-9]+\ue001", "?", value)
 
     def find(self, name):
-        """The option, or None if the file lacks it or its value is null."""
+        """The option, or None if the file lacks it or if its value is null."""
         option = self.options.get(name)
         if option is None or option.value.lower() in NO_VALUE:
             return None
@@ -84,7 +84,7 @@ class Options:
         return int(value)
 
     def needed(self, name):
-        """A size that the program has no default for."""
+        """A size for which the program has no default."""
         value = self.integer(name, 1)
         if value is None:
             raise Refused(f"the file sets no {self.prefix}{name}, which has no default. Add it.")
@@ -115,13 +115,13 @@ class Options:
         raise Refused(f"{option.where}: {self.prefix}{name}{value} {problem}.")
 
     def refuse_if_on(self, name, problem="is not supported", neutral=()):
-        """Refuses an option that is there with a value that changes something."""
+        """Refuses an option that the file sets to a value that changes something."""
         option = self.find(name)
         if option and option.value.lower() not in OFF and option.value not in neutral:
             self.refuse(name, problem)
 
     def leave(self, name, reason):
-        """Records an option that has a meaning which the forecast leaves out."""
+        """Records an option whose meaning the forecast ignores."""
         option = self.find(name)
         if option and option.value.lower() not in OFF:
             self.unused[name] = (option, reason, False)
@@ -133,7 +133,8 @@ class Options:
                 self.unused[name] = (option, reason, True)
 
     def require_known(self, neutral):
-        """Refuses the first option that was not looked up and is not neutral: one that changes no step's time."""
+        """Refuses the first option that was not looked up and is not neutral. A neutral option changes the time of no
+        step."""
         for name, option in self.options.items():
             if name in self.used or name in self.unused:
                 continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of another program in this one's terms, and its run file."""
+"""A run of another program in the terms of this one, and its run file."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from options import Refused
 
 @dataclasses.dataclass
 class Run:
-    """`global_batch` 0: one micro-batch of each rank. `ranks` 0: the file does not tell."""
+    """`global_batch` 0: one micro-batch of each rank. `ranks` 0: the file does not name them."""
 
     layers: int
     width: int
@@ -54,13 +54,14 @@ class Run:
     notes: list = dataclasses.field(default_factory=list)
 
     def replicas(self, ranks):
-        """Data-parallel ranks of `ranks`, or 0."""
+        """The number of data-parallel ranks among `ranks`, or 0."""
         model = self.tensor * self.pipeline * self.context_ranks
         return ranks // model if ranks and ranks % model == 0 else 0
 
 
 def recompute_as_megatron(run, granularity, method, layers):
-    """Megatron's words: "block" recomputes the first layers of each part, "uniform" all, in groups of `layers`."""
+    """In Megatron's words, "block" recomputes the first layers of each part, and "uniform" all layers, in groups of
+    `layers`."""
     if granularity not in ("full", "selective"):
         return
     run.recompute = granularity

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a bash script without running its programs, to find the command that it would start.
 
-Variables, arrays, functions, conditions, case and loops over known words are evaluated. What the script alone does not
-tell (the output of a program, a file, an argument of the script) is an unknown text with a reason. A condition on
-unknown text evaluates both branches: what they leave equal is known, everything else is unknown with that line. So an
-unknown text costs nothing until an option needs it.
+Variables, arrays, functions, conditions, case and loops over known words are evaluated. Whatever the script alone does
+not determine (the output of a program, a file, an argument of the script) is an unknown text with a reason. A condition
+on unknown text evaluates both branches: values that are equal after both are known, and all others are unknown, with
+that line. An unknown text therefore matters only when an option needs it.
 """
 
 import fnmatch
@@ -102,7 +102,7 @@ class Shell:
         found = UNKNOWN.search(text)
         return self.reasons[int(found[1])] if found else None
 
-    # Commands. Each returns True or False for its exit status, None where it is not known.
+    # Commands. Each returns True or False for its exit status, and None if it is not known.
 
     def run(self, nodes):
         status = True
@@ -117,7 +117,7 @@ class Shell:
         return getattr(self, "_" + node.kind)(node, *node.items)
 
     def branches(self, line, parts):
-        """Runs each part from the same state; keeps what all parts that go on have in common."""
+        """Runs each part from the same state. Keeps what is common to all parts that continue."""
         before, ran, ends = (dict(self.values), dict(self.functions)), len(self.commands), []
         left = None
         for part in parts:
@@ -223,7 +223,7 @@ class Shell:
         while True:
             status = self.run(condition)
             if status is None:
-                # A loop over the script's arguments: there are none.
+                # This is a loop over the script's arguments, and there are none.
                 if any(kind == "argument" for kind, _ in self.reasons[-1:]):
                     return True
                 return self.branches(node.line, [lambda: self.run(body), lambda: None])
@@ -377,7 +377,7 @@ class Shell:
         )
 
     def pattern(self, word):
-        """The word as a pattern: quoted text stands for itself."""
+        """The word as a pattern, in which quoted text stands for itself."""
         if isinstance(word, str):
             return word
         texts = []
@@ -387,7 +387,7 @@ class Shell:
         return "".join(texts)
 
     def expand(self, part, line):
-        """(texts, whether each is a word of its own in quotes)."""
+        """(texts, is each a word of its own in quotes?)."""
         if part.kind == "command":
             text = " ".join(part.text.split())[:60]
             return [self.unknown("command", f"the output of '{text}' in line {line} is not known")], False

@@ -6,7 +6,7 @@ import re
 
 from shell_arithmetic import calculated
 
-UNKNOWN = re.compile("\ue000([0-9]+)\ue001")  # a text that the script alone does not tell, by the number of its reason
+UNKNOWN = re.compile("\ue000([0-9]+)\ue001")  # a text that the script alone does not determine, by the number of its reason
 
 
 class Condition:
@@ -73,7 +73,7 @@ class Condition:
             empty = value == ""
             if reason:
                 if reason[0] != "unset" or not UNKNOWN.fullmatch(value):
-                    # With other text around it, it is not empty whatever it is.
+                    # With other text around it, it is not empty, whatever its value is.
                     if not UNKNOWN.sub("", value):
                         return None
                     return operator == "-n"

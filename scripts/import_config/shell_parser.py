@@ -14,7 +14,7 @@ REDIRECTION = re.compile(r"[0-9]*(&>>|&>|>>|>\||>&|<&|<>|<<<|<<-|<<|>|<)")
 
 @dataclasses.dataclass
 class Part:
-    """A piece of a word. kind: text, variable (text is what stands in ${...}), arithmetic or command."""
+    """A piece of a word. kind: text, variable (its text is the content of ${...}), arithmetic or command."""
 
     kind: str
     text: str
@@ -27,7 +27,7 @@ class Word:
     line: int
 
     def literal(self):
-        """The text of a word without quotes and expansions, else None."""
+        """The text of a word without quotes and expansions, or else None."""
         if any(part.quoted or part.kind != "text" for part in self.parts):
             return None
         return "".join(part.text for part in self.parts)
@@ -94,7 +94,7 @@ class Parser:
             self.blanks()
 
     def here_documents(self):
-        """Skips the texts of the line's here-documents, which are input of a command and no commands."""
+        """Skips the texts of the line's here-documents, which are the input of a command, and no commands."""
         for end_word, strips in self.documents:
             while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
@@ -399,7 +399,7 @@ class Parser:
         return Word(parts, self.line(start))
 
     def escaped(self, parts):
-        """The text of $'...', which knows escapes."""
+        """The text of $'...', with its escapes evaluated."""
         begin, text = self.at, ""
         while self.at < len(self.text):
             char = self.text[self.at]

@@ -10,8 +10,8 @@ from run_file import Run
 
 PROGRAM = TORCHTITAN
 
-# layers, width, heads, kv heads, ffn width, vocabulary, rope theta: torchtitan/models/llama3/__init__.py, whose
-# vocabulary of 128256 is that of the tokenizer; Llama 2 as version 0.1 had it.
+# layers, width, heads, kv heads, ffn width, vocabulary, rope theta. The source is torchtitan/models/llama3/__init__.py,
+# whose vocabulary of 128256 is that of the tokenizer; Llama 2 is as in version 0.1.
 FLAVORS = {
     ("llama3", "debugmodel"): (6, 256, 16, 16, 768, 2048, 500000),
     ("llama3", "8B"): (32, 4096, 32, 8, 14336, 128256, 500000),
@@ -124,7 +124,7 @@ def run_of(found, ranks):
 
 
 def pipeline(found, run):
-    """Stages take micro-batches of their own size out of the local batch."""
+    """Stages take micro-batches of their own size from the local batch."""
     run.pipeline = found.integer("parallelism.pipeline_parallel_degree", 1)
     if run.pipeline == 1:
         found.ignore("parallelism.pipeline_parallel_", "there is one stage")
@@ -164,7 +164,7 @@ def sharding(found, run, ranks):
         found.defaulted.pop("parallelism.data_parallel_shard_degree", None)
     if shards > 0:
         run.ranks = shards * replicas * model
-    # Context ranks share the shards, so that one shard with them is sharding still.
+    # Context ranks share the shards, so that one shard with context ranks is still sharding.
     run.zero_stage = 0 if shards == 1 and run.context_ranks == 1 else 3
     if replicas > 1 and shards > 1:
         run.shard_size = shards
@@ -199,7 +199,7 @@ def recomputation(found, run):
         return
     if not option.isdigit():
         found.refuse("activation_checkpoint.selective_ac_option", "must be 'op' or a number of layers")
-    # Every n-th layer of a rank is recomputed; this program recomputes as many, the first ones.
+    # Every n-th layer of a rank is recomputed there. This program recomputes as many layers, but the first ones.
     every, of_part = int(option), run.layers // (run.pipeline * run.virtual_stages)
     run.recompute = "full"
     if every > 1:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tries train.sbatch and the job arrays of sweep.py on a Slurm of its own: a controller and one node on this machine, as
-# root, without accounting. A job of two ranks needs several time limits. It must end with the bits of a run without a
-# limit, within ten minutes.
+# root, without accounting. A job of two ranks that needs several time limits must end within ten minutes with the bits
+# of a run without a limit.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 

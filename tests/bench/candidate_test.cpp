@@ -13,8 +13,8 @@ using namespace slipstream::bench;
 using namespace slipstream::planner;
 
 TEST_CASE("times of items add up to a step, also where other items are slow in every step", "[candidate]") {
-  // 40 items of 1 and 2 ms; in every step three other items take 5 ms more. No median of an item shows that, every step
-  // does.
+  // 40 items take 1 and 2 ms; in every step three other items take 5 ms more. The median of no item shows that, but
+  // every step does.
   constexpr int kItems = 40, kSteps = 11;
   std::vector<std::vector<double>> seen(kItems);
   std::vector<int64_t> steps_ns;

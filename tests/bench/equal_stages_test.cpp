@@ -54,7 +54,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
         const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
         CHECK(std::abs(bubble - closed_form_bubble(order)) < 0.03 * closed_form_bubble(order));
-        // The schedule alone has this bubble, whatever the transfers.
+        // The schedule alone has this bubble, however long the transfers are.
         std::vector<std::vector<int64_t>> spine_ns;
         for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, kForwardNs));
         const double ideal_ms = ideal_step_ms(planned(schedule, stages, micro_batches, true).stages, spine_ns);
@@ -62,7 +62,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
       }
 }
 
-TEST_CASE("the ideal step of stages that differ is played, and the shortest update comes behind it", "[pipeline]") {
+TEST_CASE("the ideal step of stages that differ is played, and the shortest update follows it", "[pipeline]") {
   const FinishedJob finished = planned(ScheduleKind::gpipe, 2, 2, false);
   std::vector<std::vector<int64_t>> spine_ns;
   for (const auto& stage : finished.stages) {
@@ -112,7 +112,7 @@ TEST_CASE(
 TEST_CASE("slow transfers make ZB-H1 keep more micro-batches alive, within the memory of its first stage",
           "[pipeline]") {
   Machine machine = load_machine(source_dir() + "/configs/machines/h100x8.toml");
-  machine.ranks_per_node = 1;  // transfers cross nodes
+  machine.ranks_per_node = 1;  // so that transfers cross nodes
   const FinishedJob finished = build_finished_job(
       {.config = resolve(
            default_run_config({"model.layers=48", "model.heads=25", "model.width=1600", "model.vocab_size=50257",
@@ -126,7 +126,8 @@ TEST_CASE("slow transfers make ZB-H1 keep more micro-batches alive, within the m
   REQUIRE(shape.lags.size() == 4);
   CHECK(std::max_element(shape.lags.begin(), shape.lags.end()) == shape.lags.end() - 1);
   CHECK(shape.lags.back() > 3);
-  // The shortest step, with every stage at its largest lag, needs more memory: this is the next try.
+  // The shortest step, with every stage at its largest lag, needs more memory than this, so the planner tries this one
+  // next.
   CHECK(shape.lags != most_lags(shape));
   // Stage 0 does not lag, as published, and then has more micro-batches in flight than the others.
   CHECK(shape.lags[0] == 0);

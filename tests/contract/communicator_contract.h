@@ -39,7 +39,7 @@ class RankTest {
         device_(make_device_()),
         stream_(device_->make_stream({.name = name})) {}
 
-  /// The same kind of test of another communicator.
+  /// A test of the same kind, of another communicator.
   RankTest of(Communicator& other, const std::string& name = "comm") const {
     return RankTest(other, name, make_device_);
   }
@@ -52,7 +52,8 @@ class RankTest {
     launch(work, from, to);
     finish();
   }
-  /// Enqueues. Like run, for a test that waits itself, then calls finish; `from` and `to` stay the same until then.
+  /// Enqueues. Does what run does, for a test that waits itself and then calls finish; `from` and `to` stay the same
+  /// until then.
   void launch(const Work& work, std::vector<std::byte>& from, std::vector<std::byte>& to) {
     held_.clear();
     held_.push_back({&from, assignment(from)});
@@ -76,7 +77,7 @@ class RankTest {
  private:
   struct Held {
     std::vector<std::byte>* host;
-    std::unique_ptr<Allocation> on_device;  // none on cpu, where the host's bytes are used
+    std::unique_ptr<Allocation> on_device;  // null on cpu, where the host's bytes are used
   };
   std::unique_ptr<Allocation> assignment(const std::vector<std::byte>& host) {
     if (device_->kind() == DeviceKind::cpu) return nullptr;
@@ -94,7 +95,7 @@ class RankTest {
   std::vector<Held> held_;
 };
 
-/// The values that ranks add. NCCL's order of additions is its own: its sums must be exact in every order.
+/// The values that ranks add. NCCL chooses its own order of additions, so its sums must be exact in every order.
 enum class Values { any, exact };
 
 /// Element `index` of rank `rank`: magnitudes spread over 2^8, so that the order of additions shows in the last bits.
@@ -107,7 +108,7 @@ inline double value_of(const Philox& random, int rank, int64_t index) {
 template <typename T>
 T make(const Philox& random, int rank, int64_t index, Values values = Values::any) {
   const double any = value_of(random, rank, index),
-               value = values == Values::exact ? std::trunc(any / 16) + 0.0 : any;  // + 0.0: no -0
+               value = values == Values::exact ? std::trunc(any / 16) + 0.0 : any;  // + 0.0 makes -0 a 0
   if constexpr (std::is_same_v<T, bfloat16>)
     return bfloat16(static_cast<float>(value));
   else if constexpr (std::is_same_v<T, int32_t>)
@@ -211,7 +212,7 @@ class VerbLaws {
   }
   void point_to_point() {
     fill(from_, elems_, [&](int64_t i) { return make<T>(random_, rank(), i); });
-    for (int offset = 0; offset < ranks(); ++offset) {  // rings of exchanges, that with itself among them
+    for (int offset = 0; offset < ranks(); ++offset) {  // rings of exchanges, among them one of each rank with itself
       prepare_to(elems_, false);
       const int to = (rank() + offset) % ranks(), from = (rank() + ranks() - offset) % ranks();
       run(comm_.exchange(make_transfer(elems_, elems_, false, 0, 0), to, from), false);
@@ -264,7 +265,7 @@ class VerbLaws {
     }
     if (in_place) return;
     for (size_t i = static_cast<size_t>(elems) * sizeof(T); i < bytes.size(); ++i)
-      if (bytes[i] != std::byte{0x5a}) return test_.expect(false, fmt::format("{} wrote behind its end", verb));
+      if (bytes[i] != std::byte{0x5a}) return test_.expect(false, fmt::format("{} wrote past its end", verb));
   }
 
   RankTest& test_;
@@ -292,8 +293,8 @@ inline void check_verbs(RankTest& test) {
   }
 }
 
-/// Two channels of the same ranks, `test`'s and `second`, in flight at once, launched in opposite orders on even and
-/// odd ranks. NCCL's launch order needs the same one on all: `opposite` = false.
+/// Two channels of the same ranks, `test`'s and `second`, are in flight at once and are launched in opposite orders on
+/// even and odd ranks. NCCL needs the same order on all ranks: `opposite` is false for it.
 inline void check_concurrent_channels(RankTest& test, Communicator& second, bool opposite = true) {
   RankTest& a = test;
   RankTest b = test.of(second, "second");
@@ -367,7 +368,7 @@ inline void check_abort(RankTest& test, bool abort_reaches_the_others) {
   test.expect(throws_comm_error([&] { later.run(work, bytes, bytes); }), "a work after abort ran");
 }
 
-/// All laws but abort, for one rank. `second`: another communicator of the same ranks.
+/// Checks all laws but abort, for one rank. `second` is another communicator of the same ranks.
 inline void check_communicator(RankTest& test, Communicator& second) {
   check_verbs(test);
   check_concurrent_channels(test, second);

@@ -60,7 +60,8 @@ TEST_CASE("a transfer that joins later shares from then on") {
   const auto a = port.add(0, 0, 4000);
   port.advance(3000);
   const auto b = port.add(3000, 500, 2000);  // its latency takes no bandwidth
-  // a is alone until 3500 (500 bytes left), then halves: 1000 ns more; b has 1500 left at 4500, alone again.
+  // a is alone until 3500, when 500 bytes are left; its half of the rate takes 1000 ns more. b has 1500 bytes left at
+  // 4500 and is alone again.
   CHECK(port.predicted_end_ns(a) == 4500);
   CHECK(port.predicted_end_ns(b) == 6000);
   port.advance(4500);
@@ -75,12 +76,12 @@ TEST_CASE("a transfer reported late counts from its true begin") {
   port.advance(5000);
   CHECK(a->end_ns == 1000);
   port.remove(a);
-  const auto b = port.add(2000, 100, 1000);  // the clock is at 5000, the last member entered at 2000
+  const auto b = port.add(2000, 100, 1000);  // the clock is at 5000, but the last member entered at 2000
   CHECK(port.predicted_end_ns(b) == 3100);
   port.advance(5001);
   CHECK(b->end_ns == 3100);
   port.remove(b);
-  const auto c = port.add(3000, 0, 1000);  // until 3100 the port belonged to b
+  const auto c = port.add(3000, 0, 1000);  // the port belonged to b until 3100
   CHECK(port.predicted_end_ns(c) == 4100);
 }
 
@@ -196,7 +197,7 @@ TEST_CASE("two channels of one rank share its port") {
 }
 
 TEST_CASE("abort wakes a transfer that sleeps on the link") {
-  auto world = make_emulated_world(2, {.bytes_per_second = 1, .latency_ns = 0});  // 400 bytes: 400 s
+  auto world = make_emulated_world(2, {.bytes_per_second = 1, .latency_ns = 0});  // 400 bytes would take 400 s
   const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
     std::vector<std::byte> bytes(400);
     const Slice whole{RankTest::kFrom, 0, 400};

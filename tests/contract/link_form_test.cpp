@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Load of a busy emulated link, on the CPU with stand-ins for copies and blocks; and groups in which only one rank
+// The load of a busy emulated link, on the CPU with stand-ins for copies and blocks; and groups in which only one rank
 // exists.
 
 #include <atomic>
@@ -72,7 +72,7 @@ TEST_CASE("every form takes at least the link's time and moves the same bytes") 
     }
     CHECK(from == to);
     CHECK(seen.holds == (form == LinkForm::blocks ? 2 : 0));
-    // Moves as much as the wire carries; what the buffer is too small for is not read twice.
+    // A form moves as much as the wire carries; what the buffer is too small for is not read twice.
     CHECK(seen.copies == (form == LinkForm::copies ? 2 * std::clamp<int64_t>(cost.bytes >> 20, 1, 16) : 0));
     CHECK((seen.copied_bytes > 0) == (form == LinkForm::copies));
     CHECK(seen.copied_bytes <= 2 * cost.bytes);
@@ -92,13 +92,13 @@ TEST_CASE("blocks of two channels are released in the order in which their bytes
   port->when_done(a, [&] { ended_ns[0] = monotonic_ns(), order[0] = ++ended; });
   while (ended < 2) std::this_thread::yield();
   CHECK((order[0] == 1 && order[1] == 2));
-  CHECK(ended_ns[0] - begin_ns >= 20'000'000);  // halves: 1 MB at 50 MB/s
+  CHECK(ended_ns[0] - begin_ns >= 20'000'000);  // each has half of the link: 1 MB at 50 MB/s
   CHECK(ended_ns[1] - begin_ns >= 40'000'000);
 }
 
 TEST_CASE("parts of a transfer are reported in order on a shared port, and none sleeps in the caller") {
   using namespace std::chrono_literals;
-  const auto late = GENERATE(0ms, 60ms);  // the port's thread, from 1 ms on
+  const auto late = GENERATE(0ms, 60ms);  // how late the port's thread is, from 1 ms on
   const auto port = std::make_shared<LinkPort>(comm::Link{1e8, 0});
   const int64_t begin_ns = monotonic_ns() + 200'000'000;  // all are registered by then
   const auto a = port->begin(begin_ns, 0, 2'000'000), b = port->begin(begin_ns, 0, 500'000);

@@ -107,7 +107,7 @@ TEST_CASE("monitor: without rank 0 a rank leaves by itself and names rank 0", "[
 TEST_CASE("monitor: waits that end in time, computing and long steps are no alarm", "[comm]") {
   Ranks ranks(2);
   ranks.limit({.start_seconds = 2, .step_seconds = 2, .save_seconds = 2});
-  // Together longer than the limit.
+  // Together these last longer than the limit.
   for (int i = 0; i < 8; ++i) {
     for (const auto& monitor : ranks.monitors) monitor->begin("settings");
     std::this_thread::sleep_for(std::chrono::milliseconds(400));

@@ -52,7 +52,7 @@ struct Areas {
 
 /// Ranks that are threads, connected by sockets.
 struct Connected {
-  /// Rank `unwilling` wants no sockets; -1: all want them.
+  /// Rank `unwilling` wants no sockets; with -1 all ranks want them.
   explicit Connected(int size, int unwilling = -1) : of_rank(static_cast<size_t>(size)) {
     std::vector<std::string> texts(static_cast<size_t>(size));
     std::barrier together(size);
@@ -94,7 +94,7 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, in any order of
   INFO("seed " << kSeed << (through_sockets ? ", sockets" : ", shared memory"));
   const Areas shared(kRanks);
   Connected connected(through_sockets ? kRanks : 0);
-  // The sizes reach over the ring several times, and hit its edges: 0, 1, a header more or less.
+  // The sizes pass the end of the ring several times and hit its edges: 0, 1, and a header more or less.
   const auto size_of_message = [&](int from, int to, int i) -> int64_t {
     const Philox random(kSeed, "sizes");
     const uint64_t at = static_cast<uint64_t>((from * kRanks + to) * kMessages + i);
@@ -124,7 +124,8 @@ TEST_CASE("messages of all sizes between all ranks arrive whole, in any order of
       uint64_t token = 0;
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer == me) continue;
-        // Tag t carries messages t, t + kTags, ...: received tag by tag, in another order than sent.
+        // Tag t carries messages t, t + kTags, ...: they are received tag by tag, which is not the order in which they
+        // are sent.
         for (int t = kTags; t-- > 0;)
           for (int i = t; i < kMessages; i += kTags) {
             received.emplace_back(static_cast<size_t>(size_of_message(peer, me, i)));
@@ -272,8 +273,8 @@ TEST_CASE("data sockets: a connection with another token is closed without an an
         together.arrive_and_wait();
         if (me == 1 && !has_tried) {
           has_tried = true;
-          // "TOKEN PORT ADDRESS ..". Before rank 1 greets, strangers claim to be it: one with a changed token, one
-          // whose rank is not expected.
+          // The message is "TOKEN PORT ADDRESS ..". Before rank 1 greets, strangers claim to be it: one has a changed
+          // token, the other names a rank that is not expected.
           const std::string token = texts[0].substr(0, 16), at = texts[0].substr(17);
           std::string other = token;
           other.back() = other.back() == '0' ? '1' : '0';
@@ -352,7 +353,7 @@ TEST_CASE("side channel: only a greeting with the token joins, and only rank 0 w
   CHECK(right->reaches(0));
   CHECK(listening->reaches(1));
 
-  // A listener that answers with another token, as a process that took the port of a rank 0 that is gone.
+  // A listener that answers with another token, as a process does that took the port of a rank 0 that is gone.
   const Listener impostor = listen_on_free_port(1, true);
   std::thread answers([&] {
     if (!await_socket(impostor.descriptor, POLLIN, 5000)) return;

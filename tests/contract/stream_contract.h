@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The laws of streams and events, for every device. Instantiated once per device by a test file that defines
-// `make_device()`; laws that need works to run on the host ask `device->kind()`.
+// The laws of streams and events, for every device. A test file instantiates them once for each device and passes a
+// function that makes the device; laws that need works to run on the host ask `device->kind()`.
 
 #include <algorithm>
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace slipstream::contract {
 
-/// Runs `body` on the host when the stream reaches it. On cpu works run there in any case; on cuda the test file passes
-/// it to the stream as a host function.
+/// Runs `body` on the host when the stream reaches it. On cpu, works run there in any case; on cuda, the test file
+/// passes the body to the stream as a host function.
 using RunInOrder = std::function<void(LaunchContext&, std::function<void()> body)>;
 inline void run_at_once(LaunchContext&, const std::function<void()>& body) { body(); }
 
@@ -123,7 +123,7 @@ inline void wait_captures_the_latest_record_at_its_call(StreamFixture& f) {
   a->record(*event);
   b->wait(*event, f.frame);  // captures the record after work 0
   b->launch(f.work(1), f.frame);
-  if (f.runs()) b->synchronize();  // must not need the later commands on a
+  if (f.runs()) b->synchronize();  // this must not need the later commands on a
   a->launch(f.work(2, 1000, 500000000), f.frame);
   a->record(*event);  // recorded again
   b->wait(*event, f.frame);
@@ -197,7 +197,7 @@ inline void event_chain_of_ten(StreamFixture& f) {
 }
 
 inline void query_follows_the_work(StreamFixture& f) {
-  if (!f.runs()) return;  // virtual time: complete when launched
+  if (!f.runs()) return;  // in virtual time works are complete when they are launched
   const auto stream = f.device->make_stream({.name = "a"});
   const auto event = f.device->make_event(1);
   std::atomic<bool> go{false};
@@ -316,7 +316,7 @@ void check_stream_contract(MakeDevice make_device, const RunInOrder& in_order = 
   using Law = void (*)(StreamFixture&);
   const std::pair<const char*, Law> laws[] = {
       {"a stream is first in, first out", stream_is_first_in_first_out},
-      {"a wait orders two streams behind one", wait_orders_streams},
+      {"after a wait for one stream, two streams have its order", wait_orders_streams},
       {"a wait captures the latest record at its call", wait_captures_the_latest_record_at_its_call},
       {"a later record elsewhere does not release a wait", a_later_record_elsewhere_does_not_release_a_wait},
       {"no record, no wait", no_record_no_wait},

@@ -17,8 +17,8 @@ std::string joined(const std::vector<std::string>& failures) {
   return text;
 }
 
-/// A communicator that adds in the reverse order of ranks, through the member of another world that counts its ranks
-/// from the other end: the oracle must detect it.
+/// A communicator that adds in the reverse order of ranks, through a member of another world that counts its ranks from
+/// the other end: the oracle must detect this.
 class Reversed final : public comm::Communicator {
  public:
   Reversed(int rank, comm::Communicator& inner) : rank_(rank), inner_(inner) {}
@@ -60,7 +60,7 @@ TEST_CASE("the oracle notices additions in the reverse order, on more than two r
 TEST_CASE("thread communicators keep the contract") {
   for (int ranks = 1; ranks <= 4; ++ranks) {
 #ifdef __SANITIZE_THREAD__
-    if (ranks != 3 && !test_everything()) continue;  // a minute for all of them
+    if (ranks != 3 && !test_everything()) continue;  // all of them take a minute
 #endif
     auto world = comm::make_thread_world(ranks), second = comm::make_thread_world(ranks);
     CHECK(joined(contract::on_all_ranks(world, [&](RankTest& test) {

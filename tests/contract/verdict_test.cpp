@@ -29,7 +29,7 @@ FlightWork reduce(int number, double seconds_ago = 10) {
           .seconds_ago = seconds_ago};
 }
 
-/// In reduce.3 after three works.
+/// The record of a rank that is in reduce.3 after three works.
 FlightChannel in_reduce(int number = 3, double seconds_ago = 10) {
   return {.name = "reduce",
           .group = "reduce 0",
@@ -83,11 +83,11 @@ TEST_CASE("verdict: a rank without a record is silent, whatever the others wait 
   records[0].last_heard = {last};
   check_names(comm::judge(records), Verdict::Kind::silent, {2},
               {"rank 2 on host n2 (process 102) does not answer", "its last message came 12 s ago, from step 7"});
-  // Its process was continued before the launcher ended it.
+  // The process of this rank was continued before the launcher ended it.
   records.push_back(record(2, 4, {in_reduce()}));
   records[0].written_ms = 5000, records[1].written_ms = 2100, records.back().written_ms = 5400;
   check_names(comm::judge(records), Verdict::Kind::silent, {2}, {"does not answer", "12 s ago"});
-  records[1].written_ms = 1900;  // and so was that of rank 0: rank 1 had waited for its verdict
+  records[1].written_ms = 1900;  // and so was the process of rank 0: rank 1 had waited for its verdict
   check_names(comm::judge(records), Verdict::Kind::silent, {0}, {"rank 0 does not answer"});
   records[1].written_ms = 2100;
   records.back().written_ms = 4000;  // it answered
@@ -95,7 +95,7 @@ TEST_CASE("verdict: a rank without a record is silent, whatever the others wait 
   records.pop_back();
   records[0].last_heard[0].connection_ended = true;
   check_names(comm::judge(records), Verdict::Kind::ended, {2}, {"rank 2 on host n2", "has ended without notice"});
-  // Records travel to rank 0: without it, nothing is known of rank 2.
+  // Records travel to rank 0: without rank 0, nothing is known of rank 2.
   records.erase(records.begin());
   check_names(comm::judge(records), Verdict::Kind::silent, {0}, {"rank 0 does not answer", "Rank 1 has waited"});
 }
@@ -110,7 +110,7 @@ TEST_CASE("verdict: the rank that has not begun the work in which others wait is
                 {fmt::format("rank {} on host n{}", late, late), "has not begun reduce.3", "bucket 3",
                  "It has ended 3 works of this channel", "at forward.2 on channel compute"});
   }
-  // Two works behind, and in a work of its own that no other has left.
+  // The rank lacks two works, and is in a work of its own that no other rank has left.
   check_names(
       comm::judge({record(0, 2, {in_reduce(3)}), record(1, 2, {before_reduce(1, "update.0 on channel update")})}),
       Verdict::Kind::behind, {1}, {"It has ended 1 work of this channel"});

@@ -62,7 +62,7 @@ TEST_CASE("an error of the wire ends the wait with its message and the work in f
   }),
                     Catch::Contains("remote process exited") &&
                         Catch::Contains("In flight: all_reduce of 7 float32 on channel reduce."));
-  while (!other.aborted) std::this_thread::yield();  // on a separate thread
+  while (!other.aborted) std::this_thread::yield();  // it is aborted on a separate thread
   // The error is thrown again, and nothing waits any more.
   CHECK_THROWS_AS(watchdog.watch([] { FAIL("waited"); }), CommError);
   CHECK_THROWS_AS(watchdog.rethrow(), CommError);
@@ -158,7 +158,7 @@ TEST_CASE("a device that stays blocked after an abort ends the process with the 
     Watchdog watchdog({&wire}, in_flight, options);
     watchdog.give_up("[nccl] reduce: a peer is gone.", ExitCode::resources);
     while (!wire.aborted) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(60));  // saves weights, say
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));  // as long as saving weights may take
     may_leave = true;
   }
   const std::string sentence = left.get_future().get();

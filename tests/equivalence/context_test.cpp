@@ -18,8 +18,8 @@ namespace slipstream::equivalence {  // where Layout is that of the tests
 namespace {
 
 constexpr int kSteps = 3;
-// Softmax and gradients of keys are summed block by block, gradients of weights rank by rank: as for gradient
-// accumulation.
+// Softmax and gradients of keys are summed block by block, and gradients of weights rank by rank. The tolerance is that
+// of gradient accumulation.
 constexpr double kTolerance = 2e-5;
 
 /// `tokens` of a sequence: a multiple of 2 x context.
@@ -227,7 +227,7 @@ TEST_CASE("the controls: a ring without its transfers, or with positions of anot
   const Layout whole = layout_of(true), ring = with(whole, [](Layout&l) { l.context = 3; });
   const Trained expected = train(whole, 1);
   CHECK(difference(train(ring, 1).gradients, expected.gradients) < kTolerance);
-  // Keys are not sent on: every rank sees those of its neighbour twice.
+  // Keys are not sent on, so every rank sees those of its neighbour twice.
   const Layout stuck = with(ring, [](Layout& l) {
     l.check_hazards = false;
     l.change_model = [](ModelSpec& model) {
@@ -237,7 +237,7 @@ TEST_CASE("the controls: a ring without its transfers, or with positions of anot
     };
   });
   CHECK(difference(train(stuck, 1).gradients, expected.gradients) > 1e-3);
-  // The other way around the ring: keys of the rank before where those of the next are expected.
+  // The ring runs the other way around: keys of the rank before arrive where those of the next are expected.
   const Layout turned = with(ring, [](Layout& l) {
     l.change_model = [](ModelSpec& model) {
       for (Piece& piece : model.pieces)
@@ -336,7 +336,8 @@ TEST_CASE("without any one wait for a transfer, random delays can change the mod
       }
     }
   std::printf("  %d waits of one layer; without that of %s another model is trained\n", waits, changed_by.c_str());
-  CHECK(waits == 6);  // two hops forward; backward two of keys, one of gradients before each addition but the first
+  CHECK(waits ==
+        6);  // two hops forward; in backward two of keys, and one of gradients before each addition but the first
   CHECK(!changed_by.empty());
 }
 
@@ -371,8 +372,8 @@ TEST_CASE("every transfer of a ring has compute to travel under", "[context]") {
       CHECK(task.peer == -1);
       REQUIRE(task.before.has_value());
       const ItemId begin = begin_of(task), end = task.before->item;
-      // At least one block is in between; for the first ones of backward, which wait for no block, gradients of the
-      // feed-forward network, and no keys of a recomputed pass: those would have to wait.
+      // At least one block is in between. The first transfers of backward wait for no block: gradients of the
+      // feed-forward network may be in between, but no keys of a recomputed pass, because those would have to wait.
       int64_t flops = 0, feed_forward_flops = 0;
       for (ItemId i = begin + 1; i < end; ++i) {
         flops += plan[i].cost.flops;
@@ -404,8 +405,8 @@ TEST_CASE("a ring is charged the bytes of its busiest rank, all of them", "[cont
     // float.
     CHECK(sent[Role::ring] == o.layers * 2 * (context - 1) * hop_elems * 4);
     CHECK(sent[Role::ring_gradients] == o.layers * (context - 1) * hop_elems * 4);
-    // By the mask: chunks of others' keys that some query of a rank sees. The rank with the last chunk sees all of
-    // them, so an exchange without the keys that other ranks do not need takes no less time.
+    // The mask decides the least number of bytes: chunks of others' keys that some query of a rank sees. The rank with
+    // the last chunk sees all of them, so an exchange without the keys that other ranks do not need takes no less time.
     int most = 0, all = 0;
     for (int rank = 0; rank < context; ++rank) {
       int needed = 0;
@@ -448,7 +449,7 @@ TEST_CASE("a ring hides at least 90 % of its communication when a block computes
       const double bytes = static_cast<double>(plan.task(hop).elems * size_of(plan.task(hop).dtype));
       price.set_link(Axis::context, {bytes * 1e9 / (ratio * static_cast<double>(price.local_ns(plan, block))), 5000},
                      0);
-      price.set_link(Axis::replica, {1e15, 0}, 1);  // other tests cover gradients of weights
+      price.set_link(Axis::replica, {1e15, 0}, 1);  // other tests cover the gradients of weights
       const comm::Rehearsal rehearsal = comm::rehearse(job->mesh, job->channels, planner::runs_of({job}, 3), price);
       Exposed result;
       for (const auto& run : rehearsal.ranks[0].runs)

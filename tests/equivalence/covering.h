@@ -21,7 +21,7 @@ constexpr size_t kOpen = SIZE_MAX;  // a factor whose level has not been chosen 
 
 using SettingPair = std::pair<Setting, Setting>;  // the lower factor first
 
-/// All pairs of settings of different factors, in order.
+/// Returns all pairs of settings of different factors, in order.
 inline std::vector<SettingPair> all_pairs(const std::vector<size_t>& levels) {
   std::vector<SettingPair> pairs;
   for (size_t f = 0; f < levels.size(); ++f)
@@ -35,10 +35,10 @@ inline bool holds(const Row& row, const SettingPair& pair) {
   return row[pair.first.factor] == pair.first.level && row[pair.second.factor] == pair.second.level;
 }
 
-/// Pure. Rows that contain every pair of `pairs`, none of which `may_be` rejects; it is also asked about incomplete
-/// rows. Greedy: a row begins with the first pair that no row contains, and every other factor takes the level that
-/// covers most of the missing pairs, the first among equals. The same on every machine. A row that cannot be completed
-/// is left out.
+/// Pure. Returns rows that contain every pair of `pairs`; none of these pairs is rejected by `may_be`, which is also
+/// asked about incomplete rows. The search is greedy: a row begins with the first pair that no row contains, and every
+/// other factor takes the level that covers most of the missing pairs, the first among equals. The result is the same
+/// on every machine. A row that cannot be completed is left out.
 inline std::vector<Row> covering_rows(const std::vector<size_t>& levels, const std::vector<SettingPair>& pairs,
                                       const std::function<bool(const Row&)>& may_be) {
   std::set<SettingPair> missing(pairs.begin(), pairs.end());

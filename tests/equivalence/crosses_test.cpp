@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kSteps = 2;
 constexpr int kRanks = 8;
-constexpr int64_t kSequences = 16;  // of a step, in every row
+constexpr int64_t kSequences = 16;  // in a step of every row
 constexpr double kMuonNoise = 10;
 
 /// A setting as in the run file. `named`: its name in the program's refusal.
@@ -115,9 +115,9 @@ size_t factor_named(const std::string& name) {
   const auto found = std::find_if(factors().begin(), factors().end(), [&](const Factor& f) { return f.name == name; });
   return static_cast<size_t>(found - factors().begin());
 }
-/// Do settings that act between data ranks and ranks of a ring have a peer to share with, or may they still get one
-/// within kRanks? Aligned reductions with tensor parallelism need four ranks for themselves: with eight ranks these two
-/// occur together only where nothing is reduced.
+/// Tells whether settings that act between data ranks and ranks of a ring have a peer to share with, or may still get
+/// one within kRanks. Aligned reductions with tensor parallelism need four ranks for themselves: with eight ranks these
+/// two occur together only where nothing is reduced.
 bool shares_if_it_must(const Row& row) {
   const auto level = [&](const char* name) -> const Level* {
     const size_t factor = factor_named(name);
@@ -135,7 +135,7 @@ std::string name_of(const Row& row) {
   for (size_t f = 0; f < row.size(); ++f) name += (f ? ", " : "") + level_of({f, row[f]}).name;
   return name;
 }
-/// The row with these two settings and defaults otherwise.
+/// The row with these two settings, and with defaults for all other factors.
 Row plain_but(const SettingPair& pair) {
   Row row(factors().size(), 0);
   row[pair.first.factor] = pair.first.level;
@@ -160,7 +160,7 @@ RunConfig config_of(const Row& row) {
   return default_run_config(sets);
 }
 
-/// The program's refusal of the row; empty: it plans it, and the plan is proved.
+/// The program's refusal of the row; empty if the program plans it and the plan is proved.
 std::string refusal_of(const Row& row) {
   try {
     const RunConfig config = config_of(row);
@@ -239,9 +239,10 @@ double tolerance_of(const equivalence::Layout& row) {
   return parts == 1 ? 0 : rounding * (1 + std::log2(parts));  // tokens of a ring are in the softmax and in the batch
 }
 
-/// A row with the same order of additions but other times and places: one stage, nothing recomputed, and no shards if
-/// they are summed like whole gradients. Sharded sums of several micro-batches have their own order; the two shares of
-/// a tied table are added in another order on one stage, where they travel together as shards, than on two.
+/// A row with the same order of additions but with other times and places: it has one stage, recomputes nothing, and
+/// has no shards if they are summed like whole gradients. Sharded sums of several micro-batches have their own order;
+/// the two shares of a tied table are added in another order on one stage, where they travel together as shards, than
+/// on two.
 std::optional<equivalence::Layout> same_additions(const equivalence::Layout& row) {
   equivalence::Layout same = row;
   same.stages = same.virtual_stages = 1;
@@ -286,7 +287,8 @@ TEST_CASE("every legal pair of settings is in a row, and every illegal pair is r
     CHECK(ranks_of(row) <= kRanks);
     CHECK(refusal_of(row) == "");  // the program refuses nothing but pairs
     const auto ranks = [&](const char* name) { return level_of({factor_named(name), row[factor_named(name)]}).ranks; };
-    CHECK((config_of(row).zero.stage == 0 || ranks("data") * ranks("context") > 1));  // else it would be switched off
+    CHECK((config_of(row).zero.stage == 0 ||
+           ranks("data") * ranks("context") > 1));  // otherwise the program would switch it off
   }
   for (const SettingPair& pair : t.legal) {
     INFO(level_of(pair.first).name << " with " << level_of(pair.second).name);
@@ -363,7 +365,7 @@ TEST_CASE(
         CHECK(trained.norms[i] == Approx(expected.norms[i]).epsilon(1e-12));
       ++exact;
     }
-    // If whole gradients fit, ZeRO-2 accumulates in them, and the program plans that: the bits of ZeRO-0.
+    // If whole gradients fit, the program plans ZeRO-2 that accumulates in them, which gives the bits of ZeRO-0.
     if (layout.zero_stage == 2 && layout.micro_batches > 1 && layout.ranks * layout.context > 1) {
       const equivalence::Layout fits = with(layout, [](equivalence::Layout& l) { l.accumulate_unsharded = true; });
       const auto drafted = [&](int64_t memory_bytes) {
@@ -400,7 +402,7 @@ TEST_CASE("every wait of every row is needed", "[crosses][mutation]") {
     const equivalence::Layout layout = layout_of(rows[r]);
     const auto jobs = make_jobs(layout, 0);  // throws unless proved
     for (size_t stage = 0; stage < jobs.size(); ++stage) {
-      // Without --all one stage of every sixteenth row.
+      // Without --all, one stage of every sixteenth row is checked.
       if (!test_everything() && (r % 16 != 0 || stage != r / 16 % jobs.size())) continue;
       CAPTURE(layout.name);
       found += check_waits_needed(*jobs[stage]);

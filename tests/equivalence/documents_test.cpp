@@ -12,7 +12,7 @@ namespace slipstream::equivalence {  // where Layout is that of the tests
 namespace {
 
 constexpr int kSteps = 3;
-constexpr double kTolerance = 2e-5;  // as for gradient accumulation
+constexpr double kTolerance = 2e-5;  // the tolerance of gradient accumulation
 
 Layout packed(bool llama) {
   Layout layout{.name = llama ? "llama" : "gpt2",
@@ -56,7 +56,7 @@ TEST_CASE("documents: the losses of a packed sequence are those of its documents
     const std::vector<float> unmasked = rank.evaluate(ids, targets, std::vector<int32_t>(size));
     double worst = 0, differs = 0;
     for (size_t i = 0; i < size; ++i) {
-      // The document of token i at the begin of every row, with rest behind that it does not see.
+      // The document of token i stands at the begin of every row, followed by tokens that it does not see.
       const size_t row = i / static_cast<size_t>(T), at = i % static_cast<size_t>(T);
       const auto begin = static_cast<size_t>(begins[i]);
       std::vector<int32_t> own_ids(size, 1), own_targets(size, 1);

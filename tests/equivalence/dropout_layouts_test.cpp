@@ -12,7 +12,7 @@ namespace slipstream::equivalence {  // where Layout is that of the tests
 namespace {
 
 constexpr int kSteps = 3;
-constexpr double kTolerance = 2e-5;  // as for gradient accumulation
+constexpr double kTolerance = 2e-5;  // the tolerance of gradient accumulation
 
 Layout dropping(bool llama, DType dtype = DType::f32) {
   Layout layout{.name = llama ? "llama" : "gpt2",
@@ -42,7 +42,7 @@ std::vector<float> evaluated(runtime::Rank& rank, const Layout& layout) {
   return rank.evaluate(ids, targets);
 }
 
-/// Those losses of a new model in which the tensors whose name has one of `parts` are zero.
+/// The same losses of a new model in which the tensors whose name has one of `parts` are zero.
 std::vector<float> evaluated_without(Layout layout, const std::vector<std::string>& parts) {
   std::vector<float> losses;
   layout.inspect = [&](runtime::Rank& rank) {
@@ -168,7 +168,7 @@ TEST_CASE("dropout: evaluation has the bits of a model without it, and training 
 }
 
 TEST_CASE("dropout: without the outputs of blocks, or without embeddings, losses have closed forms") {
-  constexpr double kAll = 0.9999999999;  // a word of 2^32 is kept
+  constexpr double kAll = 0.9999999999;  // the largest rate: one word of 2^32 is kept
   for (bool llama : {false, true}) {
     Layout base = dropping(llama);
     base.micro_batches = 1;

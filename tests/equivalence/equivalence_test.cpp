@@ -48,7 +48,7 @@ void check_close(const Trained& a, const Trained& b, double tolerance) {
   }
 }
 
-/// The norm is a sum in double over shards; the update uses it rounded to float once.
+/// The norm is a sum in double over shards; the update uses it after one rounding to float.
 void check_same_weights(const Trained& a, const Trained& b) {
   CHECK(a.hash == b.hash);
   CHECK(a.losses == b.losses);
@@ -79,7 +79,8 @@ TEST_CASE("more ranks train the same model", "[equivalence]") {
       CHECK(many.rank_hashes.size() == static_cast<size_t>(ranks));
       check_close(many, one, 2e-5);
     }
-    // The mutation: every rank takes the mean over its own tokens only. Not clipped, so that the scale shows.
+    // The mutation: every rank takes the mean over its own tokens only. Gradients are not clipped, so that the scale
+    // shows.
     const Layout unclipped = with(make(1), [](Layout& l) { l.max_norm = 0; });
     Layout wrong = with(make(2), [](Layout& l) { l.max_norm = 0; });
     wrong.mean_over_tokens = wrong.micro_batch * wrong.model.tokens;
@@ -245,8 +246,8 @@ TEST_CASE("sharding gives the same bits under random delays and without clipping
 }
 
 TEST_CASE("sharded gradients of several micro-batches are the same mean", "[equivalence][zero]") {
-  // Stage 1 accumulates as stage 0 does. Stages 2 and 3 add over ranks first and over micro-batches then: another
-  // order.
+  // Stage 1 accumulates as stage 0 does. Stages 2 and 3 add over ranks first and over micro-batches second, which is
+  // another order.
   const auto unsplit =
       with(gpt2(3), [](Layout& l) { l.model.split_tied_embedding = false, l.micro_batch = 2, l.micro_batches = 2; });
   const Trained whole = train(unsplit, kSteps);
@@ -291,7 +292,7 @@ TEST_CASE("layers that are kept after forward are gathered once in a step, whate
 }
 
 TEST_CASE("hybrid sharding: groups that share, and a sum across them, train the same model", "[equivalence][zero]") {
-  // Sums inside a group come before sums across: with 2 x 2 ranks another order, (a + b) + (c + d).
+  // Sums inside a group come before sums across groups: with 2 x 2 ranks the order is another one, (a + b) + (c + d).
   struct Row {
     int ranks, group, micro_batches;
   };
@@ -312,7 +313,7 @@ TEST_CASE("hybrid sharding: groups that share, and a sum across them, train the 
         check_same_bits(
             train(with(hybrid, [&](Layout& l) { l.delay_seed = 4, l.max_inflight_buckets = alone ? 1 : 0; }), kSteps),
             trained);
-        // One group is no group, and groups of one are data parallelism.
+        // One group of all ranks is no grouping, and groups of one rank are data parallelism.
         CHECK(train(with(hybrid, [&](Layout& l) { l.shard_size = row.ranks; }), kSteps).hash ==
               train(with(hybrid, [](Layout& l) { l.shard_size = 0; }), kSteps).hash);
         CHECK(train(with(hybrid, [](Layout& l) { l.shard_size = 1; }), kSteps).hash == whole.hash);
@@ -397,7 +398,7 @@ TEST_CASE("training in bfloat16 runs and its loss falls", "[equivalence]") {
 }
 
 TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equivalence]") {
-  // Otherwise the table could be of a hash that is constant.
+  // Otherwise the table could compare a hash that is constant.
   for (const auto& make : {gpt2_dense, llama})
     for (int ranks : {3, 4}) {
       const Trained forward = train(make(ranks), kSteps);
@@ -406,7 +407,7 @@ TEST_CASE("the control: adding ranks in reverse order changes the bits", "[equiv
       CHECK(backward.hash != forward.hash);
       CHECK(difference(backward.weights, forward.weights) < 2e-5);
     }
-  // Two addends commute.
+  // Two addends commute, so two ranks have the same bits.
   CHECK(train(with(llama(2), [](Layout& l) { l.reverse_ranks = true; }), kSteps).hash == train(llama(2), kSteps).hash);
 }
 

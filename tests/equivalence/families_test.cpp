@@ -13,7 +13,7 @@ using namespace slipstream::equivalence;
 namespace {
 
 constexpr int kSteps = 3;
-constexpr double kTolerance = 2e-5;  // as in tensor_test
+constexpr double kTolerance = 2e-5;  // the tolerance of tensor_test
 
 /// What the families add to Llama, which the other tests train.
 std::vector<Layout> families() {

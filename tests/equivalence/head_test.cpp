@@ -24,7 +24,7 @@ Layout chunked(const Layout& layout, int64_t head_tokens) {
 
 int64_t logits_bytes(const Job& job) { return job.buffers[job.model.logits].size_bytes; }
 
-/// Works with this name in the pieces of the head in one training micro-batch.
+/// The number of works with this name in the pieces of the head in one training micro-batch.
 int works_of_head(const ModelSpec& model, const std::string& name) {
   int count = 0;
   for (const std::vector<uint32_t>* pass : {&model.forward, &model.backward})
@@ -90,8 +90,8 @@ TEST_CASE("the logits of head_tokens tokens are in memory, in as few equal chunk
 }
 
 TEST_CASE("pieces and products of the head at once are those of one chunk", "[head]") {
-  // The words of the table complete in pieces of head_chunk_bytes in the last chunk of tokens; before it in one
-  // product.
+  // In the last chunk of tokens, the rows of the table are completed in pieces of head_chunk_bytes; in the chunks
+  // before it, one product computes all of them.
   const auto whole = make_job(layout_of(false), 0), thirds = make_job(chunked(layout_of(false), 36), 0);
   const int words = works_of_head(whole->model, "matmul_weight_gradient");
   CHECK(words > 2);

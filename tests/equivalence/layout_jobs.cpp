@@ -13,9 +13,9 @@ namespace slipstream::equivalence {
 
 namespace {
 
-/// Orders `plan` like a framework of hooks: every task is issued as soon as the tasks that it waits for have been
-/// issued, the first appended first. Nothing is pruned or proved. Throws: PlanError if the spine waits for an item that
-/// is never issued.
+/// Orders `plan` as a framework of hooks does: every task is issued as soon as the tasks that it waits for have been
+/// issued, in the order in which they were appended. Nothing is pruned or proved. Throws: PlanError if the spine waits
+/// for an item that is never issued.
 void order_as_reached(Plan& plan) {
   const auto spine = static_cast<ItemId>(plan.spine.size());
   for (ItemId t = spine; t < plan.size(); ++t)

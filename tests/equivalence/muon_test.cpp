@@ -49,11 +49,11 @@ Layout muon_layout(const models::ModelOptions& model, int ranks = 1) {
 struct Mistake {
   MuonScaling scaling = MuonScaling::match_rms_adamw;
   double momentum = 0.95, decay = 0.1, rate_factor = 0.75;
-  bool nesterov = true, clips = true, forgets = false;  // forgets: momentum is zero before every step
+  bool nesterov = true, clips = true, forgets = false;  // with `forgets`, momentum is zero before every step
 };
 
-/// Largest difference of a weight after kSteps steps from the same steps in double, over the largest change of a weight
-/// of the tensor.
+/// The largest difference of a weight after kSteps steps from the same steps in double, relative to the largest change
+/// of a weight of the tensor.
 double update_error(const Layout& layout, const Mistake& mistake) {
   const auto job = make_job(layout, 0);
   std::map<std::string, std::vector<int64_t>> shapes;
@@ -113,7 +113,8 @@ double update_error(const Layout& layout, const Mistake& mistake) {
       change = std::max(change, std::abs(weights[t][i] - static_cast<double>(start.weights[t][i])));
       largest = std::max(largest, std::abs(weights[t][i]));
     }
-    worst = std::max(worst, (error - 2 * kSteps * 0x1p-24 * largest) / change);  // less the rounding of the sums
+    worst =
+        std::max(worst, (error - 2 * kSteps * 0x1p-24 * largest) / change);  // the rounding of the sums is subtracted
   }
   return worst;
 }
@@ -130,8 +131,8 @@ void check_ranks_agree(const Trained& trained) {
 }  // namespace
 
 TEST_CASE("the rows of a matrix are its outputs, as in torch.nn.Linear", "[muon]") {
-  // By hand: the shapes of the modules of transformers, transposed for the Conv1D of GPT-2. The factor "original" is
-  // max(1, rows / cols)^0.5, which a transposed file would turn around.
+  // The shapes are written by hand: those of the modules of transformers, transposed for the Conv1D of GPT-2. The
+  // factor "original" is max(1, rows / cols)^0.5, which a transposed file would invert.
   for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()}) {
     const std::unique_ptr<Job> job = make_job(muon_layout(model), 0);
     const int64_t width = model.width, hidden = model.ffn_width;
@@ -376,7 +377,7 @@ TEST_CASE("owners: the largest is within 4/3 - 1/(3 n) of the best division, and
     REQUIRE(given.size() == items);
     for (size_t i = 0; i < items; ++i) loads.at(static_cast<size_t>(given[i])) += costs[i];
     CHECK(loads == totals);
-    // The best of all divisions.
+    // The best of all divisions is found by trying each.
     int64_t best = std::accumulate(costs.begin(), costs.end(), int64_t{0});
     size_t divisions = 1;
     for (size_t i = 0; i < items; ++i) divisions *= owners;
@@ -390,7 +391,7 @@ TEST_CASE("owners: the largest is within 4/3 - 1/(3 n) of the best division, and
     worst = std::max(worst, ratio);
     CHECK(ratio <= 4.0 / 3 - 1.0 / (3.0 * static_cast<double>(owners)) + 1e-12);
   }
-  CHECK(worst > 1);  // the bound is not of a search for the best
+  CHECK(worst > 1);  // the control: some division is not the best
   std::vector<int64_t> totals(3, 0);
   const std::vector<int64_t> one{5};
   std::set<int> seen;

@@ -50,7 +50,7 @@ TEST_CASE("every wait of every plan is needed: without it, or for the item befor
       INFO(row.name << ", rank " << rank);
       std::vector<const Plan*> runs{&job->plan(PlanKind::prime), &job->train(), &job->train(),
                                     &job->plan(PlanKind::evaluate), &job->train()};
-      if (row.double_buffer)  // evaluations after an even number of steps and after an odd one
+      if (row.double_buffer)  // evaluations follow an even number of steps and an odd one
         runs = {&job->plan(PlanKind::prime),    &job->train(), &job->plan(PlanKind::train, 1),
                 &job->plan(PlanKind::evaluate), &job->train(), &job->plan(PlanKind::evaluate, 1),
                 &job->plan(PlanKind::train, 1)};

@@ -42,7 +42,7 @@ std::string refusal(const Layout& layout) {
 
 TEST_CASE("a gather that does not wait for the optimizer is found, whether it waits in its step or in the next",
           "[peers]") {
-  // Megatron-LM: parameters were gathered before their update; the model trained on stale weights.
+  // In Megatron-LM, parameters were gathered before their update, and the model trained on stale weights.
   for (int stage : {1, 3}) {
     Layout mutant = zero(stage);
     mutant.update_on_spine = false;
@@ -62,7 +62,8 @@ TEST_CASE("a gather that does not wait for the optimizer is found, whether it wa
 }
 
 TEST_CASE("the order in which parameters are registered does not matter", "[peers]") {
-  // Megatron-LM 663, 950: buckets followed registration, gathers followed them, and forward did not.
+  // In Megatron-LM 663 and 950, buckets followed the order of registration and gathers followed the buckets, but
+  // forward did not.
   for (int stage : {0, 1, 2, 3}) {
     const Layout layout = zero(stage);
     Layout reversed = layout;
@@ -78,7 +79,7 @@ TEST_CASE("the order in which parameters are registered does not matter", "[peer
 }
 
 TEST_CASE("a gradient that becomes ready twice is refused, and so is one that never does", "[peers]") {
-  // A tied weight whose second share arrives after the reduction has begun.
+  // The case: the second share of a tied weight arrives after the reduction has begun.
   Layout twice = zero(1), never = zero(1);
   twice.change_model = [](ModelSpec& model) {
     for (uint32_t piece : model.backward)
@@ -99,7 +100,7 @@ TEST_CASE("a gradient that becomes ready twice is refused, and so is one that ne
 }
 
 TEST_CASE("a rank with more micro-batches has another plan, which is compared before the first step", "[peers]") {
-  // DeepSpeed 5066: ranks with another number of batches hang in ZeRO-3.
+  // In DeepSpeed 5066, ranks with different numbers of batches hang in ZeRO-3.
   for (int stage : {0, 3}) {
     Layout more = zero(stage);
     more.micro_batches = 2;
@@ -114,7 +115,8 @@ TEST_CASE("a rank with more micro-batches has another plan, which is compared be
 }
 
 TEST_CASE("buckets that end unevenly, and buckets whose last shards are padding alone", "[peers]") {
-  // Megatron-LM 558: bucket ranges with many ranks. A norm of 8 elements is a bucket of 1 byte or more on 4 ranks.
+  // Megatron-LM 558 is about bucket ranges with many ranks. Here a norm of 8 elements is a bucket of 1 byte or more on
+  // 4 ranks.
   for (Family family : {Family::gpt2, Family::llama}) {
     Layout whole = zero(0, family);
     whole.ranks = 4;
@@ -200,7 +202,7 @@ TEST_CASE(
       }
 }
 
-TEST_CASE("a rank that computes with one other weight has another hash, in every step and behind the last update",
+TEST_CASE("a rank that computes with one other weight has another hash, in every step and after the last update",
           "[peers]") {
   // The control of all tests that compare rank_hashes.
   for (int stage : {0, 1, 2, 3}) {
@@ -229,8 +231,8 @@ TEST_CASE("a rank that computes with one other weight has another hash, in every
     const Trained drifted = train(other, kSteps);
     CHECK(drifted.rank_hashes[0] == drifted.hash);
     CHECK(drifted.rank_hashes[1] != drifted.hash);
-    if (stage == 3) continue;  // holds no weights between steps
-    // An element that rank 0 updates: the masters are correct.
+    if (stage == 3) continue;  // stage 3 holds no weights between steps
+    // The bit is flipped in an element that rank 0 updates: the masters are correct.
     other = layout;
     other.inspect = [](runtime::Rank& rank) {
       const std::vector<int64_t>& offsets = rank.job().layout.parameter_offsets;

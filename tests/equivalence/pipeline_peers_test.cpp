@@ -124,7 +124,7 @@ TEST_CASE("a bucket is reduced when, and not before, the last pass of the last m
             REQUIRE(last != nullptr);
             CAPTURE(name_of(kind), zero, task.name, last->name);
             CHECK(last->micro_batch == layout.micro_batches - 1);
-            if (task.after.empty()) continue;  // implied by the previous one on its channel
+            if (task.after.empty()) continue;  // the previous task on its channel implies the wait
             REQUIRE(task.after.size() == 1);
             CHECK(task.after[0].item == static_cast<ItemId>(last - job->train().spine.data()));
             ++reductions;
@@ -142,7 +142,7 @@ TEST_CASE("a layer is in its slot for every item that uses it, under every sched
       layout.ranks = 2, layout.zero_stage = 3, layout.prefetch_depth = depth,
       layout.recompute = depth == 1 ? Recomputation::full : Recomputation::none;
       for (const auto& job : make_jobs(layout, 0)) {
-        std::map<int64_t, int32_t> tenant;  // by first byte: the bucket gathered there last
+        std::map<int64_t, int32_t> tenant;  // by first byte: the bucket that was gathered there last
         int64_t actions = 0;
         for (ItemId id : job->train().order) {
           const Item& item = job->train()[id];

@@ -53,7 +53,7 @@ TEST_CASE("every schedule x stages x micro-batches gives the bits of one stage",
         for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
           for (bool hides_transfers : {false, true}) {
             if (hides_transfers && kind == ScheduleKind::gpipe) continue;
-            // Without --all every second pair; the omitted ones run with the other model.
+            // Without --all every second pair runs; the omitted ones run with the other model.
             if (!test_everything() && hides_transfers && (micro_batches + stages + (llama ? 1 : 0)) % 2 != 0) continue;
             CAPTURE(llama, micro_batches, stages, name_of(kind), hides_transfers);
             check_same_bits(train(with(whole,
@@ -73,7 +73,7 @@ TEST_CASE("ZB-V gives the bits of one stage, and a tied table stays on one", "[p
     for (bool tied : {false, true})
       for (int stages : {2, 3, 4})
         for (int micro_batches : {1, 2, 3, 5, 7}) {
-          // Without --all half of them, in which every two of these numbers occur together.
+          // Without --all half of them run, in which every two of these numbers occur together.
           if (!test_everything() && (llama + tied + stages + micro_batches) % 2 != 0) continue;
           CAPTURE(llama, tied, stages, micro_batches);
           // With three stages the layers do not divide.
@@ -120,7 +120,7 @@ TEST_CASE("interleaving gives the bits of one stage", "[pipeline]") {
     for (int stages : {2, 3, 4})
       for (int virtual_stages : {2, 3})
         for (int rounds : {1, 2, 3}) {
-          // Without --all a third, in which every two of these numbers occur together.
+          // Without --all a third of them runs, in which every two of these numbers occur together.
           if (!test_everything() && ((llama ? 1 : 0) + stages + virtual_stages + rounds) % 3 != 0) continue;
           const int micro_batches = stages * rounds;
           CAPTURE(llama, stages, virtual_stages, micro_batches);
@@ -241,8 +241,9 @@ TEST_CASE("bfloat16 crosses stages without a rounding of its own", "[pipeline]")
 }
 
 TEST_CASE("pipelines cross with data parallelism and ZeRO", "[pipeline][zero]") {
-  // Against the same data ranks and ZeRO stage on one pipeline stage: the same sums in the same order. ZeRO keeps the
-  // shares of a tied table together on one stage, so untied; the tied ones are compared with plain data parallelism.
+  // The reference has the same data ranks and ZeRO stage on one pipeline stage: the same sums in the same order. ZeRO
+  // keeps the shares of a tied table together on one stage, so the tables are untied; tied ones are compared with plain
+  // data parallelism.
   for (bool llama : {false, true})
     for (int ranks : {2, 3})
       for (int stage : {0, 1, 2, 3}) {
@@ -328,7 +329,7 @@ TEST_CASE("a split backward reduces each pass's gradients of a layer once per mi
 }
 
 TEST_CASE("the control: without the exchange of a tied table's gradients its copies train other models", "[pipeline]") {
-  // One of its three parts at a time has no elements, and nothing else of the plans changes.
+  // Of its three parts, one at a time has no elements; nothing else of the plans changes.
   const Layout whole = layout_of(false, 2, 2), tied = with(whole, [](Layout&l) { l.stages = 2; });
   const Trained expected = train(whole, kSteps);
   check_same_bits(train(tied, kSteps), expected);
@@ -372,7 +373,7 @@ TEST_CASE("every wait of a pipeline's plans is needed", "[pipeline][mutation]") 
       });
       check_all_needed(layout);
     }
-  // The plans of the tables above: without --all of three stages with as many micro-batches, and one more.
+  // The plans of the tables above. Without --all: those of three stages with as many micro-batches, and one more.
   for (int stages : {2, 3, 4})
     for (int micro_batches : {1, 2, 3, 4, 5})
       for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})

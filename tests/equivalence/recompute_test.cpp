@@ -103,7 +103,7 @@ TEST_CASE("every layer that recomputes saves the same memory and costs the same 
     for (Recomputation how : kBoth)
       for (int stages : {1, 2}) {
         CAPTURE(llama, name_of(how), stages);
-        std::vector<int64_t> bytes, flops;  // with a growing number of layers; the last: all
+        std::vector<int64_t> bytes, flops;  // with a growing number of layers; the last ones are with all
         for (int count : {1, 2, 3, 4, 5, 6, 0}) {
           const auto jobs = make_jobs(with(layout_of(llama, kLayers * stages, 4),
                                            [&](Layout& l) {
@@ -129,7 +129,7 @@ TEST_CASE("every layer that recomputes saves the same memory and costs the same 
 
 TEST_CASE("the control: without any one of the works that run again, another model is trained",
           "[recompute][mutation]") {
-  // For the first layer: contents that later layers left in the shared memory do not belong to it.
+  // The first layer shows it: the contents that later layers left in the shared memory do not belong to it.
   for (bool llama : {false, true})
     for (Recomputation how : kBoth) {
       const Layout whole = with(layout_of(llama, 3, 1), [&](Layout& l) { l.recompute = how; });

@@ -25,7 +25,8 @@ models::ModelOptions with_tokens(models::ModelOptions model, int64_t tokens) {
   return model;
 }
 
-/// Norms of heads, and key-value heads that several tensor ranks use, are in no row of the table.
+/// Norms of heads, and key-value heads that several tensor ranks use, are in no row of the table, so these rows have
+/// them.
 std::vector<Layout> layouts() {
   std::vector<Layout> rows = strategies(true);
   for (int tensor : {2, 4})
@@ -86,14 +87,14 @@ bool is_in_place(const Task& task) {
   });
 }
 
-/// Does it add values of several ranks or micro-batches? A barrier adds none.
+/// Does the work add values of several ranks or micro-batches? A barrier adds none.
 bool adds_up(const Job& job, const Task& task) {
   if (job.channels[task.channel].role == Role::align) return false;
   return task.op == Op::all_reduce || task.op == Op::reduce_scatter || task.op == Op::sum_parts || task.op == Op::add ||
          task.op == Op::add_rows;
 }
 
-/// Moves values that a sum or the next step needs.
+/// Does the work move values that a sum or the next step needs?
 bool carries_terms(const Job& job, const Task& task) {
   if (adds_up(job, task) || task.op == Op::all_to_all || task.op == Op::exchange) return true;
   // Weights that are gathered into a slot once more may still be there.
@@ -178,8 +179,8 @@ struct Fault {
   const char* what;
   const char* row;  // a layout of strategies()
   std::function<void(Job&)> make;
-  const char* tensor;    // in the sentence: empty: any
-  const char* fragment;  // of the sentence
+  const char* tensor;    // that the sentence names; empty: any
+  const char* fragment;  // that the sentence contains
 };
 
 void for_tasks(Job& job, const std::string& prefix, const std::function<void(Task&)>& change) {

@@ -146,7 +146,7 @@ void restore(Ranks& to, const std::string& dir, const Manifest& manifest) {
   const checkpoint::StateReader reader(folder, manifest);
   for (size_t r = 0; r < to.ranks.size(); ++r) {
     runtime::Restoring restoring(*to.ranks[r], manifest.memory_layout == runtime::memory_layout_of(to.stages));
-    // Some files in the reading that verifies them, the rest box by box.
+    // Verification reads some of the files whole; the others are read box by box.
     std::vector<checkpoint::StateFile> own;
     for (size_t f = r % 2; f < manifest.files.size(); f += 1 + r % 3) own.push_back(manifest.files[f]);
     CHECK(restoring.take(folder, own) == "");

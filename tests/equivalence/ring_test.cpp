@@ -13,7 +13,7 @@ namespace slipstream::equivalence {  // where Layout is that of the tests
 
 namespace {
 
-constexpr double kTolerance = 2e-5;   // as tests/equivalence/context_test.cpp
+constexpr double kTolerance = 2e-5;   // as in tests/equivalence/context_test.cpp
 constexpr double kOtherModel = 1e-3;  // far above it
 
 Layout layout_of(bool llama, int context) {
@@ -31,7 +31,7 @@ double off_one_rank(const Layout& ring) {
   return difference(train(ring, 1).gradients, train(alone, 1).gradients);
 }
 
-/// The same where `change` has changed every work called `name`.
+/// The same distance after `change` has changed every work called `name`.
 template <typename Change>
 double off_one_rank(const Layout& ring, const std::string& name, const Change& change) {
   return off_one_rank(with(ring, [&](Layout& l) {
@@ -47,7 +47,7 @@ double off_one_rank(const Layout& ring, const std::string& name, const Change& c
 
 }  // namespace
 
-TEST_CASE("the controls: rotary tables of other tokens than a rank's own train another model", "[context]") {
+TEST_CASE("the controls: rotary tables of tokens that are not a rank's own train another model", "[context]") {
   for (int context : {2, 3}) {
     const Layout ring = layout_of(true, context);
     CAPTURE(context);
@@ -65,7 +65,8 @@ TEST_CASE("the controls: rotary tables of other tokens than a rank's own train a
       }));
     };
     CHECK(filled([](float*) {}) < kTolerance);
-    // Every rank begins at the first token; its second chunk is one token off; its chunks are exchanged.
+    // Three mistakes: every rank begins at the first token; its second chunk is one token off; its chunks are
+    // exchanged.
     CHECK(filled([&](float* table) { kernels::rope_table(table, tokens, width, ring.model.rope_theta); }) >
           kOtherModel);
     CHECK(filled([&](float* table) {
@@ -79,12 +80,12 @@ TEST_CASE("the controls: rotary tables of other tokens than a rank's own train a
   }
 }
 
-TEST_CASE("the controls: learned positions of other tokens than a rank's own train another model", "[context]") {
+TEST_CASE("the controls: learned positions of tokens that are not a rank's own train another model", "[context]") {
   for (int context : {2, 3}) {
     const Layout ring = layout_of(false, context);
     CAPTURE(context);
     CHECK(off_one_rank(ring) < kTolerance);
-    // Rows of the table, one chunk each: the first for both, or each for the other.
+    // Each change takes one chunk of rows of the table: the first chunk for both, or each chunk for the other.
     for (const auto& [first, second] : {std::pair<size_t, size_t>{0, 1}, {0, 0}, {1, 1}, {1, 0}}) {
       CAPTURE(first, second);
       const double off = off_one_rank(ring, "own_positions", [first = first, second = second](Work& work) {
@@ -121,7 +122,7 @@ TEST_CASE("a ring keeps two slots of keys and two of their gradients, however ma
         }
       }
       CHECK(hops > 0);
-      CHECK(keys.size() == 4);  // two forward, two where backward fetches them again
+      CHECK(keys.size() == 4);  // two in forward, and two where backward fetches them again
       CHECK(gradients.size() == 2);
     }
 }

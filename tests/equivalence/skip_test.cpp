@@ -19,7 +19,7 @@ using runtime::window_of;
 
 constexpr float kNone = std::numeric_limits<float>::infinity();
 
-/// Step 2 exceeds its limit of the norm or of the loss.
+/// Limits that the norm or the loss of step 2 exceeds.
 Layout limited(Layout layout, bool by_norm) {
   layout.skips = true;
   layout.limits = [by_norm](int64_t step) {
@@ -29,8 +29,8 @@ Layout limited(Layout layout, bool by_norm) {
   return layout;
 }
 
-/// In step 2, a work of the last rank's backward pass leaves a NaN in a gradient: of a split tensor if there are any,
-/// because tensor ranks share the others and one of them counts them.
+/// In step 2, a work of the last rank's backward pass leaves a NaN in a gradient. If there are split tensors, it is the
+/// gradient of one, because tensor ranks share the others and one of them counts those.
 Layout poisoned(Layout layout) {
   layout.skips = true;
   layout.mutate = [last = layout.world() - 1, splits = layout.tensor > 1](Job& job) {
@@ -171,7 +171,7 @@ TEST_CASE("guard: the limits of a step are those of the values four steps before
     return limits;
   };
   std::vector<double> losses, norms;
-  const auto expected = [&](int64_t step) {  // from all values, by definition
+  const auto expected = [&](int64_t step) {  // computed from all values, by the definition
     const auto last = static_cast<size_t>(std::max<int64_t>(0, step - NumericsGuard::kLag));
     const auto loss = window_of(std::span(losses).first(last), 4), norm = window_of(std::span(norms).first(last), 4);
     return std::array<float, kLimits>{norm ? norm->limit : kNone, loss ? loss->limit * 10 : kNone};

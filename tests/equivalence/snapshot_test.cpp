@@ -23,7 +23,8 @@ namespace {
 
 constexpr int kSteps = 4;
 
-/// One row for every strategy (the sample: for every third), and those with other places of weights and updates.
+/// One row for every strategy (for every third one in the sample), and the rows with other places of weights and
+/// updates.
 std::vector<Layout> rows() {
   std::vector<Layout> rows, all = strategies(test_everything());
   for (size_t i = 0; i < all.size(); i += test_everything() ? 1 : 3) rows.push_back(std::move(all[i]));
@@ -96,7 +97,7 @@ TEST_CASE("without the waits between updates and copies, delays tear a snapshot"
              .save_interval = 1,
              .check_hazards = false};
   const Seen expected = run_at_rest(row, kSteps);
-  row.mutate = [](Job& job) {  // updates run in the compute stream's order, which the training itself needs only
+  row.mutate = [](Job& job) {  // updates run in the order of the compute stream, which only the training itself needs
     for (SpineItem& item : job.train().spine)
       if (item.op == Op::update) item.writes.clear();
   };
@@ -137,7 +138,7 @@ TEST_CASE("every wait between steps and snapshots is needed, and for its last it
       const comm::HazardReport report = comm::find_hazards(sequence, job->channels, &job->buffers);
       INFO((report.hazards.empty() ? "" : report.hazards[0].sentence()));
       CHECK(report.count == 0);
-      // Of states that no gather protects, a wait is needed in both directions.
+      // For states that no gather protects, a wait is needed in both directions.
       int64_t before = 0, after = 0;
       for (size_t r = 0; r < runs.size(); ++r)
         for (const SeamWait& wait : seams[r]) {
@@ -185,7 +186,7 @@ TEST_CASE("a plan of every third step needs a cadence alone: it runs, is proved 
   constexpr int kLast = 7;
   Layout row = with(strategies(false)[0], [](Layout& l) { l.ranks = 2; });
   const Seen expected = run_at_rest(row, kLast);
-  row.save_interval = kLast + 1;  // never asked for
+  row.save_interval = kLast + 1;  // the cadence never asks for a snapshot
   row.mutate = [](Job& job) {
     for (PlanRow& each : job.plans)
       if (each.kind == PlanKind::save) each.cadence = {When::step, 3, 2};

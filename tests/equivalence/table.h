@@ -79,7 +79,8 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.zero_stage = 3, l.micro_batches = 2, l.reshard_after_forward = false;
     });
-    // One exchange, and three, which swap the buffers twice. The last row combines data ranks, ZeRO-3 and accumulation.
+    // Layouts with one exchange, and with three, which swap the buffers twice. The last row combines data ranks, ZeRO-3
+    // and accumulation.
     for (int context : {2, 3, 4}) {
       if (!everything && context != (family == F::gpt2 ? 4 : 2)) continue;
       add(model + "context " + std::to_string(context), family,
@@ -107,7 +108,7 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.tokens = l.model.context = 4;
       l.ranks = 1, l.context = 2, l.stages = 3, l.micro_batches = 2;
     });
-    // Encoded transfers: works around collectives, and buffers that buckets share.
+    // Encoded transfers have works around collectives, and buffers that buckets share.
     for (int stage : {1, 2, 3}) {
       const auto in_another = [&](const std::string& what, auto change) {
         add(model + "ZeRO-" + std::to_string(stage) + ", " + what, family, [&](Layout& l) {
@@ -126,7 +127,7 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.split_tied_embedding = false;
       l.ranks = 4, l.shard_size = 2, l.zero_stage = 3, l.wire_dtype = DType::bf16;
     });
-    // Quantised inside a group, and its sum in float across.
+    // Gradients are quantised inside a group, and their sum is in float across groups.
     add(model + "ZeRO-2 in groups of 2 of 4, int8 gradients fed back, 2 micro-batches", family, [](Layout& l) {
       l.model.split_tied_embedding = false;
       l.ranks = 4, l.shard_size = 2, l.zero_stage = 2, l.wire_dtype = kInt8, l.error_feedback = true,
@@ -157,8 +158,8 @@ inline std::vector<Layout> strategies(bool everything) {
             l.wire_dtype = DType::bf16, l.sums_by_exchange = true;
             if (hybrid) l.model.split_tied_embedding = false, l.ranks = 4, l.shard_size = 2, l.zero_stage = 1;
           });
-    // Stages: transfers, copies of a tied table, residuals at cuts, split-off gradients of weights, and stages that
-    // wait for each other to reduce.
+    // Stages have transfers, copies of a tied table, residuals at cuts, split-off gradients of weights, and waits for
+    // each other before they reduce.
     const auto add_pipeline = [&](bool in_sample, std::string name, ScheduleKind schedule, auto change) {
       if (!everything && !in_sample) return;
       add(model + std::move(name), family, [&](Layout& l) {
@@ -191,7 +192,7 @@ inline std::vector<Layout> strategies(bool everything) {
 struct ZeroRow {
   Family family;
   int stage, ranks, micro_batches, depth, groups;
-  bool unsharded;  // stage 2: gradients are whole until the last micro-batch
+  bool unsharded;  // in stage 2, gradients are whole until the last micro-batch
 
   bool has_order_of_stage_0() const { return groups == 1 && (micro_batches == 1 || stage <= 1 || unsharded); }
   Layout layout() const {
@@ -208,7 +209,7 @@ struct ZeroRow {
     l.model.split_tied_embedding = false;
     l.micro_batches = micro_batches, l.zero_stage = stage, l.prefetch_depth = depth, l.accumulate_unsharded = unsharded;
     l.shard_size = groups > 1 ? ranks / groups : 0;
-    // Both: the update on the compute stream and on its own stream.
+    // Both forms: the update on the compute stream and on its own stream.
     l.update_on_spine = (stage + ranks + depth) % 2 == 0;
     return l;
   }
@@ -229,7 +230,7 @@ inline std::vector<ZeroRow> zero_rows(bool everything) {
                 rows.push_back({family, stage, ranks, micro_batches, depth, groups, unsharded});
               }
   if (everything) return rows;
-  // Every value of every column.
+  // Rows that contain every value of every column.
   std::vector<ZeroRow> sample;
   for (size_t i = 0; i < rows.size(); ++i)
     if (i % 6 == 1) sample.push_back(rows[i]);

@@ -17,8 +17,8 @@ using namespace slipstream::equivalence;
 namespace {
 
 constexpr int kSteps = 3;
-// A sum of t parts rounds t - 1 times more than the sum of the whole; over these few layers and steps that stays far
-// below.
+// A sum of t parts has t - 1 more roundings than the sum of the whole; over these few layers and steps the error stays
+// far below the tolerance.
 constexpr double kTolerance = 2e-5;
 
 Layout layout_of(bool llama) {
@@ -33,7 +33,7 @@ Layout layout_of(bool llama) {
 
 int64_t activations(const Job& job) { return job.buffers.bytes(Owner::activations); }
 
-/// Spine items between the one after which a task begins and the one that waits for it.
+/// The number of spine items between the one after which a task begins and the one that waits for it.
 std::string under_task(const Plan& plan, const std::string& name) {
   std::string names;
   for (const Task& task : plan.tasks)
@@ -214,7 +214,7 @@ TEST_CASE("sums of chunks travel under the next, and those of input gradients un
   CHECK(under("all_reduce.attention.out.1.0") == "mlp.norm.0.0 attention.out.2.0 ");
   CHECK(under("all_reduce.mlp_input_gradient.products.3.1").starts_with("mlp_down_gradient.1 mlp_up_gradient.1 "));
   CHECK(under("all_reduce.head_input_gradient.products.3.2").find("head_gradient.0") != std::string::npos);
-  for (bool sequence : {false, true}) {  // in one piece: only weight gradients to hide it
+  for (bool sequence : {false, true}) {  // without chunks, only weight gradients can hide it
     const auto bulk =
         make_job(with(layout_of(false), [&](Layout& l) { l.tensor = 2, l.sequence_parallel = sequence; }), 0);
     const std::string sum = sequence ? "reduce_scatter" : "all_reduce";
@@ -269,7 +269,7 @@ TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and
             const BufferId id = job.buffers.find(name);
             return job.buffers[id].is_view ? int64_t{0} : job.buffers.instances(id) * job.buffers[id].size_bytes;
           };
-          // Each of them, of every micro-batch in flight.
+          // Each of these buffers exists for every micro-batch in flight.
           for (int l = 0; l < 4; ++l) {
             CHECK(held(*whole[s], fmt::format("layer{}.residual_mid", l)) ==
                   tensor * held(*share[s], fmt::format("layer{}.residual_mid", l)));
@@ -277,7 +277,7 @@ TEST_CASE("sequence parallelism keeps a rank's share of residuals and norms, and
               CHECK_THROWS_AS(share[s]->buffers.find(fmt::format("layer{}.{}", l, name)), PlanError);  // recomputed
           }
           CHECK(activations(*share[s]) < activations(*whole[s]));
-          // Its cost: memory to gather in, once.
+          // The cost of it is the memory to gather in, once.
           for (const char* name : {"gathered", "gathered_again"}) CHECK(held(*share[s], name) == all);
           for (Op op : {Op::send, Op::recv}) {
             const auto hops = [&](const Job& job) {
@@ -309,8 +309,10 @@ TEST_CASE("bytes of sequence parallelism: those of sums, and each norm's output 
           bytes += comm::wire_bytes(task.op, task.algorithm, tensor, task.elems, task.dtype);
       return bytes;
     };
-    const int64_t once = 4 * 8 * 32 * 4 * (tensor - 1) / tensor;  // one gather, or one scatter of sums, of 4 x 8 tokens
-    const int64_t sums = 1 + 4 * 3 + 1;  // of the embedding; twice a layer and pass; of the head's input gradient
+    const int64_t once =
+        4 * 8 * 32 * 4 * (tensor - 1) / tensor;  // of one gather, or of one scatter of sums, of 4 x 8 tokens
+    const int64_t sums =
+        1 + 4 * 3 + 1;  // the embedding's, two of each layer and pass, and that of the head's input gradient
     CAPTURE(tensor);
     CHECK(sent(false) == 2 * sums * once);
     CHECK(sent(true) == (2 * sums + 2 * 3 + 1) * once);
@@ -332,14 +334,14 @@ TEST_CASE("no rank has the logits of the whole vocabulary; padding has no weight
 TEST_CASE("values in padding reach no softmax, loss, gradient, norm or weight", "[tensor]") {
   for (bool llama : {false, true})
     for (bool sequence : {false, true}) {
-      // 151 words: of four ranks with 64 rows the third has 23 words, the last none.
+      // Of the 151 words, four ranks with 64 rows each hold 64, 64, 23 and 0.
       const Layout clean = with(layout_of(llama), [&](Layout& l) {
         l.tensor = 4, l.sequence_parallel = sequence, l.evaluate_between = true;
       });
       const auto filled = [&](int64_t first_row) {
         return with(clean, [=](Layout& l) {
           l.mutate = [=](Job& job) {
-            std::vector<Slice> rows;  // of every table, from this row of the whole one on
+            std::vector<Slice> rows;  // of every table, from this row of the whole table on
             for (const ParameterSpec& p : job.model.parameters) {
               const NamedTensor& table = p.tensors.front();
               if (table.split.parts == 1 || table.split.whole != 151) continue;

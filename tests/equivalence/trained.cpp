@@ -49,7 +49,8 @@ runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std:
   };
 }
 
-/// The named tensors from the ranks' parts, [stage][part of a layer][shard]: all data ranks with ZeRO, one otherwise.
+/// The named tensors, made of the parts of the ranks, [stage][part of a layer][shard]: of all data ranks with ZeRO, of
+/// one otherwise.
 void collect(const std::vector<std::shared_ptr<const Job>>& stages,
              const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
   const auto reads_of = [&](std::vector<float> Held::*what) {
@@ -80,7 +81,7 @@ void collect(const std::vector<std::shared_ptr<const Job>>& stages,
   trained.hash = hash_of(trained);
 }
 
-/// This rank's share of the mean: its tokens over those of whole sequences.
+/// This rank's share of the mean: the number of its tokens, divided by that of whole sequences.
 double evaluate(runtime::Rank& rank, const Layout& layout, int context_rank) {
   const ContextChunks chunks = layout.chunks(context_rank);
   std::vector<int32_t> ids, targets, begins;
@@ -94,12 +95,12 @@ double evaluate(runtime::Rank& rank, const Layout& layout, int context_rank) {
   double sum = 0;
   for (float loss : rank.evaluate(
            ids, targets, layout.model.documents ? std::span<const int32_t>(begins) : std::span<const int32_t>()))
-    sum += loss;  // none on a stage without the head
+    sum += loss;  // a stage without the head has none
   rank.drain();
   return sum / static_cast<double>(layout.micro_batch * chunks.tokens);
 }
 
-/// Records in `used` the weights that every work of the model reads, at that time. For works of a CPU.
+/// Records in `used` the weights that every work of the model reads, when it reads them. For works of a CPU.
 void follow_weights(Job& job, UsedWeights& used) {
   std::set<BufferId> weights;
   for (const ParameterSpec& parameter : job.model.parameters) weights.insert(parameter.value);
@@ -210,7 +211,7 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
   return outcome;
 }
 
-/// Equal to the bit, NaN too.
+/// Are the values equal to the bit? NaN counts as equal too.
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
@@ -246,7 +247,7 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
   }
   std::vector<double> evaluations(all.evaluations.size(), 0);
   for (int c = 0; c < layout.context; ++c)
-    for (int stage = 0; stage < layout.stages; ++stage)  // zeros from stages without the head
+    for (int stage = 0; stage < layout.stages; ++stage)  // stages without the head report zeros
       for (size_t i = 0; i < evaluations.size(); ++i)
         evaluations[i] +=
             outcomes[static_cast<size_t>(mesh.rank({.context = c, .pipeline = stage}))].seen.evaluations[i];
@@ -274,7 +275,8 @@ Trained train(const Layout& layout, int steps) {
     }
   }
   const Mesh mesh = jobs[0]->mesh;
-  // [rank][connection]: a thread world for every group of every connection, distributed to its members.
+  // [rank][connection]: there is a thread world for every group of every connection, and its members are distributed to
+  // the ranks.
   std::vector<std::vector<std::unique_ptr<comm::Communicator>>> connections(ranks), communicators(ranks);
   for (Axis axis : comm::wire_up(*jobs[0]).connections) {
     for (size_t r = 0; r < ranks; ++r) connections[r].emplace_back();

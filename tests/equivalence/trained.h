@@ -53,7 +53,8 @@ struct Layout {
   bool sums_by_exchange = false;
   float max_norm = 0.5f;  // 0: no clipping
   bool skips = false;     // updates of steps that are not finite or exceed their limits
-  std::function<std::array<float, kLimits>(int64_t step)> limits;  // with skips: of the norm and the loss; empty: none
+  std::function<std::array<float, kLimits>(int64_t step)>
+      limits;  // with `skips`: the limits of the norm and the loss; empty: none
   std::vector<GroupRule> groups = PlanOptions{}.groups;
   std::vector<UpdateMultipliers> multipliers;
   MuonScaling muon_scaling = MuonScaling::match_rms_adamw;
@@ -63,13 +64,13 @@ struct Layout {
   uint64_t delay_seed = 0;
   bool reverse_ranks = false;  // the communicator adds ranks n-1, ..., 0
   bool evaluate_between = false;
-  int save_interval = 0;  // in steps: those in which the state before the step is copied to the snapshot; 0: none
-  bool keeps = false;     // PlanKind::keep copies the state before every step to the slots of Job::keeping
-  int to_holder = 1;      // with keeps and several ranks: Keeping::to_holder
-  int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient; 0: the right one
+  int save_interval = 0;         // every so many steps, the state before the step is copied to the snapshot; 0: never
+  bool keeps = false;            // PlanKind::keep copies the state before every step to the slots of Job::keeping
+  int to_holder = 1;             // with keeps and several ranks: Keeping::to_holder
+  int64_t mean_over_tokens = 0;  // a wrong divisor of the gradient, for mutations; 0: the right one
   float learning_rate = 1e-2f;
-  // Large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual 1e-8
-  // AdamW turns the noise of a gradient that is zero in exact arithmetic (key biases) into whole steps.
+  // eps is large against the gradients, so that a rounding error moves a weight by a rounding error: with the usual
+  // 1e-8, AdamW turns the noise of a gradient that is zero in exact arithmetic (of key biases) into whole steps.
   float eps = 1e-2f;
   int64_t document_tokens = 0;  // with model.documents: the longest document
   bool same_batch = false;      // every step trains on the batch of step 1, with its masks
@@ -84,20 +85,20 @@ struct Layout {
   Recomputation recompute = Recomputation::none;
   int recompute_layers = 0;
   bool align_grad_reduce = false;
-  bool reduced_at_once = false;  // pipelines: all chunks of all stages but the first
+  bool reduced_at_once = false;  // in pipelines, all stages but the first reduce all their chunks at once
   bool check_hazards = true;
-  bool graph = true;  // if the device has graphs
-  bool as_reached =
-      false;  // training in the order in which passes append tasks, each issued when its points are reached; unproved
-  std::function<std::unique_ptr<Device>(const Job&)> device;  // of a rank; empty: a cpu device
-  std::function<void(ModelSpec&)> change_model;               // before it is planned
-  std::function<void(runtime::Rank&)> inspect;                // of every rank, after the last step; ranks are threads
-  /// Called on every rank, with step 0 before the first: while step + 1 runs and the snapshot of the state after `step`
-  /// is done, or after every step when nothing runs.
+  bool graph = true;        // if the device has graphs
+  bool as_reached = false;  // trains in the order in which passes append tasks; each is issued when its points are
+                            // reached, and the plan is unproved
+  std::function<std::unique_ptr<Device>(const Job&)> device;  // makes the device of a rank; empty: a cpu device
+  std::function<void(ModelSpec&)> change_model;               // called before the model is planned
+  std::function<void(runtime::Rank&)> inspect;  // called with every rank after the last step, on its thread
+  /// Called on every rank, with step 0 before the first step. It is called while step + 1 runs and the snapshot of the
+  /// state after `step` is done, or after every step when nothing runs.
   std::function<void(runtime::Rank&, int step)> saved, at_rest;
-  /// Called on every rank when nothing runs any more: a slot that holds the state after `step`.
+  /// Called on every rank, when nothing runs any more, with a slot that holds the state after `step`.
   std::function<void(runtime::Rank&, int step, int slot)> kept;
-  std::function<void(const comm::Proof&)> proved;  // of every plan that is made
+  std::function<void(const comm::Proof&)> proved;  // called with the proof of every plan that is made
   std::function<void(Job&)> mutate;                // a mutation test's change to the finished plans of every rank
 
   MeshSizes sizes() const {
@@ -109,7 +110,7 @@ struct Layout {
   }
 };
 
-/// The layout after change(layout).
+/// The layout that `change` makes of `layout`.
 template <typename Change>
 Layout with(Layout layout, Change change) {
   change(layout);
@@ -125,9 +126,9 @@ struct Trained {
   std::vector<int> skipped;               // by step: was its update skipped?
   std::vector<int64_t> first_not_finite;  // by step: number of the first gradient part that is not finite, or 0
   std::string hash;                       // of all weights
-  // Hash of every replica: `hash` if its masters are equal, and every weight that its ranks computed with is as in the
-  // replicas before, in every step and in an evaluation after the last one. The masters of ZeRO are made of shards and
-  // do not show differences between replicas.
+  // The hash of every replica. It is `hash` if the masters of the replica are equal to those of the replicas before it,
+  // and if every weight that its ranks computed with is too, in every step and in an evaluation after the last one. The
+  // masters of ZeRO are made of shards and do not show differences between replicas.
   std::vector<std::string> rank_hashes;
   std::vector<double> evaluations;
 };
@@ -135,10 +136,10 @@ struct Trained {
 /// The tokens of sequence `index` of the global batch of `step`: a function of these two only.
 int32_t token_of(int64_t step, int64_t index, int64_t position, int64_t vocab);
 
-/// Where the document of a token begins; lengths differ. 0 without document_tokens.
+/// The position at which the document of a token begins; the lengths of documents differ. 0 without document_tokens.
 int32_t document_begin_of(const Layout& layout, int64_t index, int64_t position);
 
-/// The jobs of all stages, finished together; that of the stage of `rank` is this rank's own.
+/// The jobs of all stages, finished together; the job of the stage of `rank` is this rank's own.
 std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank);
 
 /// The job of one rank.
@@ -151,8 +152,8 @@ struct Held {
   std::vector<float> weights, gradients;
 };
 
-/// For every slice of the weights that works of a rank read, {buffer, begin, size}: its bytes at each read. Ranks that
-/// share sequences read other rows of the positions.
+/// For every slice of the weights that works of a rank read, {buffer, begin, size}: the bytes of the slice at each
+/// read. Ranks that share sequences read other rows of the positions.
 using UsedWeights = std::map<std::array<int64_t, 3>, data::Xxh3>;
 
 /// Results of one rank: losses, norms and evaluations, its part of the model, and the weights that it computed with.
@@ -174,14 +175,15 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes);
 
 }  // namespace detail
 
-/// Blocks. Runs `steps` steps on `layout.ranks` threads. Throws the error of the first failing rank.
+/// Blocks. Runs `steps` steps on one thread for each rank of the layout. Throws the error of the first failing rank.
 Trained train(const Layout& layout, int steps);
 
 /// The largest difference of two tensors, relative to the largest element of `b`.
 double difference(const std::vector<float>& a, const std::vector<float>& b);
 
-/// The same over all tensors of `a` and `b`, each relative to its own largest element but at least `floor` of the
-/// largest of all: a gradient that is zero in exact arithmetic has no scale of its own.
+/// The largest such difference over all tensors of `a` and `b`. Each is relative to its tensor's own largest element,
+/// but at least to `floor` of the largest element of all: a gradient that is zero in exact arithmetic has no scale of
+/// its own.
 double difference(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b,
                   double floor = 1e-3);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input of the optimizer against the layout, element by element: each one once, in the same place of every buffer,
-// with the weight decay of its parameter.
+// Compares the input of the optimizer with the layout, element by element: each one occurs once, in the same place of
+// every buffer, with the weight decay of its parameter.
 
 #include "engine/plan/update_shards.h"
 
@@ -26,7 +26,7 @@ using Elements = std::map<std::pair<BufferId, int64_t>, Element>;  // by {buffer
 
 int64_t at(const Slice& slice, int64_t elem, int64_t elem_bytes = 4) { return slice.begin_bytes + elem * elem_bytes; }
 
-/// From the shards, with multipliers as adamw() reads their spans.
+/// The elements according to the shards, with multipliers as adamw() reads their spans.
 Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
   Elements elements;
   bool once = true;
@@ -50,7 +50,7 @@ Elements of(const std::vector<UpdateShard>& shards, int64_t working_bytes) {
   return elements;
 }
 
-/// From the layout's position of each part; padding belongs to the part before it.
+/// The elements according to the layout's position of each part; padding belongs to the part before it.
 Elements placed(const Job& job, int64_t working_bytes) {
   Elements elements;
   for (size_t b = 0; b < job.storage.size(); ++b) {
@@ -65,7 +65,7 @@ Elements placed(const Job& job, int64_t working_bytes) {
           at(storage.master, e),
           at(storage.gradient, e),
           at(storage.states[1], e),
-          at(storage.master, e),  // the second buffer has the places of the first
+          at(storage.master, e),  // the places of the first buffer are also those of the second
           working_bytes ? at(storage.working, e, working_bytes) : 0,
           1,
           job.model.parameters[job.layout.parts[part].part.parameter].decay ? 1.0f : 0.0f};
@@ -104,7 +104,7 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
               const auto all = update_shards(*job, update_of(-1));
               const Elements expected = placed(*job, working_bytes);
               CHECK(of(all, working_bytes) == expected);
-              // Nothing lies between the buckets of ranks that share nothing: one launch.
+              // Nothing lies between the buckets of ranks that share nothing, so there is one launch.
               if (stage == 0) CHECK(all.size() == 1);
               std::vector<UpdateShard> one_by_one;
               for (size_t b = 0; b < job->storage.size(); ++b) {
@@ -113,7 +113,7 @@ TEST_CASE("updates: every element of a shard once, in one place of all buffers, 
                 one_by_one.push_back(of_bucket[0]);
               }
               CHECK(of(one_by_one, working_bytes) == expected);
-              // The spans of one launch: as many as a merge by hand leaves, not one per bucket.
+              // The spans of one launch are as many as a merge by hand leaves, not one per bucket.
               if (stage == 0) {
                 std::vector<UpdateSpan> spans;
                 int64_t elem = 0;
@@ -193,7 +193,7 @@ TEST_CASE("parameter groups: an optimizer that does not need the clip factor doe
       CAPTURE(item.name, on_spine);
       CHECK((position.at(id) < position.at(clip)) == (item.group == 0));
     }
-    CHECK(seen[0] > 1);   // a bucket each
-    CHECK(seen[1] == 1);  // one launch behind the clip factor
+    CHECK(seen[0] > 1);   // one for each bucket
+    CHECK(seen[1] == 1);  // one launch after the clip factor
   }
 }

@@ -14,7 +14,7 @@ using namespace slipstream::equivalence;
 namespace {
 
 constexpr int kSteps = 3;
-constexpr int64_t kVocab = 131;  // of 256 rows
+constexpr int64_t kVocab = 131;  // the table has 256 rows
 
 Layout layout_of(bool llama, int64_t vocab = kVocab) {
   Layout layout{.name = llama ? "llama" : "gpt2", .model = llama ? tiny_llama() : tiny_gpt2(), .micro_batch = 4};
@@ -57,7 +57,7 @@ TEST_CASE("tables have a multiple of 128 rows on every layout, and plans count t
           CHECK((held * tensor % 128 == 0 && held * tensor >= vocab));
           CHECK(held * tensor - vocab < 64 * std::max(2, tensor));
           CHECK(job->buffers[job->model.logits].size_bytes == rows * held * size_of(dtype));
-          // Whole vectors and TMA want 16 bytes.
+          // Whole vectors and TMA need multiples of 16 bytes.
           CHECK(held * size_of(dtype) % 128 == 0);
           CHECK(std::count_if(job->model.parameters.begin(), job->model.parameters.end(), [&](const ParameterSpec& p) {
                   return is_table(*job, p) && p.elems == held * width;
@@ -69,7 +69,7 @@ TEST_CASE("tables have a multiple of 128 rows on every layout, and plans count t
         }
 }
 
-TEST_CASE("rows behind the last token stay zero, and their gradients are zero", "[vocabulary]") {
+TEST_CASE("rows after the last token stay zero, and their gradients are zero", "[vocabulary]") {
   struct Row {
     int ranks = 1, stages = 1, zero = 0, micro_batches = 1;
     DType dtype = DType::f32;
@@ -104,7 +104,7 @@ TEST_CASE("rows behind the last token stay zero, and their gradients are zero", 
       CHECK(seen > 0);
       CHECK(filled == 0);
       CHECK(tokens > 0);
-      // The mean of -log(1 / tokens): with the padding it would be log(256).
+      // The loss is the mean of -log(1 / tokens); if the padding took part, it would be log(256).
       CHECK(std::abs(trained.losses[0] - std::log(static_cast<double>(kVocab))) < 0.1);
     }
 }

@@ -34,7 +34,7 @@ struct Case {
   bool clip = true;
   bool update_on_spine = true;
   Format wire = DType::f32;  // of gradients and parameters
-  int64_t vocab = 128;       // embedding and head: a seventh of a layer each; no rows of padding
+  int64_t vocab = 128;       // embedding and head take a seventh of a layer each; no rows are padding
   int micro_batches = 1;
 };
 
@@ -68,7 +68,7 @@ Seen rehearse(const Case& c) {
   const double bandwidth =
       static_cast<double>(bench::layer_gather_bytes(job)) / (c.gather * static_cast<double>(c.layer_ns) * 1e-9);
   constexpr int64_t kLatencyNs = 20 * kMicrosecond;
-  // Not free: a larger update takes longer.
+  // The update is not free: a larger one takes longer.
   const comm::RooflinePrice link({.bytes_per_second = 1e12}, {bandwidth, kLatencyNs});
   const auto finish = [&](Plan& plan, std::vector<int64_t> item_ns) {
     item_ns.resize(plan.size(), -1);
@@ -132,8 +132,8 @@ TEST_CASE("embedding and head as large as two layers travel under layers, in eve
           "  %d micro-batches, gather %.1f of a layer: step %.1f ms, ideal %.1f, compute %.1f, %.1f ms of gathers\n",
           micro_batches, gather, seen.step_ms, seen.ideal_ms, seen.compute_ms, seen.gather_ms);
       CHECK(seen.step_ms <= 1.08 * seen.ideal_ms);
-      // Exposed in every plan, once in a step: the sum of the embedding's gradients at its end, and the embedding's
-      // gather before the next. Two layers' worth each.
+      // Every plan exposes two transfers once in a step: the sum of the embedding's gradients at its end, and the
+      // gather of the embedding before the next step. Each is worth two layers.
       CHECK(seen.exposed_ms < 2 * 2 * gather * 8 + 4);
       Case open = large;
       open.param_gather = false;
@@ -147,7 +147,7 @@ TEST_CASE("int8 on a quarter of the bandwidth is hidden as well as float", "[zer
       CAPTURE(stage, gather);
       const Seen seen = rehearse({.stage = stage, .gather = gather, .wire = kInt8});
       const Seen in_the_open = rehearse({.stage = stage, .gather = gather, .param_gather = false, .wire = kInt8});
-      // Floats on the same link take as much longer as they are wider.
+      // Floats on the same link take longer in proportion to their width.
       const double wider =
           4.0 * int64_t{kInt8.block_elems} / static_cast<double>(encoded_bytes(int64_t{kInt8.block_elems}, kInt8));
       const Seen floats = rehearse({.stage = stage, .gather = gather * wider});
@@ -194,7 +194,8 @@ TEST_CASE("ZeRO-1: at most 5 % of the parameter gather is exposed where compute 
           "%.1f ms of gathers\n",
           clip, on_spine, gather, seen.step_ms, without.step_ms, exposed.step_ms, seen.ideal_ms, seen.gather_ms);
       CHECK(seen.step_ms - seen.ideal_ms <= 0.05 * seen.gather_ms);
-      // The last bucket holds the first parameters. Not the smallest first, though it is updated in the shortest time.
+      // The last bucket holds the first parameters. The smallest bucket is not updated first, although its update takes
+      // the shortest time.
       CHECK(std::is_sorted(seen.gathered.rbegin(), seen.gathered.rend()));
       CHECK(exposed.step_ms > seen.step_ms + 0.8 * seen.gather_ms);
     }

@@ -27,7 +27,7 @@ constexpr double kTolerance = 2e-5;
 
 TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 0 where sums have its order",
           "[zero][table]") {
-  // The reference of a row, trained once.
+  // The reference of each row is trained once.
   std::map<std::tuple<Family, int, int>, Trained> references;
   const auto reference = [&](Family family, int ranks, int micro_batches) -> const Trained& {
     Trained& trained = references[{family, ranks, micro_batches}];
@@ -57,7 +57,7 @@ TEST_CASE("stages x ranks x accumulation x prefetch x groups: the bits of stage 
       CHECK(off < kTolerance);
       ++close;
     }
-    // And stage 0 on several ranks is the model of one.
+    // Also, stage 0 on several ranks is the model of one.
     if (row.stage == 0) CHECK(difference(whole.weights, reference(row.family, 1, 1).weights) < kTolerance);
   }
   std::printf("  COUNTED %zu rows: %d of the same bits, %d off by at most %.1e of %.0e\n", rows.size(), equal, close,

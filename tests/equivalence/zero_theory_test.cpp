@@ -33,8 +33,8 @@ Layout wide(int stage, int ranks, int micro_batches, DType dtype = DType::f32, b
 }
 
 struct Elems {
-  int64_t layers = 0, ends = 0, whole = 0;  // padded, in the buckets of layers, of embedding and of norm and head if
-                                            // they share no table, and of the three if they do
+  int64_t layers = 0, ends = 0, whole = 0;  // padded sizes of the buckets of layers, of embedding and of norm and head
+                                            // if they share no table, and of the three if they do
 };
 Elems elems_of(const Job& job) {
   Elems elems;

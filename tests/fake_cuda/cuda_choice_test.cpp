@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of each rank, and the errors when there is none.
+// The GPU of each rank, and the errors that are given when there is none.
 
 #include <cstdlib>
 

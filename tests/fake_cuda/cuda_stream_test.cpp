@@ -89,7 +89,8 @@ TEST_CASE("timing events are used again") {
     a->drain(spans);
     b->drain(spans);
   }
-  // At most a round's marks are in flight: 2 per work, 1 more per wait, and one kept at the end of each stream.
+  // At most a round's marks are in flight: 2 for each work, 1 more for each wait, and one kept at the end of each
+  // stream.
   CHECK(fake_cuda::counts().events <= before + 20 + 30 + 2);
   CHECK(std::count_if(spans.begin(), spans.end(), [](const Span& s) { return s.kind == Span::Kind::work; }) == 400);
 }
@@ -140,7 +141,8 @@ TEST_CASE("times follow the host's clock while the GPU's clock drifts, and never
       }
     }
     CHECK(fake_cuda::counts().host_waits - before == waits);
-    // 8 ms without readings; with one a second at most 2 ms, and the host's delay in observing it.
+    // The error is up to 8 ms without readings; with one reading a second it is at most 2 ms, and the host's delay in
+    // observing it.
     INFO(ppm << " ppm: " << error_ns << " ns");
     CHECK(error_ns < 4'000'000);
   }
@@ -204,7 +206,7 @@ TEST_CASE("a launch that fails names the work") {
 TEST_CASE("guarded memory is accessible to commands of a stream and not to the host") {
   fake_cuda::reset();
   fake_cuda::settings().guard_memory = true;
-  // The kernel refuses to read what this process may not: no fault, an error.
+  // The kernel refuses to read what this process may not read, which gives an error and no fault.
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   const auto host_reads = [&](const std::byte* p) { return write(ends[1], p, 1) == 1; };
@@ -225,7 +227,7 @@ TEST_CASE("guarded memory is accessible to commands of a stream and not to the h
     stream->synchronize();
     CHECK(read_by_command);
     CHECK(!host_reads(memory->data()));
-    // After a wait for one stream also while another one has commands left.
+    // The same holds after a wait for one stream while another one has commands left.
     const auto other = device->make_stream({.name = "comm"});
     std::atomic<bool> released = false;
     const Work held{"held", {}, {}, {}, [&](LaunchContext& c) {

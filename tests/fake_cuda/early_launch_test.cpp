@@ -21,7 +21,7 @@ struct Shared {
   std::atomic<int> begun{0}, value{0};
   int seen_early = -1, seen = -1;
   bool began_in_time = true;
-  std::vector<int> order;  // of the ends; written after waits only
+  std::vector<int> order;  // in which kernels end; written after waits only
 };
 
 /// Waits up to ten seconds.
@@ -88,7 +88,7 @@ struct Streams {
   cudaEvent_t event = nullptr;
 };
 
-/// Whether the second of two kernels has this launch's attribute, from the edge of a graph.
+/// Tells whether the second of two kernels has this launch's attribute, by the edge of a graph.
 bool is_early() {
   Streams s;
   cudaGraph_t graph = nullptr;
@@ -118,7 +118,7 @@ TEST_CASE("kernels begin early, and after its wait each sees all that earlier on
   CHECK(s.shared.order == std::vector<int>{1, 2, 3});
 }
 
-TEST_CASE("after a record or a wait for another stream a kernel begins after the whole kernel before it") {
+TEST_CASE("after a record or a wait for another stream a kernel begins when the whole kernel before it has ended") {
   fake_cuda::reset();
   for (bool waits : {false, true}) {
     Streams s;
@@ -133,7 +133,7 @@ TEST_CASE("after a record or a wait for another stream a kernel begins after the
     cudaStreamSynchronize(s.a);
     CHECK(s.shared.seen_early == 1);
   }
-  Streams s;  // and another stream sees the record after it
+  Streams s;  // another stream sees the record, too
   s.launch(s.a, slow_kernel);
   cudaEventRecord(s.event, s.a);
   cudaStreamWaitEvent(s.b, s.event, 0);

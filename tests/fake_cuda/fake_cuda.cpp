@@ -26,7 +26,7 @@ Counts counts() {
   std::lock_guard lock(mutex);
   return current_counts;
 }
-/// `command` as a kernel.
+/// Enqueues `command` as a kernel.
 static Op kernel(std::function<void()> command) {
   return [command = std::move(command)] {
     if (lost != cudaSuccess) return;

@@ -17,7 +17,7 @@ void run(const std::vector<Lane>& lanes, bool keeps_node_priority) {
   size_t count = 0;
   for (const Lane& lane : lanes)
     for (const Lane::Node& node : lane.nodes) count = std::max(count, node.number + 1);
-  std::vector<bool> done(count), awaited(count);  // awaited: by another lane
+  std::vector<bool> done(count), awaited(count);  // `awaited`: by another lane
   for (const Lane& lane : lanes) {
     Nodes own;
     for (const Lane::Node& node : lane.nodes) {
@@ -99,7 +99,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   stream->capture.reset();
   open_capture.reset();
   std::vector<Lane> lanes;
-  for (auto& [captured, lane] : std::exchange(capture->lanes, {}))  // events of the capture outlive it
+  for (auto& [captured, lane] : std::exchange(capture->lanes, {}))  // events of the capture outlive the capture
     lanes.push_back(std::move(lane));
   if (capture->spoiled || current_settings.captures-- <= 0) return leave(cudaErrorStreamCaptureInvalidated);
   if (unjoined) return leave(cudaErrorStreamCaptureUnjoined);

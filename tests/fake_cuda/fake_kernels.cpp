@@ -9,7 +9,7 @@ namespace slipstream::fake_cuda {
 
 struct detail::Grid {
   Op body;
-  std::shared_ptr<Grid> before, after;  // only where the later one may begin early
+  std::shared_ptr<Grid> before, after;  // set only where the later one may begin early
   bool has_begun = false, lets_begin = false, has_ended = false;
   std::thread thread;
 };
@@ -20,7 +20,7 @@ using namespace detail;
 
 thread_local std::shared_ptr<Grid> running;
 
-/// Under the lock.
+/// Call it under the lock.
 void begin(const std::shared_ptr<Grid>& grid) {
   if (std::exchange(grid->has_begun, true)) return;
   grid->thread = std::thread([grid] {
@@ -30,7 +30,7 @@ void begin(const std::shared_ptr<Grid>& grid) {
   });
 }
 
-/// The kernel's place in the order of its stream: it has ended when this returns.
+/// Takes the kernel's place in the order of its stream: the kernel has ended when this returns.
 void run(const std::shared_ptr<Grid>& grid) {
   {
     const std::lock_guard lock(mutex);

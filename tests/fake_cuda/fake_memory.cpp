@@ -9,7 +9,7 @@ using namespace slipstream::fake_cuda::detail;
 
 namespace {
 
-std::set<void*> pinned;  // by cudaHostRegister, under the lock
+std::set<void*> pinned;  // pinned by cudaHostRegister; read under the lock
 
 Op copy_op(void* to, const void* from, size_t bytes) {
   return [=] {
@@ -18,11 +18,11 @@ Op copy_op(void* to, const void* from, size_t bytes) {
   };
 }
 
-/// Under the lock.
+/// Call it under the lock.
 cudaError_t take(void** block, size_t size, int64_t taken_of_device, bool of_library) {
   if (refused_by_capture()) return leave(cudaErrorStreamCaptureUnsupported);
   if (taken_of_device > current_settings.memory_bytes - taken_bytes) return leave(cudaErrorMemoryAllocation);
-  // Aligned as promised and no better, and not zero.
+  // Memory is aligned as promised and no better, and is not zero.
   const size_t taken = (size + 8191) / 4096 * 4096;
   std::byte* memory = nullptr;
   {
@@ -39,7 +39,7 @@ cudaError_t take(void** block, size_t size, int64_t taken_of_device, bool of_lib
   return cudaSuccess;
 }
 
-/// Under the lock.
+/// Call it under the lock.
 cudaError_t give_back(void* block, bool of_library) {
   const auto found = blocks.find(block);
   if (found == blocks.end() || found->second.of_library != of_library) return leave(cudaErrorInvalidValue);

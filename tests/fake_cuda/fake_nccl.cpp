@@ -40,9 +40,9 @@ struct Call {
 
 struct Group {
   int size = 0;
-  std::map<uint64_t, std::vector<std::pair<int, Call>>> all_rendezvous;  // by number of the collective
+  std::map<uint64_t, std::vector<std::pair<int, Call>>> all_rendezvous;  // by the number of the collective
   uint64_t done = 0;                                                     // collectives that have moved their bytes
-  // Sent and not yet received, and the other way round, in order.
+  // Messages that are sent and not yet received, and receives without a message yet, in order.
   std::map<std::pair<int, int>, std::vector<std::pair<std::string, std::vector<std::byte>>>> mail;
   std::unique_ptr<SharedGroup> processes;  // null: the ranks are threads
 };
@@ -56,11 +56,12 @@ bool connects_never = false, ranks_are_processes = false;
 int fake_version = NCCL_VERSION_CODE;
 int ids_made = 0;
 
-/// The worst GPU: one operation fills it, so those of a process run one after the other as they were launched, on any
-/// stream and communicator. Ranks that launch in the same order see no difference; others wait for each other.
+/// Plays the worst GPU: one operation fills it, so the operations of a process run one after the other as they were
+/// launched, on any stream and communicator. Ranks that launch in the same order see no difference; others wait for
+/// each other.
 class Turns {
  public:
-  /// Of one operation: one for each of its unfinished launches.
+  /// The turns of one operation: one for each of its unfinished launches.
   struct Of {
     std::string label;
     std::deque<uint64_t> turns = {};
@@ -76,7 +77,7 @@ class Turns {
       const uint64_t before = served_;
       if (changed_.wait_for(lock, patience, [&] { return served_ != before; })) continue;
       end_because(waiting_.front()->label + ": not over, and " + of.label +
-                  ", launched or recorded behind it, waits for it: ranks launch or record in different orders.");
+                  ", launched or recorded after it, waits for it: ranks launch or record in different orders.");
     }
   }
   void serve(Of& of) {
@@ -215,7 +216,8 @@ void launch(cudaStream_t stream, std::string label, std::function<void()> body) 
   if (ranks_are_processes) slipstream::fake_cuda::enqueue_always(stream, [of] { turns.serve(*of); });
 }
 
-/// Its position in a recording, if `stream` is recorded; collectives by themselves, sends and receives by pair.
+/// The position of an operation in a recording, if `stream` is recorded. Collectives are counted by themselves, sends
+/// and receives by pair.
 std::string in_recording(ncclComm_t comm, const std::string& line, cudaStream_t stream) {
   const uint64_t capture = slipstream::fake_cuda::capture_of(stream);
   if (capture == 0) return "";

@@ -23,9 +23,10 @@ void break_rank(int rank, ncclResult_t error);
 void never_connect(bool never);
 void set_version(int version);
 /// From now on the ranks of a group are processes, and the operations of each run one at a time in the order of their
-/// launches, as on a GPU that one of them fills: launched in another order on another rank they never end. Those of a
-/// graph count as launched with it, in the order in which they were recorded. A process whose operations wait longer
-/// than `patience` for each other, or for those of other ranks, or meet other ones, exits with kOrdersDiffer.
+/// launches, as on a GPU that one of them fills: if another rank launches them in another order, they never end. The
+/// operations of a graph count as launched with it, in the order in which they were recorded. A process exits with
+/// kOrdersDiffer if its operations wait longer than `patience` for each other or for those of other ranks, or if they
+/// meet different ones.
 void between_processes(std::chrono::milliseconds patience = std::chrono::milliseconds(60000));
 
 }  // namespace slipstream::fake_nccl

@@ -10,7 +10,7 @@
 namespace slipstream::fake_nccl {
 
 // --- called by the fake itself
-/// `body` as an operation of `comm`.
+/// Runs `body` as an operation of `comm`.
 std::function<void()> operation(ncclComm_t comm, std::function<void()> body);
 /// Blocks. `wake` makes waits inside bodies return. Then, like ncclCommAbort, waits until no operation of `comm` exists
 /// and, if ranks are processes, until none of this process runs, because freeing NCCL's memory waits for the device.
@@ -20,7 +20,7 @@ void end_operations(ncclComm_t comm, const std::function<void()>& wake, bool of_
 /// From operation number `count` on, this process's operations hang until they are aborted, and all its communicators
 /// see an error.
 void break_after(int64_t count);
-/// The same without an error: a rank that is silent.
+/// Does the same without an error: the rank is silent.
 void silent_after(int64_t count);
 
 }  // namespace slipstream::fake_nccl

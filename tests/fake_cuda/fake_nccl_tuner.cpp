@@ -30,9 +30,9 @@ std::map<ncclComm_t, void*> contexts;
 std::map<int, std::vector<std::string>> configs;
 std::map<int, const char*> names;
 std::map<uintptr_t, Range> ranges;
-std::set<uintptr_t> windows;  // of the ranges
+std::set<uintptr_t> windows;  // handles in `ranges` that are windows
 uintptr_t next_handle = 1;
-std::map<const std::byte*, size_t> own_memory;  // of ncclMemAlloc, with its size
+std::map<const std::byte*, size_t> own_memory;  // memory of ncclMemAlloc, with its size
 ncclResult_t registration_result = ncclSuccess, memory_result = ncclSuccess;
 bool handles = true, ends_process = false;
 Registered counts;
@@ -141,7 +141,7 @@ ncclResult_t ncclMemAlloc(void** block, size_t bytes) {
     const std::lock_guard lock(mutex);
     if (memory_result != ncclSuccess) return memory_result;
   }
-  // Without the lock, which before_free takes under the machine's.
+  // It runs without the lock, because before_free takes that under the machine's.
   if (slipstream::fake_cuda::take_of_driver(block, bytes) != cudaSuccess) return ncclUnhandledCudaError;
   const std::lock_guard lock(mutex);
   own_memory[static_cast<const std::byte*>(*block)] = bytes;

@@ -12,7 +12,7 @@ namespace slipstream::fake_nccl {
 // --- called by the fake itself
 void began(ncclComm_t comm, int rank, int size, const ncclConfig_t* config);
 void ended(ncclComm_t comm);
-/// `bytes`: of the larger buffer. Asks the tuner as NCCL does, if NCCL_TUNER_PLUGIN selects the linked one.
+/// `bytes` are those of the larger buffer. Asks the tuner as NCCL does, if NCCL_TUNER_PLUGIN selects the linked one.
 void tune(ncclComm_t comm, const std::string& verb, size_t bytes);
 
 // --- called by tests
@@ -26,7 +26,7 @@ std::string name_of_latest(int rank);
 void memory_says(ncclResult_t result);
 /// The exit code of a process that freed memory while it was registered.
 constexpr int kFreedWhileRegistered = 87;
-/// From now on that ends the process.
+/// From now on, freeing registered memory ends the process.
 void end_when_freed_while_registered();
 /// The result of every later ncclCommRegister; with ncclSuccess and `gives_handle` false it does not use the memory. On
 /// the fake's links it never uses memory that did not come from ncclMemAlloc: they are NVLink, and a registration
@@ -34,7 +34,7 @@ void end_when_freed_while_registered();
 void set_registration(ncclResult_t result, bool gives_handle = true);
 struct Registered {
   int now = 0, ever = 0;
-  int windows = 0;                 // of those now, symmetric windows
+  int windows = 0;                 // how many of them are symmetric windows
   int freed_while_registered = 0;  // memory freed while registered
   int ended_with_registered = 0;   // communicators destroyed with registered memory
 };

@@ -27,7 +27,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   {
-    std::unique_lock lock(mutex);  // works on a lost GPU too
+    std::unique_lock lock(mutex);  // the GPU may be lost
     stream->stopping = true;
     --current_counts.streams;
     stream->filled.notify_one();
@@ -43,7 +43,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_ENTER("cudaStreamSynchronize");
   if (!stream)
-    return leave(refused_by_capture() ? cudaErrorStreamCaptureImplicit : cudaSuccess);  // its works run at once here
+    return leave(refused_by_capture() ? cudaErrorStreamCaptureImplicit
+                                      : cudaSuccess);  // its works run at once in this fake
   if (stream->capture) {
     stream->capture->spoiled = true;
     return leave(cudaErrorStreamCaptureUnsupported);
@@ -81,8 +82,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   FAKE_ENTER("cudaLaunchHostFunc");
   return leave(push_when_free(lock, stream, [=] {
-    if (lost != cudaSuccess) return;           // not called in the event of an error
-    static std::mutex& one = *new std::mutex;  // those of all streams may be serialised, so they are
+    if (lost != cudaSuccess) return;           // the function is not called after an error
+    static std::mutex& one = *new std::mutex;  // functions of all streams may be serialised, so they are
     const std::lock_guard alone(one);
     in_host_function = true;
     function(data);
@@ -129,7 +130,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   if (!stream->capture) return leave(cudaErrorIllegalState);
   // A node of the graph: every run of it is a record. Until the first, the event is as before.
   return leave(push_when_free(lock, stream, [event] {
-    if (lost != cudaSuccess) return;  // no stream waits for it, and the event may be gone
+    if (lost != cudaSuccess) return;  // no stream waits for the event, and it may be gone
     std::lock_guard inner(mutex);
     event->latest = std::make_shared<Record>();
     event->latest->ns = device_ns();

@@ -16,7 +16,7 @@ void as_kernel(LaunchContext& context, std::function<void()> body) {
   fake_cuda::enqueue(static_cast<cudaStream_t>(context.native_stream), std::move(body));
 }
 
-/// compute: 0, then 2 after 1 of comm, which is after 0.
+/// Stream compute runs 0, and then 2 after 1 of stream comm, which runs after 0.
 struct Step {
   Step() : f((fake_cuda::reset(), make_cuda_device(0)), as_kernel) {
     compute = f.device->make_stream({.name = "compute"});
@@ -146,7 +146,8 @@ TEST_CASE("a graph records one event for the works of an item up to a record or 
   };
   int of_works = 0, of_items = 0;
   const auto works = spans_of(GraphSpans::of_works, of_works), items = spans_of(GraphSpans::of_items, of_items);
-  // compute: item 1 up to its record, up to its wait, the wait, item 1 again, item 2; of works: seven and the wait.
+  // compute has five nodes by items: item 1 up to its record, item 1 up to its wait, the wait, item 1 again, and item
+  // 2; by works it has seven and the wait.
   CHECK((works[0].size() == 8 && works[1].size() == 2));
   REQUIRE((items[0].size() == 5 && items[1].size() == 2));
   CHECK(of_works - of_items == 3);
@@ -184,7 +185,7 @@ TEST_CASE("a recorded step runs when it is launched, as often as it is launched,
   CHECK(fake_cuda::counts().events == marked);  // replaying makes nothing
 }
 
-TEST_CASE("replayed commands have the priority of their streams, as those that are issued one by one") {
+TEST_CASE("replayed commands have the priority of their streams, like those that are issued one by one") {
   Step s;
   std::vector<int> priorities;
   for (int i = 0; i < 3; ++i)
@@ -249,7 +250,7 @@ TEST_CASE("events of a graph are those of its latest launch") {
   s.ended->synchronize();
   CHECK(s.ran() == Order{0, 1, 2, 5, 0, 1, 2});
   CHECK(s.ended->completed_ns() > first_ns);
-  // Like any event again, once a stream has recorded it.
+  // Once a stream has recorded it, it is an event like any other.
   s.compute->record(*s.ended);
   s.ended->synchronize();
 }
@@ -260,7 +261,7 @@ TEST_CASE("spans of a replay have the step of the launch and the times of the ru
   int64_t last_end_ns = 0;
   for (uint32_t step : {7u, 8u, 9u}) {
     graph->launch(step);
-    if (step == 8) continue;  // not read before the next launch: kept
+    if (step == 8) continue;  // a step that is not read before the next launch is kept
     s.ended->synchronize();
     std::vector<Span> compute, comm;
     s.compute->drain(compute);
@@ -311,7 +312,7 @@ TEST_CASE("a graph destroyed before its launch leaves its events as recorded") {
   CHECK(s.ran() == Order{5, 0, 1, 2});
 }
 
-TEST_CASE("work that cannot be recorded gives one warning and runs without a graph") {
+TEST_CASE("work that cannot be recorded causes one warning and runs without a graph") {
   Step s;
   s.issue();
   const auto recordable = std::exchange(s.f.works[1].fn, [&](LaunchContext&) { s.f.device->allocate(100, "more"); });

@@ -24,15 +24,15 @@ using namespace slipstream;
 
 namespace {
 
-/// An operation of a rank: on which of the two communicators, of how many elements, and of which verb.
+/// An operation of a rank: its communicator, one of two, its number of elements, and its verb.
 struct Operation {
   size_t comm = 0, count = 4;
-  bool passes = false;  // rank 0 sends, rank 1 receives; else a sum
+  bool passes = false;  // rank 0 sends and rank 1 receives; otherwise a sum
 };
 using Operations = std::vector<Operation>;
 
-/// The program of a rank: records these, one graph each, and runs them in this order; -1: the first ones without a
-/// graph.
+/// The program of a rank: it records these operations, one graph for each list, and runs the graphs in this order; -1
+/// runs the first operations without a graph.
 struct Program {
   std::vector<Operations> recordings;
   std::vector<int> runs;
@@ -55,7 +55,7 @@ class Rank {
     cudaEventCreateWithFlags(&begin_, cudaEventDisableTiming);
   }
 
-  /// From now on: both ranks have arrived.
+  /// From now on both ranks have arrived.
   void wait_no_longer_than(std::chrono::milliseconds patience) {
     issue({{}});
     cudaStreamSynchronize(streams_[0]);
@@ -124,16 +124,16 @@ class Rank {
   cudaStream_t origin_ = nullptr, streams_[2] = {};
   cudaEvent_t begin_ = nullptr, events_[2] = {};
   std::deque<std::unique_ptr<std::vector<float>>> ones_;
-  std::deque<std::vector<float>> results_;  // these too
+  std::deque<std::vector<float>> results_;  // their memory stays in place as well
 };
 
 struct Ended {
   int codes[2] = {};
-  std::string text;  // of both
+  std::string text;  // of both processes
   bool caught() const { return codes[0] == fake_nccl::kOrdersDiffer || codes[1] == fake_nccl::kOrdersDiffer; }
 };
 
-/// Two processes. `hangs`: the ranks are expected not to end.
+/// Runs two processes. `hangs`: the ranks are expected not to end.
 Ended end_of(const Program& rank_0, const Program& rank_1, bool hangs) {
   std::vector<ncclUniqueId> ids(2);
   for (ncclUniqueId& id : ids) {
@@ -196,10 +196,10 @@ TEST_CASE("operations recorded in one order on all ranks are replayed, in differ
   const std::vector<int> runs = {0, 0};
   const Program program{{{first, second, larger, pass, larger_pass}}, {0, 0, -1, 0}};
   check_ends(program, program);
-  // On two communicators, on unordered streams.
+  // The operations are on two communicators, on unordered streams.
   check_caught({{{first, second}}, runs}, {{{second, first}}, runs},
                {"rank 1 of", "all_reduce 4 f32, number 1 of recording 1"}, true);
-  // On one.
+  // The operations are on one communicator.
   check_caught({{{first, larger}}, runs}, {{{larger, first}}, runs},
                {"brings all_reduce 4 f32, number 1 of recording 1", "brings all_reduce 6 f32, number 1 of recording 1",
                 "ranks launch or record in different orders"});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The state of the fake machine, shared by the files that implement the runtime's calls. One lock for everything: the
-// fake models order, not speed.
+// The state of the fake machine, shared by the files that implement the runtime's calls. One lock protects everything:
+// the fake models order, not speed.
 
 #include <sys/mman.h>
 
@@ -33,27 +33,27 @@ struct Record {
 using Op = std::function<void()>;
 
 inline std::mutex mutex;
-// A stream has become idle, or its queue has room. Threads of lost streams wait for it even at exit.
+// Notified when a stream has become idle or its queue has room. Threads of lost streams wait for it even at exit.
 inline std::condition_variable& changed = *new std::condition_variable;
 inline Settings current_settings;
 inline Counts current_counts;
 inline std::map<std::string, cudaError_t> failures;
 struct Block {
-  int64_t bytes = 0;            // asked for
-  int64_t taken_of_device = 0;  // at least as many
+  int64_t bytes = 0;            // requested bytes
+  int64_t taken_of_device = 0;  // at least as many as were requested
   bool of_library = false;
 };
 inline std::map<void*, Block> blocks;
 inline int64_t taken_bytes = 0;
 inline thread_local bool in_host_function = false;
-inline thread_local int running_priority = 0;  // of the command that this thread runs
-inline thread_local std::string work_name;     // of what this thread captures
+inline thread_local int running_priority = 0;  // the priority of the command that this thread runs
+inline thread_local std::string work_name;     // the work whose commands this thread captures
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
 inline std::atomic<cudaError_t> lost{cudaSuccess};
 inline std::atomic<int64_t> commands{0};
 inline int64_t clock_origin_ns = slipstream::monotonic_ns();
-/// The GPU's clock.
+/// The time on the GPU's clock.
 inline int64_t device_ns() {
   const int64_t host_ns = slipstream::monotonic_ns();
   return host_ns +
@@ -107,7 +107,7 @@ struct Touch {
   Touch& operator=(const Touch&) = delete;
 };
 
-/// Closes device memory if no stream has a command left. Under the lock.
+/// Closes device memory if no stream has a command left. Call it under the lock.
 void close_when_idle();
 
 /// Commands of a graph, by number in the order of their calls.
@@ -129,7 +129,7 @@ struct Lane {
 /// A launched kernel (fake_kernels.cpp).
 struct Grid;
 
-/// Begins on one stream and spreads to those that wait for it.
+/// A capture begins on one stream and spreads to those that wait for it.
 struct Capture {
   cudaStream_t origin = nullptr;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
@@ -140,8 +140,8 @@ struct Capture {
   size_t nodes = 0;
   uint64_t number = 0;                          // of this capture
   std::vector<Op> at_launches;                  // called by every launch of the graph
-  std::map<cudaStream_t, int> commands;         // by captured stream
-  std::map<cudaStream_t, int> joined_commands;  // of that stream, how many the origin has waited for
+  std::map<cudaStream_t, int> commands;         // counts, by captured stream
+  std::map<cudaStream_t, int> joined_commands;  // how many commands of that stream the origin has waited for
 };
 
 }  // namespace slipstream::fake_cuda::detail
@@ -149,7 +149,7 @@ struct Capture {
 struct CUevent_st {
   unsigned flags = 0;
   std::shared_ptr<slipstream::fake_cuda::detail::Record> latest;
-  std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;  // the latest record was captured
+  std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;  // null unless the latest record was captured
   cudaStream_t captured_on = nullptr;
   int captured_command = 0;
   slipstream::fake_cuda::detail::Nodes captured_behind;
@@ -157,11 +157,11 @@ struct CUevent_st {
 
 struct CUstream_st {
   std::deque<slipstream::fake_cuda::detail::Op> queue;
-  std::condition_variable filled;  // or stopping
+  std::condition_variable filled;  // commands were added, or the stream stops
   bool busy = false, stopping = false;
   int priority = 0;
   std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;
-  std::shared_ptr<slipstream::fake_cuda::detail::Grid> newest;  // if the newest command is a kernel
+  std::shared_ptr<slipstream::fake_cuda::detail::Grid> newest;  // null unless the newest command is a kernel
   std::thread worker;
   CUstream_st() {
     worker = std::thread([this] { run(); });
@@ -204,7 +204,7 @@ inline std::shared_ptr<Capture> open_capture;  // one at a time is enough here
 inline uint64_t captures_begun = 0;
 inline std::vector<GraphNode> last_captured;
 
-/// Has every stream run all its commands?
+/// Tells whether every stream has run all its commands.
 inline bool are_idle() {
   return std::all_of(streams.begin(), streams.end(),
                      [](cudaStream_t stream) { return stream->queue.empty() && !stream->busy; });
@@ -219,7 +219,7 @@ inline cudaError_t leave(cudaError_t result) {
   return result;
 }
 
-/// Requested failures, and the rule of host functions. Under the lock.
+/// Returns requested failures, and applies the rule of host functions. Call it under the lock.
 inline cudaError_t enter(const char* function) {
   if (in_host_function) return cudaErrorNotPermitted;
   if (lost != cudaSuccess) return lost;
@@ -260,7 +260,7 @@ inline cudaError_t push(cudaStream_t stream, Op op) {
   return cudaSuccess;
 }
 
-/// As the runtime's calls do: blocks while the stream's queue is full.
+/// Blocks, as the runtime's calls do, while the stream's queue is full.
 inline cudaError_t push_when_free(std::unique_lock<std::mutex>& lock, cudaStream_t stream, Op op) {
   if (!stream->capture) changed.wait(lock, [&] { return stream->queue.size() < current_settings.queue_limit; });
   return push(stream, std::move(op));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL settings of each channel, its tuner's answers and records, its memory, and registrations from first to last.
+// The settings of NCCL for each channel, the answers and records of its tuner, its memory, and its registrations.
 
 #include <atomic>
 #include <chrono>
@@ -99,7 +99,7 @@ TEST_CASE("a policy of the table reaches NCCL, and one without blocks makes wind
   }
   CHECK((fake_nccl::registered().now == 0 && fake_nccl::registered().windows == 0));
   CHECK(fake_nccl::registered().ended_with_registered == 0);
-  // Links without windows: the memory is registered as on other channels.
+  // Where links have no windows, the memory is registered as on other channels.
   fake_nccl::set_registration(ncclSuccess, false);
   const Alone other("gather", table);
   CHECK_THAT(other.comm->register_memory(arena->data(), arena->size_bytes()), Catch::Contains("does not use"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rendezvous at a time: all bring, all take, the last one to take opens the next. Messages wait in a ring per pair
-// of ranks.
+// There is one rendezvous at a time: all ranks bring their bytes, all take bytes, and the last one to take opens the
+// next. Messages wait in one ring for each pair of ranks.
 
 #include "tests/fake_cuda/shared_group.h"
 

@@ -31,7 +31,7 @@ struct Uploads {
     work.fn = [this](LaunchContext& context) { kernels::upload(context, args); };
     work.prepare = [this](LaunchContext& context) { kernels::prepare_upload(context, args); };
   }
-  /// The next step: the host's part, then the stream's.
+  /// Runs the next step: the host's part, and then the stream's.
   void upload_next() {
     ++frame.step;
     LaunchContext host{.kind = DeviceKind::cuda, .frame = &frame};

@@ -60,7 +60,7 @@ TEST_CASE("ranks that share a GPU must fit on it together, with NCCL's buffers",
   check_refused(
       refused, 7,
       {"2 ranks on one GPU need ", "this one ", "Use fewer ranks on it", "max_ctas", "  NCCL buffers (estimate)"});
-  // For each alone, the same memory is enough.
+  // The same memory is enough for each rank alone.
   CHECK(shell("FAKE_GPU_MEMORY=" + std::to_string(16 * need) + " " + two).code == 0);
 }
 
@@ -78,14 +78,14 @@ TEST_CASE("ranks that read other tables than rank 0 are refused by name", "[cuda
   const std::string steps = " --set train.steps=1 ", nccl = steps + "--set comm.nccl=nccl.json";
   check_refused(ranks("b", nccl), 2,
                 {"rank 1 finds a different comm.nccl = nccl.json than rank 0", "xxh3 ", "Copy rank 0"});
-  // A host without the file takes rank 0's.
+  // A host without the file uses that of rank 0.
   CHECK(ranks("c", nccl).code == 0);
   CHECK(contains(run_json(folder).at("nccl_table").as_string(), "nccl.json (xxh3 "));
   folder.write("a/products.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
   folder.write("b/products.json", "{\"format\": 1, \"card\": \"A third\", \"cublaslt\": 1, \"products\": {}}");
   check_refused(ranks("b", steps + "--set device.algorithms=products.json"), 2,
                 {"rank 1 finds a different device.algorithms = products.json than rank 0"});
-  // Settings that a launcher passes to some ranks only.
+  // Such a difference comes from settings that a launcher passes to some ranks only.
   check_refused(ranks("a", steps, "-x NCCL_ALGO=Tree"), 2,
                 {"rank 1 has NCCL_ALGO=Tree, but rank 0 has NCCL_ALGO not set", "mpirun -x NCCL_ALGO"});
 }
@@ -158,7 +158,7 @@ TEST_CASE("a rank that stops answering ends the run, also when the other GPUs ac
   run_file(folder);
   const std::string each =
       train(folder, "--set train.steps=1000 --set device.graph=false --set comm.timeout_seconds=4");
-  // A short queue alone ends nothing.
+  // A short queue alone does not end a run.
   CHECK(shell("FAKE_GPU_QUEUE=16 " + mpirun() + "-np 2 " + each + " --set train.steps=5", 60).code == 0);
   // The host of the first waits after a step, that of the second for room in a queue.
   for (const char* commands : {"100000", "16"}) {

@@ -55,7 +55,7 @@ TEST_CASE("every family generates the text of the CPU on a GPU, several prompts 
     INFO(row.family);
     Folder folder;
     train(folder, "--set model.family=" + row.family + row.sets);
-    // Past the context of 16 tokens, where all earlier keys change.
+    // The texts go past the context of 16 tokens, where all earlier keys change.
     const std::string one = same_on_both(folder, "--prompt \"the wind\" --tokens 14");
     CHECK(one.size() > 14);
     const std::string prompts = folder.write("prompts.txt", "the wind\na\nevery sail before \n");
@@ -81,7 +81,7 @@ TEST_CASE("sampling on a GPU is that of the CPU, and auto takes a GPU where ther
   CHECK(on_gpu.code == 0);
   CHECK(on_gpu.text == generate(folder, sampled + "cpu").text);
   CHECK(on_gpu.text == generate(folder, sampled + "auto").text);
-  // By every option; several texts, of which some end early.
+  // The texts are drawn with every option; of several texts some end early.
   const std::string prompts = folder.write("prompts.txt", "the wind\na\nevery sail before \n"),
                     options = "--prompts " + prompts +
                               " --tokens 9 --batch 2 --temperature 1.3 --top-k 20 --top-p 0.9 "
@@ -89,7 +89,7 @@ TEST_CASE("sampling on a GPU is that of the CPU, and auto takes a GPU where ther
   const Result many = generate(folder, options + "cuda");
   CHECK(many.code == 0);
   CHECK(many.text == generate(folder, options + "cpu").text);
-  // A driver that refuses to record steps costs time of the host, no text.
+  // A driver that refuses to record steps costs time of the host and changes no text.
   const std::string refusing =
       "env FAKE_GPU_CAPTURES=0 " + kFake + " generate " + folder.path("run") + " " + sampled + "cuda";
   CHECK(shell(refusing + " 2>/dev/null").text == on_gpu.text);

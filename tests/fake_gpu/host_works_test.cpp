@@ -26,13 +26,13 @@ constexpr size_t kBytes = 4096;
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-/// The waits of a snapshot: of the copy for the state, of the transfer for the copy, of the next state and the next
+/// The waits of a snapshot: the copy waits for the state, the transfer for the copy, and the next state and the next
 /// copy for what still reads their memory.
 const std::vector<std::string> kWaits = {"", "copy for state", "transfer for copy", "state for copy",
                                          "copy for transfer"};
 
-/// A state on the device that changes every step, copied to one host buffer that a work of the host reads. Returns what
-/// it saw. Leaves out one kind of wait.
+/// The state on the device changes every step and is copied to one host buffer, which a work of the host reads. Leaves
+/// out one kind of wait. Returns what the work saw.
 std::vector<int> snapshots(const std::string& left_out) {
   const std::unique_ptr<Device> device = make_cuda_device(0);
   std::vector<int> seen;

@@ -17,8 +17,8 @@
 //   FAKE_GPU_QUEUE         commands that a stream takes before the host blocks
 //   FAKE_NCCL_NO_MEMORY    whether ncclMemAlloc fails on this rank
 //   FAKE_NCCL_NO_REGISTER  whether the memory of this rank cannot be registered
-//   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones stand, and its communicators see an error
-//   FAKE_NCCL_SILENT_AFTER the same, and they see none
+//   FAKE_NCCL_BREAKS_AFTER operations of this rank that end; later ones hang, and its communicators see an error
+//   FAKE_NCCL_SILENT_AFTER the same, but its communicators see no error
 
 #include <cstdlib>
 #include <string>

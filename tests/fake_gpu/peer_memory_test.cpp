@@ -11,7 +11,7 @@ using runtime::Keeper;
 
 namespace {
 
-/// Emulated kernels take most of the time: half the tokens of the runs on a CPU.
+/// Emulated kernels take most of the time, so these runs have half the tokens of the runs on a CPU.
 std::string train(const Folder& folder, const std::string& name, const std::string& sets) {
   std::string run = read(run_file(folder));
   const size_t tokens = run.find("context = 16\n");
@@ -65,7 +65,7 @@ TEST_CASE("a run on GPUs that is killed goes on from the memory of its peers wit
     CHECK(killed.code != 0);
     const auto reached = std::ssize(trajectory(run));
     if (row.ranks == 2) {
-      // What the host of rank 0 held is lost: its own part, and the second copy of rank 1's.
+      // What the host of rank 0 held is lost: its own part, and the second copy of the part of rank 1.
       const std::unique_ptr<Keeper> keeper = Keeper::find(keeper_of(run));
       REQUIRE(keeper);
       int dropped = 0;
@@ -80,7 +80,7 @@ TEST_CASE("a run on GPUs that is killed goes on from the memory of its peers wit
     INFO(resumed.text);
     REQUIRE(resumed.code == 0);
     CHECK(resumed_step(resumed) >= reached - row.interval);
-    CHECK(resumed_step(resumed) <= reached + 1);  // a line without times takes its place
+    CHECK(resumed_step(resumed) <= reached + 1);  // a line without times stands in its place
     CHECK(trajectory(run) == whole);
     check_complete(run, 8);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A recorded step keeps the order of its plan: between any two works that the plan orders there is a path of edges, so
-// no run of the graph can reverse them. Recorded as a rank records it, with kernels and NCCL communicators; nothing
-// runs.
+// no run of the graph can reverse them. Steps are recorded as a rank records them, with kernels and NCCL communicators;
+// nothing runs.
 
 #include <cstdio>
 #include <map>
@@ -22,7 +22,7 @@ namespace {
 
 using Communicators = std::vector<std::vector<std::unique_ptr<comm::Communicator>>>;  // [rank][channel]
 
-/// Of all ranks, in this process: they connect, and no operation runs.
+/// The communicators of all ranks, in this process: they connect, and no operation runs.
 Communicators connect(const std::vector<std::unique_ptr<Job>>& jobs) {
   Communicators communicators(jobs.size()), connections(jobs.size());
   const auto axes = comm::wire_up(*jobs[0]).connections;
@@ -82,7 +82,7 @@ class Recorder {
     for (const auto& stream : streams_) on_stream(*stream, kernels::release_stream);
   }
 
-  /// Steps 1, 2, ..., `steps`, each of the next plan in `plans`: the recordings.
+  /// Records steps 1, 2, ..., `steps`, each of the next plan in `plans`, and returns the recordings.
   std::vector<std::vector<GraphNode>> record(const std::vector<const Plan*>& plans, uint32_t steps) {
     std::vector<std::vector<GraphNode>> nodes;
     std::vector<std::unique_ptr<Graph>> graphs;
@@ -161,7 +161,7 @@ Before paths_of(const std::vector<GraphNode>& nodes) {
   return before;
 }
 
-/// By place in the host order: the declared waits, the order of every channel, and their consequences.
+/// The order by place in the host order: the declared waits, the order of every channel, and their consequences.
 Before order_of(const Plan& plan) {
   Before before(plan.size());
   std::vector<size_t> assignment(plan.size());
@@ -197,7 +197,8 @@ struct Required {
   std::vector<std::vector<size_t>> conflicts;  // by place: earlier ones that use the same bytes, in any declared order
 };
 
-/// The pairs that the plan orders and the graph does not: the first one and their number, empty if none.
+/// Finds the pairs that the plan orders and the graph does not. Returns the first one and their number; empty if there
+/// are none.
 std::string unordered(const Required& required, const std::vector<GraphNode>& nodes, const Before& paths) {
   const Plan& plan = required.plan;
   std::vector<std::vector<size_t>> of_item(plan.size());
@@ -215,7 +216,7 @@ std::string unordered(const Required& required, const std::vector<GraphNode>& no
     for (size_t c = 1; c < commands.size(); ++c)
       expect(commands[c - 1], commands[c], [&] { return "the commands of " + item.name + " are not in order"; });
     const auto expect_item = [&](size_t earlier, const char* why) {
-      const auto what = [&] { return item.name + " is not behind " + plan[plan.order[earlier]].name + why; };
+      const auto what = [&] { return item.name + " is not after " + plan[plan.order[earlier]].name + why; };
       for (size_t a : of_item[plan.order[earlier]])
         for (size_t b : commands) expect(a, b, what);
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots on a GPU: between steps that are replayed as graphs, one with a snapshot runs task by task, with the same
-// bits.
+// Snapshots on a GPU: steps are replayed as graphs, but a step with a snapshot runs task by task between them, and
+// gives the same bits.
 
 #include "engine/checkpoint/kept_part.h"
 #include "tests/equivalence/snapshots.h"
@@ -12,7 +12,7 @@ using namespace slipstream;
 using namespace slipstream::equivalence;
 
 TEST_CASE("snapshots between replayed steps equal the state at rest and change nothing", "[cuda]") {
-  // Two eager steps, then each of four recorded and replayed, but for every third.
+  // Two steps are eager; then each of four is recorded and replayed, except for every third step, which has a snapshot.
   constexpr int kSteps = 13;
   for (bool twice : {false, true})
     for (bool spine : {false, true})
@@ -45,7 +45,7 @@ TEST_CASE("snapshots between replayed steps equal the state at rest and change n
           CAPTURE(std::get<0>(at), std::get<2>(at), std::get<3>(at));
           REQUIRE(bytes == expected.states.at(at));
         }
-        // The last two of every step, in the hands of a keeper.
+        // The last two slots of every step stay with a keeper.
         const std::unique_ptr<Job> job = make_job(row, 0);
         REQUIRE(slots.size() == 2);
         for (const auto& [step, bytes] : slots) {

@@ -17,7 +17,7 @@ namespace {
 
 const std::string& kFake = fake_gpu_program();
 
-/// Emulated kernels take most of the time: half the tokens of the runs on a CPU.
+/// Emulated kernels take most of the time, so these runs have half the tokens of the runs on a CPU.
 std::string small_run_file(const Folder& folder) {
   std::string run = read(run_file(folder));
   const size_t tokens = run.find("context = 16\n");
@@ -80,7 +80,7 @@ double largest_difference(const Run& a, const Run& b) {
   return difference / largest;
 }
 
-/// Largest differences to the CPU: sums in another order move a loss of about 5.5 by a few rounding errors. AdamW
+/// The largest differences from the CPU: sums in another order move a loss of about 5.5 by a few rounding errors. AdamW
 /// divides by the root of the variance: where a gradient is all noise, noise moves a weight.
 struct Tolerance {
   double loss;
@@ -95,13 +95,13 @@ struct Row {
   int ranks;
   std::string sets;
   Tolerance tolerance;
-  bool sampled = true;  // else only with scripts/test.sh --all
+  bool sampled = true;  // false: it runs only with scripts/test.sh --all
 };
 
 }  // namespace
 
 TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
-  // Large against the gradients, so that AdamW does not turn the noise of a zero gradient into whole steps.
+  // eps is large against the gradients, so that AdamW does not turn the noise of a zero gradient into whole steps.
   // Seven steps: the last one is the first that is replayed.
   const std::string same = " --set optimizer.eps=1e-3 --set train.steps=7";
   const std::string llama =
@@ -173,7 +173,7 @@ TEST_CASE("the cuda device trains the model of the cpu device", "[cuda]") {
     INFO(row.name);
     const Run cpu =
         train(folder, exe(), row.ranks, "cpu", same + row.sets + " --set comm.emulate.form=gate --set device.kind=cpu");
-    const std::string shared = row.ranks > 2 ? "env SLIPSTREAM_SHARE_GPU=1 " : "";  // the machine has two
+    const std::string shared = row.ranks > 2 ? "env SLIPSTREAM_SHARE_GPU=1 " : "";  // the machine has two GPUs
     const Run gpu = train(folder, shared + kFake, row.ranks, "gpu",
                           same + row.sets + " --set device.kind=cuda --set trace.steps=[2,3]");
     const Json about = Json::parse(read(folder.path("gpu") + "/run.json"));
@@ -226,7 +226,7 @@ TEST_CASE("a run takes the GPU memory that its memory table lists", "[cuda]") {
 TEST_CASE("a run on the cuda device repeats its bits, with and without delays", "[cuda]") {
   Folder folder;
   small_run_file(folder);
-  // Ten steps: two eager, four recorded, four replayed. An evaluation and hashes come between them.
+  // Of the ten steps two are eager, four recorded and four replayed. An evaluation and hashes come between them.
   const std::string ten =
       " --set train.steps=10 --set train.eval_interval=7 --set train.hash_interval=3 --set device.kind=cuda";
   const Run first = train(folder, kFake, 1, "a", ten);
@@ -270,7 +270,7 @@ TEST_CASE("steps that cannot be recorded are issued task by task, with the same 
   const Run recorded = train(folder, kFake, ranks, "a", steps);
   CHECK(count(recorded.result.text, "could not be recorded") == 0);
   for (const char* captures : {"0", "2"}) {
-    // Of rank 0: the other one's would succeed, and is freed too.
+    // The memory is that of rank 0: the recordings of the other rank would succeed, and are freed too.
     const Run refused =
         train(folder, "env FAKE_GPU_CAPTURES=" + std::string(captures) + " " + kFake, ranks, "b", steps);
     CHECK(count(refused.result.text, "could not be recorded") == 1);
@@ -383,7 +383,8 @@ TEST_CASE("NCCL's choices per channel and size are in run.json, and a table chan
   const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda --set train.steps=2");
   CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
   CHECK(contains(channels("own"), "\"registered\": \"yes\""));
-  // Memory for all ranks or for none: run.json is of the first, and the second one cannot get it.
+  // Either all ranks have the memory or none uses it: run.json describes the first rank, and the second one cannot get
+  // it.
   const std::string alone = kFake + " train " + folder.path("run.toml") +
                             " --set device.kind=cuda --set train.steps=1 --set output.dir=" + folder.path("alone");
   CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
@@ -413,7 +414,7 @@ TEST_CASE("run.json notes why attention does not use the instructions of sm_90a"
           " --set device.kind=cuda --set train.steps=1 --set train.eval_batches=1 --set train.dtype=bfloat16" + more);
     return Json::parse(read(folder.path(name) + "/run.json")).at("notes").dump();
   };
-  const std::string narrow = notes_of("narrow", "90", "");  // heads of 8
+  const std::string narrow = notes_of("narrow", "90", "");  // heads of 8 elements
   INFO(narrow);
   for (const std::string op : {"attention_forward", "attention_backward"})
     CHECK(count(narrow, refused + op + ": heads of 8, need 64 or 128") == 1);
@@ -488,15 +489,15 @@ TEST_CASE("a machine without GPU or NCCL gives one error and an exit code", "[cu
 TEST_CASE("a lost GPU ends the run with one error", "[cuda]") {
   Folder folder;
   const std::string run = small_run_file(folder);
-  // Also while a step is recorded: no warning about the recording precedes the error.
+  // The GPU may also be lost while a step is recorded: no warning about the recording precedes the error.
   for (const char* when : {"FAKE_GPU_LOST_AFTER=300 ", "FAKE_GPU_LOST_AT_CAPTURE=0 "}) {
     const Result lost = shell(when + kFake + " train " + run + " --set device.kind=cuda --set device.graph=true");
     check_refused(lost, 7, {"The GPU may be lost"});
     CHECK(count(lost.text, "[cuda]") == 1);
   }
   if (!has_mpirun()) return;
-  // One rank's GPU fails: the other is inside a collective that nothing else ends. Some failures occur while a step is
-  // recorded: its recording holds the communicators, and no abort ends.
+  // If the GPU of one rank fails, the other rank is inside a collective that nothing else ends. Some failures occur
+  // while a step is recorded: its recording holds the communicators, and no abort ends.
   for (const int after : {300, 330, 360, 370, 380}) {
     INFO("lost after " << after);
     const Result one =
@@ -518,7 +519,7 @@ TEST_CASE("a connection that breaks on all ranks ends the run, also when graphs 
   for (const std::string& more : {std::string(), std::string(" --set device.graph=false"), emulated}) {
     const Result broken = shell("FAKE_NCCL_BREAKS_AFTER=200 " + mpirun() + "-np 2 " + train + more, 60);
     check_refused(broken, 6, {"remote process exited"});
-    CHECK(contains(broken.text, "step 10/1000 "));  // beyond the steps issued task by task
+    CHECK(contains(broken.text, "step 10/1000 "));  // step 10 is replayed, unlike the first steps
   }
 }
 

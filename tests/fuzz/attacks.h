@@ -10,10 +10,10 @@
 namespace slipstream::fuzz {
 
 struct Attack {
-  std::string target;  // of kTargets
-  std::string file;    // in its corpus
+  std::string target;  // a name in kTargets
+  std::string file;    // a name in the target's corpus
   ExitCode code;
-  std::string part;  // of the sentence
+  std::string part;  // a part of the sentence
 };
 const std::vector<Attack>& attacks();
 

@@ -18,7 +18,7 @@ inline void encode_some(const data::Tokenizer& tokenizer) {
   try {
     ids = tokenizer.encode(text);
   } catch (const DataError&) {
-    return;  // a pattern of too many steps
+    return;  // the pattern needs too many steps
   }
   require(std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id >= 0 && id < tokenizer.vocab_size(); }),
           "an id is not in the vocabulary");

@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kSeed = 20261124;
 
-/// The files of a target's corpus by their names.
+/// The files of a target's corpus, by their names.
 std::map<std::string, std::string> corpus_of(const Target& target) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/tests/fuzz/corpus/" + target.name)) {
@@ -146,7 +146,7 @@ TEST_CASE("fuzz_corpus: attacks by size are refused within the limits of memory"
     CHECK(outcome.breach == "");
     return outcome.sentence;
   };
-  // 100,000 tensors at the same place.
+  // There are 100,000 tensors at the same place.
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i)
     header += fmt::format("{}\"{}\":{{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", i > 0 ? "," : "", i);

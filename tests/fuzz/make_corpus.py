@@ -63,7 +63,7 @@ def safetensors():
     yield "valid_spaces_around_header", weights("  " + raw_tensor() + "   ", eight)
     yield "valid_all_types", weights({"a": tensor("F4", (4,), (0, 2)), "b": tensor("F6_E2M3", (4,), (2, 5)),
                                       "c": tensor("BOOL", (1,), (5, 6)), "d": tensor("I64", (1,), (6, 14))}, bytes(14))
-    # A name is no path: the reader opens no file by it.
+    # A name is not a path: the reader opens no file by it.
     yield "valid_name_like_a_path", weights({"../../etc/passwd": tensor()}, eight)
     yield "empty", b""
     yield "header_length_2_63", weights(raw_tensor(), eight, 2**63)

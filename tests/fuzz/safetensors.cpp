@@ -19,8 +19,8 @@ void use(const checkpoint::SafetensorsFile& file, int64_t file_bytes) {
   std::vector<char> bytes;
   std::vector<float> floats;
   for (const checkpoint::TensorInfo& tensor : file.tensors()) {
-    require(tensor.begin_bytes == end_bytes && tensor.size_bytes >= 0, "a tensor begins behind or before its place");
-    require(tensor.size_bytes <= file_bytes - end_bytes, "a tensor ends behind the file");
+    require(tensor.begin_bytes == end_bytes && tensor.size_bytes >= 0, "a tensor begins after or before its place");
+    require(tensor.size_bytes <= file_bytes - end_bytes, "a tensor ends after the file");
     end_bytes += tensor.size_bytes;
     require(file.find(tensor.name) == &tensor, "a tensor is not found by its name");
     bytes.resize(static_cast<size_t>(tensor.size_bytes));
@@ -45,7 +45,7 @@ void use_pieces(const checkpoint::SafetensorsFile& file, const std::vector<check
   for (size_t i = 0; i < tensors.size(); ++i) {
     const checkpoint::TensorInfo& info = file.tensors()[i];
     require(tensors[i].name() == info.name && tensors[i].elems() == info.elems(), "a tensor has other elements");
-    if (info.elems() == 0) continue;  // it may begin anywhere
+    if (info.elems() == 0) continue;  // an empty tensor may begin anywhere
     require(tensors[i].shape() == info.shape, "a tensor has another shape");
     if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16") continue;
     whole.resize(static_cast<size_t>(info.elems()));

@@ -8,8 +8,8 @@ namespace slipstream::fuzz {
 
 /// A file of weights. An accepted one must hold the bytes of all tensors, without holes.
 Outcome safetensors(std::string_view input);
-/// The manifest of a checkpoint, as it is and with the hash of its content corrected. An accepted one must be read back
-/// from its own text.
+/// The manifest of a checkpoint, unchanged and with the hash of its content corrected. An accepted one must be read
+/// back from its own text.
 Outcome manifest(std::string_view input);
 /// A flight record. An accepted one must be read back from its own text and have a verdict.
 Outcome flight(std::string_view input);
@@ -19,8 +19,8 @@ Outcome toml(std::string_view input);
 Outcome shards(std::string_view input);
 /// A token file of llm.c; also as one of nanoGPT. The ids of an accepted one must be in its vocabulary.
 Outcome llm_c(std::string_view input);
-/// A token file of Megatron-LM: the bytes of its index as uint16, the index, the ids. The same, and its documents must
-/// ascend.
+/// A token file of Megatron-LM: the bytes of its index as uint16, the index, the ids. The ids of an accepted one must
+/// be in its vocabulary, and its documents must ascend.
 Outcome megatron(std::string_view input);
 /// JSON lines, as bytes. An accepted file must be read again as it was counted.
 Outcome json_lines(std::string_view input);

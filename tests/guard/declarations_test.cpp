@@ -55,7 +55,7 @@ TEST_CASE("every deleted declaration of a read or write is reported", "[guard]")
   std::set<std::string> noticed, unnoticed;
   for (const Layout& row : strategies(test_everything())) {
     if (!test_everything() && (row.micro_batches == 1 || row.prefetch_depth != 1))
-      continue;  // an accumulating work reads most
+      continue;  // an accumulating work reads most of them
     INFO(row.name);
     std::vector<guard::Counts> counts;
     const Layout layout = guarded(row, {.removes_declarations = true}, counts);
@@ -79,7 +79,7 @@ TEST_CASE("every deleted declaration of a read or write is reported", "[guard]")
 
 TEST_CASE("the guard names work, buffer and bytes of an undeclared access", "[guard]") {
   Buffers buffers;
-  // x and y share a page, far has a separate one.
+  // x and y share a page; far has a separate one.
   const BufferId x = buffers.add({.name = "x", .size_bytes = 64}), y = buffers.add({.name = "y", .size_bytes = 64});
   const BufferId far = buffers.add({.name = "far", .size_bytes = 4096});
   const auto device = guard::make_guarded_device(buffers, {}, nullptr);

@@ -27,7 +27,8 @@ void prepare_upload_cuda(LaunchContext&, const Upload&) {}
 
 namespace {
 
-/// Both families and both types, with accumulation and clipping; with the full set everything that accumulates.
+/// Layouts of both families and both types, with accumulation and clipping; with the full set, all layouts that
+/// accumulate.
 std::vector<Layout> layouts() {
   std::vector<Layout> rows = strategies(test_everything());
   std::erase_if(rows, [](const Layout& row) {
@@ -80,7 +81,8 @@ TEST_CASE("every deleted declaration of a kernel's read or write is reported", "
     }
   }
   for (const std::string& name : unnoticed) {
-    // For the CPU's kernels; on a GPU these sums are in scratch memory of the stream. declarations_test covers them.
+    // These declarations are for the CPU's kernels; on a GPU the sums are in scratch memory of the stream.
+    // declarations_test covers them.
     if (name.ends_with("norm_gradient writes norm.workspace")) continue;
     INFO(name);
     CHECK(noticed.contains(name));

@@ -21,13 +21,14 @@ namespace slipstream::guard {
 namespace {
 
 constexpr size_t kPage = 4096;
-/// Poison: of bytes that a work only writes, in the first and in the second run, and of undeclared bytes in the second.
+/// The poison of bytes that a work only writes, in the first and in the second run, and of undeclared bytes in the
+/// second run.
 enum class Poison : uint8_t { first, second, undeclared };
 constexpr uint8_t kReads = 1, kWrites = 2, kAccess = 3;
 constexpr uint8_t kIndex = 4;  // token ids: poison must be an id too, or the work would leave all arenas
 
-/// Floats and doubles of some units that differ from byte to byte (a softmax ignores a constant) and from rank to rank
-/// (gathered bytes must not look like a rank's own poison); NaN where nothing may be read.
+/// Fills memory with floats and doubles of some units that differ from byte to byte (a softmax ignores a constant) and
+/// from rank to rank (gathered bytes must not look like a rank's own poison), and with NaN where nothing may be read.
 std::byte value_of(Poison poison, uint8_t declared, size_t at, uint8_t salt) {
   const auto kind = static_cast<uint8_t>(poison);
   if (declared & kIndex) return std::byte{at % 4 == 0 ? static_cast<uint8_t>(3 * salt + kind) : uint8_t{0}};
@@ -43,7 +44,7 @@ struct Arena {
   std::byte* end;
 };
 
-/// State of the signal handler: no allocation, no lock.
+/// The state of the signal handler, which must neither allocate nor lock.
 struct Faults {
   std::vector<Arena> arenas;
   struct Fault {
@@ -70,17 +71,19 @@ void on_fault(int, siginfo_t* info, void* context) {
 #if defined(__x86_64__)
       writes = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
 #endif
-      // A page that is read first opens for reading only: a write to it is a separate violation. Written data stays.
+      // A page that is read first is opened for reading only: a write to it is a separate violation. Written data
+      // stays.
       mprotect(page, kPage, writes ? PROT_READ | PROT_WRITE : PROT_READ);
       if (number < kFaults) faults->faults[number] = {at, writes};
       return;
     }
   }
   (void)context;
-  sigaction(SIGSEGV, &previous, nullptr);  // not ours: happens again, and is reported as any other
+  sigaction(SIGSEGV, &previous, nullptr);  // the fault is not ours: it happens again, and is reported like any other
 }
 
-/// Installed again for every guard: a test framework installs its own handlers around every case.
+/// The handler is installed again for every guard, because a test framework installs its own handlers around every
+/// case.
 void install() {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
@@ -119,7 +122,7 @@ class Guard {
   void launch(Stream& stream, const Work& work, const Frame& frame) {
     ++counts_->works;
     memory_ = frame.memory;
-    // Staging a batch counts its calls: it runs once.
+    // Staging a batch counts its calls, so it runs once.
     const bool repeats = work.name != "load_next_batch";
     std::vector<Violation> violations;
     if (options_.removes_declarations) {
@@ -135,9 +138,9 @@ class Guard {
   /// The pages that are open for a work, with their contents and the declared bytes.
   struct Page {
     std::byte was[kPage];
-    std::byte first[kPage];  // after the first run
+    std::byte first[kPage];  // the contents after the first run
     uint8_t declared[kPage] = {};
-    uint8_t all = 0;  // of any of its bytes
+    uint8_t all = 0;  // flags that at least one of its bytes has
   };
   using Pages = std::map<std::byte*, Page>;
 
@@ -150,7 +153,7 @@ class Guard {
         std::vector<Slice>& slices = writes ? copy.writes : copy.reads;
         const Slice slice = slices[i];
         if (slice.size_bytes == 0) continue;
-        // A declaration needs to be missed once.
+        // A declaration needs to be missed only once.
         const std::string name =
             fmt::format("{} {} {}", work.name, writes ? "writes" : "reads", buffers_[slice.buffer].name);
         if (counts_->noticed.contains(name)) continue;
@@ -194,7 +197,7 @@ class Guard {
       });
       const auto untouched = [&](std::byte* at, const Page& page, size_t i) {
         if ((page.declared[i] & kAccess) != kWrites) return false;
-        // By words: two kinds of poison for ids differ in one byte of four.
+        // The comparison is by words: two kinds of poison for ids differ in one byte of four.
         for (size_t b = i / 4 * 4; b < i / 4 * 4 + 4; ++b)
           if ((page.declared[b] & kAccess) == kWrites &&
               (page.first[b] != value_of(Poison::first, page.declared[b], b, salt_) ||
@@ -258,7 +261,7 @@ class Guard {
   void run(Stream& stream, const Work& as_declared, const Frame& frame, const Pages& pages,
            std::vector<Violation>& violations) {
     Work work = as_declared;
-    // The runtime stages batches and reports losses, not a kernel.
+    // Batches are staged and losses reported by the runtime, not by a kernel.
     if (options_.runs_kernels && work.name != "load_next_batch" && work.name != "report")
       work.fn = [fn = as_declared.fn, this](LaunchContext& context) {
         LaunchContext on_gpu = context;
@@ -278,7 +281,7 @@ class Guard {
     for (size_t i = count; i-- > 0;) {
       const Faults::Fault& fault = faults_->faults[i];
       auto* page = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(fault.at) / kPage * kPage);
-      // The bytes up to the end of the page: all of it was forbidden.
+      // The report names the bytes up to the end of the page: all of it was forbidden.
       violations.insert(violations.begin(),
                         violation(as_declared, fault.writes ? Violation::Kind::writes : Violation::Kind::reads,
                                   fault.at, page + kPage));
@@ -350,7 +353,7 @@ class GuardedDevice final : public Device {
     guard_->add_arena(allocation->data(), allocation->size_bytes());
     return allocation;
   }
-  /// Where results arrive on the host; no work declares it.
+  /// The places at which results arrive on the host; no work declares them.
   std::unique_ptr<Allocation> allocate_host(int64_t size_bytes, const std::string& name) override {
     return inner_->allocate_host(size_bytes, name);
   }

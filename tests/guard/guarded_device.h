@@ -24,7 +24,7 @@ struct Violation {
   Kind kind = Kind::reads;
   std::string work;
   std::string buffer;
-  int64_t begin_bytes = 0, end_bytes = 0;  // of `buffer`, from its first instance
+  int64_t begin_bytes = 0, end_bytes = 0;  // in `buffer`, counted from its first instance
 
   /// "attention forward writes qkv bytes 0..96, which it does not declare."
   std::string sentence() const;
@@ -40,9 +40,10 @@ struct Counts {
 };
 
 struct Options {
-  bool removes_declarations = false;  // run every work without each of its declarations first, and once as declared
-  bool runs_kernels = false;          // works of kernels run as on a GPU, which tests/emulation replaces
-  bool counts_waits = false;          // count the waits that running one work at a time causes
+  bool removes_declarations =
+      false;                  // run every work first without each of its declarations in turn, and once as declared
+  bool runs_kernels = false;  // run works of kernels as on a GPU, which tests/emulation replaces
+  bool counts_waits = false;  // count the waits that running one work at a time causes
 };
 
 /// A launch throws PlanError with the first violation. `counts` may be null. Borrows `buffers` and `counts`.

@@ -21,7 +21,7 @@ inline double silu_derivative(double x) {
   return 1 / (1 + e) + x * e / ((1 + e) * (1 + e));
 }
 
-/// One head of one token, in place.
+/// Rotates one head of one token, in place.
 inline void rotate(std::vector<double>& head, int64_t position, double theta, bool inverse) {
   const size_t half = head.size() / 2;
   for (size_t j = 0; j < half; ++j) {

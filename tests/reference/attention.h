@@ -20,7 +20,8 @@ struct AttentionGradients {
   Matrix dq, dk, dv;
 };
 
-/// One head: q, k, v [tokens, head_dim]. With a window token t sees the `window` last ones, itself included.
+/// Attention of one head: q, k, v [tokens, head_dim]. With a window, token t sees the `window` last tokens, itself
+/// included.
 inline AttentionResult attention(const Matrix& q, const Matrix& k, const Matrix& v, double scale, int64_t window = 0) {
   const Eigen::Index tokens = q.rows();
   AttentionResult result{Matrix::Zero(tokens, q.cols()), Eigen::VectorXd::Zero(tokens), Matrix::Zero(tokens, tokens)};

@@ -11,7 +11,7 @@ namespace slipstream::reference {
 
 using test::Doubles;
 
-/// y[rows, out] = x weight^T + bias; an empty bias is none.
+/// y[rows, out] = x weight^T + bias; an empty bias adds nothing.
 inline Doubles few_rows_product(const Doubles& x, const Doubles& weight, const Doubles& bias, int64_t rows, int64_t in,
                                 int64_t out) {
   Doubles y(static_cast<size_t>(rows * out));
@@ -57,11 +57,11 @@ struct DecodedTokens {
   int64_t kv_width, width;
   float scale;
   Doubles qkv;
-  std::vector<Doubles> kv;  // of each sequence: rows of k and v side by side as in qkv; the last one is the new token's
+  std::vector<Doubles> kv;  // of each sequence: rows of k and v side by side as in qkv; the last row is the new token's
   Doubles out;
 
  private:
-  /// One head: k[0] is that of the first visible token, its v kv_width behind.
+  /// Attention of one head: k[0] is that of the first visible token; its v follows kv_width later.
   void add(const double* q, const double* k, int64_t keys, int64_t head_dim) {
     Doubles scores(static_cast<size_t>(keys)), of_head(static_cast<size_t>(head_dim));
     for (int64_t s = 0; s < keys; ++s)

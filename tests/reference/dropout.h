@@ -26,7 +26,7 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> x, std::array<uint
   return x;
 }
 
-/// The place of an element; all numbers are those of the whole batch and the whole sequence.
+/// The place of an element. All numbers are those of the whole batch and the whole sequence.
 struct Place {
   uint64_t key = 0;
   uint32_t step = 0, sequence = 0, position = 0, feature = 0;

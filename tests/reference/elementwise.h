@@ -9,9 +9,9 @@
 
 namespace slipstream::reference {
 
-constexpr int kFloatBits = 24, kBfloat16Bits = 8;  // significant ones; the two formats have the same exponents
+constexpr int kFloatBits = 24, kBfloat16Bits = 8;  // significant bits; the two formats have the same exponents
 
-/// The nearest number with this many significant bits; of two equally near ones the one whose last bit is zero.
+/// The nearest number with this many significant bits; if two are equally near, the one whose last bit is zero.
 inline double rounded(double x, int significant_bits) {
   if (!std::isfinite(x) || x == 0) return x;
   const double unit = std::ldexp(1.0, std::max(std::ilogb(x), -126) + 1 - significant_bits);
@@ -28,14 +28,14 @@ inline double bfloat16_value(uint16_t bits) {
   return std::copysign(size, bits >> 15 ? -1.0 : 1.0);
 }
 
-/// Element by element, rounded once.
+/// Rounds each element once.
 inline std::vector<double> sum(const std::vector<double>& a, const std::vector<double>& b, int significant_bits) {
   std::vector<double> result;
   for (size_t i = 0; i < a.size(); ++i) result.push_back(rounded(a[i] + b[i], significant_bits));
   return result;
 }
 
-/// In extended precision: in double the sum of millions of squares would be no more accurate than a kernel's.
+/// Adds in extended precision: in double, the sum of millions of squares would be no more accurate than a kernel's.
 template <typename Range>
 double sum_squares(const Range& x) {
   long double total = 0.0L;

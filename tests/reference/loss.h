@@ -21,7 +21,7 @@ inline double row_loss(const std::vector<double>& logits, int64_t target) {
   return log_sum(logits) - logits[static_cast<size_t>(target)];
 }
 
-/// Its derivative by the logits.
+/// The derivative of the loss by the logits.
 inline std::vector<double> row_gradient(const std::vector<double>& logits, int64_t target) {
   std::vector<double> gradient;
   const double log_sum_here = log_sum(logits);

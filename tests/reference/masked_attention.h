@@ -12,15 +12,15 @@
 namespace slipstream::reference {
 
 struct Masks {
-  int64_t window = 0;           // 0: none
-  std::vector<int32_t> begins;  // [batch, tokens]: of the documents; empty: none
-  double rate = 0;              // of dropout
-  uint64_t key = 0;             // of the first head
+  int64_t window = 0;           // 0: no window
+  std::vector<int32_t> begins;  // [batch, tokens]: the begins of the documents; empty: no documents
+  double rate = 0;              // the rate of dropout
+  uint64_t key = 0;             // the key of the first head
   uint32_t step = 0;
-  std::vector<uint32_t> sequences;  // [batch]: their numbers; with dropout
+  std::vector<uint32_t> sequences;  // [batch]: the numbers of the sequences; used with dropout
 };
 
-/// Documents of at most `longest` tokens; 0: none.
+/// Documents of at most `longest` tokens; 0: no documents.
 inline Masks masks_of(const AttentionShape& s, int64_t window, int64_t longest, double rate) {
   Masks masks{.window = window, .begins = {}, .rate = rate, .key = 0x5eed, .step = 6, .sequences = {}};
   if (longest > 0) masks.begins = document_begins(s, longest);
@@ -28,7 +28,7 @@ inline Masks masks_of(const AttentionShape& s, int64_t window, int64_t longest, 
   return masks;
 }
 
-/// Those of one rank's tokens.
+/// The begins of one rank's tokens.
 inline std::vector<int32_t> begins_of_rank(const Masks& masks, int64_t batch, const Share& share) {
   const Doubles whole(masks.begins.begin(), masks.begins.end());
   std::vector<int32_t> mine;

@@ -17,7 +17,8 @@ struct NormGradients {
   Doubles dx, dweight, dbias;
 };
 
-/// Rows of width weight.size(). With `centre` a layer norm, without an RMS norm (and `bias` unused).
+/// Normalizes rows of width weight.size(): with `centre` by a layer norm, without it by an RMS norm, which does not use
+/// `bias`.
 inline NormResult norm(const Doubles& x, const Doubles& weight, const Doubles& bias, double eps, bool centre) {
   const size_t width = weight.size(), rows = x.size() / width;
   NormResult result{Doubles(x.size()), Doubles(rows), Doubles(rows)};

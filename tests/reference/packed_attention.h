@@ -62,7 +62,8 @@ inline PackedAttention packed_attention(const AttentionShape& s, const Doubles& 
   return e;
 }
 
-/// The same, one document after another: each is attention of its own. `begins` as document_begins of attention.
+/// Does the same, one document after another: each has attention of its own. `begins` is as document_begins of
+/// attention.
 inline PackedAttention packed_documents(const AttentionShape& s, const Doubles& qkv, const Doubles& dout, double scale,
                                         int64_t window, const std::vector<int32_t>& begins) {
   PackedAttention all{{}, Doubles(static_cast<size_t>(s.batch * s.heads * s.tokens)), {}};
@@ -96,7 +97,7 @@ inline std::vector<int32_t> document_begins(const AttentionShape& s, int64_t lon
 }
 
 struct Share {
-  int64_t tokens;  // of a whole sequence, cut into 2 x ranks equal chunks
+  int64_t tokens;  // of a whole sequence, which is cut into 2 x ranks equal chunks
   int ranks, rank;
 };
 

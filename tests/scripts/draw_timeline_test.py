@@ -74,7 +74,7 @@ class DrawTimeline(unittest.TestCase):
 
     def test_what_cannot_be_drawn_is_refused(self):
         for content, flags, sentence in (("", (), "is no trace of a run"),
-                                         (json.dumps(trace()), ("--step", "9"), "need one more behind them"),
+                                         (json.dumps(trace()), ("--step", "9"), "need one more after them"),
                                          (json.dumps(trace()), ("--step", "6"), "the trace has steps 7 to 9")):
             done, _ = self.draw(content, *flags)
             self.assertNotEqual(done.returncode, 0)

@@ -19,22 +19,22 @@ struct Include {
   int line = 0;
 };
 
-// All are pure.
+// All functions are pure.
 
 bool is_source(const std::string& path);
 bool is_header(const std::string& path);
-/// The first folder of a path, in trainer/ with its room.
+/// The first folder of a path; for a path in trainer/, the folder and its room.
 std::string folder_of(const std::string& path);
 std::vector<std::string> lines_of(const std::string& text);
 std::vector<Include> includes_of(const File& file);
 /// The text with comments, and the contents of string and character literals, replaced by blanks; lines stay
 /// lines. The names in #include lines are kept.
 std::string code_only(std::string_view text);
-/// Part of an identifier.
+/// May the character be part of an identifier?
 bool is_word(char c);
-/// Position of `word` as a whole word in `code`, not after '.' or "->" (a member of another class).
+/// The position of `word` as a whole word in `code`, not after '.' or "->", because that is a member of another class.
 std::vector<size_t> words_in(const std::string& code, std::string_view word);
-/// Number of the line at a position, from 1.
+/// The number of the line at a position, counted from 1.
 int line_at(const std::string& text, size_t at);
 /// "path:line: ", the start of a finding.
 std::string at_line(const File& file, int line);

@@ -43,7 +43,7 @@ Findings check_header(const File& file) {
   if (!is_header(file.path) || file.path.ends_with("/pch.h")) return {};  // GCC refuses `once` in a precompiled header
   const auto lines = lines_of(file.text);
   if (lines.size() < 3 || lines[1] != "#pragma once")
-    return {at_line(file, 2) + "#pragma once is missing behind the licence. Add it."};
+    return {at_line(file, 2) + "#pragma once is missing after the licence. Add it."};
   if (!lines[2].starts_with("// "))
     return {at_line(file, 3) + "a header states its purpose in one sentence after #pragma once."};
   return {};
@@ -53,9 +53,9 @@ Findings check_calls(const File& file) {
   if (!is_source(file.path)) return {};
   struct Ban {
     const char* word;
-    bool call;            // only where '(' follows
-    bool in_tests;        // tests keep to it too
-    const char* allowed;  // a file that may
+    bool call;            // banned only where '(' follows
+    bool in_tests;        // tests must not use it either
+    const char* allowed;  // a file that may use it
     const char* instead;
   };
   static const Ban bans[] = {
@@ -75,7 +75,7 @@ Findings check_calls(const File& file) {
       {"cout", false, false, "", "log_info for people, print_result for results"},
       {"cerr", false, false, "", "log_info; only main prints errors"},
       {"endl", false, false, "", "'\\n'"},
-      {"system", true, false, "", "the library call; no shell behind the user's back"},
+      {"system", true, false, "", "the library call; no shell that the user does not see"},
       {"cudaDeviceSynchronize", true, false, "engine/device/cuda/cuda_device.cpp",
        "an event: the host never waits for the whole device"},
   };
@@ -106,7 +106,7 @@ Findings check_calls(const File& file) {
 
 Findings check_leftovers(const File& file) {
   Findings findings;
-  // Spelt in two parts, so that this file keeps its own rule.
+  // The word is spelt in two parts, so that this file keeps its own rule.
   static const std::string fix = std::string("FIX") + "ME", todo = std::string("TO") + "DO";
   const auto words = [&](const std::string& word) { return words_in(file.text, word); };
   for (const size_t at : words(fix))
@@ -177,7 +177,7 @@ Findings check_card(const File& file) {
   const std::filesystem::path path(file.path);
   if (!file.path.starts_with("kernels/") || path.parent_path().filename() != path.stem() || path.extension() != ".h")
     return {};
-  // Op cards from before this rule, with other headings. This list only gets shorter.
+  // These op cards are older than the rule and have other headings. This list only gets shorter.
   static const std::set<std::string> older = {"adamw",  "cast",         "cross_entropy", "embedding",
                                               "matmul", "step_scalars", "sum_squares"};
   if (older.contains(path.stem().string())) return {};

@@ -131,7 +131,7 @@ TEST_CASE("a wait is for the record that is most recent when it is enqueued", "[
   bench.a->record(*bench.event);
   bench.b->wait(*bench.event, {});
   bench.writes(*bench.a, bench.x);
-  bench.a->record(*bench.event);  // recorded again after the write: too late for b, in time for c
+  bench.a->record(*bench.event);  // recorded again after the write: too late for b, but in time for c
   bench.c->wait(*bench.event, {});
   CHECK(error_of([&] { bench.reads(*bench.c, bench.x); }) == "");
   CHECK(error_of([&] { bench.reads(*bench.b, bench.x); }) != "");
@@ -178,7 +178,7 @@ TEST_CASE("work that the host has waited for is complete for all later launches"
   }
 }
 
-TEST_CASE("memory that was released must not be used: the next tenant's write conflicts with a use behind the release",
+TEST_CASE("memory that was released must not be used: the next tenant's write conflicts with a use after the release",
           "[hazards]") {
   Bench bench;
   bench.launch(*bench.a, "use", {bench.whole(bench.x)}, {});

@@ -20,7 +20,7 @@ int64_t period(ToyJob& job, Plan& plan, int data = 4, bool replayed = false) {
   CHECK(proof.holds());
   const Rehearsal rehearsal = rehearse_in_a_row(job, {&plan}, mesh, 6, {.replayed = replayed});
   REQUIRE(rehearsal.finished);
-  if (replayed) CHECK(rehearsal.ranks[0].bubble_ns <= 6);  // the barriers of six runs, 1 ns each
+  if (replayed) CHECK(rehearsal.ranks[0].bubble_ns <= 6);  // the barriers of six runs take 1 ns each
   return rehearsal.ranks[0].step_period_ns(4);
 }
 
@@ -36,7 +36,7 @@ int64_t charged_ns(const RankTimes& times) {
 TEST_CASE("data parallel: compute bound and network bound") {
   const DdpShape shape;  // 8 layers, 2 per bucket, forward 100, backward 200
   ToyJob job;
-  // Of the optimizer items, 1 ns each, only the last runs after the last reduction.
+  // Each optimizer item takes 1 ns, and only the last one runs after the last reduction.
   CHECK(period(job, toy_ddp(job, shape)) == 8 * 300 + 150 + 1);
   DdpShape slow = shape;
   slow.reduce_ns = 700;  // longer than the 400 of a bucket's backward
@@ -189,8 +189,8 @@ TEST_CASE("idle time of a pipeline: waiting for compute is a bubble, waiting for
 
 namespace {
 
-/// What compute of one rank waits for over `runs` runs, by solving the waits of all ranks when communication takes no
-/// time: a fixed point over the plans' points, channel orders and seams. Local channels compute, too.
+/// What compute of one rank waits for over `runs` runs if communication takes no time, found by solving the waits of
+/// all ranks: a fixed point over the plans' points, channel orders and seams. Local channels compute, too.
 std::vector<int64_t> idle_without_communication(const ToyJob& job, const Mesh& mesh,
                                                 const std::vector<RankRuns>& ranks) {
   struct Key {
@@ -198,7 +198,7 @@ std::vector<int64_t> idle_without_communication(const ToyJob& job, const Mesh& m
     auto operator<=>(const Key&) const = default;
   };
   std::map<Key, std::vector<Key>> before;
-  std::map<std::string, std::vector<Key>> members;  // that meet
+  std::map<std::string, std::vector<Key>> members;  // the members that meet
   for (size_t r = 0; r < ranks.size(); ++r) {
     std::map<ChannelId, Key> tails;
     std::map<std::string, int> met;
@@ -282,7 +282,7 @@ int check_bubble(const PipelineShape& shape, int data, uint64_t seed) {
       CAPTURE(slower, r);
       CHECK(times.bubble_ns == idle[r]);
       CHECK(times.exposed_ns >= exposed[r]);              // a slower link exposes no less
-      if (slower == 0) CHECK(times.exposed_ns <= tasks);  // each lasts 1 ns
+      if (slower == 0) CHECK(times.exposed_ns <= tasks);  // each task lasts 1 ns
       CHECK(charged_ns(times) == times.exposed_ns);
       exposed[r] = times.exposed_ns;
       exposed_count += slower > 0 && times.exposed_ns > 0;
@@ -376,7 +376,7 @@ TEST_CASE("a transfer on multiprocessors slows local work of its rank; one on a 
   Channel& reduce = job.channels[1];
   REQUIRE(reduce.name == "reduce");
   reduce.blocks = 25;
-  // Of 100 ns, 45 pass beside the transfer, which takes a quarter of the card for 60.
+  // Of the 100 ns, 45 pass beside the transfer, which takes a quarter of the card for 60 ns.
   for (const auto& [engine, beside_ns] :
        {std::pair{Engine::sm, int64_t{115}}, {Engine::copy, int64_t{100}}, {Engine::nic, int64_t{100}}}) {
     reduce.engine = engine;
@@ -389,7 +389,7 @@ TEST_CASE("a transfer on multiprocessors slows local work of its rank; one on a 
   }
 }
 
-TEST_CASE("idle time behind a local task is charged to it only while it runs") {
+TEST_CASE("idle time after a local task is charged to it only while it runs") {
   ToyJob job;
   ToyPlan plan(job);
   plan.compute("backward", 10).compute("forward", 5);
@@ -405,7 +405,7 @@ TEST_CASE("idle time behind a local task is charged to it only while it runs") {
   finish(job, built);
   const RankTimes times = rehearse_in_a_row(job, {&built}, Mesh(MeshSizes{.data = 2}), 1).ranks[0];
   CHECK(times.exposed_ns == 30);
-  CHECK(charged_ns(times) - times.exposed_ns == 7);  // to the local task
+  CHECK(charged_ns(times) - times.exposed_ns == 7);  // charged to the local task
   REQUIRE(times.exposed.size() == 2);
   CHECK(built[times.exposed[0].awaited].name == "adamw");
   CHECK(built[times.exposed[1].awaited].name == "reduce");
@@ -418,7 +418,7 @@ TEST_CASE("prices: the roofline, its launch cost, and measurements in its place"
   toy.compute("a", 0).compute("b", 0);
   toy.task({.name = "reduce", .channel = "reduce", .axis = Axis::data, .op = Op::all_reduce});
   Plan& plan = toy.build();
-  plan.spine[0].cost = {1000, 10};  // flops, bytes
+  plan.spine[0].cost = {1000, 10};  // operations, bytes
   plan.spine[1].cost = {1000, 4000};
   plan.tasks[0].elems = 500;
   RooflinePrice roofline({.flops_per_second = 1e9, .bytes_per_second = 2e9, .launch_ns = 3}, {1e9, 50});

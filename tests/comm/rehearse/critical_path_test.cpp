@@ -60,7 +60,7 @@ StepTimes measured(const ToyJob& job, const RankRuns& rank, const RankTimes& tim
   return meter.take(step, true);
 }
 
-/// As rendezvous_of() has it for real jobs.
+/// The same as rendezvous_of() for real jobs.
 std::vector<uint64_t> rendezvous_ids(const ToyJob& job, const Mesh& mesh, const Plan& plan, int rank) {
   std::vector<uint64_t> ids(plan.size(), 0);
   std::map<std::string, int> met;
@@ -80,7 +80,7 @@ std::vector<uint64_t> rendezvous_ids(const ToyJob& job, const Mesh& mesh, const 
 }
 
 struct Counts {
-  int exposed = 0, joined = 0;  // ranks with exposed communication, and with works that were joined
+  int exposed = 0, joined = 0;  // ranks that had exposed communication, and ranks whose works were joined
 };
 
 /// Rehearses the plans with links of several speeds, measures a step of every rank and splits its waits.

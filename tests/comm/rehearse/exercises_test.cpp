@@ -98,7 +98,7 @@ TEST_CASE("exercise: the bucket size that minimises the time of 1 GB at 100 Gbit
   int64_t best_ns = INT64_MAX;
   for (int buckets = 1; buckets <= 60; ++buckets) {
     const int64_t time_ns = rehearsed_ns(buckets);
-    // Buckets are cut to whole elements and costs to whole ns: below 10 ns per bucket.
+    // Buckets are cut to whole elements, and costs to whole ns, which is less than 10 ns per bucket.
     CHECK(std::abs(static_cast<double>(time_ns) - formula_ns(buckets)) < 10.0 * buckets + 10);
     if (time_ns < best_ns) best_ns = time_ns, best = buckets;
   }

@@ -29,7 +29,8 @@ Call sum(const std::string& name, int64_t elems = 16) {
   return {.name = name, .channel = "norm", .op = Op::all_reduce, .elems = elems};
 }
 
-/// Every stage tells its neighbours the shape of what follows. As reported: to the previous stage first, then from it.
+/// Every stage tells its neighbours the shape of what follows. In the report, it first sends to the previous stage and
+/// then receives from it.
 std::vector<Program> shapes(bool even_odd) {
   constexpr int kStages = 4;
   const auto label = [](const char* way, int from) { return std::string(way) + std::to_string(from); };
@@ -83,7 +84,7 @@ std::vector<Report> reports() {
        .kind = Kind::circular,
        .ranks = {0, 1}},
       {.source = "NVIDIA/Megatron-LM#5749, on FSDP",
-       .mechanism = "a rank issues its reduce-scatter between two all-to-alls, the others behind both",
+       .mechanism = "a rank issues its reduce-scatter between two all-to-alls, the others after both",
        .hangs = {{dispatch, bucket, combine}, {dispatch, combine, bucket}, {dispatch, combine, bucket}},
        .works = {{dispatch, combine, bucket}, {dispatch, combine, bucket}, {dispatch, combine, bucket}},
        .words = {"rank 0 run 0 combine", "rank 1 run 0 bucket", "rank 1 run 0 combine"},
@@ -153,7 +154,7 @@ std::vector<Report> reports() {
        .kind = Kind::mismatched,
        .ranks = {0, 1}},
       {.source = "pytorch/pytorch#172668",
-       .mechanism = "interleaved stages: a send waits for a receive that stands behind the opposite send",
+       .mechanism = "interleaved stages: a send waits for a receive that comes after the opposite send",
        .hangs = {{to_next("F1.stage2"), to_next("F2.stage0"), from_next("B0.stage3")},
                  {from_previous("F1.stage2"), to_previous("B0.stage3"), from_previous("F2.stage0")}},
        .works = {{to_next("F1.stage2"), from_next("B0.stage3"), to_next("F2.stage0")},

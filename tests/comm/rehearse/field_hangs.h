@@ -28,20 +28,20 @@ using Program = std::vector<Call>;
 struct Report {
   const char* source;
   const char* mechanism;
-  std::vector<Program> hangs, works;  // by rank; as reported, and as repaired
-  std::vector<const char*> words;     // of the refusal before step 0
-  Verdict::Kind kind;                 // of the watchdog, where the program runs anyway
-  std::vector<int> ranks;             // that it names
+  std::vector<Program> hangs, works;  // by rank: as reported, and as repaired
+  std::vector<const char*> words;     // that the refusal before step 0 contains
+  Verdict::Kind kind;                 // of the watchdog's verdict, where the program runs anyway
+  std::vector<int> ranks;             // that the verdict names
 };
 
 inline bool is_pair(Op op) { return op == Op::send || op == Op::recv; }
 inline bool is_pipe(const std::string& channel) { return channel.starts_with("pipe_"); }
 
-/// The wire of a channel: both ends of a one-way channel have the same.
+/// The wire of a channel: both channels of a one-way wire have the same.
 inline std::string wire(const std::string& channel) { return is_pipe(channel) ? channel.substr(0, 8) : channel; }
 
-/// Identifies the calls that meet: wire, sender, receiver, and how many the rank issued there before. Collectives: -1,
-/// -1.
+/// Identifies the calls that meet: wire, sender, receiver, and how many such calls the rank issued before. Collectives
+/// have -1 as sender and receiver.
 struct Rendezvous {
   std::string wire;
   int from = -1, to = -1, number = 0;
@@ -69,7 +69,7 @@ inline std::vector<std::vector<Rendezvous>> rendezvous_of(const std::vector<Prog
   return all_rendezvous;
 }
 
-/// What the members of a rendezvous must have in common. `name` of a transfer is that behind its verb.
+/// What the members of a rendezvous must have in common. `name` of a transfer is the part after its verb.
 inline std::string content(const Call& call) {
   if (is_pair(call.op)) return call.name.substr(5) + " " + std::to_string(call.elems);
   return call.name + " " + name_of(call.op) + " " + std::to_string(call.elems) + " " + std::to_string(call.peer);
@@ -78,10 +78,10 @@ inline std::string content(const Call& call) {
 /// How far the ranks get.
 struct Reached {
   bool ends = false;
-  int arrived = 0;  // calls that begin, of all ranks
+  int arrived = 0;  // calls that have begun, of all ranks
 };
 
-/// Plays the programs by definition: as long as any call may begin or any rendezvous may end, it does.
+/// Plays the programs by the definition: as long as any call may begin or any rendezvous may end, it does.
 inline Reached play(const std::vector<Program>& programs) {
   const std::vector<std::vector<Rendezvous>> all_rendezvous = rendezvous_of(programs);
   enum class State { waits, arrived, ended };

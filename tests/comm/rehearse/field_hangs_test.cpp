@@ -111,7 +111,7 @@ TEST_CASE("reported hangs are refused before step 0 with their ranks and tasks; 
 
 namespace {
 
-/// A wire without errors, as NCCL's: members that meet with different calls wait for ever.
+/// A wire without errors, like NCCL's: members that meet with different calls wait for ever.
 class Wire {
  public:
   explicit Wire(size_t ranks) : ranks_(ranks) {}
@@ -215,7 +215,7 @@ class Ranks {
     }
     return records;
   }
-  /// Works that ranks are in and that have ended, as the records count them.
+  /// The works that ranks are in, and those that have ended, as the records count them.
   static int64_t begun(const std::vector<FlightRecord>& records) {
     int64_t count = 0;
     for (const FlightRecord& record : records)
@@ -319,7 +319,7 @@ void mutate(std::vector<Program>& programs, std::mt19937_64& random) {
     case 2:
       ++call.elems;
       return;
-    default:  // names follow their calls
+    default:  // names follow from their calls
       std::swap(call, program[below(program.size())]);
   }
 }

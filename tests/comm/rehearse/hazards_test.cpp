@@ -99,7 +99,7 @@ TEST_CASE("a hazard names both items, channels, runs, the buffer, the bytes and 
 
 namespace {
 
-/// Runs every pair of accesses of a sequence through the transitive closure of its waits: the slow definition.
+/// The slow definition: compares every pair of accesses of a sequence with the transitive closure of its waits.
 struct Closure {
   std::vector<std::pair<uint32_t, ItemId>> origin;
   std::vector<std::vector<bool>> before;  // [later][earlier]
@@ -404,7 +404,8 @@ TEST_CASE("compact keeps the last of every plan, the last 6 runs, and at most 3 
   CHECK(kept("") == "");
   CHECK(kept("aaaaaaaaaa") == "aaa");
   CHECK(kept("aaaabbbbb") == "aaabbb");
-  CHECK(kept("abcbcbcbc") == "abcbcbc");  // a is kept although 8 runs old: nothing else covers what it touched
+  CHECK(kept("abcbcbcbc") ==
+        "abcbcbc");  // a is kept although it is 8 runs old, because nothing else covers what it touched
   CHECK(kept("aabcdefgh") == "abcdefgh");
 }
 

@@ -80,7 +80,7 @@ TEST_CASE("kernel prices: a product is never faster than its operations, its byt
 }
 
 TEST_CASE("kernel prices: one tile more than a wave costs another wave of small tiles at most", "[rehearse]") {
-  // 12 x 11 tiles of 256 x 128 on 132 multiprocessors. A depth below 1024 is not split.
+  // There are 12 x 11 tiles of 256 x 128 on 132 multiprocessors. A depth below 1024 is not split.
   const double full = kernel_seconds(product(12 * 256, 11 * 128, 1000), h100());
   const double more = kernel_seconds(product(12 * 256 + 1, 11 * 128, 1000), h100());
   CHECK(more > 1.05 * full);
@@ -130,7 +130,7 @@ TEST_CASE("NCCL prices: bus bandwidth on 8 H200 follows the published table", "[
   CHECK(bus(Op::all_reduce, node, 1024 * kMiB) == Approx(464).epsilon(0.05));
   CHECK(bus(Op::all_gather, node, 1024 * kMiB) == Approx(361).epsilon(0.05));
   CHECK(bus(Op::reduce_scatter, node, 1024 * kMiB) == Approx(363).epsilon(0.05));
-  // Four nodes: 365 to 369 GB/s, because rings enter a node through all eight adapters.
+  // Four nodes have 365 to 369 GB/s, because rings enter a node through all eight adapters.
   CHECK(bus(Op::all_reduce, {.ranks = 32, .per_node = 8}, 16384 * kMiB) == Approx(365).epsilon(0.05));
   // One rank of each node has one adapter.
   CHECK(bus(Op::all_gather, {.ranks = 4, .per_node = 1}, 1024 * kMiB) == Approx(46).epsilon(0.01));
@@ -140,7 +140,7 @@ TEST_CASE("NCCL prices: trees bound the latency of many nodes", "[rehearse]") {
   const auto latency = [](int nodes) {
     return nccl_cost(Op::all_reduce, {.ranks = 8 * nodes, .per_node = 8}, 1024, DType::f32, h200_nodes()).latency_ns;
   };
-  // Depth log2: doubling the nodes adds one hop each way.
+  // The depth is log2: doubling the nodes adds one hop each way.
   CHECK(latency(256) - latency(128) == 2 * 10000);
   CHECK(nccl_cost(Op::all_reduce, {.ranks = 1, .per_node = 1}, 1024, DType::f32, h200_nodes()).wire_ns == 0);
 }

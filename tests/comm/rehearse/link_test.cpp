@@ -15,7 +15,7 @@ using namespace slipstream::comm;
 
 namespace {
 
-/// Sizes of n parts of `elems` with whole parts first.
+/// Sizes of n parts of `elems`, of which the first parts are whole.
 std::vector<int64_t> parts_of(int64_t elems, int n) {
   const int64_t part = ceil_div(elems, n);
   std::vector<int64_t> sizes;
@@ -34,7 +34,8 @@ int64_t all_reduce_elems(Algorithm algorithm, int64_t elems, int n) {
         const int other = (r + step) % n;
         sent += parts[static_cast<size_t>(other)] + parts[static_cast<size_t>(r)];
       } else {
-        // Rank r passes part r-step+1 on while reducing, part r-step+2 while gathering: all but one, twice.
+        // Rank r passes part r-step+1 on while reducing, and part r-step+2 while gathering: in each phase all parts but
+        // one.
         sent += parts[static_cast<size_t>((r - step + 1 + n) % n)] + parts[static_cast<size_t>((r - step + 2 + n) % n)];
       }
     }
@@ -90,7 +91,7 @@ TEST_CASE("one rank and local ops are free; an unlimited link has no wire time; 
   CHECK(wire_cost(Op::send, Algorithm::direct, 2, 0, DType::u8, {3e9, 5}).wire_ns == 0);
 }
 
-TEST_CASE("durations beyond the range of virtual time become its longest transfer") {
+TEST_CASE("durations beyond the range of virtual time are cut to its longest transfer") {
   for (int64_t elems : {int64_t{1} << 20, int64_t{1} << 40, int64_t{1} << 50}) {
     const WireCost cost = wire_cost(Op::all_reduce, Algorithm::direct, 512, elems, DType::f32, {1, 60'000'000'000});
     CHECK(cost.wire_ns == kLongestTransferNs);

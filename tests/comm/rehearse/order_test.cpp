@@ -118,7 +118,8 @@ TEST_CASE("one representative per stage ends every item when all ranks do") {
 
 namespace {
 
-/// A feasible job in a hidden global sequence: computes, messages between random stages, collectives over all.
+/// Makes a job that can run in a hidden global sequence: compute, messages between random stages, and collectives over
+/// all.
 std::vector<Plan*> random_job(ToyJob& job, int stages, uint64_t seed) {
   std::mt19937_64 random(seed);
   auto below = [&](size_t n) { return static_cast<int>(random() % n); };
@@ -250,7 +251,7 @@ TEST_CASE("tasks of one channel keep the same order on all stages, whatever is a
   std::vector<Plan*> plans;
   for (int stage = 0; stage < 2; ++stage) {
     ToyPlan plan(job);
-    // Stage 0 is ready for x first, stage 1 for y: both must choose the same.
+    // Stage 0 is ready for x first and stage 1 for y: both must choose the same.
     plan.compute(stage == 0 ? "x_ready" : "y_ready", 10)
         .compute(stage == 0 ? "y_ready" : "x_ready", 30)
         .compute("end", 1);

@@ -26,7 +26,7 @@ struct CountingEvent final : Event {
   bool query() const override { return true; }
   int64_t completed_ns() const override { return 0; }
   uint64_t tag() const override { return 0; }
-  EndedBy clock;  // empty: never recorded
+  EndedBy clock;  // empty: it was never recorded
 };
 
 struct CountingStream final : Stream {
@@ -65,7 +65,7 @@ struct CountingDevice final : Device {
 };
 
 struct Counts {
-  int64_t waits = 0, second = 0;  // of seams; beyond the first of their item
+  int64_t waits = 0, second = 0;  // waits at seams, and those beyond the first of their item
 };
 
 /// Issues the runs as a rank does, and compares what each item knew with what it has to wait for.
@@ -132,7 +132,7 @@ TEST_CASE("the scheduler issues every wait of every plan and of every seam", "[s
           .task({.name = "update2", .channel = "gather", .after = {"backward"}, .reads = {"g2"}, .writes = {"w2"}})
           .task({.name = "update3", .channel = "d2h", .after = {"backward"}, .reads = {"g3"}, .writes = {"w3"}})
           .build();
-  // A copy on another channel than the update of the same weights.
+  // The copy is on another channel than the update of the same weights.
   Plan& evaluate = ToyPlan(toy, "evaluate")
                        .compute("score", 10, {"w1", "w2", "w3"}, {"loss"})
                        .task({.name = "copy", .channel = "reduce", .reads = {"w2", "w3"}, .writes = {"kept"}})

@@ -49,7 +49,7 @@ class ToyPrice : public Price {
   }
 };
 
-/// The same with every communication `factor` times as long. Borrows.
+/// The same prices, with every communication `factor` times as long. Borrows.
 class SlowerPrice : public Price {
  public:
   SlowerPrice(const Price& price, double factor) : price_(price), factor_(factor) {}
@@ -77,14 +77,14 @@ struct ToyJob {
   ChannelId channel(const std::string& name, Axis axis) {
     for (ChannelId c = 0; c < channels.size(); ++c)
       if (channels[c].name == name) return c;
-    Role role = Role::reduce;  // of names that are no role's: any that is not one way
+    Role role = Role::reduce;  // of names that are no role's: any role that is not one way
     for (Role wire : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
       if (name == name_of(wire)) role = wire;
     channels.push_back({role, axis, name});
     return static_cast<ChannelId>(channels.size() - 1);
   }
 
-  /// "name" is all 64 bytes of a separate buffer; "name:16:8" its bytes 16..24.
+  /// "name" stands for all 64 bytes of a separate buffer; "name:16:8" for its bytes 16 to 24.
   Slice slice(const std::string& text) {
     const size_t colon = text.find(':');
     const std::string name = text.substr(0, colon);
@@ -198,7 +198,7 @@ inline Proof finish(ToyJob& job, Plan& plan, int data = 2) {
   return finish(job, {&plan}, Mesh(MeshSizes{.data = data}));
 }
 
-/// The given ranks run `plan` of their stage `runs` times, linked; all ranks of the mesh unless collapsed.
+/// Runs `plan` of their stage `runs` times on the given ranks, linked; on all ranks of the mesh unless collapsed.
 inline std::vector<RankRuns> in_a_row(const ToyJob& job, const std::vector<Plan*>& plans, const Mesh& mesh, size_t runs,
                                       bool collapse = true) {
   std::vector<RankRuns> ranks;
@@ -217,7 +217,8 @@ inline Rehearsal rehearse_in_a_row(const ToyJob& job, const std::vector<Plan*>& 
   return rehearse(mesh, job.channels, ranks, job.price, options);
 }
 
-/// Host order "as points are reached": after each spine item, every channel's head whose waits have been issued.
+/// The host order "as points are reached": each spine item is followed by the head of every channel whose waits have
+/// been issued.
 inline void order_as_reached(Plan& plan, size_t channel_count) {
   for (ItemId id = static_cast<ItemId>(plan.spine.size()); id < plan.size(); ++id)
     if (plan.task(id).before) plan[plan.task(id).before->item].after.push_back({id});

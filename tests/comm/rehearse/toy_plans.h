@@ -6,7 +6,7 @@
 
 namespace slipstream::comm {
 
-/// Formats with one or two numbers: named("F{}", 3).
+/// Fills in a format with one or two numbers: named("F{}", 3).
 template <typename... Numbers>
 std::string named(const char* format, Numbers... numbers) {
   return fmt::format(fmt::runtime(format), numbers...);
@@ -121,7 +121,7 @@ inline Plan& toy_zero1(ToyJob& job, const Zero1Shape& z) {
 struct Zero3Shape {
   int layers = 8, slots = 2;
   int64_t forward_ns = 100, backward_ns = 200, gather_ns = 80, scatter_ns = 60, update_ns = 5;
-  bool staged_gradients = false;  // two staging buffers: a scatter must end before the backward two layers on
+  bool staged_gradients = false;  // two staging buffers: a scatter must end before the backward of two layers later
 };
 
 inline Plan& toy_zero3(ToyJob& job, const Zero3Shape& z) {
@@ -173,10 +173,10 @@ inline Plan& toy_zero3(ToyJob& job, const Zero3Shape& z) {
 }
 
 struct PipelineShape {
-  int stages = 4, micro_batches = 8, chunks = 1;  // chunks > 1: interleaved
+  int stages = 4, micro_batches = 8, chunks = 1;  // more than one chunk: interleaved
   int layers_per_chunk = 2;
   int64_t forward_ns = 10, backward_ns = 20, transfer_ns = 3;
-  int channels = 4;  // 1: all on one; 2: one per direction; 4: in and out of each direction
+  int channels = 4;  // 1: all on one; 2: one for each direction; 4: in and out of each direction
   int receive_buffers = 2;
   int64_t reduce_ns = 0;  // > 0: a data-parallel reduction and a norm over the world
 };

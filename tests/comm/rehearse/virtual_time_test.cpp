@@ -18,7 +18,7 @@ struct RandomGraph {
     After after;
   };
   std::vector<int64_t> duration_ns;
-  std::vector<int> rendezvous;  // -1: local
+  std::vector<int> rendezvous;  // -1: a local item
   std::vector<Edge> edges;
 };
 
@@ -48,7 +48,7 @@ RandomGraph random_graph(std::mt19937_64& random) {
   return g;
 }
 
-/// Relaxes enter, start and end until nothing changes.
+/// Relaxes the times of entering, start and end until nothing changes.
 std::vector<int64_t> fixed_point_ends(const RandomGraph& g) {
   const size_t n = g.duration_ns.size();
   std::vector<int64_t> entered(n, 0), end(n, 0);
@@ -265,7 +265,7 @@ struct SharedCard {
     int blocks;
   };
   int64_t multiprocessors = 132;
-  std::vector<int64_t> work_ns;  // one after the other
+  std::vector<int64_t> work_ns;  // that run one after the other
   std::vector<Transfer> transfers;
 
   /// Ends of the works, then of the transfers.
@@ -292,7 +292,7 @@ struct SharedCard {
 }  // namespace
 
 TEST_CASE("work beside a transfer of c blocks proceeds at (m - c) / m of its speed") {
-  // 1000 ns alone. Of the first 300 ns, 100 are at full speed and 200 at half.
+  // Alone it takes 1000 ns. Of the first 300 ns, 100 are at full speed and 200 at half.
   CHECK(SharedCard{.multiprocessors = 100, .work_ns = {1000}, .transfers = {{100, 200, 50}}}.ends() ==
         std::vector<int64_t>{1100, 300});
   // Two transfers take their blocks together; one multiprocessor is left, whatever they ask for.
@@ -372,7 +372,7 @@ int64_t shared_end_ns(int64_t units, int works, int64_t share, int blocks = 0, i
 }  // namespace
 
 TEST_CASE("virtual time: works share the cores of a host", "[rehearse]") {
-  // As many as the cores hold run at full speed; more divide them.
+  // As many works as the cores hold run at full speed; more of them share the cores.
   CHECK(shared_end_ns(2000, 1, 1000) == 1000);
   CHECK(shared_end_ns(2000, 2, 1000) == 1000);
   CHECK(shared_end_ns(2000, 4, 1000) == 2000);
@@ -393,8 +393,9 @@ TEST_CASE("virtual time: a work that ends leaves its cores to the others", "[reh
 }
 
 TEST_CASE("virtual time: transfers that share a port take a core's time for their bytes once", "[rehearse]") {
-  // 500 and 300 ns of wire time on one port of 400 units of the core: the first 600 ns for both, then 200 for the
-  // longer one. Always 400 of 1000 units work for the link, so a work of 1200 ns has done 480 at 800.
+  // The transfers need 500 and 300 ns of wire time on one port, which uses 400 units of the core: both run for the
+  // first 600 ns, and the longer one for 200 more. The link always takes 400 of 1000 units, so a work of 1200 ns has
+  // done 480 at 800.
   VirtualTime time({.multiprocessors = 1000});
   const uint32_t work = time.add_local(1200, 0, 1000);
   const auto transfer = [&](int64_t wire_ns) {
