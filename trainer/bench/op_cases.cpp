@@ -295,11 +295,9 @@ void OpCases::residuals(int64_t batch, int64_t tokens, int64_t width) {
                           .key = 1,
                           .rate = 0.1,
                           .dtype = dtype_};
-    time(adds ? "dropout_sum" : "dropout", shape, dropout_cost(dropped, adds), [&] {
-      dropout(context_, dropped); }
-  });
-}
-free_all();
+    time(adds ? "dropout_sum" : "dropout", shape, dropout_cost(dropped, adds), [&] { dropout(context_, dropped); });
+  }
+  free_all();
 }
 
 void OpCases::rope(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64_t row_stride) {
