@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names, sizes and views of buffers; resolves a slice of an item to the actual bytes.
+// Keeps the names, sizes and views of buffers, and resolves a slice of an item to its actual bytes.
 
 #include "engine/plan/buffers.h"
 

@@ -24,7 +24,7 @@ void add_channel_of(const Communication& c, Job& job) {
                                  [&](const Channel& channel) { return channel.role == c.channel; });
   if (job.mesh.group_size(c.axis) == 1)
     throw PlanError("[plan] {} would travel along axis {}, which has one rank.", c.name, name_of(c.axis));
-  // In a ring all ranks would send first, and none would receive.
+  // In a ring of stages, all ranks would send first, and none would receive.
   if (c.op == Op::send || c.op == Op::recv)
     throw PlanError(
         "[plan] {} is a separate {} between pieces, but all ranks of axis {} run the same plan: every rank would "
@@ -38,7 +38,7 @@ void add_channel_of(const Communication& c, Job& job) {
                     name_of(c.channel), name_of(c.axis), name_of(same->axis));
 }
 
-/// The same list on every stage: an unused channel costs a stage only a connection.
+/// Adds the same channels on every stage. An unused channel costs a stage only a connection.
 void add_channels(Job& job) {
   job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
   if (!job.update_on_spine) job.channels.push_back({Role::update, Axis::self});
@@ -63,17 +63,18 @@ void add_channels(Job& job) {
   for (const ParameterGroup& group : job.groups) {
     const Placement& placement = group.placement;
     add(Role::reduce, placement.reduces_over());
-    // Separate from Role::reduce: two collectives of one communicator never overlap.
+    // This channel is separate from Role::reduce, because two collectives of one communicator never overlap.
     if (placement.is_sharded()) add(Role::gather, placement.sharded_over);
-    // Between the shard groups: the sum of a shard.
+    // This channel connects the shard groups and carries the sum of a shard.
     if (placement.reduces_across(job.mesh)) add(Role::reduce_across, placement.copied_over);
   }
 }
 
-/// Do the parameters before the first layer and those after the last share none? A shared table is in use from the
-/// first piece of a forward pass to the last of a backward pass: a slot for it would be as large and never free.
+/// Returns true if the parameters before the first layer and those after the last share no table. A shared table is in
+/// use from the first piece of a forward pass to the last piece of a backward pass, so that a slot for it would be as
+/// large as the table and never free.
 bool ends_are_apart(const ModelSpec& model) {
-  std::map<BufferId, int> layer_of;  // of values and gradients
+  std::map<BufferId, int> layer_of;  // by the buffer of values or gradients
   for (const ParameterSpec& parameter : model.parameters) {
     if (parameter.is_copy) return false;
     layer_of[parameter.value] = layer_of[parameter.gradient] = parameter.layer;
@@ -95,9 +96,9 @@ Placement placement_of(const Job& job) {
   return place(sharding, job.mesh, job.model.dtype, options.reduce_wire, options.gather_wire);
 }
 
-/// Effective overlap.bucket_size. Sharded states are gathered bucket by bucket during the forward pass: while
-/// communication keeps up with compute, the exposed time of all gathers is that of the largest, so a bucket has at most
-/// a fortieth of the bytes.
+/// Returns the effective overlap.bucket_size. Sharded states are gathered bucket by bucket during the forward pass.
+/// While communication keeps up with compute, the exposed time of all gathers is that of the largest bucket, so a
+/// bucket has at most a fortieth of the bytes.
 int64_t bucket_bytes(const Job& job) {
   constexpr int64_t kGatheredBuckets = 40;
   const PlanOptions& options = job.options;
@@ -120,7 +121,7 @@ void form_groups(Job& job) {
   }
 }
 
-/// Every parameter of the stage joins the group of the first rule that holds it.
+/// Adds every parameter of the stage to the group of the first rule that holds it.
 void fill_groups(Job& job) {
   for (uint32_t p = 0; p < job.model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job.model.parameters[p];
@@ -136,7 +137,7 @@ void fill_groups(Job& job) {
   }
 }
 
-/// Flops of the update of every parameter that stays whole in one shard; 0 for the others.
+/// Returns the flops of the update of every parameter that stays whole in one shard, and 0 for the others.
 std::vector<int64_t> matrix_costs(const Job& job) {
   std::vector<int64_t> costs(job.model.parameters.size(), 0);
   for (const ParameterGroup& group : job.groups) {
@@ -154,7 +155,7 @@ std::vector<int64_t> matrix_costs(const Job& job) {
   return costs;
 }
 
-/// Selects the stage's part of the model and records the facts about the whole model that it needs.
+/// Selects the stage's part of the model and records the facts about the whole model that the stage needs.
 void take_stage(Job& job) {
   ModelSpec& model = job.model;
   job.parameter_elems = model.whole_parameter_elems();
@@ -188,7 +189,7 @@ void take_stage(Job& job) {
       .reduce_mode = options.reduce_mode,
       .bucket_bytes = bucket_bytes(job),
       .first_bucket_bytes = options.first_bucket_bytes,
-      // Shards that are summed by exchange are divided into a part for every group.
+      // Shards that are summed by exchange are divided into one part for every group.
       .group_size = sharding.states && !options.sums_by_exchange ? shards : job.mesh.group_size(Axis::replica),
       .sharded = sharding.states || options.reduce_wire != DType::f32,
       .alone = {},
@@ -220,7 +221,7 @@ void take_stage(Job& job) {
   }
 }
 
-/// Activations and scratch of other stages use no memory here.
+/// Frees the memory of activations and scratch that only other stages use.
 void drop_what_no_plan_touches(Job& job) {
   std::vector<char> touched(job.buffers.size(), 0);
   for (const auto& [kind, cadence, plan] : job.plans)

@@ -6,15 +6,15 @@
 
 namespace slipstream {
 
-/// Pure. Places memory and runs the passes. Training: spine -> sub-layer -> transfers between stages -> reduction ->
-/// residency -> tied copies -> norm and optimizer -> report and input; then evaluation, and the plan before the first
-/// step. The plans still need comm::finish() for their order.
+/// Pure. Places memory and runs the passes. The passes of training are: spine, sub-layer communication, transfers
+/// between stages, reduction, residency, tied copies, norm and optimizer, report and input. Evaluation and the plan
+/// before the first step follow. comm::finish() must still order the plans.
 /// Throws: PlanError, ConfigError.
 Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options);
 
-/// With double_buffer: appends the plans that run after an odd number of steps: the items, order and waits of the
-/// finished plans, with the two copies of the weights exchanged. Call after comm::finish(). A second call makes them
-/// anew.
+/// Appends the plans with which double_buffer trains after an odd number of steps. They have the items, the order and
+/// the waits of the finished plans, and exchange the two copies of the weights. Must be called after comm::finish(). A
+/// second call replaces these plans.
 void swap_buffers(Job& job);
 
 }  // namespace slipstream

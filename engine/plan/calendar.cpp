@@ -46,7 +46,7 @@ std::vector<Calendar::Place> Calendar::next(const Place& place) const {
   for (int64_t n = place.n;; ++n, is_after = true)
     for (size_t row : rows_after(n)) {
       const When when = rows_[row].when;
-      // Runs between two steps repeat, in any order.
+      // Runs between two steps repeat in any order.
       const bool repeats = n == place.n && when == When::between && rows_[place.row].when == When::between;
       if (is_after || repeats) places.push_back({n, row});
       if (is_after && (when == When::start || when == When::step)) return places;
@@ -88,14 +88,14 @@ std::vector<Calendar::Runs> Calendar::sequences() const {
   const std::set<Runs> all = windows();
   std::set<Runs> left = all;
   std::vector<Runs> sequences;
-  /// The shortest continuation whose last run ends a window that is left; empty if there is none.
+  /// Returns the shortest continuation whose last run ends a window that is left, or nothing if there is none.
   const auto continued = [&](const Runs& runs) -> Runs {
     std::deque<Runs> open{runs};
     std::set<Runs> seen;
     for (; !open.empty(); open.pop_front())
       for (size_t i = 0; i < rows_.size(); ++i) {
         Runs longer = open.front();
-        longer.push_back((longer.back() + i) % rows_.size());  // repeats come first, which need no way back
+        longer.push_back((longer.back() + i) % rows_.size());  // repeats, which need no way back, come first
         const std::vector<Runs> ended = ended_by_last(longer, all);
         if (ended.empty()) continue;
         size_t found = 0;
@@ -106,7 +106,7 @@ std::vector<Calendar::Runs> Calendar::sequences() const {
     return {};
   };
   while (!left.empty()) {
-    // No run leads to one before the first step.
+    // No run leads to a run before the first step.
     const auto start =
         std::find_if(left.begin(), left.end(), [&](const Runs& runs) { return rows_[runs[0]].when == When::start; });
     Runs runs{(start == left.end() ? left.begin() : start)->front()};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// When the plans of a job run: the runs of every step, and the sequences of runs that can occur.
+// Decides when the plans of a job run: the runs of every step, and the sequences of runs that can occur.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,23 +12,24 @@ namespace slipstream {
 
 enum class PlanKind : uint8_t {
   train,
-  evaluate,  // one micro-batch that the host has written
+  evaluate,  // evaluates one micro-batch that the host has written
   prime,     // stages the first batch, and gathers parameters that travel encoded
   save,      // copies the state after a step to host memory
-  keep,      // the same into a slot of Job::keeping, and on to its holder
+  keep,      // copies the same state into a slot of Job::keeping and sends it to the holder
 };
 const char* name_of(PlanKind kind);
 
-/// The place of runs in a step, in the order of the step.
+/// The position of runs in a step, in the order of the step.
 enum class When : uint8_t {
-  start,    // once, before the first step; nothing else is in flight
-  between,  // any number of times, between two steps; nothing else is in flight
-  asked,    // at most once before a step, if the run asks for it; it may still run beside that step and later ones
-  step,     // in the step
+  start,    // once, before the first step, while nothing else is in flight
+  between,  // any number of times between two steps, while nothing else is in flight
+  asked,  // at most once before a step, if the run asks for it; the plan may still run beside that step and later ones
+  step,   // inside the step
 };
 constexpr bool is_at_rest(When when) { return when <= When::between; }
 
-/// A plan may run where n is at + a multiple of `every`; n is the number of steps that were issued before.
+/// The steps at which a plan may run: those for which n is `at` plus a multiple of `every`, where n is the number of
+/// steps that were issued before.
 struct Cadence {
   When when = When::step;
   int64_t every = 1, at = 0;
@@ -38,23 +39,23 @@ struct Cadence {
   }
 };
 
-/// The cadences of a job's plans. A row is named by its index. Pure.
+/// The cadences of a job's plans. The index of a row identifies it. Pure.
 class Calendar {
  public:
-  /// Rows that run one after the other.
+  /// Rows in the order in which they run.
   using Runs = std::vector<size_t>;
 
   explicit Calendar(std::vector<Cadence> rows) : rows_(std::move(rows)) {}
 
-  /// The runs of the step that follows n steps: the rows that the run asks for, then the rows in the step. Rows of one
-  /// place run in the order of their indices.
+  /// Returns the runs of the step that follows n steps: the rows that the run asks for, then the rows inside the step.
+  /// Rows with the same position run in the order of their indices.
   Runs step(int64_t n, const std::function<bool(size_t row)>& asks) const;
 
-  /// All pairs of consecutive runs that can occur, and all triples of them without a run at rest. The host waits before
-  /// and after a run at rest, so no wait reaches over it.
+  /// Returns all pairs of consecutive runs that can occur, and all triples of them without a run at rest. The host
+  /// waits before and after a run at rest, so that no wait crosses it.
   std::set<Runs> windows() const;
 
-  /// A few sequences that contain every window, and no pair or triple that cannot occur.
+  /// Returns a few sequences that contain every window, and no pair or triple that cannot occur.
   std::vector<Runs> sequences() const;
 
  private:
@@ -63,10 +64,10 @@ class Calendar {
     int64_t n = 0;
     size_t row = 0;
   };
-  /// The rows that may run between n steps and the next, in their order.
+  /// Returns the rows that may run between step n and the next one, in their order.
   Runs rows_after(int64_t n) const;
   std::vector<Place> next(const Place& place) const;
-  /// The windows that the last run ends; none if one of them cannot occur.
+  /// Returns the windows that end with the last run, or none if one of them cannot occur.
   std::vector<Runs> ended_by_last(const Runs& runs, const std::set<Runs>& windows) const;
 
   std::vector<Cadence> rows_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions that a job answers from its data.
+// Answers questions about a job from its data.
 
 #include "engine/plan/job.h"
 
@@ -114,7 +114,7 @@ Axis Job::norm_axis() const {
 
 bool Job::counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter, int rank) const {
   const Axis summed = norm_axis();
-  const auto is_first = [&](Axis copies) {  // of the ranks that have the same gradient and add to one sum
+  const auto is_first = [&](Axis copies) {  // the first of the ranks that have the same gradient and add to one sum
     return !Mesh::contains(summed, copies) || mesh.index_in_group(copies, rank) == 0;
   };
   return is_first(group.placement.copied_over) && (parameter.is_split() || is_first(Axis::tensor));

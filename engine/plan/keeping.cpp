@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096, kLineBytes = 64;
 
-/// Every rank of a stage has the same places: room for the longest range of a rank.
+/// Places the arrays. They are at the same positions on every rank of a stage, each with room for the longest range of
+/// a rank.
 void place_arrays(Job& job) {
   int64_t at = Keeping::kHeaderBytes;
   for (size_t b = 0; b < job.storage.size(); ++b) {
@@ -38,7 +39,7 @@ Task on_channel(const Job& job, Role role, std::string name, Op op) {
   return task;
 }
 
-/// The copies into the slot, in the order of its bytes.
+/// Appends the copies into the slot, in the order of its bytes.
 std::vector<Point> append_copies(const Job& job, Plan& plan) {
   std::vector<Point> copies;
   for (size_t b = 0; b < job.storage.size(); ++b) {
@@ -64,7 +65,8 @@ Point append_seal(const Job& job, const std::vector<Point>& copies, Plan& plan) 
   return append_task(plan, std::move(task));
 }
 
-/// Sends bytes [begin, begin + size) of the slot to the holder, and receives those of the rank whose holder this is.
+/// Sends the bytes [begin, begin + size) of the slot to the holder, and receives those of the rank whose holder this
+/// rank is.
 Point append_exchange(const Job& job, std::string name, int64_t begin, int64_t size, std::vector<Point> after,
                       Plan& plan) {
   Task task = on_channel(job, Role::peer, std::move(name), Op::exchange);
@@ -76,7 +78,7 @@ Point append_exchange(const Job& job, std::string name, int64_t begin, int64_t s
   return append_task(plan, std::move(task));
 }
 
-/// Pieces of buckets' size let gradients on the same link go between them.
+/// The pieces have the size of buckets, so that gradients on the same link can travel between them.
 void append_transfer(const Job& job, const std::vector<Point>& copies, Point seal, Plan& plan) {
   const int64_t slot_bytes = job.keeping.slot_bytes,
                 piece_bytes = std::max(kPageBytes, job.options.bucket_bytes / kPageBytes * kPageBytes);
@@ -88,12 +90,13 @@ void append_transfer(const Job& job, const std::vector<Point>& copies, Point sea
       if (plan.tasks[copy.item - kTaskBit].writes[0].overlaps({job.keeping.own, at, size})) after.push_back(copy);
     sent.push_back(append_exchange(job, fmt::format("keep.piece{}", sent.size()), at, size, std::move(after), plan));
   }
-  // The header last: it states that the other bytes have arrived.
+  // The header is sent last, because it states that the other bytes have arrived.
   std::vector<Point> all = sent;
   all.push_back(seal);
   all.push_back(append_exchange(job, "keep.header", 0, Keeping::kHeaderBytes, all, plan));
   Task agreement = on_channel(job, Role::peer, "keep.agreement", Op::all_reduce);
-  const Slice agreed{job.keeping.own, Keeping::kHeaderBytes - kLineBytes, size_of(DType::f32)};  // not of the header
+  // The header does not use these bytes.
+  const Slice agreed{job.keeping.own, Keeping::kHeaderBytes - kLineBytes, size_of(DType::f32)};
   agreement.reads = {agreed, {job.keeping.own, 0, slot_bytes}, {job.keeping.peer, 0, slot_bytes}};
   agreement.writes = {agreed};
   agreement.elems = 1;
@@ -125,7 +128,7 @@ void add_keeping(const std::vector<Job*>& stages, int to_holder) {
     place_arrays(*job);
     arrays_bytes = std::max(arrays_bytes, job->keeping.arrays_bytes);
   }
-  // Ranks of different stages exchange the same bytes.
+  // Ranks of different stages exchange the same number of bytes.
   const int64_t slot_bytes = Keeping::kHeaderBytes + ceil_div(arrays_bytes, kPageBytes) * kPageBytes;
   for (Job* job : stages) {
     Keeping& keeping = job->keeping;

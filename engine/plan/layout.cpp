@@ -15,7 +15,7 @@
 namespace slipstream {
 namespace {
 
-// 64 bytes: a cache line, and the widest vector of the CPU kernels.
+// This is 64 bytes: a cache line, and the widest vector of the CPU kernels.
 constexpr int64_t kPartAlignmentElems = 16;
 
 std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
@@ -43,7 +43,7 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
-/// Whole matrices of one bucket in the shards of their owners.
+/// Assigns the whole matrices of one bucket to the shards of their owners.
 class MatrixShards {
  public:
   MatrixShards(const LayoutOptions& options, std::span<const PlacedPart> parts, std::vector<int64_t>& totals)
@@ -66,13 +66,13 @@ class MatrixShards {
   }
 
   int64_t elems() const { return shard_elems_ * static_cast<int64_t>(owned_elems_.size()); }
-  /// Is little of the bucket padding?
+  /// Returns true if only a small part of the bucket is padding.
   bool are_even() const {
     constexpr int64_t kPaddingShare = 8;
     return elems() - held_elems_ <= held_elems_ / kPaddingShare;
   }
 
-  /// The parts in the order of the shards, the first shard at `offset_elems`.
+  /// Returns the parts in the order of the shards. The first shard is at `offset_elems`.
   std::vector<PlacedPart> placed_at(int64_t offset_elems) const {
     std::vector<PlacedPart> placed;
     for (size_t owner = 0; owner < owned_elems_.size(); ++owner) {
@@ -90,13 +90,13 @@ class MatrixShards {
 
  private:
   std::span<const PlacedPart> parts_;
-  std::vector<size_t> matrix_of_;  // of each part
-  std::vector<int> owners_;        // of each matrix
+  std::vector<size_t> matrix_of_;  // by part
+  std::vector<int> owners_;        // by matrix
   std::vector<int64_t> owned_elems_;
   int64_t held_elems_ = 0, shard_elems_ = 0;
 };
 
-/// `rest_elems`: elements of the group after this bucket, `next_elems` of them in the next part.
+/// `rest_elems` are the elements of the group after this bucket. The next part has `next_elems` of them.
 bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t elems, int64_t rest_elems,
                     int64_t next_elems) {
   switch (options.reduce_mode) {
@@ -108,9 +108,9 @@ bool bucket_is_full(const LayoutOptions& options, size_t bucket_index, int64_t e
     case ReduceMode::bucketed:
       break;
   }
-  // No compute is left to hide the last bucket, and the ones before delay it. Towards the end each bucket therefore
-  // takes a quarter of the rest, or the nearest size in whole parts, which hides all but the smallest while
-  // communication takes up to 3/4 of the compute time.
+  // No compute is left to hide the last bucket, and the buckets before it delay it. Towards the end, each bucket
+  // therefore takes a quarter of the rest, or the nearest size in whole parts. This hides all buckets but the smallest
+  // as long as communication takes up to 3/4 of the compute time.
   constexpr int64_t kShareOfLeft = 4;
   const int64_t bytes = elems * 4;
   if (bytes < std::min(options.first_bucket_bytes, options.bucket_bytes)) return false;
@@ -139,7 +139,7 @@ std::vector<int> owners_of(std::span<const int64_t> costs, std::vector<int64_t>&
 
 std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole) {
   std::map<std::pair<std::string, int64_t>, int32_t> order;
-  // A copy is in the table's position of a one-rank model: the head's chunks come first.
+  // A copy has the table's position in a one-rank model, where the head's chunks come first.
   std::set<std::string> copied;
   for (const ParameterSpec& parameter : whole.parameters)
     if (parameter.is_copy) copied.insert(parameter.name());
@@ -182,7 +182,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     });
   };
   int64_t offset = 0;
-  std::map<uint32_t, int64_t> rest_elems;  // of each group
+  std::map<uint32_t, int64_t> rest_elems;  // by group
   for (const PlacedPart& placed : layout.parts) rest_elems[group_of(placed)] += placed.part.elems;
   std::vector<int64_t> shard_costs(static_cast<size_t>(options.shards), 0);
   Bucket open{};
@@ -192,7 +192,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     placed.offset_elems = offset;
     if (placed.part.begin_elems == 0) layout.parameter_offsets[placed.part.parameter] = offset;
     const bool last_of_parameter = placed.part.begin_elems + placed.part.elems == parameter.elems;
-    // No padding between two parts of one parameter: the parameter is one contiguous tensor.
+    // There is no padding between two parts of one parameter, because the parameter is one contiguous tensor.
     offset += last_of_parameter ? round_up(placed.part.elems, kPartAlignmentElems) : placed.part.elems;
     ++open.part_count;
     rest_elems[group_of(placed)] -= placed.part.elems;
@@ -204,7 +204,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const bool may_cut = last_of_parameter || (options.reduce_mode == ReduceMode::bucketed && even && !is_matrix);
     const bool divides_matrices = is_matrix && options.shards > 1;
     const std::span<const PlacedPart> of_bucket = std::span(layout.parts).subspan(open.first_part, open.part_count);
-    const auto shards_are_even = [&] {  // of this bucket, and of the rest of the group in one
+    const auto shards_are_even = [&] {  // for this bucket, and for the rest of the group in one bucket
       if (!divides_matrices || options.reduce_mode != ReduceMode::bucketed) return true;
       const auto rest = std::find_if(layout.parts.begin() + p, layout.parts.end(),
                                      [&](const PlacedPart& each) { return group_of(each) != group_of(placed); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Flat buffers in backward-completion order: the location of each parameter and the ranges that travel together.
+// Flat buffers in the order in which the backward pass completes gradients: the location of each parameter and the
+// ranges that travel together.
 
 #include <cstdint>
 #include <map>
@@ -20,53 +21,60 @@ struct LayoutOptions {
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   int group_size = 1;           // bucket ends are padded to a multiple of group_size x 16 elements
-  bool sharded = false;         // every bucket divides evenly among the group, in units of 16 elements
-  std::vector<uint32_t> alone;  // parameters in a separate bucket without other parts
+  bool sharded = false;         // the group divides every bucket evenly, in units of 16 elements
+  std::vector<uint32_t> alone;  // each of these parameters has a bucket of its own
   bool by_layer = false;        // the parameters of a layer form one bucket without other parts
-  bool ends = false;            // by_layer: separate buckets, too, before the first layer and after the last
+  /// With by_layer: the parts before the first layer and after the last also have buckets of their own.
+  bool ends = false;
   std::vector<uint32_t>
-      passes;  // by_layer: ready positions at which another pass begins; its part of a layer is a separate bucket
+      /// With by_layer: the ready positions at which another pass begins; each pass has a separate bucket for its part
+      /// of a layer.
+      passes;
   std::vector<std::pair<uint32_t, uint32_t>>
       whole;  // ready positions [begin, end): gradients that become ready there form one bucket without other parts
-  std::vector<uint32_t> group_of;  // by parameter; a bucket holds one group, and groups follow each other. Empty: one
-  int64_t persistent_elems = 0;    // by_layer: parameters up to this size are in buckets of no layer, after all others
-  int shards = 1;                  // equal parts of a bucket, each of which one rank updates
-  std::vector<int64_t> matrix_costs;  // of an update, by parameter; > 0: it stays whole in one shard, and shards are
-                                      // balanced by this cost. Empty: none
+  /// By parameter; a bucket holds one group, and groups follow each other; empty: there is one group.
+  std::vector<uint32_t> group_of;
+  /// With by_layer: parameters up to this size are in buckets of no layer, after all others.
+  int64_t persistent_elems = 0;
+  int shards = 1;  // the equal parts of a bucket, each of which one rank updates
+  /// By parameter, the cost of its update as a matrix; > 0: it stays whole in one shard, and this cost balances the
+  /// shards; empty: none does.
+  std::vector<int64_t> matrix_costs;
 };
 
-/// A gradient part with its place in the flat buffers (elements).
+/// A gradient part with its position in the flat buffers (elements).
 struct PlacedPart {
   GradientPart part;
   int64_t offset_elems = 0;
-  uint32_t ready_position = 0;  // index into ModelSpec::backward: complete after that piece
-  int32_t norm_index = -1;      // its place in the sum of squares over the whole model; -1: another stage counts it
+  uint32_t ready_position = 0;  // an index into ModelSpec::backward: the part is complete after that piece
+  int32_t norm_index = -1;      // its position in the sum of squares over the whole model; -1: another stage counts it
 };
 
-/// A contiguous range of the flat buffers, padding included. With shards of whole matrices, the parts of a bucket are
-/// in the order of the shards, each padded to the largest.
+/// A contiguous range of the flat buffers, including padding. With shards of whole matrices, the parts of a bucket are
+/// in the order of the shards, and each shard is padded to the size of the largest.
 struct Bucket {
   int64_t offset_elems = 0;
   int64_t elems = 0;
   uint32_t first_part = 0;
   uint32_t part_count = 0;
-  uint32_t ready_position = 0;  // the latest of its parts
-  uint32_t group = 0;           // of its parameters
-  bool persistent = false;      // contains only small parameters of layers (persistent_elems)
-  std::optional<int> unit;      // by_layer: its gather and reduction unit: a layer's number, -1 before the first,
-                                // `layers` after the last; none: stays whole
+  uint32_t ready_position = 0;  // the latest ready position of its parts
+  uint32_t group = 0;           // the group of its parameters
+  bool persistent = false;      // it contains only small parameters of layers (persistent_elems)
+  /// With by_layer, the unit of its gather and reduction: a layer's number, -1 before the first layer, `layers` after
+  /// the last; none: it stays whole.
+  std::optional<int> unit;
 };
 
 struct ParameterLayout {
   std::vector<PlacedPart> parts;           // in flat order
-  std::vector<Bucket> buckets;             // in flat order, covering it
-  std::vector<int64_t> parameter_offsets;  // of each parameter, elements
-  int64_t flat_elems = 0;                  // padding included
+  std::vector<Bucket> buckets;             // in flat order; they cover all of it
+  std::vector<int64_t> parameter_offsets;  // by parameter, in elements
+  int64_t flat_elems = 0;                  // includes padding
 };
 
-/// Pure. Position of each part of each parameter in the sum of squares: completion order over the whole model, so that
-/// the sum is the same for all divisions into stages. Keys: name of the parameter, first element. For a table in two
-/// copies the head's counts.
+/// Pure. Returns the position of each part of each parameter in the sum of squares. It is the completion order over the
+/// whole model, so that the sum is the same for all divisions into stages. The keys are the name of the parameter and
+/// the first element. For a table with two copies, the head's copy counts.
 std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& whole);
 
 /// Pure. Places every parameter once.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots by age, and places by first fit.
+// Chooses slots by age, and positions by first fit.
 
 #include "engine/plan/lifetimes.h"
 
@@ -8,7 +8,7 @@
 namespace slipstream {
 
 int most_alive(std::span<const Lifetime> lives) {
-  std::ptrdiff_t most = 0;  // at some first use
+  std::ptrdiff_t most = 0;  // the maximum is reached at some first use
   for (const Lifetime& life : lives)
     most = std::max(most, std::count_if(lives.begin(), lives.end(), [&](const Lifetime& other) {
                       return other.first_use <= life.first_use && life.first_use <= other.last_use;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places every bucket: kept whole on this rank, kept as a shard, or only passing through slots.
+// Places every bucket: whole on this rank, as a shard, or in slots that it only passes through.
 
 #include "engine/plan/memory.h"
 
@@ -17,13 +17,13 @@
 namespace slipstream {
 namespace {
 
-/// Assigns consecutive elements of a buffer that is added when all of them are known.
+/// Assigns consecutive elements of a buffer, which is added when all of them are known.
 class Region {
  public:
   Region(Buffers& buffers, std::string name, DType dtype, Owner owner)
       : buffers_(buffers), name_(std::move(name)), dtype_(dtype), owner_(owner) {}
   const std::string& name() const { return name_; }
-  /// `where` receives the buffer's id in close().
+  /// close() fills in the buffer's id in `where`.
   void take(Slice& where, int64_t elems) {
     where = {0, bytes_of(used_elems_, dtype_), bytes_of(elems, dtype_)};
     used_elems_ += elems;
@@ -54,7 +54,7 @@ void place_buckets(Job& job) {
   const auto index_of = [&](size_t bucket) { return job.placement_of(bucket).shard_of(job.mesh, job.options.rank); };
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
-  const Format travels = job.groups.front().placement.gather_wire;  // of all groups
+  const Format travels = job.groups.front().placement.gather_wire;  // the same for all groups
   const bool encoded = job.groups.front().placement.gathers_encoded(), separate = dtype != DType::f32 || encoded;
   Region value_shards(job.buffers, "parameters.shard", travels.element, Owner::parameters);
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
@@ -81,7 +81,8 @@ void place_buckets(Job& job) {
     if (!placement.sharding.gradients || !bucket.unit) gradients.take(storage.gradients, bucket.elems);
     if (storage.values.size_bytes == 0 || encoded)
       value_shards.take(storage.working, encoded_bytes(storage.shard_elems, travels) / size_of(travels.element));
-    // Persistent buckets are also reduced in every micro-batch, so that the sum does not share memory with backward.
+    // Persistent buckets are also reduced in every micro-batch, so that the sum must not share memory with the backward
+    // pass.
     if (storage.gradients.size_bytes == 0 || bucket.persistent)
       gradient_shards.take(storage.gradient, storage.shard_elems);
     if (separate) masters.take(storage.master, storage.shard_elems);
@@ -103,7 +104,7 @@ void place_buckets(Job& job) {
   }
 }
 
-/// Every rank of a stage has the same bytes: room for the longest range of a rank.
+/// Places the snapshots. Every rank of a stage has the same bytes, with room for the longest range of a rank.
 void place_snapshots(Job& job) {
   job.buffers.snapshots_beside = job.options.snapshots_beside;
   if (!job.options.snapshots) return;
@@ -136,8 +137,8 @@ void place_rings(Job& job) {
   }
 }
 
-/// Parameters and gradients of models are views of whole buckets; those that are not resident get a view from an item's
-/// rebind to a slot.
+/// Makes parameters and gradients of models views of whole buckets. Those that are not resident get a view when an item
+/// rebinds them to a slot.
 void set_views(Job& job) {
   for (size_t b = 0; b < job.storage.size(); ++b) {
     const Bucket& bucket = job.layout.buckets[b];
@@ -151,17 +152,17 @@ void set_views(Job& job) {
           job.buffers.set_view(
               buffer, {whole.buffer, whole.begin_bytes + bytes_of(offset, dtype), bytes_of(parameter.elems, dtype)});
       };
-      // A parameter in several buckets is contiguous: they are neighbours in one buffer.
+      // A parameter in several buckets is contiguous, because the buckets are neighbours in one buffer.
       view(parameter.value, job.storage[b].values, job.model.dtype);
       view(parameter.gradient, job.storage[b].gradients, DType::f32);
     }
   }
 }
 
-/// Required sizes of slots.
+/// The required sizes of slots.
 struct SlotElems {
   int64_t unit = 0;
-  int64_t bucket = 0;  // a layer has two if its passes are separate, and each has its own slot
+  int64_t bucket = 0;  // a layer has two buckets if its passes are separate, and each has its own slot
 };
 SlotElems slot_elems(const Job& job, bool of_layers) {
   SlotElems most;
@@ -186,7 +187,8 @@ void place_slots(Job& job) {
   if (!job.sharding().gradients) return;
   job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * layer.bucket);
   if (end.unit > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end.unit);
-  int64_t widest_elems = std::max(layer.bucket, end.bucket);  // of the buckets reduced in every micro-batch
+  /// The widest of the buckets that are reduced in every micro-batch.
+  int64_t widest_elems = std::max(layer.bucket, end.bucket);
   for (const Bucket& bucket : job.layout.buckets)
     if (bucket.persistent) widest_elems = std::max(widest_elems, bucket.elems);
   // All groups are placed alike.
@@ -194,14 +196,14 @@ void place_slots(Job& job) {
       add("gradients.part", 4 * ceil_div(widest_elems, job.groups.front().placement.shards(job.mesh)));
 }
 
-/// Encoded data has the size of one bucket: buckets take turns.
+/// Places the buffers of encoded data. They have the size of one bucket, because buckets take turns.
 void place_wires(Job& job) {
   int64_t widest_elems = 0;
   for (const Bucket& bucket : job.layout.buckets) widest_elems = std::max(widest_elems, bucket.elems);
   const auto add = [&](const char* name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
-  const Placement& placement = job.groups.front().placement;  // every group has these formats and axes
+  const Placement& placement = job.groups.front().placement;  // every group has the same formats and axes
   const Format wire = placement.reduce_wire;
   const bool sharded = placement.is_sharded();
   const int ranks = job.mesh.group_size(placement.reduces_over());
@@ -273,7 +275,7 @@ bool holds_copy(const Job& job, size_t bucket) {
   if (!job.has_tied_copies) return false;
   const ParameterSpec& parameter =
       job.model.parameters[job.layout.parts[job.layout.buckets[bucket].first_part].part.parameter];
-  return parameter.name() == job.tied_name;  // of both
+  return parameter.name() == job.tied_name;  // both copies have this name
 }
 
 void place_memory(Job& job) {

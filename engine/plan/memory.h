@@ -1,53 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Places the memory of a job: one decision per bucket, by the placement of its group.
+// Places the memory of a job. The placement of a bucket's group decides where the bucket is.
 
 #include "engine/plan/job.h"
 
 namespace slipstream {
 
-/// Number of layers whose gradients may wait for their reduction at once (sharded gradients).
+/// The number of layers whose gradients may wait for their reduction at once (sharded gradients).
 constexpr int kGradientSlots = 2;
 
-/// Pure. Bytes of a parameter, its gradient and its optimizer states that a rank keeps for all parameters, and for its
-/// share of them (Rajbhandari et al. 2020, figure 1).
+/// Pure. The bytes of a parameter, its gradient and its optimizer states that a rank keeps for all parameters, and
+/// those for its share of them (Rajbhandari et al. 2020, figure 1).
 struct StateBytes {
   int64_t whole = 0;
   int64_t shared = 0;
 };
 StateBytes state_bytes(DType dtype, Sharding sharding, const OptimizerSpec& optimizer);
 
-/// Adds all buffers of `job` (layout known) and fills storage and ids.
+/// Adds all buffers of `job`, whose layout must be known, and fills in storage and ids.
 void place_memory(Job& job);
 
-/// Pure. Is a bucket a table that head and embedding share across stages? It is alone in its bucket, on both.
+/// Pure. Returns true if a bucket is a table that the embedding and the head share across stages. On both stages, such
+/// a table has a bucket of its own.
 bool holds_copy(const Job& job, size_t bucket);
 
-/// Pure. Does a bucket belong to a layer, and not to the parameters before the first or after the last?
+/// Pure. Returns true if a bucket belongs to a layer, and not to the parameters before the first layer or after the
+/// last.
 bool is_of_layer(const Job& job, const Bucket& bucket);
 
-/// Pure. Slots for gathered layers (sharded parameters): the layer in use and those ahead of it, at most the number of
-/// gathered layers; none if all persist, or on a pipeline stage without any.
+/// Pure. Returns the number of slots for gathered layers (sharded parameters): the layer in use and those ahead of it,
+/// at most the number of gathered layers. Returns 0 if all layers persist, or on a pipeline stage without layers.
 int value_slots(const Job& job);
 
-/// Pure. Remedy for `missing_bytes` of memory if layers are gathered into slots: the deepest prefetch that fits. Empty
-/// without such slots.
+/// Pure. Returns a remedy for `missing_bytes` of memory if layers are gathered into slots: the deepest prefetch that
+/// fits. Empty without such slots.
 std::string slots_remedy(const Job& job, int64_t missing_bytes);
 
-/// Pure. The first `elems` elements of slot number `slot` of `count` in a slot buffer.
+/// Pure. Returns the first `elems` elements of slot number `slot` of `count` in a slot buffer.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
 
-/// Pure. Location of a bucket's gradients in slot number `slot`: a layer's slot, or (number kGradientSlots) the slot of
-/// the model's two ends, which holds all buckets of one end.
+/// Pure. Returns the location of a bucket's gradients in slot number `slot`. This is a layer's slot, or (number
+/// kGradientSlots) the slot of the model's two ends, which holds all buckets of one end.
 Slice gradient_slot_slice(const Job& job, int slot, size_t bucket);
 
-/// Memory used in addition to a plan.
+/// Memory that is used in addition to a plan.
 struct ExtraMemory {
   std::string owner;
   int64_t size_bytes = 0;
 };
 
-/// The memory table: one line per owner, then those of `beside`, then the total of all.
+/// Returns the memory table: one line per owner, then the lines of `beside`, then the total of all.
 std::string memory_table(const Job& job, const std::vector<ExtraMemory>& beside = {});
 
 }  // namespace slipstream

@@ -11,7 +11,7 @@
 namespace slipstream {
 namespace {
 
-using AxisSet = uint8_t;  // a bit for each row of kMeshAxes
+using AxisSet = uint8_t;  // one bit for each row of kMeshAxes
 constexpr AxisSet kAll = (1 << kMeshAxes.size()) - 1;
 
 constexpr size_t row_of(Axis axis) {
@@ -20,7 +20,8 @@ constexpr size_t row_of(Axis axis) {
   return row;
 }
 
-/// A factor of the product of some axes: all of it, the ranks that shard together, or one rank of each such set.
+/// A factor of the product of some axes: the whole product, the ranks that shard together, or one rank of each such
+/// set.
 enum class Factor : uint8_t { whole, inner, outer };
 
 struct GroupRow {
@@ -45,7 +46,7 @@ GroupRow group_row(Axis axis) {
   return {axis, static_cast<AxisSet>(1 << row_of(axis))};
 }
 
-/// Splits "tp-cp-pp-dp" into rows of kMeshAxes; empty if it is not a permutation of them.
+/// Splits "tp-cp-pp-dp" into rows of kMeshAxes. Returns nothing if it is not a permutation of them.
 std::vector<size_t> rows_in_order(const std::string& order) {
   std::vector<size_t> rows;
   AxisSet seen = 0;
@@ -91,7 +92,7 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
   }
   for (size_t axis = 0; axis < kAxes; ++axis) {
     const GroupRow row = group_row(static_cast<Axis>(axis));
-    // All ranks are numbered as ranks; a replica's context ranks are neighbours, whatever the order.
+    // All ranks keep their order. The context ranks of a replica are neighbours in every order.
     std::vector<size_t> over = row.over == kAll ? rows : std::vector<size_t>{};
     for (size_t r = kMeshAxes.size(); r-- > 0 && row.over != kAll;)
       if ((row.over >> r & 1) != 0) over.push_back(r);
@@ -134,7 +135,7 @@ int Mesh::index_in_group(Axis axis, int rank) const {
 
 std::vector<int> Mesh::group(Axis axis, int rank) const {
   const Group& group = groups_[static_cast<size_t>(axis)];
-  int first = number_in(group, rank);  // of the index 0
+  int first = number_in(group, rank);  // the rank at index 0
   first -= first / group.skip % group.size * group.skip;
   for (const Digit& digit : group.digits) rank -= rank / digit.stride % digit.size * digit.stride;
   std::vector<int> ranks(static_cast<size_t>(group.size), rank);

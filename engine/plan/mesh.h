@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranks as arithmetic: conversions between ranks, coordinates and groups by size and stride. Creates nothing.
+// Ranks as arithmetic: conversions between ranks, coordinates and groups by size and stride. Nothing is created.
 
 #include <array>
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace slipstream {
 class Mesh {
  public:
   Mesh() : Mesh(MeshSizes{}) {}
-  /// `order` lists the axes outwards from the one whose neighbours have adjacent ranks: "tp-cp-pp-dp".
-  /// Throws ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide data
-  /// x context.
+  /// `order` lists the axes, beginning with the one whose neighbours have adjacent ranks: "tp-cp-pp-dp".
+  /// Throws: ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide
+  /// data x context.
   explicit Mesh(const MeshSizes& sizes, const std::string& order = "tp-cp-pp-dp");
 
   const MeshSizes& sizes() const { return sizes_; }
@@ -25,26 +25,27 @@ class Mesh {
   Coordinates coordinates(int rank) const;
   int rank(const Coordinates& at) const;
 
-  /// Size of every group of `axis`.
+  /// Returns the size of every group of `axis`.
   int group_size(Axis axis) const { return groups_[static_cast<size_t>(axis)].size; }
-  /// Ranks of the group of `axis` that `rank` is in, in group order.
+  /// Returns the ranks of the group of `axis` that `rank` is in, in group order.
   std::vector<int> group(Axis axis, int rank) const;
-  /// Position of `rank` in that list.
+  /// Returns the position of `rank` in that list.
   int index_in_group(Axis axis, int rank) const;
-  /// Does every group of `axis` consist of whole groups of `part`, on every mesh?
+  /// Returns true if, on every mesh, every group of `axis` consists of whole groups of `part`.
   static bool contains(Axis axis, Axis part);
-  /// The axis with the smallest groups that contain those of all of these. Axes of one rank do not count.
+  /// Returns the axis with the smallest groups that contain those of all `parts`. Axes of one rank do not count.
   Axis smallest_with(std::vector<Axis> parts) const;
-  /// Does a group of `axis` have ranks on several nodes, if every `ranks_per_node` consecutive ranks share one?
+  /// Returns true if a group of `axis` has ranks on several nodes, where every `ranks_per_node` consecutive ranks share
+  /// a node.
   bool crosses_nodes(Axis axis, int64_t ranks_per_node) const;
 
  private:
-  /// One of the numbers whose product is a group: `size` ranks at distance `stride`.
+  /// One of the factors of a group: `size` ranks at the distance `stride`.
   struct Digit {
     int size = 1, stride = 1;
   };
-  /// A rank's number among the ranks of `digits`, the first digit fastest, is divided by `skip`; the remainder modulo
-  /// `size` is its index.
+  /// The digits number the ranks of a set, the first digit fastest. The index of a rank in its group is this number
+  /// divided by `skip`, modulo `size`.
   struct Group {
     std::array<Digit, kMeshAxes.size()> digits;
     int skip = 1, size = 1;
@@ -53,7 +54,7 @@ class Mesh {
 
   MeshSizes sizes_;
   std::array<int, kMeshAxes.size()> strides_{};  // in the order of kMeshAxes
-  std::array<Group, kAxes> groups_;              // by Axis
+  std::array<Group, kAxes> groups_;              // indexed by Axis
 };
 
 }  // namespace slipstream

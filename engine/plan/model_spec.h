@@ -2,8 +2,8 @@
 #pragma once
 // The planner's view of a model: parameters, buffers, and pieces of forward and backward with their accesses.
 //
-// `models` fills it; works inside the pieces name memory by Slice, so a spec can be printed and rehearsed without
-// memory.
+// The folder models fills it in. Works inside the pieces name memory by Slice, so that a spec can be printed and
+// rehearsed without memory.
 
 #include <cstdint>
 #include <functional>
@@ -23,22 +23,24 @@ struct Init {
   float std = 0;
 };
 
-/// The part of a tensor that each of `parts` ranks holds: along `dim`, the index-th of equal parts of each of `blocks`
-/// equal blocks (q, k and v in one).
+/// The part of a tensor that each of `parts` ranks holds. Along `dim`, the tensor has `blocks` equal blocks (such as q,
+/// k and v), and part i is the i-th of equal parts of each block.
 struct Split {
   int dim = 0;
   int blocks = 1;
   int parts = 1;  // 1: the whole tensor
   int index = 0;
   int64_t whole =
-      0;  // length along dim of the whole tensor, 0: as held; with one block, the end of the last parts may be padding
+      /// The length along dim of the whole tensor, 0: as held; with one block, the end of the last parts may be
+      /// padding.
+      0;
 };
 
-/// A tensor with its external name: rows of one parameter under a Hugging Face name.
+/// A tensor with its external name: the rows of one parameter that a Hugging Face name covers.
 struct NamedTensor {
   std::string name;
   std::vector<int64_t> shape;       // the parameter's shape: [out, in] or [width]
-  int64_t begin_elems = 0;          // within the parameter
+  int64_t begin_elems = 0;          // the offset in the parameter
   bool transposed_on_disk = false;  // GPT-2's Conv1D stores [in, out]
   Split split = {};
 
@@ -49,15 +51,15 @@ struct NamedTensor {
     return whole;
   }
   int64_t whole_elems() const { return product(whole_shape()); }
-  /// Elements of the held part, without padding.
+  /// Returns the elements of the held part, without padding.
   int64_t elems_of_whole() const {
     if (split.whole == 0 || split.dim > 0 || split.blocks > 1) return elems();
     const int64_t left = split.whole - split.index * shape[0];
     return elems() / shape[0] * (left < 0 ? 0 : left < shape[0] ? left : shape[0]);
   }
 
-  /// Pure. Calls take(held, whole, elems) for runs of part `index` that are also contiguous in the whole tensor, for
-  /// elements [begin, begin + count) as held. Padding belongs to no run.
+  /// Pure. Calls take(held, whole, elems) for the runs of part `index` that are contiguous in the whole tensor, too,
+  /// for the elements [begin, begin + count) as held. Padding belongs to no run.
   template <typename Take>
   void for_runs(int index, int64_t begin, int64_t count, const Take& take) const {
     if (split.whole == 0) return take(begin, begin, count);
@@ -89,40 +91,41 @@ struct NamedTensor {
   }
 };
 
-/// One trainable tensor. Fused parameters (q, k, v in one) list several named tensors that cover it in order.
+/// One trainable tensor. A fused parameter (q, k and v in one) lists several named tensors that cover it in order.
 struct ParameterSpec {
   std::vector<NamedTensor> tensors;
   int layer = -1;  // -1: before the first layer; `layers`: after the last
   Init init;
-  bool decay = false;  // for rank 2 and higher
+  bool decay = false;  // true for rank 2 and higher
   int64_t elems = 0;
-  BufferId value = 0;  // views set by the planner; value has the training dtype, gradient is float
+  BufferId value = 0;  // views that the planner sets; value has the training dtype, gradient is float
   BufferId gradient = 0;
   bool is_copy =
-      false;  // of the parameter with the same name: the head of a tied table, on another stage than the embedding
+      /// A copy of the parameter with the same name: the head of a tied table, on another stage than the embedding.
+      false;
 
   const std::string& name() const { return tensors.front().name; }
   bool is_split() const { return tensors.front().split.parts > 1; }
 };
 
-/// A range of a parameter's gradient that becomes complete when a backward piece completes.
+/// A range of a parameter's gradient that is complete when a backward piece is complete.
 struct GradientPart {
   uint32_t parameter = 0;
   int64_t begin_elems = 0;
   int64_t elems = 0;
 };
 
-/// Communication after a piece. It begins when the works of the piece are complete, in every plan that runs the piece
-/// and in the instances that the piece uses. The next user of the same memory, piece or communication, waits for it;
-/// the planner finds that user. The spine items between the two hide it. For temporaries only: the planner handles
-/// parameters' gradients.
+/// Communication after a piece. It begins when the works of the piece are complete, in every plan that runs the piece,
+/// and in the instances that the piece uses. The next user of the same memory, a piece or another communication, waits
+/// for it. The planner finds that user, and the spine items between the two hide the communication. It is for
+/// temporaries only, because the planner handles the gradients of parameters.
 struct Communication {
   std::string name;                    // "all_reduce.attention"
-  Role channel = Role::tensor_reduce;  // a separate stream, shared by all communication of this role
-  Axis axis = Axis::tensor;            // of more than one rank; the same for all users of a channel
+  Role channel = Role::tensor_reduce;  // a separate stream that all communication of this role shares
+  Axis axis = Axis::tensor;            // has more than one rank, and is the same for all users of a channel
   Op op = Op::all_reduce;
   int16_t peer = 0;  // as Task::peer
-  Slice from, to;    // as named by pieces; a send has no `to`, a recv no `from`; equal: in place, if the op allows it
+  Slice from, to;    // as pieces name them; a send has no `to`, a recv no `from`; equal: in place, if the op allows it
   DType dtype = DType::f32;
   int64_t elems = 0;  // as Task::elems
 };
@@ -131,7 +134,7 @@ struct Piece {
   std::string name;
   int layer = -1;
   std::vector<Work> works;
-  std::vector<Communication> communications = {};  // after the works; those of one channel in this order
+  std::vector<Communication> communications = {};  // begin after the works; those of one channel keep this order
   std::vector<GradientPart> ready;                 // backward only: complete after this piece of the last micro-batch
 };
 
@@ -139,14 +142,14 @@ struct Piece {
 struct TiedEmbedding {
   bool split = false;
   uint32_t parameter = 0;
-  bool as_rows = false;  // ids and rows travel, otherwise the dense table
+  bool as_rows = false;  // true: ids and rows travel; false: the dense table
   BufferId dense = 0;    // float [vocab, width], when !as_rows
-  BufferId row_ids = 0;  // int32 [ranks, capacity]; this rank first writes its part in place
+  BufferId row_ids = 0;  // int32 [ranks, capacity]; this rank first writes its own part in place
   BufferId rows = 0;     // float [ranks, capacity, width]
-  int64_t capacity = 0;  // rows a rank contributes
+  int64_t capacity = 0;  // the rows that a rank contributes
   int64_t width = 0;
   int64_t vocab = 0;
-  uint32_t ready_piece = 0;  // index into pieces
+  uint32_t ready_piece = 0;  // an index into pieces
 };
 
 /// Memory that is filled once, when the model is built (rotary tables).
@@ -159,9 +162,9 @@ struct ModelSpec {
   std::string description;  // "gpt2, 12 layers, 12 heads, width 768, ..."
   std::vector<ParameterSpec> parameters;
   std::vector<Piece> pieces;
-  std::vector<uint32_t> forward;  // of one training micro-batch; its loss is part of the forward or the backward pass
+  std::vector<uint32_t> forward;  // of one training micro-batch; the loss belongs to the forward or the backward pass
   std::vector<uint32_t> backward;
-  std::vector<uint32_t> evaluate;  // forward and per-token losses, no gradients
+  std::vector<uint32_t> evaluate;  // the forward pass and per-token losses, without gradients
   TiedEmbedding tied;
   std::vector<Constant> constants;
   std::vector<BufferId>
@@ -169,20 +172,21 @@ struct ModelSpec {
   std::vector<Work> replays;  // how a forward work runs again if its input is gone but a sum that it computed is kept
 
   DType dtype = DType::f32;
-  int layers = 0;      // blocks; pieces and parameters after them have layer == layers
-  int64_t batch = 0;   // sequences of a micro-batch
-  int64_t tokens = 0;  // of a sequence
+  int layers = 0;      // the number of blocks; pieces and parameters after them have layer == layers
+  int64_t batch = 0;   // the sequences of a micro-batch
+  int64_t tokens = 0;  // the tokens of a sequence
   int64_t vocab = 0;
   BufferId ids = 0;                // int32 [batch, tokens], per micro-batch: `batch.current`; targets follow
-  bool documents = false;          // positions at which the documents of tokens begin follow the targets
-  bool numbers_sequences = false;  // at the end of the batch, uint32 [batch, 2]: step, number in the global batch
-  BufferId loss = 0;               // double: sum of the losses of this rank's tokens of the step
-  BufferId row_losses = 0;         // float [batch * tokens] of the last micro-batch evaluated
-  BufferId logits = 0;  // [tokens of the last chunk, logits_stride]; the first `vocab` columns are valid after an
-                        // evaluation
+  bool documents = false;          // the positions at which the documents of the tokens begin follow the targets
+  bool numbers_sequences = false;  // the batch ends with uint32 [batch, 2]: the step and the number in the global batch
+  BufferId loss = 0;               // a double: the sum of the losses of this rank's tokens of the step
+  BufferId row_losses = 0;         // float [batch * tokens] of the micro-batch that was evaluated last
+  /// [tokens of the last chunk, logits_stride]; the first `vocab` columns are valid after an evaluation.
+  BufferId logits = 0;
   int64_t logits_stride = 0;
 
-  /// Pure. Calls take(slice, is_write) for all accesses of a piece, in order: its works, then its communication.
+  /// Pure. Calls take(slice, is_write) for all accesses of a piece in their order: first those of its works, then those
+  /// of its communication.
   template <typename Take>
   void for_accesses(uint32_t piece, const Take& take) const {
     for (const Work& work : pieces[piece].works) {
@@ -195,7 +199,7 @@ struct ModelSpec {
     }
   }
 
-  /// Number of elements of the whole tensors, not of this rank's parts.
+  /// Returns the number of elements of the whole tensors, not of this rank's parts.
   int64_t whole_parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)
@@ -203,7 +207,7 @@ struct ModelSpec {
         if (!parameter.is_copy) total += tensor.whole_elems();
     return total;
   }
-  /// Number of elements of this rank's parts, without padding.
+  /// Returns the number of elements of this rank's parts, without padding.
   int64_t parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// An optimizer as data: what it keeps of every parameter, what the host hands it in every step, what it costs and when
-// it may start.
+// An optimizer as data: what it keeps for every parameter, what the host passes to it in every step, what it costs, and
+// when it may start.
 
 #include <cstdint>
 #include <span>
@@ -14,41 +14,42 @@
 
 namespace slipstream {
 
-/// One element for every element of the parameters, sharded as they are; zero before the first step.
+/// One element for every element of the parameters, sharded as they are, and zero before the first step.
 struct OptimizerState {
-  std::string name;  // of its buffer
+  std::string name;  // the name of its buffer
   DType dtype = DType::f32;
 };
 
 enum class UpdateStart : uint8_t {
-  at_gradient,  // when its gradient is complete
-  after_clip    // and the clip factor is known, where the plan clips
+  at_gradient,  // when the gradient is complete
+  after_clip    // when, in addition, the clip factor is known, if the plan clips
 };
 
 /// The smallest unit that one rank must update alone.
 enum class Granularity : uint8_t {
   element,  // a shard is any range of a bucket
-  matrix    // a shard holds whole parameters; ranks share them by cost
+  matrix    // a shard holds whole parameters, which ranks share by cost
 };
 
 /// The operands of one call.
 struct UpdateShape {
   int64_t elems = 0;
   int64_t rows = 0, cols = 0;        // of a matrix
-  bool rounds = false;               // it writes weights as bf16 too
-  DType product_dtype = DType::f32;  // of products of matrices
+  bool rounds = false;               // the update also writes weights as bf16
+  DType product_dtype = DType::f32;  // for products of matrices
 };
 
 struct OptimizerSpec {
-  OptimizerName name = OptimizerName::adamw;  // its tasks have it too
+  OptimizerName name = OptimizerName::adamw;  // the tasks of the optimizer have this name too
   std::vector<OptimizerState> states;
-  /// Floats that change from step to step, in the order of the struct that the kernel reads.
+  /// The floats that change from step to step, in the order of the struct that the kernel reads.
   std::vector<std::string> scalars;
-  size_t clip_scalar = 0;  // index of the factor on the gradient, 1 when not clipping; a plan that clips writes it
+  /// The index of the factor on the gradient, which is 1 without clipping; a plan that clips writes it.
+  size_t clip_scalar = 0;
   UpdateStart start = UpdateStart::after_clip;
   Granularity granularity = Granularity::element;
-  Cost (*cost)(const UpdateShape& shape) = nullptr;                // Pure.
-  int64_t (*workspace_bytes)(const UpdateShape& shape) = nullptr;  // scratch memory of a call; null: none. Pure.
+  Cost (*cost)(const UpdateShape& shape) = nullptr;                // Pure
+  int64_t (*workspace_bytes)(const UpdateShape& shape) = nullptr;  // the scratch memory of a call; null: none. Pure
   /// Fills in the scalars of `step`, counted from 1. Pure.
   void (*write_scalars)(const UpdateOptions& update, double learning_rate, int64_t step,
                         std::span<float> scalars) = nullptr;
@@ -57,7 +58,7 @@ struct OptimizerSpec {
   int64_t state_bytes_per_elem() const;
 };
 
-/// All optimizers, in the order of OptimizerName.
+/// Returns all optimizers, in the order of OptimizerName.
 const std::vector<OptimizerSpec>& optimizers();
 
 }  // namespace slipstream

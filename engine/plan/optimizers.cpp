@@ -12,7 +12,7 @@ namespace {
 
 bool casts_gram(const UpdateShape& shape) { return shape.rows > shape.cols && shape.product_dtype != DType::f32; }
 
-// kernels/adamw: AdamwScalars and adamw_cost() have the same numbers.
+// The numbers are those of AdamwScalars and adamw_cost() in kernels/adamw.
 OptimizerSpec adamw() {
   return {
       .name = OptimizerName::adamw,
@@ -36,7 +36,7 @@ OptimizerSpec adamw() {
   };
 }
 
-// kernels/muon: MuonScalars, muon_cost() and muon_workspace_bytes() have the same numbers.
+// The numbers are those of MuonScalars, muon_cost() and muon_workspace_bytes() in kernels/muon.
 OptimizerSpec muon() {
   return {
       .name = OptimizerName::muon,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who holds what: how the ranks with the same parameters share a parameter group's values, gradients and states.
+// Placement: how the ranks with the same parameters share the values, gradients and states of a parameter group.
 //
-// Passes, memory, norm, checkpoints, the comparison of replicas, search bounds and reports ask a placement; none of
-// them knows ZeRO's stages. The sources are Rajbhandari et al. 2020 (ZeRO) and Zhang et al. 2022 (MiCS: copies of
+// Passes, memory, norm, checkpoints, the comparison of replicas, search bounds and reports ask a placement, and none of
+// them reads ZeRO's stage. The sources are Rajbhandari et al. 2020 (ZeRO) and Zhang et al. 2022 (MiCS: copies of
 // shards).
 
 #include <cstdint>
@@ -16,15 +16,15 @@
 
 namespace slipstream {
 
-/// What ranks divide among themselves. The rest is whole on each of them.
+/// What ranks divide among themselves. Everything else is whole on each of them.
 struct Sharding {
-  bool states = false;      // the optimizer's, with the master weights
-  bool gradients = false;   // pass through a slot; only the sum of the own shard stays
-  bool parameters = false;  // pass through a slot, gathered for each use
+  bool states = false;      // optimizer states and master weights
+  bool gradients = false;   // pass through a slot, and only the sum of the own shard stays
+  bool parameters = false;  // pass through a slot, and are gathered for each use
   bool operator==(const Sharding&) const = default;
 };
-/// ZeRO's stages: 1 divides states, 2 gradients as well, 3 parameters as well. No other code of a plan reads the
-/// number.
+/// ZeRO's stages: stage 1 divides states, stage 2 gradients as well, stage 3 parameters as well. No other code of a
+/// plan reads the number.
 constexpr Sharding sharding_of_stage(int64_t zero_stage) {
   return {.states = zero_stage >= 1, .gradients = zero_stage >= 2, .parameters = zero_stage >= 3};
 }
@@ -34,39 +34,41 @@ struct Transfer {
   Op op;
   Axis axis;
   Format wire;
-  int64_t times;          // in a step
-  bool of_shard = false;  // of the elements of a shard only
+  int64_t times;          // the number of times in a step
+  bool of_shard = false;  // it carries only the elements of a shard
 };
 
 struct Placement {
-  Axis sums_over = Axis::replica;    // gradients are summed along it
-  Axis sharded_over = Axis::self;    // each of its ranks holds a shard; self: every rank holds all
-  Axis copied_over = Axis::replica;  // its ranks hold the same shard
+  Axis sums_over = Axis::replica;    // gradients are summed along this axis
+  Axis sharded_over = Axis::self;    // each rank of this axis holds a shard; self: every rank holds everything
+  Axis copied_over = Axis::replica;  // the ranks of this axis hold the same shard
   Sharding sharding;
-  Format value;        // of parameters in memory
-  Format reduce_wire;  // of gradients while they travel
-  Format gather_wire;  // of parameters while they travel
+  Format value;        // for parameters in memory
+  Format reduce_wire;  // for gradients while they travel
+  Format gather_wire;  // for parameters while they travel
 
   bool is_sharded() const { return sharding.states; }
-  /// Ranks among which a bucket's gradients are reduced at once: into shards, or (all of them) whole.
+  /// Returns the ranks among which a bucket's gradients are reduced at once: into shards, or (all of them) whole.
   Axis reduces_over() const { return is_sharded() ? sharded_over : sums_over; }
-  /// Are sums of shards added up once more over the ranks with the same shard?
+  /// Returns true if sums of shards are added up once more over the ranks with the same shard.
   bool reduces_across(const Mesh& mesh) const { return is_sharded() && mesh.group_size(copied_over) > 1; }
-  /// Does only one rank with these parameters hold the own shard?
+  /// Returns true if only one of the ranks with these parameters holds the own shard.
   bool holds_alone(const Mesh& mesh) const { return is_sharded() && mesh.group_size(copied_over) == 1; }
   bool gathers_encoded() const { return gather_wire != value; }
-  /// Does an update write rounded weights (bfloat16)? Weights that travel as int8 are encoded later, in blocks.
+  /// Returns true if an update writes rounded weights (bfloat16). Weights that travel as int8 are encoded later, in
+  /// blocks.
   bool rounds_updates() const { return gather_wire == DType::bf16; }
   int shards(const Mesh& mesh) const { return mesh.group_size(sharded_over); }
   int shard_of(const Mesh& mesh, int rank) const { return mesh.index_in_group(sharded_over, rank); }
-  /// Of sums that reduce_wire has summed once already: after int8 a second rounding would have no error feedback.
+  /// Returns the format of sums that reduce_wire has summed once already. After int8, a second rounding would have no
+  /// error feedback.
   Format across_wire() const { return reduce_wire == DType::bf16 ? DType::bf16 : DType::f32; }
-  /// The transfers of a step without slots that keep what they gathered, in the order in which they happen.
+  /// Returns the transfers of a step in the order in which they happen, if no slot keeps what it gathered.
   std::vector<Transfer> transfers(const Mesh& mesh, int64_t micro_batches) const;
 };
 
-/// The placement on these ranks: nothing is divided where no rank shares parameters, or each would shard alone. Pure.
-/// `gather_wire`: of sharded parameters; none: their type in memory.
+/// Returns the placement on these ranks. Nothing is divided where no rank shares parameters, or where each would shard
+/// alone. Pure. `gather_wire` is the format of sharded parameters on the wire; none: their type in memory.
 Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
                 std::optional<Format> gather_wire);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The plan: one kind of step as data. Printed, proved, rehearsed, run and reconciled from this one value.
+// The plan: one kind of step as data. The program prints, proves, rehearses, runs and reconciles this one value.
 
 #include <cstdint>
 #include <optional>
@@ -50,91 +50,94 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-/// The purpose of a channel. A job has at most one channel of each role; only the name is printed.
+/// The purpose of a channel. A job has at most one channel of each role. A role decides nothing, and only its name is
+/// printed.
 enum class Role : uint8_t {
   compute,
   h2d,             // stages the next batch
-  update,          // the optimizer, where it has a stream of its own
-  pipe_fwd_in,     // activations and gradients from the stage before, in the ring of stages
+  update,          // the optimizer, if it has a stream of its own
+  pipe_fwd_in,     // activations and gradients from the previous stage in the ring of stages
   pipe_fwd_out,    // to the next stage
   pipe_bwd_in,     // from the next stage
-  pipe_bwd_out,    // to the stage before
-  tied,            // shares of a table that the first and the last part's stage hold
+  pipe_bwd_out,    // to the previous stage
+  tied,            // shares of a table that the stages of the first and the last part hold
   align,           // stages wait for each other before gradients travel
   scalars,         // sums of losses and norms
-  norm,            // sums of norms, where their axis is another
+  norm,            // sums of norms, if their axis differs from that of scalars
   tensor_reduce,   // sums inside a layer
-  tensor_gather,   // gathers inside a layer: that of a chunk need not wait for the sum of the next
+  tensor_gather,   // gathers inside a layer, whose chunks need not wait for the sums of later chunks
   ring,            // keys and values
   ring_gradients,  // gradients of keys and values
   reduce,          // gradients
   gather,          // parameters
   reduce_across,   // hybrid sharding: sums of shards across groups
   save,            // copies of the training state to host memory
-  keep,            // the same, for snapshots that keepers hold
-  peer,            // those snapshots, to the rank that holds the second copy
+  keep,            // the same for snapshots that keepers hold
+  peer,            // those snapshots on their way to the rank that holds the second copy
 };
 const char* name_of(Role role);
-/// True if messages only arrive on it, or only leave. A send on pipe_fwd_out meets the recv on its peer's pipe_fwd_in.
+/// Returns true if messages only arrive on the channel, or only leave it. A send on pipe_fwd_out meets the recv on its
+/// peer's pipe_fwd_in.
 constexpr bool is_one_way(Role role) { return role >= Role::pipe_fwd_in && role <= Role::pipe_bwd_out; }
-/// The role that stands for both ends of a wire: of pipe_fwd_in, pipe_fwd_out; of a role that is not one way, itself.
+/// Maps `pipe_fwd_in` to `pipe_fwd_out` and `pipe_bwd_in` to `pipe_bwd_out`, so that both ends of a wire have one role.
+/// Returns roles that work in both directions unchanged.
 constexpr Role wire_of(Role role) {
   return role == Role::pipe_fwd_in ? Role::pipe_fwd_out : role == Role::pipe_bwd_in ? Role::pipe_bwd_out : role;
 }
-/// True if gradients or parameters travel on it, whose bytes the ZeRO paper counts.
+/// Returns true if gradients or parameters travel on the channel. The ZeRO paper counts their bytes.
 constexpr bool carries_states(Role role) {
   return role == Role::reduce || role == Role::gather || role == Role::reduce_across;
 }
 
 /// The part of a machine that moves the bytes of a channel.
 enum class Engine : uint8_t {
-  sm,    // blocks of kernels, on multiprocessors that local work then lacks
+  sm,    // blocks of kernels on multiprocessors, which local work then lacks
   copy,  // a GPU's copy engines
-  nic,   // a network adapter or the host; the default
+  nic,   // a network adapter or the host; this is the default
 };
 const char* name_of(Engine engine);
 
-/// One in-order stream in addition to compute. A communication channel connects the group of `axis`; a local one has
-/// Axis::self.
+/// One in-order stream in addition to compute. A communication channel connects the group of `axis`. A local channel
+/// has Axis::self.
 struct Channel {
   Role role = Role::compute;
   Axis axis = Axis::self;
   std::string name = name_of(role);
   Engine engine = Engine::nic;
-  int blocks = 0;  // multiprocessors that a transfer occupies; 0: none, or a number that NCCL chooses
+  int blocks = 0;  // the multiprocessors that a transfer occupies; 0: none, or a number that NCCL chooses
 
-  /// Does its stream run kernels, which may need scratch memory of their own?
+  /// Returns true if the channel's stream runs kernels, which may need scratch memory of their own.
   bool runs_kernels() const { return axis == Axis::self && role != Role::save && role != Role::keep; }
 };
 
-/// The common part of spine items and tasks. Accesses are resolved: buffers with storage, absolute bytes.
+/// The common part of spine items and tasks. Accesses are resolved to buffers with storage and absolute bytes.
 struct Item {
   std::string name;
   ChannelId channel = kComputeChannel;
   Op op = Op::compute;
-  Cost cost;  // of compute and local work; a communication op is charged by its bytes
+  Cost cost;  // of compute and local work; a communication op is priced by its bytes
   std::vector<Slice> reads;
   std::vector<Slice> writes;
-  std::vector<Point> after;     // begins when all are complete, in its channel's order; pruned by finish()
-  std::vector<Rebind> rebinds;  // location of buffers for this item only
-  int32_t bucket = -1;          // of a reduction or an update; -1: none, or all of its group
+  std::vector<Point> after;     // the item begins when all are complete, in its channel's order; pruned by finish()
+  std::vector<Rebind> rebinds;  // the location of buffers for this item only
+  int32_t bucket = -1;          // of a reduction or an update; -1: no bucket, or all buckets of its group
   int32_t group = -1;           // of an update; -1: no update
 };
 
-/// A piece of the model for one micro-batch, in order on the compute stream.
+/// A piece of the model for one micro-batch. Pieces run in order on the compute stream.
 struct SpineItem : Item {
-  uint32_t piece = 0;  // index into ModelSpec::pieces
+  uint32_t piece = 0;  // an index into ModelSpec::pieces
   int32_t micro_batch = 0;
   int32_t slot = 0;
-  bool accumulate = false;      // adds to the gradients of earlier micro-batches
-  int32_t multiprocessors = 0;  // of a card for which its products are planned, because transfers occupy the others; 0:
-                                // all
+  bool accumulate = false;  // it adds to the gradients of earlier micro-batches
+  /// The multiprocessors for which its products are planned, because transfers occupy the others; 0: all.
+  int32_t multiprocessors = 0;
 };
 
-/// How a host collective moves its bytes; part of the plan, never chosen inside a run.
+/// How a host collective moves its bytes. The plan decides this, and a run never does.
 enum class Algorithm : uint8_t {
   direct,  // every rank exchanges with every other at once: 1 round (all_reduce: 2), additions in rank order
-  ring,    // neighbours only: n-1 rounds (all_reduce: 2(n-1))
+  ring,    // only neighbours exchange: n-1 rounds (all_reduce: 2(n-1))
 };
 
 /// Work off the spine: communication, or local work that communication causes.
@@ -142,19 +145,19 @@ struct Task : Item {
   int16_t peer = 0;             // send/recv/exchange: offset along the axis
   std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
   DType dtype = DType::f32;     // of the elements on the wire, or of a local op
-  Format format;                // encode, decode, sum_parts: of the encoded side
+  Format format;                // encode, decode, sum_parts: the format of the encoded side
   int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
   Algorithm algorithm = Algorithm::direct;
 };
 
 struct ModelSpec;
 
-/// One kind of step. Immutable once finished.
+/// One kind of step. It is immutable once it is finished.
 struct Plan {
   std::string kind;  // "train", "evaluate", "prime", "save", "keep"
   std::vector<SpineItem> spine;
   std::vector<Task> tasks;
-  std::vector<ItemId> order;  // host order of all items, equal to the global order's projection; set by finish()
+  std::vector<ItemId> order;  // the host order of all items, equal to the global order's projection; set by finish()
 
   size_t size() const { return spine.size() + tasks.size(); }
   bool is_spine(ItemId item) const { return item < spine.size(); }
@@ -170,7 +173,7 @@ struct Plan {
 
 /// A wait between plans: `to` of the next plan waits for `from` of run `run` of the history.
 struct SeamWait {
-  uint32_t run = 0;  // index into the history given to link()
+  uint32_t run = 0;  // an index into the history that was given to link()
   ItemId from = 0;
   ItemId to = 0;
   bool operator==(const SeamWait&) const = default;

@@ -26,7 +26,7 @@ bool overlaps(const std::vector<Slice>& slices, const Slice& slice) {
   return std::any_of(slices.begin(), slices.end(), [&](const Slice& s) { return s.overlaps(slice); });
 }
 
-/// `slices` less `hole`.
+/// Returns `slices` without `hole`.
 std::vector<Slice> without(const std::vector<Slice>& slices, const Slice& hole) {
   std::vector<Slice> rest;
   for (const Slice& s : slices) {
@@ -54,7 +54,7 @@ struct Action {
   }
 };
 
-/// One layer of a chunk: its forward actions in order, which results are kept and which are recomputed.
+/// One layer of a chunk: its forward actions in order, and which results are kept and which are recomputed.
 class Layer {
  public:
   Layer(const ModelSpec& model, const Buffers& buffers, const Chunk& chunk, int layer, Recomputation how)
@@ -86,8 +86,8 @@ class Layer {
 
   const Set& again() const { return again_; }
 
-  /// The actions that recompute what `piece` reads and this pass has not recomputed yet, in order. `there`: recomputed
-  /// so far.
+  /// Returns the actions, in order, that recompute what `piece` reads and what this pass has not recomputed yet.
+  /// `there` is what it has recomputed so far.
   std::vector<Action> before(uint32_t piece, std::vector<Slice>& there) const {
     std::vector<Slice> needed;
     const auto need = [&](const Slice& read) {
@@ -108,7 +108,7 @@ class Layer {
       const Action* replay = replay_of(*action, hit);
       if (replay) action = replay;
       for (const Slice& write : action->writes) {
-        std::vector<Slice> made{write};  // the part that is not also read: of a gather in place, what arrives
+        std::vector<Slice> made{write};  // the part that is not also read; for a gather in place, the part that arrives
         for (const Slice& read : action->reads) made = without(made, read);
         for (const Slice& slice : made) needed = without(needed, slice);
         if (again_.contains(write.buffer) && (replay || last_writer(write) == static_cast<std::ptrdiff_t>(i)))
@@ -137,15 +137,15 @@ class Layer {
     return std::any_of(actions_.begin(), actions_.end(),
                        [&](const Action& action) { return touches(action.writes, buffer); });
   }
-  /// Index of the last action that writes any part of it; -1: none.
+  /// Returns the index of the last action that writes any part of it, or -1 if there is none.
   std::ptrdiff_t last_writer(const Slice& slice) const {
     for (size_t i = actions_.size(); i-- > 0;)
       if (overlaps(actions_[i].writes, slice)) return static_cast<std::ptrdiff_t>(i);
     return -1;
   }
 
-  /// A work that repeats `action`, or its part `hit`, from kept data. Several norms that write to the same memory have
-  /// separate ones.
+  /// Returns a work that repeats `action`, or its part `hit`, from kept data. If several norms write to the same
+  /// memory, each has a replay of its own.
   const Action* replay_of(const Action& action, const std::vector<Slice>& hit) const {
     const auto within = [](const std::vector<Slice>& some, const std::vector<Slice>& all) {
       return std::all_of(some.begin(), some.end(),
@@ -159,11 +159,10 @@ class Layer {
     return nullptr;
   }
 
-  /// An action can run again if its inputs are kept unchanged, or are recomputed before it, and if it overwrites
-  /// nothing that is kept. A layer's input, the sum that its first norm computes from another layer's results, is
-  /// therefore kept.
+  /// An action can run again if its inputs are kept unchanged or recomputed before it, and if it overwrites nothing
+  /// that is kept. So a layer's input, the sum that its first norm computes from another layer's results, is kept.
   void keep_what_cannot_be_made() {
-    Set there;  // scratch and activations that earlier actions recompute
+    Set there;  // scratch, and activations that earlier actions recompute
     for (size_t i = 0; i < actions_.size(); ++i) {
       const Action& action = actions_[i];
       const bool can =
@@ -205,8 +204,8 @@ class Layer {
   Set kept_, again_;
 };
 
-/// Pieces before `reader`: works, and communication after them. A piece waits before its first work, so works that wait
-/// for communication begin another piece: communication overlaps with the works before.
+/// Makes pieces before `reader` of works and the communication after them. A piece waits before its first work, so
+/// works that wait for communication begin another piece. Communication then overlaps with the works before them.
 std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& reader) {
   std::vector<Piece> pieces;
   std::vector<const Action*> travelling;
@@ -239,7 +238,7 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
   Recomputed result{.how = how, .saved_bytes = 0, .paid = {}};
   if (how == Recomputation::none) return result;
   std::map<BufferId, Packed> packed;
-  Position at = 0;  // of works, list after list: each list runs without a break
+  Position at = 0;  // the position of works, counted over all lists; each list runs without a break
   for (Chunk& chunk : chunks) {
     Set again;
     std::map<int, Layer> layers;
@@ -249,7 +248,7 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
         layers.try_emplace(l, model, buffers, chunk, l, how);
     std::vector<Piece> made;  // new pieces; layers point into the old ones
     for (Pieces* list : {&chunk.backward, &chunk.weight}) {
-      std::map<int, std::vector<Slice>> there;  // by layer: recomputed so far in this pass
+      std::map<int, std::vector<Slice>> there;  // by layer: what this pass has recomputed so far
       Pieces with;
       for (uint32_t index : *list) {
         if (const auto layer = layers.find(model.pieces[index].layer); layer != layers.end())

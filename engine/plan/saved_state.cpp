@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division of shards among the ranks that hold them.
+// Divides shards among the ranks that hold them.
 
 #include "engine/plan/saved_state.h"
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kUnitElems = 16;  // 64 bytes of floats
 
-/// Elements [begin, begin + range.elems) of an array that holds `shard`, which begins at `shard_begin` of the flat
-/// order.
+/// Returns the elements [begin, begin + range.elems) of an array that holds `shard`, which begins at `shard_begin` of
+/// the flat order.
 SavedArray part_of(std::string name, DType dtype, const Slice& shard, int64_t shard_begin, const SavedRange& range,
                    int64_t most_elems) {
   return {std::move(name),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorts pieces into parts by layer; liveness determines the transfers between parts and the data to keep.
+// Sorts pieces into parts by layer. Liveness determines the transfers between parts and the data to keep.
 
 #include "engine/plan/stages.h"
 
@@ -47,7 +47,7 @@ class Cutter {
       for (size_t p = 0; p < parts_.size(); ++p) split_backward(parts_[p], wanted[p]);
     }
     for (Chunk& chunk : parts_) {
-      // Only this stage's parts are kept, and their neighbours complete their lists.
+      // The result keeps only this stage's parts. Their neighbours are needed to complete their lists.
       if (schedule_.placement.is_near(chunk.part, stage, 1)) find_crossings(chunk);
     }
     std::vector<Chunk> chunks;
@@ -76,8 +76,8 @@ class Cutter {
     for (uint32_t piece : model_.evaluate) chunk_of(piece).evaluate.push_back(piece);
   }
 
-  /// The works of a backward pass that may be delayed, by piece: works whose results are gradients of parameters, which
-  /// only the update needs, and works and communication that only produce inputs of such works.
+  /// The works of a backward pass that may be delayed, by piece. They are works whose results are gradients of
+  /// parameters, which only the update needs, and works and communication that produce only inputs of such works.
   struct Waiting {
     std::map<uint32_t, std::vector<bool>> works, communications;
   };
@@ -159,9 +159,9 @@ class Cutter {
     chunk.backward = inputs;
   }
 
-  /// The rest of the backward pass must not overwrite the inputs of a weight gradient.
+  /// Checks that the rest of the backward pass does not overwrite the inputs of a weight gradient.
   void require_kept(const Chunk& chunk, const Pieces& inputs) const {
-    size_t done = 0;  // pieces of `inputs` that ran before the weight piece was split off
+    size_t done = 0;  // the pieces of `inputs` that ran before the weight piece was split off
     for (uint32_t weight : chunk.weight) {
       const auto at = std::find_if(chunk.backward.begin(), chunk.backward.end(), [&](uint32_t b) {
         return model_.pieces[weight].name == model_.pieces[b].name + ".weight" &&
@@ -189,7 +189,7 @@ class Cutter {
            std::none_of(model_.constants.begin(), model_.constants.end(),
                         [&](const Constant& c) { return c.buffer == buffer; });
   }
-  /// Temporaries that `pieces` read before they write them.
+  /// Returns the temporaries that `pieces` read before they write them.
   Set exposed(const Pieces& pieces) const {
     Set written, read;
     for (uint32_t piece : pieces)
@@ -210,7 +210,7 @@ class Cutter {
     return result;
   }
 
-  /// Parts that write a buffer in a pass, in order.
+  /// The parts that write a buffer in a pass, in order.
   using Writers = std::unordered_map<BufferId, std::vector<int>>;
   const Writers& writers(Pass pass) {
     Writers& writers = pass == Pass::forward ? forward_writers_ : backward_writers_;
@@ -220,7 +220,8 @@ class Cutter {
     return writers;
   }
 
-  /// Data that `reader` reads and part `from` has written crosses. Data that no other part writes accumulates here.
+  /// Adds the data that crosses: data that `reader` reads and that part `from` has written. Data that no other part
+  /// writes accumulates here.
   void cross(Chunk& reader, const Set& wanted, int from, Pass pass) {
     for (BufferId buffer : wanted) {
       const auto found = writers(pass).find(buffer);
@@ -249,7 +250,7 @@ class Cutter {
     cross(chunk, gradients, chunk.part + 1, Pass::backward);
   }
 
-  /// Data written in one pass and read in a later one has a copy for every micro-batch in between.
+  /// Gives data that is written in one pass and read in a later one a copy for every micro-batch in between.
   void keep(const Chunk& chunk) {
     const Set of_forward = written(chunk.forward), of_backward = written(chunk.backward);
     const Set backward = exposed(chunk.backward), weight = exposed(chunk.weight);
@@ -262,8 +263,8 @@ class Cutter {
     keep_all(of_backward, weight);
   }
 
-  /// The lists of `model_` become those of the chunks; backward has later parts first, the order in which gradients
-  /// complete.
+  /// Makes the lists of `model_` those of the chunks. Backward has later parts first, which is the order in which
+  /// gradients complete.
   void keep_only(const std::vector<Chunk>& chunks, uint32_t take_batch) {
     model_.forward.clear();
     model_.backward.clear();
@@ -341,7 +342,8 @@ std::vector<int> balanced_layers(const ModelSpec& model, int parts, const std::f
         "[pipeline] {} layers cannot be cut into {} parts (parallel.pipeline x pipeline.virtual_stages). Use at most "
         "{}.",
         layers, parts, layers);
-  // sums[i]: cost of everything before layer i; the embedding is before layer 0, the head after the last.
+  // sums[i] is the cost of everything before layer i. The embedding is before layer 0, and the head after the last
+  // layer.
   std::vector<double> sums(static_cast<size_t>(layers) + 1, 0), own(static_cast<size_t>(layers), 0);
   double embedding = 0, head = 0;
   for (const std::vector<uint32_t>* list : {&model.forward, &model.backward})
@@ -356,7 +358,8 @@ std::vector<int> balanced_layers(const ModelSpec& model, int parts, const std::f
     return sums[static_cast<size_t>(end)] - sums[static_cast<size_t>(begin)] + (part == 0 ? embedding : 0) +
            (part + 1 == parts ? head : 0);
   };
-  // best[end]: the slowest of the parts so far if they hold layers [0, end); choice: the start of the last of them.
+  // best[end] is the cost of the slowest of the parts so far if they hold the layers [0, end). choice is the first
+  // layer of the last of these parts.
   constexpr double kNever = 1e300;
   std::vector<double> best(static_cast<size_t>(layers) + 1, kNever);
   std::vector<std::vector<int>> choice(static_cast<size_t>(parts),

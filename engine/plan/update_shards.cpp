@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multipliers of elements, merging of neighbouring shards, and the matrices of a shard.
+// Computes the multipliers of elements, merges neighbouring shards, and finds the matrices of a shard.
 
 #include "engine/plan/update_shards.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream {
 namespace {
 
-/// Calls visit(tensor, flat offset) for every tensor in elements [begin, begin + elems) of the flat order.
+/// Calls visit(tensor, flat offset) for every tensor in the elements [begin, begin + elems) of the flat order.
 template <typename Visit>
 void for_tensors(const Job& job, const Bucket& bucket, int64_t begin, int64_t elems, const Visit& visit) {
   for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p) {
@@ -28,7 +28,7 @@ Slice moved_to(const Job& job, Slice slice) {
   return slice;
 }
 
-/// Elements [begin, begin + elems) of a shard.
+/// Returns the elements [begin, begin + elems) of a shard.
 Slice range_of(const Slice& shard, int64_t shard_elems, int64_t begin, int64_t elems) {
   const int64_t elem_bytes = shard.size_bytes / shard_elems;
   return {shard.buffer, shard.begin_bytes + begin * elem_bytes, elems * elem_bytes};
@@ -64,7 +64,7 @@ void add_span(std::vector<UpdateSpan>& spans, UpdateSpan span) {
   if (current != span) spans.push_back(span);
 }
 
-/// Adds the multipliers of a part's tensors; `first` is the flat element at which the shard begins.
+/// Adds the multipliers of a part's tensors. `first` is the flat element at which the shard begins.
 void add_spans(const Job& job, const PlacedPart& placed, int64_t first, std::vector<UpdateSpan>& spans) {
   const ParameterSpec& parameter = job.model.parameters[placed.part.parameter];
   for (const NamedTensor& tensor : parameter.tensors) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallelism as tasks: one collective per bucket at the moment its gradients are ready.
+// Data parallelism as tasks: one collective per bucket at the moment at which its gradients are ready.
 
 #include <fmt/core.h>
 
@@ -9,7 +9,8 @@
 namespace slipstream {
 namespace {
 
-/// The embedding's share of a tied table: ids and rows gathered from all ranks, or the dense table summed.
+/// Adds the embedding's share of a tied table: either ids and rows are gathered from all ranks, or the dense table is
+/// summed.
 std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Point ready) {
   const TiedEmbedding& tied = job.model.tied;
   const auto collective = [&](const std::string& name, Op op, Slice from, Slice to, DType dtype, int64_t elems) {
@@ -38,11 +39,11 @@ std::vector<Point> share_tied(const Job& job, Plan& plan, ChannelId channel, Poi
                      job.buffers.whole(tied.rows), DType::f32, tied.capacity * tied.width)};
 }
 
-/// One point per chunk, complete when every stage has some of its gradients: an empty sum over stages on a separate
-/// channel. Chunks end in the same order on all stages, so that no two stages wait for each other.
+/// Returns one point per chunk, which is complete when every stage has some of its gradients. It is an empty sum over
+/// stages on a separate channel. Chunks end in the same order on all stages, so that no two stages wait for each other.
 std::vector<Point> align_stages(const Job& job, const SpineMap& spine, Plan& plan) {
   std::vector<Point> aligned(job.chunks.size());
-  std::vector<Point> before;  // the previous one, with the same bytes
+  std::vector<Point> before;  // the previous sum, which uses the same bytes
   for (size_t c = job.chunks.size(); c-- > 0;) {
     const auto [begin, end] = job.backward_positions(static_cast<int>(c));
     uint32_t first = end - 1;
@@ -61,8 +62,8 @@ std::vector<Point> align_stages(const Job& job, const SpineMap& spine, Plan& pla
   return aligned;
 }
 
-/// The last item that writes gradients of the bucket. Schedules may run weight passes of a late chunk behind those of
-/// an earlier one, so that the last position in ModelSpec::backward need not be the last item.
+/// Returns the last item that writes gradients of the bucket. Schedules may run weight passes of a late chunk after
+/// those of an earlier one, so that the last position in ModelSpec::backward need not be the last item.
 Point ready_point(const Job& job, const SpineMap& spine, const Bucket& bucket) {
   ItemId last = 0;
   for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
@@ -75,7 +76,7 @@ Point ready_point(const Job& job, const SpineMap& spine, const Bucket& bucket) {
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
   const bool alone = !job.reduces();
-  // `naive` and `flat` communicate after the backward pass; the others as soon as a bucket is ready.
+  // `naive` and `flat` communicate after the backward pass. The other modes communicate as soon as a bucket is ready.
   const std::vector<Point> aligned = job.aligns_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
   const auto chunk_of = [&](const Bucket& bucket) {
     size_t chunk = job.chunks.size() - 1;
@@ -92,7 +93,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
     reduced.buckets.push_back({});
     const BucketStorage& storage = job.storage[b];
     if (storage.gradients.size_bytes == 0 || job.layout.buckets[b].persistent)
-      continue;  // Residency reduces it, micro-batch by micro-batch
+      continue;  // Residency reduces it micro-batch by micro-batch
     const Point begin = at_the_end ? spine.last() : ready;
     Reduction reduction{.label = fmt::format("bucket{}", b),
                         .bucket = b,
@@ -109,7 +110,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
     reduced.buckets.back() = {done};
   }
   if (!job.model.tied.split) return reduced;
-  // The embedding's piece is the last one in backward.
+  // The embedding's piece is the last one in the backward pass.
   reduced.tied = alone ? std::vector<Point>{spine.last()}
                        : share_tied(job, plan, job.channel(Role::reduce, job.tied_axis()), spine.last());
   return reduced;

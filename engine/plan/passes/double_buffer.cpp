@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two copies of the weights: the plan of every other step is a copy of the plan with the copies exchanged.
+// Two copies of the weights: the plan of every other step is a copy of the plan in which the two copies are exchanged.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace slipstream {
 namespace {
 
-/// Does a work of the piece name `buffer`?
+/// Returns true if a work of the piece names `buffer`.
 bool names(const Piece& piece, BufferId buffer) {
   return std::any_of(piece.works.begin(), piece.works.end(), [&](const Work& work) {
     const auto is_it = [&](const Slice& slice) { return slice.buffer == buffer; };

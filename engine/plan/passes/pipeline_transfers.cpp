@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lifetimes, slots and tasks of activations and their gradients between stages.
+// Computes lifetimes, slots and tasks of activations and their gradients between stages.
 
 #include "engine/plan/passes/pipeline_transfers.h"
 
@@ -38,7 +38,8 @@ std::vector<PipelineTransfers::Life> PipelineTransfers::lives_of(const std::vect
                                                                  const StagePlacement& placement) {
   std::map<std::tuple<Pass, int, int>, Position> at;
   for (Position u = 0; u < actions.size(); ++u) at[{actions[u].pass, actions[u].chunk, actions[u].micro_batch}] = u;
-  std::map<std::tuple<BufferId, Pass, int, int>, size_t> handed;  // by part and micro-batch: to the next part here
+  /// By part and micro-batch: what goes to the next part on this stage.
+  std::map<std::tuple<BufferId, Pass, int, int>, size_t> handed;
   std::vector<Life> lives;
   for (Position u = 0; u < actions.size(); ++u) {
     const Action& action = actions[u];
@@ -121,7 +122,7 @@ PipelineTransfers::PipelineTransfers(const Job& job, const std::vector<Action>& 
 }
 
 std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan& plan, ItemId end) const {
-  std::vector<std::pair<ItemId, ItemId>> behind;  // spine item and the task that follows it
+  std::vector<std::pair<ItemId, ItemId>> behind;  // a spine item and the task that follows it
   for (ItemId t = 0; t < plan.tasks.size(); ++t) behind.emplace_back(plan.tasks[t].after[0].item, t);
   std::sort(behind.begin(), behind.end());
   std::vector<Touched> touched(lives_.size());
@@ -153,10 +154,10 @@ std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan
 }
 
 Task PipelineTransfers::task_of(const Life& life, bool send) const {
-  const int way = life.pass == Pass::forward ? 1 : -1;  // through the parts
+  const int way = life.pass == Pass::forward ? 1 : -1;  // the direction through the parts
   // Both ends name the part from which the message comes.
   const int from = send ? life.last_part : life.first_part - way;
-  const int hop = way * job_.schedule.placement.hop_after(std::min(from, from + way));  // to the receiver
+  const int hop = way * job_.schedule.placement.hop_after(std::min(from, from + way));  // the hop to the receiver
   Task task;
   task.name = transfer_name(send, fmt::format("{}.part{}/{}", job_.buffers[life.buffer].name, from, life.micro_batch));
   task.channel = job_.channel(hop > 0 ? (send ? Role::pipe_fwd_out : Role::pipe_fwd_in)
@@ -171,7 +172,8 @@ Task PipelineTransfers::task_of(const Life& life, bool send) const {
 
 void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
   const std::vector<Touched> touched = touched_by(plan, end);
-  // The same sequence at both ends, whatever the compute orders of the two stages: by part, then micro-batch.
+  // The sequence is the same at both ends, independent of the compute orders of the two stages: by part, then by
+  // micro-batch.
   const auto in_sequence = [&](int Life::*part) {
     std::vector<size_t> sequence(lives_.size());
     for (size_t l = 0; l < lives_.size(); ++l) sequence[l] = l;
@@ -194,7 +196,7 @@ void PipelineTransfers::append_tasks(Plan& plan, ItemId end) const {
     const Life& life = lives_[l];
     const bool left = life.tenant >= 0 && lives_[static_cast<size_t>(life.tenant)].leaves;
     if (life.source == Source::computed) {
-      // Compute writes it first, after the slot's previous content has been sent.
+      // Compute writes the slot first, after its previous content has been sent.
       if (left) plan.tasks[send_of[static_cast<size_t>(life.tenant)]].before = Point{touched[l].first};
       continue;
     }

@@ -10,34 +10,34 @@
 
 namespace slipstream {
 
-/// Pure. Slots for transfers between stages: as many as are in use at once, and one more for every wire at their ends,
-/// so that a transfer can arrive or leave while the others are in use.
+/// Pure. Returns the slots for transfers between stages: as many as are in use at once, and one more for every wire at
+/// their ends, so that a transfer can arrive or leave while the others are in use.
 std::vector<Ring> size_rings(const std::vector<Chunk>& chunks, const std::vector<Action>& actions,
                              const ModelSpec& model, const StagePlacement& placement);
 
 /// Follows the compute order of a stage. A buffer that crosses is rebound to a slot for all items of its micro-batch
-/// that may use it; the slot with the oldest last use is next, so that receives can be posted early. Where the next
-/// part is on the same stage, both parts use the slot, and nothing travels.
+/// that may use it; the next one is the slot with the oldest last use, so that receives can be posted early. Where the
+/// next part is on the same stage, both parts use the slot, and nothing travels.
 class PipelineTransfers {
  public:
   PipelineTransfers(const Job& job, const std::vector<Action>& actions);
 
-  /// The following items belong to action number `action`; the next one has number `id`.
+  /// The following items belong to action number `action`. The next item has number `id`.
   void enter(size_t action, ItemId id) { begins_[action] = id; }
   const std::vector<Rebind>& rebinds(size_t action) const { return rebinds_[action]; }
 
-  /// Appends a receive before the first item that reads the arriving data (after the last use of the slot and after its
-  /// content has been sent), and a send after the last item of the pass that writes the leaving data, in the same order
-  /// at both ends of a wire. `end` is the number of spine items of the actions.
+  /// Appends a receive before the first item that reads the arriving data, and a send after the last item of the pass
+  /// that writes the leaving data. A receive begins after the last use of the slot and after its content has been sent.
+  /// Both ends of a wire have the same order. `end` is the number of spine items of the actions.
   void append_tasks(Plan& plan, ItemId end) const;
 
  private:
   /// One use of a slot.
   struct Life : Lifetime {
-    Pass pass = Pass::forward;  // in which it crosses
+    Pass pass = Pass::forward;  // the pass in which it crosses
     int micro_batch = 0;
-    int first_part = 0, last_part = 0;  // of the model, on this stage: that use it while it crosses
-    std::vector<Position> uses = {};    // actions; not ordered
+    int first_part = 0, last_part = 0;  // the parts of the model on this stage that use it while it crosses
+    std::vector<Position> uses = {};    // actions in any order
     Position last_crossing = 0;         // the action of last_part
     bool leaves = false;
     Slice where;
@@ -45,8 +45,8 @@ class PipelineTransfers {
   };
   /// The items of a plan that use a life.
   struct Touched {
-    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass: in last_crossing
-    std::vector<Point> tasks, tasks_of_pass;       // communication after them that uses it, too
+    ItemId first = 0, last = 0, last_of_pass = 0;  // spine items; last_of_pass is in last_crossing
+    std::vector<Point> tasks, tasks_of_pass;       // the communication after them that also uses it
   };
   friend std::vector<Ring> size_rings(const std::vector<Chunk>&, const std::vector<Action>&, const ModelSpec&,
                                       const StagePlacement&);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs once, before the first step: stages the first batch and gathers parameters that travel encoded, so that every
-// rank begins with the weights that a step would have given it.
+// The plan that runs once, before the first step. It stages the first batch and gathers parameters that travel encoded,
+// so that every rank begins with the weights that a step would have given it.
 
 #include <algorithm>
 #include <map>
@@ -10,7 +10,7 @@
 namespace slipstream {
 
 void prime_pass(const Job& job, const std::vector<Point>& gathered, Plan& plan) {
-  std::map<ItemId, ItemId> copies;  // of tasks of the training plan
+  std::map<ItemId, ItemId> copies;  // by task of the training plan
   const auto copy = [&](ItemId id) {
     Task task = job.train().task(id);
     std::vector<Point> after;

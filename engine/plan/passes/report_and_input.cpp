@@ -29,7 +29,7 @@ void report_and_input_pass(const Job& job, const std::vector<Point>& loss, const
   report.cost = {0, 2 * 8 * (1 + kNormDoubles)};
   report.after = loss;
   report.after.insert(report.after.end(), last.begin(), last.end());
-  // The norm, if it is computed off the spine.
+  // The norm is included if it is computed off the spine.
   for (ItemId t = 0; t < plan.tasks.size(); ++t)
     for (const Slice& write : plan.tasks[t].writes)
       if (write.buffer == job.ids.norm) report.after.push_back({kTaskBit + t});
@@ -42,7 +42,7 @@ void report_and_input_pass(const Job& job, const std::vector<Point>& loss, const
   const int64_t batch_bytes = job.buffers.stride_bytes(job.ids.batch_next) * job.buffers.instances(job.ids.batch_next);
   load.writes = {{job.ids.batch_next, 0, batch_bytes}, job.buffers.whole(job.ids.scalars_next)};
   load.cost = {0, 2 * batch_bytes};
-  // After all readers of the staged batch: the first spine item, and the copy of the scalars.
+  // The task follows all readers of the staged batch: the first spine item, and the copy of the scalars.
   for (ItemId i = 0; i < plan.spine.size(); ++i)
     for (const Slice& read : plan.spine[i].reads)
       if (read.buffer == job.ids.batch_next || read.buffer == job.ids.scalars_next) load.after.push_back({i});

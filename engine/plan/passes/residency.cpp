@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Least recently used slots for parameters, slots in turn for gradients, and the tasks that fill and empty them.
+// Assigns the least recently used slot to parameters and slots in turn to gradients, and appends the tasks that fill
+// and empty them.
 
 #include "engine/plan/passes/residency.h"
 
@@ -15,7 +16,7 @@
 namespace slipstream {
 namespace {
 
-/// The last item up to `use` that read these bytes of a slot. Tenants differ in size.
+/// Returns the last item up to `use` that reads these bytes of a slot. Tenants differ in size.
 std::optional<ItemId> last_read(const Plan& plan, const Slice& where, std::optional<ItemId> use) {
   if (!use) return {};
   for (ItemId id = *use + 1; id-- > 0;) {
@@ -44,7 +45,7 @@ void Residency::bind(size_t bucket, const Slice& where, bool gradients, std::vec
   const DType dtype = gradients ? DType::f32 : job_.model.dtype;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job_.layout.parts[p];
-    if (placed.part.begin_elems > 0) continue;  // the parameter has already been handled
+    if (placed.part.begin_elems > 0) continue;  // the parameter was handled before
     const ParameterSpec& parameter = job_.model.parameters[placed.part.parameter];
     rebinds.push_back({gradients ? parameter.gradient : parameter.value,
                        {where.buffer, where.begin_bytes + bytes_of(placed.offset_elems - b.offset_elems, dtype),
@@ -97,8 +98,8 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   }
   if (!backward || !job_.sharding().gradients) return;
   item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
-  // By a piece's results: a split backward computes a layer's gradients in two passes, the head's are computed chunk by
-  // chunk, and a recomputed piece computes none.
+  // The results of a piece decide. A split backward computes a layer's gradients in two passes, the head's gradients
+  // are computed chunk by chunk, and a recomputed piece computes none.
   bool end_is_bound = false;
   for (size_t bucket : buckets) {
     if (!touches(piece, bucket, true)) continue;
@@ -125,7 +126,7 @@ void Residency::reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_ba
       last.last_use = id;
       return;
     }
-    // Buckets of one end are neighbours, and those of the other end may overlap several of them.
+    // The buckets of one end are neighbours, and those of the other end may overlap several of them.
     const bool end = slot == kGradientSlots;
     if (!end || gradient_slot_slice(job_, slot, last.bucket).overlaps(gradient_slot_slice(job_, slot, bucket)))
       last.next_write = last.next_write.value_or(id);
@@ -143,20 +144,20 @@ std::string Residency::name_of(size_t bucket) const {
 }
 
 void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
-  std::vector<Point> gathered;                // the previous one
-  std::vector<std::vector<Point>> of_gather;  // of gathers_, so far
-  std::map<size_t, size_t> latest;            // of each bucket: its latest gather
+  std::vector<Point> gathered;                // the points of the previous gather
+  std::vector<std::vector<Point>> of_gather;  // by gather of gathers_, so far
+  std::map<size_t, size_t> latest;            // by bucket: its latest gather
   for (const Gather& use : gathers_) {
     std::vector<Point> to_free, held_back;
     const std::optional<ItemId> last = last_read(plan, use.where, use.tenant_last_use);
     if (last) to_free = {{*last}};
-    // A tenant may have left before an item read these bytes; then no item stands behind its gather.
+    // A tenant may have left before an item read these bytes. Then no item follows its gather.
     for (size_t g = of_gather.size(); g-- > 0 && (!last || gathers_[g].first_use > *last);)
       if (gathers_[g].where.overlaps(use.where)) to_free.push_back(of_gather[g].back());
-    // The slot of embedding and head is free much earlier: the head's gather would start among the first layers, and
-    // they would wait for all of it.
+    // The slot of embedding and head is free much earlier. Without this wait, the head's gather would start among those
+    // of the first layers, and they would wait for all of it.
     if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = gathered;
-    // For ablation: not before compute needs it.
+    // For ablation, the gather does not begin before compute needs it.
     if (!job_.options.param_gather && use.first_use > 0) held_back = {{use.first_use - 1}};
     gathered = gather(job_, plan,
                       {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use),
@@ -170,11 +171,11 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     of_gather.push_back(gathered);
   }
   if (!reduced) return;
-  // All use one buffer for the shard that is about to be added. Order within a channel is computed, so the wait of the
-  // next reduction for the addition must be declared.
+  // All reductions use one buffer for the shard that is about to be added. The order within a channel is computed
+  // later, so the plan must declare that the next reduction waits for the addition.
   std::optional<Point> part_free;
-  std::map<size_t, Point> sums;             // of each bucket: its latest addition
-  std::vector<Reduce> in_order = reduces_;  // by completion
+  std::map<size_t, Point> sums;             // by bucket: its latest addition
+  std::vector<Reduce> in_order = reduces_;  // sorted by completion
   std::stable_sort(in_order.begin(), in_order.end(),
                    [](const Reduce& a, const Reduce& b) { return a.last_use < b.last_use; });
   for (const Reduce& use : in_order) {
@@ -212,7 +213,8 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     reduced->reductions.push_back({use.last_use, first, done});
     sums[use.bucket] = done;
     reduced->buckets[use.bucket] = {done};
-    // A late weight pass may gather parameters once more whose gradients are complete; it needs them before the update.
+    // A late weight pass may gather parameters again after their gradients are complete, and needs them before the
+    // update.
     if (const auto g = latest.find(use.bucket); g != latest.end() && gathers_[g->second].first_use > use.last_use)
       reduced->buckets[use.bucket].push_back(of_gather[g->second].front());
   }

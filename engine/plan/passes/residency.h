@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Residency of layers: slots for gathered parameters and for gradients on their way to reduction.
+// The residency of layers: slots for gathered parameters, and for gradients on their way to a reduction.
 
 #include <map>
 #include <optional>
@@ -13,10 +13,10 @@
 namespace slipstream {
 
 /// Follows a spine as it is built and chooses the location of sharded layers at each use (Sharding::gradients and
-/// Sharding::parameters). Embedding and head, if they share no table, take turns in a separate slot: one is gathered,
-/// and the gradients of the other are reduced, while layers compute.
+/// Sharding::parameters). If embedding and head share no table, they take turns in a separate slot: while layers
+/// compute, one of them is gathered, and the gradients of the other are reduced.
 ///
-/// Parameters: a use of a layer that is in a slot is a hit; otherwise it takes the slot with the oldest last use.
+/// Parameters: if a layer is in a slot, its use is a hit. Otherwise it takes the slot with the oldest last use.
 /// Gradients: the backward of a layer takes the slot with the oldest last use as well; its reduction frees it.
 /// Gradients of small persistent parameters stay in place and are reduced at the end of a micro-batch's backward pass.
 class Residency {
@@ -26,7 +26,7 @@ class Residency {
   /// Sets the rebinds of item number `id`, a piece of `micro_batch`, and whether it accumulates.
   void enter(ItemId id, const Piece& piece, bool backward, SpineItem& item);
 
-  /// Appends gathers, and the reductions and additions of layer gradients, after the spine is complete. Fills the
+  /// Appends gathers, and the reductions and additions of layer gradients. The spine must be complete. Fills in the
   /// points of layer buckets in `reduced` (sized by bucket) if it is not null.
   void append_tasks(Plan& plan, Reduced* reduced) const;
 
@@ -39,24 +39,25 @@ class Residency {
   };
   struct Reduce {
     size_t bucket = 0;
-    int slot = -1;  // of gradient_slot_slice(); -1: the whole gradients of persistent parameters
+    int slot = -1;  // the slot of gradient_slot_slice(); -1: the whole gradients of persistent parameters
     int32_t micro_batch = 0;
     ItemId first_use = 0;
     ItemId last_use = 0;
-    std::optional<ItemId> next_write;  // of the same bytes, by backward
+    std::optional<ItemId> next_write;  // the next item of the backward pass that writes the same bytes
   };
-  /// Does a work of `piece` use values (or gradients) of `bucket`?
+  /// Returns true if a work of `piece` uses values (or gradients) of `bucket`.
   bool touches(const Piece& piece, size_t bucket, bool gradients) const;
   void reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_batch);
   std::string name_of(size_t bucket) const;
   void bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const;
 
   const Job& job_;
-  std::map<int, std::vector<size_t>> buckets_of_unit_;  // one per layer, or one for each pass of a split backward
+  /// One bucket per layer, or one for each pass of a split backward.
+  std::map<int, std::vector<size_t>> buckets_of_unit_;
   std::map<int, std::vector<size_t>> persistent_of_layer_;
-  Slots slots_;           // of layers
-  Slots end_slot_;        // of the parameters before the first layer and after the last
-  Slots gradient_slots_;  // of a bucket in a micro-batch
+  Slots slots_;           // for layers
+  Slots end_slot_;        // for the parameters before the first layer and after the last
+  Slots gradient_slots_;  // for a bucket in a micro-batch
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies the state after a step to host memory, while the next step runs.
+// Copies the state after a step to host memory while the next step runs.
 
 #include <fmt/core.h>
 

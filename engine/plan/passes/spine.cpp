@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The spine: the actions of the schedule in order, piece by piece, with the accesses of each item resolved.
+// Builds the spine: the actions of the schedule in order, piece by piece, with the accesses of each item resolved.
 
 #include <algorithm>
 
@@ -51,13 +51,13 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
     return static_cast<size_t>(std::find(job.model.backward.begin(), job.model.backward.end(), piece) -
                                job.model.backward.begin());
   };
-  // The staged batch is taken first, with all micro-batches, if the stage reads any of it.
+  // If the stage reads any of the staged batch, its first item takes the batch, with all micro-batches.
   if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
   for (size_t u = 0; u < job.actions.size(); ++u) {
     const Action& action = job.actions[u];
     transfers.enter(u, static_cast<ItemId>(plan.spine.size()));
     for (uint32_t piece : job.chunks[static_cast<size_t>(action.chunk)].pieces(action.pass)) {
-      // Micro-batches go in order: the last one's entry remains.
+      // Micro-batches go in order, so that the entry of the last one remains.
       if (action.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
       append_piece(job, piece, action, transfers.rebinds(u), residency, plan);
       if (writes(plan.spine.back(), job.model.loss)) map.loss = static_cast<ItemId>(plan.spine.size() - 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communication that the model declares between its pieces, as tasks; declared accesses determine the waiting items.
+// Turns communication that the model declares between its pieces into tasks. Declared accesses determine which items
+// wait.
 
 #include <algorithm>
 #include <map>
@@ -21,7 +22,7 @@ class SublayerPass {
       const SpineItem& item = plan_.spine[id];
       for (const Slice& slice : item.reads) wait_for_open(slice, false, id);
       for (const Slice& slice : item.writes) wait_for_open(slice, true, id);
-      if (item.piece >= job_.model.pieces.size()) continue;  // not a piece of the model
+      if (item.piece >= job_.model.pieces.size()) continue;  // the item is no piece of the model
       const Piece& piece = job_.model.pieces[item.piece];
       for (const Communication& c : piece.communications)
         append(c, id,
@@ -31,7 +32,7 @@ class SublayerPass {
   }
 
  private:
-  /// The accesses of a task, until a spine item waits for the task.
+  /// The accesses of a task, kept until a spine item waits for the task.
   struct Open {
     size_t task = 0;
     Slice slice;
@@ -43,7 +44,7 @@ class SublayerPass {
     }
   };
 
-  /// The spine is in order: items after the first waiting one need no wait.
+  /// The spine is in order, so that items after the first waiting one need no wait.
   void wait_for_open(const Slice& slice, bool is_write, ItemId id) {
     const auto found = open_.find(slice.buffer);
     if (found == open_.end()) return;

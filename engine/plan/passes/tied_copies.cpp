@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of a tied table whose two copies are on different stages: added on the first, the same bits on both.
+// The gradient of a tied table whose two copies are on different stages. The first stage adds both shares, so that both
+// stages get the same bits.
 
 #include "engine/plan/memory.h"
 #include "engine/plan/passes/passes.h"

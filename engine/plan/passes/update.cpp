@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates from summed gradients: adds the tied share, computes the clip factor from the norm, runs the optimizers.
+// Updates from summed gradients: adds the tied share, computes the clip factor from the norm, and runs the optimizers.
 
 #include <algorithm>
 #include <functional>
@@ -30,8 +30,8 @@ class UpdatePass {
 
   std::vector<Point> run() {
     stage_scalars();
-    // Groups follow each other in the flat order, but their gradients arrive in turns. Buckets of the tied table wait
-    // for its embedding share, which arrives last: they go last.
+    // Groups follow each other in the flat order, but their gradients arrive in turns. Buckets of the tied table go
+    // last, because they wait for its embedding share, which arrives last.
     for (size_t b = 0; b < job_.layout.buckets.size(); ++b) order_.push_back(b);
     std::sort(order_.begin(), order_.end(), [this](size_t a, size_t b) {
       return std::pair(holds_tied(a), arrival(a)) < std::pair(holds_tied(b), arrival(b));
@@ -45,9 +45,9 @@ class UpdatePass {
   }
 
  private:
-  /// `begin`: what all updates wait for.
+  /// `begin` has the points that all updates wait for.
   void update_groups(UpdateStart start, const std::vector<Point>& begin, std::vector<std::vector<Point>>& complete) {
-    // After the clip factor all buckets may be updated at once: one launch does it, unless they are gathered then.
+    // After the clip factor, all buckets may be updated at once. One launch does that, unless they are gathered then.
     if (!job_.options.optimizer_per_bucket || (!begin.empty() && !sharded_)) {
       for (uint32_t g = 0; g < job_.groups.size(); ++g)
         if (job_.groups[g].optimizer->start == start) update_group(g, begin, complete);
@@ -59,7 +59,7 @@ class UpdatePass {
     update_buckets(std::move(order), begin, complete);
   }
 
-  /// All buckets of a group by one task.
+  /// Updates all buckets of a group by one task.
   void update_group(uint32_t g, std::vector<Point> begin, std::vector<std::vector<Point>>& complete) {
     std::vector<size_t> order;
     for (size_t b : order_)
@@ -73,13 +73,15 @@ class UpdatePass {
     for (size_t b : order) publish(b, {updated});
   }
 
-  /// Each bucket by a task, in the order of arrival.
+  /// Updates each bucket by a task of its own, in the order of arrival.
   void update_buckets(std::vector<size_t> order, const std::vector<Point>& begin,
                       std::vector<std::vector<Point>>& complete) {
-    // After the clip factor nothing is left to wait for: the parameters that the next forward needs first come first.
+    // After the clip factor nothing is left to wait for, so the parameters that the next forward pass needs first come
+    // first.
     if (!begin.empty()) std::reverse(order.begin(), order.end());
-    // On the spine, updates run as sums arrive, and the first layers' arrive last; but gathers go in forward order,
-    // or the next step would begin after all of them. Off the spine most have travelled during the backward pass.
+    // On the spine, updates run as sums arrive, and those of the first layers arrive last. But gathers go in forward
+    // order, because the next step would otherwise begin after all of them. Off the spine, most sums have travelled
+    // during the backward pass.
     const bool holds_back = begin.empty() && sharded_ && on_spine_;
     std::map<Arrival, Point, std::greater<>> updated;
     for (size_t b : order) {
@@ -100,7 +102,7 @@ class UpdatePass {
     }
   }
 
-  /// Orders buckets as their gradients are complete.
+  /// Orders buckets by the completion of their gradients.
   using Arrival = std::tuple<bool, uint32_t, size_t>;
   Arrival arrival(size_t bucket) const {
     const Bucket& b = job_.layout.buckets[bucket];
@@ -118,15 +120,15 @@ class UpdatePass {
     return append_local(plan_, on_spine_, channel_, std::move(task));
   }
 
-  /// Destination of updated weights: with a second copy not the one that this step reads.
+  /// Returns the destination of updated weights. With a second copy, it is the copy that this step does not read.
   Slice next(const Slice& slice) const {
     if (!job_.options.double_buffer || slice.buffer != job_.ids.values) return slice;
     return {job_.ids.values_next, slice.begin_bytes, slice.size_bytes};
   }
 
   /// Off the spine, the backward pass may still read the weights that an update writes: a weight's gradient is complete
-  /// before its input gradient has been computed from the weight. Waiting for the last such item is enough, because the
-  /// spine is in order.
+  /// before its input gradient has been computed from the weight. It is enough to wait for the last such item, because
+  /// the spine is in order.
   void wait_for_spine(Item& task) const {
     const auto overlap = [](const std::vector<Slice>& a, const std::vector<Slice>& b) {
       for (const Slice& x : a)
@@ -162,15 +164,16 @@ class UpdatePass {
     staged_ = local(std::move(task));
   }
 
-  /// Once, before the first bucket that needs it, so that the other buckets do not wait for the last arrival.
+  /// Adds the tied share once, before the first bucket that needs it, so that the other buckets do not wait for the
+  /// last arrival.
   void add_tied_before(size_t bucket, std::vector<std::vector<Point>>& complete) {
     if (tied_added_ || !job_.model.tied.split || !holds_tied(bucket)) return;
     add_tied(complete);
     tied_added_ = true;
   }
 
-  /// The head's share (summed over ranks) += the embedding's share (summed over ranks): the same bits in all reduce
-  /// modes.
+  /// Computes the head's share (summed over ranks) += the embedding's share (summed over ranks), with the same bits in
+  /// all reduce modes.
   void add_tied(std::vector<std::vector<Point>>& complete) {
     const TiedEmbedding& tied = job_.model.tied;
     const Slice table =
@@ -184,7 +187,8 @@ class UpdatePass {
     else
       task.reads = {job_.buffers.whole(tied.dense), table};
     task.writes = {table};
-    // Received rows are added to the table's, other rows stay untouched; the number of equal rows is not known.
+    // Received rows are added to those of the table, and other rows do not change. The number of equal rows is not
+    // known.
     const int64_t added_elems = tied.as_rows ? task.reads[1].size_bytes / 4 : task.elems;
     task.cost = {added_elems, 12 * added_elems + (tied.as_rows ? task.reads[0].size_bytes : 0)};
     task.after = reduced_.tied;
@@ -195,7 +199,7 @@ class UpdatePass {
       if (holds_tied(b)) complete[b] = {added};
   }
 
-  /// One double per gradient part, summed in part order: bits do not depend on the buckets.
+  /// Stores one double per gradient part. They are summed in part order, so that bits do not depend on the buckets.
   Point clip_factor(std::vector<std::vector<Point>>& complete) {
     std::vector<Point> summed;
     for (size_t b : order_) {
@@ -206,16 +210,16 @@ class UpdatePass {
       for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p)
         if (job_.layout.parts[p].norm_index >= 0)
           sums.push_back({job_.ids.norm_parts, int64_t{job_.layout.parts[p].norm_index} * 8, 8});
-      if (sums.empty()) continue;  // its other stage counts this copy
+      if (sums.empty()) continue;  // the other stage with this copy counts it
       Task task;
       task.name = fmt::format("sum_squares.bucket{}", b);
       task.op = Op::sum_squares;
       task.bucket = static_cast<int32_t>(b);
       task.reads = {storage.gradient};
       task.writes = std::move(sums);
-      task.cost = {
-          2 * storage.shard_elems,
-          4 * storage.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};  // sum_squares_cost(), with padding
+      task.cost = {2 * storage.shard_elems,
+                   /// Sum_squares_cost(), including padding.
+                   4 * storage.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }
@@ -229,7 +233,7 @@ class UpdatePass {
       if (group.optimizer->start == UpdateStart::after_clip) task.writes.push_back(clip_factor_of(job_, group));
     task.cost = {int64_t{job_.norm_parts}, int64_t{job_.norm_parts} * 8};
     task.after = summed;
-    task.after.push_back(staged_);  // its factor is stored in the staged scalars
+    task.after.push_back(staged_);  // the clip factor is stored in the staged scalars
     if (job_.options.skips) {
       task.reads.insert(task.reads.end(), {job_.buffers.whole(job_.ids.loss_sum), limits_of(job_)});
       task.after.insert(task.after.end(), loss_.begin(), loss_.end());
@@ -237,8 +241,8 @@ class UpdatePass {
     return local(std::move(task));
   }
 
-  /// Each rank has only the squares of its shards or of its part of a layer, each stage those of its parameters; the
-  /// rest are zeros.
+  /// Each rank has only the squares of its shards or of its part of a layer, and each stage those of its parameters.
+  /// The rest are zeros.
   Point sum_over_ranks(const std::vector<Point>& summed) {
     Task task;
     task.name = "all_reduce.norm";
@@ -281,7 +285,7 @@ class UpdatePass {
     return *(workspace_free_ = local(std::move(task)));
   }
 
-  /// The whole bucket from the updated shards; the next plan that reads it waits by link().
+  /// Restores the whole bucket from the updated shards. The next plan that reads it waits by link().
   void publish(size_t b, std::vector<Point> updated) {
     if (!job_.placement_of(b).is_sharded()) return;
     const BucketStorage& storage = job_.storage[b];
@@ -290,7 +294,7 @@ class UpdatePass {
       gathered_.push_back(*encoded);
     }
     if (storage.values.size_bytes == 0) return;
-    // The update writes this rank's shard only; the backward pass may still read the other ranks' parts.
+    // The update writes only this rank's shard, and the backward pass may still read the parts of other ranks.
     Item read;
     read.writes = {next(storage.values)};
     if (!on_spine_) wait_for_spine(read);
@@ -312,7 +316,7 @@ class UpdatePass {
   bool on_spine_;
   ChannelId channel_;
   bool sharded_ = job_.sharding().states;
-  std::vector<size_t> order_;  // of buckets
+  std::vector<size_t> order_;  // the order of buckets
   Point staged_;               // complete when the scalars of this step are in place
   std::optional<Point> workspace_free_;
   bool tied_added_ = false;

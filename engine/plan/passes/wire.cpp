@@ -52,7 +52,8 @@ Slice part_of(const Slice& whole, int index, int64_t part_bytes) {
   return {whole.buffer, whole.begin_bytes + index * part_bytes, part_bytes};
 }
 
-/// All-reduce in place of bfloat16. Host collectives add in float and round once; NCCL may round at every step.
+/// Appends an all-reduce in place of bfloat16. Host collectives add in float and round once, but NCCL may round at
+/// every step.
 Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const std::string& name, size_t bucket,
                          BufferId buffer, const Slice& values, const std::vector<Point>& after,
                          std::vector<Turn>& turns, ItemId ready) {
@@ -73,14 +74,14 @@ Point all_reduce_rounded(const Job& job, Plan& plan, ChannelId channel, const st
   return done;
 }
 
-/// A sum of encoded data: every rank receives all contributions to its part and adds them in float, in rank order.
+/// A sum of encoded data. Every rank receives all contributions to its part and adds them in float, in rank order.
 struct Exchange {
   ChannelId channel;
   std::string label;
   size_t bucket;
   Format wire;
-  BufferId out, in;              // encoded parts by receiver, and every rank's contribution to this rank's part
-  Slice residual, sum_residual;  // error feedback; empty: none
+  BufferId out, in;              // the encoded parts by receiver, and every rank's contribution to this rank's part
+  Slice residual, sum_residual;  // for error feedback; empty: none
 };
 
 /// `to` is this rank's part of the sum, or (not `scattered`) all of it.
@@ -110,7 +111,7 @@ Point sum_by_exchange(const Job& job, Plan& plan, const Exchange& x, const Slice
   sum.after = {exchange(Op::all_to_all, out, in, encoded)};
   Point done = append_task(plan, std::move(sum));
   if (!scattered) {
-    // The sums return to all ranks the same way, from the buffer that is now free.
+    // The sums return to all ranks in the same way, from the buffer that is now free.
     Task again = coding(job, x.channel, Op::encode, "encode_sum." + x.label, x.bucket, x.wire, elems, mine,
                         part_of(in, index, part_bytes));
     keep_residual(again, x.sum_residual);
@@ -202,7 +203,7 @@ std::vector<Point> gather(const Job& job, Plan& plan, const Gathering& what) {
   }
   const Slice in{job.ids.gather_wire, 0, what.from.size_bytes * placement.shards(job.mesh)};
   task.writes = {in};
-  // One bucket at a time: the previous gather has been decoded.
+  // Only one bucket travels at a time: the previous gather has been decoded.
   for (size_t i = plan.tasks.size(); i-- > 0;)
     if (plan.tasks[i].op == Op::decode && plan.tasks[i].reads[0].buffer == in.buffer) {
       task.after.push_back({kTaskBit + static_cast<ItemId>(i)});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lags of ZB-H1's weight gradients for given pass times, found by trials in virtual time.
+// Finds the lags of ZB-H1's weight gradients for given pass times by trials in virtual time.
 
 #include <algorithm>
 
@@ -8,15 +8,15 @@
 namespace slipstream {
 
 std::vector<int> most_lags(const ScheduleShape& shape) {
-  // A stage begins fewer micro-batches early than the first one, by its position; each lagging one takes one of their
-  // places in memory.
+  // A stage begins fewer micro-batches early than the first one does, by its position. Each lagging weight gradient
+  // takes the memory of one of them.
   std::vector<int> most;
   for (int stage = 0; stage < shape.stages; ++stage) most.push_back(stage * (shape.hides_transfers ? 2 : 1));
   return most;
 }
 
 std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, std::vector<int> most) {
-  constexpr int kRounds = 4;              // of the search: limits its cost with many stages
+  constexpr int kRounds = 4;              // the rounds of the search, which limit its cost with many stages
   constexpr int64_t kWorthSaying = 1000;  // differences below a step / this are within the error of the times
   using Lags = std::vector<int>;
   const auto span_ns = [&](const Lags& lags) {
@@ -37,7 +37,7 @@ std::vector<int> best_lags(const ScheduleShape& shape, const PlayTimes& times, s
     best_ns = ns;
     return true;
   };
-  take_if_shorter(Lags(most.size(), 0));  // 1F1B that sends its input gradients early
+  take_if_shorter(Lags(most.size(), 0));  // these lags are 1F1B that sends its input gradients early
   take_if_shorter(most);
   bool moved = true;
   for (int round = 0; moved && round < kRounds; ++round) {

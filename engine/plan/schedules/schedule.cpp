@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kinds of schedules: the order of a stage's actions.
+// The kinds of schedules. Each decides the order of a stage's actions.
 
 #include "engine/plan/schedules/schedule.h"
 
@@ -22,9 +22,9 @@ Order gpipe(const ScheduleShape& shape, int /*stage*/) {
   return order;
 }
 
-/// Warm-up, then one forward and one backward in turn, then the rest. Without virtual stages a stage begins as many
-/// micro-batches as there are stages after it; with them, rounds of `stages` micro-batches go through one chunk after
-/// the other, and twice as many are needed until the first gradient is back.
+/// Warm-up, then one forward and one backward in turn, then the rest. Without virtual stages, the warm-up of a stage
+/// has as many micro-batches as there are stages after it. With virtual stages, rounds of `stages` micro-batches go
+/// through one chunk after the other, and twice as many are needed until the first gradient is back.
 Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
   const int p = shape.stages, v = shape.virtual_stages, total = shape.micro_batches * v;
   Order forward, backward, order;
@@ -45,8 +45,8 @@ Order one_forward_one_backward(const ScheduleShape& shape, int stage) {
   return order;
 }
 
-/// 1F1B whose weight gradients lag, as published by `stage` input gradients: later stages, which end their backwards
-/// first, keep work for the bubble in which earlier ones still wait.
+/// 1F1B whose weight gradients lag, by `stage` input gradients as published. Later stages, which end their backward
+/// passes first, keep work for the bubble in which earlier stages still wait.
 Order zero_bubble(const ScheduleShape& shape, int stage) {
   const int lag = shape.lags.empty() ? stage : shape.lags[static_cast<size_t>(stage)];
   Order order;
@@ -63,12 +63,13 @@ Order zero_bubble(const ScheduleShape& shape, int stage) {
 /// The first chunk goes down the stages, the second one comes back up, and gradients return the same way. The warm-up
 /// has as many forward passes as fit until the first micro-batch is back from the turn, then until its gradient is.
 /// After that every stage repeats six actions. If all of them take equally long, no stage waits between its first and
-/// its last one, from 2 x stages - 1 micro-batches on, and every stage has at most 2 x stages chunks in flight: the
-/// memory of 1F1B's first stage. Weight gradients of the last micro-batches follow when no input gradient is left.
+/// its last one, if there are at least 2 x stages - 1 micro-batches, and every stage has at most 2 x stages chunks in
+/// flight: the memory of 1F1B's first stage. Weight gradients of the last micro-batches follow when no input gradient
+/// is left.
 Order zero_bubble_v(const ScheduleShape& shape, int stage) {
   using enum Pass;
   constexpr int kDown = 0, kUp = 1;
-  const int m = shape.micro_batches, below = shape.stages - stage;  // stages from this one to the turn
+  const int m = shape.micro_batches, below = shape.stages - stage;  // the stages from this one to the turn
   Order order;
   int done[3][2] = {};  // by pass and chunk
   const auto add = [&](Pass pass, int chunk) {
@@ -216,7 +217,7 @@ double Played::bubble() const {
 
 Played play(const PipelineSchedule& schedule, const PlayTimes& times) {
   const int stages = schedule.shape.stages, parts = schedule.parts(), micro_batches = schedule.shape.micro_batches;
-  // Time at which the input of [pass][part][micro_batch] is available; -1: not yet.
+  // The time at which the input of [pass][part][micro_batch] is available; -1: it is not yet.
   const auto size = static_cast<size_t>(parts * micro_batches);
   std::vector<int64_t> arrived[2] = {std::vector<int64_t>(size, -1), std::vector<int64_t>(size, -1)};
   const auto at = [&](int part, int m) { return static_cast<size_t>(part * micro_batches + m); };
@@ -273,7 +274,7 @@ std::vector<char> off_critical_path(const PipelineSchedule& schedule, const Play
   const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
   const auto chunks = static_cast<size_t>(schedule.shape.virtual_stages);
   std::vector<char> off(chunks, 0);
-  std::vector<Played::Span> last(chunks);  // pass of each chunk
+  std::vector<Played::Span> last(chunks);  // the last pass of each chunk
   for (size_t i = 0; i < actions.size(); ++i)
     if (actions[i].pass != Pass::forward)
       last[static_cast<size_t>(actions[i].chunk)] = played.stages[static_cast<size_t>(stage)][i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules as text: stage x time for readers, CSV for other programs.
+// Writes and reads schedules: a table of stages and time for people, CSV for other programs.
 
 #include <algorithm>
 #include <cctype>
@@ -17,10 +17,10 @@ namespace slipstream {
 namespace {
 
 constexpr const char* kHeader = "stage,position,pass,chunk,micro_batch";
-/// Where the parts do not go round the stages, rows name the part instead of the chunk.
+/// If the parts do not go round the stages, rows name the part instead of the chunk.
 constexpr const char* kHeaderOfParts = "stage,position,pass,part,micro_batch";
 
-/// A line of unknown content for an error message: at most 80 characters, unprintable ones replaced.
+/// Returns a line of unknown content for an error message: at most 80 characters, with unprintable ones replaced.
 std::string shown(const std::string& line) {
   constexpr size_t kShown = 80;
   std::string text;
@@ -30,9 +30,9 @@ std::string shown(const std::string& line) {
   return line.size() > kShown ? text + "..." : text;
 }
 
-/// A row in the format of a header; none for any other line, or for a number that is too large.
+/// A row in the format of a header. Any other line is none, and so is a number that is too large.
 struct Row {
-  int stage = -1, position = -1, place = -1, micro_batch = -1;  // place: chunk or part
+  int stage = -1, position = -1, place = -1, micro_batch = -1;  // place is the chunk or the part
   char pass = '?';
 };
 std::optional<Row> row_of(const std::string& line) {
@@ -74,7 +74,7 @@ std::string schedule_table(const PipelineSchedule& schedule, const Played& playe
                    end = std::min(columns, std::max(begin + 1, column(played.stages[s][i].end_ns)));
       for (size_t c = begin; c < end; ++c) {
         if (left_out > 0 && c >= ends && c < ends + left_out) {
-          c = ends + left_out - 1;  // part of what is left out
+          c = ends + left_out - 1;  // skips a part of what is left out
           continue;
         }
         cells[c < ends || left_out == 0 ? c : c - left_out] = c == begin ? label(schedule.stages[s][i]) : "-";
