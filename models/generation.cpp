@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the stages of a decoder's forward pass over the newest tokens: the words of Ops with the ops of training, of
+// Runs the stages of a decoder's forward pass over the newest tokens. It implements Ops with the ops of training, of
 // kernels/decode and of kernels/sample.
 
 #include "models/generation.h"
@@ -30,8 +30,8 @@
 namespace slipstream::models {
 namespace {
 
-constexpr int64_t kPieceElems = 1 << 18;  // of a tensor on its way into memory
-constexpr int64_t kAlignment = 64;        // of a parameter in memory
+constexpr int64_t kPieceElems = 1 << 18;  // the elements of a tensor that are copied at a time
+constexpr int64_t kAlignment = 64;        // the alignment of a parameter in memory
 
 ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
   options.trains = false;
@@ -77,13 +77,13 @@ struct Generation::State final : Ops {
   const std::byte* weight(int64_t p) { return memory->data() + held[static_cast<size_t>(p)].begin_bytes; }
   const float* floats(int64_t p) { return p < 0 ? nullptr : reinterpret_cast<const float*>(weight(p)); }
 
-  /// A range of a tensor, as this rank holds it.
+  /// A range of a tensor as this rank holds it.
   struct Part {
     const NamedTensor* tensor;
     int64_t begin, elems;
   };
-  /// The memory of each parameter, in order. With shared key-value heads the rows of this rank's head follow those of
-  /// the queries, and the rest of them has no memory.
+  /// Returns the memory of each parameter, in order. With shared key-value heads, the rows of this rank's head follow
+  /// those of the queries, and the other rows have no memory.
   std::vector<std::vector<Part>> parts_of_parameters() {
     std::vector<std::vector<Part>> all;
     for (const ParameterSpec& p : b.spec().parameters) {
@@ -112,7 +112,7 @@ struct Generation::State final : Ops {
       held.push_back({all_bytes, bytes_of(elems, dtype_of(p))});
       all_bytes = round_up(all_bytes + held.back().size_bytes, kAlignment);
     }
-    // In one piece, so that the kernel gives huge pages to small matrices, too.
+    // All parameters share one allocation, so that the kernel gives huge pages to small matrices, too.
     memory = device.allocate(all_bytes, "the model");
     std::vector<float> piece;
     for (uint32_t p = 0; p < parts.size(); ++p) {
@@ -137,14 +137,16 @@ struct Generation::State final : Ops {
   float* rows_of(GenerationDevice::Scratch& at, int64_t count, int64_t width) {
     return device.floats(at, count * width);
   }
-  /// The memory of a buffer of the model, for the rows of the pass.
+  /// Returns the memory of a buffer of the model for the rows of the pass.
   float* at(Slice slice, int64_t width) { return rows_of(scratch[slice.buffer], rows.count, width); }
 
-  /// The rows of a pass: a step's, or those of a prompt, which are of one sequence, from its first token on.
+  /// The rows of a pass. They are those of a step, or those of a prompt, which belong to one sequence and begin with
+  /// its first token.
   struct Rows : TextRows {
-    int prompt_of = -1;  // the sequence; -1: a step
+    int prompt_of = -1;  // the sequence; -1: the pass is a step
     bool are_a_prompt() const { return prompt_of >= 0; }
-    int64_t drawing() const { return are_a_prompt() ? 1 : count; }  // of these, the last, a token is drawn
+    /// The number of last rows for which a token is drawn.
+    int64_t drawing() const { return are_a_prompt() ? 1 : count; }
   };
 
   void few_rows(const float* x, const Linear& w, const float* bias, int64_t count, float* y) {
@@ -158,7 +160,8 @@ struct Generation::State final : Ops {
                                           .out = w.out,
                                           .dtype = setup.dtype});
   }
-  /// The rows of a step are multiplied by few, so that the bits of one do not depend on their number.
+  /// The rows of a step are multiplied a few at a time, so that the bits of one row do not depend on the number of
+  /// rows.
   void product(const float* x, const Linear& w, float* y, bool adds_bias) {
     const float* bias = adds_bias ? floats(w.bias) : nullptr;
     const std::byte* from = weight(w.weight);
@@ -192,7 +195,7 @@ struct Generation::State final : Ops {
       kernels::cast(context, {.from = args.y, .to = y, .elems = count * width, .from_dtype = dtype});
   }
 
-  /// Cosines and sines of the rows' positions; null without rotary embeddings.
+  /// Returns the cosines and sines of the rows' positions, or null without rotary embeddings.
   const float* angles_of_pass() {
     if (!angles) return nullptr;
     if (rows.are_a_prompt()) return reinterpret_cast<const float*>(angles->data());
@@ -201,7 +204,7 @@ struct Generation::State final : Ops {
     return some;
   }
 
-  // --- the words of Ops, for all rows of the pass; rows of other ranks' vocabulary are theirs
+  // --- Ops for all rows of the pass; vocabulary rows of other ranks stay with them
   void embed(uint32_t table, int64_t positions, Slice to, Slice partial) override {
     const int64_t D = o.width, vocab = b.vocab_rows();
     float* const x = at(to, D);
@@ -250,7 +253,7 @@ struct Generation::State final : Ops {
     kernels::swiglu_forward(context,
                             {.gate_up = at(gate_up, 2 * width), .y = at(y, width), .rows = rows.count, .width = width});
   }
-  void assemble_qkv(const Linear&, const Linear&, const Linear&) override {}  // parts_of_parameters() did
+  void assemble_qkv(const Linear&, const Linear&, const Linear&) override {}  // parts_of_parameters() has done this
   void head_norm(Slice raw, const HeadNorms& n, Slice qkv) override {
     kernels::head_norm_forward(context, {.x = at(raw, b.qkv_width()),
                                          .q_weight = weight(n.q_weight),
@@ -267,14 +270,14 @@ struct Generation::State final : Ops {
     kernels::rope(context, {.x = at(qkv, b.qkv_width()),
                             .batch = 1,
                             .tokens = rows.count,
-                            .heads = b.heads() + b.kv_heads(),  // side by side
+                            .heads = b.heads() + b.kv_heads(),  // next to each other
                             .head_dim = b.head_dim(),
                             .row_stride = b.qkv_width(),
                             .theta = o.rope_theta,
                             .inverse = inverse,
                             .table = turns});
   }
-  /// Keeps keys and values of the rows, and attends.
+  /// Stores keys and values of the rows, and attends.
   void attention(const AttentionLayer& layer, double, Slice qkv_rows, Slice to, Slice) override {
     const float scale = 1.0f / std::sqrt(static_cast<float>(b.head_dim()));
     windows[static_cast<size_t>(layer.index)] = layer.window;
@@ -327,7 +330,7 @@ struct Generation::State final : Ops {
     return {.at = cache->data() + bytes_of(before, setup.dtype), .capacity = kept(), .dtype = setup.dtype};
   }
 
-  /// Returns the logits of the rows that draw in the device's memory.
+  /// Returns the logits of the rows for which tokens are drawn. They are in the device's memory.
   float* forward(const Rows& of_pass) {
     rows = of_pass;
     turns = angles_of_pass();
@@ -340,7 +343,7 @@ struct Generation::State final : Ops {
   }
 
   int64_t logits_width() { return b.vocab_rows() * o.tensor; }
-  /// Rows of logits with the parts of the vocabulary that other ranks have.
+  /// Returns the rows of logits with the parts of the vocabulary that other ranks have.
   float* logits_of_all_ranks(float* parts, int64_t count) {
     if (o.tensor == 1) return parts;
     const auto part = static_cast<size_t>(b.vocab_rows()), whole = static_cast<size_t>(logits_width());
@@ -381,13 +384,13 @@ struct Generation::State final : Ops {
       choice.update(newest);
       choice.choose(newest, forward(newest), logits_width(), turn);
     };
-    // Ranks that share the model exchange sums through the host, which cannot be recorded.
+    // Ranks that share the model exchange sums through the host, which a graph cannot record.
     o.tensor == 1 ? device.repeat(turn, newest.count, body) : device.run(turn, body);
   }
 
   int passes_ahead() const { return device.kind() == DeviceKind::cuda && o.tensor == 1 ? 1 : 0; }
 
-  /// Calls take(bytes) for the weights of a step: all but a table that only the embedding reads.
+  /// Calls take(bytes) for the weights of a step: all of them except a table that only the embedding reads.
   template <typename Take>
   void for_weights(const Take& take) {
     for (uint32_t p = 0; p < held.size(); ++p)
@@ -400,23 +403,23 @@ struct Generation::State final : Ops {
   Buffers buffers;
   SpecBuilder b;
   Decoder model;
-  std::vector<Stage> stages;  // of a forward pass
+  std::vector<Stage> stages;  // the stages of a forward pass
   GenerationDevice device;
   LaunchContext& context;
   TokenChoice choice;
   std::vector<GenerationDevice::Scratch> scratch;  // by buffer of the model
-  Rows rows;                                       // of the pass
-  const float* turns = nullptr;                    // the angles of its positions
+  Rows rows;                                       // the rows of the pass
+  const float* turns = nullptr;                    // the angles of the pass's positions
   struct Held {
     int64_t begin_bytes, size_bytes;
   };
-  std::vector<Held> held;  // of parameters, in `memory`
+  std::vector<Held> held;  // by parameter; ranges of `memory`
   std::unique_ptr<Allocation> memory;
   std::unique_ptr<Allocation> cache;   // [layers, sequences] of KeyCache
-  std::vector<int64_t> windows;        // of the layers, from the last pass
-  std::vector<int64_t> lengths;        // tokens of each sequence in the cache, with those of issued passes
-  std::unique_ptr<Allocation> angles;  // of rotary embeddings: [capacity, head_dim]
-  std::vector<float> gathered;         // logits of all ranks
+  std::vector<int64_t> windows;        // the windows of the layers in the last pass
+  std::vector<int64_t> lengths;        // the tokens of each sequence in the cache, including those of issued passes
+  std::unique_ptr<Allocation> angles;  // for rotary embeddings: [capacity, head_dim]
+  std::vector<float> gathered;         // the logits of all ranks
   GenerationDevice::Scratch prompt, narrow_rows, angles_of_rows, wide_weight, statistics, logits_out, logits_all;
 };
 
@@ -456,7 +459,7 @@ int64_t Generation::weight_bytes() const {
 
 int64_t Generation::cache_bytes(int sequence) const {
   const State& s = *state_;
-  int64_t seen = 0;  // tokens, over all layers
+  int64_t seen = 0;  // tokens, summed over all layers
   for (const int64_t window : s.windows) seen += window > 0 ? std::min(tokens(sequence), window) : tokens(sequence);
   return seen * s.kv_width() * size_of(s.setup.dtype);
 }

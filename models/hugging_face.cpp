@@ -50,15 +50,15 @@ HuggingFaceModel read_gpt2(ConfigJson& config) {
           .table = "transformer.wte.weight"};
 }
 
-/// Which layers have the window of `sliding_window`, without `layer_types`.
+/// Which layers have the window of `sliding_window` if there are no `layer_types`.
 enum class Windows { none, all, from_max_window_layers };
 
-/// A family whose config.json has Llama's keys, and the library's defaults of those that may be absent.
+/// A family whose config.json has Llama's keys, and the library's defaults of those keys that may be absent.
 struct LlamaDialect {
   Family family;
   const char* model_type;
-  const char* name;  // of its classes
-  int64_t kv_heads;  // 0: as heads
+  const char* name;  // the name of its classes
+  int64_t kv_heads;  // 0: the number of heads
   int64_t ffn_width, context, vocab;
   int32_t begin_of_text, end_of_text;
   Windows windows;
@@ -72,7 +72,7 @@ constexpr std::array<LlamaDialect, 5> kLlamaDialects{{
     {Family::qwen3, "qwen3", "Qwen3", 0, 22016, 32768, 151936, -1, -1, Windows::from_max_window_layers},
 }};
 
-/// rope_scaling or rope_parameters: the frequencies, and theta where the object has it.
+/// The contents of rope_scaling or rope_parameters: the frequencies, and theta if the object has it.
 struct Rope {
   std::optional<double> theta;
   kernels::RopeScaling scaling;
@@ -116,8 +116,8 @@ Rope read_rope_object(const ConfigJson& config, const char* key, const Json& rop
   return read;
 }
 
-/// Theta and scaling. Before version 5 of the library they are rope_theta and rope_scaling, since then both are in
-/// rope_parameters. A file may have both forms of the same values.
+/// Reads theta and the scaling. Before version 5 of the library they are rope_theta and rope_scaling. Since then, both
+/// are in rope_parameters. A file may have both forms of the same values.
 void read_rope(const ConfigJson& config, ModelOptions& options) {
   std::optional<Rope> read;
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -143,16 +143,17 @@ void read_rope(const ConfigJson& config, ModelOptions& options) {
               fmt::format("{} as in rope_parameters", options.rope_scaling.original_context));
 }
 
-/// The layers with a window, as the classes of the library have them, and a note where they differ from the file.
+/// Reads the layers with a window as the classes of the library have them, and adds a note where they differ from the
+/// file.
 void read_windows(const ConfigJson& config, const LlamaDialect& dialect, HuggingFaceModel& model) {
   constexpr const char *kFull = "full_attention", *kSliding = "sliding_attention";
   ModelOptions& o = model.options;
   const bool qwen = dialect.windows == Windows::from_max_window_layers;
-  // The other families have no such keys: their libraries ignore them, so they must agree with the layers.
+  // The other families have no such keys, and their libraries ignore them, so the keys must agree with the layers.
   const bool uses = config.boolean("use_sliding_window", dialect.windows == Windows::all);
   int64_t first = 0;
   if (qwen || dialect.windows == Windows::none) first = config.whole("max_window_layers", 28, ConfigJson::kMaxSize, 0);
-  int64_t window = 0;  // none
+  int64_t window = 0;  // there is none
   if (config.find("sliding_window") != nullptr || (dialect.windows != Windows::none && !config.has("sliding_window")))
     window = config.whole("sliding_window", 4096);
   if (qwen && !uses) window = 0;
@@ -193,7 +194,7 @@ HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialec
   const std::string activation = config.text("hidden_act", "silu");
   config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
   const bool qwen2 = dialect.family == Family::qwen2, qwen3 = dialect.family == Family::qwen3;
-  // Qwen2 always has biases of queries, keys and values: its class has no such key, and the tensors show them.
+  // Qwen2 always has biases of queries, keys and values. Its class has no such key, and the tensors show the biases.
   config.need("attention_bias", !config.boolean("attention_bias", false) || qwen2, "false");
   config.need("mlp_bias", !config.boolean("mlp_bias", false), "false");
   const int64_t layers = config.whole("num_hidden_layers", 32, kMaxLayers);
@@ -212,7 +213,7 @@ HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialec
                   .vocab = config.whole("vocab_size", dialect.vocab),
                   .tie_embeddings = config.boolean("tie_word_embeddings", false),
                   .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
-      // The first two are keys of this program: the library has no such dropout in these families.
+      // The first two are keys of this program, because the library has no such dropout in these families.
       .dropout = {.embedding = config.rate("embd_pdrop", 0),
                   .residual = config.rate("resid_pdrop", 0),
                   .attention = config.rate("attention_dropout", 0)},
@@ -223,7 +224,7 @@ HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialec
   return model;
 }
 
-/// The classes with the arithmetic of the tensors that the families have.
+/// Accepts only the classes whose tensors have the arithmetic of the families.
 void check_architectures(const ConfigJson& config, const std::string& name) {
   const std::string causal = name + (name == "GPT2" ? "LMHeadModel" : "ForCausalLM");
   for (const std::string& architecture : config.texts("architectures"))
@@ -233,7 +234,7 @@ void check_architectures(const ConfigJson& config, const std::string& name) {
                 fmt::format("[\"{}\"]", causal));
 }
 
-/// Code of its own may compute anything, except where it only reads texts.
+/// A model's own code may compute anything. It is accepted only where it just reads texts.
 void check_own_code(const ConfigJson& config) {
   const Json* code = config.find("auto_map");
   if (code == nullptr) return;
@@ -242,7 +243,7 @@ void check_own_code(const ConfigJson& config) {
     config.need("auto_map", what == "AutoTokenizer", "no code of its own for the model");
 }
 
-/// The first dialect of the family whose classes have the windows.
+/// Returns the first dialect of the family whose classes have the windows.
 const LlamaDialect* dialect_of(const ModelOptions& options) {
   const bool mixed = options.window > 0 && !options.window_layers.empty();
   const auto* found = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(), [&](const LlamaDialect& dialect) {
@@ -251,14 +252,14 @@ const LlamaDialect* dialect_of(const ModelOptions& options) {
   return found == kLlamaDialects.end() ? nullptr : found;
 }
 
-/// 8 as 8.0: the library warns about factors that are no real numbers.
+/// Writes 8 as 8.0, because the library warns about factors that are no real numbers.
 template <typename Real>
 std::string with_point(Real value) {
   const std::string text = fmt::format("{}", value);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
-/// The keys that give layers of the family their windows.
+/// Returns the keys that give layers of the family their windows.
 std::string windows_of(const ModelOptions& o, const LlamaDialect& dialect) {
   if (dialect.windows == Windows::none) return "";
   const bool qwen = dialect.windows == Windows::from_max_window_layers;
@@ -270,14 +271,14 @@ std::string windows_of(const ModelOptions& o, const LlamaDialect& dialect) {
   std::vector<std::string> types;
   for (int64_t l = 0; l < o.layers; ++l)
     types.push_back(o.window_of(l) > 0 ? "\"sliding_attention\"" : "\"full_attention\"");
-  // The key by which older versions know the layers, where these are the last ones.
+  // Older versions select the layers by this key, if they are the last ones.
   if (qwen)
     keys += fmt::format("  \"max_window_layers\": {},\n", o.window_layers.empty() ? 0 : o.window_layers.front());
   return keys + fmt::format("  \"layer_types\": [{}],\n", fmt::join(types, ", "));
 }
 
 std::string id_or_null(int32_t id) { return id < 0 ? "null" : fmt::format("{}", id); }
-/// null, one id, or a list.
+/// Returns null, one id, or a list.
 std::string ids_or_null(const std::vector<int32_t>& ids) {
   if (ids.size() <= 1) return id_or_null(ids.empty() ? -1 : ids[0]);
   return fmt::format("[{}]", fmt::join(ids, ", "));
@@ -333,7 +334,7 @@ HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& w
               options.head_dim > 0 || options.width % options.heads == 0,
               fmt::format("a divisor of the width, {}", options.width));
   model.ids = read_text_ids(json, options.vocab);
-  // The library's defaults, unless the vocabulary is another.
+  // These are the library's defaults, unless the vocabulary is a different one.
   const int32_t begin = dialect == kLlamaDialects.end() ? 50256 : dialect->begin_of_text,
                 end = dialect == kLlamaDialects.end() ? 50256 : dialect->end_of_text;
   if (!config.has("bos_token_id") && begin < options.vocab) model.ids.begin_of_text = begin;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model families as tables of layers. GPT-2: layer norms, biases, q, k and v in one, GELU, learned positions. Llama
-// and its relatives: RMS norms, grouped key-value heads, SwiGLU, rotary positions.
+// The model families as tables of layers. GPT-2 has layer norms, biases, q, k and v in one, GELU, and learned
+// positions. Llama and its relatives have RMS norms, grouped key-value heads, SwiGLU, and rotary positions.
 
 #include <array>
 #include <cmath>
@@ -23,8 +23,8 @@ namespace {
 struct LlamaVariant {
   const char* name;         // in the description
   bool qkv_bias = false;    // biases of queries, keys and values
-  bool head_norms = false;  // RMS norms of query and key heads, before they are rotated
-  bool window = false;      // tokens may attend to the last ModelOptions::window tokens only
+  bool head_norms = false;  // RMS norms of query and key heads before rotation
+  bool window = false;      // tokens may attend to only the last ModelOptions::window tokens
 };
 
 Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
@@ -70,7 +70,7 @@ Architecture gpt2(const ModelOptions& o) {
         "model.kv_heads, or set family = \"llama\".",
         o.kv_heads, o.heads);
   const Init residual{Init::Kind::normal, 0.02f / std::sqrt(2.0f * static_cast<float>(o.layers))};
-  // Weights as Conv1D stores them.
+  // GPT-2 stores weights as Conv1D does.
   const auto weights = [](const char* name, Init init = Weights{}.init) { return Weights{{name}, true, true, init}; };
   const BlockKind block{
       {{"ln_1", true}, attention({.qkv = weights("attn.c_attn"), .out = weights("attn.c_proj", residual)})},
@@ -99,7 +99,7 @@ struct Row {
   Family family;
   Architecture (*describe)(const ModelOptions&);
   const char* models;  // published ones
-  const char* adds;    // arithmetic beside the norms, positions and activations
+  const char* adds;    // arithmetic besides the norms, positions and activations
 };
 
 static_assert(kHeadDimMost == kernels::kAttentionHeadDimMax);
@@ -123,7 +123,7 @@ Architecture architecture_of(const ModelOptions& options) {
         "[model] train.sequence_length {} exceeds model.context {}. Lower train.sequence_length, or raise "
         "model.context.",
         options.tokens, options.context);
-  // The rules of the run file (engine/config/validate.h).
+  // The run file guarantees these rules (engine/config/validate.h).
   SLIP_ASSERT(options.heads % options.tensor == 0 &&
               (options.kv_heads % options.tensor == 0 || options.tensor % options.kv_heads == 0) &&
               options.ffn_width % options.tensor == 0);
@@ -134,7 +134,7 @@ Architecture architecture_of(const ModelOptions& options) {
   throw InternalError("[model] the model family has no row in models/registry.cpp.");
 }
 
-/// The keys of config.json by what they do.
+/// Returns the part of the page with the keys of config.json by what they do.
 static std::string config_keys_markdown() {
   std::string text =
       "\n## Keys of config.json\n\n"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation functions of the MLP.
+// The activation functions of the MLP.
 
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/blocks.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts one line of a model into a work: kernel, cost, reads and writes.
+// Converts one line of a model into a work with kernel, cost, reads and writes.
 
 #include "models/common/blocks.h"
 
@@ -19,7 +19,7 @@
 namespace slipstream::models {
 namespace {
 
-constexpr uint8_t kEmbeddingUse = 1;  // of a table; the head's is 0
+constexpr uint8_t kEmbeddingUse = 1;  // the use of a table; the head's is 0
 constexpr Meaning kWeightGradient{.rule = Rule::weight_gradient, .results = 0, .adds = Adds::as_planned};
 
 }  // namespace
@@ -91,7 +91,7 @@ Slice SpecBuilder::batch_buffer(const std::string& name, int64_t size_bytes, Ins
 uint32_t SpecBuilder::parameter(ParameterSpec parameter) {
   parameter.elems = 0;
   for (const NamedTensor& tensor : parameter.tensors) parameter.elems += tensor.elems();
-  // Views: the planner later assigns their memory.
+  // These are views, to which the planner later assigns memory.
   const std::string name = parameter.name() + (parameter.is_copy ? ".copy" : "");
   const BufferSpec view{.name = name,
                         .size_bytes = bytes_of(parameter.elems, options_.dtype),
@@ -147,7 +147,7 @@ void SpecBuilder::ready(uint32_t parameter, int64_t begin_elems, int64_t elems) 
 }
 
 void SpecBuilder::add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool bias_once) {
-  const Slice weight = weight_of(w), bias = bias_of(w);  // read on all ranks, so that their plans are equal
+  const Slice weight = weight_of(w), bias = bias_of(w);  // all ranks read it, so that their plans are equal
   const kernels::MatmulForward shape{
       .rows = rows_of(y, w.out), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   Meaning meaning{.rule = Rule::product};
@@ -171,7 +171,7 @@ void SpecBuilder::linear_input_gradient(Slice dy, const Linear& w, Slice dx, Sli
   const kernels::MatmulBackwardInput shape{
       .rows = rows_of(dx, w.in), .in = w.in, .out = w.out, .dtype = options_.dtype, .padding = w.padding};
   Cost cost = kernels::matmul_backward_input_cost(shape);
-  // As two passes: only some GPUs and shapes do it in one.
+  // The cost is that of two passes, because only some GPUs and shapes do it in one.
   if (of_gelu) cost += kernels::gelu_backward_cost({.elems = shape.rows * w.in, .dtype = options_.dtype});
   Meaning meaning{.rule = Rule::input_gradient, .adds = Adds::as_planned};
   if (db.size_bytes > 0) meaning.sums = 1;
@@ -227,7 +227,7 @@ void SpecBuilder::embed(uint32_t table, int64_t positions, Slice x, Slice partia
   if (p.size_bytes > 0 && places.size_bytes == 0 && options_.context_ranks > 1) p = own_positions(p);
   const Slice y = own_tokens() ? partial : x;
   Meaning meaning{.rule = Rule::lookup};
-  if (p.size_bytes > 0) meaning.once = 2;  // positions, in the sum over ranks
+  if (p.size_bytes > 0) meaning.once = 2;  // only one rank adds positions to the sum over ranks
   const kernels::EmbeddingForward shape{.batch = options_.batch,
                                         .tokens = options_.tokens,
                                         .width = options_.width,
@@ -260,9 +260,10 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
   tied.vocab = vocab;
   tied.capacity = rows();
   tied.ready_piece = current();
-  // With several micro-batches, their rows would first have to be merged; then the dense table travels. Receiving the
-  // rows of all ranks is compared with an all_reduce of the table, which moves it twice (note 0003). The padding of a
-  // whole table does not count: the two choices add in different orders, and padding must not decide between them.
+  // With several micro-batches, their rows would first have to be merged, so the dense table travels instead. Otherwise
+  // receiving the rows of all ranks is compared with an all_reduce of the table, which moves it twice (note 0003). The
+  // padding of a whole table does not count: the two choices add in different orders, and padding must not decide
+  // between them.
   tied.as_rows = tied.split && options_.micro_batches == 1 &&
                  options_.ranks * rows() * (4 * width + 4) < 2 * (vocab - vocab_padding()) * width * 4;
   if (tied.as_rows) {
@@ -270,7 +271,7 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
         {.name = "embedding.row_ids", .size_bytes = options_.ranks * rows() * 4, .owner = Owner::gradients});
     tied.rows = buffers_.add(
         {.name = "embedding.rows", .size_bytes = options_.ranks * rows() * width * 4, .owner = Owner::gradients});
-    // The planner rebinds these two to this rank's part of the gathered buffers.
+    // The planner rebinds these two buffers to this rank's part of the gathered buffers.
     const BufferId my_ids = buffers_.add(
         {.name = "embedding.row_ids.mine", .size_bytes = rows() * 4, .owner = Owner::gradients, .is_view = true});
     const BufferId my_rows = buffers_.add(
@@ -300,7 +301,7 @@ void SpecBuilder::embed_gradient(uint32_t table, int64_t positions, Slice dx) {
         buffers_.add({.name = "embedding.gradient", .size_bytes = vocab * width * 4, .owner = Owner::gradients});
     target = buffers_.whole(tied.dense);
   }
-  // Without a split the head has already written this step's gradient.
+  // Without a split, the head has already written this step's gradient.
   const bool onto_head = options_.tie_embeddings && !tied.split && !tied_apart();
   const Meaning meaning{.rule = Rule::scatter,
                         .results = 0,

@@ -21,7 +21,8 @@ bool is_empty(const Json& value) {
 }  // namespace
 
 std::span<const NeutralKeys> neutral_keys() {
-  // Of transformers 4 and 5: PretrainedConfig, the configurations of the families, and what tools add to them.
+  // These keys come from transformers 4 and 5: PretrainedConfig, the configurations of the families, and what tools add
+  // to them.
   static const std::vector<NeutralKeys> all = {
       {"name the model or a program",
        {"name_or_path", "model_name", "transformers_version", "is_llama_config", "transformers.js_config",

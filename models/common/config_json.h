@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys of a config.json: each one is read, is known to change no arithmetic, or is refused with its value.
+// The keys of a config.json. Each one is read, is known to change no arithmetic, or is refused with its value.
 
 #include <cstdint>
 #include <optional>
@@ -21,42 +21,42 @@ struct NeutralKeys {
 };
 std::span<const NeutralKeys> neutral_keys();
 
-/// Keys with one supported value, of any family.
+/// Keys with one supported value in all families.
 struct FixedKey {
   std::string_view key;
   Json value;
 };
 std::span<const FixedKey> fixed_keys();
 
-/// A config.json that remembers which keys were read. All readers throw CheckpointError naming the key and its value.
-/// Borrows its arguments.
+/// A config.json that remembers which keys were read. All readers throw CheckpointError that names the key and its
+/// value. Borrows its arguments.
 class ConfigJson {
  public:
   ConfigJson(const Json& json, const std::string& where) : json_(json), where_(where) {}
 
   [[noreturn]] void fail(std::string_view key, const std::string& problem) const;
-  /// The value as text for errors.
+  /// Returns the value as text for errors.
   std::string shown(std::string_view key) const;
-  /// `alias` has the meaning of `key`: it is read where `key` is absent, and must not contradict it.
+  /// `alias` has the meaning of `key`. It is read where `key` is absent, and must not contradict it.
   void alias(std::string_view key, std::string_view alias);
-  /// Null if the key is absent or null.
+  /// Returns null if the key is absent or null.
   const Json* find(std::string_view key) const;
-  /// True for a key whose value is null, too: the library's default applies only without the key.
+  /// Returns true also for a key whose value is null, because the library's default applies only without the key.
   bool has(std::string_view key) const { return json_.find(key) != nullptr; }
 
   int64_t whole(std::string_view key, std::optional<int64_t> absent = {}, int64_t most = kMaxSize,
                 int64_t least = 1) const;
   double real(std::string_view key, double absent) const;
-  /// A probability below 1.
+  /// Returns a probability below 1.
   double rate(std::string_view key, double absent) const;
   bool boolean(std::string_view key, bool absent) const;
   std::string text(std::string_view key, std::string_view absent) const;
   std::vector<std::string> texts(std::string_view key) const;
   void need(std::string_view key, bool is_right, std::string_view right) const;
 
-  /// Refuses the keys that were not read and that may change arithmetic. By their kind, these may not: null and empty
-  /// values, names that begin with an underscore, by which the library keeps its own notes, and names of versions, of
-  /// which it returns a note.
+  /// Refuses the keys that were not read and may change arithmetic. Three kinds of keys may not: those with null and
+  /// empty values, those whose names begin with an underscore, in which the library keeps its own notes, and names of
+  /// versions. Returns a note for each of the last kind.
   std::vector<std::string> finish() const;
 
   /// Larger sizes indicate a damaged file.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between the host and the device of text generation, and its works.
+// Copies between the host and the device of text generation, and runs its works.
 
 #include "models/common/generation_device.h"
 
@@ -85,7 +85,7 @@ float* GenerationDevice::floats(Scratch& at, int64_t elems) {
   if (!at || held_bytes < size_bytes) {
     if (stream_) outgrown_.push_back(std::move(at));
     at.reset();
-    // Some more, because workspaces of attention grow with every few tokens.
+    // Allocates some more than needed, because workspaces of attention grow with every few tokens.
     at = device_->allocate(std::max(size_bytes, held_bytes + held_bytes / 4), "rows of text generation");
   }
   return reinterpret_cast<float*>(at->data());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The head: logits, losses and their gradients. One rank computes them in chunks of tokens, with one buffer of logits.
+// The head: logits, losses and their gradients. A single rank computes them in chunks of tokens with one buffer of
+// logits.
 
 #include <algorithm>
 
@@ -15,7 +16,7 @@
 namespace slipstream::models {
 
 std::vector<SpecBuilder::Rows> SpecBuilder::head_chunks() const {
-  // Weight gradients that wait need all logits. Ranks that share a vocabulary exchange all losses in one message.
+  // Delayed weight gradients need all logits. Ranks that share a vocabulary exchange all losses in one message.
   const bool at_once = shared() || options_.split_backward || options_.head_tokens == 0;
   const int64_t most = at_once ? rows() : std::min(rows(), options_.head_tokens);
   const int64_t each = most == 0 ? 0 : ceil_div(rows(), ceil_div(rows(), most));
@@ -64,7 +65,7 @@ void SpecBuilder::head_losses(Slice hidden, uint32_t table, Rows r, bool trainin
 
 void SpecBuilder::add_loss(bool always) {
   const Slice part = loss_part_, total = loss_;
-  // Every rank that shares a layer has its losses: one of them counts.
+  // Every rank that shares a layer has its losses, and one of them counts.
   const Meaning meaning{
       .rule = Rule::count, .results = 0, .sums = 1, .adds = always ? Adds::always : Adds::later_passes, .once = 0};
   work("add_loss", {1, 24}, {part, total}, {total}, meaning,
@@ -131,7 +132,8 @@ void SpecBuilder::table_gradient(Slice hidden, uint32_t table, Rows r, Rows word
                                             .in = width,
                                             .out = words.count,
                                             .dtype = options_.dtype,
-                                            .accumulate = meaning.adds == Adds::always,  // its cost reads the sum
+                                            /// Its cost includes reading the sum.
+                                            .accumulate = meaning.adds == Adds::always,
                                             .dy_stride = vocab,
                                             .padding = words.end() == vocab ? vocab_padding() : 0};
   work("matmul_weight_gradient", kernels::matmul_backward_weight_cost(shape), {x, dlogits, dw_words}, {dw_words},

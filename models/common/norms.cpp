@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms of heads; layer norm and RMS norm, with or without the residual sum before them, and their gradients; dropout.
+// Norms of heads; layer norm and RMS norm, with or without the residual sum before them; their gradients; dropout.
 
 #include "kernels/dropout/dropout.h"
 #include "kernels/head_norm/head_norm.h"
@@ -15,7 +15,7 @@ Meaning norm_of(const std::vector<Slice>& writes) {
   return {.rule = Rule::rows, .results = static_cast<uint8_t>(writes.size()), .whole_rows = true};
 }
 
-/// `is_share`: its sums go to memory of their own, to which all chunks of tokens but the first add.
+/// If `is_share` is true, the sums go to memory of their own, to which all chunks of tokens except the first add.
 Meaning gradient_of_norm(uint8_t sums, bool first, bool is_share) {
   return {.rule = Rule::rows,
           .sums = sums,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The words in which the forward pass of a layer is written, and their operands.
+// The operations in which the forward pass of a layer is written, and their operands.
 //
-// SpecBuilder (blocks.h) answers each word with a work of a ModelSpec; text generation (generation.cpp) computes it at
-// once, for the newest tokens. So a forward pass is written once.
+// SpecBuilder (blocks.h) turns each operation into a work of a ModelSpec. Text generation (generation.cpp) computes it
+// at once, for the newest tokens. So a forward pass is written once.
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,7 @@ struct TokenChunk {
   int index = 0, count = 1;
 };
 
-/// A part of a pass over a layer, for a chunk of the tokens.
+/// A part of a pass over a layer, for one chunk of the tokens.
 struct Stage {
   std::string piece, part;  // the name of its piece on one rank, and the rest of the name if ranks share layers
   int layer = -1;
@@ -31,14 +31,15 @@ struct Stage {
   }
 };
 
-/// y = x weight^T (+ bias): this rank's part of a weight [out, in].
+/// y = x weight^T (+ bias). This is a rank's part of a weight [out, in].
 struct Linear {
   uint32_t weight = 0;
   int64_t bias = -1;  // -1: none
   int64_t in = 0, out = 0;
   int64_t padding = 0;              // the last rows of `out`, all zeros
-  Slice made = {}, made_bias = {};  // instead of the parameters' values: assembled by a work before
-  bool sums_dy = true;  // with the weight's gradient comes the bias's; otherwise the work that writes dy adds its rows
+  Slice made = {}, made_bias = {};  // weights that an earlier work has assembled; they replace the parameters' values
+  /// True: the work of the weight's gradient also computes the bias's; false: the work that writes dy adds its rows.
+  bool sums_dy = true;
 };
 
 /// A layer norm if there is a bias, otherwise an RMS norm, with the values that its forward pass keeps for its backward
@@ -54,7 +55,7 @@ struct Norm {
   }
 };
 
-/// RMS norms of the heads of queries and keys.
+/// The RMS norms of the heads of queries and keys.
 struct HeadNorms {
   int64_t q_weight = -1, k_weight = -1;  // -1: none
   Slice inv_rms = {};                    // float [rows, heads + kv_heads]
@@ -69,38 +70,38 @@ struct HeadNorms {
 /// The attention of one layer.
 struct AttentionLayer {
   int index = 0;
-  int64_t window = 0;  // tokens that a token attends to, itself included; 0: all before it
+  int64_t window = 0;  // the number of tokens that a token attends to, including itself; 0: all tokens before it
 };
 
-/// The number of rows of an operand is that of a pass: a micro-batch or a chunk of it in training, the newest tokens in
-/// generation. Weights are [out, in].
+/// The number of rows of an operand is that of the pass: a micro-batch or a chunk of it in training, the newest tokens
+/// in generation. Weights are [out, in].
 class Ops {
  public:
   virtual ~Ops() = default;
 
-  /// x (own rows) = table[ids] (+ positions). `partial`: memory for all rows when ranks share the tokens; if it is x,
+  /// x (own rows) = table[ids] (+ positions). If ranks share the tokens, `partial` is memory for all rows. If it is x,
   /// own rows are those of SpecBuilder::own().
   virtual void embed(uint32_t table, int64_t positions, Slice x, Slice partial) = 0;
-  /// y = norm(x + delta), and stores the sum; without delta y = norm(x).
+  /// y = norm(x + delta). Also stores the sum. Without delta, y = norm(x).
   virtual void norm(Slice x, Slice delta, Slice sum, const Norm& n, Slice y) = 0;
   /// y = x w^T + bias.
   virtual void linear(Slice x, const Linear& w, Slice y) = 0;
   /// y = gelu(pre) with pre = x w^T + bias.
   virtual void linear_gelu(Slice x, const Linear& w, Slice pre, Slice y) = 0;
-  /// linear() whose result is the sum over the ranks that share the layer: the first rank adds the bias.
+  /// linear() whose result is summed over the ranks that share the layer. The first rank adds the bias.
   virtual void partial_linear(Slice x, const Linear& w, Slice y) = 0;
-  /// After the current piece: sums chunk c of `partial` over the ranks that share a layer, into chunk c of `sum` (own
+  /// After the current piece, sums chunk c of `partial` over the ranks that share a layer, into chunk c of `sum` (own
   /// rows) or in place.
   virtual void reduce(Slice partial, TokenChunk c, Slice sum = {}) = 0;
   /// y = silu(gate) up, gate_up [.., 2 width].
   virtual void swiglu(Slice gate_up, Slice y, int64_t width) = 0;
-  /// Puts together the weights `joined`, with SpecBuilder::shares_kv().
+  /// Puts together the weights of `joined`, with SpecBuilder::shares_kv().
   virtual void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) = 0;
   /// qkv = raw with normed heads of queries and keys.
   virtual void head_norm(Slice raw, const HeadNorms& n, Slice qkv) = 0;
-  /// Rotates q and k inside packed qkv, in place; `inverse` is the backward.
+  /// Rotates q and k inside packed qkv, in place. `inverse` is the backward pass.
   virtual void rotate(Slice qkv, bool inverse) = 0;
-  /// `lse` (log of the sum of exponentials) is for the backward pass.
+  /// `lse` (the log of the sum of exponentials) is kept for the backward pass.
   virtual void attention(const AttentionLayer& layer, double dropout_rate, Slice qkv, Slice out, Slice lse) = 0;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Positions of tokens: rotary tables; learned positions of sequences, of which a rank with two chunks copies its rows
-// side by side and adds their gradients back in place; and learned positions of documents, looked up row by row.
+// next to each other and adds their gradients back in place; and learned positions of documents, which are looked up
+// row by row.
 
 #include <algorithm>
 #include <array>
@@ -15,11 +16,11 @@
 namespace slipstream::models {
 namespace {
 
-/// The rows of `table` ([positions, width]) of this rank's chunk `which`.
+/// Returns the rows of `table` ([positions, width]) for this rank's chunk `which`.
 Slice rows_of_chunk(const ContextChunks& chunks, int which, const Slice& table, int64_t row_bytes) {
   return {table.buffer, table.begin_bytes + chunks.begin(which) * row_bytes, chunks.chunk_tokens() * row_bytes};
 }
-/// The same rows in the buffer where they are side by side.
+/// Returns the same rows in the buffer in which the two chunks are next to each other.
 Slice half(int which, const Slice& own) {
   return {own.buffer, own.begin_bytes + which * own.size_bytes / 2, own.size_bytes / 2};
 }
@@ -35,7 +36,8 @@ Slice SpecBuilder::rotary_table() {
                                auto* const table = reinterpret_cast<float*>(host);
                                if (o.context_ranks == 1)
                                  return kernels::rope_table(table, o.context, hd, o.rope_theta, o.rope_scaling);
-                               // Row t of the table rotates token t, which has another position in its sequence.
+                               // Row t of the table rotates token t of the rank, which has another position in its
+                               // sequence.
                                std::vector<float> whole(static_cast<size_t>(o.context * hd));
                                kernels::rope_table(whole.data(), o.context, hd, o.rope_theta, o.rope_scaling);
                                for (int64_t t = 0; t < o.tokens; ++t)
@@ -105,7 +107,8 @@ void SpecBuilder::add_own_positions(Slice own, Slice gradient) {
 
 Slice SpecBuilder::document_positions() {
   if (!options_.documents) return {};
-  // Again for every use: between forward and backward of a micro-batch, others use the same memory.
+  // The positions are computed again for every use, because between forward and backward of a micro-batch other
+  // micro-batches use the same memory.
   const kernels::DocumentPositions shape{
       .batch = options_.batch, .tokens = options_.tokens, .chunks = options_.chunks()};
   const Slice begins = document_begins_, to = scratch("positions.of_documents", bytes_of(rows(), DType::i32));

@@ -20,7 +20,7 @@ ContextChunks of_rank(ContextChunks chunks, int rank) {
   return chunks;
 }
 
-/// `shape` of this rank's queries and the keys that it has in a step.
+/// Sets `shape` to this rank's queries and the keys that it has in a step.
 template <typename Shape>
 Shape in_step(Shape shape, const ContextChunks& chunks, int step) {
   shape.queries = chunks;
@@ -28,8 +28,9 @@ Shape in_step(Shape shape, const ContextChunks& chunks, int step) {
   return shape;
 }
 
-/// The block of a step on the rank with most pairs, with the operations of the mean over ranks: plans are equal on all
-/// ranks of the group, and their operations sum to the model's. Without a window all blocks of a step have as many.
+/// Returns the block of a step on the rank with the most pairs, with the mean number of operations over the ranks. So
+/// plans are equal on all ranks of the group, and their operations sum to the model's. Without a window, all ranks have
+/// the same number of pairs in a step.
 template <typename Block>
 Cost cost_of_step(Block block, int step, Cost (*cost_of)(const Block&)) {
   Cost most = {};
@@ -47,10 +48,10 @@ Cost cost_of_step(Block block, int step, Cost (*cost_of)(const Block&)) {
   return most;
 }
 
-/// Location of a step's k and v: columns of this rank's own rows, or rows of keys that have travelled.
+/// The location of a step's k and v: columns of this rank's own rows, or rows of keys that have travelled.
 struct KeysAt {
   Slice rows;
-  int64_t stride = 0;    // elements
+  int64_t stride = 0;    // in elements
   int64_t k = 0, v = 0;  // columns
 };
 KeysAt keys_at(const SpecBuilder& b, int step, Slice qkv, Slice travelled) {
@@ -214,15 +215,15 @@ void Ring::backward(const AttentionLayer& layer, Slice dout, Slice qkv, Slice ou
   for (int step = 1; step < ranks(); ++step) {
     const Slice sum = gradients(step);
     b_.begin(fmt::format("attention_block_gradient.{}", step), layer.index);
-    // Not earlier: a recomputed forward pass ends before the first piece that reads its output, and uses the same
-    // memory for its carried values.
+    // The exchange must not start earlier: a recomputed forward pass ends before the first piece that reads its output,
+    // and uses the same memory for its carried values.
     if (step == 1)
       b_.work("zero_dq", {0, dq_sum.size_bytes}, {}, {dq_sum}, {.rule = Rule::clear},
               [=](LaunchContext& c) { kernels::zero(c, {.to = c.at(dq_sum), .size_bytes = dq_sum.size_bytes}); });
     block_gradient(layer, step, dout, qkv, out, lse, dqkv, step == 1 ? sum : share);
     if (step + 2 < ranks()) exchange_keys(step + 2, true);
     if (step > 1) {
-      // In a separate piece: the sums of the previous ranks arrive while the block runs.
+      // This is a separate piece, so that the sums of the previous ranks arrive while the block runs.
       b_.begin(fmt::format("add_key_gradients.{}", step), layer.index);
       const int64_t elems = b_.rows() * kv_width();
       b_.work(

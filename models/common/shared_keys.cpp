@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensor parallelism over more ranks than key-value heads. Every rank has the whole weights of keys and values, as it
 // has those of norms, and multiplies with the rows of one head. Each of the ranks that use a head has a share of its
-// gradient; the sum goes over all ranks, with zeros for the heads that a rank does not use.
+// gradient. The sum goes over all ranks, with zeros for the heads that a rank does not use.
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@
 namespace slipstream::models {
 namespace {
 
-/// The rows of one head's keys (0) or values (1) among those of all heads, of `row_bytes` each.
+/// Returns the rows of one head's keys (0) or values (1) among those of all heads, with `row_bytes` per row.
 Slice rows_of_head(const Slice& all, int which, int64_t head, int64_t heads, int64_t head_dim, int64_t row_bytes) {
   return {all.buffer, all.begin_bytes + (which * heads + head) * head_dim * row_bytes, head_dim * row_bytes};
 }
@@ -30,7 +30,7 @@ Linear SpecBuilder::joined_qkv(const Linear& q, const Linear& kv) {
 
 void SpecBuilder::assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) {
   const int64_t head = options_.tensor_index * options_.kv_heads / options_.tensor;
-  std::vector<std::pair<Slice, Slice>> copies;  // from, to
+  std::vector<std::pair<Slice, Slice>> copies;  // pairs of source and destination
   const auto add = [&](Slice of_q, Slice of_kv, Slice to, int64_t row_bytes) {
     int64_t at = to.begin_bytes;
     for (const Slice& from : {of_q, rows_of_head(of_kv, 0, head, options_.kv_heads, head_dim(), row_bytes),
@@ -56,7 +56,8 @@ void SpecBuilder::assemble_qkv(const Linear& q, const Linear& kv, const Linear& 
 
 Slice SpecBuilder::kv_partial(const Linear& kv) {
   const int64_t elems = kv.out * (kv.in + (kv.bias >= 0 ? 1 : 0));
-  // Scratch also where weight gradients are delayed: this one is computed, summed and added with them.
+  // This is scratch even where weight gradients are delayed, because the share is computed, summed and added together
+  // with them.
   return scratch("kv.partial", bytes_of(elems, DType::f32));
 }
 

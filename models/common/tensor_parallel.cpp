@@ -14,8 +14,9 @@
 namespace slipstream::models {
 namespace {
 
-// The rows of a table are a multiple of twice this on all ranks together, and of this on each of several: products,
-// vector loads and TMA need rows of logits that begin at a multiple of 16 bytes, and whole tiles.
+// On all ranks together, the number of rows of a table is a multiple of twice this, and on each of several ranks a
+// multiple of this. Products, vector loads and TMA need rows of logits that begin at a multiple of 16 bytes, and whole
+// tiles.
 constexpr int64_t kVocabAlignment = 64;
 
 }  // namespace
@@ -98,7 +99,7 @@ NamedTensor SpecBuilder::held(NamedTensor whole, int dim, int blocks) const {
 Slice SpecBuilder::norm_partial(const std::string& name, int64_t elems) {
   if (!own_tokens()) return {};
   if (options_.split_backward)
-    return statistics(name, elems);  // added when weight gradients are computed, possibly later
+    return statistics(name, elems);  // added when weight gradients are computed, which may be later
   return scratch("norm.partial", bytes_of(elems, DType::f32));
 }
 

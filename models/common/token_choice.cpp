@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets up what the kernels of kernels/sample read and write.
+// Prepares the memory that the kernels of kernels/sample read and write.
 
 #include "models/common/token_choice.h"
 
@@ -59,7 +59,7 @@ TextRows TokenChoice::row_of(int sequence) { return {.count = 1, .sequences = in
 
 TextRows TokenChoice::rows_of(std::span<const int> sequences) {
   if (!std::equal(sequences.begin(), sequences.end(), stepping_now_.begin(), stepping_now_.end())) {
-    device_.finish();  // a pass on its way reads the old ones
+    device_.finish();  // a pass in flight reads the old ones
     stepping_now_.assign(sequences.begin(), sequences.end());
     device_.write(ints(stepping_), stepping_now_.data(), bytes_of(std::ssize(sequences), DType::i32));
   }

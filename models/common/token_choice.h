@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The texts of generation in memory of its device: their newest tokens, the choice of the next ones, and the way of
-// these to the host.
+// The texts of generation in the memory of the device: their newest tokens, the choice of the next tokens, and the
+// transfer of these to the host.
 
 #include <cstdint>
 #include <deque>
@@ -14,46 +14,47 @@
 
 namespace slipstream::models {
 
-/// Rows of a pass: one for each of several texts. Pointers are the device's.
+/// The rows of a pass, one for each of several texts. The pointers belong to the device.
 struct TextRows {
   int64_t count = 0;
-  const int32_t* sequences = nullptr;  // of the texts
+  const int32_t* sequences = nullptr;  // the sequences of the texts
   const int32_t* ids = nullptr;        // their newest tokens
-  const int32_t* places = nullptr;     // and their positions
+  const int32_t* places = nullptr;     // the positions of these tokens
 };
 
 struct TokenChoiceOptions {
-  int64_t sequences = 0;  // texts at once
-  int64_t vocab = 0;      // tokens that may be drawn: the first ones
+  int64_t sequences = 0;  // the number of texts at once
+  int64_t vocab = 0;      // the tokens that may be drawn: the first ones of the vocabulary
   std::vector<int32_t> holes = {};
   kernels::SamplingOptions sampling = {};
   uint64_t seed = 1;
 };
 
-/// Borrows: the device.
+/// Chooses the next tokens. Borrows the device.
 class TokenChoice {
  public:
   TokenChoice(GenerationDevice& device, const TokenChoiceOptions& options);
 
-  /// Blocks. The text of a sequence begins anew; its last token is at position `token`. No pass is on its way.
+  /// Blocks. Restarts the text of a sequence, whose last token is at position `token`. No pass may be in flight.
   void start(int sequence, std::span<const int32_t> text, int64_t token, uint32_t text_number, uint32_t draws);
-  /// Blocks if the sequences are not those of the last call. The rows of a step, which update() fills in each pass.
+  /// Blocks if the sequences differ from those of the last call. Returns the rows of a step, which update() fills in
+  /// each pass.
   TextRows rows_of(std::span<const int> sequences);
-  /// The row of one sequence, whose id and place the caller knows.
+  /// Returns the row of one sequence, whose id and position the caller knows.
   TextRows row_of(int sequence);
-  /// Blocks. The newest token of a text becomes this one. No pass is on its way.
+  /// Blocks. Replaces the newest token of a text. No pass may be in flight.
   void replace(int sequence, int32_t id);
 
-  // --- in a pass
-  /// Enqueue. The newest tokens of the rows; and the choice of the next ones, which overwrites the logits.
+  // --- during a pass
+  // These enqueue: the newest tokens of the rows, and the choice of the next ones, which overwrites the logits.
   void update(const TextRows& rows);
   void choose(const TextRows& rows, float* logits, int64_t stride, size_t turn);
 
-  // --- passes on their way: issued, and their tokens not yet taken
-  /// Returns the turn of a new pass.
+  // --- passes in flight: they are issued, and their tokens are not yet taken
+  // Returns the turn of a new pass.
   size_t issue(int64_t rows);
   int64_t on_their_way() const { return std::ssize(passes_); }
-  /// Blocks. The tokens of the earliest pass.
+  /// Blocks. Returns the tokens of the earliest pass.
   std::span<const int32_t> take();
 
  private:
@@ -63,12 +64,12 @@ class TokenChoice {
 
   GenerationDevice& device_;
   TokenChoiceOptions options_;
-  int64_t words_;  // of a set of tokens
+  int64_t words_;  // the words of a set of tokens
   uint64_t key_;
-  std::unique_ptr<Allocation> states_, seen_, holes_;  // of all texts; sets of tokens
+  std::unique_ptr<Allocation> states_, seen_, holes_;  // for all texts; seen_ and holes_ are sets of tokens
   std::unique_ptr<Allocation> every_, stepping_, ids_, places_, chosen_;
-  std::unique_ptr<Allocation> drawn_;  // [turns, sequences], of the host
-  std::vector<int> stepping_now_;      // what stepping_ has
+  std::unique_ptr<Allocation> drawn_;  // [turns, sequences], in host memory
+  std::vector<int> stepping_now_;      // the contents of stepping_
   struct Pass {
     size_t turn;
     int64_t rows;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of attention: the product of q, k and v, attention of all tokens, and the product of its output.
+// The stages of attention: the product that computes q, k and v, the attention of all tokens, and the product of its
+// output.
 
 #include "models/layers/layer.h"
 
@@ -92,7 +93,8 @@ class Attention final : public Layer {
       b_.shares_kv() ? b_.qkv_weight_gradient(x, d_qkv_, qkv_, kv_, kv_partial_)
                      : b_.linear_weight_gradient(x, d_qkv_, qkv_);
     };
-    const char* const one_piece = b_.options().context_ranks == 1 ? "attention_gradient" : "";  // a ring has its own
+    /// A ring has pieces of its own.
+    const char* const one_piece = b_.options().context_ranks == 1 ? "attention_gradient" : "";
     std::vector<GradientStep> steps{
         {"attention_out_gradient",
          [=, this] { b_.linear_weight_gradient(attended_, dy, out_); },
@@ -121,13 +123,13 @@ class Attention final : public Layer {
   int64_t window_;
   bool rotary_;
   HeadNorms head_norms_;
-  Linear qkv_, out_;   // D -> q, k and v side by side; attention's output -> D
+  Linear qkv_, out_;   // D -> q, k and v next to each other; attention's output -> D
   Linear kv_ = {};     // with SpecBuilder::shares_kv(): D -> all k and v; then qkv_ is D -> q
   Linear projection_;  // D -> q, k and v of this rank
   Slice kv_partial_;
-  Slice raw_, qkv_out_, lse_, attended_;  // activations; raw_: before the norms of heads
-  Slice d_qkv_;                           // gradient of qkv_out_
-  Slice d_attended_;                      // empty: in the memory of dx
+  Slice raw_, qkv_out_, lse_, attended_;  // activations; raw_ is before the norms of heads
+  Slice d_qkv_;                           // the gradient of qkv_out_
+  Slice d_attended_;                      // empty: it uses the memory of dx
 };
 
 }  // namespace

@@ -32,7 +32,7 @@ Decoder::Decoder(const Architecture& family, SpecBuilder& builder) : b_(builder)
   if (b_.own_tokens()) gathered_ = b_.scratch_rows("gathered", o_.width);
 }
 
-/// If ranks share the tokens of norms, no norm output is kept: in the backward pass each rank recomputes its own
+/// If ranks share the tokens of norms, no norm output is kept. In the backward pass, each rank recomputes its own
 /// tokens, at the cost of copying them, and gathers the inputs of products again.
 void Decoder::declare_activations(Sublayer& s) {
   const auto name_of = [&](const char* of_mixer, const char* of_mlp, const char* of_final_norm) {
@@ -43,8 +43,8 @@ void Decoder::declare_activations(Sublayer& s) {
   if (n.bias >= 0) n.mean = b_.statistics(name + ".mean", b_.own_rows());
   n.inv_std = b_.statistics(name + ".inv_std", b_.own_rows());
   n.partial = b_.norm_partial(name + ".gradient", static_cast<int64_t>(n.parameters().size()) * o_.width);
-  // The first sublayer reads the embedding itself; the others store the sum that their norm computes. Without a
-  // backward pass all sums are in one place, and so are all outputs of norms.
+  // The first sublayer reads the embedding itself, and the others store the sum that their norm computes. Without a
+  // backward pass, all sums are in one buffer, and so are all outputs of norms.
   const bool is_embedded = &s == &sublayers.front() || !o_.trains;
   s.x = is_embedded ? embedded_ : b_.own_activation(name_of("residual_in", "residual_mid", "residual_out"), o_.width);
   if (!b_.own_tokens())
@@ -71,7 +71,7 @@ std::vector<Stage> Decoder::forward(Ops& ops, const DropoutRates& dropout) {
                       [=, this](TokenChunk c) { drop("embedding", embedding_rate, {}, b_.chunk(embedded, c), c); }});
   const Sublayer* before = nullptr;
   for (const Sublayer& s : sublayers) {
-    // The output of the layer before is added by this norm, or on the other side of a cut, so that one tensor crosses.
+    // This norm adds the output of the previous layer, or the other side of a cut does, so that one tensor crosses.
     if (before != nullptr && is_after_cut(s))
       stages.push_back({"residual_sum", "own", before->block, [=, this, &s](TokenChunk c) {
                           const Slice x = b_.chunk(before->x, c), sum = b_.chunk(s.x, c);

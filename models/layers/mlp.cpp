@@ -14,16 +14,16 @@ class Mlp final : public Layer {
     const auto sizes = gated ? std::vector{F, F} : std::vector{F};
     up_ = declare_split_outputs(b_, prefix, layer, kind.up, D, {{kind.up.names, sizes}})[0];
     down_ = declare_split_input(b_, prefix, layer, kind.down, F, D);
-    // The work that writes d_up forms the gradient of the bias where it sees all rows, and where weight gradients are
-    // not delayed.
+    // The work that writes d_up computes the gradient of the bias if it sees all rows and weight gradients are not
+    // delayed.
     up_.sums_dy = gated || !b_.sums_biases();
   }
 
   void declare_activations() override {
     up_out_ = b_.activation(b_.of_layer(layer_, "up"), up_.out);
     active_ = b_.activation(b_.of_layer(layer_, "active"), down_.in);
-    // Not GELU's output: the product rounds GELU's input only afterwards, so that recomputing GELU from the kept value
-    // would give other bits.
+    // GELU's output is not cheap to recompute, because the product rounds GELU's input only afterwards: from the kept
+    // value, GELU would give other bits.
     if (gated_) b_.cheap(active_);
   }
 
@@ -71,9 +71,9 @@ class Mlp final : public Layer {
   SpecBuilder& b_;
   int layer_;
   bool gated_;
-  Linear up_, down_;       // D -> F (gate and up side by side: 2 F) -> D
+  Linear up_, down_;       // D -> F (gate and up next to each other: 2 F) -> D
   Slice up_out_, active_;  // activations
-  Slice d_up_, d_active_;  // gradients of up_out_ and, with SwiGLU, of active_
+  Slice d_up_, d_active_;  // the gradients of up_out_ and, with SwiGLU, of active_
 };
 
 LayerKind mlp(const char* form, MlpKind kind, bool gated) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of training and evaluation: puts the stages of all layers in order, forward and backward, on one rank or
-// on several that share layers.
+// The pieces of training and evaluation. Puts the stages of all layers in order, forward and backward, on one rank or
+// on several ranks that share layers.
 
 #include <utility>
 
@@ -20,7 +20,7 @@ class Training {
     ModelSpec& spec = b_.spec();
     b_.into({&spec.forward});
     b_.take_batch();
-    if (o_.dropout.any()) {  // evaluation has pieces of its own
+    if (o_.dropout.any()) {  // evaluation then has pieces of its own
       b_.into({&spec.evaluate});
       forward({});
       b_.into({&spec.forward});
@@ -43,7 +43,7 @@ class Training {
   void declare_gradients() {
     const int64_t D = o_.width;
     const Slice d_residual = b_.scratch_rows("d_residual", D);
-    // With dropout, gradients of weights read d_mixer and d_mlp, and those of the residual do not outlive them.
+    // With dropout, gradients of weights read d_mixer and d_mlp, and the gradients of the residual do not outlive them.
     const bool drops = o_.dropout.residual > 0;
     const Slice d_dropped = drops ? b_.scratch_rows("d_dropped", D) : Slice{};
     d_norm_ = b_.scratch_rows("d_norm", D);
@@ -69,15 +69,15 @@ class Training {
       const Sublayer& next = sublayer(i + 1);
       s.d_y = drops ? b_.output_gradient(b_.of_layer(s.block, "d_" + s.name), D, d_dropped) : next.d_x.all;
       // The gradient of a bias is a sum over the rows of the gradient of an output. A layer norm after the residual sum
-      // forms it with the latter, if no dropout lies between and the layer's gradients are in memory.
+      // computes it together with the latter, if no dropout lies between them and the layer's gradients are in memory.
       const bool in_memory = !next.first || (!m_.is_after_cut(next) && !o_.whole_layers);
       if (Linear* const product = s.layer->last_product())
         product->sums_dy = !b_.sums_biases() || drops || next.norm.bias < 0 || !in_memory;
     }
   }
 
-  // Forward: if ranks share layers, the token-wise stages between two whole ones run in chunks. On one rank, stages
-  // with one name and layer are one piece.
+  // Forward pass: if ranks share layers, the token-wise stages between two whole ones run in chunks. On one rank,
+  // stages with the same name and layer are one piece.
 
   void forward(const DropoutRates& dropout) {
     std::vector<Stage> stages = m_.forward(b_, dropout);
@@ -99,7 +99,7 @@ class Training {
     flush();
   }
 
-  /// If ranks share layers: adds a stage after those that wait, if it is whole, and otherwise to these.
+  /// If ranks share layers, adds a whole stage after those that wait, and any other stage to those that wait.
   void add(Stage stage) {
     if (!stage.whole) return waiting_.push_back(std::move(stage));
     flush();
@@ -108,12 +108,12 @@ class Training {
   }
   void flush() { b_.in_chunks(std::exchange(waiting_, {})); }
 
-  // Backward: gradients of inputs from the last layer to the first, and beside them those of weights. On one rank the
-  // gradients of weights come as early as they can, in one piece with the gradients of inputs before them. If ranks
+  // Backward pass: gradients of inputs from the last layer to the first, and beside them those of weights. On one rank,
+  // the gradients of weights come as early as they can, in one piece with the gradients of inputs before them. If ranks
   // share layers, the gradients of weights come after those of a layer's inputs, which are summed over the ranks while
   // the gradients of weights are computed.
 
-  /// The gradient of an input. On one rank it belongs to the next piece.
+  /// Adds the gradient of an input. On one rank it belongs to the next piece.
   void input(Stage stage) {
     if (!b_.shared()) return waiting_.push_back(std::move(stage));
     if (!waiting_.empty() && waiting_.back().is_part_of(stage))
@@ -121,7 +121,7 @@ class Training {
     else
       add(std::move(stage));
   }
-  /// A piece after the gradients of inputs so far.
+  /// Adds a piece after the gradients of inputs so far.
   void piece(const std::string& name, int l, const std::function<void()>& body) {
     if (b_.shared()) flush();
     b_.begin(name, l);
@@ -129,7 +129,7 @@ class Training {
     body();
   }
 
-  /// Makes d_norm_, the gradient of the norm's output.
+  /// Computes d_norm_, the gradient of the norm's output.
   void layer_backward(size_t i) {
     const Sublayer& s = sublayer(i);
     const std::vector<GradientStep> steps = s.layer->backward(seen_again(s.normed), s.d_y, d_norm_);
@@ -142,7 +142,8 @@ class Training {
         b_.dropout(s.place(), o_.dropout.residual, {}, b_.chunk(d_sum, c), b_.chunk(s.d_y, c),
                    c.index * (b_.rows() / c.count));
       });
-    // What the next layer needs of other ranks. Not earlier: the first piece needs all of a recomputed forward pass.
+    // Fetches what the next layer needs from other ranks. This must not begin earlier, because the first piece needs
+    // all of a recomputed forward pass.
     const auto fetch = [&] {
       if (i > 0) sublayer(i - 1).layer->fetch();
     };
@@ -157,7 +158,8 @@ class Training {
     bool gathers = true;
     for (const GradientStep& step : steps) {
       if (step.input.whole) {
-        // After the last chunk: a stage of all tokens leaves bandwidth free; here the gathers of d_sum need it.
+        // This runs after the last chunk: a stage of all tokens leaves bandwidth free, which the gathers of d_sum need
+        // here.
         beside_first([this, &s](TokenChunk c) {
           if (c.index + 1 == c.count) gather_again(s);
         });
@@ -172,8 +174,8 @@ class Training {
       if (step.piece != nullptr) piece(step.piece, s.block, step.weights);
   }
 
-  /// The gradient of a norm's input is computed for the rank's own tokens and then gathered, because weights and inputs
-  /// before it need all tokens; at a cut the previous stage gathers. Own rows are among all rows where they are
+  /// The gradient of a norm's input is computed for the rank's own tokens and then gathered, because the weights and
+  /// inputs before it need all tokens. At a cut, the previous stage gathers. Own rows are among all rows where they are
   /// gathered, and contiguous where they travel.
   void norm_backward(size_t i) {
     const Sublayer& s = sublayer(i);
@@ -191,7 +193,7 @@ class Training {
     const std::string name = s.norm_name + "_gradient";
     b_.shared() ? input({name, "own", s.block, body}) : piece(name, s.block, [&] { body({}); });
   }
-  /// After a cut: gathers all tokens of the gradient that the next stage has sent.
+  /// After a cut, gathers all tokens of the gradient that the next stage has sent.
   void gather_arrived(const Sublayer& s) {
     flush();
     const ResidualGradient& d = s.d_x;
@@ -199,7 +201,7 @@ class Training {
     b_.begin("gather_gradient", s.block - 1);
     for (int i = 0; i < b_.chunks(); ++i) b_.gather(b_.chunk(d.crosses, {i, b_.chunks()}), d.all, {i, b_.chunks()});
   }
-  /// The last gradients of a sublayer, which are sums over ranks.
+  /// Adds the last gradients of a sublayer, which are sums over ranks.
   void add_shares(const Sublayer& s) {
     if (s.layer) s.layer->complete_gradients();
     if (!b_.own_tokens()) return;
@@ -225,7 +227,7 @@ class Training {
     norm_backward(last());
     for (size_t i = last(); i-- > 0;) {
       const Sublayer& next = sublayer(i + 1);
-      // Shares are added while sums of the layer before travel, unless the memory of the layer's gradients ends here.
+      // Shares are added while sums of the previous layer travel, unless the memory of the layer's gradients ends here.
       const bool at_once = next.first && o_.whole_layers;
       if (at_once) flush(), add_shares(next);
       if (m_.is_after_cut(next)) gather_arrived(next);
@@ -241,9 +243,9 @@ class Training {
     b_.embed_gradient(m_.table, m_.positions, d);
   }
 
-  /// The input of products after a norm.
+  /// Returns the input of products after a norm.
   Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
-  /// Chunk c of a norm's output from all ranks, for gradients of weights; and all chunks.
+  /// Gather chunk c of a norm's output from all ranks, for gradients of weights, and all chunks.
   void gather_again(const Sublayer& s, TokenChunk c) {
     if (!b_.own_tokens()) return;
     b_.norm(b_.chunk(s.x, c), {}, {},
@@ -258,9 +260,9 @@ class Training {
   SpecBuilder b_;
   const ModelOptions& o_;
   Decoder m_;
-  std::vector<Stage> waiting_;        // not yet in pieces
-  Slice d_norm_;                      // gradient of a norm's output
-  Slice gathered_again_;              // of all tokens: a norm's output as the input of products
+  std::vector<Stage> waiting_;        // stages that are not yet in pieces
+  Slice d_norm_;                      // the gradient of a norm's output
+  Slice gathered_again_;              // for all tokens: a norm's output as the input of products
   Slice mean_again_, inv_std_again_;  // never read
 };
 
