@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the unchanged run file with the run file after one changed setting: same paced layers, same link,
-// interleaved.
+// Compares the unchanged run file with the run file after one changed setting. The paced layers and the link are the
+// same, and the steps are interleaved.
 
 #include "trainer/bench/ablation.h"
 

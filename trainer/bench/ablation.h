@@ -15,16 +15,17 @@ namespace slipstream::bench {
 /// A setting, and the value that turns its overlap off.
 struct Ablation {
   std::string key, value;
-  std::function<bool(const RunConfig&)> has_effect;  // with the run file's other values
+  std::function<bool(const RunConfig&)> has_effect;  // depends on the other values of the run file
 };
 
-/// Every key of [overlap] with a second value, and the keys of [zero] and [optimizer] that decide when communication
-/// may start.
+/// Returns every key of [overlap] with a second value, and the keys of [zero] and [optimizer] that decide when
+/// communication may start.
 const std::vector<Ablation>& ablations();
 
-/// Blocks. Collective. Interleaved paced steps of the unchanged run file, twice, and with each setting turned off. One
-/// table for every ratio of a layer's gather to its forward pass, or for the run file's emulated link.
-/// Throws: ConfigError: one rank, or neither a ratio nor a link.
+/// Blocks. Collective. Runs interleaved paced steps of the unchanged run file, twice, and of the run file with each
+/// setting turned off. Prints one table for every ratio of a layer's gather to its forward pass, or for the run file's
+/// emulated link.
+/// Throws: ConfigError for one rank, or with neither a ratio nor a link.
 void bench_ablation(const OverlapOptions& options, const Setting& setting);
 
 }  // namespace slipstream::bench

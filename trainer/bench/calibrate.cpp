@@ -29,8 +29,8 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr double kVerbShare = 0.4;   // time of verbs / time of works
-constexpr double kBuildShare = 0.3;  // time of building layouts / time of works, if there are several rounds
+constexpr double kVerbShare = 0.4;   // the time of verbs / the time of works
+constexpr double kBuildShare = 0.3;  // the time of building layouts / the time of works, if there are several rounds
 constexpr int kMostRounds = 3;
 
 std::vector<int> cores_of_process() {
@@ -47,7 +47,7 @@ std::vector<int> cores_of_process() {
   return cores;
 }
 
-/// The mean of the middle: neither the pauses of other programs nor lucky samples.
+/// Returns the mean of the middle values, which excludes the pauses of other programs and lucky samples.
 int64_t middle_mean(std::vector<int64_t> times) {
   if (times.empty()) return 0;
   std::sort(times.begin(), times.end());
@@ -56,17 +56,17 @@ int64_t middle_mean(std::vector<int64_t> times) {
   return std::accumulate(begin, end, int64_t{0}) / (end - begin);
 }
 
-/// Samples of one thread count.
+/// The samples of one number of threads.
 struct Samples {
   struct Shape {
     std::vector<int64_t> times_ns;
     std::string name;
     KernelKind kind = KernelKind::moved;
     int64_t flops = 0, bytes = 0;
-    bool single = false;  // one kernel
+    bool single = false;  // the work is one kernel
   };
   std::map<uint64_t, Shape> works;
-  std::map<std::pair<std::string, int64_t>, std::vector<int64_t>> locals;  // op and bytes
+  std::map<std::pair<std::string, int64_t>, std::vector<int64_t>> locals;  // by op and bytes
   std::vector<int64_t> gaps_ns;                                            // between items, per item of a step
 
   void add(const Cost& cost, const std::string& name, int64_t time_ns) {
@@ -119,12 +119,13 @@ class Layout {
     if (pinned) pin_to_core(-1);
   }
 
-  /// Blocks. Steps until `seconds` have passed. The first one of a round does not count: cores and caches are cold.
+  /// Blocks. Runs steps until `seconds` have passed. The first step of a round does not count, because cores and caches
+  /// are cold.
   void measure(double seconds, Samples& samples) {
     const int64_t begin_ns = monotonic_ns();
     step(1, nullptr);
     const int64_t end_ns = begin_ns + static_cast<int64_t>(seconds * 1e9), one_ns = monotonic_ns() - begin_ns;
-    // Long steps: one that counts, after a cold one.
+    // If steps are long, one step counts, after a cold one.
     const int steps = std::clamp(static_cast<int>((end_ns - begin_ns) / std::max<int64_t>(1, one_ns)), 2, 6);
     for (int round = 0; round < 1 || (monotonic_ns() < end_ns && !Interrupt::asked()); ++round) step(steps, &samples);
   }
@@ -185,7 +186,7 @@ class Layout {
   std::vector<std::unique_ptr<Candidate>> copies_;
 };
 
-/// The layouts of the run on up to `ranks` ranks that have shapes of their own.
+/// Returns those layouts of the run on up to `ranks` ranks that have shapes of their own.
 std::vector<std::pair<RunConfig, int>> layouts_of(const CalibrateOptions& options, int ranks) {
   std::vector<std::pair<RunConfig, int>> layouts;
   const auto consider = [&](std::vector<std::string> sets, int world, int divided) {
@@ -213,7 +214,7 @@ std::vector<std::pair<RunConfig, int>> layouts_of(const CalibrateOptions& option
   return layouts;
 }
 
-/// Blocks. Collective. Cores on which ranks of this host may run.
+/// Blocks. Collective. Returns the number of cores on which ranks of this host may run.
 int cores_of_host(runtime::World& world) {
   std::string mine = fmt::format("{}", world.host());
   for (const int core : cores_of_process()) mine += fmt::format(" {}", core);
@@ -242,7 +243,8 @@ void write_machine(const CalibrateOptions& options, const HostTimes& host, int r
   if (const VerbTimes* sum = host.verb("all_reduce", 2)) {
     const bool inside = world.ranks_on_host() == world.size();
     (inside ? machine.intra_bytes_per_second : machine.inter_bytes_per_second) = sum->bytes_per_second;
-    (inside ? machine.intra_latency_ns : machine.inter_latency_ns) = sum->latency_ns / 2;  // of its two messages
+    /// An all-reduce has two messages.
+    (inside ? machine.intra_latency_ns : machine.inter_latency_ns) = sum->latency_ns / 2;
   }
   machine.measured = std::make_shared<HostTimes>(host);
   files::write_file(options.out, fmt::format("# slipstream calibrate {}{}: {}.\n{}", options.run_file,
@@ -290,7 +292,7 @@ int calibrate(const CalibrateOptions& options) {
       if (cores % t == 0 && cores / t <= ranks) threads.push_back(t);
     if (threads.empty()) threads.push_back(alone ? 1 : planner::threads_of(setting.config, on_host));
     const std::vector<std::pair<RunConfig, int>> layouts = layouts_of(options, ranks);
-    std::vector<std::pair<int, size_t>> turns;  // threads and layout
+    std::vector<std::pair<int, size_t>> turns;  // the threads and the layout of each turn
     for (const int t : threads)
       for (size_t i = 0; i < layouts.size(); ++i)
         if (layouts[i].second <= ranks && (t == 1 || !alone || layouts[i].second * t <= cores))
@@ -299,20 +301,21 @@ int calibrate(const CalibrateOptions& options) {
     const int64_t begin_ns = monotonic_ns();
     const auto spent_s = [&] { return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9; };
     size_t measured = 0;
-    const Interrupt interrupt;  // Ctrl-C writes what is measured
+    const Interrupt interrupt;  // after Ctrl-C the file gets what is measured
     Progress progress("calibrate");
-    // Several rounds: the speed of a shared machine drifts, and every layout should meet all of its speeds.
+    // There are several rounds because the speed of a shared machine drifts, and every layout should meet all of its
+    // speeds.
     int rounds = 1;
     for (int round = 0; round < rounds; ++round)
       for (const auto& [t, i] : turns) {
-        // Later rounds only make the means better. Ranks of several processes measure the same turns.
+        // Later rounds only make the means better. Ranks in several processes measure the same turns.
         if (alone && measured > 0 && (Interrupt::asked() || (round > 0 && spent_s() >= options.seconds))) break;
         const auto& [config, layout_ranks] = layouts[i];
         const int64_t built_ns = monotonic_ns();
         Layout layout(setting, config, layout_ranks, t, alone ? std::clamp(cores / t, 1, ranks) : 1);
         const double built_s = static_cast<double>(monotonic_ns() - built_ns) * 1e-9;
         const auto count = static_cast<double>(turns.size());
-        if (alone && samples.empty())  // the first turn
+        if (alone && samples.empty())  // this is the first turn
           rounds = std::clamp(static_cast<int>(kBuildShare * options.seconds / (built_s * count)), 1, kMostRounds);
         world.barrier();
         layout.measure(options.seconds / (count * rounds), samples[t]);

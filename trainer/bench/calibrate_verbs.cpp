@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of one host are threads: each has a stream for compute and one for the channel, as a rank has. Ranks of several
-// hosts are processes, each with a busy thread beside the channel in place of compute.
+// Measures verbs. The ranks of one host are threads, each with a stream for compute and one for the channel, as a rank
+// has. The ranks of several hosts are processes, each with a busy thread beside the channel in place of compute.
 
 #include <time.h>
 
@@ -34,10 +34,11 @@ namespace slipstream::bench {
 namespace {
 
 constexpr int64_t kSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB};
-// Between hosts: a shaper's bucket holds the small ones.
+// These are the sizes between hosts. A shaper's bucket absorbs the small ones.
 constexpr int64_t kFarSizes[] = {64, 64 * kKiB, kMiB, 4 * kMiB, 16 * kMiB};
 constexpr Op kVerbs[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::exchange, Op::send};
-// Seconds of work between two sums of ranks that share cores, as between those of a layer; seconds of each measurement.
+// The seconds of work between two sums of ranks that share cores, which are like those between the sums of a layer; and
+// the seconds of each measurement.
 constexpr double kCrowdedWork = 1e-3, kCrowdedSeconds = 1;
 constexpr comm::Link kEmulated{1e9, 100'000};
 const Work kNothing{"nothing", {}, {}, {}, [](LaunchContext&) {}};
@@ -56,7 +57,7 @@ int64_t thread_ns() {
   return int64_t{now.tv_sec} * kSecond + now.tv_nsec;
 }
 
-/// Other programs that run meanwhile lengthen most batches, in turns of milliseconds.
+/// Returns the lower quarter of the values, because other programs lengthen most batches, in turns of milliseconds.
 double lower_quarter(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 4];
@@ -83,16 +84,16 @@ Work bind(comm::Communicator& by, Op op, int64_t elems) {
   }
 }
 
-/// Time of one verb of one size: from the end of a work on compute to the start of the next one behind it.
+/// The time of one verb of one size: from the end of a work on compute to the start of the next work after the verb.
 struct Measured {
   double seconds = 0;
   double core_seconds = 0;  // of one rank
 };
 
-/// `ranks` threads with one communicator each.
+/// A group of `ranks` threads with one communicator each.
 class Group {
  public:
-  /// `pinned`: each rank to a core of its own, as a launcher does.
+  /// If `pinned` is true, each rank is pinned to a core of its own, as a launcher does.
   Group(int ranks, bool pinned) : ranks_(ranks), pinned_(pinned), barrier_(ranks) {
     const int64_t area = comm::shared_area_bytes(ranks);
     memory_ =
@@ -105,15 +106,15 @@ class Group {
     }
   }
 
-  /// `emulated`: behind a link of kEmulated.
+  /// If `emulated` is true, the transfers pass a link of kEmulated.
   std::vector<std::vector<Measured>> run(bool emulated, double seconds) {
     std::vector<std::vector<Measured>> of_verbs(std::size(kVerbs), std::vector<Measured>(std::size(kSizes)));
     on_ranks([&](int rank) { run_rank(rank, emulated, seconds, of_verbs); });
     return of_verbs;
   }
 
-  /// Seconds of a step: work of `work_seconds` on a core, then a small sum of all ranks. Other groups may run at
-  /// the same time.
+  /// Returns the seconds of a step: work of `work_seconds` on a core, then a small sum of all ranks. Other groups may
+  /// run at the same time.
   double run_steps(double work_seconds, double seconds) {
     double step_seconds = 0;
     on_ranks([&](int rank) {
@@ -124,7 +125,7 @@ class Group {
   }
 
  private:
-  /// Blocks. Throws what a rank threw.
+  /// Blocks. Throws: what a rank threw.
   template <typename Run>
   void on_ranks(const Run& run) {
     std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks_));
@@ -143,7 +144,7 @@ class Group {
       if (error) std::rethrow_exception(error);
   }
 
-  /// What a rank has in a run: a stream for compute, one for a channel, and two events between them.
+  /// The parts of a rank in a run: a stream for compute, one for a channel, and two events between them.
   class Rank {
    public:
     Rank(const Group& group, int rank, bool emulated)
@@ -158,7 +159,7 @@ class Group {
     }
     comm::Communicator& communicator() { return *communicator_; }
 
-    /// Blocks. `count` times `compute`, then `transfer` on the channel, which compute awaits.
+    /// Blocks. Runs `count` times `compute` and then `transfer` on the channel, which compute awaits.
     void repeat(const Work& compute, const Work& transfer, int count) {
       const Frame frame{.memory = &memory_};
       for (int i = 0; i < count; ++i) {
@@ -168,7 +169,7 @@ class Group {
         channel_->launch(transfer, frame);
         channel_->record(*moved_);
         compute_->wait(*moved_, frame);
-        // Events are recorded again, as in a run, only behind the wait for them.
+        // As in a run, events are recorded again only after the wait for them.
         compute_->launch(kNothing, frame);
         compute_->synchronize();
       }
@@ -199,7 +200,7 @@ class Group {
                       }
                     }};
     self.repeat(work, sum, 2);
-    constexpr int kSteps = 16;  // of a batch
+    constexpr int kSteps = 16;  // the steps of a batch
     std::vector<double> batches;
     const int64_t begin_ns = monotonic_ns();
     do {
@@ -215,7 +216,7 @@ class Group {
 
   void run_rank(int rank, bool emulated, double seconds, std::vector<std::vector<Measured>>& of_verbs) {
     Rank self(*this, rank, emulated);
-    std::vector<Work> works;  // bound once, as a run does
+    std::vector<Work> works;  // bound once, as in a run
     for (const Op op : kVerbs)
       for (const int64_t bytes : kSizes)
         works.push_back(op == Op::send && ranks_ % 2 == 1 ? kNothing : bind(self.communicator(), op, elems_of(bytes)));
@@ -247,7 +248,7 @@ class Group {
   int ranks_;
   bool pinned_;
   std::barrier<> barrier_;
-  bool goes_on_ = false;  // written by rank 0 between barriers
+  bool goes_on_ = false;  // rank 0 writes it between barriers
   std::shared_ptr<std::byte> memory_;
   std::vector<std::byte*> areas_;
 };
@@ -269,8 +270,8 @@ VerbTimes fitted(Op op, int ranks, std::span<const int64_t> sizes, const std::ve
           .core_ns_per_byte = taken.bytes_per_second > 0 ? 1e9 / taken.bytes_per_second : 0};
 }
 
-/// A shaper lets its bucket pass at once, which makes small sizes look fast: the rate is that between the two largest
-/// sizes, behind the bucket.
+/// Fits a verb between hosts. A shaper passes the bytes of its bucket at once, which makes small sizes look fast. So
+/// the rate is that between the two largest sizes, which exceed the bucket.
 VerbTimes fitted_between_hosts(Op op, int ranks, const std::vector<Measured>& measured) {
   VerbTimes times = fitted(op, ranks, kFarSizes, measured);
   const size_t last = std::size(kFarSizes) - 1;
@@ -284,8 +285,8 @@ VerbTimes fitted_between_hosts(Op op, int ranks, const std::vector<Measured>& me
   return times;
 }
 
-/// A busy thread, as compute is. The counts that it loses are the time that transfers take from its core, the kernel's
-/// part included, which no clock of the process shows.
+/// A busy thread in place of compute. The counts that it loses are the time that transfers take from its core. This
+/// includes the kernel's part, which no clock of the process shows.
 class Counter {
  public:
   Counter()
@@ -309,7 +310,7 @@ class Counter {
   std::thread thread_;
 };
 
-/// This rank of several processes.
+/// One of the ranks of several processes.
 class Beside {
  public:
   Beside(runtime::World& world, comm::Communicator& by)
@@ -328,7 +329,7 @@ class Beside {
     const int batches = agreed(std::clamp(static_cast<int>(seconds / (once * works)), 3, 100));
     std::vector<double> times, core;
     for (int batch = 0; batch < batches; ++batch) {
-      // The counter's speed, without transfers, just before.
+      // Measures the counter's speed without transfers, just before the transfers.
       const double quiet = counted([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
       double taken = 0, lasted = 0;
       const double beside = counted([&] {
@@ -345,9 +346,9 @@ class Beside {
  private:
   static constexpr double kBatchSeconds = 0.05;
   static constexpr int kMostWorks = 64;
-  static constexpr double kLeastSeconds = 1e-9;  // a counter beside other programs may lose nothing
+  static constexpr double kLeastSeconds = 1e-9;  // beside other programs, a counter may lose nothing
 
-  /// Seconds of `count` works one behind the other, by the channel's own clock.
+  /// Returns the seconds of `count` works in a row by the channel's own clock.
   double launch(const Work& work, int count) {
     world_.barrier();
     const Frame frame{.memory = &memory_};
@@ -357,7 +358,7 @@ class Beside {
     channel_->drain(spans);
     return static_cast<double>(spans.back().end_ns - spans[spans.size() - static_cast<size_t>(count)].begin_ns) * 1e-9;
   }
-  /// Counts per second while `body` runs.
+  /// Returns the counts per second while `body` runs.
   template <typename Body>
   double counted(const Body& body) {
     const double before = counter_.count();
@@ -365,7 +366,7 @@ class Beside {
     body();
     return (counter_.count() - before) / (static_cast<double>(monotonic_ns() - begin_ns) * 1e-9);
   }
-  /// Rank 0's value.
+  /// Returns rank 0's value.
   int agreed(int mine) { return std::stoi(world_.all_gather(fmt::format("{}", mine), "times")[0]); }
   double largest(double mine) {
     double most = mine;
@@ -396,7 +397,8 @@ void measure_verbs(runtime::World& world, comm::Communicator& by, double seconds
   }
 }
 
-/// How long ranks of groups of `size` wait for each other in a step beyond their share of the cores and the verb.
+/// Returns how long ranks in groups of `size` wait for each other in a step, beyond their share of the cores and the
+/// verb.
 int64_t crowded_wait_ns(int size, int ranks, int cores, double seconds, const HostTimes& host) {
   const int count = ranks / size;
   std::vector<std::future<double>> groups;

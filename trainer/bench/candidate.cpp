@@ -18,7 +18,7 @@ namespace {
 
 double bytes_of_item(const SpineItem& item) { return static_cast<double>(item.cost.bytes); }
 
-/// Total time of the spine items of every step on this rank.
+/// Returns the total time of the spine items of every step on this rank.
 std::vector<int64_t> work_ns_of_steps(const Candidate& candidate) {
   std::vector<int64_t> steps_ns;
   for (const StepTimes& t : candidate.times) {
@@ -49,7 +49,7 @@ void load_random(const Job& job, int rank, const runtime::StagedBatch& staged) {
     for (int64_t i = 0; i < rows; ++i)
       ids[i] = static_cast<int32_t>(
           random.zipf(static_cast<uint64_t>(m * rows + i), static_cast<uint64_t>(job.model.vocab)));
-    if (job.model.documents) std::fill_n(ids + rows, rows / 2, 0);  // one document
+    if (job.model.documents) std::fill_n(ids + rows, rows / 2, 0);  // makes the batch one document
     runtime::number_sequences(job.model, staged.batch + m * staged.stride_bytes, 1,
                               (data * job.buffers.micro_batches + m) * job.model.batch);
   }
@@ -84,7 +84,7 @@ Candidate::Candidate(std::string named, runtime::World& world, const runtime::De
   world.limit({.start_seconds = static_cast<double>(config.comm.start_timeout_seconds),
                .step_seconds = static_cast<double>(config.comm.timeout_seconds),
                .save_seconds = static_cast<double>(config.comm.save_timeout_seconds)});
-  // Before the communicators, which connect the current GPU.
+  // The device is made before the communicators, because they connect the current GPU.
   std::unique_ptr<Device> device = assignment.make_device();
   runtime::WireOptions wire = assignment.wire(config, *device);
   wire.nccl = finished.engines.nccl;

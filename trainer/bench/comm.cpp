@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream bench comm: checks and times every verb, prints bandwidths in the columns of nccl-tests, fits a link.
+// Runs slipstream bench comm: checks and times every verb, prints bandwidths in the columns of nccl-tests, and fits a
+// link.
 
 #include "trainer/bench/bench.h"
 
@@ -24,7 +25,7 @@ namespace {
 
 constexpr int kSizeStep = 4;
 constexpr int kBatchesMin = 3, kBatchesMax = 21, kWorksMax = 50;
-constexpr double kBatchSeconds = 0.02;  // of works back to back
+constexpr double kBatchSeconds = 0.02;  // the time of works back to back
 
 enum class Operands : uint8_t { whole, from_parts, to_parts, both_parts };
 
@@ -41,7 +42,8 @@ constexpr VerbRow kVerbs[] = {{"all_reduce", Op::all_reduce, true, Operands::who
                               {"exchange", Op::exchange, false, Operands::whole},
                               {"send", Op::send, false, Operands::whole}};
 
-/// What rank `rank` has at position `at` of its buffer: small integers, so that sums are exact.
+/// Returns the value that rank `rank` has at position `at` of its buffer. The values are small integers, so that sums
+/// are exact.
 float value_at(int rank, int64_t at) { return static_cast<float>(at % 7 + rank + 1); }
 
 class CommBench : WorldBench {
@@ -71,7 +73,7 @@ class CommBench : WorldBench {
     hosts_ = static_cast<int>(hosts.size());
   }
 
-  /// False if a result is wrong.
+  /// Returns false if a result is wrong.
   bool run() {
     print_header();
     for (const VerbRow& verb : kVerbs) {
@@ -93,10 +95,10 @@ class CommBench : WorldBench {
     return algorithm == "direct" || (algorithm == "ring" && verb.has_ring);
   }
   bool has_parts(const VerbRow& verb) const { return verb.operands != Operands::whole; }
-  /// Elements of Transfer for an operation of `bytes`.
+  /// Returns the elements of Transfer for an operation of `bytes`.
   int64_t elems_of(const VerbRow& verb, int64_t bytes) const { return bytes / 4 / (has_parts(verb) ? ranks_ : 1); }
   int peer(int distance) const { return (world_.rank() + distance + ranks_) % ranks_; }
-  /// send: even ranks send to the next one. The last of an odd number has no partner.
+  /// In a send, even ranks send to the next rank. The last rank of an odd number has no partner.
   bool is_idle(const VerbRow& verb) const { return verb.op == Op::send && (world_.rank() ^ 1) >= ranks_; }
 
   Work bind(comm::Communicator& by, const VerbRow& verb, int64_t elems, Algorithm algorithm) {
@@ -124,7 +126,7 @@ class CommBench : WorldBench {
     }
   }
 
-  /// The value that a correct verb leaves at position `at` of this rank's received buffer.
+  /// Returns the value that a correct verb leaves at position `at` of this rank's received buffer.
   float expected(const VerbRow& verb, int64_t elems, int64_t at) const {
     const int rank = world_.rank();
     const auto n = static_cast<float>(ranks_);
@@ -145,7 +147,7 @@ class CommBench : WorldBench {
     }
   }
 
-  /// Blocks. Collective. Runs the work once. Returns the wrong elements on all ranks.
+  /// Blocks. Collective. Runs the work once. Returns the number of wrong elements on all ranks.
   int64_t check(const VerbRow& verb, const Work& work, int64_t elems) {
     const bool to_parts = verb.operands == Operands::to_parts || verb.operands == Operands::both_parts;
     const bool from_parts = verb.operands == Operands::from_parts || verb.operands == Operands::both_parts;
@@ -181,7 +183,7 @@ class CommBench : WorldBench {
     return *std::max_element(values.begin(), values.end());
   }
 
-  /// Seconds of one of `count` works back to back.
+  /// Returns the seconds of one of `count` works that run back to back.
   double launch(const VerbRow& verb, const Work& work, int count) {
     world_.barrier();
     const int64_t begin_ns = monotonic_ns();
@@ -191,7 +193,7 @@ class CommBench : WorldBench {
     return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9 / count;
   }
 
-  /// Seconds of a work on the slowest rank: the median over batches.
+  /// Returns the seconds of a work on the slowest rank: the median over batches.
   double time(const VerbRow& verb, const Work& work) {
     const double once = largest(launch(verb, work, 1));
     const int works = std::clamp(static_cast<int>(kBatchSeconds / once), 1, kWorksMax);
@@ -276,12 +278,12 @@ class CommBench : WorldBench {
 
   const CommBenchOptions& options_;
   const int64_t min_bytes_, max_bytes_;
-  const double line_rate_;  // bytes per second; 0: not compared
+  const double line_rate_;  // in bytes per second; 0: not compared
   bool on_gpus_;
   int ranks_, hosts_ = 1;
   std::unique_ptr<Device> device_;
   std::unique_ptr<comm::Communicator> communicator_;
-  std::unique_ptr<comm::Communicator> library_;  // none on GPUs and over an emulated link, which it would not pass
+  std::unique_ptr<comm::Communicator> library_;  // none on GPUs, and none over an emulated link, which it would bypass
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Allocation> from_, to_;
   Memory memory_;
@@ -289,7 +291,7 @@ class CommBench : WorldBench {
   Frame frame_;
   CsvFile csv_;
   int64_t wrong_ = 0;
-  LinkFit best_;  // of all_reduce
+  LinkFit best_;  // the fit of all_reduce
   std::string best_name_;
 };
 

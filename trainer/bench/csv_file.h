@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The table of a benchmark as a file, for programs to read.
+// The table of a benchmark as a file for other programs.
 
 #include <fmt/core.h>
 
@@ -18,7 +18,8 @@ namespace slipstream::bench {
 
 class CsvFile {
  public:
-  /// Begins the file with the line `header`. An empty path: no file, and rows are discarded. Throws: ResourceError.
+  /// Begins the file with the line `header`. With an empty path there is no file, and rows are discarded. Throws:
+  /// ResourceError.
   void open(const std::string& path, std::string_view header) {
     if (path.empty()) return;
     file_.reset(std::fopen(path.c_str(), "w"));
@@ -32,7 +33,7 @@ class CsvFile {
   }
 
  private:
-  // Flushed at once: minutes may pass until the next row, and an interrupted benchmark keeps its rows.
+  // Each row is flushed at once: minutes may pass until the next one, and an interrupted benchmark keeps its rows.
   void write(std::string_view text) {
     if (!file_ || std::fwrite(text.data(), 1, text.size(), file_.get()) != text.size() || std::fflush(file_.get()) != 0)
       throw ResourceError("[bench] {} cannot be written: {}. Give --csv a path that can be written.", path_,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Assigns the time of a pass to its first item. Its inputs have arrived by then, and its outputs are complete after its
-// last item.
+// Assigns the time of a pass to its first item. The inputs of the pass have arrived by then, and its outputs are
+// complete after its last item.
 
 #include "trainer/bench/equal_stages.h"
 
@@ -12,7 +12,7 @@
 namespace slipstream::bench {
 namespace {
 
-/// Every hop between neighbours takes the same time; all other communication takes none.
+/// Every hop between neighbours takes the same time, and all other communication takes none.
 class HopPrice : public comm::RooflinePrice {
  public:
   explicit HopPrice(int64_t transfer_ns) : RooflinePrice({}, {}), hop_ns_(transfer_ns) {}
@@ -25,7 +25,7 @@ class HopPrice : public comm::RooflinePrice {
   int64_t hop_ns_;
 };
 
-/// `visit`(use, its time): the uses of a stage are its first spine items, in order.
+/// Calls `visit` with each use and its time. The uses of a stage are its first spine items, in order.
 template <typename Visit>
 void for_passes(const Job& job, const std::vector<int64_t>& spine_ns, const Visit& visit) {
   size_t at = job.takes_batch ? 1 : 0;
@@ -53,7 +53,7 @@ std::vector<int64_t> equal_stage_ns(const Job& job, int64_t forward_ns) {
 
 PassMs pass_ms(const Job& job, const std::vector<int64_t>& spine_ns) {
   PassMs sums;
-  const auto passes = static_cast<double>(job.buffers.micro_batches);  // the chunks of a stage are one pass together
+  const auto passes = static_cast<double>(job.buffers.micro_batches);  // the chunks of a stage together are one pass
   for_passes(job, spine_ns, [&](const Action& use, int64_t ns) {
     double& sum = use.pass == Pass::forward ? sums.forward : use.pass == Pass::backward ? sums.backward : sums.weight;
     sum += static_cast<double>(ns) / (1e6 * passes);

@@ -18,13 +18,13 @@ struct Setting {
 };
 
 /// Blocks. Collective: reads the run file on every rank in agreement, then runs the benchmark. Returns the exit code.
-/// With one rank, errors are thrown; with several, an error ends all ranks.
+/// With one rank, errors are thrown. With several ranks, an error ends all of them.
 int on_world(const BenchOptions& options, const std::function<void(const Setting&)>& benchmark);
 
-/// Base of the benchmarks over ranks. They change the configuration before they build their jobs.
+/// The base of the benchmarks over ranks. They change the configuration before they build their jobs.
 class WorldBench {
  protected:
-  /// `threads` of each rank; 0: as in training.
+  /// `threads` are those of each rank; 0: as in training.
   explicit WorldBench(const Setting& setting, int threads = 0);
 
   runtime::World& world_;
@@ -34,9 +34,9 @@ class WorldBench {
 };
 
 struct Turns {
-  int warm_up = 2;   // rounds before the first counted one
+  int warm_up = 2;   // the rounds before the first counted one
   int counted = 30;  // counted rounds
-  int steps = 2;     // steps of a candidate in each round, back to back; see Candidate::run
+  int steps = 2;     // the steps of a candidate in each round, back to back; see Candidate::run
 };
 /// Blocks. Collective. Interleaves the candidates, so that a busy machine slows all of them. Afterwards, every
 /// candidate has its means over ranks.

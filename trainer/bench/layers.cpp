@@ -2,8 +2,8 @@
 // Runs slipstream bench layers: measures communication inside layers (sums and gathers of tensor parallelism, the ring
 // of context parallelism) and compares it with the plan.
 //
-// Compute sleeps in proportion to its operations and the link is emulated, so ranks may share cores: the schedule is
-// measured.
+// Compute sleeps in proportion to its operations, and the link is emulated. So ranks may share cores, and the benchmark
+// measures the schedule.
 
 #include "trainer/bench/bench.h"
 
@@ -22,7 +22,8 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping, kept negligible beside the layers
+/// For updates, sums and clipping, which stay negligible beside the layers.
+constexpr int64_t kRestNs = 10 * kMicrosecond;
 
 class LayersBench : WorldBench {
  public:
@@ -69,8 +70,8 @@ class LayersBench : WorldBench {
                                         .spine_ns = [this](const Job& job) { return paced_ns(job); }});
   }
 
-  /// An operation takes the same time in every row. In the plainest row, a layer takes its forward time, and twice that
-  /// backward.
+  /// Returns the times of items. An operation takes the same time in every row. In the plainest row, a layer takes its
+  /// forward time, and twice that backward.
   std::vector<int64_t> paced_ns(const Job& job) {
     if (ns_per_flop_ == 0) {
       double flops = 0;
@@ -87,8 +88,8 @@ class LayersBench : WorldBench {
     return ns;
   }
 
-  /// In the plainest row. Tensor: all communication inside layers takes `ratio` of all compute. Ring: a hop takes
-  /// `ratio` of a block.
+  /// Returns the rate of the link for a ratio, defined in the plainest row. With tensor parallelism, all communication
+  /// inside layers takes `ratio` of all compute. In a ring, a hop takes `ratio` of a block.
   double bytes_per_second(double ratio) {
     const planner::FinishedJob finished = build(config_);
     const Job& job = *finished.job;
@@ -137,7 +138,7 @@ class LayersBench : WorldBench {
     std::vector<Candidate*> candidates;
     for (Row& row : rows) candidates.push_back(row.candidate.get());
     take_turns(world_, candidates, {.warm_up = 1, .counted = options_.steps, .steps = 2});
-    const double noise_floor = step_ms(rows.back()) / step_ms(rows.front());  // the first row against itself
+    const double noise_floor = step_ms(rows.back()) / step_ms(rows.front());  // compares the first row with itself
     rows.pop_back();
     for (const Row& row : rows) report(row, ratio, bandwidth, noise_floor);
     if (world_.rank() == 0)
@@ -147,7 +148,7 @@ class LayersBench : WorldBench {
     flush_printed();
   }
 
-  /// Blocks. Collective. Median of the rank whose steps are longest.
+  /// Blocks. Collective. Returns the median step of the rank whose steps are longest.
   double step_ms(const Row& row) {
     std::vector<double> step_ns;
     for (const StepTimes& times : row.candidate->times) step_ns.push_back(static_cast<double>(times.step_ns));

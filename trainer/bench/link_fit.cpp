@@ -36,7 +36,7 @@ double bus_factor(Op op, int ranks) {
 
 LinkFit fit_link(const std::vector<TimedTransfer>& samples) {
   if (samples.empty()) return {};
-  // With x = rounds / seconds and y = bytes / seconds: x latency + y per_byte = 1.
+  // With x = rounds / seconds and y = bytes / seconds, the model is x latency + y per_byte = 1.
   double xx = 0, xy = 0, yy = 0, x1 = 0, y1 = 0;
   for (const TimedTransfer& s : samples) {
     const double x = s.rounds / s.seconds, y = s.bytes / s.seconds;

@@ -66,7 +66,7 @@ class OverlapBench : WorldBench {
     if (paced) measure_for_pacing();
     if (options_.ratios.empty())
       return run_link(static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second), 0);
-    // The link rate for the requested communication / compute.
+    // Computes the rate of the link for the requested communication / compute.
     auto alone = make("no_communication", ReduceMode::bucketed, 0, false);
     take_turns(world_, {alone.get()}, {.warm_up = 3, .counted = 5, .steps = 2});
     const double compute_ms = alone->median_of(&runtime::StepMeans::compute_ms);
@@ -103,7 +103,7 @@ class OverlapBench : WorldBench {
                                        paced);
   }
 
-  /// Blocks. Collective. Time of all pieces of the backward pass in a step.
+  /// Blocks. Collective. Returns the time of all pieces of the backward pass in a step.
   double backward_ms(const Candidate& candidate) {
     const Job& job = *candidate.job;
     const std::vector<int64_t> spine_ns = spine_ns_of_slowest(world_, candidate);
@@ -152,7 +152,7 @@ class OverlapBench : WorldBench {
 
   void report(const std::vector<std::unique_ptr<Candidate>>& candidates, double bytes_per_second, double ratio,
               const std::string& form) {
-    // Op times come from the run without communication, never from the overlapped ones.
+    // Op times come from the run without communication, and never from the overlapped ones.
     const ItemTimes alone(candidates[0]->job->train(), spine_ns_of_slowest(world_, *candidates[0]));
     const double naive_ms = candidates[2]->median_of(&runtime::StepMeans::step_ms);
     const comm::RooflinePrice link(comm::Rates{}, {bytes_per_second, config_.comm.emulate.latency_ns});
@@ -194,7 +194,7 @@ class OverlapBench : WorldBench {
     flush_printed();
   }
 
-  /// docs/notes/0007 explains why the second column is out of reach, and usually the third.
+  /// docs/notes/0007 explains why no run reaches the second column, and usually none the third.
   void print_speed_ups() {
     if (world_.rank() != 0 || speed_ups_.empty()) return;
     print_result("speed-up over compute followed by communication\n{:>8}{:>24}{:>24}{:>24}{:>20}\n", "ratio",
@@ -264,7 +264,7 @@ class OverlapBench : WorldBench {
 
   const OverlapOptions& options_;
   Machine machine_;
-  int ranks_;  // of the plan; with --ranks only this rank exists
+  int ranks_;  // the ranks of the plan; with --ranks only this rank exists
   std::optional<ItemTimes> paced_;
   struct SpeedUp {
     double ratio, promised, larger_of_both, with_dependencies, reached;

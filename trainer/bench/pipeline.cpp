@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream bench pipeline: every schedule on stages that sleep for equal times, compared with the closed form of
-// its bubble and with the rehearsal; or on stages that compute, compared with the rehearsal of their measured times.
+// Runs slipstream bench pipeline. On stages that sleep for equal times, it compares every schedule with the closed form
+// of its bubble and with the rehearsal. On stages that compute, it compares with the rehearsal of their measured times.
 
 #include "trainer/bench/bench.h"
 
@@ -31,8 +31,8 @@ class PipelineBench : WorldBench {
     config_.parallel.pipeline = world_.size();
     config_.parallel.data = 1;
     config_.comm.emulate.latency_ns = 0;
-    config_.model.tie_embeddings = Choice::no;  // the ends of a tied table would exchange it after the last
-                                                // backward pass, which the closed forms omit
+    /// The ends of a tied table would exchange it after the last backward pass, which the closed forms leave out.
+    config_.model.tie_embeddings = Choice::no;
   }
 
   void run() {
@@ -55,7 +55,7 @@ class PipelineBench : WorldBench {
     double step_ms() const { return candidate->median_of(&runtime::StepMeans::step_ms); }
   };
 
-  /// Bytes of one hop: the residual stream of a micro-batch.
+  /// Returns the bytes of one hop: the residual stream of a micro-batch.
   int64_t hop_bytes() const {
     return config_.train.micro_batch_size * config_.train.sequence_length * config_.model.width *
            size_of(config_.train.dtype);
@@ -88,7 +88,7 @@ class PipelineBench : WorldBench {
   void run_ratio(double ratio) {
     std::vector<Row> rows;
     for (size_t s = 0; s < kWords<ScheduleKind>.size(); ++s) rows.push_back(make(static_cast<ScheduleKind>(s), ratio));
-    rows.push_back(make(ScheduleKind{}, ratio));  // the first one again, for the noise floor
+    rows.push_back(make(ScheduleKind{}, ratio));  // the first row again, for the noise floor
     std::vector<Candidate*> candidates;
     for (Row& row : rows) candidates.push_back(row.candidate.get());
     take_turns(world_, candidates, {.warm_up = paced_ ? 1 : 3, .counted = options_.steps, .steps = 2});
@@ -101,7 +101,7 @@ class PipelineBench : WorldBench {
 
   struct Measured {
     double ratio = 0, step_ms = 0, alone_ms = 0, busy_ms = 0, rehearsed_ms = 0, ideal_ms = 0, noise_floor = 0;
-    double exposed_ms = 0;  // compute waited for hops in transit, mean over stages
+    double exposed_ms = 0;  // compute waited for hops in transit: the mean over stages
     PassMs took;            // on the first stage
   };
 
@@ -164,7 +164,7 @@ class PipelineBench : WorldBench {
     const double bubble = m.step_ms / m.busy_ms - 1,
                  ideal = paced_ ? closed_form_bubble(row.schedule()) : m.ideal_ms / m.busy_ms - 1;
     const double hops = m.ratio > 0 ? (m.step_ms - m.alone_ms) / m.step_ms : 0, exposed = m.exposed_ms / m.step_ms;
-    // Hops of the first micro-batch forward and of the last one backward cannot overlap with compute.
+    // The hops of the first micro-batch forward and of the last one backward cannot overlap with compute.
     const double fill = 2.0 * row.schedule().placement.hops() * static_cast<double>(row.transfer_ns) / 1e6 / m.step_ms;
     print_result(
         "{:<18}{:>6}{:>6.2f}x{:>10.2f}{:>9.2f}%{:>12.2f}%{:>14.2f}{:>13.3f}{:>7.2f}%{:>15.2f}%{:>8.2f}%{:>10.2f}{:>9."
@@ -183,8 +183,9 @@ class PipelineBench : WorldBench {
   const PipelineOptions& options_;
   bool paced_;
   Machine machine_;
-  int64_t forward_ns_;  // of a stage and micro-batch, base of the ratios; with real compute the slowest measured one
-  std::map<std::string, double> alone_ms_;  // step without a link, by schedule
+  /// Of a stage and micro-batch: the base of the ratios; with real compute the slowest measured one.
+  int64_t forward_ns_;
+  std::map<std::string, double> alone_ms_;  // by schedule: the step without a link
   CsvFile csv_;
 };
 

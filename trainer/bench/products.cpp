@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream bench products: one step lists the products of a run. Each is timed with every algorithm of cuBLASLt,
-// and the table is written after each product.
+// Runs slipstream bench products. One step lists the products of a run. Each product is timed with every algorithm of
+// cuBLASLt, and the table is written after each product.
 
 #include "trainer/bench/bench.h"
 
@@ -18,7 +18,8 @@
 namespace slipstream::bench {
 namespace {
 
-/// The products of one training step, the largest total work first: fused gradients and their replacements.
+/// Returns the products of one training step, those with the largest total work first: fused gradients and their
+/// replacements.
 std::vector<kernels::ProductShape> products_of_a_step(const Setting& setting, int ranks) {
   const auto& [world, assignment, config] = setting;
   kernels::use_algorithms({});  // a table would hide the products that it replaces

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs slipstream bench step: whole training steps by the host's clock, compared with a plain loop over the same works.
 //
-// Each step is timed from before its issue to its end, one step at a time, as a loop in another framework would
-// measure it, or several in a row, as in training. With the plain loop, as many loops follow. The weights and the batch
-// can be exported, so that another program starts from the same values.
+// Each step is timed from before its issue to its end, one step at a time, as a loop in another framework would measure
+// it, or several in a row, as in training. With the plain loop, the same number of loops follows. The weights and the
+// batch can be exported, so that another program starts from the same values.
 
 #include "trainer/bench/bench.h"
 
@@ -34,7 +34,7 @@ namespace {
 
 double ms(double ns) { return ns / 1e6; }
 
-/// Times at which the forward pass and the first gradient are complete, from the spine's times.
+/// The times at which the forward pass and the first gradient are complete, from the times of the spine.
 struct Front {
   int64_t forward_ns = 0, first_gradient_ns = 0;
 };
@@ -73,7 +73,7 @@ class StepBench : WorldBench {
     const double tokens = static_cast<double>(c.job->model.batch * c.job->model.tokens * c.job->buffers.micro_batches *
                                               c.job->mesh.group_size(Axis::replica));
     const double loss = c.rank->report(1).loss_sum / tokens;
-    // Until every further step is a replay: a step that is recorded takes longer.
+    // Runs until every further step is a replay, because a step that is being recorded takes longer.
     const int more = c.replayed ? runtime::Rank::kEagerSteps + static_cast<int>(kStepPeriod) - 1 : 1;
     for (int i = 0; i < more; ++i) c.run(1, false);
     std::unique_ptr<ThreadPool> pool;
@@ -101,7 +101,7 @@ class StepBench : WorldBench {
  private:
   static constexpr int kInARow = 8;
 
-  /// Weights as one safetensors file, and the batch of every rank: int32, ids then targets.
+  /// Writes the weights as one safetensors file, and the batch of every rank: int32, ids then targets.
   void write_start(Candidate& c, const std::vector<std::shared_ptr<const Job>>& stages) {
     const Job& job = *c.job;
     world_.together([&] {

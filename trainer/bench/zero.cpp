@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs paced steps of ZeRO's stages on an emulated link. Layer times are given, so ranks may share cores and results
-// compare across machines.
+// Runs paced steps of ZeRO's stages on an emulated link. The times of layers are given, so that ranks may share cores
+// and results are comparable across machines.
 
 #include "trainer/bench/zero.h"
 
@@ -21,7 +21,8 @@
 namespace slipstream::bench {
 namespace {
 
-constexpr int64_t kRestNs = 10 * kMicrosecond;  // updates, sums and clipping, kept negligible beside the layers
+/// For updates, sums and clipping, which stay negligible beside the layers.
+constexpr int64_t kRestNs = 10 * kMicrosecond;
 
 class ZeroBench : WorldBench {
  public:
@@ -98,7 +99,7 @@ class ZeroBench : WorldBench {
                        rows[0].candidate->median_of(&runtime::StepMeans::step_ms));
   }
 
-  /// Step period in virtual time.
+  /// Returns the step period in virtual time.
   double rehearsed_ms(const Candidate& c, double bandwidth) const {
     const comm::RooflinePrice link(comm::Rates{}, {bandwidth, config_.comm.emulate.latency_ns});
     std::vector<int64_t> item_ns = even_spine_ns(*c.job, layer_ns_);
@@ -139,8 +140,8 @@ class ZeroBench : WorldBench {
         gather_ms +=
             static_cast<double>(comm::wire_bytes(task.op, task.algorithm, world_.size(), task.elems, task.dtype)) /
             bandwidth * 1e3;
-    // In the plan: the excess over the ideal bound, which no schedule can hide. Measured: compute's waits for gathers
-    // by name, including the first gather, which cannot be hidden.
+    // In the plan, this is the excess over the ideal bound, which no schedule can hide. As measured, it is compute's
+    // waits for gathers by name, including the first gather, which cannot be hidden.
     const double gather_exposed = gather_ms > 0 ? std::max(0.0, plan_ms - ideal_ms) / gather_ms : 0;
     std::vector<double> waits_ms;
     for (const runtime::StepMeans& step : c.means) {
@@ -192,7 +193,7 @@ int64_t layer_gather_bytes(const Job& job) {
   for (const ParameterSpec& parameter : job.model.parameters)
     if (parameter.layer >= 0 && parameter.layer < job.model.layers)
       elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
-  const Placement& placement = job.groups.front().placement;  // all groups are placed alike
+  const Placement& placement = job.groups.front().placement;  // the same for all groups
   const int ranks = job.mesh.group_size(placement.reduces_over());
   return encoded_bytes(*std::max_element(elems.begin(), elems.end()), placement.gather_wire) * (ranks - 1) / ranks;
 }

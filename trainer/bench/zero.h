@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// slipstream bench overlap --zero: stages, prefetch depths and exposed gathers with their bounds.
+// slipstream bench overlap --zero: measures stages, prefetch depths and exposed gathers with their bounds.
 
 #include <cstdint>
 #include <vector>
@@ -11,15 +11,15 @@
 
 namespace slipstream::bench {
 
-/// Times of the training plan's spine items: layers take `layer_ns` forward and twice that backward, the pieces before
-/// and after the layers half of that, and all other items almost none. Pure.
+/// Returns the times of the training plan's spine items: layers take `layer_ns` forward and twice that backward, the
+/// pieces before and after the layers half of that, and all other items almost none. Pure.
 std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns);
 
-/// Bytes that a rank sends in the gather of the largest layer. Pure.
+/// Returns the bytes that a rank sends in the gather of the largest layer. Pure.
 int64_t layer_gather_bytes(const Job& job);
 
-/// Blocks. Collective. Interleaved paced steps of every requested stage, with one table for every ratio of a layer's
-/// gather to its forward pass.
+/// Blocks. Collective. Runs interleaved paced steps of every requested stage. Prints one table for every ratio of a
+/// layer's gather to its forward pass.
 void bench_zero(const OverlapOptions& options, const Setting& setting);
 
 }  // namespace slipstream::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of slipstream bench and its benchmarks.
+// The flags of slipstream bench and its benchmarks.
 
 #include <memory>
 
@@ -160,7 +160,7 @@ void add_step(CLI::App& bench, Run& chosen) {
   command->add_option("--export", options->export_dir, "write the first weights and each rank's batch to this folder");
   command
       ->add_option("--in-a-row", options->in_a_row,
-                   "issue so many steps one behind the other, as training does; a time is their mean")
+                   "issue so many steps one after the other, as training does; a time is their mean")
       ->check(CLI::Range(1, 1000));
   command
       ->add_flag("--plain-loop", options->plain_loop,

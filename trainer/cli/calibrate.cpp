@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream calibrate: this machine as a machine file.
+// Runs slipstream calibrate: describes this machine in a machine file.
 
 #include <memory>
 
@@ -14,10 +14,14 @@ void add_calibrate(CLI::App& app, Run& chosen) {
   CLI::App* command =
       app.add_subcommand("calibrate", "measure this machine at the shapes of a run into a machine file");
   add_run_source(command, *options);
-  command->add_option("--ranks", options->ranks, "most ranks of this host that plans will have; default: its cores")
+  command
+      ->add_option("--ranks", options->ranks,
+                   "largest number of ranks of this host that plans will have; default: its cores")
       ->check(CLI::Range(1, 64));
   command->add_option("--out", options->out, "path of the machine file; default: machine.toml");
-  command->add_option("--seconds", options->seconds, "time of measuring works; transfers take 0.4 of it more")
+  command
+      ->add_option("--seconds", options->seconds,
+                   "time for measuring works; transfers take 0.4 of this time in addition")
       ->check(CLI::Range(1.0, 600.0));
   command->callback([&chosen, options] { chosen = [options] { return bench::calibrate(*options); }; });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream check: prints the proof of a plan and returns its result as exit code.
+// Runs slipstream check: prints the proof of a plan and returns its result as the exit code.
 
 #include <memory>
 #include <string>
@@ -15,7 +15,7 @@ namespace slipstream::cli {
 namespace {
 
 struct CheckFlags : PlanFlags {
-  std::vector<std::string> waits;  // later, earlier
+  std::vector<std::string> waits;  // the later item, the earlier item
   std::string freed;
 };
 
@@ -50,11 +50,12 @@ void add_check(CLI::App& app, Run& chosen) {
   add_plan_flags(command, *options);
   CLI::Option* waits = command
                            ->add_option("--waits", options->waits,
-                                        "does item LATER of the training plan wait for EARLIER, and through what; "
-                                        "NAME@STAGE where several stages have one")
+                                        "tell whether item LATER of the training plan waits for EARLIER, and through "
+                                        "what; NAME@STAGE where several stages have one")
                            ->type_name("LATER EARLIER")
                            ->expected(2);
-  command->add_option("--frees", options->freed, "what would begin earlier if this item took no time")->excludes(waits);
+  command->add_option("--frees", options->freed, "list what would begin earlier if this item took no time")
+      ->excludes(waits);
   command->callback(
       [&chosen, options] { chosen = [options] { return alone("check", [&] { return check(*options); }); }; });
 }

@@ -20,7 +20,7 @@ namespace {
 
 using checkpoint::Found;
 
-/// The checkpoints that DIR names: a run folder, its folder of checkpoints, or one checkpoint.
+/// Returns the checkpoints that DIR names. DIR is a run folder, its folder of checkpoints, or one checkpoint.
 std::vector<Found> checkpoints_at(std::string dir, bool required = true) {
   namespace fs = std::filesystem;
   while (dir.size() > 1 && dir.ends_with('/')) dir.pop_back();
@@ -62,7 +62,7 @@ int list(const std::string& dir) {
   return 0;
 }
 
-/// The folders of whole weights that DIR names: itself, or the final weights of its run.
+/// Returns the folders of whole weights that DIR names: DIR itself, or the final weights of its run.
 std::vector<std::string> weights_at(const std::string& dir) {
   std::error_code error;
   std::vector<std::string> found;
@@ -98,7 +98,7 @@ int verify(const std::string& dir) {
       problems = fmt::format("the weights in {} are damaged. Save them again: slipstream convert CHECKPOINT OUT. ",
                              files::shown(each));
   int64_t damaged = 0, total = 0, verified_bytes = 0;
-  const Interrupt interrupt;  // Ctrl-C ends with the checkpoints that are verified
+  const Interrupt interrupt;  // Ctrl-C ends the command with the checkpoints that are verified
   Progress progress("checkpoint verify");
   for (const Found& found : checkpoints_at(dir, folders.empty())) {
     std::string problem = found.problem;

@@ -34,7 +34,7 @@ class HelpFormat : public CLI::Formatter {
   }
 
  private:
-  // An empty default; the suggestion of several values; types beside a range, a list or a named format.
+  // These hide an empty default, the suggestion of several values, and types beside a range, a list or a named format.
   static constexpr std::string_view kHidden[] = {
       "=[]", " ...", "UINT:", "INT:", "FLOAT:", "TEXT:", ":INT", ":WHOLE", ":POSITIVE"};
 };

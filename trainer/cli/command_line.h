@@ -14,11 +14,11 @@
 
 namespace slipstream::cli {
 
-/// Runs the chosen command. Returns its exit code, or throws an Error with one.
+/// Runs the chosen command. Returns its exit code, or throws an Error that has one.
 using Run = std::function<int()>;
 
-// One function per command, in the file of its name, declares the command and its flags. The parser sets `chosen`.
-// `app` and `chosen` outlive the parse.
+// One function per command, in the file with its name, declares the command and its flags. The parser sets `chosen`.
+// `app` and `chosen` must outlive the parse.
 void add_train(CLI::App& app, Run& chosen);
 void add_plan(CLI::App& app, Run& chosen);
 void add_check(CLI::App& app, Run& chosen);
@@ -36,22 +36,23 @@ void add_convert(CLI::App& app, Run& chosen);
 /// Prints the type and the default of an option, without suggesting several values per flag.
 std::shared_ptr<CLI::FormatterBase> help_format();
 
-/// The run file and --set.
+/// Adds the run file and --set.
 void add_run_source(CLI::App* command, RunSource& source);
 
-/// --format of a text: auto or text, and jsonl if the command reads documents.
+/// Adds --format of a text: auto or text, and jsonl if the command reads documents.
 void add_text_format(CLI::App& command, DataFormat& format, bool reads_documents = false);
 
 /// Accepts the text of a number that satisfies `good`. `need` completes "needs ...". `type` is its name in --help.
 CLI::Validator number(const std::string& need, const std::string& type, const std::function<bool(double)>& good);
-/// A finite number above 0.
+/// Accepts a finite number above 0.
 CLI::Validator positive();
-/// Whole numbers from 0 to `most`, separated by commas.
+/// Accepts whole numbers from 0 to `most`, separated by commas.
 CLI::Validator whole_numbers(int64_t most);
 
-/// Blocks. Collective. Runs `stage` on every rank and prints its error once. Returns the exit code, 0 without an error.
+/// Blocks. Collective. Runs `stage` on every rank and prints its error once. Returns the exit code, which is 0 without
+/// an error.
 int in_agreement(const std::function<void(int ranks)>& stage);
-/// Runs a command of one process. Refuses several ranks, which would write the same files.
+/// Runs a command of one process. Refuses several ranks, because they would write the same files.
 int alone(const std::string& command, const Run& run);
 
 }  // namespace slipstream::cli

@@ -16,7 +16,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text;
 }
 
-/// One word of bash or zsh.
+/// Quotes one word for bash or zsh.
 std::string shell_word(const std::string& text) { return "'" + replaced(text, "'", R"('\'')") + "'"; }
 
 std::string joined(const std::vector<std::string>& words, const char* between = " ") {
@@ -35,7 +35,7 @@ std::vector<std::string> names_of(const std::vector<const CLI::App*>& commands) 
   return names;
 }
 
-/// The keys of a run file.
+/// Returns the keys of a run file.
 std::vector<std::string> keys() {
   std::vector<std::string> keys;
   for (const Field<RunConfig>& field : run_fields()) keys.push_back(field.key);
@@ -131,7 +131,7 @@ _slipstream_keys() {
                      joined(keys()) + R"sh(; fi
 }
 )sh";
-  for (size_t i = commands.size(); i-- > 0;) {  // a function before its callers
+  for (size_t i = commands.size(); i-- > 0;) {  // a function must come before its callers
     const Command& command = commands[i];
     std::string specs, listed;
     for (const Flag& flag : command.flags)

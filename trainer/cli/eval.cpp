@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of slipstream eval.
+// The flags of slipstream eval.
 
 #include <memory>
 
@@ -12,7 +12,7 @@ void add_eval(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<runtime::EvalOptions>();
   CLI::App* command = app.add_subcommand("eval", "perplexity of a text, or answers to multiple-choice questions");
   command->add_option("checkpoint", options->checkpoint, "folder of weights, run folder, or checkpoint")->required();
-  command->add_option("--text", options->text, "text file, or - for standard input: prints the perplexity");
+  command->add_option("--text", options->text, "text file, or - for standard input; the command prints the perplexity");
   command
       ->add_option("--choices", options->choices,
                    "JSON lines of HellaSwag or ARC: prints the share of questions whose answer is the likeliest ending")

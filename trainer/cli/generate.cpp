@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of slipstream generate.
+// The flags of slipstream generate.
 
 #include <memory>
 #include <sstream>
@@ -31,9 +31,12 @@ void add_generate(CLI::App& app, Run& chosen) {
   command->add_option("--temperature", sampling.temperature, "sampling temperature; 0: always the most likely token")
       ->check(CLI::Range(0.0, 10.0));
   command->add_option("--top-k", sampling.top_k, "sample among the K most likely tokens; 0: all tokens");
-  command->add_option("--top-p", sampling.top_p, "among the fewest tokens with this probability together; 1: all");
-  command->add_option("--min-p", sampling.min_p, "among tokens at least this times as likely as the likeliest; 0: all");
-  command->add_option("--repetition-penalty", sampling.repetition_penalty, "factor against earlier tokens; 1: none");
+  command->add_option("--top-p", sampling.top_p,
+                      "sample among the fewest tokens that have this probability together; 1: all tokens");
+  command->add_option("--min-p", sampling.min_p,
+                      "sample among tokens that are at least this times as likely as the likeliest; 0: all tokens");
+  command->add_option("--repetition-penalty", sampling.repetition_penalty,
+                      "factor by which earlier tokens become less likely; 1: none");
   command->add_option("--stop", options->stops, "text before which the output ends; may be given several times")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)

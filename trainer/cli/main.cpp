@@ -23,7 +23,7 @@
 namespace slipstream::cli {
 namespace {
 
-/// The error of a command line as one sentence, with the unknown word and the nearest known one.
+/// Returns the error of a command line as one sentence, with the unknown word and the nearest known one.
 std::string refusal(const CLI::App* app, const CLI::Error& error) {
   const std::vector<std::string> unknown = app->remaining(true);
   std::string command = "slipstream";
@@ -50,7 +50,7 @@ std::string refusal(const CLI::App* app, const CLI::Error& error) {
   return fmt::format("{}{} See {} --help.", problem, problem.ends_with('?') ? "" : ".", command);
 }
 
-/// A flag is given or not: --resume=no would otherwise mean --resume.
+/// Refuses a value of a flag, because --resume=no would otherwise mean --resume.
 void refuse_values_of_flags(CLI::App& app) {
   for (CLI::Option* option : app.get_options())
     if (option->get_items_expected_max() == 0) option->disable_flag_override();
@@ -63,7 +63,7 @@ int run(int argc, char** argv) {
   app.formatter(help_format());
   app.set_version_flag("--version",
                        [] { return fmt::format("slipstream {} (build {})", runtime::version(), runtime::build_id()); });
-  // As --version, these end the command line, and one line end follows the text.
+  // Like --version, these options end the command line, and one line end follows the text.
   const auto end_with = [](const std::string& text) {
     throw CLI::CallForVersion(text.substr(0, text.size() - 1), static_cast<int>(CLI::ExitCodes::Success));
   };
@@ -99,7 +99,7 @@ int run_and_flush(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using slipstream::ExitCode;
-  // A write beyond a file limit or into a pipe without a reader returns an error, which has a message.
+  // A write beyond a file limit or into a pipe without a reader then returns an error, which has a message.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   if (argc > 1 && std::string_view(argv[1]) == "train")

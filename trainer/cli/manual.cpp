@@ -9,7 +9,7 @@
 namespace slipstream::cli {
 namespace {
 
-/// Text of man(7): "-" is a minus, a backslash is no escape, and a line does not begin with a macro.
+/// Returns text for man(7): "-" is a minus, a backslash is no escape, and no line begins with a macro.
 std::string roff(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -21,7 +21,7 @@ std::string roff(const std::string& text) {
 
 std::string bold(const std::string& text) { return "\\fB" + roff(text) + "\\fR"; }
 
-/// The type and the default of an option, as --help shows them.
+/// Returns the type and the default of an option, as --help shows them.
 std::string type_of(const CLI::App& app, const CLI::Option& option) {
   const auto* format = dynamic_cast<const CLI::Formatter*>(app.get_formatter().get());
   return format ? format->make_option_opts(&option) : "";

@@ -25,21 +25,21 @@ namespace {
 
 struct PlanOptions : PlanFlags {
   bool search = false;
-  double seconds = 60;  // of the search
-  int64_t rows = 10;    // of its table
+  double seconds = 60;  // for the search
+  int64_t rows = 10;    // for its table
   std::vector<std::string> over;
   std::string need, vary;
-  std::string batch;                  // path of a list of plans; empty: one plan
-  std::string schedule_csv;           // output path of the pipeline's schedule; empty: none
-  std::string html, trace;            // path of the page and folder of the timeline of the rehearsed steps; empty: none
-  std::string against;                // folder of a run to compare with its plan; empty: none
-  std::string from;                   // folder of a run whose computing times are replayed; empty: none
-  std::vector<std::string> imported;  // format and path of another program's configuration; empty: none
-  std::string write;                  // folder for the winners of a search, or path of the imported run file
+  std::string batch;         // the path of a list of plans; empty: one plan
+  std::string schedule_csv;  // the output path of the pipeline's schedule; empty: none
+  std::string html, trace;   // the path of the page and the folder of the timeline of the rehearsed steps; empty: none
+  std::string against;       // the folder of a run to compare with its plan; empty: none
+  std::string from;          // the folder of a run whose computing times are replayed; empty: none
+  std::vector<std::string> imported;  // the format and the path of another program's configuration; empty: none
+  std::string write;                  // the folder for the winners of a search, or the path of the imported run file
   bool ranks_given = false;
 };
 
-/// A finished run beside its plan.
+/// Compares a finished run with its plan.
 int against(const PlanOptions& options) {
   constexpr size_t kRows = 20;
   const report::Reconciliation result = report::reconcile_run(options.against);
@@ -50,8 +50,8 @@ int against(const PlanOptions& options) {
   return 0;
 }
 
-/// One line of a batch: the arguments of one plan, separated by spaces. Prints one line of JSON, with the error of a
-/// refused row instead of its times.
+/// Forecasts one line of a batch: the arguments of one plan, separated by spaces. Prints one line of JSON. For a
+/// refused row, it has the error instead of times.
 void forecast_line(const std::string& line, const planner::PlanRequest& defaults) {
   planner::PlanRequest request = defaults;
   request.sets.clear();
@@ -100,7 +100,7 @@ int search(const PlanOptions& options) {
   return 0;
 }
 
-/// Plans of many stages free and allocate the same large arrays: their pages stay.
+/// Keeps freed pages in the process, because plans of many stages free and allocate the same large arrays.
 void keep_pages() {
   constexpr int kMost = 1 << 30;
   mallopt(M_MMAP_THRESHOLD, kMost);
@@ -154,7 +154,7 @@ void add_plan(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand("plan", "print layout, memory, tasks and the rehearsed step");
   add_plan_flags(command, *options);
-  command->get_option("run")->required(false);  // --batch names several
+  command->get_option("run")->required(false);  // --batch names several run files
   command->add_flag("--search", options->search,
                     "find the layout with the shortest rehearsed step: ranks of every axis, ZeRO, micro-batch, "
                     "recomputation, schedule, buckets");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Flags of both plan and check.
+// The flags that plan and check share.
 
 #include <CLI/CLI.hpp>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries times of items from a trace to another plan: pieces by name, updates and norms by their bytes.
+// Carries the times of items from a trace to another plan. Pieces are matched by name, updates and norms by their
+// bytes.
 
 #include "trainer/cli/plan_modes.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 constexpr size_t kSpans = 4'000'000;
 
-/// "mlp.0/3" is run 3 of "mlp.0".
+/// Returns the task of an item: "mlp.0/3" is run 3 of "mlp.0".
 std::string task_of(const std::string& item) {
   const size_t slash = item.rfind('/');
   const bool numbered = slash != std::string::npos && slash + 1 < item.size() &&
@@ -30,7 +31,7 @@ std::string task_of(const std::string& item) {
   return numbered ? item.substr(0, slash) : item;
 }
 
-/// Mean times of a run's items on their streams.
+/// The mean times of a run's items on their streams.
 class ItemTimes {
  public:
   ItemTimes(const report::Trace& trace, const report::Planned& planned) {
@@ -43,13 +44,13 @@ class ItemTimes {
     std::map<std::string, Sum> sums;
     for (const report::RankTrace& rank : trace.ranks) {
       std::map<std::pair<int64_t, std::string>, int64_t> runs;  // by step and item
-      int64_t idle_since_ns = -1;                               // of compute, with nothing to wait for
+      int64_t idle_since_ns = -1;                               // since when compute has had nothing to wait for
       for (const report::TraceSpan& span : rank.spans) {
         const report::SpanName& name = trace.names[span.name];
         const int64_t end_ns = span.begin_ns + span.duration_ns;
         int64_t begin_ns = span.begin_ns;
         if (span.channel == 0) {
-          // As in a reconciliation, an item's time contains that until its thread gets a core.
+          // As in a reconciliation, an item's time includes the time until its thread gets a core.
           if (idle_since_ns >= 0) begin_ns = std::min(begin_ns, idle_since_ns);
           idle_since_ns = std::max(idle_since_ns, end_ns);
         }
@@ -70,7 +71,7 @@ class ItemTimes {
     for (const auto& [name, sum] : sums) by_name_[name] = static_cast<int64_t>(sum.ns / sum.runs);
   }
 
-  /// Time of every item; -1: a task, or the run had no such spine item. Pure.
+  /// Returns the time of every item; -1: the item is a task, or the run had no such spine item. Pure.
   std::vector<int64_t> of(const Plan& plan) const {
     std::vector<int64_t> times;
     for (const SpineItem& item : plan.spine) {
@@ -94,7 +95,7 @@ class ItemTimes {
 
 struct Replayed {
   double step_ms = 0, modelled_ms = 0;
-  int64_t unknown = 0;  // spine items that the run did not have
+  int64_t unknown = 0;  // the spine items that the run did not have
   std::string unknown_name;
 };
 
@@ -170,8 +171,8 @@ int plan_from(const std::string& folder, planner::PlanRequest request, bool json
   print_result("as asked:   {:.2f} ms on {} ranks, {:.2f} of the measured step's speed\n", changed.step_ms,
                request.ranks, measured.measured_ns / 1e6 / changed.step_ms);
   if (changed.unknown > 0)
-    print_result("note: {} items, such as {}, have modelled times: the run did not have them\n", changed.unknown,
-                 changed.unknown_name);
+    print_result("note: {} items, such as {}, have modelled times, because the run did not have them\n",
+                 changed.unknown, changed.unknown_name);
   return 0;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts scripts/import_config, writes the run file that it prints where the planner can read it, and forecasts it.
+// Starts scripts/import_config, writes the run file that it prints to a place where the planner can read it, and
+// forecasts it.
 
 #include "trainer/cli/plan_modes.h"
 
@@ -29,7 +30,7 @@ extern char** environ;
 namespace slipstream::cli {
 namespace {
 
-/// A file in a new folder, removed with it.
+/// A file in a new folder. The destructor removes both.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& text) {
@@ -51,11 +52,11 @@ class TemporaryFile {
   std::string folder_;
 };
 
-/// The folder of the script, which lies beside the shipped files.
+/// Returns the folder of the script, which lies beside the shipped files.
 std::string script_path() {
   const std::filesystem::path script = std::filesystem::path(shipped_folder()) / "scripts" / "import_config";
   std::error_code ignored;
-  // Without a folder of shipped files, the path would be one of the current folder.
+  // Without a folder of shipped files, the path would be inside the current folder.
   if (!shipped_folder().empty() && std::filesystem::exists(script / "__main__.py", ignored)) return script.string();
   throw ResourceError(
       "[import] the script import_config is missing{}. Install the program with meson install, or keep its build "
@@ -66,10 +67,11 @@ std::string script_path() {
 
 struct Output {
   std::string printed, errors;
-  int code = 0;  // exit code; 128 and more: a signal
+  int code = 0;  // the exit code; 128 and more: a signal
 };
 
-/// Runs a program of PATH without a shell, with nothing to read. Blocks. Throws: ResourceError if it does not start.
+/// Runs a program from PATH without a shell and with an empty input. Blocks. Throws: ResourceError if it does not
+/// start.
 Output output_of(const std::vector<std::string>& command, const std::string& purpose) {
   std::array<int, 2> out{}, err{};
   if (pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(err.data(), O_CLOEXEC) != 0)
@@ -88,7 +90,8 @@ Output output_of(const std::vector<std::string>& command, const std::string& pur
   close(out[1]);
   close(err[1]);
   Output output;
-  // The script prints its errors in one piece that fits in a pipe, so that reading one after the other is enough.
+  // The script prints its errors in one piece that fits into a pipe, so that it is enough to read one output after the
+  // other.
   for (const auto& [from, to] : {std::pair{out[0], &output.printed}, std::pair{err[0], &output.errors}}) {
     std::array<char, 4096> buffer{};
     for (ssize_t size = 0; failure == 0 && (size = read(from, buffer.data(), buffer.size())) != 0;) {
@@ -107,7 +110,7 @@ Output output_of(const std::vector<std::string>& command, const std::string& pur
   return output;
 }
 
-/// The answer of scripts/import_config. Throws: ConfigError, DataError, ResourceError.
+/// Returns the answer of scripts/import_config. Throws: ConfigError, DataError, ResourceError.
 Json read_import(const ImportOptions& options, int ranks) {
   std::vector<std::string> command = {"python3", "-B", script_path(), "--ranks", std::to_string(ranks)};
   command.insert(command.end(), {"--", options.format, options.path});
@@ -149,10 +152,10 @@ void print_import(const Json& answer) {
       print_result("not used: {} ({}): {}\n", name, option.at("where").as_string(), option.at("reason").as_string());
   }
   if (!defaulted.empty()) print_result("defaults of {}: {}\n", answer.at("program").as_string(), defaulted);
-  if (!neutral.empty()) print_result("not used, for they change no step time: {}\n", neutral);
+  if (!neutral.empty()) print_result("not used, because they change no step time: {}\n", neutral);
 }
 
-/// Throws: ResourceError unless a rank's memory holds the run, as check does.
+/// Throws: ResourceError if a rank's memory does not hold the run, as check does.
 void require_fits(const planner::Forecast& made, const std::string& machine_path) {
   const Machine machine = load_machine(machine_path);
   const int64_t need = made.software_bytes > 0 ? made.software_bytes : made.memory_bytes;

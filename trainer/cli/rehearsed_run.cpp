@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives the items of a rehearsal to the writer of traces, and the totals of its step to the page.
+// Passes the items of a rehearsal to the writer of traces, and the totals of its step to the page.
 
 #include "trainer/cli/plan_modes.h"
 
@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The item that ends last among those that `id` waits for before it starts; none: it waits for no item.
+/// Returns the last to end of the items that `id` waits for before it starts, or none if it waits for no item.
 std::optional<uint64_t> awaited_by(const comm::RankRuns& given, const comm::RankTimes& times, size_t run, ItemId id) {
   std::optional<uint64_t> awaited;
   int64_t latest_ns = -1;
@@ -75,7 +75,7 @@ void write_trace_of(const Job& job, const comm::RankRuns& given, const comm::Ran
   writer.finish();
 }
 
-/// A folder that vanishes with this object.
+/// A folder that the destructor removes.
 class TemporaryFolder {
  public:
   TemporaryFolder() : path_((fs::temp_directory_path() / "slipstream-plan-XXXXXX").string()) {
@@ -126,7 +126,7 @@ std::string record_of(const planner::Planned& planned) {
   return run.dump(2) + "\n";
 }
 
-/// A line for each rehearsed step, all with the times of a mean one.
+/// Returns a line for each rehearsed step. All lines have the times of a mean step.
 std::string metrics_of(const planner::Planned& planned, const comm::Rehearsal& rehearsal) {
   const planner::StepTotals totals = planner::totals_of(planned, rehearsal);
   const planner::RunForecast run = planner::run_forecast(planned, totals.step_ms);

@@ -18,7 +18,7 @@ struct ReportOptions {
   std::string output;  // empty: default_path()
 };
 
-/// In the first folder: its own page, or that of a comparison under another name.
+/// Returns a path in the first folder: its own page, or, for a comparison, a page with another name.
 std::string default_path(const std::vector<std::string>& folders) {
   constexpr size_t kLongest = 200;
   std::string others;
@@ -48,7 +48,7 @@ void add_report(CLI::App& app, Run& chosen) {
   command->add_option("runs", options->folders, "folders of runs (output.dir), or of one sweep")->required();
   command->add_option(
       "--output", options->output,
-      "path of the page; default: report.html in the first folder, of a comparison report-with-OTHERS.html");
+      "path of the page; default: report.html in the first folder; for a comparison, report-with-OTHERS.html");
   command->callback(
       [&chosen, options] { chosen = [options] { return alone("report", [&] { return report(*options); }); }; });
 }

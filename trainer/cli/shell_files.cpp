@@ -11,7 +11,7 @@
 namespace slipstream::cli {
 namespace {
 
-/// The words of CLI::IsMember, which describes itself as "{auto,cpu,cuda}".
+/// Returns the words of CLI::IsMember, which describes itself as "{auto,cpu,cuda}".
 std::vector<std::string> words_in(const std::string& type) {
   std::vector<std::string> words;
   const size_t open = type.find('{'), close = type.find('}', open);
@@ -34,7 +34,7 @@ Flag flag_of(const CLI::Option& option) {
   if (needed == 0) return flag;
   const std::string type = option.get_type_name(), name = flag.names.back();
   flag.values = {.words = words_in(type), .lists = option.get_delimiter() == ','};
-  // Numbers, and texts with words, name no files.
+  // Numbers, and texts with a list of words, name no files.
   flag.values.files = flag.values.words.empty() && type == "TEXT";
   flag.values.keys = name == "--set";
   const char* shipped = name == "--machine" ? "machines"

@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A line on a terminal, once per second.
+/// Prints the progress in one line on a terminal, once per second.
 std::function<void(int64_t, int64_t)> progress_line() {
   if (::isatty(STDERR_FILENO) == 0) return {};
   return [begin = Clock::now(), printed = Clock::now(), first = int64_t{-1}](int64_t done, int64_t size) mutable {
@@ -42,7 +42,7 @@ std::function<void(int64_t, int64_t)> progress_line() {
 int tokenize_text(data::TokenizeOptions options) {
   if (options.out.empty())
     throw ConfigError(
-        "[tokenize] the path of the shards is missing or empty. Give one behind the texts, such as data/text.");
+        "[tokenize] the path of the shards is missing or empty. Give one after the texts, such as data/text.");
   if (options.out.ends_with('/'))
     throw ConfigError("[tokenize] {} is a folder, need the path of the shards. Give one in it, such as {}text.",
                       files::shown(options.out), files::printable(options.out, 200));
@@ -51,7 +51,7 @@ int tokenize_text(data::TokenizeOptions options) {
   if (options.threads == 0) options.threads = planner::threads_of(RunConfig{}, 1);
   if (std::error_code error; options.texts.size() > 1 && std::filesystem::is_regular_file(options.out, error))
     throw ConfigError(
-        "[tokenize] the last path, {}, is a file: it names the shards. Give a path for these behind the texts.",
+        "[tokenize] the last path, {}, is a file: it names the shards. Give a path for these after the texts.",
         files::shown(options.out));
   options.progress = progress_line();
   const Clock::time_point begin = Clock::now();
@@ -75,7 +75,7 @@ int tokenize_text(data::TokenizeOptions options) {
 
 void add_tokenize(CLI::App& app, Run& chosen) {
   const auto options = std::make_shared<data::TokenizeOptions>();
-  options->threads = 0;  // before add_option, which prints it as the default
+  options->threads = 0;  // set before add_option, which prints it as the default
   const auto no_end = std::make_shared<bool>(false);
   CLI::App* command = app.add_subcommand("tokenize", "convert texts to token shards");
   command
@@ -83,7 +83,7 @@ void add_tokenize(CLI::App& app, Run& chosen) {
           "text", options->texts,
           "texts or JSON lines, patterns of them, or - for standard input; gzip and Zstandard files are unpacked")
       ->required();
-  // The parser gives all paths to the first.
+  // The parser gives all paths to the first option.
   command->add_option("out", options->out, "path of the shards, without .bin, after all texts");
   command->add_option("--tokenizer", options->tokenizer,
                       "bytes, chars, a folder with a tokenizer, a tokenizer.json or NAME.tiktoken");
@@ -92,10 +92,10 @@ void add_tokenize(CLI::App& app, Run& chosen) {
   command->add_option("--separator", options->separator, "text that ends a document, such as <|endoftext|>");
   add_text_format(*command, options->format, true);
   command->add_option("--text-key", options->text_key, "key of the document in a JSON line");
-  command->add_flag("--no-end-of-text", *no_end, "no end-of-text token behind each document");
+  command->add_flag("--no-end-of-text", *no_end, "no end-of-text token after each document");
   command->add_option("--threads", options->threads, "threads; 0: every core that the process may use")
       ->check(whole_numbers(4096));
-  command->add_flag("--resume", options->resume, "continue an interrupted command behind its last complete shard");
+  command->add_flag("--resume", options->resume, "continue an interrupted command after its last complete shard");
   command->callback([&chosen, options, no_end] {
     options->end_of_text = !*no_end;
     if (options->texts.size() > 1) {

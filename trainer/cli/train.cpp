@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of slipstream train.
+// The flags of slipstream train.
 
 #include <memory>
 
@@ -30,7 +30,7 @@ void add_train(CLI::App& app, Run& chosen) {
                     "print the plan and the memory table and write plan.json, without training");
   command
       ->add_option("--inject-delays", options->delay_seed,
-                   "seed of random pauses before works; results must not change")
+                   "seed of random pauses before works, which must not change results")
       ->check(whole_numbers(INT64_MAX))
       ->type_name("SEED");
   command->add_flag("--paced", options->paced,
