@@ -49,8 +49,8 @@ struct PlanOptions {
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
   int64_t max_inflight_buckets = 0;  // the buckets that are reduced at a time; 0: no limit
-  Format reduce_wire;           // for reduced gradients while they travel
-  bool error_feedback = false;  // for wire int8: a later gradient receives what rounding removed from this one
+  Format reduce_wire;                // for reduced gradients while they travel
+  bool error_feedback = false;       // for wire int8: a later gradient receives what rounding removed from this one
   Algorithm algorithm = Algorithm::direct;
   /// For wire bf16: sums of whole gradients are computed from exchanged parts, in float and rank order; otherwise the
   /// collective computes them.

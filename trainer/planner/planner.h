@@ -16,7 +16,7 @@
 
 namespace slipstream::planner {
 
-/// Orders the plans of all stages of one job, once. With `proves`, also proves the sequences of Job::calendar(); the
+/// Orders the plans of all stages of one job, once. With `proves`, also proves the sequences of Job::calendar(). The
 /// proof may fail. Throws: PlanError.
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves = true);
 

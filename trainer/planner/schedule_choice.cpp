@@ -40,9 +40,9 @@ PassNs pass_ns(const Job& job, const std::vector<int64_t>& measured_ns, const co
   return mean_ns;
 }
 
-/// Means over the micro-batches of a step. `measured_ns`: durations of the training's spine items, as in
-/// JobRequest::spine_ns; for negative or missing entries, `price` gives the duration of their works. `transfer_ns`
-/// between stages. For stages of one chunk. Pure.
+/// Returns means over the micro-batches of a step, for stages of one chunk. `measured_ns` has durations of the
+/// training's spine items, as in JobRequest::spine_ns. For negative or missing entries, `price` gives the duration of
+/// their works. `transfer_ns` is the time between stages. Pure.
 PlayTimes pass_times(const std::vector<std::shared_ptr<const Job>>& stages,
                      const std::function<std::vector<int64_t>(const Job&)>& measured_ns,
                      const comm::RooflinePrice& price, int64_t transfer_ns) {

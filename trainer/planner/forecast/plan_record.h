@@ -20,9 +20,9 @@ std::string plan_record(const RunConfig& config, const Machine& machine, const F
 constexpr int64_t kMostRecordedItems = 100'000;
 constexpr int kMostRecordedRanks = 4096;
 
-/// By position in Plan::order, by owner: bytes whose next access in this or the next step is a read. Bytes that the
-/// step only overwrites hold no value before that, and memory that nothing of the step touches (weights of evaluations,
-/// staged snapshots) counts as in use. So no entry exceeds Buffers::bytes(). Pure.
+/// Returns, by position in Plan::order and by owner, the bytes whose next access in this or the next step is a read.
+/// Bytes that the step only overwrites hold no value before that. Memory that nothing in the step touches (weights of
+/// evaluations, staged snapshots) counts as in use. So no entry exceeds Buffers::bytes(). Pure.
 std::vector<std::array<int64_t, kOwners>> memory_in_use(const Job& job);
 
 }  // namespace slipstream::planner
