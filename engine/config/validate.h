@@ -50,7 +50,7 @@ Batch resolve_batch(const RunConfig& config, int data_ranks);
 /// The most elements of a head that the kernels of attention hold.
 inline constexpr int64_t kHeadDimMost = 256;
 
-/// Pure. Throws: ConfigError for sizes that fit no model of the family. Defaults must be resolved.
+/// Pure. Throws: ConfigError for sizes that fit no model of the family. The defaults must be resolved.
 void validate_model(const Model& model);
 
 /// Pure. Throws: ConfigError if parallel.tensor ranks cannot share the model or the tokens of a micro-batch equally.

@@ -48,9 +48,9 @@ struct PlanOptions {
   ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 25 << 20;
   int64_t first_bucket_bytes = 1 << 20;
-  int64_t max_inflight_buckets = 0;  // being reduced at a time; 0: no limit
-  Format reduce_wire;                // of reduced gradients while they travel
-  bool error_feedback = false;       // wire int8: a later gradient receives what rounding removed from this one
+  int64_t max_inflight_buckets = 0;  // the buckets that are reduced at a time; 0: no limit
+  Format reduce_wire;                // for reduced gradients while they travel
+  bool error_feedback = false;       // for wire int8: a later gradient receives what rounding removed from this one
   Algorithm algorithm = Algorithm::direct;
   /// For wire bf16: sums of whole gradients are computed from exchanged parts, in float and rank order; otherwise the
   /// collective computes them.
@@ -84,9 +84,8 @@ struct PlanOptions {
   int recompute_layers = 0;  // the first layers of each part of the model; 0: all
   /// For pipelines with whole gradients: those of a chunk travel when all stages have some.
   bool align_grad_reduce = false;
-  std::vector<char>
-      /// By chunk of this stage: true if buckets for its gradients would not shorten a step; empty: none is.
-      reduced_at_once;
+  /// By chunk of this stage: true if buckets for its gradients would not shorten a step; empty: none is.
+  std::vector<char> reduced_at_once;
   bool snapshots = false;         // PlanKind::save copies what a checkpoint needs to host memory while a step runs
   bool snapshots_beside = false;  // that memory is separate from the device's: Buffers::snapshots_beside
 };

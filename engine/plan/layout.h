@@ -81,9 +81,10 @@ std::map<std::pair<std::string, int64_t>, int32_t> norm_order(const ModelSpec& w
 /// Throws: PlanError if a parameter never becomes ready, becomes ready twice, or its parts leave a gap.
 ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& options);
 
-/// The owner of each item: the most expensive item first, to the owner with the least work so far. The largest owner
-/// has at most 4/3 - 1/(3 owners) of the least possible (Graham 1969, "Bounds on multiprocessing timing anomalies").
-/// Owners with equal work take turns by `totals`, the work of earlier calls, to which this call adds. Pure otherwise.
+/// Returns the owner of each item. The most expensive item is assigned first, and each item goes to the owner with the
+/// least work so far. The largest owner has at most 4/3 - 1/(3 owners) of the least possible work (Graham 1969, "Bounds
+/// on multiprocessing timing anomalies"). Owners with equal work take turns by `totals`, the work of earlier calls, to
+/// which this call adds. Otherwise pure.
 std::vector<int> owners_of(std::span<const int64_t> costs, std::vector<int64_t>& totals);
 
 }  // namespace slipstream

@@ -5,13 +5,14 @@
 // Definitions (per rank and step), as metrics.jsonl prints them:
 //   step     start of the step's first work on compute to the start of the next step's (or the end of its last work)
 //   compute  union of the works on the compute stream
-//   exposed  the part of compute's waits for communication that an infinitely fast network would remove; these waits
-//   are for events of communication channels, and for local work while it waited for such an event bubble   the rest of
-//   these waits: another rank still computed, or its host was late (critical_path.h) input    union of the waits for
-//   the channel that stages batches other    step - compute - exposed - bubble - input: gaps of the host comm     union
-//   over communication channels of their tasks, each from when the last member of its group entered hidden   the part
-//   of comm during which compute ran skew     union of the tasks from when this rank entered, minus comm: waiting for a
-//   late peer
+//   exposed  the part of compute's waits for communication that an infinitely fast network would remove. These
+//            waits are for events of communication channels, and for local work while it waited for such an event
+//   bubble   the rest of these waits: another rank still computed, or its host was late (critical_path.h)
+//   input    union of the waits for the channel that stages batches
+//   other    step - compute - exposed - bubble - input: gaps of the host
+//   comm     union over communication channels of their tasks, each from when the last member of its group entered
+//   hidden   the part of comm during which compute ran
+//   skew     union of the tasks from when this rank entered, minus comm: waiting for a late peer
 
 #include <cstdint>
 #include <map>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs an op and passes only if it detects a mutation. The build links this file with one mutated kernel source at a time.
+// Runs an op and passes only if it detects a mutation. The build links this file with one mutated kernel source at a
+// time.
 
 #include <fmt/core.h>
 

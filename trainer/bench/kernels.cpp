@@ -31,13 +31,13 @@ struct Size {
 constexpr Size kSizes[] = {
     {"small", 12, 64, 4, 128, 512, 65}, {"middle", 8, 256, 6, 384, 1536, 256}, {"gpt2", 4, 64, 12, 768, 3072, 50257}};
 
-// Approximate duration of a turn. The pause outlasts the polling of OpenMP's idle threads, which lasts a few
-// milliseconds. Woken threads may share a core until the kernel rebalances some milliseconds later, so the body runs
-// that long before it is timed.
+// The approximate duration of a turn. The pause outlasts the polling of OpenMP's idle threads, which lasts a few
+// milliseconds. Woken threads may share a core until the kernel rebalances them some milliseconds later, so the body
+// runs for that long before it is timed.
 constexpr int64_t kTurnNs = 4'000'000, kWarmNs = 10'000'000;
 constexpr auto kPause = std::chrono::milliseconds(6);
 
-/// Median times of one call; the bodies are interleaved.
+/// Returns the median times of one call. The bodies are interleaved.
 std::vector<double> interleaved_ns(const std::vector<std::function<void()>>& bodies, int rounds) {
   std::vector<std::vector<double>> seen(bodies.size());
   std::vector<int64_t> calls(bodies.size(), 1);
@@ -60,9 +60,10 @@ std::vector<double> interleaved_ns(const std::vector<std::function<void()>>& bod
   return medians;
 }
 
-/// The bound of a product is the library called directly with the same shape and threads. The bound of every other op
-/// is the larger of two times: a copy of the same bytes, and its operations at the rate of a large product. Bound and
-/// op are interleaved, so that a busy machine slows both. Prints a line and writes a row for each op.
+/// The bound of a product is the time of the library, called directly with the same shape and threads. The bound of
+/// every other op is the larger of two times: a copy of the same bytes, and its operations at the rate of a large
+/// product. Bound and op are interleaved, so that a busy machine slows both. Prints a line and writes a row for each
+/// op.
 class KernelBench final : OpCases {
  public:
   /// Throws: IoError if the CSV cannot be written.
@@ -149,7 +150,7 @@ class KernelBench final : OpCases {
     });
   }
 
-  /// Rates of a copy and of a large product on the context's threads.
+  /// Measures the rates of a copy and of a large product on the context's threads.
   void measure_rates() {
     from_.assign(256 << 20, std::byte{1});
     to_.assign(from_.size(), std::byte{2});
@@ -191,7 +192,7 @@ class KernelBench final : OpCases {
           interleaved_ns({op.run, [&] { product_direct(op.direct, direct, threads); }}, options_.rounds);
       return print(op, ns[0], ns[1], direct == dtype_ ? "library" : "library in float32");
     }
-    // The copy has as many bytes as the op, so that both stay in cache or both use memory.
+    // The copy has as many bytes as the op, so that both stay in the cache or both use memory.
     const std::vector<double> ns = interleaved_ns({op.run, [&] { copy_bytes(op.cost.bytes); }}, options_.rounds);
     const double arithmetic_ns = static_cast<double>(op.cost.flops) / flops_per_ns_;
     const double copied = std::min(
@@ -214,7 +215,7 @@ class KernelBench final : OpCases {
   };
   const KernelsOptions& options_;
   const Size* size_ = nullptr;
-  bool found_ = false;  // a row that --only selects
+  bool found_ = false;  // --only selects at least one row
   std::vector<std::vector<Line>> memory_;
   std::vector<std::byte> from_, to_;
   double flops_per_ns_ = 0;

@@ -9,20 +9,20 @@
 
 namespace slipstream::cli {
 
-/// Blocks. Plans `request` for the configuration of the run in `folder`, with the mean time of every item of its trace,
-/// and prints the rehearsed step beside the measured one and the same run replayed. `request.ranks` 0: those of the
-/// run.
+/// Blocks. Plans `request` for the configuration of the run in `folder`, with the mean time of every item in the run's
+/// trace. Prints the rehearsed step beside the measured one, and a replay of the same run. `request.ranks` 0: the ranks
+/// of the run.
 /// Throws: DataError if the folder is incomplete or of another version; ConfigError, PlanError.
 int plan_from(const std::string& folder, planner::PlanRequest request, bool json);
 
 struct ImportOptions {
-  std::string format, path;  // megatron, torchtitan or nemo; its file
-  std::string write;         // path of the run file; empty: not written
+  std::string format, path;  // megatron, torchtitan or nemo; and its file
+  std::string write;         // the path of the run file; empty: it is not written
   bool json = false;
 };
 
-/// Blocks. Prints the run file of the configuration, and with request.machine its forecast. `request.ranks` 0: those of
-/// the configuration. Throws: ConfigError, DataError, PlanError.
+/// Blocks. Prints the run file of the configuration, and, with request.machine, its forecast. `request.ranks` 0: the
+/// ranks of the configuration. Throws: ConfigError, DataError, PlanError.
 int plan_import(const ImportOptions& options, planner::PlanRequest request);
 
 /// Blocks. Writes trace/rank*.json of the first rank of every pipeline stage into `folder`, as a run with trace.steps

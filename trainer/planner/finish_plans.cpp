@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of every plan, and the proof of the sequences of the calendar.
+// Computes the order of every plan, and proves the sequences of the calendar.
 
 #include "trainer/planner/planner.h"
 
@@ -14,7 +14,7 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
   const Job& first = *stages[0];
   comm::Proof ordered;
   for (size_t row = 0; row < first.plans.size(); ++row) {
-    // Plans that are only compared have an order for their steps and what runs beside them.
+    // Plans that are only compared need an order for their steps and for what runs beside them.
     if (!proves && is_at_rest(first.plans[row].cadence.when)) continue;
     std::vector<comm::Stage> of_all;
     for (const auto& job : stages) of_all.push_back({&job->plans[row].plan, &job->buffers});
@@ -33,7 +33,8 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
       for (size_t row : runs) plans.push_back(&job->plans[row].plan);
     }
   }
-  // Both only read the plans. Types follow the orders that finish() has computed, and one thread follows all stages.
+  // Both proofs only read the plans. The types follow the orders that finish() has computed, and one thread follows all
+  // stages.
   std::vector<const Job*> jobs;
   for (const auto& job : stages) jobs.push_back(job.get());
   std::future<comm::ReductionReport> sums =

@@ -13,29 +13,30 @@
 
 namespace slipstream::planner {
 
-/// Rehearsed steps, each launched as one graph or task by task. A graph is a barrier at the end of a step and exposes
-/// communication that would run under the next step. Task by task, the host launches every work in the machine file's
+/// Rehearsed steps, launched either as one graph or task by task. A graph is a barrier at the end of a step and exposes
+/// communication that would run during the next step. Task by task, the host launches every work in the machine file's
 /// launch time. Most launches overlap with compute on the device.
 struct Replay {
   bool taken = false;
-  int64_t graph_ns = 0;  // a step; 0: nothing was compared. Each time is that with the fastest place of the update
+  int64_t graph_ns = 0;  // of a step; 0: nothing was compared; each time is that with the fastest place of the update
   int64_t task_by_task_ns = 0;
-  int64_t launches = 0;   // works of a step, on the stage with the most launches
-  int64_t launch_ns = 0;  // of one
-  int serialised_by = 0;  // driver version that makes NCCL run the operations of a replayed step one by one; 0: no
-                          // such driver, or only one channel
+  int64_t launches = 0;   // the works of a step on the stage with the most launches
+  int64_t launch_ns = 0;  // of one launch
+  /// The driver version that makes NCCL run the operations of a replayed step one by one; 0: there is no such driver,
+  /// or only one channel.
+  int serialised_by = 0;
 
-  /// Largest cost of the barrier at which a graph is still better than launching task by task.
+  /// Returns the largest cost of the barrier at which a graph is still better than launching task by task.
   int64_t launches_ns() const { return launches * launch_ns; }
   /// A run keeps four graphs of a step, each with one or two nodes per launch. Millions of nodes take gigabytes that no
-  /// plan counts, so "auto" then launches task by task. device.graph = true uses graphs regardless.
+  /// plan counts, so "auto" launches task by task above this number. device.graph = true uses graphs in any case.
   static constexpr int64_t kMostLaunches = 100'000;
   bool is_too_large() const { return launches > kMostLaunches; }
 };
 
-/// A compared place of the update and the rehearsed step there.
+/// A place of the update that was compared, and the rehearsed step there.
 struct ComparedUpdate {
-  bool beside = false, double_buffer = false;  // as UpdatePlacement
+  bool beside = false, double_buffer = false;  // see UpdatePlacement
   int64_t memory_bytes = 0;                    // of the stage with the largest memory
   int64_t graph_ns = -1, task_by_task_ns = -1;
 };
@@ -43,15 +44,15 @@ struct ComparedUpdate {
 struct FinishedJob {
   std::shared_ptr<const Job> job;  // of the requesting rank
   std::vector<std::shared_ptr<const Job>>
-      stages;         // of every pipeline stage, `job` among them; the others as their first rank sees it
+      stages;         // of every pipeline stage, including `job`; the other jobs are those of their first rank
   comm::Proof proof;  // of the plans of all stages, in the order of a run
   Replay replay;
-  std::vector<ComparedUpdate> compared;  // on GPUs
+  std::vector<ComparedUpdate> compared;  // on GPUs only
   Engines engines;
   int64_t micro_batches = 1;
   int64_t global_batch = 1;  // sequences
-  int64_t transfer_ns = 0;   // modelled time of a transfer between two stages
-  ScheduleChoice schedule;   // of the plan
+  int64_t transfer_ns = 0;   // the modelled time of a transfer between two stages
+  ScheduleChoice schedule;   // the choice in the plan
 };
 
 }  // namespace slipstream::planner

@@ -12,7 +12,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// Floating point, because a run file may request more bytes than 64 bits can count.
+/// Counts in floating point, because a run file may request more bytes than 64 bits can count.
 struct Parameters {
   double of_layer = 0, besides = 0;
 };
@@ -30,11 +30,11 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
   return {.of_layer = layer, .besides = one - layer};
 }
 
-/// Bytes on the mean pipeline stage, at most those of the largest stage.
+/// Returns the bytes on the mean pipeline stage, which are at most those of the largest stage.
 int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
   const Mesh mesh(options.sizes, options.mesh_order);
   const Placement placement = place(options.sharding, mesh, sizes.dtype, options.reduce_wire, options.gather_wire);
-  // How the parameters divide among groups is not known yet: the optimizer that keeps least.
+  // How the parameters divide among groups is not known yet, so the bound takes the optimizer that keeps least.
   double each = 9e18;
   for (const GroupRule& group : options.groups) {
     const StateBytes states = state_bytes(sizes.dtype, placement.sharding, *group.optimizer);
@@ -52,7 +52,7 @@ int64_t minimum_bytes(const models::ModelOptions& sizes, const PlanOptions& opti
 }
 
 void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& options, const Machine& machine) {
-  // Ranks of several hosts plan with the smallest memory of any host; other hosts may have more.
+  // Ranks of several hosts plan with the smallest memory of any host, and other hosts may have more.
   constexpr double kHopeless = 4;
   if (machine.memory_bytes <= 0) return;
   const Parameters parameters = count_parameters(sizes);

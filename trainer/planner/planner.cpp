@@ -30,9 +30,9 @@
 namespace slipstream::planner {
 namespace {
 
-/// Stages that end early reduce a whole chunk at once: fewer, larger messages, and none under their last backward pass.
-/// Exceptions are encoded gradients, whose buffer is as wide as a bucket, and shards, whose parameters return bucket by
-/// bucket.
+/// Stages that end early reduce a whole chunk at once: this gives fewer, larger messages, and none during their last
+/// backward pass. The exceptions are encoded gradients, whose buffer is as wide as a bucket, and shards, whose
+/// parameters return bucket by bucket.
 void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder, const comm::RooflinePrice& price,
                                    int64_t transfer_ns, std::vector<std::shared_ptr<Job>>& jobs) {
   const int ranks = options.sizes.replicas();
@@ -50,7 +50,7 @@ void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder
       const comm::WireCost wire =
           price.wire(Op::all_reduce, options.algorithm, Axis::replica, ranks, elems, DType::f32);
       return wire.latency_ns + wire.wire_ns +
-             static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // and its sum of squares
+             static_cast<int64_t>(1e9 * price.seconds({2 * elems, 4 * elems}));  // includes the sum of squares
     });
     const bool any =
         std::find(options.reduced_at_once.begin(), options.reduced_at_once.end(), 1) != options.reduced_at_once.end();
@@ -58,7 +58,7 @@ void bucket_the_critical_path_only(PlanOptions options, const StageJobs& builder
   }
 }
 
-/// A step of several days indicates a wrong unit and nearly overflows virtual time.
+/// A step of several days indicates a wrong unit, and its virtual time nearly overflows.
 void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs, const comm::RooflinePrice& price,
                                   bool emulated) {
   constexpr double kDay_s = 86400;
@@ -83,14 +83,15 @@ void require_travels_within_a_day(const std::vector<std::shared_ptr<Job>>& jobs,
   }
 }
 
-/// True if a rank has enough memory for this job.
+/// Returns true if a rank has enough memory for this job.
 bool fits(const JobRequest& request, const Job& job) {
   return job.buffers.total_bytes() + (request.extra_bytes ? request.extra_bytes(job) : 0) <=
          request.machine.memory_bytes;
 }
 
-/// The slots that stages need so that transfers cannot wait for each other in a circle: a schedule from a file may let
-/// both ends of a wire hold all of their slots until the other end has a free one. Changes `options` and `jobs`.
+/// Adds the slots that stages need so that transfers cannot wait for each other in a circle. Without them, a schedule
+/// from a file may let both ends of a wire hold all of their slots until the other end has a free one. Changes
+/// `options` and `jobs`.
 void add_slots(const JobRequest& request, PlanOptions& options, const StageJobs& builder,
                const comm::RooflinePrice& price, std::vector<std::shared_ptr<Job>>& jobs) {
   if (request.config->pipeline.schedule_file.empty() || jobs.size() == 1) return;
@@ -162,7 +163,8 @@ void for_tensors(const std::vector<std::shared_ptr<Job>>& stages, const Visit& v
         for (const NamedTensor& tensor : job->model.parameters[p].tensors) visit(group, tensor);
 }
 
-/// Every row of optimizer.multipliers must hold for a tensor, and none matches one that is updated as a matrix.
+/// Requires that every row of optimizer.multipliers holds for a tensor, and that no row matches a tensor that is
+/// updated as a matrix.
 void require_matches(const std::vector<std::shared_ptr<Job>>& stages) {
   const PlanOptions& options = stages[0]->options;
   for (const UpdateMultipliers& row : options.multipliers) {
@@ -220,7 +222,7 @@ FinishedJob finish_job(const JobRequest& request, const UpdatePlacement& update,
   return finished;
 }
 
-/// True if NCCL runs this job's operations one by one across all channels.
+/// Returns true if NCCL runs this job's operations one by one across all channels.
 bool serialises(const JobRequest& request, const Job& job, bool captured) {
   const comm::Wiring wiring = comm::wire_up(job);
   const auto several = std::count_if(wiring.connections.begin(), wiring.connections.end(),
@@ -228,7 +230,7 @@ bool serialises(const JobRequest& request, const Job& job, bool captured) {
   return several > 1 && comm::nccl_serialises(request.driver, captured);
 }
 
-/// Works that a step launches on the stage with the most launches.
+/// Returns the works that a step launches on the stage with the most launches.
 int64_t launches_of_step(const FinishedJob& finished) {
   int64_t most = 0;
   for (const auto& job : finished.stages) {
@@ -306,7 +308,7 @@ FinishedJob build_proved_job(const JobRequest& given) {
   if (copies == Choice::automatic && !first.job->sharding().parameters && !is_deep(request))
     candidates.push_back({{true, true}});
   const UpdateCandidate *by_graph = candidates.data(), *by_task = candidates.data();
-  // Works beside transfers are priced in whole nanoseconds: a difference below 0.01 % is a tie.
+  // Works beside transfers are priced in whole nanoseconds, so a difference below 0.01 % is a tie.
   const auto shorter = [](int64_t a_ns, int64_t b_ns) { return a_ns < b_ns - b_ns / 10'000; };
   for (UpdateCandidate& candidate : candidates) {
     const FinishedJob finished = &candidate == candidates.data() ? first : finish_job(request, candidate.update, false);

@@ -16,7 +16,7 @@
 
 namespace slipstream::planner {
 
-/// Orders the plans of all stages of one job, once. With `proves`, also proves the sequences of Job::calendar(); the
+/// Orders the plans of all stages of one job, once. With `proves`, also proves the sequences of Job::calendar(). The
 /// proof may fail. Throws: PlanError.
 comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const comm::Price& price, bool proves = true);
 
@@ -24,72 +24,72 @@ comm::Proof finish_plans(const std::vector<std::shared_ptr<Job>>& stages, const 
 void require_holds(const comm::Proof& proof);
 
 /// Builds and finishes the job of one rank and those of the other stages, which must agree with it. If the update may
-/// have its own stream, the fastest rehearsed place is chosen. optimizer.double_buffer = "auto" adds two copies of the
-/// weights as a place, if they fit. With more than 4096 stages x layers, places are not compared. If steps may be
-/// launched as graphs, device.graph = "auto" uses graphs unless the barrier costs more than launching task by task.
-/// Pure: equal on all ranks with the same machine.
-/// Throws: ConfigError (sizes, layout, batch), PlanError; with `proves` also if the plans do not hold.
+/// have its own stream, the place with the fastest rehearsed step is chosen. optimizer.double_buffer = "auto" adds two
+/// copies of the weights as a place, if they fit. With more than 4096 stages x layers, places are not compared. If
+/// steps may be launched as graphs, device.graph = "auto" uses graphs unless the barrier costs more than launching task
+/// by task. Pure: equal on all ranks with the same machine. Throws: ConfigError (sizes, layout, batch), PlanError; with
+/// `proves` also if the plans do not hold.
 FinishedJob build_finished_job(const JobRequest& request);
 
-/// The same, but returns plans that fail their proof, for commands that print the proof and run nothing.
+/// Does the same, but also returns plans that fail their proof, for commands that print the proof and run nothing.
 FinishedJob build_proved_job(const JobRequest& request);
 
-/// `request.config` with a number for overlap.bucket_size = "auto": 4, 25, 100 or 400 MiB, not below first_bucket_size,
-/// the first one with the shortest rehearsed step. 25 MiB where no buckets travel: one data rank, ZeRO-2 and 3, other
-/// ways to reduce. Equal on all ranks with the same machine. Pure.
+/// Returns `request.config` with a number for overlap.bucket_size = "auto": 4, 25, 100 or 400 MiB, not below
+/// first_bucket_size, the first one with the shortest rehearsed step. If no buckets travel (one data rank, ZeRO-2 and
+/// 3, other ways to reduce), it is 25 MiB. The result is equal on all ranks with the same machine. Pure.
 ResolvedConfig with_bucket_size(const JobRequest& request);
 
-/// The job with the update at a given place, without a proof, to compare places. Pure.
+/// Returns the job with the update at a given place, without a proof. It serves to compare places. Pure.
 FinishedJob build_job_with_update(const JobRequest& request, const UpdatePlacement& update);
 
 /// The job with the update on the compute stream, without a proof, unless it needs more than the machine's memory.
 struct TriedJob {
-  int64_t memory_bytes = 0;  // of the largest stage, with JobRequest::extra_bytes
-  FinishedJob finished;      // no stages: it does not fit
+  int64_t memory_bytes = 0;  // for the largest stage, with JobRequest::extra_bytes
+  FinishedJob finished;      // no stages: the job does not fit
 };
 /// Pure.
 TriedJob try_job(const JobRequest& request);
 
-/// The choices with the shortest rehearsed step, unless `request.schedule` has them:
+/// Returns the choices with the shortest rehearsed step, unless `request.schedule` has them:
 ///   more micro-batches in flight   1f1b and zb_h1 with overlap.p2p, if the memory suffices. They help where transfers
 ///                                  take long, and where stages differ
 ///   lags of weight gradients       zb_h1; the candidates do not depend on the links
 ///   reductions of whole chunks     on stages that end early, without ZeRO
 /// So faster links and more memory never make a longer step. The published schedule wins over equally long steps. With
-/// more than 4096 stages x layers, the schedule alone is played, without the gradients. Equal on all ranks with the
-/// same machine. Pure.
+/// more than 4096 stages x layers, only the schedule is played, without the gradients. The result is equal on all
+/// ranks with the same machine. Pure.
 ScheduleChoice choose_schedule(const JobRequest& request);
 
-/// Jobs without plan order; their memory is known. Pure.
+/// Returns jobs without plan order. Their memory is known. Pure.
 FinishedJob build_drafted_job(const JobRequest& request);
 
-/// The pipeline stage with the largest memory; the first of equal stages. Pure.
+/// Returns the pipeline stage with the largest memory, or the first of equal stages. Pure.
 const Job& largest_stage(const FinishedJob& finished);
 
-/// Memory that its ranks need. Pure.
+/// Returns the memory that its ranks need. Pure.
 int64_t most_bytes(const FinishedJob& finished);
 
-/// The schedule in virtual time with the modelled durations of every stage's pieces and of transfers between stages.
-/// Pure.
+/// Plays the schedule in virtual time with the modelled durations of every stage's pieces and of transfers between
+/// stages. Pure.
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns);
 
-/// The runs of the first `steps` steps on all stages, ready for a rehearsal. `asks`: does the run ask for plans of this
-/// kind beside the step that follows so many steps? Pure.
+/// Returns the runs of the first `steps` steps on all stages, ready for a rehearsal. `asks` tells whether the run asks
+/// for plans of this kind beside the step that follows so many steps. Pure.
 std::vector<comm::RankRuns> runs_of(
     const std::vector<std::shared_ptr<const Job>>& stages, int64_t steps,
     const std::function<bool(PlanKind kind, int64_t n)>& asks = [](PlanKind, int64_t) { return false; });
 
-/// Step period in virtual time at the machine's prices: from a step's first work to the next step's. Pure. Negative if
-/// the rehearsal deadlocks.
+/// Returns the step period in virtual time at the machine's prices: from a step's first work to the next step's. It is
+/// negative if the rehearsal deadlocks. Pure.
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, bool replayed);
-/// The same with the runs_of() three steps, which do not depend on prices.
+/// Does the same with the runs_of() three steps, which do not depend on prices.
 int64_t step_period_ns(const JobRequest& request, const FinishedJob& finished, const std::vector<comm::RankRuns>& runs,
                        bool replayed);
 
-/// Step period of the training plans in virtual time when every local item of stage s takes item_ns[s][i] (negative:
-/// the time of `otherwise`) and communication takes the time of `otherwise`, `replayed` as a graph or not. Pure.
-/// Negative if the rehearsal deadlocks.
+/// Returns the step period of the training plans in virtual time, `replayed` as a graph or not. Every local item of
+/// stage s takes item_ns[s][i] (negative: the time of `otherwise`), and communication takes the time of `otherwise`.
+/// The result is negative if the rehearsal deadlocks. Pure.
 double rehearsed_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
                          const std::vector<std::vector<int64_t>>& item_ns, const comm::Price& otherwise,
                          bool replayed = false);

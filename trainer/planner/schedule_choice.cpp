@@ -40,9 +40,9 @@ PassNs pass_ns(const Job& job, const std::vector<int64_t>& measured_ns, const co
   return mean_ns;
 }
 
-/// Means over the micro-batches of a step. `measured_ns`: durations of the training's spine items, as in
-/// JobRequest::spine_ns; for negative or missing entries, `price` gives the duration of their works. `transfer_ns`
-/// between stages. For stages of one chunk. Pure.
+/// Returns means over the micro-batches of a step, for stages of one chunk. `measured_ns` has durations of the
+/// training's spine items, as in JobRequest::spine_ns. For negative or missing entries, `price` gives the duration of
+/// their works. `transfer_ns` is the time between stages. Pure.
 PlayTimes pass_times(const std::vector<std::shared_ptr<const Job>>& stages,
                      const std::function<std::vector<int64_t>(const Job&)>& measured_ns,
                      const comm::RooflinePrice& price, int64_t transfer_ns) {
@@ -58,8 +58,8 @@ PlayTimes pass_times(const std::vector<std::shared_ptr<const Job>>& stages,
 
 int64_t bytes_of(const FinishedJob& job, size_t stage) { return job.stages[stage]->buffers.total_bytes(); }
 
-/// The lags of ZB-H1 that play() likes best when a transfer takes `transfer_ns`. No stage needs more memory than the
-/// largest stage of `published`, which has the published lags.
+/// Returns the lags of ZB-H1 with the shortest play() if a transfer takes `transfer_ns`. No stage needs more memory
+/// than the largest stage of `published`, which has the published lags.
 std::vector<int> lags_for(const JobRequest& asked, const FinishedJob& published, int64_t transfer_ns) {
   constexpr int kAttempts = 3;
   const ScheduleShape& shape = published.job->schedule.shape;
@@ -87,8 +87,8 @@ std::vector<int> lags_for(const JobRequest& asked, const FinishedJob& published,
   return {};
 }
 
-/// Memory of a rank of the largest stage when `run` has all of its micro-batches, from a plan with fewer: activations
-/// grow at most with the micro-batches that the whole schedule keeps alive.
+/// Returns the memory of a rank of the largest stage when `run` has all of its micro-batches, from a plan with fewer.
+/// Activations grow at most with the micro-batches that the whole schedule keeps alive.
 int64_t most_bytes_of_run(const JobRequest& run, const FinishedJob& shorter) {
   ScheduleShape shape = shorter.job->schedule.shape;
   shape.micro_batches = static_cast<int>(run.config.batch().micro_batches);
@@ -117,7 +117,7 @@ int64_t rehearsed_ns(const JobRequest& asked, const FinishedJob& finished) {
       1e6 * rehearsed_step_ms(finished.stages, item_ns, price_of(*asked.config, asked.machine, finished.job->mesh)));
 }
 
-/// Lags for transfers of several shares of a forward pass; with `real`, for these links.
+/// Returns lags for transfers that take several shares of a forward pass; with `real`, for these links.
 std::vector<std::vector<int>> candidates(const JobRequest& asked, const FinishedJob& published, bool real) {
   std::vector<std::vector<int>> found{{}};
   if (asked.config->pipeline.schedule != ScheduleKind::zb_h1) return found;
@@ -142,7 +142,7 @@ bool chooses_passes(const RunConfig& run) {
   return kind == ScheduleKind::zb_h1 || (kind == ScheduleKind::one_f_one_b && run.overlap.p2p);
 }
 
-/// Some stage of the plan reduces a whole chunk at once.
+/// Returns true if some stage of the plan reduces a whole chunk at once.
 bool reduces_at_once(const FinishedJob& finished) {
   return std::any_of(finished.stages.begin(), finished.stages.end(), [](const auto& job) {
     const std::vector<char>& at_once = job->options.reduced_at_once;
@@ -169,7 +169,7 @@ ScheduleChoice choose_schedule(const JobRequest& request) {
   };
   ScheduleChoice best;
   int64_t best_ns = -1;
-  bool at_once = false;  // of the best one
+  bool at_once = false;  // of the best choice
   const auto take_if_shorter = [&](const ScheduleChoice& choice, int64_t step_ns) {
     if (step_ns < 0 || (best_ns >= 0 && step_ns >= best_ns)) return false;
     best_ns = step_ns;

@@ -12,7 +12,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// The rank whose job stands for a stage.
+/// Returns the rank whose job stands for a stage.
 int rank_of(const JobRequest& request, const Mesh& mesh, int stage) {
   return stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
 }
@@ -39,7 +39,7 @@ StageJobs::StageJobs(const JobRequest& request, models::ModelOptions sizes, cons
 }
 
 ModelSpec StageJobs::model_of(const Whole& whole, const PlanOptions& options, int stage) const {
-  // A cut looks at the transfers of the neighbours, thus at two parts more, and at the inputs of those.
+  // A cut reads the transfers of the neighbours, which means two parts more, and the inputs of those.
   constexpr int kNear = 3;
   std::vector<char> is_near;  // by layer
   for (int part = 0; part < std::ssize(options.layers); ++part) {

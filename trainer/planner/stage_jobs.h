@@ -13,23 +13,24 @@ namespace slipstream::planner {
 
 class StageJobs {
  public:
-  /// `sizes` with the cuts between the parts of the model. Borrows `request`.
+  /// `sizes` has the cuts between the parts of the model. Borrows `request`.
   StageJobs(const JobRequest& request, models::ModelOptions sizes, const PlanOptions& options);
 
-  /// The job of one pipeline stage; for the requesting rank's stage, that rank's own job. Pure. Throws: as build_job().
+  /// Returns the job of one pipeline stage. For the requesting rank's stage it is that rank's own job. Pure. Throws: as
+  /// build_job().
   std::shared_ptr<Job> build(PlanOptions options, int stage) const;
-  /// Of all stages, on several threads if that takes seconds. Pure. Throws: as build_job().
+  /// Returns the jobs of all stages. Uses several threads if that takes seconds. Pure. Throws: as build_job().
   std::vector<std::shared_ptr<Job>> build_all(const PlanOptions& options) const;
 
  private:
-  /// The whole model of ranks with the same place among tensor ranks.
+  /// The whole model for ranks with the same place among tensor ranks.
   struct Whole {
     ModelSpec outline;  // without pieces
     std::vector<Piece> pieces;
     Buffers buffers;
   };
-  /// The model for one stage. On deep pipelines it has no works of layers in stages far away: copying and cutting them
-  /// for every stage would take most of the time.
+  /// Returns the model for one stage. On deep pipelines it has no works of layers in distant stages, because copying
+  /// and cutting them for every stage would take most of the time.
   ModelSpec model_of(const Whole& whole, const PlanOptions& options, int stage) const;
 
   const JobRequest& request_;
@@ -37,7 +38,7 @@ class StageJobs {
   std::map<int, Whole> wholes_;  // by tensor index; empty with one stage, which takes the model itself
 };
 
-/// Building the stages of a pipeline takes seconds. Pure.
+/// Returns true if building the stages of a pipeline takes seconds. Pure.
 bool is_deep(const JobRequest& request);
 
 }  // namespace slipstream::planner

@@ -18,8 +18,8 @@ SteadyState steady_state(const ResolvedConfig& config) {
             .rounds = static_cast<double>(micro_batches - kFew) / static_cast<double>(kFew),
             .fills = true};
   }
-  // The first rounds of interleaved schedules differ. On many stages they weigh little, and planning them takes long.
-  // Two rounds fill a folded pipeline.
+  // The first rounds of interleaved schedules differ. On many stages they have little weight, and planning them takes
+  // long. Two rounds fill a folded pipeline.
   const int64_t first = stages * (stages == 1 ? 2 : stages <= 4 ? 3 : stages <= 8 || chunks_of(schedule) > 1 ? 2 : 1);
   if (micro_batches <= first + stages) return {.planned = micro_batches, .round = stages, .rounds = 0};
   return {.planned = first,
@@ -36,7 +36,7 @@ StageMemory largest_of_run(const ResolvedConfig& run, const SteadyState& state, 
   for (size_t s = 0; s < shorter.stages.size(); ++s) {
     const Job &shorter_job = *shorter.stages[s], &longer_job = *longer.stages[s];
     const Buffers &few = shorter_job.buffers, &more = longer_job.buffers;
-    // Micro-batches whose activations are alive at once. These schedules have one chunk on each stage.
+    // These are the micro-batches whose activations are alive at once. The schedules here have one chunk on each stage.
     const int now = shorter_job.chunks[0].slots, next = longer_job.chunks[0].slots,
               all = peak_in_flight(whole, static_cast<int>(s), 0);
     int64_t bytes = 0;

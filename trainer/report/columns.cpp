@@ -42,7 +42,7 @@ Json columns_of(const std::vector<double>& values) {
       high = std::isnan(high) ? values[i] : std::max(high, values[i]);
       ++count;
     }
-    // Scaled before the sum could overflow.
+    // Values are scaled before the sum, which could otherwise overflow.
     mean.push_back(count == 0 ? none : rounded(std::isfinite(sum) ? sum / static_cast<double>(count) : high));
     least.push_back(rounded(low));
     most.push_back(rounded(high));

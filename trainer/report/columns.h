@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Series of a run with one value per step, shortened to the columns of a chart without losing a peak.
+// The series of a run with one value per step, shortened to the columns of a chart without losing a peak.
 
 #include <cstdint>
 #include <string>
@@ -16,17 +16,17 @@ struct Series {
   std::vector<double> values;
 };
 
-/// Columns of a chart: more steps than that share columns.
+/// The columns of a chart. If there are more steps, several steps share a column.
 constexpr size_t kColumns = 480;
 
-/// Pure. The value with six significant digits, for a chart.
+/// Pure. Returns the value with six significant digits, for a chart.
 double rounded(double value);
 
-/// Pure. The first step of every column, of steps in ascending order.
+/// Pure. Returns the first step of every column. `steps` are ascending.
 Json column_starts(const std::vector<int64_t>& steps);
 
-/// Pure. {"mean": [..]} by column, with "min" and "max" where columns hold several steps; null where a column has no
-/// value.
+/// Pure. Returns {"mean": [..]} by column, with "min" and "max" if columns hold several steps; null where a column has
+/// no value.
 Json columns_of(const std::vector<double>& values);
 
 }  // namespace slipstream::report

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Means and last values of the columns of a run.
+// Computes means and last values of the columns of a run.
 
 #include "trainer/report/figures.h"
 
@@ -105,7 +105,7 @@ std::vector<Figure> figures_of(const RunFolder& run, const Covered& steps) {
 
 namespace {
 
-/// The differences of a series between two runs, by the steps that both have.
+/// Returns the differences of a series between two runs at the steps that both have.
 std::vector<double> differences(const Part& of, const Part& to) {
   std::map<int64_t, double> base;
   to.each([&](int64_t step, double value) { base[step] = value; });
@@ -118,14 +118,15 @@ std::vector<double> differences(const Part& of, const Part& to) {
 
 constexpr size_t kLeastValues = 4, kMostValues = 20;
 
-/// 99.9 % quantile of Student's t distribution for `degrees` from 1 to 19.
+/// Returns the 99.9 % quantile of Student's t distribution for `degrees` from 1 to 19.
 double student(size_t degrees) {
   constexpr double kQuantiles[] = {318.3, 22.33, 10.21, 7.173, 5.893, 5.208, 4.785, 4.501, 4.297, 4.144,
                                    4.025, 3.930, 3.852, 3.787, 3.733, 3.686, 3.646, 3.610, 3.579};
   return kQuantiles[degrees - 1];
 }
 
-/// Of a mean over successive steps, whose values may be correlated: means of `kMostValues` batches are less so.
+/// Returns the noise of a mean over successive steps. Their values may be correlated, and the means of `kMostValues`
+/// batches are less so.
 std::optional<double> noise_of_mean(const std::vector<double>& values) {
   if (values.size() < kLeastValues) return {};
   const size_t batches = std::min(values.size(), kMostValues);
@@ -142,7 +143,8 @@ std::optional<double> noise_of_mean(const std::vector<double>& values) {
   return student(batches - 1) * std::sqrt(variance / n);
 }
 
-/// Of the last value, by the second differences of the values before: a steady trend does not count.
+/// Returns the noise of the last value by the second differences of the values before it, so that a steady trend does
+/// not count.
 std::optional<double> noise_of_last(const std::vector<double>& values) {
   constexpr size_t kLeast = 8;
   const size_t count = std::min(values.size(), kMostValues);
@@ -151,11 +153,11 @@ std::optional<double> noise_of_last(const std::vector<double>& values) {
   for (size_t i = values.size() - count + 2; i < values.size(); ++i)
     squares += std::pow(values[i] - 2 * values[i - 1] + values[i - 2], 2);
   const double deviation = std::sqrt(squares / (6 * static_cast<double>(count - 2)));
-  // The 99.8 % interval of normal values, by simulation: 5.5 deviations of 8 values, 4.0 of 20.
+  // This is the 99.8 % interval of normal values, by simulation: 5.5 deviations of 8 values, 4.0 of 20.
   return deviation * (3 + 20 / static_cast<double>(count));
 }
 
-/// Steps that all runs have; none if they share none.
+/// Returns the steps that all runs have, or none if they share none.
 std::optional<Covered> shared_steps(const std::vector<const RunFolder*>& runs) {
   Covered steps;
   for (const RunFolder* run : runs) {
@@ -165,7 +167,7 @@ std::optional<Covered> shared_steps(const std::vector<const RunFolder*>& runs) {
     steps.last = std::min(steps.last, own.back());
   }
   if (steps.first > steps.last) return {};
-  // The last step at which every run has the value.
+  // Returns the last step at which every run has the value.
   const auto last_with = [&](std::string_view name) {
     std::map<int64_t, size_t> counts;
     for (const RunFolder* run : runs)

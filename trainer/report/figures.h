@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The figures of a run, which a comparison divides by those of another.
+// The figures of a run. A comparison divides them by those of another run.
 
 #include <cstdint>
 #include <optional>
@@ -21,26 +21,27 @@ struct Figure {
 };
 const char* name_of(Figure::Better better);
 
-/// Steps at the start that means leave out, as the summary of a run does.
+/// The steps at the start that means leave out, as the summary of a run does.
 constexpr size_t kWarmSteps = 2;
 
 /// The steps that figures cover.
 struct Covered {
-  int64_t first = INT64_MIN, last = INT64_MAX;            // of means and least values; the warm steps do not count
-  int64_t loss = INT64_MAX, validation_loss = INT64_MAX;  // steps of the last losses, or the last ones before
+  int64_t first = INT64_MIN, last = INT64_MAX;  // for means and least values; the warm steps do not count
+  /// The steps of the last losses, or the last losses before them.
+  int64_t loss = INT64_MAX, validation_loss = INT64_MAX;
 };
 
-/// Pure. Only figures that the run has.
+/// Pure. Returns only figures that the run has.
 std::vector<Figure> figures_of(const RunFolder& run, const Covered& steps = {});
 
-/// Figures of several runs over equal steps.
+/// The figures of several runs over the same steps.
 struct Comparison {
-  std::optional<Covered> steps;              // none: the runs share no step, and the figures are those of all steps
+  std::optional<Covered> steps;              // none: the runs share no step, and the figures cover all steps
   std::vector<std::vector<Figure>> figures;  // by run; the noise is that of the difference to the first run
 };
 
-/// Pure. The differences of two runs are taken step by step, so that what both runs share, such as equal batches, is no
-/// noise. The noise of a mean is that of up to 20 means over successive steps; the noise of a last value is that of the
+/// Pure. Takes the differences of two runs step by step, so that what both runs share, such as equal batches, is no
+/// noise. The noise of a mean is that of up to 20 means over successive steps. The noise of a last value is that of the
 /// last 20 differences around their trend.
 Comparison compare(const std::vector<const RunFolder*>& runs);
 

@@ -26,7 +26,7 @@ std::optional<int64_t> step_of(const Json& line) {
   return value && value->is_int() ? std::optional(value->as_int()) : std::nullopt;
 }
 
-/// By the names of folders: a manifest is a checkpoint's own matter.
+/// Adds checkpoints by the names of their folders, without reading their manifests.
 void add_checkpoints(const std::string& dir, std::vector<Mark>& marks) {
   constexpr std::string_view prefix = "step-";
   std::error_code error;
@@ -71,7 +71,7 @@ void add_events(const std::string& path, const std::string& name, std::vector<Ma
 void add_stragglers(const std::string& folder, std::vector<Mark>& marks, Missing& missing) {
   each_object(folder + "/stragglers.jsonl", "stragglers.jsonl", missing, [&](const Json& line) {
     Mark mark{Mark::Kind::straggler, step_of(line), text_of(line, "time"), ""};
-    // Its fields as trainer/runtime/loop/straggler_report.cpp writes them; unknown ones are shown as they are.
+    // The fields are those that trainer/runtime/loop/straggler_report.cpp writes. Unknown ones are shown as they are.
     const Json* const rank = line.find("rank");
     const Json* const late = line.find("late_ms");
     mark.text = line.dump();

@@ -11,10 +11,11 @@
 namespace slipstream::report {
 namespace {
 
-/// "mlp.0/3" is run 3 of "mlp.0".
+/// Returns the task of an item: "mlp.0/3" is run 3 of "mlp.0".
 std::string task_of(const std::string& item) { return item.substr(0, item.rfind('/')); }
 
-/// Equal for both ends of a message between stages: "send.x.part0/3" and "recv.x.part1/3" are "x/3".
+/// Returns a text that is equal for both ends of a message between stages: for "send.x.part0/3" and "recv.x.part1/3" it
+/// is "x/3".
 std::string message_of(const std::string& item) {
   constexpr size_t verb = std::string_view("send.").size();
   std::string message = item.size() < verb ? item : item.substr(verb);
@@ -35,7 +36,7 @@ int64_t micro_batch_of(const std::string& item) {
   return number;
 }
 
-/// Adjacent passes of one kind and micro-batch become one.
+/// Adds a pass. Adjacent passes of the same kind and micro-batch become one.
 void add_pass(std::vector<Pass>& passes, const Pass& pass) {
   constexpr int64_t apart_ns = 50'000;
   if (!passes.empty()) {
@@ -81,7 +82,8 @@ std::vector<Pass> measured_passes(const Trace& trace, const RankTrace& rank, int
   return passes;
 }
 
-/// Equal on all members of a communication of a step; empty: the span is none, or its members are unknown.
+/// Returns a text that is equal on all members of a communication in a step. Empty: the span is none, or its members
+/// are unknown.
 std::string rendezvous_of(const Planned& planned, int stage, const SpanName& name, const std::string& channel) {
   if (name.op.empty() || name.item.empty() || name.kind != SpanName::Kind::communication) return "";
   if (name.op == "send" || name.op == "recv") return message_of(name.item);
@@ -93,13 +95,13 @@ std::string rendezvous_of(const Planned& planned, int stage, const SpanName& nam
   return fmt::format("{} on stage {}", name.item, stage);
 }
 
-/// By stage and task: the time in all steps of the trace. Of a kernel's item the mean over the stage's ranks. Of
-/// communication the shortest of its members, which may be on other stages.
+/// Returns, by stage and task, the time in all steps of the trace: for a kernel's item, the mean over the stage's
+/// ranks; for communication, the shortest of its members, which may be on other stages.
 std::map<std::pair<int, std::string>, double> measured_totals(const Planned& planned, const Trace& trace) {
   struct Item {
     double sum_ns = 0;
     int ranks = 0;
-    std::string rendezvous;  // equal on all members of a communication; empty: none
+    std::string rendezvous;  // equal on all members of a communication; empty: there is none
   };
   std::map<std::tuple<int, int64_t, std::string>, Item> items;  // by stage, step and item
   std::map<std::pair<int64_t, std::string>, double> least_ns;   // by step and rendezvous
@@ -194,7 +196,7 @@ std::vector<std::vector<int64_t>> waits_inside(const Planned& planned, const Tra
       int64_t& wait_ns = waits[r].emplace_back(0);
       const auto sum = sums[r].find(key_of(trace.ranks[r], span));
       if (sum == sums[r].end()) continue;
-      int64_t& left_ns = sum->second;  // of the item, after its earlier works
+      int64_t& left_ns = sum->second;  // the time of the item that remains after its earlier works
       const int64_t beyond_ns = left_ns - least.at(sum->first);
       wait_ns = std::clamp<int64_t>(beyond_ns, 0, span.duration_ns);
       left_ns -= wait_ns;
@@ -208,7 +210,7 @@ std::vector<KernelTime> kernel_times(const Planned& planned, const Trace& trace)
     for (const TraceSpan& span : rank.spans) {
       const SpanName& name = trace.names[span.name];
       if (name.kind != SpanName::Kind::kernel) continue;
-      // "mlp.0/1/matmul" is of the kernel matmul; "save.master.bucket2" of the kernel save.master.bucket.
+      // "mlp.0/1/matmul" belongs to the kernel matmul, and "save.master.bucket2" to the kernel save.master.bucket.
       const std::string work = name.work() == name.name ? kind_of_task(name.name) : name.work();
       KernelTime& kernel = kernels[work];
       kernel.name = work;

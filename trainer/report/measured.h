@@ -11,21 +11,23 @@
 
 namespace slipstream::report {
 
-/// A task of the plan in a mean step; its micro-batches are added up.
+/// A task of the plan in a mean step, summed over its micro-batches.
 struct TaskTime {
   int stage = 0;
   std::string name, op, channel;
   int64_t runs = 0;         // in a step
-  double predicted_ns = 0;  // of all runs
-  double measured_ns = 0;   // of a kernel's item: mean over ranks. Of communication: the shortest of its members, which
-                            // waited for no other
+  double predicted_ns = 0;  // for all runs
+  /// For a kernel's item, the mean over ranks; for communication, the shortest of its members, which waited for no
+  /// other.
+  double measured_ns = 0;
   double sent_bytes = 0;
 };
-/// The largest difference first; empty without a plan or a trace. Pure.
+/// Returns the times, the largest difference first; empty without a plan or a trace. Pure.
 std::vector<TaskTime> task_times(const Planned& planned, const Trace& trace);
 
-/// For every rank and each of its spans, the time at its beginning in which a communication waited for its last member:
-/// the time of the item beyond that of the member that waited least. Clocks of hosts are not compared. Pure.
+/// Returns, for every rank and each of its spans, the time at the beginning of the span for which a communication
+/// waited for its last member. It is the time of the item beyond that of the member that waited least, so that clocks
+/// of hosts are not compared. Pure.
 std::vector<std::vector<int64_t>> waits_inside(const Planned& planned, const Trace& trace);
 
 /// All kernels of one name in a mean step of a mean rank.
@@ -35,7 +37,7 @@ struct KernelTime {
   double bound_ns = 0;  // by the rates of the machine; 0: not known
   bool is_compute_bound = false;
 };
-/// The longest first. Pure.
+/// Returns the times, the longest first. Pure.
 std::vector<KernelTime> kernel_times(const Planned& planned, const Trace& trace);
 
 /// A pass of a micro-batch on a stage's compute stream.
@@ -47,9 +49,9 @@ struct Pass {
 };
 struct StageSchedule {
   int stage = 0;
-  std::vector<Pass> predicted, measured;  // of one step, from its first pass on any stage
+  std::vector<Pass> predicted, measured;  // the passes of one step, from the first pass on any stage
 };
-/// Schedules of pipelines. `measured` is the first whole step of the trace. Pure.
+/// Returns the schedules of pipelines. `measured` is the first whole step of the trace. Pure.
 std::vector<StageSchedule> schedules(const Planned& planned, const Trace& trace);
 
 }  // namespace slipstream::report

@@ -18,10 +18,10 @@ namespace slipstream::report {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr size_t kMostColumns = 64;  // of fields; a hostile file could have one per line
+constexpr size_t kMostColumns = 64;  // the limit for fields, because a hostile file could have a new one in every line
 constexpr size_t kMostCauses = 12;
 
-/// The column of a name, with a value for every row so far; null beyond the most columns.
+/// Returns the column of a name, with a value for every row so far, or null beyond the largest number of columns.
 Series* column_of(std::vector<Series>& columns, std::string_view name, size_t rows) {
   for (Series& series : columns)
     if (series.name == name) return &series;
@@ -34,7 +34,7 @@ void fill(std::vector<Series>& columns, size_t rows) {
   for (Series& series : columns) series.values.resize(rows, kNone);
 }
 
-/// Puts the rows into the order of their steps and keeps the last of several with one step.
+/// Sorts the rows by their steps and keeps the last row of each step.
 void sort_rows(MetricsTable& table) {
   if (std::is_sorted(table.steps.begin(), table.steps.end(), std::less_equal<>())) return;
   std::map<int64_t, size_t> last;
@@ -53,7 +53,7 @@ void sort_rows(MetricsTable& table) {
   for (const auto& [step, row] : last) table.steps.push_back(step);
 }
 
-/// Adds up all causes beyond the largest.
+/// Adds up all causes except the largest ones.
 void merge_small_causes(std::vector<Series>& causes) {
   const auto sum = [](const Series& series) {
     double total = 0;

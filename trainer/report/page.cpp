@@ -13,7 +13,7 @@
 namespace slipstream::report {
 namespace {
 
-/// Text between tags.
+/// Returns text that is safe between tags.
 std::string html_safe(const std::string& text) {
   std::string safe;
   for (char c : Json(text).dump()) {  // valid UTF-8
@@ -90,7 +90,7 @@ Page make_page(const std::vector<std::string>& folders) {
   Missing missing;
   Json runs = Json::array();
   std::string title;
-  std::deque<RunFolder> read;  // references stay valid
+  std::deque<RunFolder> read;  // a deque, so that references stay valid
   for (const std::string& folder : folders) {
     RunFolder& run = read.emplace_back(read_run(folder, kMostSpans / folders.size()));
     runs.push_back(page_data(run));

@@ -15,14 +15,14 @@ namespace slipstream::report {
 namespace {
 
 constexpr size_t kMostTasks = 200;
-constexpr size_t kMostPasses = 4000;  // of all stages of a schedule
-constexpr size_t kMostUses = 300;     // rows of memory in use, of a stage
+constexpr size_t kMostPasses = 4000;  // for all stages of a schedule
+constexpr size_t kMostUses = 300;     // rows of memory in use of a stage
 constexpr size_t kMostStages = 64;
 constexpr size_t kMostRanks = 1024;
 
 Json row_of(std::initializer_list<Json> values) { return Json(Json::Array(values)); }
 
-/// Lines of text about the run: [label, text].
+/// Returns lines of text about the run: [label, text].
 Json facts_of(const RunFolder& run) {
   Json facts = Json::array();
   const auto add = [&](const char* label, std::string_view key) {
@@ -77,7 +77,7 @@ Json curves_of(const MetricsTable& metrics) {
   for (const Series& series : metrics.columns) curves["series"][series.name] = columns_of(series.values);
   curves["causes"] = Json::array();
   for (const Series& series : metrics.causes) {
-    // A step without this cause waited for none of its tasks.
+    // A step without this cause did not wait for any of its tasks.
     std::vector<double> values = series.values;
     for (double& value : values) value = std::isfinite(value) ? value : 0;
     Json cause = columns_of(values);
@@ -268,7 +268,7 @@ void add_comparison(const std::vector<const RunFolder*>& runs, Json& data) {
 
 Json page_data(RunFolder& run) {
   const Planned planned = planned_of(run, run.missing);
-  // Of plan --html: its timeline is the prediction, with which nothing is compared.
+  // This is the run of plan --html, whose timeline is the prediction itself, with which nothing is compared.
   const Json* const rehearsed = run.record.find("rehearsed");
   const Trace none, &measured = rehearsed ? none : run.trace;
   Json data = Json::object();

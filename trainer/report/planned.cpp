@@ -8,7 +8,7 @@
 namespace slipstream::report {
 namespace {
 
-/// An integer that sums and differences of a plan's values do not overflow.
+/// Returns an integer that is small enough for sums and differences of a plan's values.
 int64_t count_of(const Json& json) {
   constexpr int64_t most = int64_t{1} << 52;
   const int64_t value = json.as_int();

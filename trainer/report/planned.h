@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// plan.json as values, checked.
+// The values of plan.json after checks.
 
 #include <array>
 #include <cstdint>
@@ -35,15 +35,17 @@ struct Planned {
   double flops_per_second = 0, bytes_per_second = 0;  // 0: not known
   int64_t launch_ns = 0, ranks_per_node = 0, step_ns = 0;
   std::vector<std::string> owners;
-  std::vector<std::string> axes{"data", "context", "pipeline", "tensor"};  // as in plans that do not name them
-  std::vector<std::vector<int64_t>> coordinates;                           // by rank and axis
+  /// The default is for plans that do not name their axes.
+  std::vector<std::string> axes{"data", "context", "pipeline", "tensor"};
+  std::vector<std::vector<int64_t>> coordinates;  // by rank and axis
   std::vector<PlannedStage> stages;
 
-  /// The stage of a rank; 0 if its coordinates are not known and there is one stage, else -1.
+  /// Returns the stage of a rank. Without known coordinates it is 0 if there is one stage, else -1.
   int stage_of(int rank) const;
 };
 
-/// The values of run.plan. Pure. A part that is not as this version writes it is left out, with a sentence.
+/// Returns the values of run.plan. Leaves out a part that differs from what this version writes, and adds a sentence.
+/// Pure.
 Planned planned_of(const RunFolder& run, Missing& missing);
 
 }  // namespace slipstream::report

@@ -16,15 +16,15 @@
 namespace slipstream::report {
 namespace {
 
-using Key = std::pair<std::string, bool>;  // name, is it a wait
+using Key = std::pair<std::string, bool>;  // the name, and true for a wait
 
 struct Division {
   std::map<Key, double> named_ns;
   double step_ns = 0, unnamed_ns = 0, late_ns = 0;
 };
 
-/// The awaited task of idle time that ends at `at_ns`: in virtual time, the one that ends in the same nanosecond, in
-/// this step or in the one before.
+/// Returns the awaited task of idle time that ends at `at_ns`. In virtual time it is the task that ends in the same
+/// nanosecond, in this step or in the one before.
 std::string awaited_at(const PlannedStage& stage, int64_t at_ns, int64_t step_ns) {
   for (const int64_t end_ns : {at_ns, at_ns + step_ns})
     for (const PlannedItem& item : stage.items)
@@ -40,7 +40,7 @@ Division planned_division(const Planned& planned, const PlannedStage& stage) {
                    [](const PlannedItem* a, const PlannedItem* b) { return a->begin_ns < b->begin_ns; });
   Division division{.step_ns = static_cast<double>(planned.step_ns)};
   if (items.empty()) return division;
-  int64_t end_ns = items.back()->begin_ns + items.back()->ns - planned.step_ns;  // of the step before
+  int64_t end_ns = items.back()->begin_ns + items.back()->ns - planned.step_ns;  // of the previous step
   for (const PlannedItem* item : items) {
     division.named_ns[{item->name, false}] += static_cast<double>(item->ns);
     if (const int64_t idle_ns = item->begin_ns - end_ns; idle_ns > 0) {
@@ -52,7 +52,7 @@ Division planned_division(const Planned& planned, const PlannedStage& stage) {
   return division;
 }
 
-/// Of the step's first work to the next step's; none if the trace has no next step.
+/// Adds the time from the step's first work to the next step's. Returns false if the trace has no next step.
 bool add_step(const Trace& trace, const RankTrace& rank, int64_t step, Division& sum) {
   std::vector<TraceSpan> spans;
   int64_t begin_ns = INT64_MAX, end_ns = INT64_MAX;

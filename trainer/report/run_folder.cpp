@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a run folder. A damaged file costs its part of the page, never the page.
+// Reads a run folder. Because of a damaged file, only its part of the page is missing.
 
 #include "trainer/report/run_folder.h"
 
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kLargestRecordBytes = int64_t{64} << 20;
 constexpr size_t kMostSettings = 1000;
 
-/// The object in a file; an empty one with a sentence in `missing` if there is none.
+/// Returns the object in a file. If there is none, returns an empty one and adds a sentence to `missing`.
 Json read_object(const RunFolder& run, const std::string& name, const std::string& lacks, Missing& missing) {
   std::error_code error;
   if (!fs::exists(run.path + "/" + name, error)) {
@@ -36,8 +36,8 @@ Json read_object(const RunFolder& run, const std::string& name, const std::strin
   }
 }
 
-/// The line of a file that config_toml() wrote: "key = value". Read without the parser, which refuses keys of other
-/// versions.
+/// Reads the lines of a file that config_toml() wrote: "key = value". It does not use the parser, which refuses keys of
+/// other versions.
 std::vector<Setting> read_settings(const RunFolder& run, Missing& missing) {
   std::vector<Setting> settings;
   std::string table;
@@ -56,7 +56,7 @@ std::vector<Setting> read_settings(const RunFolder& run, Missing& missing) {
   return settings;
 }
 
-/// checkpoint.dir, if it still exists under that name, else the one inside the run folder.
+/// Returns checkpoint.dir if it still exists under that name, else the folder inside the run folder.
 std::string checkpoint_dir_of(const RunFolder& run) {
   const std::string inside = run.path + "/checkpoints";
   std::error_code error;

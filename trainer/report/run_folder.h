@@ -23,9 +23,9 @@ struct Setting {
 
 struct RunFolder {
   std::string path;
-  std::string name;              // of the folder
+  std::string name;              // the name of the folder
   Json record = Json::object();  // run.json
-  Json plan = Json::object();    // plan.json; empty if it is of another format
+  Json plan = Json::object();    // plan.json; empty if it has another format
   bool has_other_format = false;
   std::vector<Setting> settings;
   MetricsTable metrics;
@@ -34,12 +34,12 @@ struct RunFolder {
   Missing missing;
 };
 
-/// Blocks. Reads what can be read; `missing` has a sentence for everything else.
+/// Blocks. Reads all that can be read. `missing` has a sentence for everything else.
 /// Throws: DataError if the folder has no file of a run.
 RunFolder read_run(const std::string& path, size_t spans_max);
 
-/// Pure. The reason why the traced steps of a run cannot be compared with its plan: another version of the program
-/// wrote the plan, or the traces are incomplete. Empty: they can.
+/// Pure. Returns the reason why the traced steps of a run cannot be compared with its plan: another version of the
+/// program wrote the plan, or the traces are incomplete. Returns an empty text if they can.
 std::string why_incomparable(const RunFolder& run);
 
 }  // namespace slipstream::report

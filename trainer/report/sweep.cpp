@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads sweep.json. Values that are not as scripts/sweep.py writes them are left out.
+// Reads sweep.json. Values that differ from what scripts/sweep.py writes are left out.
 
 #include "trainer/report/sweep.h"
 
@@ -21,7 +21,7 @@ constexpr size_t kMostFigures = 64;
 constexpr size_t kMostTimelines = 6;
 constexpr size_t kMostSpansOfTimeline = 4000;
 
-/// The text of a member; empty if it is none.
+/// Returns the text of a member, or an empty text if it is none.
 std::string text_of(const Json& object, std::string_view key, size_t most = 500) {
   const Json* const value = object.find(key);
   return value && value->is_string() ? value->as_string().substr(0, most) : "";
@@ -32,7 +32,7 @@ int64_t count_of(const Json& object, std::string_view key) {
   return value && value->is_int() ? value->as_int() : 0;
 }
 
-/// A name of a trial, so that no text of the file leaves the folder of the sweep.
+/// Returns true for a name of a trial, so that no text of the file leads out of the folder of the sweep.
 bool is_trial_name(const std::string& name) {
   return !name.empty() && name.size() < 64 && std::all_of(name.begin(), name.end(), [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '-';
@@ -44,7 +44,7 @@ Json figures_of_point(const Json& point) {
   const Json* const given = point.find("figures");
   if (!given || !given->is_object()) return figures;
   for (const auto& [name, figure] : given->as_object()) {
-    // Sweeps before version 0.2 have means.
+    // Sweeps of versions before 0.2 have means.
     const char* const middle = figure.is_object() && figure.find("median") ? "median" : "mean";
     const Json* const value_of_point = figure.is_object() ? figure.find(middle) : nullptr;
     if (!value_of_point || !value_of_point->is_number() || figures.as_object().size() == kMostFigures) continue;
@@ -77,7 +77,7 @@ Json point_of(const Json& given) {
   return point;
 }
 
-/// The traced steps of the first finished run of a point; null without one.
+/// Returns the traced steps of the first finished run of a point, or null without such a run.
 Json timeline_of_point(const std::string& folder, const Json& given) {
   const Json* const trials = given.find("trials");
   if (!trials || !trials->is_array() || trials->as_array().empty() || !trials->as_array()[0].is_string()) return {};
@@ -87,7 +87,7 @@ Json timeline_of_point(const std::string& folder, const Json& given) {
     RunFolder run = read_run(folder + "/trials/" + name + "/run", kMostSpansOfTimeline);
     if (run.trace.ranks.empty()) return {};  // most sweeps trace nothing
     return timeline_data(run.trace, planned_of(run, run.missing), 1);
-  } catch (const DataError&) {  // removed or damaged since
+  } catch (const DataError&) {  // the run was removed or damaged in the meantime
     return {};
   }
 }

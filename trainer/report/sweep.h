@@ -9,12 +9,12 @@
 
 namespace slipstream::report {
 
-/// Blocks. True if the folder has a file that scripts/sweep.py wrote.
+/// Blocks. Returns true if the folder has a file that scripts/sweep.py wrote.
 bool is_sweep(const std::string& folder);
 
-/// Blocks. Members: name, path, run, repeats, varied, points, timelines. A point: ranks, settings [key, text], runs,
-/// failed, why, figures {name: [mean, low, high]}; a timeline: the point's index, its steps and the spans of rank 0.
-/// Throws: DataError if sweep.json is damaged or of another version.
+/// Blocks. Returns an object with the members name, path, run, repeats, varied, points, timelines. A point: ranks,
+/// settings [key, text], runs, failed, why, figures {name: [mean, low, high]}; a timeline: the point's index, its steps
+/// and the spans of rank 0. Throws: DataError if sweep.json is damaged or of another version.
 Json sweep_data(const std::string& folder, Missing& missing);
 
 }  // namespace slipstream::report

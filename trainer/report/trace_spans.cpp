@@ -31,7 +31,7 @@ struct TraceFile {
   std::string path, name;
 };
 
-/// trace/rank*.json in the order of their names.
+/// Returns trace/rank*.json in the order of their names.
 std::vector<TraceFile> files_of(const std::string& folder) {
   std::vector<TraceFile> files;
   std::error_code error;
@@ -44,14 +44,14 @@ std::vector<TraceFile> files_of(const std::string& folder) {
   return files;
 }
 
-/// The text of an event without the comma behind it; empty if the line is none.
+/// Returns the text of an event without the comma after it, or an empty text if the line is none.
 std::string_view event_of(std::string_view line) {
   while (!line.empty() && (line.back() == ',' || std::isspace(static_cast<unsigned char>(line.back()))))
     line.remove_suffix(1);
   return line.starts_with("{\"ph\"") ? line : std::string_view();
 }
 
-/// The step of an event, from its text: most events are of steps that are not read.
+/// Returns the step of an event by its text alone, because most events belong to steps that are not read.
 std::optional<int64_t> step_of(std::string_view event) {
   constexpr std::string_view key = "\"step\": ";
   const size_t at = event.find(key);
@@ -59,7 +59,7 @@ std::optional<int64_t> step_of(std::string_view event) {
   return std::strtoll(std::string(event.substr(at + key.size(), 20)).c_str(), nullptr, 10);
 }
 
-/// Steps from the middle of those in the files, because the first and the last are cut off.
+/// Returns steps from the middle of those in the files, because the first and the last step are cut off.
 std::vector<int64_t> middle_steps(const std::set<int64_t>& all) {
   std::vector<int64_t> steps(all.begin(), all.end());
   if (steps.size() <= kMostSteps) return steps;
@@ -76,7 +76,7 @@ std::string text_or(const Json& args, std::string_view key) {
   return value && value->is_string() ? value->as_string() : "";
 }
 
-/// The time in nanoseconds of a value in microseconds.
+/// Converts a value in microseconds to nanoseconds.
 int64_t ns_of(const Json& value) {
   const double us = value.as_double();
   if (!(std::abs(us) <= kLatestUs)) throw DataError("a time of {} us is out of range.", us);
@@ -179,7 +179,7 @@ size_t spans_of(const Trace& trace) {
   return count;
 }
 
-/// Leaves out steps, then ranks, until `spans_max` are left.
+/// Leaves out steps, and then ranks, until at most `spans_max` spans are left.
 void shorten(Trace& trace, size_t spans_max, Missing& missing) {
   const size_t traced = trace.steps.size();
   while (trace.steps.size() > 1 && spans_of(trace) > spans_max) {
@@ -225,7 +225,7 @@ Trace read_trace(const std::string& folder, size_t spans_max, Missing& missing) 
   Reader reader(trace, chosen);
   for (const TraceFile& file : files) {
     reader.read(file, missing);
-    if (spans_of(trace) > 50 * spans_max) break;  // shorten() leaves them out
+    if (spans_of(trace) > 50 * spans_max) break;  // shorten() leaves the rest out
   }
   if (trace.ranks.empty()) missing.push_back("trace/ has no event that can be read: there is no timeline.");
   shorten(trace, spans_max, missing);

@@ -22,8 +22,9 @@ Packing packing_of(std::string_view first_bytes);
 /// container. Pure.
 std::string container_of(std::string_view first_bytes, const std::string& path);
 
-/// The contents of all gzip members or Zstandard frames that `packed` reads, one behind another. `path` names them in
-/// errors. The result throws: DataError if they are damaged, cut, or followed by other bytes; errors of `packed`.
+/// Returns a reader of the contents of all gzip members or Zstandard frames that `packed` reads, in their order. `path`
+/// names them in errors. The result throws: DataError if they are damaged, truncated, or followed by other bytes;
+/// errors of `packed`.
 files::ReadBytes unpacked(Packing packing, files::ReadBytes packed, const std::string& path);
 
 }  // namespace slipstream::data

@@ -34,8 +34,8 @@ struct Turn {
 /// The points that the update of a bucket must wait for.
 struct Reduced {
   std::vector<Turn> turns, turns_across;    // those that use the encoding buffers, in append order; see passes/wire.h
-  std::vector<Turn> reductions;             // of buckets, in append order
-  std::vector<std::vector<Point>> buckets;  // per bucket: complete when its gradients are summed over ranks
+  std::vector<Turn> reductions;             // the reductions of buckets, in append order
+  std::vector<std::vector<Point>> buckets;  // by bucket: complete when its gradients are summed over ranks
   std::vector<Point> tied;                  // the embedding's share of a tied table has arrived
 };
 

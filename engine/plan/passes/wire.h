@@ -35,8 +35,9 @@ Point reduce(const Job& job, Plan& plan, Reduced& reduced, const Reduction& what
 /// bfloat16 may round at every step (PlanOptions::sums_by_exchange), this sum is computed by an exchange, too.
 Point reduce_across(const Job& job, Plan& plan, Reduced& reduced, size_t bucket, Point ready, Point inside);
 
-/// Fixes the order in which reductions use the encoding buffers: as they become ready. In the same order, a bucket's
-/// reduction waits for the end of the one that is `max_inflight_buckets` before it. Call when all are appended.
+/// Fixes the order in which reductions use the encoding buffers: the order in which they become ready. In this order, a
+/// bucket's reduction also waits for the end of the one that is `max_inflight_buckets` before it. Must be called when
+/// all reductions are appended.
 void take_turns(const Reduced& reduced, int64_t max_inflight_buckets, Plan& plan);
 
 /// The parameters of a bucket, to be gathered from the shards.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorts a rehearsed step by cause.
+// Sorts the time of a rehearsed step by its cause.
 
 #include "trainer/planner/forecast/advice.h"
 
@@ -16,7 +16,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// The part of an item's time in works that memory limits.
+/// Returns the part of an item's time that works limited by memory take.
 double memory_share(const comm::RooflinePrice& price, const Machine& machine, const Cost& cost) {
   const double whole = price.seconds(cost);
   if (whole <= 0) return 0;
@@ -37,7 +37,7 @@ std::string layer_text(int layer, int layers) {
   return layer < 0 ? "the embedding" : layer >= layers ? "the head" : fmt::format("layer {}", layer);
 }
 
-/// "backward of layer 3", or the item's own name.
+/// Returns "backward of layer 3", or the item's own name.
 std::string words_of(const Job& job, ItemId id) {
   const Plan& plan = job.train();
   if (plan.is_spine(id)) {

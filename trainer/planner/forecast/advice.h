@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What limits a rehearsed step, and its longest waits in words.
+// What limits a rehearsed step, and its longest waits as sentences.
 
 #include <array>
 #include <string>
@@ -20,15 +20,15 @@ struct StepShares {
   Bottleneck largest() const;
   double sum_ms() const;
 };
-/// Of the plan. Pure.
+/// Returns the shares of the plan's step. Pure.
 StepShares shares_of(const Planned& planned, const comm::Rehearsal& rehearsal);
 
-/// "backward of layer 3 waits 1.90 ms for all_gather of layer 2"
+/// A wait such as "backward of layer 3 waits 1.90 ms for all_gather of layer 2".
 struct LongWait {
   std::string waiter, awaited;
-  double ms = 0;  // of a mean step
+  double ms = 0;  // in a mean step
 };
-/// The longest first, waits of equal words added up, at most `count`. Pure.
+/// Returns at most `count` waits, the longest first. Waits with equal words are added up. Pure.
 std::vector<LongWait> longest_waits(const Planned& planned, const comm::Rehearsal& rehearsal, size_t count);
 
 }  // namespace slipstream::planner

@@ -13,7 +13,7 @@ namespace {
 
 using Sets = std::vector<std::string>;
 
-/// Arguments of --set that may shorten the step; the run file or the layout may refuse some.
+/// Returns arguments of --set that may shorten the step. The run file or the layout may refuse some of them.
 std::vector<Sets> changes(const Planned& planned) {
   const RunConfig& config = *planned.config;
   const Job& job = *planned.finished.job;
@@ -90,7 +90,7 @@ LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& re
 }
 
 std::vector<Alternative> faster_alternatives(const Planned& planned, const comm::Rehearsal& rehearsal) {
-  constexpr size_t kMostItems = 50'000;     // of a step on all stages; more take seconds per rehearsal
+  constexpr size_t kMostItems = 50'000;     // of a step on all stages; more items take seconds per rehearsal
   constexpr double kWorthPrinting = 0.995;  // of the time per sequence
   size_t items = 0;
   for (const auto& stage : planned.finished.stages) items += stage->train().size();

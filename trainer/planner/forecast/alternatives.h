@@ -10,14 +10,15 @@
 
 namespace slipstream::planner {
 
-/// The channel that compute waits for longest on the first rank, and its most awaited task; means of a step.
+/// The channel for which compute waits longest on the first rank, and the task of it that compute waits for most. Times
+/// are means of a step.
 struct LargestExposed {
   std::string channel;  // empty: compute waits for no communication
   double exposed_ms = 0;
   double busy_ms = 0;
   std::string task;
-  double task_ms = 0;         // exposed
-  int64_t under_last_of = 1;  // micro-batches of a step; only the last one can hide the channel's tasks
+  double task_ms = 0;         // the exposed time of the task
+  int64_t under_last_of = 1;  // the micro-batches of a step, only the last of which can hide the channel's tasks
   bool crosses_nodes = false;
 };
 /// Pure.
@@ -30,9 +31,9 @@ struct Alternative {
   double exposed_ms = 0;
   int64_t global_batch = 0;  // sequences
 };
-/// Legal changes of one setting, or of ZeRO's stage with its shard size, that fit in memory and shorten the time per
-/// sequence by at least 0.5 %, the best first. Empty for plans of more than 50,000 items, whose rehearsals take seconds
-/// each. Reads the run file, blocks.
+/// Returns legal changes of one setting, or of ZeRO's stage with its shard size, that fit in memory and shorten the
+/// time per sequence by at least 0.5 %, the best first. Returns none for plans of more than 50,000 items, whose
+/// rehearsals take seconds each. Reads the run file. Blocks.
 std::vector<Alternative> faster_alternatives(const Planned& planned, const comm::Rehearsal& rehearsal);
 
 }  // namespace slipstream::planner

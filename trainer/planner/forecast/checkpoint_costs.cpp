@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds up a checkpoint's bytes and rehearses the step beside which its snapshot is copied.
+// Adds up a checkpoint's bytes, and rehearses the step beside which its snapshot is copied.
 
 #include "trainer/planner/forecast/checkpoint_costs.h"
 
@@ -16,11 +16,12 @@
 namespace slipstream::planner {
 namespace {
 
-// Of a byte that a paced writer copies, tests, hashes and writes directly. Measured on two cores with two compute
-// threads, which waited for each other: 0.57 and 0.60 s for 1.48 GB, of which it ran 0.35 s.
+// The cost of a byte that a paced writer copies, tests, hashes and writes directly. It was measured on two cores with
+// two compute threads, which waited for each other: 0.57 and 0.60 s for 1.48 GB, of which the writer ran 0.35 s.
 constexpr double kWriterNsPerByte = 0.4;
 
-/// Snapshots of the ranks of the host with the most, each as large as that of its stage.
+/// Returns the bytes of the snapshots on the host with the most, where each rank's snapshot is as large as that of its
+/// stage.
 int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node, Owner owner) {
   const Mesh& mesh = finished.job->mesh;
   std::vector<int64_t> hosts(static_cast<size_t>((mesh.world() + ranks_per_node - 1) / ranks_per_node), 0);
@@ -30,14 +31,15 @@ int64_t most_on_a_host(const FinishedJob& finished, int64_t ranks_per_node, Owne
   return *std::max_element(hosts.begin(), hosts.end());
 }
 
-/// Bytes of the snapshot of the rank with the largest one.
+/// Returns the bytes of the snapshot of the rank with the largest one.
 int64_t snapshot_bytes(const FinishedJob& finished) {
   int64_t most_bytes = 0;
   for (const auto& stage : finished.stages) most_bytes = std::max(most_bytes, stage->buffers.bytes(Owner::snapshot));
   return most_bytes;
 }
 
-/// By how much `with` delays the start of the last step, on the stage with the most. Both have the same steps.
+/// Returns by how much `with` delays the start of the last step, on the stage with the longest delay. Both runs have
+/// the same steps.
 std::optional<int64_t> rehearsed_delay_ns(const FinishedJob& finished, const comm::Price& price,
                                           const std::vector<comm::RankRuns>& without,
                                           const std::vector<comm::RankRuns>& with) {
@@ -108,7 +110,7 @@ KeepingCosts keeping_costs(const FinishedJob& finished, int64_t interval, int64_
                      .sent_bytes = keeping.to_holder > 0 ? keeping.slot_bytes : 0};
   for (int rank = 0; rank < ranks; ++rank)
     costs.holder_is_elsewhere &= (rank + keeping.to_holder) % ranks / ranks_per_node != rank / ranks_per_node;
-  // Several snapshots in a row, because a transfer may be longer than a step.
+  // The run has several snapshots in a row, because a transfer may take longer than a step.
   const int64_t between = std::min<int64_t>(interval, 4), steps = 4 * between + 1;
   const auto keeps = [&](PlanKind kind, int64_t n) { return kind == PlanKind::keep && n > 0 && n % between == 0; };
   costs.added_ns =

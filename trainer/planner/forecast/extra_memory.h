@@ -11,8 +11,8 @@
 
 namespace slipstream::planner {
 
-/// One entry for each of kernels, cuBLASLt and NCCL (an estimate) that takes memory. Reads NCCL_* from the environment,
-/// so ranks with equal variables get equal results.
+/// Returns one entry for each of kernels, cuBLASLt and NCCL (an estimate) that takes memory. Reads NCCL_* from the
+/// environment, so that ranks with equal variables get equal results.
 std::vector<ExtraMemory> extra_memory_on_gpu(const Job& job, const comm::NcclTable& table, int64_t ranks_per_node);
 
 int64_t sum_of(const std::vector<ExtraMemory>& beside);

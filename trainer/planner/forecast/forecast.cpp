@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two short plans and a line through their steps.
+// Makes two short plans and extrapolates on the line through their steps.
 
 #include "trainer/planner/forecast/forecast.h"
 
@@ -40,7 +40,7 @@ Sample rehearse_short(const JobRequest& request) {
 
 Forecast middle(const Drawn& drawn) {
   std::optional<ScheduleChoice>
-      schedule;  // of both plans, so that a line through them is one through steps of one schedule
+      schedule;  // the schedule of both plans, so that the line passes through steps of one schedule
   const auto job_request = [&](int64_t micro_batches) {
     JobRequest asked{.config = with_micro_batches(drawn.config, micro_batches),
                      .machine = drawn.machine,
@@ -82,7 +82,7 @@ double interval_factor(const Software& software) {
       return 1.21;
     case SoftwareBase::llmq:
       return 1.14;
-    case SoftwareBase::slipstream:  // no published runs: as the widest
+    case SoftwareBase::slipstream:  // there are no published runs: the widest factor
       return 1.21;
   }
   return 1.21;
@@ -97,7 +97,7 @@ RunForecast run_forecast(const Planned& planned, double step_ms) {
                   .rank_name = planned.config.on_gpus() ? "GPU" : "rank"};
   run.rank_hours = run.days * 24 * ranks;
   run.tokens_per_s_of_rank = run.tokens_of_step / seconds / ranks;
-  // A plan with few of the micro-batches has their share of the operations.
+  // A plan with a few of the micro-batches has their share of the operations.
   const double flops = model_flops(planned.finished.stages) * static_cast<double>(planned.micro_batches) /
                        static_cast<double>(planned.config.batch().micro_batches);
   if (const double peak = peak_flops_per_second(planned.machine, config.train.dtype); peak > 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds for every piece of a buffer the stretches of a step that end in a read.
+// For every piece of a buffer, finds the stretches of a step that end in a read.
 
 #include "trainer/planner/forecast/plan_record.h"
 
@@ -15,22 +15,22 @@ struct Access {
   bool reads = false;
 };
 
-/// Adds what [begin, end) of a buffer of `owner` holds. `accesses` touch all of it and are in order. An access that
-/// reads and writes counts as a read.
+/// Adds what [begin, end) of a buffer of `owner` holds. Each of `accesses` touches all of it, and they are in order. An
+/// access that reads and writes counts as a read.
 void add_piece(const std::vector<const Access*>& accesses, int64_t size_bytes, size_t owner,
                std::vector<std::array<int64_t, kOwners>>& change, size_t positions) {
-  const auto hold = [&](size_t from, size_t to) {  // both included
+  const auto hold = [&](size_t from, size_t to) {  // both ends are included
     change[from][owner] += size_bytes;
     change[to + 1][owner] -= size_bytes;
   };
   if (accesses.empty()) return hold(0, positions - 1);
-  // Between one position and the next, a read at any access of a position needs the bytes.
+  // Between one position and the next one, a read by any access of a position needs the bytes.
   std::vector<std::pair<size_t, bool>> stops;
   for (const Access* access : accesses) {
     if (stops.empty() || stops.back().first != access->position) stops.emplace_back(access->position, false);
     stops.back().second = stops.back().second || access->reads;
   }
-  // The first position of the stretch that ends at stop i belongs to the stretch before, unless that one is empty.
+  // The first position of the stretch that ends at stop i belongs to the previous stretch, unless that one is empty.
   for (size_t i = 0; i < stops.size(); ++i) {
     const auto [position, reads] = stops[i];
     const bool held_before = reads;
@@ -70,7 +70,7 @@ std::vector<std::array<int64_t, kOwners>> memory_in_use(const Job& job) {
       for (int64_t at : {access.begin_bytes, access.end_bytes}) cuts.push_back(std::clamp<int64_t>(at, 0, total_bytes));
     std::sort(cuts.begin(), cuts.end());
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    // The accesses of every piece, in order, because each is added to the pieces that it covers.
+    // The accesses of a piece are in order, because each access is added in turn to the pieces that it covers.
     std::vector<std::vector<const Access*>> pieces(cuts.size());
     for (const Access& access : accesses) {
       const auto first = std::lower_bound(cuts.begin(), cuts.end(), access.begin_bytes);

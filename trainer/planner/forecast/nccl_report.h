@@ -10,11 +10,12 @@
 
 namespace slipstream::planner {
 
-/// A table by name and content, "nccl.json (xxh3 0123...)"; empty of "". Blocks. Throws: ConfigError.
+/// Returns a table's name and content, "nccl.json (xxh3 0123...)", or an empty text for "". Blocks. Throws:
+/// ConfigError.
 std::string nccl_table_name(const std::string& path);
 
-/// The choices of comm.nccl for the connections of `job`, one line each, such as "reduce: 2 to 4 blocks; all_reduce up
-/// to 1.0 MiB tree ll"; none without a table. Pure.
+/// Returns the choices of comm.nccl for the connections of `job`, one line each, such as "reduce: 2 to 4 blocks;
+/// all_reduce up to 1.0 MiB tree ll"; none without a table. Pure.
 std::vector<std::string> nccl_choices(const Job& job, const comm::NcclTable& table);
 
 }  // namespace slipstream::planner

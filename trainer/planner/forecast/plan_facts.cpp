@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats sentences and tables about finished jobs; makes no decisions.
+// Formats sentences and tables about finished jobs, and makes no decisions.
 
 #include "trainer/planner/forecast/plan_facts.h"
 
@@ -59,7 +59,7 @@ int64_t saved_by_sequence_parallelism(const JobRequest& request, const FinishedJ
 
 namespace {
 
-/// States of the rank with the most, and ZeRO's formula for its parameters.
+/// Returns the states of the rank with the most, and ZeRO's formula for its parameters.
 ZeroMemory states_of(const FinishedJob& drafted, int stage, int ranks) {
   ZeroMemory most;
   const Sharding sharding = sharding_of_stage(stage);
@@ -94,8 +94,8 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state
   config.optimizer.double_buffer = Choice::no;
   config.parallel.data = -1;
-  // One micro-batch suffices. States do not depend on the schedule, but on where it has embedding and head: if these
-  // are on the first and the last stage, the chunks of a stage become one.
+  // One micro-batch is enough. States depend on the schedule only by where it has embedding and head: if these are on
+  // the first and the last stage, the chunks of a stage become one.
   config.pipeline.schedule_file.clear();
   if (const StagePlacement placement = stage_placement(config); placement.ends_apart()) {
     const std::vector<int64_t> parts = std::exchange(config.pipeline.layers, {});
@@ -106,13 +106,13 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
     config.pipeline.schedule = ScheduleKind::gpipe;
   }
   const int others = request.config.world() / request.config.layout().data;
-  const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the others divide matrices
+  const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the other stages divide matrices
   for (int stage = 0; stage <= last_stage; ++stage)
     for (int ranks : {2, 4, 8, 64}) {
       config.zero.stage = stage;
       config.train.global_batch_size = config.train.micro_batch_size * ranks;
       JobRequest asked{.config = resolve(config, {.world = ranks * others}), .machine = request.machine};
-      asked.machine.memory_bytes = 0;  // gradients of stage 2 are sharded, whatever the memory
+      asked.machine.memory_bytes = 0;  // gradients of stage 2 are then sharded for any memory
       asked.schedule = ScheduleChoice{};
       table.push_back(states_of(build_drafted_job(asked), stage, ranks));
     }
@@ -152,7 +152,7 @@ std::vector<UpdateOption> update_options(const JobRequest& request, const Finish
 
 namespace {
 
-/// Bytes of gradients that a rank sends in a step.
+/// Returns the bytes of gradients that a rank sends in a step.
 int64_t gradient_bytes(const Job& job) {
   int64_t sent = 0;
   for (const Task& task : job.train().tasks) {
@@ -191,7 +191,7 @@ std::vector<std::string> remarks(const ResolvedConfig& resolved, const Machine& 
                                                                : "the memory of a rank is unknown"));
   if (const PipelineSchedule& schedule = job.schedule; schedule.shape.micro_batches < schedule.shape.stages) {
     const ScheduleShape& shape = schedule.shape;
-    // Stages of equal duration, backward twice as long as forward, without hops.
+    // Stages of equal duration, with a backward pass that takes twice as long as the forward pass, and without hops.
     const Played played =
         play(schedule, {.action_ns =
                             [&](int, const Action& action) {

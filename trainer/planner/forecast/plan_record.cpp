@@ -36,7 +36,8 @@ Json channel_json(const Job& job, ChannelId c, const comm::RooflinePrice& price,
   return row;
 }
 
-/// The columns of "item_columns". Times are of virtual time; `bytes` are of memory; `after` has positions in the list.
+/// Returns the columns of "item_columns". Times are virtual, `bytes` are bytes of memory, and `after` has positions in
+/// the list.
 Json item_json(const Job& job, ItemId i, const comm::Span& span, int64_t origin_ns) {
   const Item& item = job.train()[i];
   Json row = Json::array();
@@ -61,7 +62,7 @@ Json item_json(const Job& job, ItemId i, const comm::Span& span, int64_t origin_
   return row;
 }
 
-/// Changes of the bytes in use, at the start of items in virtual time.
+/// Returns the changes of the bytes in use, at the starts of items in virtual time.
 Json memory_use_json(const Job& job, const std::vector<comm::Span>& spans, int64_t origin_ns) {
   std::vector<std::pair<int64_t, std::array<int64_t, kOwners>>> rows;
   const auto in_use = memory_in_use(job);

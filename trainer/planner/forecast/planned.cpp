@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of a run file, its memory and its rehearsed step.
+// Makes the plan of a run file, with its memory and its rehearsed step.
 
 #include "trainer/planner/forecast/planned.h"
 
@@ -25,13 +25,13 @@ namespace {
 
 constexpr int64_t kRehearsedSteps = 3;
 
-/// GPU memory outside the plan of a stage.
+/// Returns the GPU memory of a stage outside of the plan.
 std::vector<ExtraMemory> extra_memory_of(const Planned& planned, const Job& job, const Engines& engines) {
   return planned.config.on_gpus() ? extra_memory_on_gpu(job, engines.nccl, planned.machine.ranks_per_node)
                                   : std::vector<ExtraMemory>{};
 }
 
-/// `config` with buckets that grow with the data ranks, as the software's do, unless --set names their size.
+/// Returns `config` with buckets that grow with the data ranks, as the software's do, unless --set names their size.
 ResolvedConfig with_least_bucket(const PlanRequest& request, const ResolvedConfig& config, const Software& software) {
   const int64_t least = software.bucket_bytes_per_rank * config.layout().replicas();
   if (config->overlap.bucket_size_bytes >= least ||
@@ -58,7 +58,7 @@ Drawn draw(const PlanRequest& request) {
   const int ranks = request.ranks;
   require_layout(written, ranks);
   const int threads = threads_of(written, ranks);
-  // This host serves as one node of the cluster, with as many ranks as its cores hold.
+  // This host stands for one node of the cluster, with as many ranks as its cores hold.
   Machine machine = machine_of(written, request.machine, threads,
                                std::min(ranks, static_cast<int>(this_host(threads).ranks_per_node)));
   require_nodes(machine, ranks);
@@ -82,7 +82,7 @@ double ms_of_a_step(int64_t total_ns) { return static_cast<double>(total_ns) / (
 
 namespace {
 
-/// Keyed by the channel's name.
+/// The keys are the names of the channels.
 std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Rehearsal& rehearsal) {
   std::map<std::string, ChannelLoad> loads;
   for (const Task& task : job.train().tasks) {
@@ -104,7 +104,7 @@ std::map<std::string, ChannelLoad> channel_loads(const Job& job, const comm::Reh
   return loads;
 }
 
-/// Plans `config`, which has the drawn configuration or fewer of its micro-batches.
+/// Plans `config`, which is the drawn configuration, or the same with fewer micro-batches.
 Planned plan_drawn(const PlanRequest& request, const Drawn& drawn, const ResolvedConfig& config) {
   Planned planned{.request = request,
                   .config = config,
@@ -130,13 +130,13 @@ Planned plan_drawn(const PlanRequest& request, const Drawn& drawn, const Resolve
   return planned;
 }
 
-/// Approximate number of items of a step on all stages.
+/// Returns the approximate number of items of a step on all stages.
 int64_t items_of(const ResolvedConfig& config) {
   const int64_t of_layer = config->parallel.tensor > 1 ? 8 + 12 * config->overlap.tensor_chunks : 8;
   return config->model.layers * config.batch().micro_batches * of_layer;
 }
 
-/// Totals of the plan itself.
+/// Returns the totals of the plan itself.
 StepTotals planned_totals(const Planned& planned, const FinishedJob& finished, const comm::Rehearsal& rehearsal) {
   const Job& largest = largest_stage(finished);
   StepTotals totals{
@@ -231,7 +231,7 @@ void require_fits(const Planned& planned) {
 
 std::vector<std::string> notes_of(const Planned& planned) {
   std::vector<std::string> notes = remarks(planned.config, planned.machine, planned.finished);
-  // A plan as other software has sets of its own, and a short plan has another hash.
+  // A plan for other software has --set arguments of its own, and a short plan has another hash.
   if (!planned.request.as.empty() || planned.steady.planned > 0) return notes;
   for (std::string& note : sets_without_effect(planned.request, request_of(planned), planned.finished))
     notes.push_back(std::move(note));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What slipstream plan and slipstream check print with --json.
+// Writes what slipstream plan and slipstream check print with --json.
 
 #include "comm/link.h"
 #include "engine/base/json.h"

@@ -26,7 +26,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// "h100x8 (--machine)": the machine's name with its source; this host's name contains no source.
+/// Returns the machine's name with its source, such as "h100x8 (--machine)". This host's name has no source.
 std::string machine_text(const Planned& planned) {
   const std::string& software = planned.machine.software.name;
   return (planned.machine_source == "this host"
@@ -35,7 +35,7 @@ std::string machine_text(const Planned& planned) {
          (software == Software{}.name ? "" : ", as " + software + " runs");
 }
 
-/// The saving of sending the two shares of a tied table's gradient separately.
+/// Prints the saving of sending the two shares of a tied table's gradient separately.
 void print_tied(const Planned& planned) {
   const Job& job = *planned.finished.job;
   if (!job.model.tied.split || !job.reduces()) return;
@@ -56,7 +56,7 @@ void print_tied(const Planned& planned) {
       ms_of_a_step(together.exposed_ns), static_cast<double>(together.step_period_ns(1)) / 1e6);
 }
 
-/// The plan above lacks the values that the other program keeps.
+/// Prints the values that the other program keeps, which the plan above lacks.
 void print_software_memory(const Planned& planned) {
   const std::vector<ExtraMemory> rows = memory_of_software(planned.config, planned.machine.software);
   if (rows.empty()) return;
@@ -66,10 +66,10 @@ void print_software_memory(const Planned& planned) {
                fmt::join(parts, ", "));
 }
 
-/// The table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
+/// Prints the table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 void print_zero_memory(const Planned& planned) {
   const MeshSizes& sizes = planned.finished.job->mesh.sizes();
-  std::string beside;  // ranks of the other axes
+  std::string beside;  // the ranks of the other axes
   for (const MeshAxis& row : kMeshAxes)
     if (const int size = sizes.*row.size; size > 1 && row.axis != Axis::data)
       beside += fmt::format(" x {} {}", name_of(row.axis), size);
@@ -95,7 +95,7 @@ void print_zero_memory(const Planned& planned) {
         format_bytes(outside_bytes(2)), format_bytes(outside_bytes(3)));
 }
 
-/// The link of each group, and the ranks of the first group.
+/// Prints the link of each group, and the ranks of the first group.
 void print_groups(const Planned& planned) {
   const Mesh& mesh = planned.finished.job->mesh;
   const Machine& machine = planned.machine;
@@ -122,14 +122,14 @@ void print_groups(const Planned& planned) {
   }
 }
 
-/// Floating-point operations of a step on the compute stream.
+/// Returns the floating-point operations of a step on the compute stream.
 int64_t step_flops(const Job& job) {
   int64_t flops = 0;
   for (const SpineItem& item : job.train().spine) flops += item.cost.flops;
   return flops;
 }
 
-/// The saving and the cost of recomputation on the stage with the largest saving.
+/// Prints the saving and the cost of recomputation on the stage with the largest saving.
 void print_recomputation(const Planned& planned) {
   const Job* most = planned.finished.job.get();
   for (const auto& stage : planned.finished.stages)
@@ -160,13 +160,13 @@ void print_sequence_parallelism(const Planned& planned) {
       ranks, format_bytes(saved));
 }
 
-/// "+1.25"; zero is "0.00" without a sign.
+/// Returns "+1.25", and "0.00" without a sign for zero.
 std::string signed_percent(double share) {
   const std::string text = fmt::format("{:+.2f}", 100 * share);
   return text.substr(1) == "0.00" ? "0.00" : text;
 }
 
-/// The possible streams of the update, their memory and step times, and the choice for this device.kind.
+/// Prints the possible streams of the update, their memory and step times, and the choice for this device.kind.
 void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsal) {
   const Job& job = *planned.finished.job;
   const std::vector<UpdateOption> places =
@@ -174,7 +174,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
                      rehearsal.finished ? static_cast<double>(rehearsal.ranks.front().step_period_ns(1)) / 1e6 : 0);
   print_result("update (optimizer.double_buffer = {}):\n", field_text(*planned.config, "optimizer.double_buffer"));
   for (size_t i = 0; i < places.size(); ++i) {
-    // Compares two copies with one copy on the same stream, under the next forward pass.
+    // Compares two copies with one copy on the same stream, during the next forward pass.
     const double before = places[i == 2 ? 1 : 0].step_ms;
     print_result("  {}{:<24}{:>12} of memory, step {:.2f} ms{}\n", places[i].is_planned ? "* " : "  ", places[i].name,
                  format_bytes(places[i].memory_bytes), places[i].step_ms,
@@ -188,7 +188,7 @@ void print_update_places(const Planned& planned, const comm::Rehearsal& rehearsa
     print_result("    double-buffered: not with zero.stage = 3, where no update waits for a reader of weights\n");
 }
 
-/// The launch mode of steps, with the rehearsed times of both modes.
+/// Prints the launch mode of steps, with the rehearsed times of both modes.
 void print_replay(const Planned& planned) {
   const Replay& replay = planned.finished.replay;
   if (replay.graph_ns == 0) return;
@@ -204,7 +204,7 @@ void print_replay(const Planned& planned) {
           : "");
 }
 
-/// "compute 71 %, bandwidth 20 %, ...": the largest first, without those below 1 %.
+/// Returns "compute 71 %, bandwidth 20 %, ...": the largest share first, without those below 1 %.
 std::string shares_text(const StepShares& shares) {
   std::vector<size_t> order(shares.ms.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -216,7 +216,7 @@ std::string shares_text(const StepShares& shares) {
   return text;
 }
 
-/// What limits the step, the longest waits, and changes that shorten it.
+/// Prints what limits the step, the longest waits, and changes that shorten it.
 void print_advice(const Planned& planned, const comm::Rehearsal& rehearsal) {
   constexpr double kWorthPrinting = 0.005;  // of the step
   constexpr size_t kPrinted = 3;
@@ -247,7 +247,7 @@ void print_advice(const Planned& planned, const comm::Rehearsal& rehearsal) {
                      : fmt::format(", for {} in a step", counted(change.global_batch, "sequence")));
 }
 
-/// What the rehearsed step means for the whole run.
+/// Prints what the rehearsed step means for the whole run.
 void print_run(const Planned& planned, const StepTotals& totals) {
   const RunForecast run = run_forecast(planned, totals.step_ms);
   const std::string interval =
@@ -316,7 +316,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
                        ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
                                      ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
                        : "");
-    // A column is at most as long as the shortest pass, so no pass overwrites another.
+    // A column is at most as long as the shortest pass, so that no pass overwrites another one.
     int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
     for (const auto& passes : played.stages)
       for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));

@@ -19,7 +19,7 @@
 namespace slipstream::planner {
 namespace {
 
-constexpr size_t kRuns = 3;  // the last one is a step like all later ones
+constexpr size_t kRuns = 3;  // the last run is a step like all later ones
 constexpr size_t kShownItems = 12;
 
 std::vector<int> stages_with(const Planned& planned, std::string_view name) {
@@ -42,7 +42,7 @@ NamedItem named(const Planned& planned, int stage, ItemId item) {
   return made;
 }
 
-/// Another price in which one item of one plan takes no time. Borrows.
+/// A price in which one item of one plan takes no time. Borrows the other price.
 class FreedPrice : public comm::Price {
  public:
   FreedPrice(const comm::Price& price, const Job& job, ItemId item) : price_(price), job_(job), item_(item) {}
@@ -152,7 +152,7 @@ FreedAnswer ask_freed(const Planned& planned, const NamedItem& freed) {
   const comm::RooflinePrice price = price_of(*planned.config, planned.machine, job.mesh);
   const comm::Rehearsal now = rehearse(planned, price);
   const comm::Rehearsal then = rehearse(planned, FreedPrice(price, job, freed.item));
-  constexpr size_t kRun = kRuns - 2;  // the last one that another step follows
+  constexpr size_t kRun = kRuns - 2;  // the last run that another one follows
   FreedAnswer answer;
   answer.freed = freed;
   const auto ms = [](int64_t ns) { return static_cast<double>(ns) / 1e6; };
@@ -199,7 +199,7 @@ void print_answer(const WaitAnswer& answer, bool json) {
     return;
   }
   print_result("yes:\n{}\n", answer.later.name);
-  int64_t between = 0;  // items of one channel, of which only the last one is printed
+  int64_t between = 0;  // items of one channel; only the last one is printed
   for (size_t i = 0; i < answer.chain.size(); ++i) {
     const auto is_channel = [&](size_t at) { return answer.chain[at].because == comm::Because::channel; };
     if (is_channel(i) && i + 1 < answer.chain.size() && is_channel(i + 1)) {

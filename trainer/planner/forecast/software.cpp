@@ -39,7 +39,8 @@ const std::vector<Field<Software>>& software_fields() {
   return fields;
 }
 
-/// Gradients travel as float32, one update follows the last reduction, and no step is one graph.
+/// Returns settings under which gradients travel as float32, one update follows the last reduction, and no step is one
+/// graph.
 std::vector<std::string> overlap_of(std::vector<std::string> own) {
   std::vector<std::string> sets = {"comm.grad_dtype=float32",
                                    "optimizer.double_buffer=false",
@@ -69,7 +70,7 @@ SoftwareProfile built_in(SoftwareBase base) {
       return {{.name = "fsdp",
                .base = base,
                .moved_bytes_factor = 4.7,
-               .attention_factor = 0.54,  // FlashAttention 2 against 3 on H100: 335 and 616 TFLOP/s
+               .attention_factor = 0.54,  // FlashAttention 2 compared with 3 on H100: 335 and 616 TFLOP/s
                .host_ns = 0,
                .comm_multiprocessors = 24,
                .memory = SoftwareMemory::fsdp},

@@ -11,12 +11,11 @@ namespace slipstream::planner {
 
 struct SoftwareProfile {
   Software software;
-  std::vector<std::string> sets;  // of the run file, before those of the command: the overlap of that program
+  std::vector<std::string> sets;  // arguments of the run file before those of the command: the overlap of that program
 };
 
-/// Reads a file if `name` is the path of one. Names: slipstream (also for ""), megatron, fsdp, llmq, and those of
-/// configs/software.
-/// Behind either, "+fp8" gives the products of layers fp8 operands.
+/// Reads a file if `name` is the path of one. The names are slipstream (also for ""), megatron, fsdp, llmq, and those
+/// of configs/software. "+fp8" after a name or path gives the products of layers fp8 operands.
 /// Throws: ConfigError with the names, or with the place in the file.
 SoftwareProfile software_profile(const std::string& name);
 

@@ -12,7 +12,7 @@
 namespace slipstream::planner {
 namespace {
 
-constexpr double kBf16 = 2, kFloat = 4, kStates = 16;  // bytes
+constexpr double kBf16 = 2, kFloat = 4, kStates = 16;  // in bytes
 
 class Fsdp {
  public:
@@ -71,12 +71,12 @@ class Fsdp {
     return sum;
   }
 
-  /// Micro-batches of a stage whose backward pass has not begun, as a share of the stage's layers.
+  /// Returns the micro-batches of a stage whose backward pass has not begun, as a share of the stage's layers.
   double in_flight(int stage) const {
     const double after = layout_.pipeline - 1 - stage, stages = layout_.pipeline;
     const auto parts = static_cast<double>(run_.pipeline.virtual_stages);
     if (run_.pipeline.schedule == ScheduleKind::gpipe) return micro_batches_;
-    const double chunks = chunks_of(run_.pipeline.schedule) > 1 ? parts * stages  // on every stage
+    const double chunks = chunks_of(run_.pipeline.schedule) > 1 ? parts * stages  // the chunks of all stages together
                           : parts > 1                           ? 2 * after + (parts - 1) * stages + 1
                                                                 : after + 1;
     return std::min(micro_batches_, chunks / parts);
@@ -84,8 +84,8 @@ class Fsdp {
 
   double saved_of_layer() const {
     if (run_.train.recompute == Recomputation::full) return tokens_ * width_ * kBf16 / tensor_;
-    // Products in order: q, k, v, out, gate, up, down; the first, third, fifth and seventh are kept. Two products of a
-    // plain MLP: up and down follow the fourth.
+    // The products are, in order: q, k, v, out, gate, up, down. The first, third, fifth and seventh are kept. In a
+    // plain MLP, two products, up and down, follow the fourth.
     const double products = attention_ + kv_ + ffn_ + (gated_ ? width_ : 0);
     return tokens_ * (width_ + attention_ + products) * kBf16 / tensor_;
   }

@@ -16,7 +16,7 @@
 namespace slipstream::planner {
 namespace {
 
-/// The key changes only the order, the size or the type of a plan's tasks.
+/// Returns true if the key changes only the order, the size or the type of a plan's tasks.
 bool is_of_plan(const std::string& key) {
   for (const char* prefix : {"overlap.", "zero.", "pipeline."})
     if (key.starts_with(prefix)) return true;
@@ -54,7 +54,7 @@ std::string reason_for(const std::string& key, const RunConfig& config, const Jo
   return "the tasks and their order are the same";
 }
 
-/// The sentence of one key; empty if the plan changes without its last --set.
+/// Returns the sentence of one key, or an empty text if the plan changes without its last --set.
 std::string remark_on(const std::string& key, const RunSource& source, const JobRequest& request,
                       const FinishedJob& finished) {
   std::vector<std::string> sets = source.sets;
@@ -84,7 +84,7 @@ std::string remark_on(const std::string& key, const RunSource& source, const Job
 
 std::vector<std::string> sets_without_effect(const RunSource& source, const JobRequest& request,
                                              const FinishedJob& finished) {
-  constexpr size_t kMostItems = 50'000;  // of a step on all stages; more take seconds to plan
+  constexpr size_t kMostItems = 50'000;  // of a step on all stages; more items take seconds to plan
   size_t items = 0;
   for (const auto& stage : finished.stages) items += stage->train().size();
   std::vector<std::string> keys, sentences;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Arguments of --set that leave the plan as it is.
+// Finds arguments of --set that leave the plan as it is.
 
 #include <string>
 #include <vector>
@@ -11,9 +11,9 @@
 
 namespace slipstream::planner {
 
-/// A sentence with the reason for each key of a `--set` that is meant to change the plan and does not: the training
-/// plan without its last `--set` is the same. Keys that change more than the plan are left out, and so are plans that
-/// take seconds. Reads files, blocks.
+/// Returns a sentence with the reason for each key of a `--set` that is meant to change the plan and does not: the
+/// training plan without its last `--set` is the same. Leaves out keys that change more than the plan, and plans that
+/// take seconds. Reads files. Blocks.
 std::vector<std::string> sets_without_effect(const RunSource& source, const JobRequest& request,
                                              const FinishedJob& finished);
 

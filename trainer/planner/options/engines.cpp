@@ -23,7 +23,8 @@ comm::CardLink link_of(const Mesh& mesh, Axis axis, int64_t ranks_per_node) {
   return nodes.size() == group.size() ? comm::CardLink::network : comm::CardLink::both;
 }
 
-/// Copy engines move whole parts between ranks; they add nothing, and NCCL has no copy engines for sends.
+/// Returns true for roles that only move whole parts between ranks, as copy engines do. Copy engines add nothing, and
+/// NCCL does not use them for sends.
 bool only_gathers(Role role) { return role == Role::gather || role == Role::tensor_gather; }
 
 ChannelEngine emulated(const Emulate& link) {
@@ -38,7 +39,7 @@ ChannelEngine emulated(const Emulate& link) {
   return {};
 }
 
-/// The remark on a channel whose group can hang with copy engines; empty without such a risk.
+/// Returns the remark on a channel whose group can hang with copy engines; empty without such a risk.
 std::string hang_of_copies(int version, const comm::CardGroup& group) {
   if (!group.gathers || !comm::copies_may_hang(version, group.ranks)) return "";
   return fmt::format("copies between two ranks can hang in NCCL {}.{}.{}, fixed in 2.31.2", version / 10000,
@@ -67,7 +68,8 @@ ChannelEngine through_nccl(const comm::NcclChannel& written, const comm::NcclCha
                                             : "NCCL's choice: the table of GPU models has no row for " + row};
 }
 
-/// NCCL's kernels in other software: its own number of blocks, and few for messages between stages.
+/// Returns the choice for NCCL's kernels in other software: its own number of blocks, and few for messages between
+/// stages.
 ChannelEngine of_software(const Software& software, Axis axis) {
   constexpr int kMessageBlocks = 4;
   const int blocks = static_cast<int>(software.comm_multiprocessors);
@@ -76,7 +78,7 @@ ChannelEngine of_software(const Software& software, Axis axis) {
           .why = "--as " + software.name};
 }
 
-/// Adds the time that spans, one after the other, share with each of `transfers`, which also follow each other.
+/// Adds the time that the spans, which follow each other, share with each of `transfers`, which also follow each other.
 void add_shared(const std::vector<comm::Span>& spans, const std::vector<comm::Span>& transfers,
                 std::vector<int64_t>& shared_ns) {
   size_t first = 0;
@@ -133,7 +135,7 @@ void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::
   for (size_t s = 0; s < stages.size(); ++s) {
     Job& job = *stages[s];
     const Plan& plan = job.train();
-    // The middle step also has the transfers that the step before leaves to it.
+    // The middle step also has the transfers that the previous step leaves to it.
     const std::vector<comm::Span>& step = rehearsal.ranks[s].runs[1];
     const std::vector<comm::Span> spine(step.begin(), step.begin() + std::ssize(plan.spine));
     for (ChannelId c = 0; c < channels.size(); ++c) {

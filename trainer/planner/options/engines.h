@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Chooses the engine of each communication channel and its share of the card: once per job, from the run file,
-// comm.nccl and the table of the card.
+// Chooses the engine of each communication channel and its share of the card. This happens once per job, from the run
+// file, comm.nccl and the table of the card.
 
 #include <cstdint>
 #include <memory>
@@ -20,24 +20,24 @@ struct ChannelEngine {
   ChannelId channel = 0;
   std::string name;
   Engine engine = Engine::nic;
-  int blocks = 0;         // as Channel::blocks
-  int cluster_size = -1;  // of blocks; -1: NCCL chooses
+  int blocks = 0;         // see Channel::blocks
+  int cluster_size = -1;  // of the blocks; -1: NCCL chooses
   std::string why;        // the origin of the choice, such as "H100, NVLink"
 };
 
-/// Engines of a job on GPUs. Empty on CPUs, where the rehearsal has no price for what transfers occupy.
+/// The engines of a job on GPUs. Empty on CPUs, where the rehearsal has no price for what transfers occupy.
 struct Engines {
   std::vector<ChannelEngine> channels;  // those with several ranks
-  comm::NcclTable nccl;                 // of each of these channels: comm.nccl, completed from the table of the card
-  int64_t products = 0;                 // smallest SpineItem::multiprocessors of the training step; 0: none is set
-  int64_t products_planned = 0;         // spine items with a value
+  comm::NcclTable nccl;                 // for each of these channels: comm.nccl, completed from the table of the card
+  int64_t products = 0;                 // the smallest SpineItem::multiprocessors of the training step; 0: none is set
+  int64_t products_planned = 0;         // the number of spine items with a value
 
   bool occupy_multiprocessors() const;
 };
 
-/// Pure but for NCCL_* in the environment, which take precedence over tables.
+/// Pure except for NCCL_* in the environment, which take precedence over tables.
 ///
-/// An emulated link takes what comm.emulate.form names; the real transfer behind it is short and takes nothing here.
+/// An emulated link takes what comm.emulate.form names. The real transfer behind it is short and takes nothing here.
 Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::vector<Channel>& channels);
 
 /// Writes the choice to the channels of a job, and the multiprocessors of products to its training plans. An item is
@@ -45,14 +45,16 @@ Engines choose_engines(const JobRequest& request, const Mesh& mesh, const std::v
 /// beside 16 of 132, products for the whole card take 30 to 40 % longer (PyTorch issue 179937), and those for the rest
 /// take 14 % longer when they are alone.
 void set_engines(const Engines& engines, Job& job);
-/// `rehearsal`: three steps of these stages in a row, on cards of `multiprocessors`.
+/// `rehearsal` has three steps of these stages in a row, on cards of `multiprocessors`.
 void plan_products(const std::vector<std::shared_ptr<Job>>& stages, const comm::Rehearsal& rehearsal,
                    int64_t multiprocessors, Engines& engines);
 
-/// By channel: engine, and where they are set blocks and cluster_size; why. "products": those beside transfers. Pure.
+/// Returns by channel the engine, its reason, and blocks and cluster_size if they are set. "products" are those beside
+/// transfers. Pure.
 Json engines_json(const Engines& engines);
 
-/// "reduce: sm, at most 16 blocks in clusters of 2 (H100, NVLink)" for each channel, and a line about products. Pure.
+/// Returns "reduce: sm, at most 16 blocks in clusters of 2 (H100, NVLink)" for each channel, and a line about products.
+/// Pure.
 std::vector<std::string> engine_lines(const Engines& engines, const Machine& machine);
 
 }  // namespace slipstream::planner

@@ -54,13 +54,13 @@ std::vector<std::string> keys_of_folder(const std::string& path) {
   return keys;
 }
 
-/// By the newest manifest; none without a checkpoint.
+/// Returns the keys in the newest manifest, or none without a checkpoint.
 std::vector<std::string> keys_of_checkpoint(const std::string& dir) {
   std::vector<std::string> keys;
   for (const checkpoint::Found& found : checkpoint::find_checkpoints(dir)) {
     if (!found.manifest) continue;
     const std::map<std::string, std::string> saved(found.manifest->config.begin(), found.manifest->config.end());
-    for (const Field<RunConfig>& field : run_fields())  // a manifest of another version may have more keys
+    for (const Field<RunConfig>& field : run_fields())  // the manifest of another version may have more keys
       if (const auto key = saved.find(field.key); field.key.starts_with("model.") && key != saved.end())
         keys.push_back(fmt::format("{}={}", key->first, key->second));
     break;
@@ -68,7 +68,7 @@ std::vector<std::string> keys_of_checkpoint(const std::string& dir) {
   return keys;
 }
 
-/// Sequences of a step by the newest manifest; 0 without a checkpoint.
+/// Returns the sequences of a step in the newest manifest, or 0 without a checkpoint.
 int64_t global_batch_of_checkpoint(const std::string& dir) {
   for (const checkpoint::Found& found : checkpoint::find_checkpoints(dir))
     if (found.manifest) return found.manifest->global_batch_size;
@@ -79,7 +79,7 @@ int64_t global_batch_of_checkpoint(const std::string& dir) {
 
 RunConfig load_run(const std::string& run_file, const std::vector<std::string>& sets, bool resumes) {
   RunConfig config = with_sets(load_written(run_file, sets, resumes), {});
-  // A default that depends on the ranks would give the steps of other ranks other samples.
+  // With a default that depends on the ranks, the steps of other ranks would get other samples.
   const bool is_set = std::any_of(sets.begin(), sets.end(),
                                   [](const std::string& set) { return set.starts_with("train.global_batch_size="); });
   if (resumes && !is_set && config.train.global_batch_size == 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translates the keys of the run file. Decisions here use costs, never a plan.
+// Translates the keys of the run file. Decisions here use costs, and never a plan.
 
 #include "trainer/planner/options/plan_options.h"
 
@@ -47,12 +47,12 @@ Format reduce_wire_of(const Comm& comm) {
   return comm.grad_dtype == DTypeChoice::bfloat16 ? DType::bf16 : DType::f32;
 }
 
-/// A weight of attention or of the feed-forward network.
+/// Returns true for a weight of attention or of the feed-forward network.
 bool is_matrix_of_block(const ModelSpec& model, const ParameterSpec& parameter) {
   return parameter.tensors.front().shape.size() == 2 && parameter.layer >= 0 && parameter.layer < model.layers;
 }
 
-/// An optimizer of whole matrices updates those of the blocks and leaves the other parameters to the first one.
+/// An optimizer of whole matrices updates those of the blocks. The other parameters go to the first optimizer.
 std::vector<GroupRule> groups_of(const Optimizer& optimizer) {
   const OptimizerSpec* spec = &optimizers()[static_cast<size_t>(optimizer.name)];
   if (spec->granularity == Granularity::element) return {{"all", spec}};
@@ -72,7 +72,7 @@ std::string read_schedule(const std::string& path) {
 }  // namespace
 
 void require_layout(const RunConfig& config, int world) {
-  std::optional<std::string> text;  // of the schedule file, read once for all candidate layouts
+  std::optional<std::string> text;  // of the schedule file, which is read once for all candidate layouts
   resolve_layout(config, world, [&](const RunConfig& tried, const slipstream::Batch& batch) {
     const ScheduleShape shape = shape_of(tried, static_cast<int>(batch.micro_batches));
     if (const std::string& file = tried.pipeline.schedule_file; !file.empty()) {
@@ -109,8 +109,8 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
   if (parts == 1) return {.layers = {static_cast<int>(sizes.layers)}};
   Buffers buffers;
   ModelSpec model = models::build_model(sizes, buffers);
-  // Recomputed work counts for layers; embedding and head recompute nothing. With a number of layers, parts recompute
-  // equally much.
+  // Recomputed work counts for layers, but embedding and head recompute nothing. If a number of layers recomputes, all
+  // parts recompute the same amount.
   std::vector<Chunk> whole = cut_stage(model, buffers, make_schedule(ScheduleKind::one_f_one_b, {}), {model.layers}, 0);
   if (config.train.recompute_layers == 0) recompute(model, buffers, whole, config.train.recompute);
   const comm::RooflinePrice price = price_of(config, request.machine, mesh);
@@ -146,7 +146,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .clip = config.optimizer.grad_clip > 0 || config.train.on_nan == OnNan::skip,
           .skips = config.train.on_nan == OnNan::skip,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
-          .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // tensor cores
+          .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // for tensor cores
           .sharding = sharding_of_stage(config.zero.stage),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
           .gather_wire = gather_wire_of(config.zero.gather_dtype),
@@ -249,10 +249,10 @@ models::ModelOptions model_options(const JobRequest& request) {
 
 namespace {
 
-/// Prices by shape, where the machine file has them for a GPU.
+/// Returns prices by shape, if the machine file has them for a GPU.
 std::optional<comm::KernelRates> kernel_rates(const RunConfig& config, const Machine& machine, int ranks) {
   if (machine.attention_efficiency <= 0) return {};
-  // Cards differ in the clock that their power allows. The clock of the memory is the same on all.
+  // Cards differ in the clock that their power allows. The clock of the memory is the same on all of them.
   const double slowest = comm::slowest_factor(machine.speed_spread, ranks);
   const bool narrow = config.train.dtype == DType::bf16;
   const Software& software = machine.software;
@@ -269,14 +269,14 @@ std::optional<comm::KernelRates> kernel_rates(const RunConfig& config, const Mac
       .moved_bytes_factor = software.moved_bytes_factor};
 }
 
-/// The ranks of a group of `axis` that share a node.
+/// Returns the ranks of a group of `axis` that share a node.
 comm::GroupSpan span_of(const Mesh& mesh, Axis axis, int64_t ranks_per_node) {
   const std::vector<int> group = mesh.group(axis, 0);
   const auto here = std::count_if(group.begin(), group.end(), [&](int rank) { return rank < ranks_per_node; });
   return {.ranks = static_cast<int>(group.size()), .per_node = std::max(1, static_cast<int>(here))};
 }
 
-/// The cores of a calibrated host.
+/// Returns the cores of a calibrated host.
 comm::SharedCores shared_cores(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
   if (!machine.measured || computes_on_gpus(config, machine)) return {};
   return {.cores = machine.measured->cores,
@@ -288,8 +288,8 @@ comm::SharedCores shared_cores(const RunConfig& config, const Machine& machine, 
 
 comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, const Mesh& mesh) {
   const double peak = config.train.dtype == DType::bf16 ? machine.flops_per_second_bf16 : machine.flops_per_second_f32;
-  // Snapshots, read and written bytes together. A GPU copies to pinned memory at 20 GB/s through PCIe 4 of 16 lanes. On
-  // a host one thread copies; engine/config/machine.cpp has the source of its 10 GB/s.
+  // The rates of snapshots, counting both read and written bytes. A GPU copies to pinned memory at 20 GB/s through 16
+  // lanes of PCIe 4. On a host, one thread copies; engine/config/machine.cpp has the source of its 10 GB/s.
   constexpr double kGpuSnapshots = 2 * 20e9, kThread = 10e9;
   const double memory_rate = static_cast<double>(machine.bytes_per_second);
   const bool emulated = config.comm.emulate.bandwidth_bytes_per_second > 0,
@@ -347,7 +347,7 @@ Machine machine_of(const RunConfig& config, const std::string& path, int threads
 
 namespace {
 
-/// Cores that this process may run on.
+/// Returns the cores on which this process may run.
 int cores_here() {
   cpu_set_t mask;
   CPU_ZERO(&mask);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Costs of a layer and of the ends of a model, from a job of three layers, and the sums over a layout.
+// Computes the costs of a layer and of the ends of a model from a job of three layers, and their sums over a layout.
 
 #include "trainer/planner/search/layout_bounds.h"
 
@@ -17,14 +17,14 @@
 namespace slipstream::planner {
 namespace {
 
-/// Parts of a model with costs of their own. kAgain: a layer that recomputes, beside others that do not
+/// The parts of a model with costs of their own. kAgain is a layer that recomputes, beside others that do not
 /// (train.recompute_layers).
 enum Place : size_t { kEmbedding, kLayer, kHead, kAgain, kPlaces };
 
 struct PlaceWorks {
   std::array<int64_t, 3> pass_ns{};  // by Pass
-  double seconds = 0;                // of both passes without launches, by which layers are divided
-  int64_t elems = 0;                 // of parameters
+  double seconds = 0;                // of both passes without launches; the division of layers uses it
+  int64_t elems = 0;                 // the elements of parameters
   std::vector<Communication> communications;
 
   int64_t ns() const { return pass_ns[0] + pass_ns[1] + pass_ns[2]; }
@@ -32,7 +32,7 @@ struct PlaceWorks {
 
 constexpr int kFewLayers = 3;  // one of them is neither first nor last
 
-/// The largest part of a transfer's time that grows with its bytes: the rate of a large one.
+/// Returns the rate of a large transfer: the largest part of a transfer's time that grows with its bytes.
 double ns_per_elem(const comm::RooflinePrice& price, Op op, Axis axis, int ranks, DType dtype) {
   constexpr int64_t kMany = int64_t{1} << 34;
   if (ranks <= 1) return 0;
@@ -70,7 +70,7 @@ namespace {
 Job few_layers(const JobRequest& request, int layers, bool splits) {
   models::ModelOptions sizes = model_options(request);
   sizes.layers = layers;
-  sizes.window_layers.clear();  // the cheapest layers: a bound must hold for each
+  sizes.window_layers.clear();  // the cheapest layers, because a bound must hold for each one
   sizes.ranks = 1;
   sizes.micro_batches = 1;
   sizes.split_backward = splits;
@@ -98,8 +98,8 @@ bool splits_backward(const RunConfig& run) {
   return slipstream::splits_backward(run.pipeline.schedule) && run.parallel.pipeline > 1;
 }
 
-/// All keys of the run file, without those that few_layers() sets itself and differences that it does not read. A key
-/// that is not named here costs one more job of three layers where it varies, and never gives a wrong bound.
+/// Returns all keys of the run file except those that few_layers() sets itself and differences that it does not read. A
+/// key that is not named here costs one more job of three layers where it varies, and never gives a wrong bound.
 RunConfig key_of(const RunConfig& run) {
   RunConfig read = run;
   read.model.layers = std::min<int64_t>(kFewLayers, run.model.layers);
@@ -128,7 +128,7 @@ const LayoutBounds::Works& LayoutBounds::works_of(const ResolvedConfig& config) 
   for (const Chunk& chunk : job.chunks)
     for (Pass pass : {Pass::forward, Pass::backward, Pass::weight})
       for (uint32_t piece : chunk.pieces(pass)) pass_of[piece] = static_cast<int>(pass);
-  // The cheapest of the layers stands for all.
+  // The cheapest of the layers stands for all of them.
   std::vector<PlaceWorks> of_layer(static_cast<size_t>(layers));
   const auto at = [&](int layer) -> PlaceWorks& {
     const Place place = place_of(layer, layers);
@@ -157,7 +157,7 @@ const LayoutBounds::Works& LayoutBounds::works_of(const ResolvedConfig& config) 
 
 namespace {
 
-/// The division of layers by partition_layers(), from the costs of one layer and of the ends.
+/// Returns the division of layers by partition_layers(), from the costs of one layer and of the ends.
 std::vector<int> layers_of_parts(const RunConfig& run, const std::array<PlaceWorks, kPlaces>& places) {
   const int parts = static_cast<int>(run.parallel.pipeline * run.pipeline.virtual_stages);
   if (!run.pipeline.layers.empty()) return {run.pipeline.layers.begin(), run.pipeline.layers.end()};
@@ -181,7 +181,7 @@ std::vector<int> layers_of_parts(const RunConfig& run, const std::array<PlaceWor
 namespace {
 
 using Places = std::array<PlaceWorks, kPlaces>;
-using PerPort = std::array<double, 2>;  // ns; links inside a node and between nodes
+using PerPort = std::array<double, 2>;  // in ns, for links inside a node and between nodes
 
 ResolvedConfig without_recomputation(const ResolvedConfig& config) {
   if (config->train.recompute == Recomputation::none) return config;
@@ -198,13 +198,13 @@ ResolvedConfig with_all_layers(const ResolvedConfig& config) {
 
 /// A stage's works of one micro-batch, and its parameters.
 struct StageSum {
-  std::array<int64_t, kPlaces> times{};  // layers, and 0 or 1 of the ends
+  std::array<int64_t, kPlaces> times{};  // the layers, and 0 or 1 of each end
   int64_t ns = 0, elems = 0;
 
   int64_t layers() const { return times[kLayer] + times[kAgain]; }
 };
 
-/// `again`: layers of every part in place kAgain.
+/// `again` has the layers of every part in place kAgain.
 std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int>& layers,
                                      const StagePlacement& placement, size_t stages, int64_t again) {
   std::vector<StageSum> sums(stages);
@@ -225,9 +225,9 @@ std::vector<StageSum> sums_of_stages(const Places& places, const std::vector<int
   return sums;
 }
 
-/// Fill of the last stage, whose first part is `first`, with its first works, and drain of its last ones. Weight
-/// gradients of a split backward pass may run after the input gradients have left, and recomputation before the output
-/// gradients arrive: `awaiting` has none.
+/// Returns the fill of the last stage, whose first part is `first`, with its first works, and the drain of its last
+/// works. Weight gradients of a split backward pass may run after the input gradients have left, and recomputation
+/// before the output gradients arrive, so `awaiting` has neither.
 int64_t outside_ns(const Places& places, const Places& awaiting, const std::vector<int>& layers, int first) {
   const auto both_ns = [&](Place place) { return places[place].pass_ns[0] + awaiting[place].pass_ns[1]; };
   int64_t ns = first > 0 ? both_ns(kEmbedding) : 0;
@@ -246,7 +246,7 @@ PerPort sent_in_layers(const StageSum& sum, const Places& places, const comm::Ro
   return sent;
 }
 
-/// Gradients and parameters of a step at the rate of large messages.
+/// Returns the gradients and parameters of a step at the rate of large messages.
 PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& places, const comm::RooflinePrice& price,
                     const Mesh& mesh, int64_t micro_batches) {
   PerPort sent{};
@@ -258,21 +258,23 @@ PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& pla
     double times = 1;
     if (transfer.op == Op::all_gather && placement.sharding.parameters && run.zero.reshard_after_forward &&
         run.zero.persistence_threshold_bytes == 0) {
-      // Layers pass through slots in both passes of every micro-batch; those still in a slot are not gathered again.
+      // Layers pass through slots in both passes of every micro-batch. Those that are still in a slot are not gathered
+      // again.
       const auto layers = static_cast<double>(std::max<int64_t>(1, sum.layers()));
       const double kept = std::min(1.0, static_cast<double>(run.zero.prefetch_depth + 2) / layers);
       const double share =
-          static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);  // of the parameters
+          /// The share of the parameters.
+          static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);
       times = std::max(1.0, 2 * static_cast<double>(micro_batches) * (1 - kept) * share);
     }
-    const double part = transfer.op == Op::all_reduce ? elems : elems / ranks;  // of a rank
+    const double part = transfer.op == Op::all_reduce ? elems : elems / ranks;  // what one rank sends
     sent[price.port(transfer.axis) % sent.size()] +=
         times * part * ns_per_elem(price, transfer.op, transfer.axis, ranks, transfer.wire.element);
   }
   return sent;
 }
 
-/// Bytes of a parameter with its gradient and states, by the optimizer that keeps least.
+/// Returns the bytes of a parameter with its gradient and states, for the optimizer that keeps least.
 double bytes_of_elem(const ResolvedConfig& config, const Machine& machine, const Mesh& mesh) {
   const Placement placement = placement_of(*config, mesh);
   double least = 9e18;
@@ -287,9 +289,9 @@ double bytes_of_elem(const ResolvedConfig& config, const Machine& machine, const
 }  // namespace
 
 LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
-  constexpr double kRounding = 0.999;  // buckets and chunks round their transfers in nanoseconds
+  constexpr double kRounding = 0.999;  // buckets and chunks round their transfers to nanoseconds
   const RunConfig& run = *config;
-  // Works of layers that recompute, and of the others.
+  // The works of layers that recompute, and those of the others.
   const bool some = run.train.recompute != Recomputation::none && run.train.recompute_layers > 0;
   const Works& again = works_of(some ? with_all_layers(config) : config);
   const Works& works = some ? works_of(without_recomputation(config)) : again;
@@ -316,7 +318,7 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
                               run.model.width / (run.parallel.sequence_parallel ? layout.tensor : 1);
     const comm::WireCost hop =
         price.wire(Op::send, Algorithm::direct, Axis::pipeline, layout.pipeline, hop_elems, works.dtype);
-    // The last works of a stage may be weight gradients of a split backward pass, which no other stage awaits.
+    // The last works of a stage may be weight gradients of a split backward pass, for which no other stage waits.
     int64_t last_ns = sums.back().ns;
     for (size_t place = 0; place < kPlaces; ++place) last_ns -= sums.back().times[place] * places[place].pass_ns[2];
     consider(static_cast<double>(outside_ns(places, awaiting.places, layers, placement.part(layout.pipeline - 1, 0)) +

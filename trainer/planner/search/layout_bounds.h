@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Lower bounds of the step time and the memory of a layout, from a model of three layers instead of a plan.
+// Lower bounds of the step time and the memory of a layout, computed from a model of three layers instead of a plan.
 
 #include <cstdint>
 #include <map>
@@ -11,26 +11,28 @@
 
 namespace slipstream::planner {
 
-/// The part of a layout that alone needs this long.
+/// The part of a layout that takes this long by itself.
 enum class Limit : uint8_t { compute, bubble, tensor, states };
 const char* name_of(Limit limit);
 
 struct LayoutBound {
   int64_t step_ns = 0;
   Limit limit = Limit::compute;
-  int64_t expected_ns = 0;   // a guess, not a bound: messages of tensor ranks wait for the last chunk of tokens
-  int64_t memory_bytes = 0;  // of the largest stage
+  int64_t expected_ns = 0;   // a guess and not a bound: messages of tensor ranks wait for the last chunk of tokens
+  int64_t memory_bytes = 0;  // for the largest stage
 };
 
-/// Bounds of many layouts; layouts that share a rank's works share their costs. Not for several threads.
+/// Bounds of many layouts. Layouts that share a rank's works share their costs. Only one thread may use it.
 class LayoutBounds {
  public:
   explicit LayoutBounds(Machine machine);
   ~LayoutBounds();
 
-  /// No rehearsal of this configuration takes less time, and no plan of it less memory:
-  ///   fill + drain of the stages before one, and all of its own works (no step overlaps the next there);
-  ///   the bytes of tensor ranks; the gradients and parameters, on the port of a rank.
+  /// Returns a bound: no rehearsal of this configuration takes less time, and no plan of it less memory. The time is
+  /// the longest of
+  ///   the fill and drain of the stages before one, and all of its own works (no step overlaps the next there);
+  ///   the bytes of tensor ranks;
+  ///   the gradients and parameters on the port of a rank.
   /// Throws: ConfigError for layouts that no plan has.
   LayoutBound bound(const ResolvedConfig& config);
 

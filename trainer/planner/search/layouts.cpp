@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nested choices of layout settings; a setting without effect in a layout has one value there.
+// Nested choices of layout settings. A setting without effect in a layout has one value there.
 
 #include "trainer/planner/search/layouts.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 using Sets = std::vector<std::string>;
 
-/// overlap.bucket_size as a run file has it, without quotes.
+/// Returns overlap.bucket_size as a run file has it, without quotes.
 std::string own_bucket_size(RunConfig run) {
   run.overlap.bucket_size_bytes = bucket_bytes_of(run);
   const std::string quoted = field_text(run, "overlap.bucket_size");
@@ -45,13 +45,13 @@ class Space {
  private:
   static constexpr int64_t kLongSequence = 16'384;
   static constexpr int64_t kMostSequences = 64;   // of a micro-batch
-  static constexpr int64_t kLeastUneven = 2;      // layers of a part if parts differ by one
-  static constexpr int64_t kRecomputedSteps = 8;  // numbers of layers
+  static constexpr int64_t kLeastUneven = 2;      // the least layers of a part if parts differ by one
+  static constexpr int64_t kRecomputedSteps = 8;  // the numbers of layers that are tried
   struct Shape : MeshSizes {
     int64_t virtual_stages = 1;
   };
 
-  /// The sizes to try of an axis, where the axes before it leave `left` ranks.
+  /// Returns the sizes of an axis to try if the axes before it leave `left` ranks.
   std::vector<int64_t> sizes_of(Axis axis, int64_t left) {
     const RunConfig& run = *config_;
     switch (axis) {
@@ -75,7 +75,7 @@ class Space {
     }
   }
 
-  /// The axes from `row` of kMeshAxes on; the data axis, row 0, takes the ranks that are left.
+  /// Adds the axes from `row` of kMeshAxes on. The data axis, row 0, takes the ranks that are left.
   void add_axes(int64_t left, size_t row, MeshSizes& sizes, const Sets& sets) {
     if (row == kMeshAxes.size()) {
       sizes.data = static_cast<int>(left);
@@ -144,7 +144,7 @@ class Space {
       asked("pipeline.schedule"), asked("pipeline.virtual_stages");
       return add_batches(shape, with(with(sets, "pipeline.schedule=1f1b"), "pipeline.virtual_stages=1"));
     }
-    // All but gpipe, which needs the memory of every micro-batch.
+    // All schedules except gpipe, which needs the memory of every micro-batch.
     const auto& words = kWords<ScheduleKind>;
     for (const std::string& schedule : texts("pipeline.schedule", {words.begin() + 1, words.end()}))
       for (int64_t each : powers("pipeline.virtual_stages", run.pipeline.virtual_stages, 8)) {
@@ -161,7 +161,8 @@ class Space {
       }
   }
 
-  /// As equal as possible; the first and the last part, beside the embedding and the head, have less.
+  /// Returns layers that are as equal as possible. The first and the last part, with the embedding and the head, have
+  /// fewer.
   static std::string layers_of_parts(int64_t layers, int64_t parts) {
     const int64_t more = layers % parts, first = (parts - more) / 2;
     std::vector<int64_t> counts;
@@ -172,7 +173,7 @@ class Space {
 
   void add_batches(const Shape& shape, const Sets& sets) {
     const RunConfig& run = *config_;
-    const int64_t all = global_batch_ / shape.data;  // of a data rank
+    const int64_t all = global_batch_ / shape.data;  // the sequences of a data rank
     std::vector<int64_t> batches = powers("train.micro_batch_size", run.train.micro_batch_size, kMostSequences);
     if (shape.pipeline == 1 && all > 0 && all <= kMostSequences && !is_asked("train.micro_batch_size") &&
         std::find(batches.begin(), batches.end(), all) == batches.end())
@@ -187,7 +188,8 @@ class Space {
     }
   }
 
-  /// Layers of a part that recompute in full, all but one of an eighth at most. Selective recomputation is cheap: all.
+  /// Returns the numbers of layers of a part that recompute in full, up to all but an eighth. Selective recomputation
+  /// is cheap, so it always covers all layers.
   Sets recomputed_layers(const Shape& shape, const std::string& recompute) {
     Sets counts = {"0"};
     const int64_t layers = config_->model.layers / (shape.pipeline * shape.virtual_stages);
@@ -222,7 +224,7 @@ class Space {
                        "overlap.tensor_chunks=" + chunk));
       }
     }
-    asked("zero.prefetch_depth"), asked("overlap.tensor_chunks");  // without effect where no layout has their axis
+    asked("zero.prefetch_depth"), asked("overlap.tensor_chunks");  // these have no effect if no layout has their axis
   }
 
   static Sets with(Sets sets, const std::string& set) {

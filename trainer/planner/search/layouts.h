@@ -11,25 +11,26 @@
 
 namespace slipstream::planner {
 
-/// The values of one key that a search tries instead of its own.
+/// The values of one key that a search tries instead of its own choice.
 struct SearchedKey {
   std::string key;
   std::vector<std::string> values;
 };
 
-/// "overlap.bucket_size=25MiB,100MiB". Throws: ConfigError unless it is KEY=VALUE,... with a key of run files, with the
-/// nearest key.
+/// Parses "overlap.bucket_size=25MiB,100MiB". Throws: ConfigError with the nearest key unless it is KEY=VALUE,... with
+/// a key of run files.
 SearchedKey parse_searched_key(const std::string& text);
 
-/// Arguments of --set, one list for each layout. Pure.
+/// Returns arguments of --set, one list for each layout. Pure.
 ///
-/// Powers of two and the run file's own value of: tensor ranks in a node; pipeline stages, and divisors of the layers;
-/// context ranks from 16,384 tokens; up to 8 virtual stages, also with parts that differ by one layer; micro-batches up
-/// to 64 sequences, and all sequences of a data rank. All ZeRO stages, with shards over all ranks or in a node; all
-/// kinds of recomputation, full recomputation also in a part of the layers, in steps of an eighth; 1F1B, interleaved
-/// and ZB-H1; for ZeRO-3 one or two layers of prefetch; for tensor ranks one or four chunks of tokens; otherwise
-/// buckets of the run file's size and of 100 MiB. Numbers on the wire keep their types, because others change the
-/// training (narrower_wires). `keys` replaces the values of one of these keys, or adds a key.
+/// These are tried, as powers of two and the run file's own value: tensor ranks in a node; pipeline stages, and
+/// divisors of the layers; context ranks from 16,384 tokens on; up to 8 virtual stages, also with parts that differ by
+/// one layer; micro-batches of up to 64 sequences, and of all sequences of a data rank. In addition: all ZeRO stages,
+/// with shards over all ranks or in a node; all kinds of recomputation, full recomputation also in a part of the
+/// layers, in steps of an eighth; 1F1B, interleaved and ZB-H1; for ZeRO-3, one or two layers of prefetch; for tensor
+/// ranks, one or four chunks of tokens; otherwise buckets of the run file's size and of 100 MiB. Numbers on the wire
+/// keep their types, because others change the training (narrower_wires). `keys` replaces the values of one of these
+/// keys, or adds a key.
 std::vector<std::vector<std::string>> layouts_of(const ResolvedConfig& config, const Machine& machine,
                                                  const std::vector<SearchedKey>& keys, int64_t global_batch);
 

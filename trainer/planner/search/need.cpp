@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bisects rates over one plan; tries sizes one by one, the smallest first.
+// Bisects rates over one plan, and tries sizes one by one, the smallest first.
 
 #include "trainer/planner/search/need.h"
 
@@ -30,7 +30,7 @@ namespace {
 constexpr std::string_view kGoals[] = {"mfu", "step_ms", "tokens_per_s"};
 constexpr std::string_view kVaried[] = {"bandwidth", "memory", "micro_batch", "ranks"};
 
-/// The index of a name. Throws: ConfigError with the names.
+/// Returns the index of a name. Throws: ConfigError with the names.
 template <size_t n>
 size_t index_of(const std::string& name, const std::string_view (&names)[n], const char* flag) {
   const auto found = std::find(std::begin(names), std::end(names), name);
@@ -61,7 +61,7 @@ class Question {
   }
   bool better(double a, double b) const { return need_.goal == Goal::step_ms ? a < b : a > b; }
 
-  /// The goal's quantity for a step.
+  /// Returns the goal's quantity for a step.
   double reached(const ResolvedConfig& config, double step_ms) {
     if (need_.goal == Goal::step_ms) return step_ms;
     if (need_.goal == Goal::tokens_per_s)
@@ -71,7 +71,8 @@ class Question {
     return utilization(flops_of(config), step_ms, config.world(), peak);
   }
 
-  /// Operations of a step do not depend on the layout: of one micro-batch, times the number of them.
+  /// Returns the operations of a step. They do not depend on the layout: they are those of one micro-batch times the
+  /// number of micro-batches.
   double flops_of(const ResolvedConfig& config) {
     const ResolvedConfig one = with_micro_batches(config, config->parallel.pipeline);
     if (!flops_of_sequence_)
@@ -87,7 +88,7 @@ class Question {
     return made;
   }
 
-  /// Rehearses `config` on the machine; an illegal or too large one is a step with a problem.
+  /// Rehearses `config` on the machine. For an illegal or too large configuration, returns a step with a problem.
   NeedStep try_config(const std::string& value, const std::function<ResolvedConfig()>& make) {
     try {
       const ResolvedConfig config = make();
@@ -101,7 +102,7 @@ class Question {
     }
   }
 
-  /// A job of some micro-batches and its weight in a step of all.
+  /// A job of some micro-batches, and its weight in a step of all of them.
   struct Part {
     ResolvedConfig config;
     double weight = 1;
@@ -109,9 +110,9 @@ class Question {
     std::vector<comm::RankRuns> runs;  // borrows `finished`
   };
   std::vector<Part> parts_of_step() const;
-  /// The longest step that meets the goal, by bisection of meets(): goals grow or fall with the step.
+  /// Returns the longest step that meets the goal, by bisection of meets(): goals grow or fall with the step.
   double longest_ms();
-  /// Narrows (most_short, least_met) by secants: the time of a step is nearly a line in the time of a byte.
+  /// Narrows (most_short, least_met) by secants, because the time of a step is nearly a line in the time of a byte.
   void narrow(double& most_short, double short_ms, double& least_met, NeedStep& met,
               const std::function<NeedStep(double)>& try_rate);
   /// Tries the values in order until one meets the goal.
@@ -164,13 +165,13 @@ std::vector<Question::Part> Question::parts_of_step() const {
 }
 
 double Question::longest_ms() {
-  const double one = reached(drawn_.config, 1);  // of a step of one millisecond
+  const double one = reached(drawn_.config, 1);  // for a step of one millisecond
   return need_.goal == Goal::step_ms ? need_.value : one / need_.value;
 }
 
 void Question::narrow(double& most_short, double short_ms, double& least_met, NeedStep& met,
                       const std::function<NeedStep(double)>& try_rate) {
-  constexpr double kNarrow = 1.003, kBeside = 0.001;  // ratio of the two rates; steps beyond the root, alternately
+  constexpr double kNarrow = 1.003, kBeside = 0.001;  // the ratio of the two rates; steps beyond the root, alternately
   constexpr int kMost = 6;
   const double wanted_ms = longest_ms();
   bool was_met = true;
@@ -228,7 +229,7 @@ Needed Question::bandwidth() {
   };
   needed.now = try_rate(static_cast<double>(own));
   double low = static_cast<double>(own), high = low;  // high meets the goal
-  NeedStep answer = needed.now, below = needed.now;   // of high and of low
+  NeedStep answer = needed.now, below = needed.now;   // the steps of high and of low
   const auto within = [&](double rate) { return rate > static_cast<double>(own) / kWidest && rate > 1; };
   if (needed.now.meets) {
     while (low == high && within(low)) {
@@ -242,14 +243,14 @@ Needed Question::bandwidth() {
         refuse(needed, "Communication is not the limit: vary micro_batch, or use plan --search for another layout.");
       low = high;
       below = answer;
-      high *= low == static_cast<double>(own) ? kStride : kWidest;  // far away, only the limit matters
+      high *= low == static_cast<double>(own) ? kStride : kWidest;  // far from the goal, only the limit matters
       answer = try_rate(high);
     }
   }
   if (high / low > kPrecision) {
-    // A faster link makes no step longer: rates outside (most_short, least_met) need no rehearsal.
+    // A faster link makes no step longer, so rates outside of (most_short, least_met) need no rehearsal.
     double most_short = low, least_met = high;
-    NeedStep met = answer;  // of least_met
+    NeedStep met = answer;  // the step of least_met
     narrow(most_short, below.step_ms, least_met, met, try_rate);
     while (high / low > kPrecision) {
       const double middle = std::sqrt(low * high);

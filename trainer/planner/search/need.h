@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Inverse questions: the smallest bandwidth, memory, micro-batch or number of ranks with which a run reaches a goal.
+// Answers inverse questions: the smallest bandwidth, memory, micro-batch or number of ranks with which a run reaches a
+// goal.
 
 #include <string>
 #include <vector>
@@ -16,34 +17,34 @@ struct Need {
   Goal goal = Goal::mfu;
   double value = 0;
 };
-/// "mfu=0.5", "step_ms=900" or "tokens_per_s=1e6". Throws: ConfigError with the names, or the range.
+/// Parses "mfu=0.5", "step_ms=900" or "tokens_per_s=1e6". Throws: ConfigError with the names, or the range.
 Need parse_need(const std::string& text);
 /// Throws: ConfigError with the names.
 Varied parse_varied(const std::string& text);
 
 struct NeedStep {
   std::string value;   // "46 GB/s", "2", ...
-  double reached = 0;  // of the goal
+  double reached = 0;  // of the goal's quantity
   bool meets = false;
   double step_ms = 0;   // with --vary bandwidth
-  std::string problem;  // not rehearsed: the reason
+  std::string problem;  // why it was not rehearsed
 };
 
 struct Needed {
   Need need;
   std::string varied;           // "the links between nodes", "train.micro_batch_size", ...
-  NeedStep now;                 // of the run and machine files
+  NeedStep now;                 // the values of the run and machine files
   NeedStep answer;              // the smallest value that meets the goal
-  std::vector<NeedStep> tried;  // in order
+  std::vector<NeedStep> tried;  // in the order of the trials
 };
 
-/// Bandwidth: of the links between nodes if the plan uses them, else inside a node, or comm.emulate.bandwidth; within
-/// 1 %, in the order of the run's own plan. Memory: the least of the three kinds of recomputation. Micro-batch: powers
-/// of two. Ranks: multiples of tensor x pipeline x context by powers of two, at the same global batch. Blocks, reads
-/// files. Throws: ConfigError if no value meets the goal, with the best one reached.
+/// Bandwidth is that of the links between nodes if the plan uses them, else inside a node, or comm.emulate.bandwidth;
+/// it is found within 1 %, in the order of the run's own plan. Memory is the least over the three kinds of
+/// recomputation. Micro-batches are powers of two. Ranks are tensor x pipeline x context times powers of two, at the
+/// same global batch. Blocks. Reads files. Throws: ConfigError with the best value if none meets the goal.
 Needed find_needed(const PlanRequest& request, const Need& need, Varied varied);
 
-/// To stdout.
+/// Prints to stdout.
 void print_needed(const Needed& needed);
 void print_needed_json(const Needed& needed);
 

@@ -43,7 +43,7 @@ JobRequest compared_request(const Drawn& drawn, const ResolvedConfig& config) {
   return asked;
 }
 
-/// The time is spent, or Ctrl-C asked for what is known.
+/// Returns true if the time is spent, or if Ctrl-C asked for what is known.
 bool is_over(const SearchOptions& options, Clock::time_point begin) {
   return Interrupt::asked() ||
          (options.seconds > 0 && std::chrono::duration<double>(Clock::now() - begin).count() >= options.seconds);
@@ -76,7 +76,8 @@ class Search {
     return !options_.exhaustive && static_cast<double>(layout.bound.step_ns) / 1e6 >= best_ms_;
   }
 
-  /// Layouts with the same kinds of communication differ from what is expected by similar factors.
+  /// Returns the kind of a layout. For layouts with the same kinds of communication, steps differ from the expected
+  /// ones by similar factors.
   static std::string kind_of(const ResolvedConfig& config) {
     return fmt::format("{} {} {} {}", config->parallel.tensor, config->zero.stage, config->parallel.pipeline > 1,
                        config->parallel.context);
@@ -139,7 +140,7 @@ class Search {
   std::vector<char> is_taken_;
   std::mutex mutex_;
   double best_ms_ = std::numeric_limits<double>::infinity();
-  std::string best_;  // its settings
+  std::string best_;  // the settings of the best layout
   int64_t rehearsed_ = 0;
   std::map<std::string, double> factors_;
   Progress progress_{"plan --search"};
@@ -192,7 +193,7 @@ std::vector<std::optional<ResolvedConfig>> bound_all(const WrittenRun& written, 
       format_bytes(has), result.drawn.machine.name, fmt::join(smallest->sets, " --set "));
 }
 
-/// Rehearses with one run of `use` for each number of micro-batches that the step needs; the first is the longest.
+/// Rehearses with one run of `use` for each number of micro-batches that the step needs. The first run is the longest.
 template <typename Use>
 int64_t over_steady_state(const Drawn& drawn, const ResolvedConfig& config, const Use& use) {
   const SteadyState state = steady_state(config);
@@ -227,7 +228,7 @@ Rehearsed rehearse_config(const Drawn& drawn, const ResolvedConfig& config) {
   Rehearsed made;
   double step_ns = 0;
   bool fits = false;
-  std::map<int64_t, int64_t> known;  // period by micro-batches
+  std::map<int64_t, int64_t> known;  // the period by micro-batches
   made.memory_bytes =
       over_steady_state(drawn, config, [&](const JobRequest& request, const FinishedJob& finished, double weight) {
         const auto [found, is_new] = known.try_emplace(finished.micro_batches, 0);
@@ -314,12 +315,13 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
        layouts_of(result.drawn.config, result.drawn.machine, options.keys, result.global_batch)) {
     if (asked_batch == 0) each.push_back(batch);
     if (!written.keys.pipeline.schedule_file.empty()) each.emplace_back("pipeline.schedule_file=");
-    if (!written.keys.pipeline.layers.empty()) each.insert(each.begin(), "pipeline.layers=[]");  // of other stages
+    /// Those are for other stages.
+    if (!written.keys.pipeline.layers.empty()) each.insert(each.begin(), "pipeline.layers=[]");
     result.layouts.push_back({.sets = std::move(each)});
   }
   const int threads =
       options.threads > 0 ? options.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const Interrupt interrupt;  // Ctrl-C prints what is known
+  const Interrupt interrupt;  // after Ctrl-C, the search prints what is known
   std::vector<std::optional<ResolvedConfig>> configs = bound_all(
       written, threads, [&] { return is_over(options, begin); }, result);
   Search(options, result, configs).run(threads, begin);

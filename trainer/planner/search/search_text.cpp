@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints a search, with the reason why each layout lost, and writes the run files of the first ones.
+// Prints a search with the reason why each layout lost, and writes the run files of the first ones.
 
 #include <algorithm>
 #include <filesystem>
@@ -28,7 +28,8 @@ double mfu_of(const SearchResult& result, double step_ms) {
   return peak > 0 ? utilization(result.flops, step_ms, result.drawn.config.world(), peak) : 0;
 }
 
-/// "data 8 tensor 4 pipeline 2 (1f1b), micro-batch 1, zero 1, recompute none, ...": without keys that have no effect.
+/// Returns "data 8 tensor 4 pipeline 2 (1f1b), micro-batch 1, zero 1, recompute none, ...", without keys that have no
+/// effect.
 std::string layout_text(const std::vector<std::string>& sets) {
   std::map<std::string, std::string> value;
   std::string others;
@@ -62,7 +63,7 @@ std::string layout_text(const std::vector<std::string>& sets) {
   return text;
 }
 
-/// Why a step is longer: "+12.0 ms: compute +2.0, exposed communication +10.5, bubble -0.5".
+/// Returns why a step is longer: "+12.0 ms: compute +2.0, exposed communication +10.5, bubble -0.5".
 std::string reason_of(const StepTotals& first, const StepTotals& other) {
   const auto compute = [](const StepTotals& totals) { return totals.step_ms - totals.exposed_ms - totals.bubble_ms; };
   return fmt::format("{:+.1f} ms: compute {:+.1f}, exposed communication {:+.1f}, bubble {:+.1f}",
@@ -73,7 +74,7 @@ std::string reason_of(const StepTotals& first, const StepTotals& other) {
 struct Row {
   const SearchedLayout* layout = nullptr;
   StepTotals totals;
-  std::string reason;  // empty: the first
+  std::string reason;  // empty: it is the first layout
 };
 
 std::vector<Row> rows_of(const SearchResult& result, size_t count) {
@@ -87,7 +88,7 @@ std::vector<Row> rows_of(const SearchResult& result, size_t count) {
   return rows;
 }
 
-/// The layouts that were not rehearsed, by the reason, with the best bound of each.
+/// The layouts that were not rehearsed, by reason, with the best bound of each.
 struct Loss {
   size_t count = 0;
   double least_ms = 0;

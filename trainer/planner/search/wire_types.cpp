@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rehearses the fastest layouts again, with other types on the wire.
+// Rehearses the fastest layouts again with other types on the wire.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace slipstream::planner {
 namespace {
 
-constexpr size_t kLayouts = 6;            // the first ones of a search
+constexpr size_t kLayouts = 6;            // the first layouts of a search
 constexpr double kWorthPrinting = 0.995;  // of the layout's step
 
 using Sets = std::vector<std::string>;
@@ -31,7 +31,7 @@ std::vector<Sets> narrower_wires(const ResolvedConfig& config) {
       all.push_back(gradient);
       all.back().insert(all.back().end(), parameter.begin(), parameter.end());
     }
-  all.erase(all.begin());  // as the run has them
+  all.erase(all.begin());  // the first choice is what the run has
   return all;
 }
 

@@ -56,7 +56,7 @@ Trainer::Trainer(World& world, const TrainOptions& options, const PlannedRun& ru
       guard_(config_, global_batch_ * config_.train.sequence_length, stages_) {
   const Job& job = *run.finished.job;
   loader_ = make_loader(run);
-  // Before the communicators, which connect the current GPU.
+  // The device is made before the communicators, because they connect the current GPU.
   std::unique_ptr<Device> device = run.assignment.make_device();
   auto communicators = world.communicators(job, static_cast<double>(config_.comm.emulate.bandwidth_bytes_per_second),
                                            config_.comm.emulate.latency_ns, config_.comm.timeout_seconds,
