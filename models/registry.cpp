@@ -9,6 +9,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
+#include "engine/config/fields.h"
 #include "engine/config/validate.h"
 #include "kernels/attention/attention.h"
 #include "models/common/config_json.h"

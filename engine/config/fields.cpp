@@ -3,8 +3,6 @@
 
 #include "engine/config/fields.h"
 
-#include "engine/config/validate.h"
-
 namespace slipstream {
 namespace {
 

@@ -11,6 +11,9 @@
 
 namespace slipstream {
 
+/// The most elements of a head that the kernels of attention hold.
+inline constexpr int64_t kHeadDimMost = 256;
+
 /// Returns one row per key, in the order of the reference page. To add a key, add one row here and one member in
 /// config.h.
 const std::vector<Field<RunConfig>>& run_fields();

@@ -47,9 +47,6 @@ MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& la
 /// micro-batches than a plan can list.
 Batch resolve_batch(const RunConfig& config, int data_ranks);
 
-/// The most elements of a head that the kernels of attention hold.
-inline constexpr int64_t kHeadDimMost = 256;
-
 /// Pure. Throws: ConfigError for sizes that fit no model of the family. The defaults must be resolved.
 void validate_model(const Model& model);
 

@@ -8,6 +8,7 @@
 #include "engine/base/check.h"
 #include "engine/base/plural.h"
 #include "engine/base/units.h"
+#include "engine/config/fields.h"
 
 namespace slipstream {
 namespace {

@@ -11,7 +11,7 @@
 #include "engine/data/datasets/dataset.h"
 #include "trainer/planner/finished_job.h"
 #include "trainer/runtime/durability/checkpoints.h"
-#include "trainer/runtime/loop/train.h"
+#include "trainer/runtime/loop/train_options.h"
 #include "trainer/runtime/rank/device_assignment.h"
 #include "trainer/runtime/rank/world.h"
 

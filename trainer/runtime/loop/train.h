@@ -2,22 +2,9 @@
 #pragma once
 // A training run: all ranks agree on its inputs, then each enters the training loop.
 
-#include <cstdint>
-#include <optional>
-
-#include "engine/config/load.h"
+#include "trainer/runtime/loop/train_options.h"
 
 namespace slipstream::runtime {
-
-struct TrainOptions : RunSource {
-  bool resume = false;
-  bool ignore_memory = false;  // continue from a checkpoint on disk, not from a snapshot; needs resume
-  bool dry_run = false;
-  std::optional<int64_t> replayed_step;  // run it twice and compare its bits; needs resume
-  std::optional<int64_t> delay_seed;     // random pauses before works; at least 0
-  bool check_hazards = false;
-  bool paced = false;  // sleep for the planned time of every work instead of computing
-};
 
 /// Blocks. Collective. Trains the model of a run file and writes its run folder; with dry_run, prints the plan instead.
 /// Returns the exit code. Throws: Error, in a world of one rank; otherwise it prints the error and ends all ranks.

@@ -27,7 +27,7 @@
 #include "trainer/runtime/loop/step_means.h"
 #include "trainer/runtime/loop/stop_signals.h"
 #include "trainer/runtime/loop/straggler_report.h"
-#include "trainer/runtime/loop/train.h"
+#include "trainer/runtime/loop/train_options.h"
 #include "trainer/runtime/rank/device_assignment.h"
 #include "trainer/runtime/rank/rank.h"
 #include "trainer/runtime/rank/world.h"
