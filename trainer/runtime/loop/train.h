@@ -11,16 +11,17 @@ namespace slipstream::runtime {
 
 struct TrainOptions : RunSource {
   bool resume = false;
-  bool ignore_memory = false;  // continue from a checkpoint on disk, not from a snapshot; needs resume
+  bool ignore_memory = false;  // continue from a checkpoint on disk and not from a snapshot; needs resume
   bool dry_run = false;
-  std::optional<int64_t> replayed_step;  // run it twice and compare its bits; needs resume
-  std::optional<int64_t> delay_seed;     // random pauses before works; at least 0
+  std::optional<int64_t> replayed_step;  // run this step twice and compare its bits; needs resume
+  std::optional<int64_t> delay_seed;     // random pauses before works; the seed is at least 0
   bool check_hazards = false;
   bool paced = false;  // sleep for the planned time of every work instead of computing
 };
 
-/// Blocks. Collective. Trains the model of a run file and writes its run folder; with dry_run, prints the plan instead.
-/// Returns the exit code. Throws: Error, in a world of one rank; otherwise it prints the error and ends all ranks.
+/// Blocks. Collective. Trains the model of a run file and writes its run folder. With dry_run, prints the plan instead.
+/// Returns the exit code. Throws: Error, in a world of one rank; with several ranks it prints the error and ends all of
+/// them.
 int train(const TrainOptions& options);
 
 }  // namespace slipstream::runtime
