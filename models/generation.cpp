@@ -145,7 +145,7 @@ struct Generation::State final : Ops {
   struct Rows : TextRows {
     int prompt_of = -1;  // the sequence; -1: the pass is a step
     bool are_a_prompt() const { return prompt_of >= 0; }
-    /// The number of last rows for which a token is drawn.
+    /// Returns the number of last rows for which a token is drawn.
     int64_t drawing() const { return are_a_prompt() ? 1 : count; }
   };
 
@@ -204,7 +204,7 @@ struct Generation::State final : Ops {
     return some;
   }
 
-  // --- Ops for all rows of the pass; vocabulary rows of other ranks stay with them
+  // --- Ops, for all rows of the pass. Vocabulary rows of other ranks stay with those ranks.
   void embed(uint32_t table, int64_t positions, Slice to, Slice partial) override {
     const int64_t D = o.width, vocab = b.vocab_rows();
     float* const x = at(to, D);

@@ -10,7 +10,7 @@
 
 namespace slipstream {
 
-/// 1, "task" -> "1 task"; 2, "batch" -> "2 batches". Pure.
+/// Returns "1 task" for 1 and "task", and "2 batches" for 2 and "batch". Pure.
 inline std::string counted(int64_t count, std::string_view noun) {
   const char* ending = count == 1 ? "" : noun.ends_with("ch") || noun.ends_with("s") ? "es" : "s";
   return fmt::format("{} {}{}", count, noun, ending);

@@ -99,7 +99,7 @@ struct DirectWriter::State {
     for (int64_t done = 0; done < buffer.filled;) {
       int64_t take = buffer.filled - done;
       if (direct && take >= kBlockBytes && is_block(done)) take -= take % kBlockBytes;
-      /// The last bytes of the file.
+      // Only the last bytes of the file do not fill whole blocks.
       if (direct && !(is_block(take) && is_block(done))) leave_direct(descriptor, direct);
       const bool was_direct = direct;
       const ssize_t wrote =

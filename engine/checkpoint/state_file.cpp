@@ -147,7 +147,7 @@ class Distributor {
   void give(size_t w, const Box& box, int64_t first, int64_t last, const std::byte* from) const {
     const Box& wanted = wanted_[w];
     if (wanted.column != box.column || wanted.columns != box.columns) return;
-    /// Converts elements of the wanted box to those of this box.
+    // The shift converts elements of the wanted box to those of this box.
     const int64_t shift = (wanted.row - box.row) * box.columns;
     const int64_t begin = std::max(first, shift), end = std::min(last, shift + wanted.elems());
     if (begin >= end) return;

@@ -22,7 +22,7 @@ struct Found {
   int64_t step = 0;  // the step in the folder's name
   std::string path;
   std::optional<Manifest> manifest;  // none: the folder is no checkpoint
-  std::string problem;               // why it is none
+  std::string problem;               // the reason, if it is no checkpoint
 };
 
 /// Blocks. Returns the folders of checkpoints in `dir`, the latest step first, or nothing if `dir` does not exist.

@@ -233,7 +233,7 @@ const Quantity& size_or_auto_quantity() {
                              [](std::string_view text) -> int64_t {
                                if (text == "auto") return 0;
                                const int64_t size_bytes = parse_bytes(text);
-                               /// -1 is below every range, because 0 means "auto".
+                               // -1 is below every range, because 0 means "auto".
                                return size_bytes == 0 ? -1 : size_bytes;
                              },
                              [](int64_t size_bytes) { return size_bytes == 0 ? "auto" : print_size(size_bytes); },

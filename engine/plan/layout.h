@@ -26,12 +26,11 @@ struct LayoutOptions {
   bool by_layer = false;        // the parameters of a layer form one bucket without other parts
   /// With by_layer: the parts before the first layer and after the last also have buckets of their own.
   bool ends = false;
-  std::vector<uint32_t>
-      /// With by_layer: the ready positions at which another pass begins; each pass has a separate bucket for its part
-      /// of a layer.
-      passes;
-  std::vector<std::pair<uint32_t, uint32_t>>
-      whole;  // ready positions [begin, end): gradients that become ready there form one bucket without other parts
+  /// With by_layer: the ready positions at which another pass begins; each pass has a separate bucket for its part of a
+  /// layer.
+  std::vector<uint32_t> passes;
+  /// Ready positions [begin, end): gradients that become ready there form one bucket without other parts.
+  std::vector<std::pair<uint32_t, uint32_t>> whole;
   /// By parameter; a bucket holds one group, and groups follow each other; empty: there is one group.
   std::vector<uint32_t> group_of;
   /// With by_layer: parameters up to this size are in buckets of no layer, after all others.

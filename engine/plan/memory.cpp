@@ -23,7 +23,7 @@ class Region {
   Region(Buffers& buffers, std::string name, DType dtype, Owner owner)
       : buffers_(buffers), name_(std::move(name)), dtype_(dtype), owner_(owner) {}
   const std::string& name() const { return name_; }
-  /// close() fills in the buffer's id in `where`.
+  /// Takes the next `elems` elements. close() later fills in the buffer's id in `where`.
   void take(Slice& where, int64_t elems) {
     where = {0, bytes_of(used_elems_, dtype_), bytes_of(elems, dtype_)};
     used_elems_ += elems;

@@ -30,10 +30,8 @@ struct Split {
   int blocks = 1;
   int parts = 1;  // 1: the whole tensor
   int index = 0;
-  int64_t whole =
-      /// The length along dim of the whole tensor, 0: as held; with one block, the end of the last parts may be
-      /// padding.
-      0;
+  /// The length of the whole tensor along dim; 0: as held. With one block, the end of the last parts may be padding.
+  int64_t whole = 0;
 };
 
 /// A tensor with its external name: the rows of one parameter that a Hugging Face name covers.
@@ -100,9 +98,8 @@ struct ParameterSpec {
   int64_t elems = 0;
   BufferId value = 0;  // views that the planner sets; value has the training dtype, gradient is float
   BufferId gradient = 0;
-  bool is_copy =
-      /// A copy of the parameter with the same name: the head of a tied table, on another stage than the embedding.
-      false;
+  /// It is a copy of the parameter with the same name: the head of a tied table, on another stage than the embedding.
+  bool is_copy = false;
 
   const std::string& name() const { return tensors.front().name; }
   bool is_split() const { return tensors.front().split.parts > 1; }

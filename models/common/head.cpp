@@ -132,7 +132,7 @@ void SpecBuilder::table_gradient(Slice hidden, uint32_t table, Rows r, Rows word
                                             .in = width,
                                             .out = words.count,
                                             .dtype = options_.dtype,
-                                            /// Its cost includes reading the sum.
+                                            // The cost then includes reading the sum.
                                             .accumulate = meaning.adds == Adds::always,
                                             .dy_stride = vocab,
                                             .padding = words.end() == vocab ? vocab_padding() : 0};

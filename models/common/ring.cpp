@@ -28,9 +28,9 @@ Shape in_step(Shape shape, const ContextChunks& chunks, int step) {
   return shape;
 }
 
-/// Returns the block of a step on the rank with the most pairs, with the mean number of operations over the ranks. So
-/// plans are equal on all ranks of the group, and their operations sum to the model's. Without a window, all ranks have
-/// the same number of pairs in a step.
+/// Returns the cost of a step's block on the rank with the most pairs, but with the mean number of operations over the
+/// ranks. So plans are equal on all ranks of the group, and their operations sum to the model's. Without a window, all
+/// ranks have the same number of pairs in a step.
 template <typename Block>
 Cost cost_of_step(Block block, int step, Cost (*cost_of)(const Block&)) {
   Cost most = {};

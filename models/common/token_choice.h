@@ -46,7 +46,8 @@ class TokenChoice {
   void replace(int sequence, int32_t id);
 
   // --- during a pass
-  // These enqueue: the newest tokens of the rows, and the choice of the next ones, which overwrites the logits.
+  // Both enqueue. update() fills in the newest tokens of the rows. choose() draws the next ones and overwrites the
+  // logits.
   void update(const TextRows& rows);
   void choose(const TextRows& rows, float* logits, int64_t stride, size_t turn);
 

@@ -93,7 +93,7 @@ class Attention final : public Layer {
       b_.shares_kv() ? b_.qkv_weight_gradient(x, d_qkv_, qkv_, kv_, kv_partial_)
                      : b_.linear_weight_gradient(x, d_qkv_, qkv_);
     };
-    /// A ring has pieces of its own.
+    // A ring has pieces of its own.
     const char* const one_piece = b_.options().context_ranks == 1 ? "attention_gradient" : "";
     std::vector<GradientStep> steps{
         {"attention_out_gradient",

@@ -245,7 +245,7 @@ class Training {
 
   /// Returns the input of products after a norm.
   Slice seen_again(Slice normed) const { return b_.own_tokens() ? gathered_again_ : normed; }
-  /// Gather chunk c of a norm's output from all ranks, for gradients of weights, and all chunks.
+  /// Gathers chunk c of a norm's output from all ranks, for gradients of weights. The second form gathers all chunks.
   void gather_again(const Sublayer& s, TokenChunk c) {
     if (!b_.own_tokens()) return;
     b_.norm(b_.chunk(s.x, c), {}, {},

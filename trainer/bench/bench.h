@@ -21,8 +21,8 @@ struct OverlapOptions : BenchOptions {
   std::string compute = "real";      // real | paced
   std::vector<double> ratios;        // communication / compute; empty: the link of the run file
   std::string ratio_of = "compute";  // compute or backward: the denominator of `ratios`
-  std::vector<int> zero;  // ZeRO stages to measure instead; a ratio is then a layer's gather / its forward pass
-                          // pass
+  /// ZeRO stages to measure instead; a ratio is then a layer's gather / its forward pass.
+  std::vector<int> zero;
   std::vector<int> prefetch = {1, 2};  // values of zero.prefetch_depth, for stage 3
   bool ablate = false;                 // measure one changed setting at a time instead, paced as with `zero`
   double layer_ms = 8;                 // with `zero` and `ablate`: the forward pass of a paced layer

@@ -243,7 +243,7 @@ void write_machine(const CalibrateOptions& options, const HostTimes& host, int r
   if (const VerbTimes* sum = host.verb("all_reduce", 2)) {
     const bool inside = world.ranks_on_host() == world.size();
     (inside ? machine.intra_bytes_per_second : machine.inter_bytes_per_second) = sum->bytes_per_second;
-    /// An all-reduce has two messages.
+    // An all-reduce has two messages.
     (inside ? machine.intra_latency_ns : machine.inter_latency_ns) = sum->latency_ns / 2;
   }
   machine.measured = std::make_shared<HostTimes>(host);

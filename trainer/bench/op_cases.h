@@ -18,7 +18,7 @@ struct OpCase {
   std::string op, shape;
   Cost cost;
   std::function<void()> run;
-  double flops = 0;           // of attention, as its papers count; 0: those of `cost`
+  double flops = 0;           // for attention, as its papers count; 0: those of `cost`
   kernels::Product direct{};  // k > 0: the same product for the host's library, in the type of direct_type()
 };
 
@@ -39,20 +39,22 @@ class OpCases {
   void rms_norm(int64_t rows, int64_t width);
   void head_norm(int64_t rows, int64_t heads, int64_t head_dim);
   void activations(int64_t rows, int64_t width);
-  /// The sum of a residual connection, without and with dropout, and dropout alone.
+  /// Measures the sum of a residual connection, without and with dropout, and dropout alone.
   void residuals(int64_t batch, int64_t tokens, int64_t width);
   void rope(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64_t row_stride);
-  /// `vocab`: rows of the table; the ids are below `ids_below`.
+  /// `vocab` is the number of rows of the table, and the ids are below `ids_below`.
   void embedding(int64_t batch, int64_t tokens, int64_t width, int64_t vocab, int64_t ids_below);
-  /// `stride`: elements of a row of logits, of which the first `vocab` count.
+  /// `stride` is the number of elements of a row of logits, of which the first `vocab` count.
   void loss(int64_t rows, int64_t vocab, int64_t stride);
-  /// Ops on the float parameters of a model or a part of one. `narrow_alone`: AdamW always writes a bfloat16 copy.
+  /// Measures ops on the float parameters of a model or a part of one. `narrow_alone`: AdamW always writes a bfloat16
+  /// copy.
   void update(int64_t elems, bool narrow_alone);
 
  protected:
   virtual bool wanted(const std::string& op) = 0;
   virtual void measure(const OpCase& op) = 0;
-  /// Memory of the device until free_all(): as it comes, with random values, or with ids as frequent as in text.
+  /// Return memory of the device until free_all(): without set values, with random values, or with ids that are as
+  /// frequent as in text.
   virtual void* take(int64_t size_bytes) = 0;
   virtual void* values(int64_t elems, DType dtype, float scale) = 0;
   virtual int32_t* ids(int64_t elems, int64_t below) = 0;

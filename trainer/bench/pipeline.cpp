@@ -31,7 +31,7 @@ class PipelineBench : WorldBench {
     config_.parallel.pipeline = world_.size();
     config_.parallel.data = 1;
     config_.comm.emulate.latency_ns = 0;
-    /// The ends of a tied table would exchange it after the last backward pass, which the closed forms leave out.
+    // The ends of a tied table would exchange it after the last backward pass, which the closed forms leave out.
     config_.model.tie_embeddings = Choice::no;
   }
 

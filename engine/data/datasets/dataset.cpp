@@ -67,7 +67,8 @@ struct Input {
   std::vector<std::shared_ptr<const TextFile>> texts;
   std::string text_key;
 
-  /// Returns the split once the tokenizer is known. Adds to what `dataset` needs. `hash` is the hash of this input.
+  /// Returns the split once the tokenizer is known. Adds its memory and notes to `dataset`. `hash` is the hash of this
+  /// input.
   std::shared_ptr<const TokenSource> tokens(const std::shared_ptr<const Tokenizer>& tokenizer, int threads,
                                             bool documents, std::string& hash, Dataset& dataset) const {
     const int32_t end_of_text = tokenizer->special().end_of_text;

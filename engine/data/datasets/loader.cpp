@@ -119,7 +119,8 @@ struct Loader::State {
 
   int64_t count() const { return std::max<int64_t>(0, options.last - options.first + 1); }
   Batch& slot(int64_t number) { return ring[static_cast<size_t>(number % options.buffers)]; }
-  /// Batch `filled` reuses the slot of batch filled - buffers, which the caller must have released.
+  /// Returns true if batch `filled` may be filled: it reuses the slot of batch filled - buffers, which the caller must
+  /// have released.
   bool may_fill() const { return filled - options.buffers < taken - options.held; }
   void run();
 };

@@ -18,7 +18,7 @@ namespace slipstream::data {
 namespace {
 
 constexpr int32_t kIdsMax = 1 << 24;
-constexpr size_t kTokenBytesMax = 1024;  // the limit matters because every token is split at every position
+constexpr size_t kTokenBytesMax = 1024;  // limits the work, because every token is split at every position
 
 struct Known {
   std::string_view name;

@@ -205,7 +205,7 @@ void CudaStream::wait(const Event& event, const Frame& frame) {
   guarded([&] {
     const CudaEvent& awaited = static_cast<const CudaEvent&>(event);
     if (core_->capturing) return capture_wait(*core_->capturing, awaited, frame);
-    /// Records on the same stream come earlier in any case.
+    // Records on the same stream come earlier in any case.
     if (!awaited.recorded_on_ || awaited.recorded_on_ == this) return;
     leave_graph();
     const uint64_t begin = begin_mark();

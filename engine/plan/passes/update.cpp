@@ -217,9 +217,8 @@ class UpdatePass {
       task.bucket = static_cast<int32_t>(b);
       task.reads = {storage.gradient};
       task.writes = std::move(sums);
-      task.cost = {2 * storage.shard_elems,
-                   /// Sum_squares_cost(), including padding.
-                   4 * storage.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};
+      // This is sum_squares_cost(), including padding.
+      task.cost = {2 * storage.shard_elems, 4 * storage.shard_elems + 8 * static_cast<int64_t>(task.writes.size())};
       task.after = complete[b];
       summed.push_back(local(std::move(task)));
     }

@@ -194,7 +194,7 @@ void print_answer(const WaitAnswer& answer, bool json) {
     return;
   }
   if (answer.chain.empty()) {
-    print_result("no: {} begins without {}, of its step or of the step before\n", answer.later.name,
+    print_result("no: {} waits for {} neither in its own step nor in the step before\n", answer.later.name,
                  answer.earlier.name);
     return;
   }

@@ -262,9 +262,8 @@ PerPort sent_states(const RunConfig& run, const StageSum& sum, const Places& pla
       // again.
       const auto layers = static_cast<double>(std::max<int64_t>(1, sum.layers()));
       const double kept = std::min(1.0, static_cast<double>(run.zero.prefetch_depth + 2) / layers);
-      const double share =
-          /// The share of the parameters.
-          static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);
+      // The share of the layers in the parameters.
+      const double share = static_cast<double>(sum.layers() * places[kLayer].elems) / std::max(1.0, elems);
       times = std::max(1.0, 2 * static_cast<double>(micro_batches) * (1 - kept) * share);
     }
     const double part = transfer.op == Op::all_reduce ? elems : elems / ranks;  // what one rank sends

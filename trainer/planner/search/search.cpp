@@ -315,7 +315,7 @@ SearchResult search(const PlanRequest& request, const SearchOptions& options) {
        layouts_of(result.drawn.config, result.drawn.machine, options.keys, result.global_batch)) {
     if (asked_batch == 0) each.push_back(batch);
     if (!written.keys.pipeline.schedule_file.empty()) each.emplace_back("pipeline.schedule_file=");
-    /// Those are for other stages.
+    // The layers of the run file are for other stages.
     if (!written.keys.pipeline.layers.empty()) each.insert(each.begin(), "pipeline.layers=[]");
     result.layouts.push_back({.sets = std::move(each)});
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements, numbers and colours. Texts of the run reach the page as text nodes and attributes only.
+// Elements, numbers and colours. Texts of the run reach the page only as text nodes and attributes.
 'use strict';
 
 const SVG = 'http://www.w3.org/2000/svg';
@@ -21,7 +21,7 @@ const s = (name, attributes, ...children) => fill(document.createElementNS(SVG, 
 
 const is = value => typeof value === 'number' && Number.isFinite(value);
 
-/// Three or four significant digits without an exponent in the usual range.
+/// Returns three or four significant digits, without an exponent in the usual range.
 function digits(value) {
   if (!is(value)) return '-';
   const size = Math.abs(value);
@@ -50,10 +50,10 @@ function duration(ns) {
 }
 const percent = share => is(share) ? `${digits(100 * share)} %` : '-';
 
-/// A number with its exact value for scripts and copies.
+/// Returns a number with its exact value for scripts and copies.
 const data = (value, text) => h('data', {value: is(value) ? String(value) : ''}, text);
 
-/// Round places for about `most` marks of an axis.
+/// Returns round positions for about `most` marks of an axis.
 function ticks(low, high, most) {
   if (!(high > low)) return [low];
   const rough = (high - low) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
@@ -66,7 +66,7 @@ function ticks(low, high, most) {
 
 const color = i => `var(--c${i % 12})`;
 
-/// What a channel of the plan carries, by its name.
+/// Returns what a channel of the plan carries, by the name of the channel.
 function purpose(channel) {
   if (/^(reduce|norm_sum)/.test(channel)) return 'reduce';
   if (/^gather/.test(channel)) return 'gather';
@@ -104,7 +104,7 @@ const legend = entries => h('ul', {class: 'legend'}, entries.map(([name, paint, 
   h('li', {}, h('i', {style: `background:${paint}`, class: form || null}), name)));
 
 let hatches = 0;
-/// Paint that hatches what is below it in `picture`.
+/// Returns paint that hatches what is below it in `picture`.
 function hatchOf(picture) {
   const id = `hatch-${++hatches}`;
   picture.append(s('defs', {}, s('pattern', {id, width: 5, height: 5, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)'},

@@ -7,7 +7,7 @@ const MARKS = {
   stall: ['Stall', 'var(--c4)'], fault: ['Fault', 'var(--c4)'], relaunch: ['Relaunch', 'var(--c1)'], event: ['Event', 'var(--c9)'],
 };
 
-/// The path of a line with gaps where there is no value. Lone points get a dot.
+/// Returns the path of a line with gaps where there is no value. A point without neighbours gets a dot.
 function linePath(points) {
   let path = '', open = false;
   points.forEach(([x, y], i) => {
@@ -150,7 +150,7 @@ function chart(options) {
     plot, key, readout, fold('Table of values', table(options.title, [{name: 'step'}, ...shown.map(one => ({name: one.name, n: true}))], rows)));
 }
 
-/// The series `name` of a run for chart(), null if it has none.
+/// Returns the series `name` of a run for chart(), or null if the run has none.
 function seriesOf(run, name, label, paint, extra) {
   const curves = run.curves, found = curves && curves.series[name];
   return found && found.mean.some(is) ? {name: label, color: paint, starts: curves.starts, last: curves.last, ...found, ...extra} : null;

@@ -2,8 +2,8 @@
 // What a part of the timeline contains, the search for events, and the legend of their colours.
 'use strict';
 
-/// The events of a row between two times, what they cover there, and the waits among them. A communication that waits
-/// for its last member waits.
+/// Returns the events of a row between two times, what they cover there, and the waits among them. A communication
+/// counts as a wait while it waits for its last member.
 function totalOf(row, from, to) {
   const total = {events: 0, busy: 0, waits: 0, gaps: 0};
   for (const span of row.spans) {
@@ -18,7 +18,7 @@ function totalOf(row, from, to) {
   return total;
 }
 
-/// The elements below the timeline for a measured range.
+/// Returns the elements below the timeline for a measured range.
 function totalsOf(rows, [from, to], step, begin, {zoom, clear}) {
   const long = to - from, time = ns => [data(ns / 1e6, duration(ns)), ` (${percent(ns / long)})`];
   const body = rows.map(row => [row, totalOf(row, from, to)]).filter(([, total]) => total.events > 0 || total.gaps > 0)
@@ -28,7 +28,7 @@ function totalsOf(rows, [from, to], step, begin, {zoom, clear}) {
     table('Totals in the measured range', [{name: 'row'}, {name: 'events', n: true}, {name: 'busy', n: true}, {name: 'waits', n: true}, {name: 'gaps of the host', n: true}], body)];
 }
 
-/// Events whose names or tasks have all words of `text`, by time.
+/// Returns the events whose names or tasks have all words of `text`, by time.
 function matching(rows, text) {
   const words = text.toLowerCase().split(/\s+/).filter(word => word), known = new Map();
   if (!words.length) return [];
@@ -39,7 +39,7 @@ function matching(rows, text) {
   return rows.flatMap(row => row.spans.filter(span => fits(span.name))).sort((a, b) => a.begin - b.begin);
 }
 
-/// The search field: Enter and Shift + Enter go from match to match. find(set or null) marks the matches.
+/// Makes the search field: Enter and Shift + Enter go from match to match. find(set or null) marks the matches.
 function finderOf(rows, {find, select, sentence}) {
   let found = [], at = -1;
   const status = h('span', {class: 'found', role: 'status'});
@@ -62,7 +62,7 @@ function finderOf(rows, {find, select, sentence}) {
   return {parts: [field, status], focus: () => field.focus(), next, sentence};
 }
 
-/// The colours of the rows' events.
+/// Returns the colours of the rows' events.
 function legendOf(rows) {
   const spans = rows.flatMap(row => row.spans.map(span => [row, span]));
   const some = test => spans.some(([row, span]) => test(span, row));

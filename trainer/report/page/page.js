@@ -4,7 +4,7 @@
 
 const {runs: RUNS, sweep: SWEEP, compared: COMPARED = RUNS.map(run => run.figures), shared_steps: SHARED} = JSON.parse(document.getElementById('data').textContent);
 const several = RUNS.length > 1;
-// Runs of one name differ by the rest of their paths.
+// Runs with the same name are distinguished by the rest of their paths.
 const label = run => RUNS.filter(other => other.name === run.name).length > 1 ? run.path : run.name;
 
 const lossText = value => is(value) ? value.toFixed(4) : '-';
@@ -23,7 +23,7 @@ function section(id, title, draw) {
   let inside;
   try {
     inside = [draw()].flat(3).filter(part => part);
-  } catch (problem) {  // a damaged file costs its section only
+  } catch (problem) {  // because of a damaged file, only its section is missing
     console.error(problem);
     inside = [h('p', {class: 'lead'}, `This part cannot be drawn: ${problem.message}.`)];
   }
@@ -118,7 +118,7 @@ const facts = run => run.facts.length ? [h('dl', {class: 'facts'}, run.facts.fla
 const stepsOf = ({steps, traced_steps: traced}) => `${steps.length > 1 ? `Steps ${steps[0]} to ${steps[steps.length - 1]}` : `Step ${steps[0]}`}${
   traced > steps.length ? ` of ${traced} traced steps` : ''}. Every host has its own clock.`;
 
-/// The sections of one run.
+/// Returns the sections of one run.
 function partsOf(run, fixed) {
   shownSections.replaceChildren(...fixed);
   return [

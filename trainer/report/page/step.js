@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a step: predicted against measured tasks, rooflines, memory, links and the pipeline's schedule.
+// Parts of a step: predicted and measured tasks, rooflines, memory, links and the pipeline's schedule.
 'use strict';
 
 const ratio = (value, base) => is(value) && base > 0 ? `${digits(value / base)}×` : '-';
@@ -24,7 +24,7 @@ function tasks(run) {
     rows.length > 12 ? fold(`All ${rows.length} tasks`, taskTable(rows, 'All tasks', several)) : null];
 }
 
-/// Kernels on log axes below the two roofs of the machine.
+/// Draws kernels on logarithmic axes below the two roofs of the machine.
 function roofline(run) {
   const [peak, wire] = run.rates || [0, 0], points = run.kernels.filter(row => row[2] > 0 && row[3] > 0 && row[4] > 0);
   if (!(peak > 0 && wire > 0) || !points.length) return null;
@@ -91,7 +91,7 @@ function memory(run) {
     table('Memory of a rank', [{name: 'owner'}, ...stages.flatMap((_, i) => [{name: stages.length > 1 ? `stage ${i}` : 'allocated', n: true}, {name: 'most in use', n: true}])], rows)];
 }
 
-/// Steps of stacked areas over the time of a step in ms.
+/// Draws stacked areas, which change in steps, over the time of a step in ms.
 function areaOverTime(title, starts, end, series, allocated) {
   const plot = h('div', {class: 'plot'}), height = 200;
   whenSized(plot, width => {
@@ -143,7 +143,7 @@ function mesh(run) {
       h('td', {class: 'barcell', 'aria-hidden': 'true'}, moved > 0 && h('span', {class: 'bar', style: `width:${(moved / most * 100).toFixed(1)}%;background:var(--${purpose(name)})`}))]))];
 }
 
-/// The pipeline's schedule: one row per stage.
+/// Draws the pipeline's schedule with one row per stage.
 function schedule(run) {
   const PAINT = ['var(--forward)', 'var(--backward)', 'var(--update)'], PASS = ['forward', 'backward', 'update'];
   const stages = run.schedule, both = ['measured', 'predicted'].filter(kind => stages.some(stage => stage[kind].length));

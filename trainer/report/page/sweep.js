@@ -6,7 +6,7 @@ const UNITS = {ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, min: 60};
 ['B', 'bit'].forEach(kind => ['', 'k', 'M', 'G', 'T', 'Ki', 'Mi', 'Gi', 'Ti'].forEach((prefix, i) => {
   UNITS[prefix + kind] = (kind === 'bit' ? .125 : 1) * (i < 5 ? 1000 ** i : 1024 ** (i - 4));
 }));
-/// "25MiB" in bytes, "1Gbit/s" in bytes per second, "3" as a number; NaN for other texts.
+/// Returns "25MiB" in bytes, "1Gbit/s" in bytes per second, "3" as a number; NaN for other texts.
 function quantity(text) {
   const found = /^\s*([0-9.eE+-]+)\s*([A-Za-z]*)(\/s)?\s*$/.exec(text);
   return found ? Number(found[1]) * (found[2] ? UNITS[found[2]] ?? NaN : 1) : NaN;
@@ -16,7 +16,7 @@ const mean = (point, key) => (point.figures[key] || [])[0];
 const settingOf = (point, key) => key === 'ranks' ? String(point.ranks) : (point.settings.find(row => row[0] === key) || [])[1] ?? 'default';
 const nameOf = (point, keys) => keys.map(key => `${key.replace(/^.*\./, '').replaceAll('_', ' ')} ${settingOf(point, key)}`).join(', ') || 'all points';
 
-/// Points that differ in `key` alone: [{name, points}], the points by the quantity of `key`.
+/// Returns the points that differ only in `key`: [{name, points}], with the points sorted by the quantity of `key`.
 function groupsBy(sweep, key) {
   const others = sweep.varied.filter(other => other !== key), groups = new Map();
   for (const point of sweep.points) {
@@ -29,7 +29,7 @@ function groupsBy(sweep, key) {
   return [...groups].map(([name, points]) => ({name, points: points.sort((a, b) => a.x - b.x)}));
 }
 
-/// Round places of a logarithmic axis.
+/// Returns round positions on a logarithmic axis.
 function logTicks(low, high) {
   const places = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); ++power) for (const digit of [1, 2, 5]) places.push(digit * 10 ** power);
@@ -37,7 +37,7 @@ function logTicks(low, high) {
   return inside.length > 6 ? inside.filter(place => String(place.toPrecision(1)).startsWith('1')) : inside.length > 1 ? inside : ticks(low, high, 3);
 }
 
-/// Lines through points with their intervals. A line: {name, color, dashed, points: [{x, text, y, low, high}]}.
+/// Draws lines through points with their intervals. A line: {name, color, dashed, points: [{x, text, y, low, high}]}.
 /// options: {title, unit, format, lines, xName, logX, logY}
 function pointChart({title, unit, format, lines, xName, logX, logY}) {
   const shown = lines.filter(line => line.points.some(one => is(one.y))), all = shown.flatMap(line => line.points.filter(one => is(one.y)));
@@ -103,7 +103,8 @@ function pointChart({title, unit, format, lines, xName, logX, logY}) {
     fold('Table of values', table(title, [{name: xName}, ...shown.map(line => ({name: line.name, n: true}))], rows)));
 }
 
-/// The line of a figure over the points of a group. `of` changes the value: a share to per cent, a time to a rate.
+/// Returns the line of a figure over the points of a group. `of` changes the value: a share to per cent, a time to
+/// a rate.
 function lineOf(group, key, name, paint, of = value => value, dashed = false) {
   return {name, color: paint, dashed, points: group.points.map(({point, x, text}) => {
     const [y, low, high] = (point.figures[key] || []).map(value => is(value) ? of(value, point, x) : value);
@@ -111,7 +112,7 @@ function lineOf(group, key, name, paint, of = value => value, dashed = false) {
   })};
 }
 
-/// 'strong' with equal work at all ranks, 'weak' with equal work of a rank.
+/// Returns 'strong' if the work of all ranks together is equal, and 'weak' if the work of a rank is equal.
 function kindOfScaling(points) {
   const same = values => values.every(value => is(value) && Math.abs(value - values[0]) <= 1e-9 * Math.abs(values[0]));
   return same(points.map(({point}) => mean(point, 'tokens'))) ? 'strong' : same(points.map(({point, x}) => mean(point, 'tokens') / x)) ? 'weak' : '';
@@ -149,7 +150,7 @@ function overKey(sweep, key, charts) {
   return drawn.length ? h('div', {class: 'grid'}, drawn) : null;
 }
 
-/// Stacked bars, one for each point. parts: [[figure, name, color]].
+/// Draws stacked bars, one for each point. parts: [[figure, name, color]].
 function bars({title, unit, format, points, parts, label: nameOfPoint}) {
   const used = parts.filter(([key]) => points.some(point => mean(point, key) > 0));
   const total = point => used.reduce((sum, [key]) => sum + Math.max(0, mean(point, key) || 0), 0), most = Math.max(...points.map(total));
@@ -193,7 +194,7 @@ function stages(sweep) {
 const steps = sweep => bars({title: 'Parts of the median step', unit: 'ms', format: digits, points: sweep.points.filter(point => is(mean(point, 'step_ms'))).slice(0, 60),
   label: point => pointName(sweep, point), parts: PARTS});
 
-/// The step of median length of each traced point, one above the other on one scale: compute above the channels.
+/// Draws the step of median length of each traced point, one above the other on one scale: compute above the channels.
 function timelines(sweep) {
   const drawn = sweep.timelines.map(trace => {
     const rank = trace.ranks[0], starts = new Map();
@@ -254,7 +255,7 @@ function failures(sweep) {
   return failed.length ? table('Failed runs', [{name: 'point'}, {name: 'runs', n: true}, {name: 'reason of the first'}], failed.map(point => [pointName(sweep, point), point.failed, point.why])) : null;
 }
 
-/// The sections of a sweep's page.
+/// Returns the sections of a sweep's page.
 function partsOfSweep(sweep) {
   const hidden = {title: 'Hidden communication', unit: '%', figure: 'hidden', text: 'hidden', of: share => 100 * share};
   const exposed = {title: 'Exposed communication', unit: 'ms', figure: 'exposed_ms', text: 'exposed'};

@@ -14,7 +14,8 @@ function paintOf(name, channel) {
     : /update|clip|sum_squares|norm$|^add\./.test(name[ITEM] || name[NAME]) ? 'var(--update)' : 'var(--forward)';
 }
 
-/// The events of a rank by channel, each list by time. An event has the time that it waits at its beginning.
+/// Returns the events of a rank by channel, each list by time. An event has the time for which it waits at its
+/// beginning.
 function eventsOf(trace, rank) {
   const byChannel = rank.channels.map(() => []), all = [];
   for (let i = 0; i < rank.spans.length; i += 5) {
@@ -27,7 +28,7 @@ function eventsOf(trace, rank) {
 }
 
 const GAP_NAME = ['gap of the host', GAP, '', '', '', '', '', -1, -1, 0];
-/// Compute with its gaps as events: neither a kernel nor a wait was under way, so the host was late.
+/// Returns compute with its gaps as events. In a gap neither a kernel nor a wait was in progress, so the host was late.
 function withGaps(spans) {
   const least = 1000, full = [];
   let end = Infinity;
@@ -42,7 +43,7 @@ function withGaps(spans) {
 function timeline(run) {
   const trace = run.timeline;
   const predicted = new Map(run.tasks.map(row => [`${row[0]}:${row[1]}`, row]));
-  // Rows: a rank's channels that have events. Every row has its events by time.
+  // The rows are a rank's channels that have events. Every row has its events by time.
   const rows = [], starts = new Map();
   let end = 0;
   for (const rank of trace.ranks)
@@ -93,7 +94,7 @@ function timeline(run) {
   for (const row of rows) for (const span of row.spans) span.row = row;
   for (const row of rows) row.longest = row.spans.reduce((most, span) => Math.max(most, span.end - span.begin), 0);
 
-  /// Index of the first event that may end at or after `ns`.
+  /// Returns the index of the first event that may end at or after `ns`.
   const firstAt = (row, ns) => {
     let low = 0, high = row.spans.length;
     while (low < high) { const middle = (low + high) >> 1; row.spans[middle].begin < ns ? low = middle + 1 : high = middle; }

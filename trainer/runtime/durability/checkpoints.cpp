@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a save: folder, files of all ranks, manifest, rename, removal of old checkpoints.
+// The order of a save: the folder, the files of all ranks, the manifest, the rename, the removal of old checkpoints.
 
 #include "trainer/runtime/durability/checkpoints.h"
 
@@ -33,7 +33,7 @@ std::string utc_now() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-/// What a rank reports of its part of a save: "ok SIZE HASH NAME", "failed REASON" or "nan REASON".
+/// Returns what a rank reports about its part of a save: "ok SIZE HASH NAME", "failed REASON" or "nan REASON".
 std::string report_of(const std::function<checkpoint::StateFile()>& write) {
   try {
     const checkpoint::StateFile file = write();
@@ -45,7 +45,7 @@ std::string report_of(const std::function<checkpoint::StateFile()>& write) {
   }
 }
 
-/// The space of the disk, if a lack of it is the reason of a failure.
+/// Returns a sentence about the space of the disk, if a lack of it caused the failure.
 std::string space_sentence(const std::string& dir, int64_t need_bytes, const std::string& failure) {
   const auto is_cause = [&](int error) { return failure.find(std::strerror(error)) != std::string::npos; };
   if (!is_cause(ENOSPC) && !is_cause(EDQUOT)) return {};
@@ -56,7 +56,7 @@ std::string space_sentence(const std::string& dir, int64_t need_bytes, const std
                      format_bytes(static_cast<int64_t>(space.available)));
 }
 
-/// Takes the first word of `text`.
+/// Removes and returns the first word of `text`.
 std::string take_word(std::string& text) {
   const size_t space = text.find(' ');
   std::string word = text.substr(0, space);
@@ -112,7 +112,7 @@ Checkpoints::~Checkpoints() {
 
 std::string Checkpoints::begin_async(int64_t step) {
   SLIP_ASSERT(in_flight_ == 0 && step > 0);
-  // A rank that fails reports it, instead of leaving the others waiting.
+  // A rank that fails reports it, because the others would otherwise wait.
   std::string failure;
   if (world_.rank() == 0) {
     try {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keeper's loop, and requests to it: one packet each way, with a memory file where one is passed on.
+// The keeper's loop, and requests to it. Request and answer are one packet each, with a memory file if one is passed
+// on.
 
 #include "trainer/runtime/durability/keeper.h"
 
@@ -31,7 +32,8 @@ namespace {
 
 constexpr int64_t kIdleSeconds = 1800;
 constexpr int kAnswerSeconds = 10;
-// Another process that holds the file cannot change its size, which would end the processes that map it.
+// With these seals, another process that holds the file cannot change its size, which would end the processes that map
+// it.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr size_t kPacketBytes = size_t{1} << 18;
 
@@ -40,7 +42,7 @@ struct Address {
   socklen_t size = 0;
 };
 
-/// Abstract: no file that could stay behind.
+/// The address is abstract, so that no file can remain.
 Address address_of(const std::string& name) {
   Address address;
   const std::string path = fmt::format("slipstream-keeper-{}-{}", ::getuid(), name);
@@ -51,7 +53,7 @@ Address address_of(const std::string& name) {
   return address;
 }
 
-/// The user whose process listens at the other end, or connected from there; -1 if the kernel does not tell.
+/// Returns the user whose process listens at the other end, or connected from there, or -1 if the kernel does not tell.
 int64_t peer_of(int socket) {
   ucred owner{};
   socklen_t size = sizeof owner;
@@ -78,7 +80,7 @@ bool send_packet(int socket, std::string_view text, int file) {
   return ::sendmsg(socket, &message, MSG_NOSIGNAL) == std::ssize(text);
 }
 
-/// None at the end of the connection. `file` is -1 without one.
+/// Returns none at the end of the connection. `file` is -1 if the packet has no file.
 std::optional<std::string> receive_packet(int socket, int& file) {
   std::string text(kPacketBytes, '\0');
   iovec bytes{text.data(), text.size()};
@@ -100,7 +102,7 @@ std::optional<std::string> receive_packet(int socket, int& file) {
   return text;
 }
 
-/// Entries and connections of the keeper's process.
+/// The entries and connections of the keeper's process.
 class Table {
  public:
   explicit Table(int listener) : listener_(listener) {}
@@ -134,7 +136,7 @@ class Table {
     clients_.push_back(client);
   }
 
-  /// Answers a request. False at the end of the connection.
+  /// Answers a request. Returns false at the end of the connection.
   bool answer(int client) {
     int file = -1;
     const std::optional<std::string> request = receive_packet(client, file);
@@ -180,7 +182,7 @@ class Table {
   std::map<std::string, int> entries_;
 };
 
-/// Memory that this host can give without swapping; unlimited if it does not tell.
+/// Returns the memory that this host can give without swapping; unlimited if the host does not tell.
 int64_t available_bytes() {
   std::ifstream info("/proc/meminfo");
   for (std::string key; info >> key; info.ignore(4096, '\n')) {
@@ -190,8 +192,8 @@ int64_t available_bytes() {
   return INT64_MAX;
 }
 
-/// Blocks. Starts this program again as a keeper. In a session of its own, and without the files of this process, it
-/// outlives the launcher's signals, and the launcher does not wait for it.
+/// Blocks. Starts this program again as a keeper. The keeper has a session of its own and none of this process's files,
+/// so that it outlives the launcher's signals, and the launcher does not wait for it.
 bool spawn(const std::string& name) {
   char program[PATH_MAX] = {};
   if (::readlink("/proc/self/exe", program, sizeof program - 1) <= 0) return false;
@@ -263,7 +265,7 @@ KeptMemory::~KeptMemory() {
 
 namespace {
 
-/// -1: no process listens.
+/// Returns -1 if no process listens.
 int connect_to(const std::string& name) {
   const int socket = make_socket();
   const Address address = address_of(name);
@@ -290,7 +292,7 @@ void Keeper::require_own(const std::string& name) {
 std::unique_ptr<Keeper> Keeper::find(const std::string& name) {
   const int socket = connect_to(name);
   if (socket < 0) return nullptr;
-  // Any user can listen at this address. A stranger must not receive the training state.
+  // Any user can listen at this address, and another user must not receive the training state.
   if (peer_of(socket) != ::getuid()) {
     ::close(socket);
     return nullptr;
@@ -304,7 +306,7 @@ std::unique_ptr<Keeper> Keeper::find(const std::string& name) {
 std::unique_ptr<Keeper> Keeper::start(const std::string& name) {
   if (std::unique_ptr<Keeper> found = find(name)) return found;
   if (!spawn(name)) return nullptr;
-  for (int attempt = 0; attempt < 100; ++attempt) {  // one that another rank has started may not listen yet
+  for (int attempt = 0; attempt < 100; ++attempt) {  // a keeper that another rank has started may not listen yet
     if (std::unique_ptr<Keeper> found = find(name)) return found;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -369,7 +371,7 @@ void keep(const std::string& name, int64_t idle_seconds) {
   if (child < 0) throw ResourceError("[keeper] {} cannot start: {}.", name, std::strerror(errno));
   if (child > 0) return;
   ::setsid();
-  if (::chdir("/") != 0) ::_exit(1);  // keeps no folder in use
+  if (::chdir("/") != 0) ::_exit(1);  // so that it keeps no folder in use
   Table(listener).serve(idle_seconds);
   ::_exit(0);
 }

@@ -24,8 +24,8 @@
 namespace slipstream::runtime {
 namespace {
 
-// When as many later snapshots are marked, all ranks have completed and marked the first: its step's results have been
-// read everywhere before the last of these steps could end.
+// Once this many later snapshots are marked, all ranks have completed and marked the first one: every rank has read the
+// results of its step before the last of these steps could end.
 constexpr int64_t kSafelyMarked = 4;
 constexpr size_t kIdDigits = 16;
 
@@ -73,7 +73,7 @@ RunName run_name_of(World& world, const std::string& dir, bool continues) {
                 starts += fmt::format("{} {} ", former, step->as_int());
       }
     } catch (const Error&) {
-      // Without a name, no memory is found; the checkpoints are.
+      // Without a name, no memory is found, but the checkpoints are.
     }
     if (name.run_id.empty()) name.run_id = drawn_id();
     name.start = drawn_id();
@@ -88,8 +88,8 @@ RunName run_name_of(World& world, const std::string& dir, bool continues) {
 
 std::string keeper_name_of(World& world, const std::string& run_id, const std::string& dir) {
   std::string folder;
-  // A copy has another inode. The time of birth tells two folders apart that have had the same one. The device is left
-  // out: hosts number a network file system differently.
+  // A copy has another inode. The time of birth distinguishes two folders that have had the same inode one after the
+  // other. The device is left out, because hosts number a network file system differently.
   struct statx info {};
   if (world.rank() == 0 && ::statx(AT_FDCWD, dir.c_str(), 0, STATX_INO | STATX_BTIME, &info) == 0)
     folder = fmt::format("{} {}.{}", info.stx_ino, info.stx_mask & STATX_BTIME ? info.stx_btime.tv_sec : 0,
@@ -108,7 +108,7 @@ PeerMemory::PeerMemory(World& world, const Job& job, const checkpoint::Manifest&
                               .slot_bytes = keeping_.slot_bytes,
                               .arrays_bytes = keeping_.arrays_bytes,
                               .text = checkpoint::kept_text(manifest, kept_boxes(job))};
-  // The lines of boxes differ; those of the manifest do not.
+  // The lines of boxes differ between ranks, but those of the manifest do not.
   const std::string head = checkpoint::kept_text(manifest, {});
   const std::vector<std::string> boxes =
       world.all_gather(fmt::format("{}\n{}", shape.arrays_bytes, shape.text.substr(head.size())));

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kTag = "[checkpoint] ";
 
-/// May a key differ from the checkpoint's? Layouts train the same model; outputs do not train.
+/// Returns true if a key may differ from the checkpoint's. Layouts train the same model, and outputs do not train.
 bool is_free(std::string_view key) {
   if (key == "data.weights" || key == "data.document_mask") return false;
   for (const std::string_view prefix : {"parallel.", "zero.", "overlap.", "pipeline.", "comm.", "device.",
@@ -33,7 +33,7 @@ bool is_free(std::string_view key) {
   return false;
 }
 
-/// The model's shape and the optimizer's states.
+/// Returns true for the model's shape and the optimizer's states.
 bool is_fixed(std::string_view key) {
   return (key.starts_with("model.") && !key.ends_with("_pdrop")) || key == "optimizer.name" || key == "train.dtype";
 }
@@ -44,7 +44,7 @@ bool is_set(const std::vector<std::string>& sets, std::string_view key) {
   });
 }
 
-/// True if --set names data that the checkpoint was not trained with.
+/// Returns true if --set names data that the checkpoint was not trained with.
 bool sets_other_data(const std::map<std::string, std::string>& saved, const RunIdentity& identity,
                      const std::vector<std::string>& sets) {
   const auto& config = identity.config;
@@ -91,7 +91,7 @@ void require_same_tensors(const std::string& path, const std::vector<checkpoint:
 }  // namespace
 
 std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, ResumeSearch search) {
-  // Rank 0 lists, because file systems of several hosts may show a new folder at different times.
+  // Rank 0 lists the folder, because file systems of several hosts may show a new folder at different times.
   std::vector<checkpoint::Found> found;
   std::string list;
   if (world.rank() == 0) {
@@ -180,7 +180,7 @@ void require_resumable(const ResumePoint& point, const RunIdentity& identity,
           "[checkpoint] {} was trained with {} = {}, this run has {}. Use the value of the checkpoint, "
           "or start without --resume.",
           point.path, key, theirs->second, value);
-    // Derived from train.steps unless it is given.
+    // The value follows from train.steps unless it is given.
     const bool follows = key == "optimizer.decay_steps";
     if (!follows && !is_set(sets, key))
       throw ConfigError("[train] {} = {}, but {} was trained with {}. Pass --set {}={} to continue with another value.",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Finds the checkpoint that a run continues from, and refuses one of another run.
+// Finds the checkpoint that a run continues from, and refuses one that belongs to another run.
 
 #include <array>
 #include <cstdint>
@@ -18,49 +18,52 @@ namespace slipstream::runtime {
 class MemoryState;
 
 struct ResumePoint {
-  std::string path;  // of a checkpoint, or "memory of 3 hosts"
+  std::string path;  // the path of a checkpoint, or "memory of 3 hosts"
   checkpoint::Manifest manifest;
-  std::shared_ptr<MemoryState> memory = {};           // null: a checkpoint
-  std::optional<std::array<double, 4>> results = {};  // of that step, as Rank::Report; of a state in memory
-  bool verified = true;                   // else the hashes of its files are to be compared when they are read
-  std::vector<std::string> skipped = {};  // folders of newer checkpoints that could not be used
+  std::shared_ptr<MemoryState> memory = {};  // null: the state is a checkpoint
+  /// For a state in memory: the results of that step, as Rank::Report.
+  std::optional<std::array<double, 4>> results = {};
+  bool verified = true;                   // false: the hashes of its files must be compared when they are read
+  std::vector<std::string> skipped = {};  // the folders of newer checkpoints that could not be used
 };
 
-/// A checkpoint turned out to be damaged when it was read: no state was restored. On all ranks.
+/// A checkpoint was found to be damaged when it was read, and no state was restored. All ranks throw it.
 class DamagedCheckpoint : public CheckpointError {
  public:
-  /// `problem`: the reason, without the folder's name.
+  /// `problem` is the reason without the folder's name.
   explicit DamagedCheckpoint(const std::string& problem) : CheckpointError("{}", problem) {}
 };
 
 struct ResumeSearch {
-  int64_t most_step = INT64_MAX;  // checkpoints behind it do not count
-  /// With one, only newer checkpoints count, and it is the result if none of them can be used.
+  int64_t most_step = INT64_MAX;  // later checkpoints do not count
+  /// If it is set, only newer checkpoints count, and it is the result if none of them can be used.
   std::optional<ResumePoint> otherwise = {};
-  /// Compare hashes? Else only manifests and the sizes of files, so that resuming reads each byte once.
+  /// True: hashes are compared. False: only manifests and the sizes of files are read, so that resuming reads each byte
+  /// once.
   bool verifies = true;
-  /// Checkpoints behind `most_step` that could not be used: sentences for the error, and their folders.
+  /// The checkpoints after `most_step` that could not be used: sentences for the error, and their folders.
   std::vector<std::string> reasons = {}, skipped = {};
 };
 
-/// Blocks. Collective. The newest checkpoint in `dir` whose files all verify; ranks share the reading. Prints the
-/// reason for every newer one that it skips. None if `dir` has no checkpoint.
-/// Throws on all ranks: CheckpointError if there are some, but none verifies.
+/// Blocks. Collective. Returns the newest checkpoint in `dir` whose files all verify. The ranks share the reading.
+/// Prints the reason for every newer one that it skips. Returns none if `dir` has no checkpoint.
+/// Throws on all ranks: CheckpointError if there are checkpoints, but none verifies.
 std::optional<ResumePoint> find_resume_point(World& world, const std::string& dir, ResumeSearch search = {});
 
 /// Blocks. Collective. Gives the folders of skipped checkpoints another name. Otherwise a later start might read one of
-/// them, after a passing error, and would continue behind lines of metrics that this run has removed. Only under the
-/// lock of checkpoint.dir. Throws on all ranks: ResourceError if one cannot be renamed.
+/// them, after an error that does not occur again, and would continue after lines of metrics that this run has removed.
+/// Only the owner of the lock of checkpoint.dir may call this. Throws on all ranks: ResourceError if a folder cannot be
+/// renamed.
 void set_aside(World& world, const std::vector<std::string>& folders);
 
-/// The files of a checkpoint that this rank verifies. Pure.
+/// Returns the files of a checkpoint that this rank verifies. Pure.
 std::vector<checkpoint::StateFile> own_files(const World& world, const checkpoint::Manifest& manifest);
-/// Blocks. Collective. The problem of the lowest rank with one; empty: there is none.
+/// Blocks. Collective. Returns the problem of the lowest rank that has one; empty: there is none.
 std::string first_problem(World& world, std::string problem);
 
-/// Prints the settings that differ from those of the checkpoint. Pure otherwise.
+/// Prints the settings that differ from those of the checkpoint. Otherwise pure.
 /// Throws: CheckpointError if the model, its optimizer or its type differ; ConfigError if a setting of the training
-/// differs that is not in `sets` (KEY=VALUE): layout, output and reporting may differ freely.
+/// differs that is not in `sets` (KEY=VALUE). Layout, output and reporting may differ.
 void require_resumable(const ResumePoint& point, const RunIdentity& identity,
                        const std::vector<checkpoint::LogicalTensor>& tensors, const std::vector<std::string>& sets);
 

@@ -18,7 +18,7 @@
 namespace slipstream::runtime {
 namespace {
 
-constexpr int64_t kPieceBytes = 16 * kMiB;  // of a part on its way to other hosts
+constexpr int64_t kPieceBytes = 16 * kMiB;  // the size in which parts travel to other hosts
 
 bool overlap(const checkpoint::Box& a, const checkpoint::Box& b) {
   return a.tensor == b.tensor && a.array == b.array && a.row < b.row + b.rows && b.row < a.row + a.rows &&
@@ -60,10 +60,10 @@ class MemorySearch {
     checkpoint::KeptPart part;
     std::string name, group;
   };
-  /// Parts with the same manifest.
+  /// The parts with the same manifest.
   struct Group {
     int ranks = 0;
-    // step -> rank of the part -> host -> name of the copy there
+    // By step, rank of the part and host: the name of the copy there.
     std::map<int64_t, std::map<int, std::map<int, std::string>>> whole;
     std::set<int64_t> damaged, marked;
   };
@@ -126,11 +126,11 @@ class MemorySearch {
     const Group& group = groups_.at(name);
     auto state = std::make_shared<MemoryState>();
     state->parts_.resize(static_cast<size_t>(group.ranks));
-    std::string texts;  // "RANK BYTES LINES" and that many lines of boxes, of the parts that this host provides
-    std::string head;   // the manifest, and the marks
+    std::string texts;  // for each part that this host provides: "RANK BYTES LINES" and that many lines of boxes
+    std::string head;   // the manifest and the marks
     std::set<int> hosts;
     for (const auto& [rank, copies] : group.whole.at(step)) {
-      state->parts_[static_cast<size_t>(rank)].provider = copies.begin()->first;  // a host's lowest rank
+      state->parts_[static_cast<size_t>(rank)].provider = copies.begin()->first;  // the lowest rank of a host
       for (const auto& [host, _] : copies) hosts.insert(host);
     }
     std::vector<char> kept(here_.size(), 0);
@@ -159,7 +159,7 @@ class MemorySearch {
     read_boxes(world_.all_gather(texts), *state);
     std::vector<std::string> heads = world_.all_gather(head);
     const auto first = std::find_if(heads.begin(), heads.end(), [](const std::string& each) { return !each.empty(); });
-    SLIP_ASSERT(first != heads.end());  // problem_of() has seen the mark
+    SLIP_ASSERT(first != heads.end());  // problem_of() has found the mark
     const size_t line = first->find('\n') + 1;
     const std::string path = fmt::format("memory of {}", counted(std::ssize(hosts), "host"));
     ResumePoint point{.path = path, .manifest = checkpoint::parse_manifest(first->substr(0, line), path)};

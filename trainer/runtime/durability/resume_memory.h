@@ -19,30 +19,30 @@ namespace slipstream::runtime {
 /// The parts of a complete snapshot on the hosts of this launch.
 class MemoryState {
  public:
-  /// Blocks. Collective. Brings the parts with the boxes that this rank wants here, from other hosts if need be.
-  /// The reader borrows this state; it reads these boxes only.
+  /// Blocks. Collective. Fetches the parts with the boxes that this rank wants, from other hosts if necessary. The
+  /// reader borrows this state and reads only these boxes.
   checkpoint::StateReader reader(World& world, const std::vector<checkpoint::Box>& wanted,
                                  const checkpoint::Manifest& manifest, const std::string& name);
 
  private:
   friend class MemorySearch;
   struct Part {
-    int provider = -1;                // the rank that has it in reach for all others
+    int provider = -1;                // the rank that provides it to all others
     const std::byte* here = nullptr;  // its arrays, on this host or as received
     int64_t arrays_bytes = 0;
     std::vector<std::pair<checkpoint::Box, int64_t>> boxes;
   };
   std::vector<std::unique_ptr<KeptMemory>> memories_;
   std::vector<std::vector<std::byte>> received_;
-  std::vector<Part> parts_;  // by rank of the run that left them
+  std::vector<Part> parts_;  // by the rank of the run that left them
 };
 
-/// Blocks. Collective. The newest step of which the keepers of this launch's hosts have every rank's part, whole.
-/// Prints why newer ones are not used. None if there is none. Only snapshots that `name` may continue count.
+/// Blocks. Collective. Returns the newest step for which the keepers of this launch's hosts have a complete part of
+/// every rank, or none. Prints why newer steps are not used. Only snapshots that `name` may continue count.
 std::optional<ResumePoint> find_in_memory(World& world, const RunName& name);
 
-/// Blocks. Collective. The newest state of the run: in memory, or a checkpoint in `dir`. Reads no file of a checkpoint
-/// that is older than the state in memory. Throws as find_resume_point() does.
+/// Blocks. Collective. Returns the newest state of the run: in memory, or a checkpoint in `dir`. Reads no file of a
+/// checkpoint that is older than the state in memory. Throws: as find_resume_point().
 std::optional<ResumePoint> find_newest_state(World& world, const std::string& dir, const RunName& name,
                                              ResumeSearch search);
 

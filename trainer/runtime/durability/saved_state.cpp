@@ -16,13 +16,13 @@
 namespace slipstream::runtime {
 namespace {
 
-/// A part of a bucket that belongs to one tensor: `begin` in the flat order.
+/// A part of a bucket that belongs to one tensor. `begin` is in the flat order.
 struct TensorRange {
   size_t parameter = 0, tensor = 0;
   int64_t begin = 0, elems = 0;
 };
 
-/// The tensors of elements [begin, begin + elems) of the flat order, without padding between them.
+/// Returns the tensors of the elements [begin, begin + elems) of the flat order, without the padding between them.
 std::vector<TensorRange> tensors_in(const Job& job, int64_t begin, int64_t elems) {
   std::vector<TensorRange> ranges;
   for (size_t p = 0; p < job.model.parameters.size(); ++p)
@@ -35,7 +35,7 @@ std::vector<TensorRange> tensors_in(const Job& job, int64_t begin, int64_t elems
   return ranges;
 }
 
-/// Calls take(tensor, box, where its elements begin in the flat order) for a range of the flat order.
+/// Calls take(tensor, box, the position of its elements in the flat order) for a range of the flat order.
 template <typename Take>
 void for_boxes(const Job& job, const TensorRange& range, const Take& take) {
   const NamedTensor& named = job.model.parameters[range.parameter].tensors[range.tensor];
@@ -52,7 +52,7 @@ checkpoint::Box box_of(const NamedTensor& named, const TensorBox& box, const std
           .columns = box.columns};
 }
 
-/// The names of the arrays of a bucket: kWeight, then the states.
+/// Returns the names of the arrays of a bucket: kWeight, then the states.
 std::vector<std::string> arrays_of(const ParameterGroup& group) {
   std::vector<std::string> names = {checkpoint::kWeight};
   for (const OptimizerState& state : group.optimizer->states) {
@@ -73,7 +73,7 @@ checkpoint::Box box_of_residual(const Job& job, size_t bucket, const SavedArray&
           .columns = 1};
 }
 
-/// Where a box of the saved arrays begins: element `begin` of saved_arrays(job, bucket)[array].
+/// The position at which a box of the saved arrays begins: element `begin` of saved_arrays(job, bucket)[array].
 struct SavedPlace {
   size_t bucket = 0, array = 0;
   int64_t begin = 0;
@@ -102,7 +102,8 @@ void for_saved(const Job& job, const Take& take) {
   }
 }
 
-/// Where a rank writes a box: element `begin` of a tensor, or of the flat order of `slice`, whose first is `first`.
+/// The position at which a rank writes a box: element `begin` of a tensor, or of the flat order of `slice`, whose first
+/// element is `first`.
 struct WantedPlace {
   size_t parameter = 0, tensor = 0;
   Slice slice;  // empty: weights
@@ -110,7 +111,7 @@ struct WantedPlace {
   bool is_residual = false;
 };
 
-/// Calls take(box, place) for all boxes that this rank reads. `same_layout`: residuals as well.
+/// Calls take(box, place) for all boxes that this rank reads. With `same_layout`, they include residuals.
 template <typename Take>
 void for_wanted(const Job& job, bool same_layout, const Take& take) {
   for (size_t b = 0; b < job.storage.size(); ++b) {

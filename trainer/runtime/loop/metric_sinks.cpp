@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-/// The digits read back exactly.
+/// Prints digits that read back exactly.
 std::string number(double value) { return Json(value).dump(); }
 
 std::string csv_header() {
@@ -56,7 +56,7 @@ class MetricSinks::AppendedFile {
   AppendedFile(const AppendedFile&) = delete;
   AppendedFile& operator=(const AppendedFile&) = delete;
 
-  /// Throws: ResourceError; then the record is not in the file, or only its begin on a disk that fails.
+  /// Throws: ResourceError. Then the record is not in the file, or, on a disk that fails, only its beginning is.
   void append(std::string_view record) {
     struct stat before;
     if (::fstat(file_, &before) != 0) refuse(errno);
@@ -105,7 +105,7 @@ void MetricSinks::open_csv(int64_t step) {
     std::string kept = header;
     if (std::ifstream file(path); step > 0 && file) {
       std::string line;
-      if (std::getline(file, line) && line + "\n" != header) {  // of another version
+      if (std::getline(file, line) && line + "\n" != header) {  // another version wrote the file
         fs::rename(path, path + ".old");
       } else {
         while (std::getline(file, line) && !file.eof())
@@ -113,7 +113,7 @@ void MetricSinks::open_csv(int64_t step) {
       }
     }
     csv_.reset();
-    // A device or a pipe under this name is written as it is.
+    // If a device or a pipe has this name, it is written as it is.
     std::error_code error;
     if (!fs::exists(path, error) || fs::is_regular_file(path, error)) files::write_file(path, kept);
     csv_ = std::make_unique<AppendedFile>(path);

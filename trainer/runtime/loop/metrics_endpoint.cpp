@@ -35,7 +35,7 @@ std::string response(std::string_view status, std::string_view text) {
 MetricsEndpoint::MetricsEndpoint(int port) {
   listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   stop_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  const int on = 1;  // the port of a run that has just ended
+  const int on = 1;  // allows the port of a run that has just ended
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -89,7 +89,7 @@ void MetricsEndpoint::serve() {
 
 void MetricsEndpoint::answer(int client) {
   const auto end = std::chrono::steady_clock::now() + kClientTime;
-  /// False if the time is over or the server must end.
+  /// Returns false if the time is over or the server must end.
   const auto wait_for = [&](short events) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     pollfd waits[] = {{client, events, 0}, {stop_, POLLIN, 0}};

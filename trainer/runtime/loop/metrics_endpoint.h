@@ -10,14 +10,14 @@ namespace slipstream::runtime {
 
 class MetricsEndpoint {
  public:
-  /// Listens; a thread answers, one client at a time, each for at most two seconds. Throws: ResourceError if the port
-  /// is taken or reserved.
+  /// Listens. A thread answers one client at a time, each for at most two seconds. Throws: ResourceError if the port is
+  /// taken or reserved.
   explicit MetricsEndpoint(int port);
   ~MetricsEndpoint();
   MetricsEndpoint(const MetricsEndpoint&) = delete;
   MetricsEndpoint& operator=(const MetricsEndpoint&) = delete;
 
-  /// The text of later answers.
+  /// Sets the text of later answers.
   void set(std::string text);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Windows of losses and norms, limits from them, and sentences about steps beyond them.
+// Windows of losses and norms, limits computed from them, and sentences about steps beyond these limits.
 
 #include "trainer/runtime/loop/numerics.h"
 
@@ -12,10 +12,10 @@
 namespace slipstream::runtime {
 namespace {
 
-// The windows of the last kLag steps.
+// The values that the windows of the last kLag steps need.
 constexpr int64_t kKept = NumericsGuard::kWindow + NumericsGuard::kLag - 1;
 
-/// The name of the tensor of every part of the gradient norm.
+/// Returns the name of the tensor of every part of the gradient norm.
 std::vector<std::string> gradient_names(const std::vector<std::shared_ptr<const Job>>& stages) {
   std::vector<std::string> names(static_cast<size_t>(stages.front()->norm_parts));
   for (const auto& job : stages)
@@ -80,7 +80,7 @@ void NumericsGuard::write_limits(int64_t step, std::span<float> limits) const {
 std::string NumericsGuard::finding(int64_t step, const Rank::Report& report) const {
   const double loss = report.loss_sum / tokens_;
   if (!std::isfinite(loss) || !std::isfinite(report.norm)) {
-    std::string text = fmt::format("the loss is {}", std::abs(loss));  // nan, not -nan
+    std::string text = fmt::format("the loss is {}", std::abs(loss));  // abs() prints nan instead of -nan
     if (has_norm_) text += fmt::format(" and the gradient norm {}", std::abs(report.norm));
     if (const auto first = static_cast<size_t>(report.first_not_finite); first > 0 && first <= gradients_.size())
       text += fmt::format("; the first gradient that is not finite is that of {}", gradients_[first - 1]);
@@ -93,7 +93,7 @@ std::string NumericsGuard::finding(int64_t step, const Rank::Report& report) con
                        name, value, window->mean, kWindow, (value - window->mean) / window->deviation,
                        window->deviation);
   };
-  // As the device compares them.
+  // The comparison is the same as on the device.
   if (report.loss_sum > static_cast<double>(limits[1])) return spike("loss", loss, expected(step).loss);
   if (report.norm > static_cast<double>(limits[0])) return spike("gradient norm", report.norm, expected(step).norm);
   return "";

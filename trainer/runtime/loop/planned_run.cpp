@@ -38,7 +38,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Every setting on one line, and the flags that must be equal on all ranks.
+/// Returns every setting on one line, and the flags that must be equal on all ranks.
 std::string lines_of(const RunConfig& config, const TrainOptions& options) {
   std::string lines;
   for (const auto& [key, value] : config_lines(config)) lines += fmt::format("{} = {}\n", key, value);
@@ -56,7 +56,7 @@ comm::WaitLimits limits_of(const RunConfig& config) {
           .save_seconds = static_cast<double>(config.comm.save_timeout_seconds)};
 }
 
-/// Blocks. Reads the run file. Throws: ConfigError if no run can have it, or a run with these flags cannot.
+/// Blocks. Reads the run file. Throws: ConfigError if no run can have this file, or if a run with these flags cannot.
 RunConfig supported_config(const TrainOptions& options) {
   RunConfig config = planner::load_run(options.run_file, options.sets, options.resume);
   require_supported(config);
@@ -73,7 +73,7 @@ RunConfig supported_config(const TrainOptions& options) {
   return config;
 }
 
-/// Blocks. Opens the data, or, for a dry run, finds its vocabulary alone. Throws: DataError.
+/// Blocks. Opens the data. For a dry run, only finds its vocabulary. Throws: DataError.
 void open_data(const World& world, const TrainOptions& options, AgreedInputs& inputs) {
   if (options.dry_run) {
     inputs.vocab = planner::vocab_of(inputs.written);
@@ -84,7 +84,8 @@ void open_data(const World& world, const TrainOptions& options, AgreedInputs& in
   inputs.vocab = inputs.dataset.tokenizer->vocab_size();
 }
 
-/// Blocks. Collective. The memory of the ranks must be free: that of the GPU, which is returned, or that of the host.
+/// Blocks. Collective. Requires that the memory of the ranks is free: that of the GPU, which is returned, or that of
+/// the host.
 int64_t require_memory(World& world, const PlannedRun& run) {
   const Job& job = *run.finished.job;
   if (run.on_gpus()) {
@@ -95,7 +96,7 @@ int64_t require_memory(World& world, const PlannedRun& run) {
   return 0;
 }
 
-/// Blocks. Writes plan.json of a run that does not begin. A folder that holds a run keeps that run's.
+/// Blocks. Writes plan.json of a run that does not begin. A folder that holds a run keeps the plan.json of that run.
 void write_planned(const PlannedRun& run) {
   const std::string& dir = run.config->output.dir;
   std::error_code error;
@@ -137,9 +138,9 @@ comm::WaitLimits limits_before_mpi(const TrainOptions& options) {
 
 AgreedInputs agree_on_inputs(World& world, const TrainOptions& options) {
   AgreedInputs inputs;
-  // The first exchange of every command is that of failures: a rank whose command line is wrong takes part in no other.
+  // Every command exchanges failures first: a rank whose command line is wrong takes part in no other exchange.
   world.together([] { comm::require_no_foreign_launcher("train"); });
-  // Before all else, because other builds may exchange other values.
+  // This comes before all other exchanges, because other builds may exchange other values.
   require_same(world, "build", build_id(), "Install the same build on all hosts; slipstream --version prints it.");
   world.together([&] {
     inputs.written = supported_config(options);
@@ -170,7 +171,7 @@ PlannedRun plan_run(World& world, const TrainOptions& options, AgreedInputs inpu
   world.together([&] {
     DeviceAssignment& assignment = inputs.assignment;
     const RunConfig& written = inputs.written;
-    if (options.dry_run && planner::computes_on_gpus(written, inputs.machine)) {  // for a GPU that this host may lack
+    if (options.dry_run && planner::computes_on_gpus(written, inputs.machine)) {  // a GPU that this host may lack
       assignment.kind = DeviceKind::cuda;
       assignment.nccl = comm::NcclTable::parse(comm::NcclTable::read_text(written.comm.nccl), written.comm.nccl);
     }

@@ -17,17 +17,17 @@
 
 namespace slipstream::runtime {
 
-/// The limits of waiting that the run file asks for, for the start of MPI. The defaults if it cannot be read, which
-/// ranks report together later.
+/// Returns the limits of waiting that the run file sets, for the start of MPI. If the file cannot be read, which ranks
+/// report together later, returns the defaults.
 comm::WaitLimits limits_before_mpi(const TrainOptions& options);
 
 struct AgreedInputs {
   RunConfig written;  // the run file with the settings of the command line
   int threads = 1;    // of the compute stream
   DeviceAssignment assignment;
-  data::Dataset dataset;  // not opened by a dry run
+  data::Dataset dataset;  // a dry run does not open it
   int64_t vocab = 0;
-  Machine own_machine;  // of this host
+  Machine own_machine;  // describes this host
   Machine machine;      // common to all ranks
 };
 
@@ -48,7 +48,7 @@ struct PlannedRun : AgreedInputs {
 /// Throws: AgreedFailure.
 PlannedRun plan_run(World& world, const TrainOptions& options, AgreedInputs inputs);
 
-/// What the checkpoints of this run tell about it. Pure.
+/// Returns what the checkpoints of this run record about it. Pure.
 RunIdentity identity_of(const PlannedRun& run);
 
 /// Blocks. Prints the plan of a dry run and writes plan.json, unless the folder holds a run.

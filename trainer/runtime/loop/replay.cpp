@@ -16,10 +16,10 @@
 namespace slipstream::runtime {
 namespace {
 
-/// In the order of cause and consequence within a step.
+/// The kinds have the order of cause and consequence within a step.
 enum Kind : char { kGradient = '0', kState, kMaster, kWeight };
 
-/// Elements [begin, begin + elems) of the flat order in this rank's memory.
+/// The elements [begin, begin + elems) of the flat order in this rank's memory.
 struct Array {
   Kind kind;
   std::string name;
@@ -28,7 +28,7 @@ struct Array {
   DType dtype;
 };
 
-/// The gradients of the last step, and all that it left for the next one.
+/// Returns the gradients of the last step, and everything that it left for the next one.
 std::vector<Array> arrays_of(const Job& job) {
   std::vector<Array> arrays;
   for (size_t b = 0; b < job.storage.size(); ++b) {
@@ -53,7 +53,7 @@ std::vector<Array> arrays_of(const Job& job) {
 
 /// A hash of one rank's part of a tensor.
 struct Bits {
-  std::string name;  // its kind, then "momentum of TENSOR"
+  std::string name;  // the kind, then "momentum of TENSOR"
   uint64_t hash = 0;
   bool operator==(const Bits&) const = default;
 };
@@ -83,7 +83,7 @@ std::vector<Bits> bits_of(Rank& rank) {
   return bits;
 }
 
-/// For tests: a fault of this rank's memory, in its first optimizer state.
+/// Simulates, for tests, a fault of this rank's memory in its first optimizer state.
 void flip_a_bit(Rank& rank) {
   for (const BucketStorage& storage : rank.job().storage) {
     if (storage.states.empty() || storage.shard_elems == 0) continue;
@@ -103,7 +103,8 @@ void Trainer::replay(int64_t step) {
     rank_->issue(static_cast<uint32_t>(k));
     rank_->synchronize();
     rank_->drain();
-    // Sets the limits of later steps. A reason to end was one for the run that is repeated.
+    // Sets the limits of later steps. The result is ignored, because a reason to end was a reason for the run that is
+    // repeated.
     static_cast<void>(guard_.judge(k, rank_->report(static_cast<uint32_t>(k))));
   };
   rank_->prime();

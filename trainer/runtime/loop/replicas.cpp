@@ -18,14 +18,14 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Elements [begin, end) of the flat order, and their bytes on this rank.
+/// The elements [begin, end) of the flat order, and their bytes on this rank.
 struct Resident {
   int64_t begin = 0, end = 0;
   const std::byte* bytes = nullptr;
   int64_t elem_bytes = 0;
 };
 
-/// The whole buckets that compute reads, or the masters beside them, in flat order.
+/// Returns the whole buckets that compute reads, or the masters beside them, in flat order.
 std::vector<Resident> residents(const Rank& rank, bool masters) {
   const Job& job = rank.job();
   std::vector<Resident> all;
@@ -43,7 +43,7 @@ std::vector<Resident> residents(const Rank& rank, bool masters) {
   return all;
 }
 
-/// Does another rank hold the bits of this tensor?
+/// Returns true if another rank holds the bits of this tensor.
 bool is_replicated(const Job& job, const NamedTensor& tensor) {
   return job.mesh.group_size(Axis::replica) > 1 || (job.mesh.group_size(Axis::tensor) > 1 && tensor.split.parts == 1) ||
          (job.has_tied_copies && tensor.name == job.tied_name);

@@ -21,20 +21,20 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Blocks. Collective. The newest state of the run, or the newest one before the step to replay.
+/// Blocks. Collective. Returns the newest state of the run, or the newest one before the step to replay.
 std::optional<ResumePoint> newest_state(World& world, const TrainOptions& options, const PlannedRun& run,
                                         const RunName& name) {
   const RunConfig& config = *run.config;
   const std::string& dir = config.checkpoint.dir;
   if (options.replayed_step) return find_resume_point(world, dir, {.most_step = *options.replayed_step - 1});
   std::optional<ResumePoint> newest = find_newest_state(world, dir, name, {.verifies = false});
-  // Nothing reads a checkpoint after the last step, so that its hashes are compared here.
+  // Nothing reads a checkpoint after the last step, so its hashes are compared here.
   if (newest && newest->manifest.step >= config.train.steps)
     newest = find_newest_state(world, dir, name, {.verifies = true});
   return newest;
 }
 
-/// The sentence of the error that `stage` throws; empty if it throws none.
+/// Returns the sentence of the error that `stage` throws, or an empty text if it throws none.
 std::string problem_in(const std::function<void()>& stage) {
   try {
     stage();
@@ -44,8 +44,8 @@ std::string problem_in(const std::function<void()>& stage) {
   return {};
 }
 
-/// Blocks. Collective. Refuses a state of another run. A snapshot in memory that this start cannot continue gives way
-/// to the newest checkpoint on disk. Throws: AgreedFailure.
+/// Blocks. Collective. Refuses a state of another run. If this start cannot continue a snapshot in memory, it continues
+/// the newest checkpoint on disk instead. Throws: AgreedFailure.
 void require_own_state(World& world, const TrainOptions& options, const PlannedRun& run, StartPoint& start) {
   std::optional<ResumePoint>& state = start.state;
   const auto require = [&] {
@@ -64,7 +64,7 @@ void require_own_state(World& world, const TrainOptions& options, const PlannedR
   if (state && !checked) world.together(require);
 }
 
-/// Blocks. Collective: rank 0 looks.
+/// Blocks. Collective: rank 0 reads the folder.
 bool has_final_weights(World& world, const RunConfig& config) {
   std::error_code error;
   const bool mine = world.rank() > 0 || std::filesystem::exists(config.checkpoint.dir + "/final", error);
@@ -84,8 +84,8 @@ void require_outside_of_runs(const std::string& output) {
           files::shown(output), files::shown(around.string()));
 }
 
-/// Blocks. Collective. The folder of model.init must suit the model, be alike on all hosts, and stay where it is.
-/// Throws: AgreedFailure.
+/// Blocks. Collective. Requires that the folder of model.init suits the model, is the same on all hosts, and stays
+/// where it is. Throws: AgreedFailure.
 void require_initial_weights(World& world, const TrainOptions& options, const PlannedRun& run) {
   const RunConfig& config = *run.config;
   world.together([&] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a run begins: at its first step, or after the state that it continues.
+// The beginning of a run: its first step, or the state that it continues.
 
 #include <optional>
 
@@ -12,15 +12,15 @@
 namespace slipstream::runtime {
 
 struct StartPoint {
-  RunName name;                           // of this start, with the earlier starts that it may continue
+  RunName name;                           // the name of this start, with the earlier starts that it may continue
   std::optional<ResumePoint> state = {};  // none: the run begins at step 1
 
   int64_t step() const { return state ? state->manifest.step : 0; }
 };
 
 /// Blocks. Collective. Chooses the newest state that this run can continue, and checks model.init of a run that
-/// continues none. None if --resume finds that nothing is left to train.
-/// Throws: AgreedFailure; CheckpointError on all ranks if there are checkpoints, but none can be used.
+/// continues none. Returns none if --resume finds that nothing is left to train. Throws: AgreedFailure; CheckpointError
+/// on all ranks if there are checkpoints, but none can be used.
 std::optional<StartPoint> find_start(World& world, const TrainOptions& options, const PlannedRun& run);
 
 }  // namespace slipstream::runtime

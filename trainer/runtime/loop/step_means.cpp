@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs step times, gathers them, and averages.
+// Packs step times, gathers them, and averages them.
 
 #include "trainer/runtime/loop/step_means.h"
 
@@ -23,7 +23,7 @@ void put(std::string& bytes, const std::string& text) {
   bytes += text;
 }
 
-/// Reads what put() wrote, in order.
+/// Reads what put() wrote, in the same order.
 class Reader {
  public:
   explicit Reader(const std::string& bytes) : bytes_(bytes) {}
@@ -151,7 +151,8 @@ OwnTimes next_own(Reader& reader, size_t kinds) {
   return own;
 }
 
-/// Equal for items that take the same time on equal machines: op, size, and name without numbers.
+/// Returns a text that is equal for items that take the same time on equal machines: op, size, and the name without
+/// numbers.
 std::string kind_of(const Job& job, const Item& item) {
   std::string kind = fmt::format("{} {} {} ", name_of(item.op), item.cost.flops, item.cost.bytes);
   for (const char letter : item.name)
@@ -173,7 +174,7 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
-/// The previous step is not an element of the batch and travels with the step.
+/// Returns true if the previous step is not an element of the batch, so that it travels with the step.
 bool brings_previous(const std::vector<StepTimes>& steps, size_t i) {
   return steps[i].previous && (i == 0 || steps[i - 1].step != steps[i].previous->step);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Step times of all ranks brought together: waits split into exposed communication and bubbles, and means.
+// Combines the step times of all ranks: splits waits into exposed communication and bubbles, and computes means.
 
 #include <map>
 #include <string>
@@ -23,7 +23,7 @@ struct PlanItems {
   std::vector<std::string> hosts;
 };
 
-/// Means over ranks, in milliseconds; `exposed_ms_max` is of the rank that waited longest, `exposed_by` adds up to
+/// Means over ranks, in milliseconds. `exposed_ms_max` belongs to the rank that waited longest. `exposed_by` adds up to
 /// `exposed_ms`.
 struct StepMeans {
   double step_ms = 0, compute_ms = 0, comm_ms = 0, exposed_ms = 0, bubble_ms = 0, exposed_ms_max = 0, input_ms = 0,
@@ -33,25 +33,26 @@ struct StepMeans {
 
 struct GatheredSteps {
   std::vector<StepMeans> means;    // by step, the same on all ranks
-  std::vector<OwnSample> samples;  // by step, on rank 0, if the ranks gave their own times
+  std::vector<OwnSample> samples;  // by step, on rank 0, if the ranks passed their own times
 };
 
-/// Blocks. Collective: every rank gives the same steps. `own` has own_times() of each, or nothing on all ranks.
+/// Blocks. Collective: every rank passes the same steps. `own` has own_times() of each step, or nothing on all ranks.
 GatheredSteps gather_steps(World& world, const std::vector<StepTimes>& steps, const std::vector<OwnTimes>& own,
                            const PlanItems& items);
 
-/// Pure. The largest first.
+/// Pure. Returns the entries, the largest first.
 std::vector<std::pair<std::string, double>> by_size(const std::map<std::string, double>& ms);
 
-/// Pure. "reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms and 2 more": means over `steps`, three tasks at most; empty
-/// if compute waited for none.
+/// Pure. Returns "reduce.3 2.1 ms, reduce.0 0.4 ms, reduce.1 0.1 ms and 2 more": means over `steps`, three tasks at
+/// most; empty if compute waited for none.
 std::string waited_for(const std::map<std::string, double>& exposed_by, double steps);
 
-/// Blocks. Collective: element by element the largest value of any rank. Every rank gives as many values.
+/// Blocks. Collective: returns, element by element, the largest value of any rank. Every rank passes the same number of
+/// values.
 std::vector<int64_t> largest_over_ranks(World& world, const std::vector<int64_t>& values);
 
-/// Blocks. Collective: the same among the ranks of each pipeline stage, by stage. `values` are of this rank's stage:
-/// the plans of stages have different items.
+/// Blocks. Collective: does the same among the ranks of each pipeline stage and returns the values by stage. `values`
+/// belong to this rank's stage, because the plans of stages have different items.
 std::vector<std::vector<int64_t>> largest_of_stages(World& world, const Mesh& mesh, const std::vector<int64_t>& values);
 
 }  // namespace slipstream::runtime

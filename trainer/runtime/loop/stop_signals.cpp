@@ -31,7 +31,7 @@ extern "C" void print_and_end_now(int signal) {
 
 extern "C" void ask_to_save(int signal) {
   asked_to_save = true;
-  // SA_RESETHAND has restored the default action of the others, which a second signal has.
+  // SA_RESETHAND has restored the default action of the other signals, so that a second one ends the process.
   const std::string* line = line_of_handler.load();
   if (signal != SIGUSR1 && line) print(*line);
 }
@@ -63,7 +63,7 @@ StopSignals::StopSignals(bool prints) : prints_(prints) {
 }
 
 StopSignals::~StopSignals() {
-  // The run has ended, and its exit code tells how: one more request to save must not replace it.
+  // The run has ended, and its exit code tells how. Another request to save must not replace that code.
   for (const int signal : kSignals) handle(signal, signal == SIGUSR1 ? SIG_IGN : SIG_DFL, 0);
   line_of_handler = nullptr;
 }

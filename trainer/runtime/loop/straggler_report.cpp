@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One warning and one line of JSON per straggler, and a summary at the end.
+// Prints one warning and one line of JSON per straggler, and a summary at the end.
 
 #include "trainer/runtime/loop/straggler_report.h"
 
@@ -13,7 +13,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// The item that was latest; empty if the cause has none.
+/// Returns the item that was latest; empty if the cause has none.
 std::string item_of(const Straggler& straggler, const PlanItems& items) {
   if (straggler.cause == Cause::core) return "waiting for a core";
   return straggler.item == kNoItem ? "" : items.names[static_cast<size_t>(straggler.rank)][straggler.item];
@@ -48,7 +48,8 @@ std::optional<OwnTimes> StragglerReport::own(const StepTimes& times, const std::
   if (!measures_) return {};
   const auto ready = ready_ns_.extract(times.step);
   OwnTimes own = own_times(times, items_.kinds, world_.rank(), ready ? ready.mapped() : 0, fastest_ns);
-  // A stop delays whatever the threads were doing, most often waiting. It is noticed up to half a second later.
+  // A stop delays whatever the threads were doing, which is most often waiting. It is noticed up to half a second
+  // later.
   if (world_.monitor()) {
     const int64_t before_ns = std::exchange(stopped_ns_, world_.monitor()->stopped_ns());
     own.stopped_ns = stopped_ns_ - before_ns;

@@ -14,20 +14,21 @@
 
 namespace slipstream::runtime {
 
-/// Pure. One line of stragglers.jsonl.
+/// Pure. Returns one line of stragglers.jsonl.
 std::string straggler_json(const Straggler& straggler, const PlanItems& items);
 
-/// One thread uses it, the host's that issues the steps.
+/// Only the host's thread that issues the steps uses it.
 class StragglerReport {
  public:
-  /// Borrows all. `threshold` 0: measures and reports nothing.
+  /// Borrows all arguments. With `threshold` 0, it measures and reports nothing.
   StragglerReport(World& world, const PlanItems& items, double threshold, RunDir& run_dir);
 
   /// The host has issued `step`.
   void issued(int64_t step);
-  /// Times of an ended step, for gather_steps(); none if nothing is reported. `fastest_ns` as of own_times().
+  /// Returns the times of an ended step for gather_steps(), or none if nothing is reported. `fastest_ns` is that of
+  /// own_times().
   std::optional<OwnTimes> own(const StepTimes& times, const std::vector<int64_t>& fastest_ns);
-  /// Blocks while it writes. Takes the steps behind `first` in order.
+  /// Blocks while it writes. Takes the steps after `first` in their order.
   void add(const std::vector<OwnSample>& samples, int64_t first);
   /// Judges the last steps and prints what all stragglers have cost.
   void finish();
@@ -39,9 +40,10 @@ class StragglerReport {
   const PlanItems& items_;
   bool measures_;
   ThreadUsage usage_;
-  int64_t stopped_ns_ = 0;                     // of this process, up to the last ended step
-  std::map<int64_t, int64_t> ready_ns_;        // by step: the host waited for a core before it had issued it
-  std::optional<StragglerDetector> detector_;  // rank 0
+  int64_t stopped_ns_ = 0;  // the time for which this process was stopped, up to the last ended step
+  /// By step: the time for which the host waited for a core before it had issued the step.
+  std::map<int64_t, int64_t> ready_ns_;
+  std::optional<StragglerDetector> detector_;  // on rank 0
   RunDir& run_dir_;
 };
 

@@ -6,8 +6,9 @@
 
 namespace slipstream::runtime {
 
-/// Blocks. Collective. Trains the model of a run file and writes its run folder; with dry_run, prints the plan instead.
-/// Returns the exit code. Throws: Error, in a world of one rank; otherwise it prints the error and ends all ranks.
+/// Blocks. Collective. Trains the model of a run file and writes its run folder. With dry_run, prints the plan instead.
+/// Returns the exit code. Throws: Error, in a world of one rank; with several ranks it prints the error and ends all of
+/// them.
 int train(const TrainOptions& options);
 
 }  // namespace slipstream::runtime

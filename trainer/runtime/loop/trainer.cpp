@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the training loop: the host issues step k + 1 while step k runs, and reads step k - 1.
+// Runs the training loop. The host issues step k + 1 while step k runs, and reads step k - 1.
 
 #include "trainer/runtime/loop/trainer.h"
 
@@ -32,11 +32,12 @@
 namespace slipstream::runtime {
 namespace {
 
-// Steps without counted op times, because they touch memory and caches for the first time.
+// The first steps, whose op times are not counted, because they touch memory and caches for the first time.
 constexpr int64_t kWarmSteps = 2;
 // After this many steps, the run's own op times give the bound in the step line.
 constexpr int64_t kBoundStep = 8;
-// Steps between two exchanges of times, however large train.log_interval is: a killed run loses no more lines.
+// The largest number of steps between two exchanges of times, even with a larger train.log_interval, so that a killed
+// run loses no more lines.
 constexpr size_t kMostPending = 100;
 
 }  // namespace
@@ -101,7 +102,7 @@ std::unique_ptr<data::Loader> Trainer::make_loader(const PlannedRun& run) const 
                                .documents = job.model.documents};
   const data::BatchFiller fill =
       data::training_filler(dataset_.train, sampler, share.rank, share.ranks, share.context_rank, share.context_ranks);
-  // Each step stages the next step's batch, including the last step, which replay() runs twice.
+  // Each step stages the next step's batch, and so does the last step, which replay() runs twice.
   return std::make_unique<data::Loader>(
       [fill, skipped = skipped_batches_](int64_t step, data::Batch& batch) {
         delay_point("input", step);
@@ -227,9 +228,9 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
     rank_->wait_behind(1);
     if (step == resumed_ + 1) chosen();
     if (step - 2 > seen_) look_back(step - 2, true);
-    // The works of the last traced step have ended, and those that its end has started elsewhere.
+    // The works of the last traced step have ended, and so have those that its end has started elsewhere.
     if (trace_ && seen_ > config_.trace.steps[1]) trace_->finish();
-    // Step - 1 has ended, and its snapshot is on its way.
+    // Step - 1 has ended, and its snapshot is in flight.
     const auto mark = kept ? mark_of(step - 1) : std::nullopt;
     const Due checkpoint = checkpoint_due(step);
     // A save in flight ends before the next one begins, and before a rank may end.
@@ -366,7 +367,7 @@ void Trainer::look_back(int64_t step, bool next_begins) {
 }
 
 void Trainer::diverged(int64_t step, const std::string& what) {
-  // Decided by the step alone, so that the writers' speed does not decide which checkpoint is the newest.
+  // The step alone decides this, so that the speed of the writers does not decide which checkpoint is the newest.
   if (checkpoints_->in_flight() > 0 && checkpoints_->in_flight() < step) finish_save();
   if (trace_) trace_->finish();
   flush(true);
@@ -378,9 +379,9 @@ void Trainer::diverged(int64_t step, const std::string& what) {
 void Trainer::rehearse_bound() {
   const Job& job = rank_->job();
   const comm::RooflinePrice machine = planner::price_of(config_, machine_, job.mesh);
-  // Without an emulated link, the rate of the wire is unknown and there is no bound.
+  // Without an emulated link, the rate of the wire is unknown, and there is no bound.
   if (job.mesh.world() > 1 && config_.comm.emulate.bandwidth_bytes_per_second == 0) return;
-  // Equal on all ranks: for every item of a stage, the fastest time on the stage's slowest rank.
+  // These are equal on all ranks: for every item of a stage, the fastest time on the stage's slowest rank.
   const std::vector<std::vector<int64_t>> item_ns = largest_of_stages(world_, job.mesh, item_ns_);
   bound_ms_ = planner::rehearsed_step_ms(stages_, item_ns, machine, replayed_);
 }

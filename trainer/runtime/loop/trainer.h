@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The training loop of one rank: issues steps, reads finished ones, evaluates and writes metrics.
+// The training loop of one rank: issues steps, reads finished ones, evaluates, and writes metrics.
 
 #include <cstdio>
 #include <functional>
@@ -37,7 +37,8 @@
 
 namespace slipstream::runtime {
 
-/// A loss, a norm or a weight is not finite, or train.on_nan = "rollback" found a spike. All ranks throw it alike.
+/// A loss, a norm or a weight is not finite, or train.on_nan = "rollback" found a spike. All ranks throw the same
+/// error.
 class Diverged : public NumericsError {
  public:
   Diverged(int64_t at_step, const std::string& sentence) : NumericsError("{}", sentence), step(at_step) {}
@@ -51,17 +52,18 @@ class Trainer {
   Trainer(World& world, const TrainOptions& options, const PlannedRun& run, const StartPoint& start);
   ~Trainer();
 
-  /// Blocks. Trains the steps that are left, evaluates, writes metrics, traces, checkpoints and final weights into
-  /// `run_dir`, and metrics into `sinks`, null on ranks other than 0. Collective. Returns ok, or preempted if a signal
-  /// ended the run behind a checkpoint.
-  /// Saves and ends behind a step if `signals` ask for it, also before the call.
-  /// Throws: Diverged. Then the lines of earlier steps are written, and with rollback, saves of earlier steps complete.
+  /// Blocks. Collective. Trains the steps that are left, evaluates, and writes metrics, traces, checkpoints and final
+  /// weights into `run_dir`, and metrics into `sinks`, which is null on ranks other than 0. Returns ok, or preempted if
+  /// a signal ended the run after a checkpoint.
+  /// If `signals` ask for it, even before the call, it saves and ends after a step.
+  /// Throws: Diverged. Then the lines of earlier steps are written, and with rollback, saves of earlier steps are
+  /// complete.
   /// Calls `chosen` when libraries have made their choices: after issuing the first step, and at the end.
   ExitCode run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals, const std::function<void()>& chosen);
 
-  /// Blocks. Collective. Instead of run(): runs the steps up to `step`, that one twice from the same state, and prints
-  /// that both executions left the same bits. Writes no file. Throws: NumericsError on all ranks with the first rank
-  /// and tensor that differ.
+  /// Blocks. Collective. Replaces run(): runs the steps up to `step`, runs that one twice from the same state, and
+  /// prints that both executions left the same bits. Writes no file. Throws: NumericsError on all ranks with the first
+  /// rank and tensor that differ.
   void replay(int64_t step);
 
   Rank& rank() { return *rank_; }
@@ -98,39 +100,41 @@ class Trainer {
   void flush(bool print);
   void write_line(int64_t step, const Pending& pending, const StepMeans& times, bool print);
   double evaluate();
-  /// The hash of all weights on rank 0; empty elsewhere. `not_finite` becomes the name of the first tensor with a NaN
-  /// or an infinity, on all ranks. Collective.
+  /// Returns the hash of all weights on rank 0, and an empty text elsewhere. `not_finite` becomes the name of the first
+  /// tensor with a NaN or an infinity, on all ranks. Collective.
   std::string params_hash(std::string& not_finite);
   /// Writes the lines of the finished steps and throws Diverged. All ranks call it with the same values.
   [[noreturn]] void diverged(int64_t step, const std::string& what);
-  /// Writes the files beside the weights, which text generation from a checkpoint needs. A resumed run keeps those that
-  /// exist: model.init may be gone.
+  /// Writes the files beside the weights that text generation from a checkpoint needs. A resumed run keeps those that
+  /// exist, because model.init may be gone.
   void save_model_files();
   std::string hugging_face_config() const;
   void save_final();
-  /// Saves a checkpoint at rest; the metrics of its steps are on disk before it. A failure is a warning if training
-  /// goes on, otherwise a ResourceError on all ranks.
+  /// Saves a checkpoint at rest. The metrics of its steps are on disk before it. A failure is a warning if training
+  /// continues, otherwise a ResourceError on all ranks.
   void save(int64_t step, bool goes_on);
-  /// Begins to save the state after `step` beside the next steps. True if that step must copy it.
+  /// Begins to save the state after `step` while the next steps run. Returns true if that step must copy it.
   bool save_beside(int64_t step);
-  /// Commits the save in flight, for which all ranks have written their files, or will.
+  /// Commits the save in flight, for which all ranks have written their files, or will write them.
   void finish_save();
   /// Collective. Throws: CheckpointError if a folder of the run is no longer in its place.
   void require_in_place();
-  /// `commit` gets the problem of rank 0, and returns the reason of a failure.
+  /// `commit` receives the problem of rank 0, and returns the reason of a failure.
   void end_save(int64_t step, bool goes_on, const std::function<std::string(const std::string&)>& commit);
-  /// Loss and norm of an ended step, before its times are known; none if the run will not go on after it.
+  /// Returns the loss and norm of an ended step before its times are known, or none if the run will not continue after
+  /// it.
   std::optional<checkpoint::KeptMark> mark_of(int64_t step) const;
-  /// Writes the line of the step that this run continues from memory, if that was not written: without times.
+  /// Writes the line, without times, of the step from which this run continues in memory, if that line was not written.
   void write_lost_line();
-  /// The sentence of a first signal. `saved`: what a resume would find if the process is killed before it has saved.
+  /// Returns the sentence of a first signal. `saved` is what a resume would find if the process is killed before it has
+  /// saved.
   static std::string sentence_of_signal(const std::string& saved);
   /// Reports the end of a save.
   void saved(int64_t step, const std::string& failure, bool goes_on);
-  /// Is a checkpoint due after `step`, by the number of steps or by the votes of all ranks? Collective.
+  /// Whether a checkpoint is due after `step`, by the number of steps or by the votes of all ranks. Collective.
   struct Due {
     bool save = false;
-    bool stop = false;     // behind it
+    bool stop = false;     // the run stops after the checkpoint
     bool written = false;  // all ranks have written their files of the save in flight
   };
   Due checkpoint_due(int64_t step);
@@ -148,14 +152,14 @@ class Trainer {
   std::unique_ptr<data::Loader> loader_;
   std::vector<std::shared_ptr<const Job>> stages_;
   bool replayed_ = false;  // steps are launched as graphs
-  bool paced_ = false;     // works sleep: the weights are not trained
-  int64_t resumed_ = 0;    // the step of the checkpoint that this run continues; 0: none
+  bool paced_ = false;     // works sleep, so that the weights are not trained
+  int64_t resumed_ = 0;    // the step of the checkpoint that this run continues; 0: there is none
   std::optional<std::array<double, 4>> resumed_results_;
   int64_t skipped_batches_ = 0;        // see checkpoint::Manifest
   std::unique_ptr<PeerMemory> peers_;  // with checkpoint.peer_interval; outlives the rank, which writes into it
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Checkpoints> checkpoints_;
-  TextFiles texts_;  // rank 0
+  TextFiles texts_;  // on rank 0
   StopSignals* signals_ = nullptr;
   int64_t saved_ns_ = 0;  // when the last checkpoint was due
   std::unique_ptr<OverlapMeter> meter_;
@@ -163,15 +167,15 @@ class Trainer {
   std::vector<Pending> pending_;
   std::optional<PlanItems> items_;
   std::unique_ptr<StragglerReport> stragglers_;
-  std::vector<int64_t> item_ns_;                                 // fastest seen, by item of a timeline
-  std::optional<double> bound_ms_;                               // rehearsed, at most the fastest step
-  double fastest_ms_ = std::numeric_limits<double>::infinity();  // of the steps written
-  double model_flops_ = 0;                                       // of a step, all ranks
-  double peak_flops_per_second_ = 0;                             // of a rank, from the machine file; 0 without one
-  std::optional<int64_t> sent_before_;                           // the first step, and by evaluations
+  std::vector<int64_t> item_ns_;                                 // the fastest times seen, by item of a timeline
+  std::optional<double> bound_ms_;                               // rehearsed, and at most the fastest step
+  double fastest_ms_ = std::numeric_limits<double>::infinity();  // of the steps that were written
+  double model_flops_ = 0;                                       // for a step on all ranks
+  double peak_flops_per_second_ = 0;                             // for a rank, from the machine file; 0 without one
+  std::optional<int64_t> sent_before_;                           // by the first step, and by evaluations
   int64_t global_batch_ = 0;
   NumericsGuard guard_;
-  checkpoint::NumericsHistory history_in_flight_;  // after the step that is being saved
+  checkpoint::NumericsHistory history_in_flight_;  // the history after the step that is being saved
   int64_t started_ns_ = 0;
   int64_t seen_ = 0;  // the last step whose times have been taken: they wait for the next one's first work
   RunDir* run_dir_ = nullptr;

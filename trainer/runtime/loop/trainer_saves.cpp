@@ -20,11 +20,11 @@ Trainer::Due Trainer::checkpoint_due(int64_t step) {
   uint64_t mine = (StopSignals::asked() ? signal : 0) | (checkpoints_->is_writing() ? writing : 0);
   if (minutes > 0 && world_.rank() == 0 && monotonic_ns() - saved_ns_ >= minutes * 60 * kSecond) {
     mine |= time;
-    saved_ns_ = monotonic_ns();  // the others hear of it at the next step
+    saved_ns_ = monotonic_ns();  // the other ranks learn of it at the next step
   }
   const uint64_t votes = world_.vote(mine);
   const bool last = step == config_.train.steps;
-  // Votes are those of the step before, in which a save that begins now had not begun.
+  // The votes are those of the previous step, before which a save that begins now had not begun.
   const bool voted = checkpoints_->in_flight() > 0 && step > checkpoints_->in_flight() + 1;
   return {.save = last || (votes & (time | signal)) != 0 ||
                   (config_.checkpoint.interval > 0 && step % config_.checkpoint.interval == 0),
@@ -80,7 +80,7 @@ void Trainer::saved(int64_t step, const std::string& failure, bool goes_on) {
   if (step < config_.train.steps)
     world_.together([&] { throw ResourceError("[checkpoint] step {} is not saved: {}", step, failure); });
   log_warn("[checkpoint] step {} is not saved: {}", step, failure);
-  save_final();  // smaller than the checkpoint
+  save_final();  // these take less space than the checkpoint
   world_.together([&] {
     throw ResourceError(
         "[checkpoint] the last step, {}, has its weights in {}/final, but no checkpoint: see the warning above.", step,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the training loop does with whole weights: evaluation, their hash, and the final ones.
+// What the training loop does with whole weights: evaluation, their hash, and the final weights.
 
 #include <cstring>
 #include <filesystem>
@@ -23,7 +23,7 @@ double Trainer::evaluate() {
   const std::optional<int64_t> before = rank_->sent_bytes();
   const Job& job = rank_->job();
   const Job::Share share = job.share();
-  const int64_t tokens = job.model.tokens;  // of a sequence on this rank
+  const int64_t tokens = job.model.tokens;  // the tokens of a sequence on this rank
   const data::EvalSampler sampler(dataset_.validation->count(),
                                   {.sequence_length = config_.train.sequence_length,
                                    .micro_batch_size = config_.train.micro_batch_size,

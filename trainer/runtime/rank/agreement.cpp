@@ -12,7 +12,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// The first differing lines of two texts; empty if one text ends there.
+/// Returns the first differing lines of two texts. A line is empty if its text ends there.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_a(a), lines_b(b);
   while (true) {
@@ -22,7 +22,7 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
   }
 }
 
-/// The values of order_hash() as text, one line per item.
+/// Returns the values of order_hash() as text, one line per item.
 std::string plan_lines(const planner::FinishedJob& finished) {
   std::string lines;
   for (size_t s = 0; s < finished.stages.size(); ++s) {

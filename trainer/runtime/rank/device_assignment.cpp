@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks exchange their choice of device first, so that all use one kind.
+// The ranks first exchange their choice of device, so that all use the same kind.
 
 #include "trainer/runtime/rank/device_assignment.h"
 
@@ -21,18 +21,19 @@
 namespace slipstream::runtime {
 namespace {
 
-/// The reason for which "auto" does not look for a GPU; empty if it does.
+/// Returns the reason why "auto" does not look for a GPU; empty if it does.
 std::string ruled_out(const RunConfig& config) {
   if (config.comm.backend == Backend::mpi) return "comm.backend = \"mpi\" moves host memory";
   return "";
 }
 
-/// The reason for which this rank cannot train on a GPU of `devices` among `ranks` ranks; empty if it can.
+/// Returns the reason why this rank cannot train on a GPU of `devices` among `ranks` ranks; empty if it can.
 std::string reason_against(const CudaDevices& devices, int ranks) {
   if (devices.count() == 0) return devices.reason;
   if (ranks > 1 && comm::nccl_version() == 0)
     return "this build has no NCCL, which several ranks need. Configure with -Dnccl=enabled";
-  // Older versions do not order launches of several communicators (NCCL_LAUNCH_ORDER_IMPLICIT), and ranks can deadlock.
+  // Older versions do not order launches of several communicators (NCCL_LAUNCH_ORDER_IMPLICIT), so that ranks can
+  // deadlock.
   constexpr int kOldestNccl = 22700;
   if (ranks > 1 && comm::nccl_version() < kOldestNccl)
     return fmt::format("NCCL is {}, but several ranks need {} (2.27) or newer. Install it", comm::nccl_version(),
@@ -52,8 +53,8 @@ namespace {
 DeviceAssignment choose(World& world, const RunConfig& config) {
   if (config.device.kind == DeviceChoice::cpu || !ruled_out(config).empty()) return {};
   const bool asked = config.device.kind == DeviceChoice::cuda || config.comm.backend == Backend::nccl;
-  // Set before the first CUDA call: by default, streams share 8 queues of the GPU, and streams of one queue wait for
-  // each other.
+  // This must be set before the first CUDA call. By default, streams share 8 queues of the GPU, and streams of one
+  // queue wait for each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const CudaDevices devices = find_cuda_devices();
   const std::string reason = reason_against(devices, world.size());
@@ -73,7 +74,7 @@ DeviceAssignment choose(World& world, const RunConfig& config) {
       throw ResourceError("[cuda] no GPU can be used: {}. Set device.kind = \"cpu\" to train without a GPU.", reason);
     assignment.gpu = cuda_device_of(devices, world.rank_on_host());
   });
-  // "HOST ID" of every rank. Ranks of one host must not name a GPU twice.
+  // Exchanges "HOST ID" of every rank. Ranks of one host must not name a GPU twice.
   const std::string& id = devices.ids[static_cast<size_t>(assignment.gpu)];
   const std::vector<std::string> versions = world.all_gather(fmt::format("{}", comm::nccl_version()));
   const std::vector<std::string> taken = world.all_gather(fmt::format("{} {}", world.host(), id));
@@ -127,7 +128,7 @@ DeviceAssignment assign_device(World& world, const RunConfig& config) {
 }
 
 namespace {
-// Memory of the emulated link: staging for copies, and flags that release held blocks.
+// The memory of the emulated link: staging for copies, and flags that release held blocks.
 constexpr int64_t kStagingBytes = kMiB;
 constexpr size_t kFlags = 65536;
 }  // namespace
@@ -135,7 +136,7 @@ constexpr size_t kFlags = 65536;
 WireOptions DeviceAssignment::wire(const RunConfig& config, Device& device) const {
   WireOptions wire{.nccl = nccl, .traffic = {}, .sockets = config.comm.backend != Backend::mpi};
   if (kind != DeviceKind::cuda) return wire;
-  // Allocated once and shared by all channels, because the copied bytes are never read.
+  // All channels share this memory, because the copied bytes are never read.
   struct Memory {
     std::unique_ptr<Allocation> staging, scratch, flags;
     size_t flags_taken = 0;
@@ -195,7 +196,7 @@ Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, 
   if (assignment.kind != DeviceKind::cuda || !config.device.machine.empty())
     return planner::machine_of(config, "", threads, ranks_on_host);
   const CudaGpu gpu = describe_cuda_device(assignment.gpu);
-  // Multiply-adds of a multiprocessor and clock: the dense bf16 rate doubled from Ampere to Hopper. Two flops each.
+  // The multiply-adds of a multiprocessor per clock, two flops each: the dense bf16 rate doubled from Ampere to Hopper.
   const double clock_hz = static_cast<double>(gpu.clock_khz) * 1e3 * gpu.multiprocessors;
   return {.name = gpu.name,
           .device = MachineDevice::cuda,
@@ -208,7 +209,7 @@ Machine machine_at(const DeviceAssignment& assignment, const RunConfig& config, 
           .multiprocessors = gpu.multiprocessors,
           .launch_ns = 4 * kMicrosecond,
           .ranks_per_node = ranks_on_host,
-          // PCIe 4 and 100 Gbit/s: conservative rates without a machine file.
+          // Without a machine file, these are conservative rates of PCIe 4 and 100 Gbit/s.
           .intra_bytes_per_second = 20'000'000'000,
           .intra_latency_ns = 10 * kMicrosecond,
           .inter_bytes_per_second = 12'500'000'000,
@@ -230,7 +231,7 @@ Machine agreed_machine(World& world, const Machine& machine) {
   for (const std::string& bytes : world.all_gather(std::string(reinterpret_cast<const char*>(&own), sizeof own))) {
     Numbers theirs{};
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
-    // Rates are rank 0's. The other values of a machine file enter the plan, whose hash the ranks compare.
+    // The rates are rank 0's. The other values of a machine file enter the plan, whose hash the ranks compare.
     Machine& other = machines.emplace_back(machine);
     other.flops_per_second_f32 = theirs.flops_f32;
     other.flops_per_second_bf16 = theirs.flops_bf16;

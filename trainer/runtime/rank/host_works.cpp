@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One word per stream: 0 while the thread runs a work, then 1. A kernel of one thread waits for it.
+// There is one word per stream, which is 0 while the thread runs a work, and then 1. A kernel of one thread waits for
+// it.
 
 #include "trainer/runtime/rank/host_works.h"
 
@@ -36,7 +37,8 @@ Work HostWorks::on_stream(Work work) {
       std::atomic_ref(*word).store(0);
       host->push(task);
     });
-    // Without a limit: a transfer that never ends has its own, and then the word is written, too.
+    // The wait has no limit, because a transfer that never ends has a limit of its own, after which the word is
+    // written, too.
     kernels::await_flag(context, {.flag = word, .value = 1, .limit_ns = std::numeric_limits<int64_t>::max()});
   };
   return work;

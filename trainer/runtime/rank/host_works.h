@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Works of the host, such as a transfer by MPI or a hash, at their places on a stream of a GPU.
+// Runs works of the host, such as a transfer by MPI or a hash, at their positions on a stream of a GPU.
 //
-// Functions that a CUDA stream calls may not wait: the driver may run those of all streams one after the other, NCCL's
-// own too. Here such a function only wakes a thread, which runs the work, and the stream waits for a word that this
-// thread writes.
+// Functions that a CUDA stream calls may not wait, because the driver may run those of all streams one after the other,
+// including NCCL's own. Here such a function only wakes a thread, which runs the work, and the stream waits for a word
+// that this thread writes.
 
 #include <condition_variable>
 #include <cstdint>
@@ -30,9 +30,9 @@ class HostWorks : public std::enable_shared_from_this<HostWorks> {
   HostWorks(const HostWorks&) = delete;
   HostWorks& operator=(const HostWorks&) = delete;
 
-  /// A work for the stream that runs `work`, whose memory is the host's, as on a cpu: after all earlier and before all
-  /// later commands of the stream. The result owns this object. After a work that throws, later ones are skipped, and
-  /// the next launch throws the same error.
+  /// Returns a work for the stream that runs `work`, whose memory is the host's, as on a cpu, after all earlier and
+  /// before all later commands of the stream. The result owns this object. After a work that throws, later ones are
+  /// skipped, and the next launch throws the same error.
   Work on_stream(Work work);
 
  private:
@@ -47,8 +47,8 @@ class HostWorks : public std::enable_shared_from_this<HostWorks> {
   std::unique_ptr<Allocation> flag_;
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::deque<Task> tasks_;    // under mutex_
-  std::exception_ptr error_;  // under mutex_
+  std::deque<Task> tasks_;    // guarded by mutex_
+  std::exception_ptr error_;  // guarded by mutex_
   std::thread thread_;
 };
 

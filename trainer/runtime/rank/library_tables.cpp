@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks compare the tables by hash before using them, because different tables would cause hangs or different bits.
+// The ranks compare the tables by hash before they use them, because different tables would cause hangs or different
+// bits.
 
 #include "trainer/runtime/rank/library_tables.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr int64_t kLimitBytes = int64_t{64} << 20;
 
-// Variables that must be equal on all ranks of a communicator. Otherwise ranks run different algorithms, wait for
+// The variables that must be equal on all ranks of a communicator. Otherwise ranks run different algorithms, wait for
 // blocks that are never launched, or read memory in place that one rank lacks. NCCL's other variables (interfaces,
 // adapters, logs) may differ between hosts.
 constexpr const char* kAgreed[] = {"NCCL_ALGO",
@@ -43,12 +44,12 @@ constexpr const char* kAgreed[] = {"NCCL_ALGO",
 
 std::string hash_of(const std::string& text) { return data::xxh3_128_hex(text.data(), std::ssize(text)); }
 
-/// "rank 3" or "ranks 1, 3".
+/// Returns "rank 3" or "ranks 1, 3".
 std::string ranks_text(const std::vector<size_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-/// Hash of this rank's file at `path`; empty without a file, which means rank 0's table.
+/// Returns the hash of this rank's file at `path`; empty without a file, which means rank 0's table.
 std::string hash_here(const std::string& path) {
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return "";
@@ -75,7 +76,8 @@ void require_same_file(World& world, const std::string& key, const std::string& 
   });
 }
 
-/// Blocks. Collective. A launcher may pass a variable only to the ranks of its own host.
+/// Blocks. Collective. Compares the variables, because a launcher may pass a variable only to the ranks of its own
+/// host.
 void require_same_variables(World& world) {
   for (const char* name : kAgreed) {
     const char* own = std::getenv(name);

@@ -32,7 +32,7 @@ planner::JobRequest request_at(const DeviceAssignment& assignment, const Resolve
 
 namespace {
 
-/// Blocks. Collective. The sum of the numbers of all ranks of this host.
+/// Blocks. Collective. Returns the sum of the numbers of all ranks of this host.
 int64_t sum_on_this_host(World& world, int64_t bytes) {
   int64_t sum = 0;
   for (const std::string& entry : world.all_gather(fmt::format("{} {}", world.host(), bytes))) {
@@ -83,7 +83,7 @@ int64_t peak_resident_bytes() {
 
 namespace {
 
-/// Pinned memory cannot be swapped out, so the snapshots of all ranks of this host must fit what it has.
+/// Pinned memory cannot be swapped out, so the snapshots of all ranks of this host must fit into what it has.
 void require_snapshot_memory(World& world, const Job& job) {
   const int64_t own = job.buffers.bytes(Owner::snapshot);
   const int64_t bytes = sum_on_this_host(world, own);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Assembles one rank: arenas by owner, one stream per channel, works bound once.
+// Assembles one rank: one arena per owner, one stream per channel, and works that are bound once.
 
 #include "trainer/runtime/rank/rank.h"
 
@@ -20,7 +20,8 @@
 namespace slipstream::runtime {
 namespace {
 
-/// One arena per owner; views resolved to addresses. The entries of kept buffers have addresses already, or none.
+/// Makes one arena per owner, with views resolved to addresses. The entries of kept buffers have addresses already, or
+/// none.
 Memory assignment(const Buffers& buffers, Device& device, std::vector<Memory::Entry> entries,
                   std::vector<std::unique_ptr<Allocation>>& arenas, std::vector<Owner>& owners) {
   const bool kept_elsewhere =
@@ -45,13 +46,13 @@ Memory assignment(const Buffers& buffers, Device& device, std::vector<Memory::En
   return Memory(std::move(entries));
 }
 
-/// Memory that initial weights or a checkpoint fill, or that a step late in the run would write first. Other memory is
-/// left to the first step, whose threads write it from their own NUMA node.
+/// Returns true for memory that initial weights or a checkpoint fill, or that a step late in the run would write first.
+/// Other memory is left to the first step, whose threads write it from their own NUMA node.
 bool is_set_by_host(Owner owner) {
   return owner == Owner::parameters || owner == Owner::optimizer || owner == Owner::snapshot || owner == Owner::kept;
 }
 
-/// `memory` with the kept buffers moved on to a slot.
+/// Returns `memory` with the kept buffers moved to a slot.
 Memory at_slot(const Memory& memory, const Keeping& keeping, int slot) {
   std::vector<Memory::Entry> entries;
   for (BufferId id = 0; id < memory.size(); ++id) {
@@ -62,7 +63,7 @@ Memory at_slot(const Memory& memory, const Keeping& keeping, int slot) {
   return Memory(std::move(entries));
 }
 
-/// Each kind of work of PlanKind::keep is a place at which a test may kill the process.
+/// Makes each kind of work of PlanKind::keep a place at which a test may kill the process.
 void add_fail_points(const Plan& plan, BoundWorks& works) {
   for (ItemId i = 0; i < plan.size(); ++i)
     works[i].fn = [name = fmt::format("keep.{}", name_of(plan[i].op)), fn = std::move(works[i].fn)](LaunchContext& c) {
@@ -71,8 +72,8 @@ void add_fail_points(const Plan& plan, BoundWorks& works) {
     };
 }
 
-/// Scratch memory of kernels belongs to their stream. It is allocated before the first step and freed after the last.
-/// Both are works, because only works have access to the device's stream.
+/// Scratch memory of kernels belongs to their stream. It is allocated before the first step and freed after the last
+/// one. Both are works, because only works have access to the device's stream.
 Work stream_work(const char* name, void (*of_stream)(void* native_stream)) {
   return {name, {}, {}, {}, [of_stream](LaunchContext& c) {
             if (c.kind == DeviceKind::cuda) of_stream(c.native_stream);
@@ -199,7 +200,7 @@ void Rank::register_arenas() {
       if (named && reason.empty()) reason = communicators_[c]->register_memory(arena->data(), arena->size_bytes());
     }
   }
-  // NCCL does not define the case of memory that only some ranks registered.
+  // NCCL does not define what happens with memory that only some ranks registered.
   const bool known = std::all_of(unregistered_.begin(), unregistered_.end(),
                                  [](const auto& channel) { return channel.second.empty(); });
   if (all_agree_(known, "whether their memory is registered")) return;
@@ -247,7 +248,7 @@ Rank::~Rank() {
   try {
     synchronize();
   } catch (const std::exception& error) {
-    // A stream failed; the thread that waited for it reports the error.
+    // A stream has failed. The thread that waited for it reports the error.
     const auto* known = dynamic_cast<const Error*>(&error);
     abort(error.what(), known != nullptr ? known->code() : ExitCode::bug);
     // An abort ends a running graph, and completes when no graph holds its communicator.
@@ -258,7 +259,7 @@ Rank::~Rank() {
   try {
     for (const auto& stream : streams_) stream->launch(release_stream_, {});
   } catch (...) {
-    // As above: the process's end frees the memory of a failed stream.
+    // As above, the end of the process frees the memory of a failed stream.
   }
   streams_.clear();
   works_.clear();          // ends threads of HostWorks, which may be in a transfer if the GPU is lost
@@ -310,7 +311,8 @@ void Rank::issue(uint32_t step, std::span<const Asked> asked) {
   const Calendar::Runs runs =
       job_->calendar().step(issued_, [&](size_t row) { return asked_for(job_->plans[row].kind) != asked.end(); });
   for (size_t row : runs) prepare(job_->plans[row].kind, step);  // allocates the memory that a graph records
-  // A graph would begin after the other runs. Its host waits for none, so all ranks issue this step task by task.
+  // A graph would begin after the other runs. Since the host must not wait for them, all ranks issue this step task by
+  // task.
   const bool eager = runs.size() > 1 || !graph_ || issued_ < kEagerSteps;
   if (!eager && graph) scheduler_->replayed(plan, step);
   if (!eager && !graph) graph = record(plan, step);
@@ -340,10 +342,10 @@ std::unique_ptr<Graph> Rank::record(const Plan& plan, uint32_t step) {
   } catch (const Error& error) {
     refusal = error.what();
   }
-  // NCCL needs the same mode on all ranks: every operation recorded, or none.
+  // NCCL needs the same mode on all ranks: every operation is recorded, or none is.
   if (all_agree_(graph != nullptr, fmt::format("whether step {} was recorded as a graph", step))) return graph;
-  // The scheduler issued a step that did not run. All earlier work is done, so no wait for that step is needed. If the
-  // GPU is lost, the refusal only follows from that: this throws the error.
+  // The scheduler issued a step that did not run. All earlier work is complete, so no wait for that step is needed. If
+  // the GPU is lost, the refusal is only a consequence, and this throws the error.
   synchronize();
   if (!refusal.empty())
     log_warn(
@@ -413,7 +415,7 @@ std::vector<float> Rank::logits(int64_t row) {
   synchronize();
   const int64_t vocab = job_->model.vocab;
   SLIP_ASSERT((row + 1) * bytes_of(job_->model.logits_stride, job_->model.dtype) <=
-              job_->buffers[job_->model.logits].size_bytes);  // of one chunk of tokens
+              job_->buffers[job_->model.logits].size_bytes);  // for one chunk of tokens
   std::vector<float> values(static_cast<size_t>(vocab));
   const std::byte* from = address(job_->model.logits) + bytes_of(row * job_->model.logits_stride, job_->model.dtype);
   if (job_->model.dtype == DType::f32) {

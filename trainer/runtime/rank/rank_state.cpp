@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a rank from outside: initial weights, reads and writes at rest, snapshots.
+// The state of a rank as seen from outside: initial weights, reads and writes at rest, snapshots.
 
 #include <algorithm>
 #include <cstring>
@@ -15,9 +15,9 @@ namespace {
 
 // Tensors are filled piece by piece, because a second copy of a large tensor would raise the process's peak memory.
 constexpr int64_t kPieceElems = 1 << 18;
-constexpr int64_t kDrawnAtOnce = 4096;  // random numbers of a thread
+constexpr int64_t kDrawnAtOnce = 4096;  // the random numbers that a thread draws at once
 
-/// Does a step read what another has left in such memory?
+/// Returns true if a step reads what another one has left in such memory.
 bool outlives_steps(Owner owner) {
   return owner != Owner::activations && owner != Owner::scratch && owner != Owner::snapshot && owner != Owner::kept;
 }
@@ -25,7 +25,7 @@ bool outlives_steps(Owner owner) {
 }  // namespace
 
 void Rank::initialise(uint64_t seed) {
-  // One thread would need more than a minute to draw a billion parameters.
+  // A single thread would need more than a minute to draw a billion parameters.
   ThreadPool pool(threads_);
   for (size_t p = 0; p < job_->model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job_->model.parameters[p];
@@ -85,7 +85,7 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
   // The first gathers (PlanKind::prime) bring encoded parameters in rounded form, int8 also on the owner.
-  const Placement& placement = job_->groups.front().placement;  // every group has these formats
+  const Placement& placement = job_->groups.front().placement;  // every group has the same formats
   const Format travels = placement.gather_wire;
   const bool encoded = placement.gathers_encoded();
   std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
@@ -150,7 +150,7 @@ void Rank::read(Slice BucketStorage::*what, size_t parameter, size_t tensor, int
   SLIP_ASSERT(begin >= 0 && begin + elems <= named.elems());
   const int64_t from = job_->layout.parameter_offsets[parameter] + named.begin_elems + begin;
   int64_t copied = 0;
-  // Does not use held, because no plan counts a second copy of a whole matrix.
+  // This does not use held(), because no plan counts a second copy of a whole matrix.
   for_held(what, from, from + elems, [&](int64_t first, int64_t count) {
     copied += count;
     return out.data() + (first - from);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One function per op of a plan: binds plans to kernels and communicators.
+// One function per op of a plan. The functions bind plans to kernels and communicators.
 
 #include "trainer/runtime/rank/works.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 using Fn = std::function<void(LaunchContext&)>;
 
-/// One sum per gradient part, over this rank's elements.
+/// Computes one sum per gradient part, over this rank's elements.
 Fn sum_squares_work(const Job& job, const Item& item) {
   const auto bucket = static_cast<size_t>(item.bucket);
   const Bucket& b = job.layout.buckets[bucket];
@@ -29,11 +29,11 @@ Fn sum_squares_work(const Job& job, const Item& item) {
   std::vector<kernels::SumSquaresPart> parts;
   for (uint32_t p = b.first_part; p < b.first_part + b.part_count; ++p) {
     const PlacedPart& placed = job.layout.parts[p];
-    if (placed.norm_index < 0) continue;  // counted on another stage
+    if (placed.norm_index < 0) continue;  // another stage counts it
     const int64_t begin = std::max(placed.offset_elems, storage.shard_offset_elems);
     const int64_t end =
         std::min(placed.offset_elems + placed.part.elems, storage.shard_offset_elems + storage.shard_elems);
-    const bool counts =  // otherwise another rank does
+    const bool counts =  // otherwise another rank counts it
         job.counts_squares_of(job.group_of(bucket), job.model.parameters[placed.part.parameter], job.options.rank);
     const int64_t elems = counts ? std::max<int64_t>(0, end - begin) : 0;
     parts.push_back({elems > 0 ? begin - storage.shard_offset_elems : 0, elems, placed.norm_index});
@@ -58,7 +58,7 @@ Fn clip_work(const Job& job, const Item& item, const UpdateOptions& update) {
                        .max_norm = max_norm,
                        .norm = c.as<double>({ids.norm, 0, 8}),
                        .factor = c.as<float>(factors[0])};
-    if (!verdict.empty()) {  // of a plan that skips: the loss and the limits
+    if (!verdict.empty()) {  // in a plan that skips: the loss and the limits
       args.loss = c.as<double>(verdict[0]);
       args.limits = c.as<float>(verdict[1]);
     }
@@ -83,7 +83,7 @@ Fn add_rows_work(const Job& job, const Item& item) {
   };
 }
 
-/// The two halves of staging a batch: the host's, and the stream's.
+/// The two halves of staging a batch: the host's half, and the stream's.
 struct UploadWork {
   Fn prepare, run;
 };
@@ -117,7 +117,8 @@ Fn report_work(const Item& item, std::byte* reports) {
   };
 }
 
-/// Tasks between floats and their encoded form: task.elems elements per part, as many parts as the encoded side has.
+/// Converts between floats and their encoded form, with task.elems elements per part, and as many parts as the encoded
+/// side has.
 Fn coding_work(const Task& task) {
   const Format wire = task.format;
   const int64_t elems = task.elems;
@@ -166,7 +167,7 @@ Fn local_work(const Job& job, const Item& item, const UpdateOptions& update, std
       };
     case Op::seal:
       return [arrays = item.reads[0], header = item.writes[0]](LaunchContext& c) {
-        // The step that it is issued with follows the one whose state it seals.
+        // The step with which this is issued follows the step whose state it seals.
         checkpoint::seal_slot(c.at(header), int64_t{c.frame->step} - 1,
                               {c.at(arrays), static_cast<size_t>(arrays.size_bytes)});
       };

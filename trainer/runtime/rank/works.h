@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The work table: binds each local op of a plan to a kernel, and each collective to a communicator.
+// The table of works: binds each local op of a plan to a kernel, and each collective to a communicator.
 
 #include <functional>
 #include <span>
@@ -12,21 +12,21 @@
 
 namespace slipstream::runtime {
 
-/// Fills the staged batch and the scalars of the next step. Called on the h2d stream's thread, once per run.
+/// Fills the staged batch and the scalars of the next step. The h2d stream's thread calls it once per run.
 struct StagedBatch {
   std::byte* batch = nullptr;  // [micro_batches] x (ids int32 [batch, tokens], targets, with documents their begins)
-  int64_t stride_bytes = 0;    // between micro-batches
-  std::span<float> scalars;    // of all groups, see write_scalars()
+  int64_t stride_bytes = 0;    // the distance between micro-batches
+  std::span<float> scalars;    // for all groups, see write_scalars()
 };
 using LoadBatch = std::function<void(const StagedBatch&)>;
 
-/// Writes the numbers of the sequences of a micro-batch, of which the first is row `first` of the global batch of
-/// `step`, where ModelSpec::numbers_sequences asks for them. `batch`: of the micro-batch.
+/// Writes the numbers of the sequences of a micro-batch if ModelSpec::numbers_sequences asks for them. The first
+/// sequence is row `first` of the global batch of `step`. `batch` is that of the micro-batch.
 void number_sequences(const ModelSpec& model, std::byte* batch, int64_t step, int64_t first);
 
-/// Works for all items of `plan` that are not pieces of the model. `reports`: host memory (allocate_host) for the
-/// report of every step, kReportSlots of Rank::Report; may be null if the plan reports nothing.
-/// `communicators[c]` serves channel c, null for local channels; borrowed, as is `job`.
+/// Returns works for all items of `plan` that are not pieces of the model. `reports` is host memory (allocate_host) for
+/// the report of every step, kReportSlots of Rank::Report. It may be null if the plan reports nothing.
+/// `communicators[c]` serves channel c, and is null for local channels. They are borrowed, as is `job`.
 BoundWorks bind_works(const Job& job, const Plan& plan, const UpdateOptions& update,
                       const std::vector<comm::Communicator*>& communicators, const LoadBatch& load, std::byte* reports);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agreement between ranks. Ranks exchange failures before they end, so that each message is printed once.
+// Agreement between ranks. They exchange failures before they end, so that each message is printed once.
 
 #include "trainer/runtime/rank/world.h"
 
@@ -36,7 +36,7 @@ World::World(const comm::WaitLimits& limits) {
   std::string token = fmt::format("{:016x}", drawn);
   std::unique_ptr<comm::SideChannel> listening;
   if (rank() == 0) listening = comm::SideChannel::listen(size(), ranks_on_host() == size(), token);
-  // "TOKEN MILLISECONDS PORT ADDRESS ..", or "TOKEN MILLISECONDS "
+  // The text is "TOKEN MILLISECONDS PORT ADDRESS ..", or "TOKEN MILLISECONDS ".
   const std::string of_rank_0 =
       all_gather(fmt::format("{} {} {}", token, comm::unix_ms(), listening ? listening->addresses() : ""),
                  "the address of rank 0")[0];
@@ -103,7 +103,7 @@ void World::leave(const std::string& sentence, ExitCode code) {
 }
 
 void World::together(const std::function<void()>& stage) {
-  // "CODE sentence", or nothing when the stage succeeded here.
+  // The text is "CODE sentence", or empty if the stage succeeded here.
   std::string failure;
   try {
     stage();
@@ -140,7 +140,7 @@ std::unique_ptr<comm::Communicator> World::connect(const std::vector<int>& group
                                                    const WireOptions& wire) {
   if (kind == DeviceKind::cuda) {
     if (group.size() == 1) return nullptr;  // its plan has no task here and needs no NCCL
-    // All ranks create all connections in the same order, so they share them immediately.
+    // All ranks create all connections in the same order, so that they share them immediately.
     const auto share = [&](const std::string& bytes) {
       return all_gather(bytes, "the identifiers of NCCL's connections")[static_cast<size_t>(group[0])];
     };

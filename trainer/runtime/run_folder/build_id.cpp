@@ -17,7 +17,7 @@ namespace {
 
 using ProgramHeader = ElfW(Phdr);
 
-/// Bytes [begin, end) of memory.
+/// The bytes [begin, end) of memory.
 struct Range {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -28,8 +28,8 @@ Range range_of(const dl_phdr_info& program, const ProgramHeader& header) {
   return {begin, begin + header.p_filesz};
 }
 
-/// The file's headers and notes. Stripping changes the headers, and a note may hold an id of the linker, which depends
-/// on debug information.
+/// Returns the file's headers and notes. Stripping changes the headers, and a note may hold an id of the linker, which
+/// depends on debug information.
 std::vector<Range> passed_over(const dl_phdr_info& program) {
   std::vector<Range> ranges;
   for (int i = 0; i < program.dlpi_phnum; ++i) {
@@ -60,7 +60,7 @@ int hash_executable(dl_phdr_info* program, size_t, void* hash) {
     }
     take(rest.end);
   }
-  return 1;  // no further programs
+  return 1;  // no further programs are visited
 }
 
 std::string hash_of_executable() {

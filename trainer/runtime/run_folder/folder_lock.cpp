@@ -52,11 +52,11 @@ std::string utc_now() {
 
 struct LockOwner {
   std::string host, process, start;
-  std::string sight;          // equal: one process sees the other in /proc; "-" if it is unknown
-  std::string job;            // of Slurm; "-" outside
-  int64_t starts = 0;         // of the job, before this one
-  int64_t born = 0;           // of the process, in the kernel's ticks since its boot; 0: unknown
-  int64_t lease_seconds = 0;  // 0: it does not renew the file
+  std::string sight;          // if equal, one process sees the other in /proc; "-" if it is unknown
+  std::string job;            // the Slurm job; "-" outside of Slurm
+  int64_t starts = 0;         // the starts of the job before this one
+  int64_t born = 0;           // when the process started, in the kernel's ticks since its boot; 0: unknown
+  int64_t lease_seconds = 0;  // 0: the job does not renew the file
 
   std::string line() const {
     return fmt::format("{} {} {} {} {} {} {} {}\n", host, process, start, sight, job, starts, born, lease_seconds);
@@ -64,7 +64,7 @@ struct LockOwner {
   std::string boot() const { return sight.substr(0, sight.find(':')); }
 };
 
-/// The ticks at which a process of this host started; 0 if there is none.
+/// Returns the ticks at which a process of this host started; 0 if there is none.
 int64_t born_of(const std::string& process) {
   std::ifstream file("/proc/" + process + "/stat");
   std::string text;
@@ -78,7 +78,7 @@ int64_t born_of(const std::string& process) {
   return born;
 }
 
-/// The value of a variable of the environment if it is one word, else `otherwise`.
+/// Returns the value of a variable of the environment if it is one word, else `otherwise`.
 std::string word_of(const char* variable, const std::string& otherwise) {
   const char* const value = std::getenv(variable);
   const std::string_view word = value == nullptr ? "" : value;
@@ -112,8 +112,8 @@ LockOwner owner_in(int file) {
   return owner;
 }
 
-/// Blocks. Seconds since the file was last renewed, on the clock of its file system, which hosts share; none if that
-/// cannot be told.
+/// Blocks. Returns the seconds since the file was last renewed, on the clock of its file system, which hosts share;
+/// none if that is unknown.
 std::optional<int64_t> age_of(int file, const std::string& path) {
   const std::string probe = fmt::format("{}.tmp-{}", path, ::getpid());
   const int fresh = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -127,15 +127,15 @@ std::optional<int64_t> age_of(int file, const std::string& path) {
   return now.st_mtim.tv_sec - then.st_mtim.tv_sec;
 }
 
-/// Why it is certain that the owner, whose lock is not seen, has ended or has no claim; empty if it is not certain.
-/// `has_locks`: the file system would show a lock.
+/// Returns why it is certain that the owner, whose lock is not visible, has ended or has no claim; empty if it is not
+/// certain. `has_locks`: the file system would show a lock.
 std::string why_free(const LockOwner& owner, const LockOwner& self, bool has_locks,
                      std::optional<int64_t> age_seconds) {
   if (owner.host.empty()) return "no job has finished it";
   if (self.job != "-" && owner.job == self.job && owner.starts < self.starts) return "Slurm has started its job again";
   const bool same_boot = self.boot() != "-" && owner.boot() == self.boot();
   if ((same_boot || owner.host == self.host) && has_locks) return "its process has ended";
-  // A number may belong to a younger process by now.
+  // By now, the number may belong to a younger process.
   const int64_t born = same_boot && owner.sight == self.sight ? born_of(owner.process) : -1;
   if (born == 0 || (born > 0 && owner.born > 0 && born != owner.born)) return "its process has ended";
   if (owner.lease_seconds > 0 && age_seconds && *age_seconds > owner.lease_seconds)
@@ -144,8 +144,8 @@ std::string why_free(const LockOwner& owner, const LockOwner& self, bool has_loc
   return {};
 }
 
-/// Tries to take the lock of an open file. `supported` becomes false on file systems without locks, some network file
-/// systems among them.
+/// Tries to take the lock of an open file. `supported` becomes false on file systems without locks, which include some
+/// network file systems.
 bool take(int file, bool& supported) {
   if (fails_at("lock.unsupported"))
     errno = ENOSYS;
@@ -155,14 +155,14 @@ bool take(int file, bool& supported) {
   return false;
 }
 
-/// Does the path still name this open file? Its former owner deletes it at its end.
+/// Returns true if the path still names this open file. Its former owner deletes the file at its end.
 bool names(const std::string& path, int file) {
   struct stat named {
   }, opened{};
   return ::stat(path.c_str(), &named) == 0 && ::fstat(file, &opened) == 0 && named.st_ino == opened.st_ino;
 }
 
-/// Replaces what the file has. A write may take a part of the bytes.
+/// Replaces the contents of the file. A write may take only a part of the bytes.
 bool rewrite(int file, const std::string& text) {
   if (::ftruncate(file, 0) != 0) return false;
   for (size_t done = 0; done < text.size();) {
@@ -210,7 +210,7 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
   owner_ = self.line();
   bool written = rewrite(file_, owner_);
   if (written && !supported && !owner.host.empty()) {
-    // Another start may have found the same owner gone. The later one of the two has the folder.
+    // Another start may have found the same owner gone. The later one of the two gets the folder.
     std::this_thread::sleep_for(kTie);
     if (!owns()) {
       ::close(file_);
@@ -240,7 +240,7 @@ FolderLock::FolderLock(const std::string& dir, std::string_view key) : path_(dir
 void FolderLock::renew() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kRenewal, [this] { return ends_; })) {
-    // Not that of another job, which took it over while this process was stopped.
+    // The file may belong to another job, which took it over while this process was stopped.
     if (owns()) ::futimens(file_, nullptr);
   }
 }
@@ -267,7 +267,7 @@ FolderLock::~FolderLock() {
   }
   changed_.notify_all();
   if (renews_.joinable()) renews_.join();
-  // Before the lock ends: a file that is opened later is a new one.
+  // This comes before the end of the lock: a file that is opened later is a new one.
   std::error_code error;
   if (const fs::path now = fs::read_symlink(fmt::format("/proc/self/fd/{}", file_), error);
       !error && names(now, file_) && owns())

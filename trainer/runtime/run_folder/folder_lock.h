@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Keeps two jobs out of one folder.
+// Keeps two jobs from writing into one folder.
 
 #include <condition_variable>
 #include <mutex>
@@ -21,29 +21,29 @@ namespace slipstream::runtime {
 /// Otherwise the job refuses, because a process on another host cannot be seen.
 class FolderLock {
  public:
-  /// Blocks. `dir` exists and is the value of the setting `key`. Throws: CheckpointError if another job has the folder,
+  /// Blocks. `dir` exists and is the value of the setting `key`. Throws: CheckpointError if another job has the folder;
   /// ResourceError if it cannot be written.
   FolderLock(const std::string& dir, std::string_view key);
-  /// Removes the file, also after its folder has moved; a file that another job has put in its place stays.
+  /// Removes the file, even after its folder has moved. A file that another job has put in its place stays.
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  /// Has the folder moved since?
+  /// Returns true if the folder has moved since.
   bool has_moved() const;
-  /// Blocks. Does the file name another job now?
+  /// Blocks. Returns true if the file now names another job.
   bool is_lost() const;
 
  private:
   void renew();
-  /// Does the file that this object has locked still have its line?
+  /// Returns true if the file that this object has locked still has its line.
   bool owns() const;
 
-  std::string path_, owner_;  // the line of this job
+  std::string path_, owner_;  // owner_ is the line of this job
   int file_ = -1;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool ends_ = false;  // under mutex_
+  bool ends_ = false;  // guarded by mutex_
   std::thread renews_;
 };
 

@@ -6,7 +6,7 @@
 
 namespace slipstream::runtime {
 
-/// docs/reference/metrics.md. Pure.
+/// Returns the page docs/reference/metrics.md. Pure.
 std::string records_reference_markdown();
 
 }  // namespace slipstream::runtime

@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kAllSteps = std::numeric_limits<int64_t>::max();
-constexpr int64_t kWaitingBytesMax = 64 << 20;  // lines of 100,000 steps
+constexpr int64_t kWaitingBytesMax = 64 << 20;  // the lines of 100,000 steps
 constexpr int64_t kLookNs = 200'000'000;
 
 [[noreturn]] void refuse_at(const std::string& path, int error) {
@@ -40,7 +40,8 @@ constexpr int64_t kLookNs = 200'000'000;
                       files::disk_remedy(error, "set output.dir to another folder"));
 }
 
-/// The bytes of a file of the run; none if it does not exist. A file that cannot be read is not an empty one.
+/// Returns the bytes of a file of the run; none if it does not exist. A file that cannot be read does not count as an
+/// empty one.
 /// Throws: CheckpointError.
 std::optional<std::string> bytes_of(const std::string& path) {
   std::error_code error;
@@ -84,7 +85,7 @@ void require_space(const std::string& path, const RunFolders& folders) {
       format_bytes(static_cast<int64_t>(space.available)));
 }
 
-/// The step of a line of metrics; none if the line is damaged.
+/// Returns the step of a line of metrics; none if the line is damaged.
 std::optional<int64_t> step_of(const std::string& line) {
   try {
     const Json entry = Json::parse(line, "metrics.jsonl");
@@ -95,7 +96,7 @@ std::optional<int64_t> step_of(const std::string& line) {
   return {};
 }
 
-/// The lines of steps up to `step`. Half a line, of a run that was killed while it wrote, goes as well.
+/// Returns the lines of steps up to `step`. Also drops half a line of a run that was killed while it wrote.
 std::string lines_until(const std::string& path, std::istream& in, int64_t step) {
   std::string kept, line;
   int64_t first = 1, latest = 0, count = 0;
@@ -113,7 +114,7 @@ std::string lines_until(const std::string& path, std::istream& in, int64_t step)
   return kept;
 }
 
-/// Lines that a step may have several or none of: those of steps up to `step`.
+/// Returns the lines of steps up to `step`, of which a step may have several or none.
 std::string reports_until(std::istream& in, int64_t step) {
   std::string kept, line;
   while (std::getline(in, line) && !in.eof())
@@ -121,14 +122,14 @@ std::string reports_until(std::istream& in, int64_t step) {
   return kept;
 }
 
-/// Is `inner` the folder `outer` or below it by name? A link below it moves like a folder.
+/// Returns true if `inner` is the folder `outer` or below it by name. A link below it moves like a folder.
 bool is_inside(const std::string& inner, const std::string& outer) {
   const auto normal = [](const std::string& path) { return fs::absolute(path).lexically_normal(); };
   const fs::path relative = normal(inner).lexically_relative(normal(outer));
   return !relative.empty() && *relative.begin() != "..";
 }
 
-/// PATH.old-N with the lowest N that is free.
+/// Returns PATH.old-N with the lowest N that is free.
 std::string free_name(const std::string& path) {
   std::error_code error;
   int number = 1;
@@ -144,7 +145,7 @@ void move(const std::string& from, const std::string& to) {
                         error.message());
 }
 
-/// The names of the files of a run in `dir`; none if it holds no run.
+/// Returns the names of the files of a run in `dir`; none if it holds no run.
 std::vector<std::string> files_of_run(const std::string& dir) {
   std::error_code error;
   if (!fs::exists(dir + "/run.json", error) && !fs::exists(dir + "/metrics.jsonl", error)) return {};
@@ -155,7 +156,7 @@ std::vector<std::string> files_of_run(const std::string& dir) {
   return names;
 }
 
-/// Gives the timelines of an earlier start a folder of their own, because this one will write others.
+/// Gives the timelines of an earlier start a folder of their own, because this start will write others.
 void keep_timelines(const std::string& dir) {
   std::error_code error;
   std::vector<std::string> names;
@@ -182,7 +183,8 @@ void move_run(const std::string& dir) {
   log_info("{} held a run; it is now {}", dir, old);
 }
 
-/// Is it the temporary name of a file or a folder `base`, as files::write_file and checkpoint::write_final give it?
+/// Returns true if it is the temporary name of a file or a folder `base`, as files::write_file and
+/// checkpoint::write_final choose it.
 bool is_temporary(std::string_view name, std::string_view base) {
   constexpr std::string_view kMark = ".tmp-";
   const size_t mark = name.rfind(kMark);
@@ -210,7 +212,7 @@ void remove_temporaries(const std::string& output, const std::string& checkpoint
   remove(checkpoints + "/" + checkpoint::kModelDir, {""});
 }
 
-/// The final weights, checkpoints and their model in a folder of checkpoints.
+/// Returns the final weights, the checkpoints and their model in a folder of checkpoints.
 std::vector<std::string> results_in(const std::string& checkpoints) {
   std::error_code error;
   std::vector<std::string> paths;
@@ -245,7 +247,7 @@ void require_unmoved(const RunFolders& folders, const std::string& weights) {
 
 RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output), checkpoints_dir_(folders.checkpoints) {
   if (!create) return;
-  // Before an older run is moved. A folder inside the output folder may move with it.
+  // This happens before an older run is moved, because a folder inside the output folder may move with it.
   const bool inside = is_inside(folders.checkpoints, dir_);
   if (!inside) require_folder(folders.checkpoints, "checkpoint.dir");
   require_folder(dir_, "output.dir");
@@ -253,7 +255,8 @@ RunDir::RunDir(const RunFolders& folders, bool create) : dir_(folders.output), c
   lock_checkpoints(folders.checkpoints);
   remove_temporaries(dir_, folders.checkpoints);
   require_space(inside ? dir_ : folders.checkpoints, folders);
-  // Before their lines of metrics go: a start that reads one after all would continue without these lines.
+  // This happens before their lines of metrics are removed: a start that reads one of them nevertheless would continue
+  // without these lines.
   for (const std::string& path : folders.skipped) log_info("{} is now {}", path, checkpoint::set_aside(path));
   if (folders.resumed_step) {
     rewrite_lines(*folders.resumed_step);
@@ -277,7 +280,7 @@ void RunDir::open() {
   };
   open_it(checkpoints_, checkpoints_dir_);
   std::error_code error;
-  if (output_lock_ || fs::is_directory(dir_, error)) open_it(output_, dir_);  // other hosts need not have it
+  if (output_lock_ || fs::is_directory(dir_, error)) open_it(output_, dir_);  // other hosts need not have the folder
   require_in_place();
 }
 
@@ -303,7 +306,7 @@ void RunDir::require_in_place() const {
 
 void RunDir::lock_checkpoints(const std::string& folder) {
   checkpoints_lock_.reset();
-  // Runs with other output folders may use the same checkpoint.dir, also one inside this output folder.
+  // Runs with other output folders may use the same checkpoint.dir, which may also lie inside this output folder.
   std::error_code error;
   if (fs::is_directory(folder, error) && !fs::equivalent(folder, dir_, error))
     checkpoints_lock_.emplace(folder, "checkpoint.dir");
@@ -364,7 +367,7 @@ std::string RunDir::sync_metrics() {
   if (metrics_ < 0) return {};
   try {
     write_waiting();
-    // The kernel reports a lost page once, so another fdatasync would succeed. A new file has all lines.
+    // The kernel reports a lost page only once, so another fdatasync would succeed. A new file has all lines.
     if (sync_failed_) keep_metrics(kAllSteps);
     sync_failed_ = ::fdatasync(metrics_) != 0;
     if (sync_failed_) refuse_at(path("metrics.jsonl"), errno);
@@ -395,7 +398,7 @@ void RunDir::append_report(std::string_view name, std::string_view line) const {
 }
 
 void RunDir::append_metrics(std::string_view line) {
-  // A line goes into the open file wherever its folder is, so that a look now and then suffices.
+  // A line goes into the open file even if its folder has moved, so that an occasional check is enough.
   if (const int64_t now_ns = monotonic_ns(); now_ns - looked_ns_ > kLookNs) {
     looked_ns_ = now_ns;
     require_in_place();

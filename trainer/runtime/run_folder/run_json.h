@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Writes run.json: versions, host, layout, plan hash, and the libraries' choices.
+// Writes run.json: versions, host, layout, plan hash, and the choices of libraries.
 
 #include <string>
 
@@ -14,15 +14,15 @@
 
 namespace slipstream::runtime {
 
-/// A warning about an old driver, with which NCCL's operations of different channels do not overlap in replayed steps,
-/// or in any step. Empty: no such driver. Pure.
+/// Returns a warning about an old driver, with which NCCL's operations of different channels do not overlap in replayed
+/// steps, or in any step. Empty: the driver is not that old. Pure.
 std::string driver_note(const RunConfig& config, const planner::FinishedJob& finished);
 
-/// The content of run.json before the first step.
+/// Returns the content of run.json before the first step.
 Json run_json(const World& world, const DeviceAssignment& assignment, const ResolvedConfig& resolved,
               const planner::FinishedJob& finished, const Machine& machine, int threads);
 
-/// `run` with the choices of the GPU's libraries, which depend on the tables, the libraries and the GPU.
+/// Returns `run` with the choices of the GPU's libraries, which depend on the tables, the libraries and the GPU.
 Json with_choices(Json run, const DeviceAssignment& assignment, const Rank& rank);
 
 }  // namespace slipstream::runtime

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Version of the program and of the tools that built it.
+// The versions of the program and of the tools that built it.
 
 #include <string>
 
 namespace slipstream::runtime {
 
-/// The version of the project in meson.build, such as "0.1.0". Pure.
+/// Returns the version of the project in meson.build, such as "0.1.0". Pure.
 std::string version();
 
-/// "GCC 12.2.0". Pure.
+/// Returns "GCC 12.2.0". Pure.
 std::string compiler();
 
-/// The library of the CPU matrix products: "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
+/// Returns the library of the CPU matrix products: "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
 std::string products_library();
 
 /// Identity of the running program by its code, so that ranks of different builds do not train together.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The evaluation of a model of a folder: losses and logits by the forward pass of training, on one rank.
+// Evaluates the model of a folder: losses and logits by the forward pass of training, on one rank.
 
 #include <cstdint>
 #include <memory>
@@ -14,19 +14,19 @@
 namespace slipstream::runtime {
 
 struct EvaluatedFolderOptions {
-  int64_t tokens = 0;           // of a sequence, at most the model's context
-  int64_t batch = 1;            // sequences
+  int64_t tokens = 0;           // the tokens of a sequence, at most the model's context
+  int64_t batch = 1;            // the number of sequences
   std::string device = "auto";  // auto | cpu | cuda
 };
 
 class EvaluatedFolder {
  public:
-  /// Blocks: reads all weights. Throws: CheckpointError, ResourceError.
+  /// Blocks while it reads all weights. Throws: CheckpointError, ResourceError.
   EvaluatedFolder(const ModelFolder& weights, const EvaluatedFolderOptions& options);
 
-  /// Blocks. ids and targets [batch, tokens]. Returns the loss of every token, in nats.
+  /// Blocks. ids and targets are [batch, tokens]. Returns the loss of every token, in nats.
   std::vector<float> losses(std::span<const int32_t> ids, std::span<const int32_t> targets);
-  /// Blocks. Logits of a row of the last call.
+  /// Blocks. Returns the logits of a row of the last call.
   std::vector<float> logits(int64_t row) { return rank_->logits(row); }
 
  private:

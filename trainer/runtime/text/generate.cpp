@@ -31,7 +31,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// First token of an empty prompt: a line break, if the tokenizer has one.
+/// Returns the first token for an empty prompt: a line break, if the tokenizer has one.
 int32_t first_token(const data::Tokenizer& tokenizer) {
   try {
     return tokenizer.encode("\n").front();
@@ -40,7 +40,7 @@ int32_t first_token(const data::Tokenizer& tokenizer) {
   }
 }
 
-/// The ids of the prompt as the model is used to them.
+/// Returns the ids of the prompt in the form in which the model saw texts in training.
 std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::string& prompt) {
   std::vector<int32_t> ids = tokenizer.encode(prompt);
   const data::SpecialIds special = tokenizer.special();
@@ -50,11 +50,11 @@ std::vector<int32_t> ids_of_prompt(const data::Tokenizer& tokenizer, const std::
   return ids;
 }
 
-/// Token ids of every prompt, and what the output begins with.
+/// The token ids of every prompt, and the beginning of the output.
 struct Prompts {
   std::vector<std::vector<int32_t>> texts;
   std::vector<std::string> shown;
-  std::vector<int32_t> ends;  // ids behind which a text ends
+  std::vector<int32_t> ends;  // the ids after which a text ends
 
   bool ends_at(int32_t id) const { return std::find(ends.begin(), ends.end(), id) != ends.end(); }
 };
@@ -84,7 +84,7 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
     std::istringstream file(data::read_text(options.prompts_file, options.prompts_format, kBytesMax));
     lines.clear();
     for (std::string line; std::getline(file, line);) {
-      if (lines.empty() && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // marks UTF-8
+      if (lines.empty() && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // the byte-order mark of UTF-8
       if (line.ends_with('\r')) line.pop_back();
       lines.push_back(line);
     }
@@ -96,15 +96,15 @@ Prompts prompts_of(const GenerateOptions& options, const data::Tokenizer& tokeni
   return prompts;
 }
 
-/// What a run has cost.
+/// The cost of a run.
 struct Spent {
   int64_t prompt_tokens = 0, made = 0, steps = 0;
-  double prompt_seconds = 0, seconds = 0;  // until the first tokens of all groups; of the later ones
-  std::vector<double> read_rates;          // of passes that only read, one behind each step, bytes/s
-  std::vector<double> shares;              // of the speed of these passes, at which the steps have read
+  double prompt_seconds = 0, seconds = 0;  // until the first tokens of all groups; for the later ones
+  std::vector<double> read_rates;          // in bytes/s, of passes that only read, one after each step
+  std::vector<double> shares;              // the shares of these passes' speed at which the steps have read
 };
 
-/// Continues some texts at once, of which the first is prompt number `first`. `made`: called with each new id; returns
+/// Continues some texts at once. The first one is prompt number `first`. `made` is called with each new id, and returns
 /// false if its text ends there.
 class Continuation {
  public:
@@ -120,8 +120,8 @@ class Continuation {
       const std::vector<int> open = group.open;
       if (group.on_their_way.empty()) issue(group, count);
       const size_t passes = group.on_their_way.size();
-      // A GPU runs the next step while the host works on the tokens of this one. A text that ends here has one token
-      // too many then, which is dropped.
+      // A GPU runs the next step while the host processes the tokens of this one. A text that ends here then has one
+      // token too many, which is dropped.
       if (count + 1 < options_.tokens && generation_.passes_ahead() > 0 && all_have_room(open)) issue_step(group, open);
       const std::vector<int32_t> ids = take(group, open, passes, count);
       std::vector<int> still_open;
@@ -147,9 +147,9 @@ class Continuation {
     }
     std::vector<std::vector<int32_t>> texts;
     size_t first;
-    std::vector<int> open;                      // texts that have not ended
+    std::vector<int> open;                      // the texts that have not ended
     std::vector<int32_t> drawn;                 // the newest token of each text that has been taken
-    std::deque<std::vector<int>> on_their_way;  // texts of each pass whose tokens have not been taken
+    std::deque<std::vector<int>> on_their_way;  // the texts of each pass whose tokens have not been taken
   };
 
   bool all_have_room(const std::vector<int>& texts) const {
@@ -161,8 +161,8 @@ class Continuation {
     group.on_their_way.push_back(texts);
   }
 
-  /// A new token for every open text. A text that is new or fills its cache begins anew: all positions change, and with
-  /// them all keys.
+  /// Computes a new token for every open text. A text that is new or fills its cache begins anew, because all its
+  /// positions change, and all keys with them.
   void issue(Group& group, int count) {
     std::vector<int> longer;
     for (const int text : group.open) {
@@ -170,7 +170,7 @@ class Continuation {
         longer.push_back(text);
         continue;
       }
-      // By the prompt's number, so that a text does not depend on the others.
+      // The prompt's number is used, so that a text does not depend on the others.
       generation_.begin(text, group.texts[static_cast<size_t>(text)],
                         static_cast<uint32_t>(group.first + static_cast<size_t>(text)), static_cast<uint32_t>(count));
       group.drawn[static_cast<size_t>(text)] = generation_.take().front();
@@ -178,7 +178,7 @@ class Continuation {
     if (!longer.empty()) issue_step(group, longer);
   }
 
-  /// Blocks. The next token of each of these texts.
+  /// Blocks. Returns the next token of each of these texts.
   std::vector<int32_t> take(Group& group, const std::vector<int>& texts, size_t passes, int count) {
     for (; passes > 0; --passes) {
       const std::span<const int32_t> ids = generation_.take();
@@ -193,14 +193,14 @@ class Continuation {
     return ids;
   }
 
-  /// Bytes of memory that the next token of these texts reads at least.
+  /// Returns the least bytes of memory that the next token of these texts reads.
   int64_t bytes_read(const std::vector<int>& texts) const {
     int64_t sum = generation_.weight_bytes();
     for (const int text : texts) sum += generation_.cache_bytes(text);
     return sum;
   }
 
-  /// At once behind the step, because other programs on the host change the speed of the memory.
+  /// This runs directly after the step, because other programs on the host change the speed of the memory.
   void compare_with_reading(double step_rate, Spent& spent) const {
     const double seconds = generation_.read_seconds();
     if (seconds == 0) return;
@@ -214,7 +214,7 @@ class Continuation {
   const std::string& folder_;
 };
 
-/// Ids that the tokenizer has no text for.
+/// Returns the ids for which the tokenizer has no text.
 std::vector<int32_t> without_text(const data::Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
@@ -222,7 +222,7 @@ std::vector<int32_t> without_text(const data::Tokenizer& tokenizer) {
   return ids;
 }
 
-/// One prompt: text or ids as they come.
+/// Continues one prompt and prints text or ids as they come.
 void print_one(Continuation& continuation, const GenerateOptions& options, const data::Tokenizer& tokenizer,
                const Prompts& prompts, bool prints, Spent& spent) {
   const bool as_ids = !options.prompt_ids.empty();
@@ -234,7 +234,7 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
     if (prints) print_result("{}", text);
     flush_printed();
   };
-  std::optional<TextStream> stream;  // ids may have no text
+  std::optional<TextStream> stream;  // absent if the ids have no text
   if (!as_ids) stream.emplace(tokenizer, prompts.texts[0], options.stops, show);
   continuation.run(prompts.texts, 0, spent, [&](int, int32_t id) {
     if (prompts.ends_at(id)) return false;
@@ -250,7 +250,7 @@ void print_one(Continuation& continuation, const GenerateOptions& options, const
   flush_printed();
 }
 
-/// Several prompts: one JSON object per line, in the order of the prompts.
+/// Continues several prompts and prints one JSON object per line, in the order of the prompts.
 void print_many(Continuation& continuation, const GenerateOptions& options, const data::Tokenizer& tokenizer,
                 const Prompts& prompts, bool prints, Spent& spent) {
   const auto batch = static_cast<size_t>(options.batch);
@@ -292,8 +292,8 @@ DType dtype_of(const ModelFolder& weights, const std::string& asked) {
   return asked == "bfloat16" || (asked == "auto" && all) ? DType::bf16 : DType::f32;
 }
 
-/// One process takes a GPU if it can. Ranks that share a model do so only when asked, because they exchange every sum
-/// through memory of the host.
+/// A single process takes a GPU if it can. Ranks that share a model take GPUs only when asked, because they exchange
+/// every sum through memory of the host.
 std::unique_ptr<Device> device_of(World& world, const std::string& asked) {
   if (world.size() == 1)
     return assign_device_alone(asked == "cuda"  ? DeviceChoice::cuda
@@ -305,7 +305,7 @@ std::unique_ptr<Device> device_of(World& world, const std::string& asked) {
   return assign_device(world, config).make_device();
 }
 
-/// Ids need no tokenizer.
+/// Returns null for ids, which need no tokenizer.
 std::shared_ptr<const data::Tokenizer> tokenizer_of(const GenerateOptions& options, const ModelFolder& weights) {
   try {
     return data::load_tokenizer(weights.model_dir());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the model for ranks that share it, and their exchange of sums.
+// Loads parts of the model for ranks that share it, and exchanges their sums.
 
 #include "trainer/runtime/text/load_generation.h"
 
@@ -37,7 +37,7 @@ class Exchange {
     LaunchContext context;
     context.pool = &pool_;
     context.frame = &frame;
-    // A work is bound to its operands, and the rows of every call differ.
+    // A work is bound to its operands, and the rows of every call differ, so each call makes a work.
     const Work work = verb(*wire_, {.from = {0, 0, elems * 4}, .to = {1, 0, elems_to * 4}, .elems = elems});
     work.fn(context);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs slipstream eval: sums of the losses of tokens.
+// Runs slipstream eval by sums of the losses of tokens.
 
 #include "trainer/runtime/text/score.h"
 
@@ -53,7 +53,7 @@ Question hellaswag(const Json& json, const Line& line) {
     if (!ending.is_string()) line.fail("\"endings\" is no list of strings");
     question.endings.push_back(" " + ending.as_string());
   }
-  // The published file has numbers; copies of it have texts.
+  // The published file has numbers, and copies of it have texts.
   const Json& label = line.member(json, "label");
   const std::string number = label.is_string() ? label.as_string() : label.dump();
   const int64_t most = std::ssize(question.endings) - 1;
@@ -75,13 +75,13 @@ Question arc(const Json& json, const Line& line) {
   return question;
 }
 
-/// Losses of parts of sequences, some sequences at a time.
+/// Sums the losses of parts of sequences, some sequences at a time.
 class Losses {
  public:
   struct Sequence {
-    std::vector<int32_t> ids;  // 2 to tokens + 1
+    std::vector<int32_t> ids;  // 2 to tokens + 1 ids
     int64_t first = 1;         // the first id whose loss counts
-    double* sum = nullptr;     // nats are added
+    double* sum = nullptr;     // nats are added to it
   };
 
   Losses(const ModelFolder& weights, int64_t tokens, const EvalOptions& options)
@@ -137,13 +137,13 @@ void perplexity(const Setting& s) {
   Losses losses(s.weights, tokens, s.options);
   double nats = 0;
   for (int64_t counted = 0; counted < count;) {
-    // The targets behind those that already count, with as many tokens before them as fit.
+    // The targets after those that already count, with as many tokens before them as fit.
     const int64_t end = counted == 0 ? tokens : std::min(count, counted + stride), begin = end - tokens;
     losses.add({{ids.begin() + begin, ids.begin() + end + 1}, counted - begin + 1, &nats});
     counted = end;
   }
   losses.flush();
-  // Bytes as they are, not those of the decoded ids, which a normalizer may have changed.
+  // Counts the bytes of the text itself and not those of the decoded ids, which a normalizer may have changed.
   const double mean = nats / static_cast<double>(count), bits = nats / std::log(2.0) / static_cast<double>(text.size());
   if (s.options.json) {
     Json json;
@@ -176,7 +176,7 @@ void multiple_choice(const Setting& s) {
     for (const std::string& ending : question.endings) {
       std::vector<int32_t> ids = s.tokenizer.encode(question.context + ending);
       if (special.prompt_begins) ids.insert(ids.begin(), special.begin_of_text);
-      // The ids behind those of the context; where they merge with it, at least the last.
+      // The ids after those of the context. If the two merge, it is at least the last id.
       int64_t first = std::clamp<int64_t>(std::ssize(before), 1, std::max<int64_t>(1, std::ssize(ids) - 1));
       if (const int64_t dropped = std::ssize(ids) - (s.context + 1); dropped > 0) {
         ids.erase(ids.begin(), ids.begin() + dropped);

@@ -13,26 +13,26 @@ namespace slipstream::runtime {
 /// A question and its possible continuations.
 struct Question {
   std::string context;
-  std::vector<std::string> endings;  // each follows the context
-  int64_t answer = 0;                // index of the right one
+  std::vector<std::string> endings;  // each one follows the context
+  int64_t answer = 0;                // the index of the right ending
 };
 
 /// Reads questions, one JSON object per line, in the published forms of HellaSwag (ctx, endings, label) and ARC
 /// (question.stem, question.choices[].text and .label, answerKey). HellaSwag's context is ctx; ARC's is "Question: STEM
-/// Answer:" on two lines. A space precedes every ending. Pure; `source` names the text in errors.
-/// Throws: DataError with the line and the key of the first question that has another form.
+/// Answer:" on two lines. A space precedes every ending. Pure. `source` names the text in errors. Throws: DataError
+/// with the line and the key of the first question that has another form.
 std::vector<Question> read_questions(const std::string& text, const std::string& source);
 
 struct EvalOptions {
-  std::string checkpoint;                     // folder of weights, or a run folder
-  std::string text;                           // file of a text, or "-"; or
-  DataFormat format = DataFormat::automatic;  // of the text; text: it may be JSON, or have bytes that are no text
-  std::string choices;                        // file of questions
-  int64_t context = 0;                        // tokens of a sequence; 0: the model's context
-  int64_t stride = 0;                         // tokens between the beginnings of sequences of the text; 0: context
-  int64_t batch = 4;                          // sequences at a time
+  std::string checkpoint;                     // a folder of weights, or a run folder
+  std::string text;                           // the file of a text, or "-"; either this
+  DataFormat format = DataFormat::automatic;  // for the text; text: it may be JSON, or have bytes that are no text
+  std::string choices;                        // or this: the file of questions
+  int64_t context = 0;                        // the tokens of a sequence; 0: the model's context
+  int64_t stride = 0;                         // the tokens between the beginnings of sequences of the text; 0: context
+  int64_t batch = 4;                          // the sequences at a time
   std::string device = "auto";                // auto | cpu | cuda
-  bool json = false;                          // one JSON object instead of lines
+  bool json = false;                          // print one JSON object instead of lines
 };
 
 /// Blocks. Prints the perplexity of the text, or the share of right answers. Returns the exit code.

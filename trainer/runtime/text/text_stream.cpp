@@ -11,7 +11,7 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Bytes at the end of the text that begin a character and lack the rest of it.
+/// Returns the bytes at the end of the text that begin a character whose rest is missing.
 size_t open_character(std::string_view text) {
   for (size_t size = std::min<size_t>(3, text.size()); size > 0; --size) {
     const size_t at = text.size() - size;
@@ -28,7 +28,7 @@ TextStream::TextStream(const data::Tokenizer& tokenizer, std::span<const int32_t
 
 bool TextStream::add(int32_t id) {
   const size_t before = text_.size();
-  // The text of an id depends only on whether it is the first.
+  // The text of an id depends only on whether it is the first one.
   const int32_t pair[] = {last_, id};
   text_ += tokenizer_.decode(pair).substr(tokenizer_.decode(std::span(pair).first(1)).size());
   last_ = id;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams the tensors of one folder to another.
+// Streams the tensors of one folder to another one.
 
 #include "trainer/runtime/weights/convert.h"
 
@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kPieceElems = kMiB / 4;
 
-/// Passes all elements of a tensor on, in the order of the file.
+/// Passes on all elements of a tensor in the order of the file.
 void copy_tensor(const checkpoint::FolderTensor& from, DType dtype, const checkpoint::TensorSink& sink) {
   const int64_t elems = from.elems();
   std::vector<float> piece(static_cast<size_t>(std::min(elems, kPieceElems)));
@@ -36,7 +36,7 @@ void copy_tensor(const checkpoint::FolderTensor& from, DType dtype, const checkp
   }
 }
 
-/// The transpose of a matrix, of which memory holds a whole copy.
+/// Passes on the transpose of a matrix, of which memory holds a whole copy.
 void copy_transposed(const checkpoint::FolderTensor& from, DType dtype, const checkpoint::TensorSink& sink) {
   const int64_t rows = from.shape()[0], columns = from.shape()[1];
   std::vector<float> whole(static_cast<size_t>(from.elems())), column(static_cast<size_t>(rows));
@@ -47,7 +47,7 @@ void copy_transposed(const checkpoint::FolderTensor& from, DType dtype, const ch
   }
 }
 
-/// Without a tokenizer: the file has none.
+/// The result has no tokenizer, because the file has none.
 ConvertSummary convert_llm_c(const ConvertOptions& options) {
   const LlmCCheckpoint from(options.from);
   models::HuggingFaceModel model = from.model();
@@ -70,7 +70,7 @@ ConvertSummary convert_llm_c(const ConvertOptions& options) {
           .tokenizer_problem = {}};
 }
 
-/// A folder may be replaced if it has nothing but what a conversion writes.
+/// A folder may be replaced if it has nothing except what a conversion writes.
 void require_replaceable(const std::string& to) {
   std::error_code error;
   if (!fs::is_directory(to, error)) return;
@@ -118,7 +118,7 @@ ConvertSummary convert(const ConvertOptions& options) {
   const auto progress = std::make_shared<Progress>("convert");
   for (const NamedTensor* tensor : names) {
     if (std::any_of(tensors.begin(), tensors.end(), [&](const auto& other) { return other.name == tensor->name; }))
-      continue;  // a tied table
+      continue;  // the table is tied
     const checkpoint::FolderTensor* found = from.find(tensor->name);
     const bool turns = tensor->transposed_on_disk && !from.is_transposed(*tensor);
     std::vector<int64_t> shape = found->shape();

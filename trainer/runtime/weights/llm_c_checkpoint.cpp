@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the tensors of a file of llm.c and turns its matrices.
+// Finds the tensors of a file of llm.c and transposes its matrices.
 
 #include "trainer/runtime/weights/llm_c_checkpoint.h"
 
@@ -22,7 +22,7 @@ struct Header {
   int32_t magic, version, context, vocab, layers, heads, width, padded_vocab;
 };
 
-/// Values of `count` elements from `bytes`, as they are written.
+/// Passes `values` on in the written type.
 void sink_floats(std::vector<float>& values, DType dtype, const checkpoint::TensorSink& sink) {
   if (dtype == DType::f32) return sink(values.data(), std::ssize(values) * 4);
   std::vector<bfloat16> rounded(values.size());
@@ -60,13 +60,13 @@ LlmCCheckpoint::LlmCCheckpoint(const std::string& path) : file_(path, files::Own
                           shown, h.heads, h.width);
   dtype_ = h.version == 3 ? DType::f32 : DType::bf16;
   padded_vocab_ = h.padded_vocab;
-  // Below 2^61: layers x 12 width^2 is at most 2^16 x 12 x 2^40.
+  // The elements stay below 2^61: layers x 12 width^2 is at most 2^16 x 12 x 2^40.
   const int64_t width = h.width,
                 elems = (padded_vocab_ + h.context + 2) * width + h.layers * (12 * width * width + 13 * width);
   if (const int64_t bytes = file_.size_bytes() - kHeaderBytes;
       bytes / size_of(dtype_) != elems || bytes % size_of(dtype_))
     throw CheckpointError(
-        "[checkpoint] {} has {} bytes behind its header, need {} elements of {} bytes for its sizes. It was truncated "
+        "[checkpoint] {} has {} bytes after its header, need {} elements of {} bytes for its sizes. It was truncated "
         "or "
         "replaced.",
         shown, bytes, elems, size_of(dtype_));
@@ -87,7 +87,7 @@ void LlmCCheckpoint::add_tensors() {
   at += padded_vocab_ * width;
   places_["transformer.wpe.weight"] = {at, {o.context, width}};
   at += o.context * width;
-  // Of one layer: rows and columns in llm.c, 0 columns for a vector.
+  // A tensor of one layer: rows and columns in llm.c, with 0 columns for a vector.
   struct Kind {
     const char* name;
     int64_t rows, columns;

@@ -20,7 +20,7 @@
 namespace slipstream::runtime {
 namespace {
 
-constexpr size_t kListed = 12;  // tensors in one sentence
+constexpr size_t kListed = 12;  // the tensors in one sentence
 constexpr int64_t kPieceElems = 1 << 18;
 
 std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
@@ -77,7 +77,8 @@ void ModelFolder::require(std::span<const NamedTensor* const> tensors, bool grow
                                    text_of(tensor.shape())));
   }
   if (problems.empty()) return require_unused();
-  // The names of both sides, because a wrong prefix makes all tensors missing and all of the folder unknown.
+  // The message has the names of both sides, because with a wrong prefix all tensors are missing and all of the
+  // folder's are unknown.
   const size_t shown_foreign = std::min(foreign, kListed / 2), first_foreign = problems.size() - foreign,
                shown = std::min(first_foreign, kListed - shown_foreign);
   std::string list;
@@ -197,7 +198,7 @@ std::string described(const kernels::RopeScaling& scaling) {
                      scaling.high_freq_factor, scaling.original_context);
 }
 
-/// A window that reaches to the beginning of every sequence is none.
+/// Returns the window of each layer. A window that reaches to the beginning of every sequence counts as none.
 std::string windows_of(const models::ModelOptions& options) {
   if (options.window == 0 || options.window >= options.context) return "0";
   return options.window_layers.empty()

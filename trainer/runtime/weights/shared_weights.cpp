@@ -12,12 +12,13 @@
 namespace slipstream::runtime {
 namespace {
 
-/// Elements [begin, end) of the flat order of a tensor-parallel part of a stage; empty: no further request.
+/// The elements [begin, end) of the flat order of a tensor-parallel part of a stage; empty: no further request follows.
 struct Request {
   int64_t stage = 0, part = 0, begin = 0, end = 0;
 };
 
-/// The ranks that together hold a whole part of a stage, in the order of their shards. Other ranks hold replicas.
+/// Returns the ranks that together hold a whole part of a stage, in the order of their shards. Other ranks hold
+/// replicas.
 std::vector<int> holders_of(const Job& job, int64_t stage, int64_t part) {
   const int first = job.mesh.rank({.pipeline = static_cast<int>(stage), .tensor = static_cast<int>(part)});
   return job.mesh.group(job.groups.front().placement.sharded_over, first);  // all groups are sharded alike
@@ -28,7 +29,7 @@ class SharedWeights {
   SharedWeights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages)
       : world_(world), rank_(rank), stages_(stages) {}
 
-  /// Reads the whole tensor. Each part holds runs of it, stored one after another.
+  /// Reads the whole tensor. Each part holds runs of it, which are stored one after another.
   void read(size_t stage, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
     const NamedTensor& named = stages_[stage]->model.parameters[parameter].tensors[tensor];
     const int64_t end = begin + static_cast<int64_t>(out.size());
@@ -75,7 +76,7 @@ class SharedWeights {
   }
 
  private:
-  /// Reads the tensor in one part's layout.
+  /// Reads the tensor in the layout of one part.
   void read_part(Request request, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
     const Job& job = *stages_[static_cast<size_t>(request.stage)];
     const std::vector<int> holders = holders_of(job, request.stage, request.part);
@@ -105,7 +106,7 @@ class SharedWeights {
     return request.begin == request.end ? std::vector<std::string>{} : world_.all_gather(held(request), "weights");
   }
 
-  /// This rank's part of the range, if the request addresses it.
+  /// Returns this rank's part of the range, if the request addresses it.
   std::string held(const Request& request) {
     const std::vector<int> holders = holders_of(rank_.job(), request.stage, request.part);
     if (std::find(holders.begin(), holders.end(), world_.rank()) == holders.end()) return {};

@@ -13,8 +13,8 @@
 namespace slipstream::runtime {
 
 /// Blocks. Collective. Calls use(reads) on rank 0 with the current weights (&BucketStorage::master) of every stage,
-/// while the other ranks answer its reads. Rank 0 rethrows errors of `use`, and every other rank its own errors, after
-/// all ranks have stopped.
+/// while the other ranks answer its reads. After all ranks have stopped, rank 0 rethrows errors of `use`, and every
+/// other rank its own errors.
 void with_weights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages,
                   const std::function<void(const std::vector<ReadWeights>&)>& use);
 

@@ -52,7 +52,7 @@ TextFiles text_files_of(const ModelFolder& folder) {
       for (auto& [name, bytes] : data::write_tokenizer(*tokenizer)) add_file(name, std::move(bytes), all);
       all.tokenizer = tokenizer->name();
     } catch (const DataError& refused) {
-      all.problem = refused.what();  // others may read it
+      all.problem = refused.what();  // other programs may be able to read it
     }
   }
   for (const char* name : {kGenerationFile, "special_tokens_map.json", "chat_template.jinja", "chat_template.json",

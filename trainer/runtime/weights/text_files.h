@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The files beside weights that concern texts: tokenizer, chat template, settings of generation; and the ids around a
-// text.
+// The files beside weights that concern texts: the tokenizer, the chat template and the settings of generation; and the
+// ids around a text.
 
 #include <string>
 #include <vector>
@@ -17,25 +17,26 @@ struct TextFiles {
   models::TextIds ids;       // for config.json
   DType dtype = DType::f32;  // of the weights, for config.json
   std::vector<checkpoint::ExtraFile> files;
-  std::string tokenizer;  // its name; empty: none that this program reads
-  std::string problem;    // with which its file was refused
+  std::string tokenizer;  // its name; empty: there is none that this program can read
+  std::string problem;    // the problem for which its file was refused
 };
 
-/// Blocks. Returns the files for a copy of a folder of weights. The tokenizer is written again if this program reads
-/// it; all other files are copies, and the ids are those of its config.json, null included. Throws: CheckpointError if
-/// one cannot be read.
+/// Blocks. Returns the files for a copy of a folder of weights. The tokenizer is written again if this program can read
+/// it. All other files are copies, and the ids are those of the folder's config.json, including null. Throws:
+/// CheckpointError if a file cannot be read.
 TextFiles text_files_of(const ModelFolder& folder);
 
-/// Blocks. Returns the files for a model that was trained on ids of `tokenizer` and began with the weights of `init`,
-/// if that is not empty, whose type they keep. The settings of `init` stay if it has the same tokenizer, or if the ids
-/// are of a tokenizer that is known by name only. Warns if they cannot be read.
+/// Blocks. Returns the files for a model that was trained on ids of `tokenizer` and began with the weights of `init`
+/// (if it is not empty), whose type they keep. The settings of `init` stay if it has the same tokenizer, or if the
+/// tokenizer of the ids is known by name only. Warns if they cannot be read.
 TextFiles text_files_of(const data::Tokenizer& tokenizer, const std::string& init);
 
-/// Blocks. Returns all files of a folder but config.json, whose ids and type it takes; none if there is no config.json.
+/// Blocks. Returns all files of a folder except config.json, whose ids and type it takes; none if there is no
+/// config.json.
 /// Throws: CheckpointError if a file cannot be read.
 TextFiles read_text_files(const std::string& dir);
 
-/// Blocks. Returns the ids behind which text generation ends, by config.json and generation_config.json.
+/// Blocks. Returns the ids after which text generation ends, by config.json and generation_config.json.
 std::vector<int32_t> ends_of_text(const ModelFolder& folder);
 
 }  // namespace slipstream::runtime

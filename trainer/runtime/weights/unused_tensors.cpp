@@ -29,7 +29,7 @@ void for_pieces(const checkpoint::FolderTensor& tensor, const Take& take) {
   }
 }
 
-/// The number of elements that `is_right(index, value)` refuses.
+/// Returns the number of elements that `is_right(index, value)` refuses.
 int64_t count_wrong(const checkpoint::FolderTensor& tensor, const std::function<bool(int64_t, float)>& is_right) {
   int64_t wrong = 0;
   for_pieces(tensor, [&](int64_t first, const std::vector<float>& values) {
@@ -69,7 +69,7 @@ std::string problem_of_constant(const checkpoint::FolderTensor& tensor, const mo
   if (tensor.elems() != half || !is_rotary(model.family))
     return fmt::format("{} is not the {} rotary frequencies of the model", shown(tensor),
                        is_rotary(model.family) ? half : 0);
-  // At position 1 an angle is a frequency.
+  // At position 1, an angle is a frequency.
   std::vector<float> turns(static_cast<size_t>(4 * half));
   kernels::rope_table(turns.data(), 2, 2 * half, model.rope_theta, model.rope_scaling);
   const double tolerance = tensor.dtype() == "F32" ? 1e-5 : 1e-2;

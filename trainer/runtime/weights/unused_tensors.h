@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors of a folder that the model makes itself: a tied head, masks and rotary frequencies. They must have its
-// values.
+// Tensors of a folder that the model makes itself: a tied head, masks and rotary frequencies. They must have the
+// model's values.
 
 #include <string>
 
@@ -10,13 +10,14 @@
 
 namespace slipstream::runtime {
 
-/// True for constants that older versions of the library saved. Pure.
+/// Returns true for constants that older versions of the library saved. Pure.
 bool is_constant(const std::string& name);
 
-/// Blocks. Empty if a constant has the values that the model computes, otherwise a sentence without its end.
+/// Blocks. Returns an empty text if a constant has the values that the model computes, otherwise a sentence without its
+/// end.
 std::string problem_of_constant(const checkpoint::FolderTensor& tensor, const models::ModelOptions& model);
 
-/// Blocks. The same for the head of a model whose head is its table of tokens.
+/// Blocks. Does the same for the head of a model whose head is its table of tokens.
 std::string problem_of_tied(const checkpoint::FolderTensor& head, const checkpoint::FolderTensor& table);
 
 }  // namespace slipstream::runtime

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes named tensors on in pieces, transposed where the format requires it.
+// Passes named tensors on in pieces, transposed if the format requires it.
 
 #include "trainer/runtime/weights/weights.h"
 
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kPieceElems = kMiB / static_cast<int64_t>(sizeof(float));
 
-/// Writes a [rows, columns] matrix as [columns, rows], row by row. Only matrices of blocks are stored transposed, never
-/// a vocabulary.
+/// Writes a [rows, columns] matrix as [columns, rows], row by row. Only matrices of blocks are stored transposed, and
+/// never a vocabulary.
 void write_turned(const ReadWeights& read, size_t p, size_t t, const NamedTensor& named, DType dtype,
                   const checkpoint::TensorSink& sink) {
   const std::vector<int64_t> shape = named.whole_shape();
