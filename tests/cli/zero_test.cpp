@@ -28,7 +28,7 @@ TEST_CASE("a run sends the bytes of its plan, counted in the transport, and both
     int ranks;
     std::vector<std::string> sets;
     double least,
-        most;  // relative to the theory for the whole model: padding, scales, parameters that stay whole or are in a
+        most;  // relative to the theory, which knows no padding, no scales, and no parameters that stay whole or in a
                // slot
   } rows[] = {
       {2, {"zero.stage=0", "train.global_batch_size=8", "overlap.split_tied_embedding=false"}, 1, 1.05},

@@ -195,7 +195,8 @@ TEST_CASE("snapshots in memory: two copies of every slot, and each rank sends on
       CHECK(costs.rank_bytes == slots * copies * finished.job->keeping.slot_bytes);
       CHECK(costs.host_bytes == std::min(2, c.world) * costs.rank_bytes);
       CHECK(costs.sent_bytes == (c.world > 1 ? finished.job->keeping.slot_bytes : 0));
-      // All slots together hold the whole state, and of one stage's largest part at most a header and padding more.
+      // All slots together hold the whole state. A slot is larger than the largest part of a stage by at most a header
+      // and padding.
       CHECK(c.world * finished.job->keeping.slot_bytes >= finished.job->parameter_elems * 3 * 4);
       CHECK(costs.holder_is_elsewhere == (c.world > 2));
       REQUIRE(costs.added_ns);
