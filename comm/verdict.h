@@ -28,9 +28,9 @@ struct Verdict {
 };
 
 /// Pure. The verdict on the records of one run. There is at least one record, and at most one per rank. A rank without
-/// a record did not answer, or lost rank 0; then `last_heard` of rank 0 describes it. Two kinds of records are late
-/// answers, which are not used: a record written after a record that has its rank in `last_heard`, and a record of rank
-/// 0 written more than kVerdictMs after an alarm.
+/// a record did not answer, or lost rank 0; then `last_heard` of rank 0 describes it. Late answers are not used: a
+/// record that was written after another record has listed its rank in `last_heard`, and a record of rank 0 that was
+/// written more than kVerdictMs after an alarm.
 Verdict judge(const std::vector<FlightRecord>& records);
 
 /// Pure. One line per rank: its phase, and the work in which it has waited longest.

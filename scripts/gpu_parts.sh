@@ -23,7 +23,7 @@ part_canary() {
   bench=$(tests_of bench | grep '/gpu_kernels_bench$')
   [[ -z $bench ]] || run_test "canary: every op" "$bench" /dev/null trial
 }
-# Chooses the kernels of attention for all other tests: the next ones after those whose canary is wrong or hangs.
+# Chooses the kernels of attention for all other tests. Kernels whose canary is wrong or hangs are passed over.
 choose_attention() {
   local path next reason
   for path in hopper mma; do

@@ -207,7 +207,7 @@ netlab_main() {
     up) netlab_command_up "$@" ;;
     with)
       while (($#)) && [[ $1 != -- ]]; do owned+=("$1"); shift; done
-      (($# >= 2)) || netlab_fail "with needs a command behind --. See --help."
+      (($# >= 2)) || netlab_fail "with needs a command after --. See --help."
       netlab_command_up --owner $$ "${owned[@]}"
       trap netlab_remove EXIT
       trap 'exit 130' INT TERM HUP

@@ -28,8 +28,8 @@ TAIL_LINES = 60
 # Meson's own limits are made for quiet machines. Here, a hanging test must end and a slow one must not fail.
 TIMEOUT_S_MIN = 300
 TIMEOUT_FACTOR = 4
-# Tests that wait for ranks, launchers and limits leave a core idle. Therefore so many more tests than cores run at
-# once, and so many of them start several processes (is_parallel: false).
+# Tests that wait for ranks, launchers and limits leave a core idle. Therefore MORE_THAN_CORES more tests than cores run
+# at once, of which at most SEVERAL_PROCESSES start several processes (is_parallel: false).
 MORE_THAN_CORES = 2
 SEVERAL_PROCESSES = 3
 # So many more tests start, one at a time, while more than this share of the cores is idle. Ranks that wait for each

@@ -10,12 +10,13 @@
 
 namespace slipstream::tests {
 
-/// Blocks. This rank's shards of all buckets, one after another.
+/// Blocks. Returns this rank's shards of all buckets, one after another.
 inline std::vector<float> shards_of(runtime::Rank& rank, Slice BucketStorage::*what) {
   return rank.held(what, 0, rank.job().layout.flat_elems);
 }
 
-/// Blocks. A named tensor as trained (&BucketStorage::master) or its gradient; without ZeRO, when a rank has it all.
+/// Blocks. Returns a named tensor as trained (&BucketStorage::master) or its gradient, without ZeRO, when a rank has it
+/// all.
 inline std::vector<float> whole_tensor(runtime::Rank& rank, Slice BucketStorage::*what, size_t parameter,
                                        size_t tensor) {
   std::vector<float> values(static_cast<size_t>(rank.job().model.parameters[parameter].tensors[tensor].whole_elems()));
@@ -23,7 +24,7 @@ inline std::vector<float> whole_tensor(runtime::Rank& rank, Slice BucketStorage:
   return values;
 }
 
-/// Pure. The flat order from the shards of all data ranks, by rank (one entry without ZeRO).
+/// Pure. Returns the flat order made of the shards of all data ranks, by rank (one entry without ZeRO).
 inline std::vector<float> flat_from_shards(const Job& job, const std::vector<std::vector<float>>& shards) {
   std::vector<float> flat(static_cast<size_t>(job.layout.flat_elems));
   size_t at = 0;
@@ -37,7 +38,7 @@ inline std::vector<float> flat_from_shards(const Job& job, const std::vector<std
   return flat;
 }
 
-/// Pure. A named tensor in the flat order.
+/// Pure. Returns a named tensor from the flat order.
 inline std::span<const float> tensor_of(const Job& job, std::span<const float> flat, size_t parameter, size_t tensor) {
   const NamedTensor& named = job.model.parameters[parameter].tensors[tensor];
   return flat.subspan(static_cast<size_t>(job.layout.parameter_offsets[parameter] + named.begin_elems),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The folders and programs of this build. One object has them, so that the other objects are the same in every checkout
-// and come from the compiler cache.
+// The folders and programs of this build. Only one object contains them, so that the other objects are the same in
+// every checkout and come from the compiler cache.
 
 #include <string>
 

@@ -12,7 +12,7 @@ bool started_by_mpi_launcher();
 /// The number of processes that an MPI launcher or srun announces; 1 where neither announces any. Pure.
 int announced_ranks();
 
-/// This process's number among them; 0 where neither announces one. Pure.
+/// The number of this process among the announced processes; 0 where neither announces any. Pure.
 int announced_rank();
 
 /// For work that all ranks would share, in a world of one process. torchrun, sbatch and srun set variables without

@@ -51,7 +51,7 @@ struct Proof {
 enum class Checks : uint8_t {
   none,    // for plans that are compared and never run
   orders,  // implicit orders; prove() checks the rest, over several plans
-  all,     // and prove() of three runs: one has no wait between runs, two have no steady state
+  all,     // orders, and prove() of three runs: one has no wait between runs, and two have no steady state
 };
 
 /// Turns each Task::before into a wait of that item, orders all items, drops implied waits, and proves the result.

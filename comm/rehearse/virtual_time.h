@@ -62,8 +62,9 @@ class VirtualTime {
         instant_(options.instant),
         multiprocessors_(contention_ ? options.multiprocessors : 0) {}
 
-  /// Members with blocks on `card` slow this node; kNoNode: none do. `share`: the units of the card that the node wants
-  /// and other works then lack; 0: it runs on the whole card, as the others do.
+  /// Adds a node of local work. Transfers that use blocks of `card` slow it; with kNoNode none do. `share` is the
+  /// number of units of the card that the node wants, which other works then lack; with 0 the node runs on the whole
+  /// card, as all such nodes do.
   uint32_t add_local(int64_t duration_ns, uint32_t card = kNoNode, int64_t share = 0);
   uint32_t add_rendezvous(uint32_t member_count);  // returns the rendezvous, not a node
   uint32_t join(uint32_t rendezvous, const PortUse& use);

@@ -49,7 +49,7 @@ struct KeyTile {
   __host__ __device__ static constexpr uint64_t columns_at(int step) {
     return static_cast<uint64_t>((16 * step / kColumns * kHalfBytes + 16 * step % kColumns * 2) / 16);
   }
-  /// An operand whose sums run over keys, with the columns of a half.
+  /// An operand whose sums run over keys, for the columns of one half of the tile.
   __device__ __forceinline__ uint64_t over_rows(int half) const {
     return matrix_descriptor(bytes + half * kHalfBytes, kHalfBytes, 8 * kRowBytes, kSwizzle);
   }

@@ -66,7 +66,7 @@ struct HeadTile {
   __device__ __forceinline__ uint64_t over_columns(int row = 0) const {
     return matrix_descriptor(bytes + 128 * row, 16, 1024, Swizzle::b128);
   }
-  /// The offset that moves it to columns 16 step to 16 step + 15.
+  /// The offset that moves an operand to columns 16 step to 16 step + 15.
   __device__ __forceinline__ static constexpr uint64_t columns_at(int step) {
     return static_cast<uint64_t>((16 * step / kSlab * kSlabBytes + 16 * step % kSlab * 2) / 16);
   }

@@ -74,7 +74,8 @@ TEST_CASE("bench overlap measures the four reduce modes beside their bounds, in 
     CHECK(number("share_of_bound") == Approx(number("bound_ms") / number("avg_step_time_ms")).epsilon(0.02));
     CHECK((number("comm_ms") > 0) == (row.at("implementation").find("no_communication") == std::string::npos));
   }
-  // Relative to the backward pass: the same column, and less, because compute has a forward pass and an update, too.
+  // Exposed time is relative to the backward pass: the column is the same and the values are lower, because compute has
+  // a forward pass and an update, too.
   const Result backward = on_ranks(
       2, "bench overlap " + run + " --steps 1 --ratios 0.5 --ratio-of backward --set device.kind=cpu --csv " + csv);
   INFO(backward.text);
@@ -111,7 +112,7 @@ TEST_CASE("bench pipeline measures every schedule beside the rehearsal and its i
     CHECK(rows[i].at("virtual_stages") == (i % 5 == 2 || i % 5 == 4 ? "2" : "1"));
     CHECK(rows[i].at("compute_kind") == "paced");
     CHECK(number("hop_of_forward") == (i < 5 ? 0 : 0.5));
-    // With pipeline transfers the result is the same: none is exposed.
+    // Pipeline transfers do not change the result, because none is exposed.
     CHECK(std::abs(number("ideal_bound_ms") - 3 * kMicroBatches * (1 + bubble)) < 1e-3);
     CHECK(number("rehearsed_step_ms") > number("ideal_bound_ms") - 1e-3);
     CHECK(number("noise_floor") > 0);
@@ -133,7 +134,7 @@ TEST_CASE("bench pipeline runs the kernels and rehearses with their measured tim
     const auto number = [&](const char* column) { return std::stod(row.at(column)); };
     INFO(row.at("schedule") << " " << row.at("hop_of_forward"));
     CHECK(row.at("compute_kind") == "real");
-    // A stage's own passes are part of the ideal step, which is part of the rehearsed step.
+    // The passes of a stage are part of the ideal step, which is part of the rehearsed step.
     const double passes_ms =
         kMicroBatches * (number("measured_forward_ms") + number("measured_backward_ms") + number("measured_weight_ms"));
     CHECK(number("measured_forward_ms") > 0);
@@ -232,7 +233,8 @@ TEST_CASE("bench kernels times every op of a size beside its bound, in the docum
 TEST_CASE("bench step times whole steps beside a plain loop and the bound of a link, and writes its initial weights",
           "[cli]") {
   constexpr int64_t kVocab = 65, kWidth = 16, kTokens = 16, kLayers = 2, kBatch = 2;
-  // Table, positions, two norms, four products and their biases a layer, the last norm.
+  // The parameters are those of the table, the positions, two norms and four products with biases in each layer, and
+  // the last norm.
   constexpr int64_t kParameters =
       kVocab * kWidth + kTokens * kWidth + kLayers * (12 * kWidth * kWidth + 13 * kWidth) + 2 * kWidth;
   Folder folder;
@@ -254,7 +256,7 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
     for (const auto& [column, value] : rows[0]) row[column] = std::stod(value);
     CHECK(row["threads"] == 1);
     CHECK(row["steps"] == 2);
-    CHECK(std::abs(row["loss"] - std::log(kVocab)) < 0.1);  // small weights: every token is as likely
+    CHECK(std::abs(row["loss"] - std::log(kVocab)) < 0.1);  // with small weights every token is as likely
     CHECK(row["fastest_ms"] > 0);
     CHECK(row["step_ms"] >= row["fastest_ms"]);
     CHECK(row["compute_ms"] > 0);
@@ -264,7 +266,7 @@ TEST_CASE("bench step times whole steps beside a plain loop and the bound of a l
   };
   const auto check_batch = [&](int rank) {
     const std::string bytes = read(start + "/batch_" + std::to_string(rank) + ".bin");
-    REQUIRE(bytes.size() == 2 * kBatch * kTokens * sizeof(int32_t));  // ids, then targets
+    REQUIRE(bytes.size() == 2 * kBatch * kTokens * sizeof(int32_t));  // ids, and then targets
     std::vector<int32_t> ids(bytes.size() / sizeof(int32_t));
     std::memcpy(ids.data(), bytes.data(), bytes.size());
     CHECK(std::all_of(ids.begin(), ids.end(), [](int32_t id) { return 0 <= id && id < kVocab; }));
@@ -351,7 +353,7 @@ TEST_CASE("bench step exports the same weights on every layout, and the batch of
     return std::tuple(read(start + "/model.safetensors"), read(start + "/config.json"), batches);
   };
   const auto [weights, config, batches] = exported(1, "");
-  // Masks and numbers of sequences are behind the exported part of a staged batch.
+  // In a staged batch, masks and numbers of sequences come after the exported part.
   const auto [longer_weights, longer_config, longer] =
       exported(1, " --set data.document_mask=true --set model.embd_pdrop=0.1");
   CHECK(longer_weights == weights);

@@ -180,11 +180,11 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
       CHECK(contains(dry.text, "adamw"));
       CHECK(dry.text.find("load") < dry.text.find("parameters\n"));
     }
-    // The plan, and nothing that a run would have made.
+    // There is a plan, and nothing else that a run would have made.
     CHECK(fs::exists(folder.path("run/plan.json")) == (dry.code == 0));
     if (dry.code == 0) CHECK(std::distance(fs::directory_iterator(folder.path("run")), fs::directory_iterator()) == 1);
     fs::remove_all(folder.path("run"));
-    // Its header names the number of ranks and the machine; on these it fits.
+    // The header of the file names the number of ranks and the machine; the plan fits on these.
     const std::string text = read(path), begin = "# Rehearsed: slipstream plan configs/runs/" +
                                                  entry.path().filename().string() + " --ranks ";
     const size_t at = text.find(begin);
@@ -193,7 +193,7 @@ TEST_CASE("every shipped run file passes --dry-run, and fits its machine where i
     std::string ranks, flag, machine;
     words >> ranks >> flag >> machine;
     CHECK(flag == "--machine");
-    // For GPUs three jobs of 512 ranks would be compared.
+    // A plan for GPUs compares three jobs of 512 ranks.
     const std::string one_job =
         contains(path, "llama_70b") && !test_everything() ? " --set device.kind=cpu" : std::string();
     const Result plan = shell(
@@ -283,7 +283,7 @@ TEST_CASE("unusable training data exits with code 3", "[cli]") {
   check_refused(train("--set data.tokenizer=chars --set data.train=" + latin), 3, {"latin.txt", "UTF-8"});
   CHECK(call("train " + run + " --dry-run --set data.train=" + latin).code == 0);  // bytes take anything
 
-  // Token shards: cut short, changed, without their description, and of another tokenizer.
+  // The shards are cut short, changed, without their description, or of another tokenizer.
   const Result made = call("tokenize " + folder.path("text.txt") + " " + folder.path("tokens"));
   INFO(made.text);
   REQUIRE(made.code == 0);
@@ -333,7 +333,7 @@ TEST_CASE("token shards made elsewhere are trained on, and continued as ids", "[
   REQUIRE(trained.code == 0);
   check_complete(folder.path("run"), 6);
   CHECK(Json::parse(read(folder.path("run") + "/checkpoints/final/config.json")).at("vocab_size").as_int() == 1000);
-  // The run held 1024 rows.
+  // The run held 1024 rows of the table.
   CHECK(checkpoint::read_final(folder.path("run") + "/checkpoints/final").weights.get("transformer.wte.weight").shape ==
         std::vector<int64_t>{1000, 16});
   // The plan uses the shards' vocabulary, too: it is the plan of the run.
@@ -380,7 +380,7 @@ TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]")
   for (const char* command : {"plan ", "check ", "train "})
     check_refused(call(command + run + " --set model.layers=60000 --set model.width=512"), 7,
                   {"60000 layers of", "at least"});
-  // Between the needs of two and of one layers ahead: the error has the depth that fits.
+  // The memory is between what two layers ahead and one layer ahead need: the error has the depth that fits.
   const auto total = [&](int depth) {
     const Result plan =
         call("plan " + run + " --ranks 2 --json --set model.layers=4 --set zero.stage=3 --set zero.prefetch_depth=" +
@@ -396,7 +396,7 @@ TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]")
   };
   check_refused(on_memory((total(1) + total(2)) / 2, 2), 7,
                 {"3 slots for gathered layers", "zero.prefetch_depth = 1 is the most that fits"});
-  // To the byte: depth 0 fits in exactly its need, and in one byte less nothing fits.
+  // The limit is exact to the byte: depth 0 fits in what it needs, and in one byte less nothing fits.
   const int64_t least = total(0);
   CHECK(on_memory(least, 0).code == 0);
   check_refused(on_memory(least, 2), 7,
@@ -405,7 +405,7 @@ TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]")
                 {"3 slots for gathered layers", "not even zero.prefetch_depth = 0 fits. Use more ranks"});
   check_refused(on_memory(least - 1, 0), 7,
                 {"1 slot for gathered layers takes ", "not even zero.prefetch_depth = 0 fits. Use more ranks"});
-  // Without gathered layers the message has no slots; the error and the table are about the stage that needs most.
+  // Without gathered layers the message has no slots. The error and the table are about the stage that needs most.
   const std::string sharded = "check " + run + " --machine " + machine + " --set zero.stage=3 ";
   const Result persistent = call(sharded + "--ranks 2 --set zero.persistence_threshold=1GiB");
   check_refused(persistent, 7, {"100.0 KiB", "\n  optimizer ", "\n  total "});
@@ -424,12 +424,12 @@ TEST_CASE("a lack of memory or an unwritable output exits with code 7", "[cli]")
   CHECK(contains(printed.text, "memory of a rank (stage 1, which needs most):"));
   CHECK(contains(printed.text.substr(printed.text.find("\n  total ")), need));
   CHECK(!fs::exists(folder.path("run")));
-  // Under a regular file nothing can be created, not even by root.
+  // Under a regular file nothing can be created, even by root.
   const std::string nowhere = folder.path("text.txt") + "/run";
   check_refused(call("train " + run + " --set output.dir=" + nowhere), 7, {nowhere});
   const Result unsaved = call("train " + run + " --set checkpoint.dir=" + nowhere);
   check_refused(unsaved, 7, {nowhere, "checkpoint.dir"});
-  CHECK(!contains(unsaved.text, "step 6/6"));  // before the first step, not after the last
+  CHECK(!contains(unsaved.text, "step 6/6"));  // the run is refused before the first step, not after the last
 }
 
 TEST_CASE("trailing slashes do not change an output folder: an earlier run in it is moved aside", "[cli]") {

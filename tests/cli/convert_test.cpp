@@ -69,7 +69,7 @@ TEST_CASE("convert: another type and several files, and back to the same bytes",
     const std::string generate = " --prompt the --tokens 20 --seed 3";
     CHECK(call("generate " + folder.path("split") + generate).text == call("generate " + run + generate).text);
 
-    // bfloat16 keeps bfloat16, also through float32.
+    // A model in bfloat16 keeps its bytes, also through float32.
     const std::string to_half = " --dtype bfloat16", to_float = " --dtype float32";
     REQUIRE(call("convert " + run + " " + folder.path("half") + to_half).code == 0);
     CHECK(contains(read(folder.path("half") + "/config.json"), "bfloat16"));
@@ -262,7 +262,7 @@ TEST_CASE("convert and model.init: weights in pieces of ranks, and pickled check
   same(call(still));
   if (has_mpirun()) same(on_ranks(2, still + " --set parallel.tensor=2"));
 
-  // Rows at the end of a table: they are missing, not a vocabulary that may grow.
+  // The rows at the end of a table are missing; the vocabulary is not one that may grow.
   fs::rename(pieces + "/" + tests::piece_file_name(3), folder.path("away"));
   check_refused(call("convert " + pieces + " " + folder.path("none")), 4, {"Copy the files of all ranks"});
   check_refused(call(still), 4, {"but the model needs", "in pieces (2)", "Copy the files of all ranks"});
@@ -303,7 +303,7 @@ TEST_CASE("model.init: the folder decides the keys of [model] that the run file 
   const Json theirs = Json::parse(read(source + "/config.json")),
              ours = Json::parse(read(other + "/checkpoints/final/config.json"));
   CHECK(ours == theirs);
-  // Written keys must agree.
+  // Keys in the run file must agree with the folder.
   check_refused(call("train " + folder.path("short.toml") + " --set model.layers=1"), 4,
                 {"model.layers is 1, but the folder has 2"});
   check_refused(call("train " + folder.path("short.toml") + " --set model.rope_scaling_factor=2"), 4,
@@ -335,7 +335,7 @@ TEST_CASE("model.init: weights that the new run would move are refused before an
   refused(" --set model.init=" + dir + " --set checkpoint.dir=" + dir + "/checkpoints --set output.dir=" + elsewhere,
           "checkpoint.dir");
 
-  // Weights elsewhere, another folder for the new run, and files that stay.
+  // Now the weights are elsewhere, the new run has another folder, or the files stay.
   const auto trains = [&](const std::string& sets) {
     const Result result = call(train + sets);
     INFO(sets << "\n" << result.text);
@@ -374,7 +374,7 @@ TEST_CASE("model.init: another model is refused tensor by tensor, and a vocabula
   const Result grown = call(init + " --set model.vocab_size=300 --set train.steps=1");
   INFO(grown.text);
   CHECK(grown.code == 0);
-  // The new rows on every layout, and in pieces that begin among them.
+  // The new rows are the same on every layout, and in pieces that begin among them.
   const std::string still = init +
                             " --set optimizer.learning_rate=0 --set optimizer.min_learning_rate=0 --set train.steps=1"
                             " --set train.micro_batch_size=1 --set model.vocab_size=";

@@ -89,7 +89,7 @@ TEST_CASE("a disk that fails in a save beside training is a warning with the num
   }
 }
 
-TEST_CASE("a disk that fails in the last save ends the run with code 7 behind the final weights", "[cli]") {
+TEST_CASE("a disk that fails in the last save ends the run with code 7 after the final weights", "[cli]") {
   const Runs runs;
   const Result result = shell(faulty("write:ENOSPC:1", "step-00000006") + runs.train);
   check_refused(result, 7, {"step 6 is not saved: ", "the last step, 6, has its weights in ", "but no checkpoint"});
@@ -112,7 +112,7 @@ TEST_CASE("lines of metrics wait in memory while the disk fails", "[cli]") {
   fs::remove_all(runs.run);
   const Result never = shell(faulty("write:ENOSPC:1", "metrics.jsonl") + runs.train);
   check_refused(never, 7, {"step 6 is not saved: ", "metrics.jsonl", "has its weights in"});
-  CHECK(!runs.saved(2));  // a checkpoint without the lines before it
+  CHECK(!runs.saved(2));  // a checkpoint would lack the lines before it
   CHECK(read(runs.run + "/checkpoints/final/model.safetensors") == runs.whole.weights);
 }
 

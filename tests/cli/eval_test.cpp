@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kWidth = 16, kVocab = 256, kFfn = 16;
 
-/// P(next | before) of three bytes; behind every other byte all are equally likely.
+/// P(next | before) of three bytes; after every other byte all are equally likely.
 const std::map<char, std::map<char, double>>& chances() {
   static const std::map<char, std::map<char, double>> all{
       {'a', {{'a', 0.5}, {'b', 0.25}, {' ', 0.25}}},
@@ -90,7 +90,7 @@ TEST_CASE("eval: the perplexity of a text is that of the chosen probabilities", 
     CHECK(result.at("nats_per_token").as_double() == Approx(-std::log(chance) / 5).epsilon(1e-5));
     CHECK(result.at("bits_per_byte").as_double() == Approx(-std::log2(chance) / 6).epsilon(1e-5));
   }
-  // Behind another byte all 256 are equally likely.
+  // After another byte all 256 are equally likely.
   folder.write("other.txt", "xyz");
   CHECK(evaluated(model + " --text " + folder.path("other.txt")).at("perplexity").as_double() ==
         Approx(256).epsilon(1e-5));
@@ -99,8 +99,8 @@ TEST_CASE("eval: the perplexity of a text is that of the chosen probabilities", 
 TEST_CASE("eval: HellaSwag and ARC count the likeliest endings", "[cli]") {
   const Folder folder;
   const std::string model = hand_made(folder);
-  // Behind "a": " a" has 0.25 x 0.75, " aa" half of it, " bb" 0.25 x 0.25 x 0.5. So " a" is the likeliest, and " aa"
-  // per byte: 2.37 nats of 2 bytes against 1.67 of 1.
+  // After "a", " a" has 0.25 x 0.75, " aa" half of it, and " bb" 0.25 x 0.25 x 0.5. So " a" is the likeliest, and " aa"
+  // is per byte: 2.37 nats of 2 bytes against 1.67 of 1.
   folder.write(
       "hellaswag.jsonl",
       R"({"ind": 1, "activity_label": "x", "ctx_a": "a", "ctx_b": "", "ctx": "a", "split": "val", "label": 0, )"
@@ -116,9 +116,9 @@ TEST_CASE("eval: HellaSwag and ARC count the likeliest endings", "[cli]") {
     const Json result = evaluated(model + " --choices " + folder.path("hellaswag.jsonl") + flags);
     CHECK(result.at("questions").as_int() == 4);
     CHECK(result.at("acc").as_double() == 0.5);        // questions 1 and 3
-    CHECK(result.at("acc_norm").as_double() == 0.75);  // 2, 3 and 4
+    CHECK(result.at("acc_norm").as_double() == 0.75);  // questions 2, 3 and 4
   }
-  // The space behind "Answer:" is as likely for all; then a has 0.75, b 0.25.
+  // The space after "Answer:" is as likely for all endings; then a has 0.75 and b 0.25.
   folder.write("arc.jsonl", R"({"id": "q1", "question": {"stem": "b?", "choices": [{"text": "b", "label": "A"}, )"
                             R"({"text": "a", "label": "B"}]}, "answerKey": "B"})"
                             "\n"
@@ -182,7 +182,7 @@ TEST_CASE("generate: the likeliest bytes, alone, in a batch and on ranks that sh
                "\xef\xbb\xbf"
                "a\r\nab\r\nb \r\n");
   CHECK(contains(call(many).text, lines));
-  // Ids end where texts do.
+  // Ids end where texts end.
   const std::string ids = "generate " + model + " --prompt-ids 98" + greedy;
   CHECK(contains(call(ids).text, "98,98,98,98,98,\n"));
   std::ofstream(model + "/generation_config.json") << R"({"eos_token_id": [7, 98]})";
@@ -224,7 +224,7 @@ TEST_CASE("generate: more ranks than key-value heads print the ids of one", "[cl
   check_refused(refused, 2, {"3 ranks cannot share the model equally", "2 key-value heads", "one of 1, 2, 4 ranks"});
 }
 
-TEST_CASE("generate: sampled texts do not depend on the batch, and go on behind a full context", "[cli]") {
+TEST_CASE("generate: sampled texts do not depend on the batch, and go on after a full context", "[cli]") {
   const Folder folder;
   REQUIRE(call("train " + run_file(folder) + " --set data.tokenizer=chars").code == 0);
   const std::string run = folder.path("run"), flags = " --tokens 30 --seed 5";  // the context is 16

@@ -59,7 +59,7 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
                                   "check " + run, std::string("bench kernels"), "bench products " + run})
     once(on_ranks(2, line), 2, {"on all ranks: ", "runs in one process, but 2 were started. Start it without mpirun."});
   once(on_ranks(2, "generate " + folder.path("none")), 4, {"on all ranks: ", "none"});
-  // One rank of a launcher is one process: each starts MPI once.
+  // One rank of a launcher is one process, and starts MPI once.
   for (const std::string& line : {"plan " + run, "check " + run}) CHECK(on_ranks(1, line).code == 0);
   const Result products = on_ranks(1, "bench products " + run);
   CHECK(products.code == 2);
@@ -76,7 +76,7 @@ TEST_CASE("ranks that cannot train together print one error", "[cli]") {
        {"on all ranks: ", "rank 1", "configuration", "(train.seed = 2 and train.seed = "});
   once(shell(mpirun() + "-np 1 " + program + " : -np 1 " + program + " --dry-run"), 2,
        {"on all ranks: ", "rank 1", "(--dry-run true and --dry-run false)"});
-  // Hosts that do not share a disk: the same path, other files, as long or longer.
+  // Hosts that do not share a disk have different files at the same path, which are as long or longer.
   for (const char* host : {"a", "b"}) fs::create_directories(folder.path(host));
   const std::string text = english();
   folder.write("a/text.txt", text);
@@ -143,7 +143,7 @@ TEST_CASE("a rank that runs out of memory ends the job", "[cli]") {
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
-  // One rank may map less than its 820 MiB of the model.
+  // This rank may map less than its 820 MiB of the model.
   const std::string sets =
       " --set model.layers=16 --set model.width=512 --set model.heads=8 --set model.context=64 --set "
       "train.micro_batch_size=2";
@@ -180,7 +180,9 @@ TEST_CASE("a NaN loss ends every rank", "[cli]") {
       " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0"
       " --set optimizer.grad_clip=0 --set optimizer.weight_decay=1000 --set train.steps=60";
   const Result one = call("train " + run + sets);
-  check_refused(one, 5, {"loss is nan. ", "learning_rate"});  // no norm: without clipping it is not computed
+  check_refused(one, 5,
+                {"loss is nan. ",
+                 "learning_rate"});  // the norm is not in the message, because it is not computed without clipping
   CHECK(!fs::exists(folder.path("run") + "/checkpoints/final"));
   if (!has_mpirun()) return;
   const Result two = on_ranks(2, "train " + run + sets);
@@ -287,7 +289,7 @@ TEST_CASE("the last update is tested: weights and a validation loss that are not
     return " --set optimizer.learning_rate=" + value + " --set optimizer.min_learning_rate=" + value;
   };
   const std::string overflowing = train + rate("1000") + " --set train.steps=1";
-  // Gradients of tokens of step 1 that step 2 lacks are 0, and their moments are divided by eps alone.
+  // Gradients of tokens that occur in step 1 and not in step 2 are 0, and their moments are divided by eps alone.
   const std::string infinite = train + rate("100") +
                                " --set train.steps=2 --set train.sequence_length=2 --set model.family=llama --set "
                                "optimizer.beta2=0 --set optimizer.eps=1.2e-38 --set optimizer.weight_decay=0";
@@ -311,7 +313,7 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   Result result;
   std::jthread job(
       [&] { result = on_ranks(2, "train " + run + " --set train.steps=1000000 --set train.log_interval=1"); });
-  // Kill it in the middle of training, once it has written some steps.
+  // It is killed in the middle of training, once it has written some steps.
   std::vector<pid_t> ranks;
   for (int tries = 0; tries < 300; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -329,7 +331,7 @@ TEST_CASE("a killed rank ends the job, and no file is half-written", "[cli]") {
   INFO(result.text);
   if (contains(shell(std::string(MPIRUN) + " --version").text, "(Open MPI) 4.1")) CHECK(result.code == 128 + SIGKILL);
   CHECK(result.code != 0);
-  CHECK(seconds < 20);  // one on a quiet machine; a job that hangs is stopped much later
+  CHECK(seconds < 20);  // one second on a quiet machine; a job that hangs is stopped much later
   CHECK(ranks_running(run).empty());
   CHECK(!fs::exists(dir + "/checkpoints/final/model.safetensors"));
   CHECK_NOTHROW(Json::parse(read(dir + "/run.json")));
@@ -354,7 +356,7 @@ TEST_CASE("a full disk or a file size limit ends the run with one error, and eve
           "[cli]") {
   Folder folder;
   const std::string run = run_file(folder) + " --set train.steps=4000 --set train.eval_batches=0";
-  // Blocks of 512 bytes; the shell's limit raises a signal, which must not end the process.
+  // The limit is in blocks of 512 bytes; the shell's limit raises a signal, which must not end the process.
   const Result trained = shell("ulimit -f 64; " + exe() + " train " + run);
   check_refused(trained, 7, {"metrics.jsonl", "cannot be written", "The file exceeds a size limit"});
   const std::string lines = read(folder.path("run") + "/metrics.jsonl");
@@ -401,7 +403,7 @@ TEST_CASE("jobs with different output folders do not share a checkpoint folder",
   const std::string run = run_file(folder), inside = folder.path("run") + "/checkpoints", link = folder.path("link");
   REQUIRE(call("train " + run + " --set train.steps=1").code == 0);
   fs::create_directory_symlink(inside, link);
-  // The folder inside an output folder without a job is in use, too; it must not move with an older run.
+  // The folder inside an output folder without a job is in use, too: it must not move with an older run.
   for (const auto& [first, second] :
        {std::pair<std::string, std::string>{"", " --set output.dir=" + folder.path("other") + " --set checkpoint.dir="},
         {" --set output.dir=" + folder.path("other") + " --set checkpoint.dir=" + inside, ""}}) {
@@ -436,7 +438,7 @@ TEST_CASE("a lock whose owner cannot be seen is taken over only if the owner has
     CHECK(fs::exists(lock));
   };
   const std::string elsewhere = "elsewhere 12 2026-01-01T00:00:00Z boot:1 ";
-  // Slurm counts the starts of a job, and ends one before the next.
+  // Slurm counts the starts of a job, and ends each start before the next one.
   left_by(elsewhere + "east:77 1");
   for (const char* other : {"", "SLURM_JOB_ID=77 SLURM_CLUSTER_NAME=east SLURM_RESTART_COUNT=1 ",
                             "SLURM_JOB_ID=77 SLURM_CLUSTER_NAME=west SLURM_RESTART_COUNT=2 ",
@@ -446,7 +448,8 @@ TEST_CASE("a lock whose owner cannot be seen is taken over only if the owner has
   CHECK(!fs::exists(lock));
   left_by(elsewhere + "- 0");
   refused("");
-  // Without locks of the file system, a process of this host that is gone has ended; another boot's may be elsewhere.
+  // Where the file system has no locks, a process of this host that is gone has ended; a process of another boot may be
+  // elsewhere.
   const std::string no_locks = "SLIPSTREAM_FAIL_POINT=lock.unsupported ";
   char host[256] = {};
   REQUIRE(gethostname(host, sizeof host - 1) == 0);

@@ -359,7 +359,7 @@ class Kinds(unittest.TestCase):
             data = (self.folder / "out.bin").read_bytes()
             return list(struct.unpack(f"<{len(data) // 2}H", data))
 
-        # A token that strips the space to its left, and the end of text as an object.
+        # One token strips the space to its left, and the end of text is an object.
         code, _, err = tokenized(
             {
                 "tokenizer_config.json": {
@@ -371,11 +371,11 @@ class Kinds(unittest.TestCase):
         )
         self.assertEqual(code, 0, err)
         self.assertEqual(ids(), [97, 98, 257, 99, 256, 100, 256])
-        # The end of text stands in special_tokens_map.json alone.
+        # Only special_tokens_map.json names the end of text.
         code, _, err = tokenized({"special_tokens_map.json": {"eos_token": "<|end|>"}}, more=[(256, "<|end|>")])
         self.assertEqual(code, 0, err)
         self.assertEqual(ids(), [*b"ab<|x|>c", 256, *b"d", 256])
-        # The same id with two texts.
+        # The same id has two texts.
         code, _, err = tokenized(
             {"tokenizer_config.json": {"added_tokens_decoder": {"256": added("<|x|>")}, "eos_token": "<|x|>"}},
             more=[(256, "<|y|>")],
@@ -423,7 +423,8 @@ class Kinds(unittest.TestCase):
         code, out, err = self.call("tokenize", "deep.jsonl", "out", "--no-end-of-text")
         self.assertEqual(code, 0, err)
         self.assertEqual((self.folder / "out.bin").read_bytes(), struct.pack("<5H", *b"yesA\n"))
-        # Ids of 8 bytes, as numpy writes them by default; ids of 4 bytes with a vocabulary that two bytes cannot hold.
+        # numpy writes ids of 8 bytes by default; the other ids have 4 bytes, with a vocabulary that two bytes cannot
+        # hold.
         ids = [random.Random(3).randrange(200) for _ in range(500)]
         self.put("n.bin", struct.pack("<500Q", *ids))
         self.put("run.toml", RUN_FILE.format("n.bin"))
@@ -440,7 +441,8 @@ class Kinds(unittest.TestCase):
             code, out, err = self.call("plan", "--import", kind, self.put("c", text), "--write", "r.toml")
             return (tomllib.loads((self.folder / "r.toml").read_text()), out) if code == 0 else (code, err)
 
-        # A branch of case by a default, an array that a function fills, an option in a quoted variable.
+        # The script has a branch of case by a default, an array that a function fills, and an option in a quoted
+        # variable.
         head = (
             'case ${MODEL:-small} in\n large) SIZE="--num-layers 40 --hidden-size 5120" ;;\n'
             ' s*) SIZE="--num-layers 6 --hidden-size 512" ;;\nesac\nA=()\nadd() { A+=("--$1" "${2:-}"); }\n'
@@ -452,7 +454,7 @@ class Kinds(unittest.TestCase):
         code, err = run_file("megatron", start.replace("HEAD", head.replace("MODEL:-small", "MODEL:-$(hostname)")))
         self.assertEqual(code, 2)
         self.assertIn("the condition in line 1", err)
-        # Anchors and merged keys of YAML, and a reference to an uncle.
+        # YAML has anchors and merged keys, and a reference to an uncle.
         keys, _ = run_file(
             "nemo",
             """
@@ -474,7 +476,7 @@ model:
             [1e-3, 1e-5, 0.05, 0.97],
         )
         self.assertEqual((keys["zero"]["stage"], keys["overlap"]["grad_reduce"]), (1, "flat"))
-        # Dotted keys and inline tables of TOML; hybrid sharding; the batch of all replicas.
+        # TOML has dotted keys and inline tables; there is hybrid sharding, and the batch is that of all replicas.
         keys, _ = run_file(
             "torchtitan",
             """

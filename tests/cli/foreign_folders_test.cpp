@@ -19,7 +19,7 @@ std::string trained(const Folder& folder, const std::string& model) {
   const std::string source = folder.path("source");
   fs::remove_all(source);
   fs::copy(folder.path("run") + "/checkpoints/final", source);
-  fs::remove(source + "/hashes.xxh128");  // as a folder of another program
+  fs::remove(source + "/hashes.xxh128");  // as in a folder of another program
   return source;
 }
 
@@ -102,7 +102,7 @@ TEST_CASE("a head beside tie_word_embeddings is the table, or refused with the e
     check_refused(call(command), 4,
                   {"lm_head.weight [256, 16] differs from model.embed_tokens.weight in 3 of 4096 elements",
                    "tie_word_embeddings is true", "set it to false"});
-  // As the remedy says, both are used.
+  // With the remedy of the message, both are used.
   folder.write("source/config.json", json_with(source + "/config.json", "tie_word_embeddings", false));
   CHECK(loss_of(folder, source) != tied);
 }
@@ -137,7 +137,7 @@ TEST_CASE("masks and rotary frequencies of older versions have the values of the
         with_masks(5, -10000), 4,
         {"transformer.h.1.attn.bias [1, 1, 16, 16] has 1 of 256 elements that are not those of a causal mask"});
     check_refused(with_masks(256, 0), 4, {"transformer.h.1.attn.masked_bias [] has 1 of 1 elements"});
-    // Types of other arithmetic are no weights.
+    // Types of other arithmetic are not types of weights.
     Weights bytes = before;
     bytes.header["transformer.wpe.weight"]["dtype"] = "U8";
     const int64_t begin = bytes.header.at("transformer.wpe.weight").at("data_offsets").as_array()[0].as_int();
@@ -146,7 +146,7 @@ TEST_CASE("masks and rotary frequencies of older versions have the values of the
     INFO(refused.text);
     CHECK(refused.code == 4);
   }
-  const std::string source = trained(folder, "llama --set model.rope_theta=100");  // heads of 8
+  const std::string source = trained(folder, "llama --set model.rope_theta=100");  // heads of 8 elements
   const Weights before(source + "/model.safetensors");
   const auto with_frequencies = [&](double theta) {
     std::vector<float> values;
@@ -260,7 +260,7 @@ TEST_CASE("model.init: rates of dropout, the type of weights and null ids stay",
     REQUIRE(call(run).code == 0);
     CHECK(contains(read(other + "/config.resolved.toml"), "attn_pdrop = 0.25"));
     check("bfloat16");
-    // A run that resumes need not have the folder, and other rates are the user's.
+    // A run that resumes need not have the folder, and may have other rates.
     const std::string weights = read(final + "/model.safetensors");
     fs::remove_all(final);
     fs::rename(source, folder.path("away"));

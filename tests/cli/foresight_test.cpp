@@ -34,7 +34,7 @@ TEST_CASE("calibrate writes a machine file that plans read", "[cli]") {
     return Json::parse(planned.text).at("rehearsed").at("step_ms").as_double();
   };
   CHECK(step_ms("") > 0);
-  // A link that moves the gradients in seconds makes the step as long.
+  // A link that moves the gradients in seconds makes the step as long as that.
   CHECK(step_ms(" --set comm.emulate.bandwidth=100kbit/s") > 1000);
   check_refused(call("plan " + run + " --ranks 3 --machine " + machine), 2, {"3 ranks", "1 node of 2 ranks"});
   folder.write("machine.toml", replaced(text, "\nverb all_reduce 2 ", "\nverb all_reduce 1 "));
@@ -96,7 +96,7 @@ TEST_CASE("plan compares a run with its plan, and replays it with other settings
     if (std::string(flag) == "--from ")
       check_refused(call("plan --from " + run), 3, {"version 0.0.7", PROJECT_VERSION});
     folder.write("run/run.json", record);
-    // A run that is not at its end has written no trace, or those of other ranks only.
+    // A run that has not ended has written no trace, or only those of other ranks.
     const std::string trace = read(run + "/trace/rank0000.json");
     fs::rename(run + "/trace/rank0000.json", run + "/trace/rank0000.json.tmp");
     check_refused(call(std::string("plan ") + flag + run), 3, {"files of 0 of 1 rank", "Wait for its end"});

@@ -14,7 +14,8 @@ using namespace slipstream::program;
 
 namespace {
 
-constexpr double kMarginSeconds = 40;  // the watchdog has 5; the machine may be busy, and mpirun ends the others
+constexpr double kMarginSeconds =
+    40;  // the watchdog takes 5 s; the machine may be busy, and mpirun ends the other ranks
 
 /// The process of a rank of the job whose command line contains `part`; 0 while there is none.
 pid_t process_of(const std::string& part, int rank) {
@@ -38,7 +39,7 @@ struct Hang {
   double seconds = 0;  // from the signal to the end
 };
 
-/// Steps have ended.
+/// Has the run ended some steps?
 bool trains(const std::string& dir) {
   std::error_code error;
   return fs::exists(dir + "/metrics.jsonl", error) && fs::file_size(dir + "/metrics.jsonl", error) > 2000;
@@ -157,7 +158,7 @@ TEST_CASE("slow ranks are no alarm while each wait is shorter than the limit", "
   if (!has_mpirun()) return;
   Folder folder;
   const std::string run = run_file(folder);
-  // Stopped again and again for less than the limit, together longer.
+  // Rank 1 is stopped again and again, each time for less than the limit, and together for longer.
   Result result;
   {
     std::jthread job([&] {
@@ -174,7 +175,7 @@ TEST_CASE("slow ranks are no alarm while each wait is shorter than the limit", "
       kill(process, SIGSTOP);
       std::this_thread::sleep_for(std::chrono::milliseconds(1700));
       kill(process, SIGCONT);
-      std::this_thread::sleep_for(std::chrono::milliseconds(400));  // a step, on a busy machine too
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));  // longer than a step takes, on a busy machine too
     }
   }
   INFO(result.text);

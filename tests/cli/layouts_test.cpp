@@ -35,7 +35,8 @@ TEST_CASE("a schedule that was written to a file is read back, and trains the we
   const std::string run = run_file(folder) + " --set train.micro_batch_size=1 --set model.layers=4";
   REQUIRE(call("train " + run).code == 0);
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
-  const std::string slow = " --set comm.emulate.bandwidth=10Mbit/s";  // slow transfers: more are in flight
+  const std::string slow =
+      " --set comm.emulate.bandwidth=10Mbit/s";  // with slow transfers, more micro-batches are in flight
   for (const auto& [kind, parts] : std::vector<std::pair<std::string, int>>{
            {"gpipe", 1}, {"1f1b", 1}, {"interleaved_1f1b", 2}, {"zb_h1", 1}, {"zb_v", 2}}) {
     const std::string piped = run + " --set parallel.pipeline=2 --set pipeline.virtual_stages=" + std::to_string(parts);
@@ -94,7 +95,7 @@ TEST_CASE(
                            source_dir() +
                            "/configs/machines/h100x8.toml"
                            " --set parallel.tensor=8 --set parallel.pipeline=8 --set train.recompute=full"
-                           " --set device.kind=cpu";  // for GPUs three jobs would be compared
+                           " --set device.kind=cpu";  // for GPUs, three jobs would be compared
   if (!test_everything()) {  // the sample plans the shipped run file on 512 ranks (cli_command_line)
     std::printf("  COUNTED 0 of 2 schedules of 512 ranks; scripts/test.sh --all plans both\n");
     return;
@@ -184,7 +185,7 @@ TEST_CASE("impossible pipelines are refused with their numbers", "[cli][pipeline
       call("plan " + run_file(folder) + " --ranks 2 --set parallel.pipeline=2 --set train.micro_batch_size=4");
   INFO(few.text);
   CHECK(few.code == 0);
-  CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // its cost
+  CHECK(contains(few.text, "1 micro-batch: the busiest stage idles "));  // what the few micro-batches cost
   const std::string costs =
       "1 micro-batch is too few to fill 2 stages: stages of equal duration idle for 100 % of their compute time";
   CHECK(contains(few.text, costs));

@@ -168,7 +168,7 @@ class LiveMetrics(unittest.TestCase):
         self.train(8, *sets, ranks=2)
         self.check_csv()
         self.check_events([])
-        # Steps behind the checkpoint that a run continues are measured again.
+        # Steps after the checkpoint that a run continues are measured again.
         for name in ("final", "step-00000008"):
             subprocess.run(["rm", "-r", self.folder / "run/checkpoints" / name], check=True)
         time.sleep(1.1)  # names of event files have seconds
@@ -187,7 +187,7 @@ class LiveMetrics(unittest.TestCase):
             self.assertEqual(sorted(seen), list(range(1, 13)))
             for line in self.lines():
                 self.assertAlmostEqual(seen[line["step"]], line["loss"], places=5)
-        # A new run moves them away.
+        # A new run moves the files away.
         self.train(2, *sets)
         self.check_csv()
         self.check_events([])
@@ -229,7 +229,7 @@ class LiveMetrics(unittest.TestCase):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             self.assertIn(b"slipstream_loss", answer.read())
         silent.close()
-        # Only on the loopback interface.
+        # The endpoint is on the loopback interface only.
         listening = [line.split()[1] for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
                      if line.split()[3] == "0A" and line.split()[1].endswith(f":{port:04X}")]
         self.assertEqual(listening, [f"0100007F:{port:04X}"])

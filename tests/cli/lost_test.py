@@ -227,7 +227,7 @@ class Lost(unittest.TestCase):
         backup = self.folder / "backup"
         shutil.copytree(self.run_dir, backup)
         self.train(*sets, code=-9, flags=["--resume"], fail="step#2")
-        for entry in list(self.run_dir.iterdir()):  # the same folder with the files of the backup
+        for entry in list(self.run_dir.iterdir()):  # the folder stays, but has the files of the backup
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         shutil.copytree(backup, self.run_dir, dirs_exist_ok=True)
         text = self.train(*sets, flags=["--resume"])
@@ -240,7 +240,7 @@ class Lost(unittest.TestCase):
         self.train(*sets, code=-9, fail="step#5")
         text = self.train(*sets, code=-9, flags=["--resume", "--ignore-memory"], fail="step#1")
         self.assertRegex(text, r"resumed from \S+/checkpoints/step-00000003 ")
-        # Another rate, whose snapshots conflict with the run file.
+        # The run has another rate, so its snapshots conflict with the run file.
         self.train(*sets, "optimizer.learning_rate=0.05", code=-9, flags=["--resume", "--ignore-memory"], fail="step#2")
         text = self.train(*sets, flags=["--resume"])
         self.assertIn("in memory is not used, because this start conflicts with it", text)
@@ -253,7 +253,7 @@ class Lost(unittest.TestCase):
                     "optimizer.weight_decay=10", "optimizer.grad_clip=0", "train.steps=200"]
         step = int(re.search(r"\[train\] step (\d+): the ", self.train(*diverges, code=5))[1])
         self.assertGreater(step, 4)
-        # At a byte per second the file is not complete when the run ends, and no other save is due before.
+        # At one byte per second the file is not complete when the run ends, and no other save is due before.
         text = self.train(*diverges, f"checkpoint.interval={step - 2}", "checkpoint.bandwidth=1B/s", code=5)
         self.assertIn(f"[train] step {step}: the ", text)
         self.assertEqual(checkpoints(self.run_dir), [f"step-{step - 2:08}"], text)
@@ -284,7 +284,7 @@ class Lost(unittest.TestCase):
             self.assertIn(f"step-{step:08}", checkpoints(self.run_dir))
             self.assertEqual(lines_of(self.run_dir)[-1]["step"], step)
             shutil.rmtree(self.run_dir)
-        # The step in which the first comes does not end.
+        # The step in which the first signal comes does not end.
         job = self.job(fail="step#3=60000")
         job.until(lambda: "[fail point]" in job.text())
         job.process.send_signal(signal.SIGINT)
@@ -326,19 +326,19 @@ class Lost(unittest.TestCase):
             self.assertIn(remedy, text)
             self.assertTrue(lock.exists())
 
-        # Another host: the lease alone.
+        # The owner is on another host: the lease alone decides.
         left_by(f"elsewhere 12 {started} other:1 - 0 7 120", 20)
         refused("or start again 120 s after that")
         left_by(f"elsewhere 12 {started} other:1 - 0 7 120", 500)
         free("it has not renewed its claim for 500 s, more than the 120 s of its lease")
         left_by(f"elsewhere 12 {started} other:1 - 0", 5000)  # of an older version, which renews nothing
         refused("delete ")
-        # This kernel under another name, as pods have: its lock would be seen, or its process.
+        # The owner has this kernel under another name, as pods have: its lock would be seen, or its process.
         left_by(f"elsewhere 12 {started} {here} - 0 7 120", 0)
         free("its process has ended")
         left_by(f"elsewhere 4194305 {started} {here} - 0 7 120", 0)
         free("its process has ended", fail=no_locks)
-        left_by(f"elsewhere {os.getpid()} {started} {here} - 0 7 120", 0)  # a younger process has its number
+        left_by(f"elsewhere {os.getpid()} {started} {here} - 0 7 120", 0)  # a younger process has the same number
         free("its process has ended", fail=no_locks)
         left_by(f"elsewhere {os.getpid()} {started} {here} - 0 {born} 120", 0)
         text = self.train("train.steps=1", code=4, fail=no_locks)
@@ -377,19 +377,19 @@ class Lost(unittest.TestCase):
     def test_timelines_of_earlier_starts_stay(self):
         timeline = self.run_dir / "trace" / "rank0000.json"
         window = ["trace.steps=[2,4]", "checkpoint.interval=3", "checkpoint.async=false"]
-        # It is complete while the run goes on.
+        # The timeline is complete while the run goes on.
         self.train(*window, code=-9, fail="step#7")
         whole = timeline.read_bytes()
         self.assertEqual({event["args"]["step"] for event in json.loads(whole)["traceEvents"] if event["ph"] == "X"},
                          {2, 3, 4})
         earlier = self.run_dir / "trace" / "earlier-1" / "rank0000.json"
         shutil.rmtree(self.run_dir / "checkpoints" / "step-00000006")
-        self.train(*window, flags=["--resume"])  # from step 3: steps 4 and later
+        self.train(*window, flags=["--resume"])  # begins after step 3, so steps 4 and later run
         self.assertEqual(earlier.read_bytes(), whole)
         self.assertEqual({event["args"]["step"] for event in json.loads(timeline.read_text())["traceEvents"]
                           if event["ph"] == "X"}, {4})
         behind = timeline.read_bytes()
-        self.train(*window, "train.steps=12", flags=["--resume"])  # behind the window
+        self.train(*window, "train.steps=12", flags=["--resume"])  # all steps are after the window
         self.assertEqual(timeline.read_bytes(), behind)
 
     def test_a_comparison_has_a_page_of_its_own(self):

@@ -14,7 +14,8 @@ TEST_CASE("convert: only a folder that a conversion wrote is replaced", "[cli][c
   const std::string run = folder.path("run"), out = folder.path("out");
   fs::create_directories(out);
   const std::string convert = "convert " + run + " ";
-  for (int twice = 0; twice < 2; ++twice) REQUIRE(call(convert + out).code == 0);  // empty, and a converted model
+  for (int twice = 0; twice < 2; ++twice)
+    REQUIRE(call(convert + out).code == 0);  // the folder is empty, and then a converted model
   // Every other folder stays as it is: the run, its parent, the folder of checkpoints, and folders with other files.
   fs::create_directories(folder.path("photos"));
   folder.write("photos/a.jpg", "x");
@@ -57,7 +58,7 @@ TEST_CASE("convert and model.init: files that concern texts stay", "[cli][conver
   const std::string init = " --set output.dir=" + other + " --set model.init=";
   REQUIRE(call("train " + run + init + source).code == 0);
   same_texts(other + "/checkpoints/final");
-  // Texts end behind the ids of both files.
+  // Texts end after the ids of both files.
   const std::string generate = "generate " + out + " --prompt the --tokens 400 --temperature 10 --seed ";
   for (int seed = 0; seed < 3; ++seed) {
     const Result text = call(generate + std::to_string(seed));
@@ -67,7 +68,7 @@ TEST_CASE("convert and model.init: files that concern texts stay", "[cli][conver
     CHECK(text.text.size() < 1600);
   }
 
-  // Another tokenizer makes the settings meaningless.
+  // With another tokenizer the settings have no meaning.
   const std::string bytes =
       run_file(folder) + " --set model.vocab_size=" + std::to_string(config.at("vocab_size").as_int());
   const Result changed = call("train " + bytes + init + source);
@@ -126,7 +127,7 @@ TEST_CASE("checkpoints: their weights are converted, generate text, and begin ot
     const Result result = call("generate " + from + prompt);
     INFO(result.text);
     CHECK(result.code == 0);
-    return result.text.substr(result.text.rfind("\nthe") + 1);  // behind a line about the checkpoint
+    return result.text.substr(result.text.rfind("\nthe") + 1);  // after a line about the checkpoint
   };
   const std::string hash = metrics(run).back().at("params_hash").as_string(), text = text_of(run),
                     score = call("eval " + run + " --text " + folder.path("text.txt")).text;
@@ -152,7 +153,7 @@ TEST_CASE("checkpoints: their weights are converted, generate text, and begin ot
   CHECK(text_of(step + ".old-1") == text);
   check_refused(call("generate " + checkpoints + "/step-00000001" + prompt), 4, {"needs", "/model", "resume the run"});
   fs::rename(checkpoints + "/model.old-1", checkpoints + "/model");
-  // Damage.
+  // A damaged checkpoint is refused.
   const std::string other = checkpoints + "/step-00000001", manifest = read(other + "/manifest.json");
   const fs::path file = other + "/rank-0000.safetensors";
   fs::resize_file(file, fs::file_size(file) - 1);

@@ -16,7 +16,7 @@ const std::string kDiverges =
     " --set optimizer.learning_rate=1000 --set optimizer.min_learning_rate=1000 --set optimizer.warmup_steps=0 --set "
     "optimizer.weight_decay=1000 --set optimizer.grad_clip=0 --set train.steps=60";
 
-/// Two characters at random, but in one place: windows that hold it have a large loss.
+/// Two characters at random, except at one place: windows that contain it have a large loss.
 std::string text_with_a_spike() {
   std::string text;
   uint32_t state = 1;
@@ -76,7 +76,7 @@ TEST_CASE("a spike of the loss warns, and skips its update with train.on_nan = s
   for (const int64_t step : steps) CHECK(step > 68);
   CHECK(count(one.text, ". Its update is skipped") == static_cast<int>(steps.size()));
   const std::string hash = last_hash(run);
-  // A resumed run knows the window: it goes on shortly before a skipped step. The limits do not depend on timing.
+  // A resumed run knows the window: it continues shortly before a skipped step. The limits do not depend on timing.
   const std::string before = std::to_string(steps[0] - 2),
                     saves = skips + " --set checkpoint.async=false --set checkpoint.interval=" + before;
   CHECK(shell("SLIPSTREAM_FAIL_POINT=step#" + std::to_string(steps[0] + 5) + " " + exe() + " " + saves).code == 137);
@@ -110,7 +110,7 @@ TEST_CASE("train.on_nan = rollback goes back to a checkpoint and leaves out the 
     check_complete(run, steps);
     if (!hash.empty()) CHECK(last_hash(run) == hash);
   };
-  // A run that does not look for spikes goes on from the same checkpoint behind the same batches.
+  // A run that does not look for spikes continues from the same checkpoint after the same batches.
   REQUIRE(call(until).code == 0);
   for (const fs::directory_entry& entry : fs::directory_iterator(run + "/checkpoints"))
     if (!contains(entry.path().string(), fmt::format("step-{:08}", back))) fs::remove_all(entry.path());
@@ -122,7 +122,7 @@ TEST_CASE("train.on_nan = rollback goes back to a checkpoint and leaves out the 
   const std::string hash = last_hash(run);
 
   check_run(call(returns), hash);
-  // Killed behind the return, and resumed from the checkpoint before it, or from one behind it.
+  // The run is killed after the return, and is resumed from the checkpoint before it, or from one after it.
   for (const int64_t passages : {spike + 5, spike + 2 + 35}) {
     CHECK(shell("SLIPSTREAM_FAIL_POINT=step#" + std::to_string(passages) + " " + exe() + " " + returns).code == 137);
     const Result resumed = call(returns + " --resume");
@@ -173,7 +173,7 @@ TEST_CASE("--replay runs a step twice from a checkpoint, and names the rank and 
   struct Row {
     int ranks;
     std::string sets;
-    bool sampled = false;  // else only with scripts/test.sh --all
+    bool sampled = false;  // false: it runs only with scripts/test.sh --all
   };
   const Row rows[] = {{1, " --set optimizer.double_buffer=true --set optimizer.grad_clip=0", true},
                       {2, " --set zero.stage=1 --set comm.quantize=int8", true},

@@ -54,7 +54,7 @@ std::string text_of_process(const fs::path& entry) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Waits: does the keeper of this run end?
+/// Waits, and returns whether the keeper of this run ends.
 bool keeper_ends(const std::string& id) {
   for (int i = 0; i < 200; ++i) {
     if (!Keeper::find(id)) return true;
@@ -63,7 +63,7 @@ bool keeper_ends(const std::string& id) {
   return false;
 }
 
-/// Changes a byte of every snapshot of a step, or of all (0). Returns the number of copies.
+/// Changes a byte of every snapshot of a step, or of all steps (0). Returns the number of copies.
 int damage(const std::string& id, int64_t step, int rank = -1) {
   int changed = 0;
   const std::unique_ptr<Keeper> keeper = Keeper::find(id);
@@ -110,7 +110,7 @@ TEST_CASE("peer memory: a killed run goes on with the same bits, without any che
     REQUIRE(started(row.ranks, train(folder, "whole" + own, row.sets)).code == 0);
     const std::vector<std::string> whole = trajectory(folder.path("whole" + own));
     REQUIRE(whole.size() == 8);
-    // "step#5" ends a rank that is about to issue step 6, behind step 4.
+    // "step#5" ends a rank that is about to issue step 6, after step 4.
     std::vector<std::string> points;
     if (test_everything() || row.ranks == 1)
       points = {"step#5", "keep.seal#3", "keep.mark#3", "keep.snapshot#40", "keep.marked#4", "keep.seal#6"};
@@ -126,7 +126,7 @@ TEST_CASE("peer memory: a killed run goes on with the same bits, without any che
         CHECK(first.code != 0);
         CHECK(!has_checkpoint(run));
         const auto reached = std::ssize(trajectory(run));
-        // Killed once more, by its first copy.
+        // It is killed once more, by its first copy.
         const Result second = killed("keep.snapshot@0#0", row.ranks, train(folder, name, sets + kResume));
         CHECK(second.code != 0);
         CHECK(!has_checkpoint(run));
@@ -134,7 +134,7 @@ TEST_CASE("peer memory: a killed run goes on with the same bits, without any che
         INFO(second.text << third.text);
         REQUIRE(third.code == 0);
         CHECK(resumed_step(third) == resumed_step(second));
-        CHECK(resumed_step(third) <= reached + 1);  // a line without times takes its place
+        CHECK(resumed_step(third) <= reached + 1);  // a line without times stands in its place
         CHECK(resumed_step(third) >= reached - 2);
         if (points[p] == "step#5") CHECK(resumed_step(third) >= 2);
         CHECK(trajectory(run) == whole);
@@ -196,7 +196,7 @@ TEST_CASE("peer memory: damaged, missing and foreign snapshots are not used, a c
   };
   SECTION("a damaged snapshot: the one before") {
     REQUIRE(killed("step#6", 1, train(folder, "run", every)).code == 137);
-    const int64_t newest = 5;  // marked while step 6 ran, or not: then step 4
+    const int64_t newest = 5;  // if it was marked while step 6 ran; otherwise step 4 is the newest
     damage(keeper_of(run), newest);
     const Result result = call(train(folder, "run", every + kResume));
     CHECK(resumed_step(result) == 4);
@@ -250,7 +250,7 @@ TEST_CASE("peer memory: what one host alone has lost, the other copies replace",
   REQUIRE(on_ranks(2, train(folder, "whole", zero)).code == 0);
   for (int lost = test_everything() ? 0 : 1; lost < 2; ++lost) {
     REQUIRE(killed("step@0#6", 2, train(folder, "run", zero + kEvery)).code != 0);
-    // The memory of rank `lost`'s host: its own part, and the second copy of the other's.
+    // The memory of the host of rank `lost` has its own part, and the second copy of the other rank's.
     const std::unique_ptr<Keeper> keeper = Keeper::find(keeper_of(run));
     REQUIRE(keeper);
     const std::string own = "." + std::to_string(lost) + ".0", others = "." + std::to_string(1 - lost) + ".1";
@@ -319,7 +319,7 @@ TEST_CASE("peer memory: a keeper holds memory until the run ends, or no rank com
     CHECK(memory->bytes().size() == 10'000);
     CHECK(memory->bytes()[9'999] == std::byte{42});
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    CHECK(again->lives());  // longer than the limit, but connected
+    CHECK(again->lives());  // it is longer than the limit, but it is connected
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(3000));  // a second without a connection
   CHECK(!Keeper::find(name));

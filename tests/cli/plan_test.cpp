@@ -106,7 +106,8 @@ TEST_CASE("the layouts that an error offers can be planned, and all others are r
   const std::string sizes = run_file(folder) + " --set model.layers=12 --set train.global_batch_size=24",
                     csv = folder.path("schedule.csv");
   const auto piped = [](int pipeline) { return " --set parallel.pipeline=" + std::to_string(pipeline); };
-  REQUIRE(call("plan " + sizes + piped(2) + " --ranks 4 --schedule-csv " + csv).code == 0);  // of 6 micro-batches
+  REQUIRE(call("plan " + sizes + piped(2) + " --ranks 4 --schedule-csv " + csv).code ==
+          0);  // a schedule of 6 micro-batches
   for (const auto& [more, world] : std::initializer_list<std::pair<std::string, int>>{
            {" --set pipeline.schedule=interleaved_1f1b --set pipeline.virtual_stages=2", 12},
            {" --set pipeline.schedule_file=" + csv, 16}}) {
@@ -155,10 +156,11 @@ TEST_CASE("plan, --dry-run and their files note the planner's decisions", "[cli]
   CHECK(contains(
       sharded.text,
       "zero.stage 2: each layer is one bucket; overlap.bucket_size = 8.0 KiB applies only to the other parameters"));
-  // float32: tables of 256 and 16 rows of 16, and the last norm; the widths of ranks and alignment pad them.
+  // In float32 these are tables of 256 and 16 rows of 16, and the last norm; the widths of ranks and alignment pad
+  // them.
   const size_t at = sharded.text.find("stays whole: ") + 13;
   const double outside_KiB = std::stod(sharded.text.substr(at));
-  CHECK(outside_KiB >= 4 * (256 + 16 + 2) * 16 / 1024.0 - 0.05);  // as printed
+  CHECK(outside_KiB >= 4 * (256 + 16 + 2) * 16 / 1024.0 - 0.05);  // it is printed with one decimal
   CHECK(outside_KiB <= 1.1 * 4 * (256 + 16 + 2) * 16 / 1024.0);
   CHECK(!contains(call(plan + "--set zero.stage=3").text, "micro-batches accumulate"));
   const Result alone = call("plan " + run + " --set zero.stage=2");
@@ -182,7 +184,8 @@ TEST_CASE("plan prints every pass of a schedule or the file that has them, and t
                             "--set train.global_batch_size=";
   const Result table = call(piped + "16 --set comm.emulate.bandwidth=1Gbit/s");
   INFO(table.text);
-  // The first stage of 1F1B over four stages, and the last, where a forward pass is the shortest.
+  // The rows are those of the first stage of 1F1B over four stages, and of the last one, where a forward pass is the
+  // shortest.
   for (int m = 0; m < 16; ++m)
     for (const char* pass : {" F", " B"})
       CHECK(count(table.text + " ", pass + std::to_string(m) + " ") +
@@ -220,7 +223,7 @@ TEST_CASE("an imported schedule for other chunks, or one that waits in a circle,
   const std::string run = run_file(folder),
                     piped = run + " --set parallel.pipeline=2 --set model.layers=4 --set train.global_batch_size=4",
                     csv = folder.path("schedule.csv"), taken = piped + " --set pipeline.schedule_file=" + csv;
-  // One chunk per stage, where stages have two (pytorch/torchtitan#568: the run hung).
+  // The file has one chunk per stage, where stages have two (pytorch/torchtitan#568: the run hung).
   const std::string two = " --set pipeline.virtual_stages=2";
   REQUIRE(call("plan " + piped + " --ranks 2 --schedule-csv " + csv).code == 0);
   CHECK(call("check " + taken + " --ranks 2").code == 0);
@@ -440,7 +443,7 @@ TEST_CASE("plan --trace and --html draw the rehearsed steps", "[cli]") {
                            source_dir() + "/configs/machines/laptop.toml";
   const Result drawn = call(plan + " --json --trace " + folder.path("drawn") + " --html " + folder.path("page.html"));
   REQUIRE(drawn.code == 0);
-  const Json json = Json::parse(drawn.text);  // and nothing else
+  const Json json = Json::parse(drawn.text);  // the output contains nothing else
   // The first rank of each of the two stages has a file; a step begins the rehearsed time after the one before.
   size_t waits = 0;
   for (const char* rank : {"rank0000.json", "rank0001.json"}) {
@@ -460,7 +463,7 @@ TEST_CASE("plan --trace and --html draw the rehearsed steps", "[cli]") {
   }
   CHECK(waits > 0);
   const std::string page = read(folder.path("page.html"));
-  CHECK(contains(page, "\"rehearsed\"") == false);  // the record itself is not in the page
+  CHECK(contains(page, "\"rehearsed\"") == false);  // the page does not contain the record itself
   CHECK(contains(page, "All times are virtual"));
   CHECK(contains(page, "\"timeline\""));
   CHECK(contains(page, "\"tasks\":[]"));  // nothing was measured that could differ
@@ -532,5 +535,5 @@ TEST_CASE("an argument of --set that changes nothing says so", "[cli]") {
                  "\"16MiB\", because both give "));
   CHECK(contains(notes("overlap.bucket_size=16MiB"), "overlap.bucket_size is \"16MiB\" without it"));
   CHECK_FALSE(contains(notes("overlap.grad_reduce=per_parameter"), "grad_reduce=per_parameter changes nothing"));
-  CHECK_FALSE(contains(notes("train.seed=3"), "train.seed"));  // changes the training, not its plan
+  CHECK_FALSE(contains(notes("train.seed=3"), "train.seed"));  // the seed changes the training, not its plan
 }

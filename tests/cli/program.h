@@ -22,7 +22,7 @@ namespace slipstream::program {
 namespace fs = std::filesystem;
 
 struct Result {
-  int code = -1;     // 124: it ran out of time
+  int code = -1;     // 124: the time was over
   std::string text;  // standard output and standard error
 };
 
@@ -145,7 +145,8 @@ inline double bytes_after(const std::string& text, const std::string& words) {
   return value * (unit == "GiB" ? 0x1p30 : unit == "MiB" ? 0x1p20 : unit == "KiB" ? 0x1p10 : 1);
 }
 
-/// The program failed with this code and one error that contains all these parts; no exception escaped as a bug.
+/// Checks that the program failed with this code and one error that contains all these parts, and that no exception
+/// escaped as a bug.
 inline void check_refused(const Result& result, int code, const std::vector<std::string>& parts) {
   INFO(result.text);
   CHECK(result.code == code);
@@ -183,7 +184,7 @@ inline void check_documented(const Json& about) {
   }
 }
 
-/// The run has a line for every step, and its files, none half-written.
+/// Checks that the run has a line for every step, and all its files, and that no file is half-written.
 inline void check_complete(const std::string& run, int64_t steps) {
   const std::vector<Json> lines = metrics(run);
   REQUIRE(static_cast<int64_t>(lines.size()) == steps);

@@ -48,7 +48,7 @@ threads = 1
 dir = "{folder}/run"
 """
 
-# Injects the next fault. Removes the host names, unless a program plays ssh.
+# The launcher injects the next fault. It removes the host names, unless a program plays ssh.
 LAUNCHER = """#!/usr/bin/env python3
 import json, os, pathlib, sys
 folder, arguments = pathlib.Path("{folder}"), sys.argv[1:]
@@ -68,7 +68,7 @@ ENDLESS = {"more": ["--set", "train.steps=1000000", "--set", "checkpoint.interva
 
 
 def killed(rank, step):
-    """SIGKILL of a rank before the step of this number, counted from 0 at its start."""
+    """Kills a rank with SIGKILL before the step of this number, counted from 0 at its start."""
     return {"environment": {"SLIPSTREAM_FAIL_POINT": f"step@{rank}#{step}"}}
 
 

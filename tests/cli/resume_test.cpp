@@ -183,7 +183,7 @@ TEST_CASE("resume: a run does not begin inside the folder of another one, and fl
   CHECK(!fs::exists(folder.path("run/checkpoints/run.json")));
   CHECK(!fs::exists(folder.path("run/new")));
   CHECK(call("checkpoint verify " + folder.path("run")).code == 0);
-  // --resume=no would otherwise resume.
+  // Otherwise --resume=no would resume.
   check_refused(call(train(folder, "run", " --resume=no")), 2, {"--resume takes no value"});
   check_refused(call(train(folder, "run", " --dry-run=1")), 2, {"--dry-run takes no value"});
   check_refused(call("tokenize " + folder.path("text.txt") + " " + folder.path("")), 2, {"is a folder"});
@@ -216,7 +216,7 @@ TEST_CASE("resume: a run that skipped a damaged newer checkpoint keeps what it s
   REQUIRE(call(train(folder, "run", sets + "3 --set checkpoint.keep=2")).code == 0);
   const std::vector<std::string> whole = trajectory(folder.path("run"));
   fs::resize_file(dir + "/step-00000008/rank-0000.safetensors", 100);
-  // Killed behind the save of step 7, whose folder is older by its number than the damaged one.
+  // It is killed after the save of step 7, whose folder has a lower number than the damaged one.
   const std::string again = train(folder, "run", sets + "7 --set checkpoint.keep=1 --resume");
   const Result first = shell(killed_at("step#1") + exe() + " " + again);
   INFO(first.text);
@@ -356,7 +356,7 @@ TEST_CASE("resume: another model, optimizer or setting is refused with the key",
 TEST_CASE("resume: the folder of model.init is not read again", "[cli]") {
   Folder folder;
   const std::string source = folder.path("source"), gone = folder.path("gone");
-  // Sizes that no default has, and a vocabulary that grows.
+  // The sizes are no defaults, and the vocabulary grows.
   REQUIRE(call(train(folder, "first",
                      " --set model.family=llama --set model.heads=4 --set model.kv_heads=2 "
                      "--set model.head_dim=6 --set model.tie_embeddings=true"))
@@ -384,7 +384,7 @@ TEST_CASE("resume: the folder of model.init is not read again", "[cli]") {
   };
   fs::rename(source, gone);
   check_refused(run("new", four, short_file), 4, {"source", "has no model.safetensors"});
-  check_refused(run("new", again, short_file), 4, {"source", "has no model.safetensors"});  // it has no checkpoint
+  check_refused(run("new", again, short_file), 4, {"source", "has no model.safetensors"});  // the run has no checkpoint
   // What differs from the checkpoint is refused.
   check_refused(run("part", again + " --set model.width=32", short_file), 4,
                 {"was trained with model.width = 16, this run has 32"});
@@ -414,7 +414,8 @@ TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits",
                                  fs::file_size(folder.path(name) + "/metrics.jsonl") == 0);
          ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    // The program itself, or mpirun, which passes SIGUSR1 on to its ranks; not the shells around them.
+    // The signal goes to the program itself or to mpirun, which passes SIGUSR1 on to its ranks, and not to the shells
+    // around them.
     shell(std::string("for s in ") + signal + "; do pkill -$s -f \"^" + (launcher.empty() ? exe() : MPIRUN) +
           " .*output.dir=" + folder.path(name) + "\"; done");
     runner.join();
@@ -451,7 +452,7 @@ TEST_CASE("resume on fewer ranks keeps the global batch of the checkpoint unless
   std::string text = read(run_file(folder));
   text.erase(text.find("global_batch_size = 4\n"), 22);
   const std::string run = "train " + folder.write("run.toml", text) + " --set checkpoint.interval=3 ";
-  REQUIRE(on_ranks(2, run).code == 0);  // two ranks of 2 sequences
+  REQUIRE(on_ranks(2, run).code == 0);  // two ranks have 2 sequences each
   const Result kept = call(run + "--set train.steps=8 --resume");
   INFO(kept.text);
   REQUIRE(kept.code == 0);

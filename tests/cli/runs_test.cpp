@@ -35,7 +35,7 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(call("generate " + dir + "/checkpoints/final --prompt \"the wind\" --tokens 40 --seed 3").text == text.text);
   const std::string likeliest = call("generate " + dir + " --prompt the --tokens 20 --temperature 0").text;
   CHECK(call("generate " + dir + " --prompt the --tokens 20 --top-k 1").text == likeliest);
-  CHECK(call("generate " + dir + " --tokens 3").code == 0);  // no prompt
+  CHECK(call("generate " + dir + " --tokens 3").code == 0);  // without a prompt
   check_refused(call("generate " + dir + " --prompt \"WIND\""), 3, {"W"});
 
   const std::string hash = metrics(dir).back().at("params_hash").as_string();
@@ -44,7 +44,7 @@ TEST_CASE("train, then generate, then train again", "[cli]") {
   CHECK(contains(second.text, dir + ".old-1"));
   check_complete(dir, 6);
   check_complete(dir + ".old-1", 6);
-  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);  // the same bits, run after run
+  CHECK(metrics(dir).back().at("params_hash").as_string() == hash);  // every run has the same bits
   REQUIRE(call("train " + run).code == 0);
   CHECK(fs::exists(dir + ".old-2"));
   // A refusal before training leaves older runs unchanged.
@@ -162,8 +162,8 @@ TEST_CASE("missing or damaged weights exit with code 4", "[cli]") {
   };
   check_refused(with("model.safetensors", weights.substr(0, weights.size() / 2)), 4, {"model.safetensors"});
   check_refused(with("model.safetensors", "junk"), 4, {"model.safetensors"});
-  fs::remove(final + "/hashes.xxh128");  // they would refuse these weights, too
-  // One NaN, then finite weights that overflow.
+  fs::remove(final + "/hashes.xxh128");  // the hashes would refuse these weights, too
+  // First there is one NaN, then finite weights that overflow.
   std::string broken = weights;
   const float nan = std::nanf(""), large = 1e38f;
   std::memcpy(broken.data() + broken.size() - sizeof nan, &nan, sizeof nan);
@@ -225,8 +225,8 @@ TEST_CASE(
     REQUIRE(trained.code == 0);
     for (const Json& line : metrics(folder.path("run"))) {
       const double flops = line.at("mfu").as_double() * line.at("step_ms").as_double() / 1e3 * ranks * 96e9;
-      // Products of 2 layers of 12 x 16 x 16 weights and of a head of 256 x 16, attention of 2 heads of 8; in such a
-      // small model the rest counts.
+      // The products have 2 layers of 12 x 16 x 16 weights and a head of 256 x 16, and attention has 2 heads of 8; in
+      // such a small model the rest counts.
       const double weights = 2 * 12 * 16 * 16 + 256 * 16,
                    closed = 6 * weights * 4 * 16 + 2 * 4 * 14.0 * 16 * 16 * 17 / 2;
       CHECK(flops > closed);
@@ -293,7 +293,7 @@ TEST_CASE("a slow link is seen in the metrics and the timeline, not in the weigh
   CHECK(last.at("exposed_ms").as_double() > 0.5 * last.at("comm_ms").as_double());
   CHECK(last.at("hidden").as_double() < 0.5);
   CHECK(last.at("exposed_ms_max").as_double() >= last.at("exposed_ms").as_double());
-  const Json* bubble = last.find("bubble_ms");  // a rank was late
+  const Json* bubble = last.find("bubble_ms");  // not null if a rank was late
   const double parts = last.at("compute_ms").as_double() + last.at("exposed_ms").as_double() +
                        (bubble ? bubble->as_double() : 0) + last.at("input_ms").as_double() +
                        last.at("other_ms").as_double();
@@ -329,7 +329,7 @@ TEST_CASE("delays and the reduce mode do not change the weights of three process
     const std::string hash = metrics(folder.path("run")).back().at("params_hash").as_string();
     if (expected.empty()) expected = hash;
     CHECK(hash == expected);
-    // Every seed is one, 0 too.
+    // Every seed is a seed, including 0.
     CHECK(contains(result.text, "random pauses before works") == contains(more, "--inject-delays"));
   }
 }
@@ -360,8 +360,8 @@ TEST_CASE("weights that no rank has whole are hashed and saved piece by piece, t
   Folder folder;
   const std::string run = run_file(folder), dir = folder.path("run");
   std::string hash, weights;
-  // Tensors of more than one piece, shards that end inside them; two copies of the weights after an odd and an even
-  // number of steps.
+  // Tensors have more than one piece, and shards end inside them; there are two copies of the weights after an odd and
+  // an even number of steps.
   for (const char* more :
        {" --set zero.stage=0", " --set zero.stage=1", " --set zero.stage=3 --set zero.persistence_threshold=1KiB",
         " --set zero.stage=1 --set optimizer.double_buffer=true",
@@ -460,7 +460,7 @@ TEST_CASE("memory grows by the planned bytes and little more", "[cli]") {
     if (ranks > 1 && !has_mpirun()) return;
     Memory smallest;
     for (const char* model : models) {
-      // A sample: each of the large models once.
+      // The sample has each of the large models once.
       if (!test_everything() && model == models[3 - ranks]) continue;
       const std::string arguments =
           "train " + run +

@@ -127,7 +127,7 @@ def replay(ranks):
                 before[(r, later)].add(earlier)
         for key, (begin, _) in rank.works.items():
             for awaited in rank.awaited[key[1]]:
-                # The awaited item of the same step, or of the step before if that one is later.
+                # The awaited item is in the same step, or in the step before if that one is later.
                 for step in (key[0], key[0] - 1):
                     found = rank.works.get((step, awaited))
                     if found and found[0] < begin:

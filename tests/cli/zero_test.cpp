@@ -28,7 +28,8 @@ TEST_CASE("a run sends the bytes of its plan, counted in the transport, and both
     int ranks;
     std::vector<std::string> sets;
     double least,
-        most;  // of the theory for the whole model: padding, scales, parameters that stay whole or are in a slot
+        most;  // relative to the theory, which knows no padding, no scales, and no parameters that stay whole or in a
+               // slot
   } rows[] = {
       {2, {"zero.stage=0", "train.global_batch_size=8", "overlap.split_tied_embedding=false"}, 1, 1.05},
       // The table's two shares travel separately, the second as rows of few tokens or dense: two fifths of this model
@@ -37,8 +38,8 @@ TEST_CASE("a run sends the bytes of its plan, counted in the transport, and both
       {2, {"zero.stage=0", "train.micro_batch_size=16", "train.global_batch_size=32"}, 1, 1.45},
       {3, {"zero.stage=1", "train.global_batch_size=6"}, 1, 1.05},
       {3, {"zero.stage=2", "train.global_batch_size=6"}, 1, 1.05},
-      // A table shared by embedding and head stays whole: reduced once, and gathered once. Separate tables pass through
-      // a slot, gathered once per micro-batch.
+      // A table shared by embedding and head stays whole: it is reduced once, and gathered once. Separate tables pass
+      // through a slot, and are gathered once per micro-batch.
       {3, {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4"}, 0.6, 1.05},
       {3,
        {"zero.stage=3", "train.global_batch_size=12", "zero.prefetch_depth=0", "model.layers=4",
@@ -93,7 +94,7 @@ TEST_CASE("the memory of a rank grows by the planned bytes within 2 % in every Z
       }
       const double grown = resident - small_resident, expected = planned - small_planned;
       WARN("stage " << stage << ": " << grown / 0x1p20 << " MiB more, " << expected / 0x1p20 << " planned");
-      CHECK(expected > 150 * 0x1p20);  // compared with which a page of scratch is negligible
+      CHECK(expected > 150 * 0x1p20);  // against this a page of scratch is negligible
       // Beside other programs, threads of a process touched up to 2 MiB more of their stacks and scratch.
       CHECK(std::abs(grown - expected) < 0.02 * expected + 2 * 0x1p20);
     }
@@ -164,7 +165,7 @@ TEST_CASE("optimizer.double_buffer = auto takes the faster rehearsal, and one co
         CHECK(number_after(of_star, "step ") <= number_after(places.substr(places.find(assignment)), "step "));
       if (automatic.first) CHECK(contains(of_star.substr(0, of_star.find('\n')), " (-"));
       ++(automatic.first ? taken : left);
-      // The same again: choices depend only on the run file and the machine.
+      // The same command gives the same again: choices depend only on the run file and the machine.
       CHECK(chosen("auto") == automatic);
     }
   WARN(taken << " with two copies, " << left << " with one");
@@ -225,7 +226,7 @@ TEST_CASE("a step as a graph is rehearsed with a barrier after it, and auto take
   INFO(text.text);
   CHECK(contains(text.text, "\ngraph:   device.graph = \"auto\": steps are launched "));
   CHECK(contains(text.text, "with a graph's barrier after each step"));
-  // A CPU has no graphs, and the output no line about them.
+  // A CPU has no graphs, and the output has no line about them.
   CHECK(!contains(call("plan " + run_file(folder) + " --ranks 2").text, "graph:"));
 }
 
@@ -267,7 +268,7 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
   const struct {
     int ranks;
     std::string sets;
-    std::vector<std::string> rows;  // and no others
+    std::vector<std::string> rows;  // there are no other rows
   } runs[] = {
       {2,
        "",
@@ -293,7 +294,7 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
     CHECK(count(result.text, " = ") == static_cast<int>(row.rows.size()));
     CHECK(count(read(csv), "\n") == static_cast<int>(row.rows.size()) + 3);
   }
-  // Axes whose communication is in the layers, over the run file's own link.
+  // These axes have their communication in the layers, over the run file's own link.
   const std::string link = " --ablate --steps 1 --layer-ms 0.2 --set comm.emulate.bandwidth=1GB/s";
   const Result tensor =
       on_ranks(2, "bench overlap " + run + link + " --set parallel.tensor=2 --set overlap.tensor_chunks=2");

@@ -28,8 +28,8 @@ PROGRAMS = "build/slipstream|slipstream|mpirun|cp|module|python3|export|meson|gi
 COMMANDS = re.compile(rf"(\./)?scripts/|#!/bin/bash|({PROGRAMS}) ")
 OUTPUTS = ("rehearsed step:", "step 200/300", "overlap:", "slipstream-run: fault", "slipstream: [", "warning: [", "[1/")
 NO_CUDA = "no CUDA"
-BUSY = "needs all_reduce at sizes whose time grows"  # a measurement beside other programs
-# By their beginnings; every row has to stand in a page.
+BUSY = "needs all_reduce at sizes whose time grows"  # a measurement that other programs disturb
+# The rows are beginnings of commands; every row has to stand in a page.
 EXCEPTED = {
     "module load gcc": "the modules of a cluster",
     "python3 -m venv": "a package manager",
@@ -46,7 +46,7 @@ EXCEPTED = {
     "scripts/make_deb.sh": "a second build of the program",
     "scripts/netlab.sh": "root and network namespaces; tests/scripts/netlab_test.py runs it",
 }
-SUITE = ("scripts/test.sh", "./scripts/test.sh")  # would run this test again
+SUITE = ("scripts/test.sh", "./scripts/test.sh")  # these would run this test again
 TINY = """
 [model]
 layers = 2
@@ -70,9 +70,9 @@ threads = 1
 [output]
 dir = "{output}"
 """
-# Parts of commands.
+# The rows are parts of commands.
 QUICKER = {"--max 64MiB": "--max 1MiB", "train.steps=1000": "train.steps=30", "-np 16": "-np 2", "ppr:8": "ppr:2"}
-# Shorter runs: (file, old text, new text).
+# The rows make runs shorter: (file, old text, new text).
 SHORTER = [
     ("configs/runs/quickstart.toml", r"^(layers|heads) = \d+", r"\1 = 2"),
     ("configs/runs/quickstart.toml", r"^width = \d+", "width = 16"),
@@ -166,7 +166,7 @@ class Page:
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_text(text)
 
-    # The files that a page speaks of.
+    # The methods make the files that a page needs.
 
     def trained(self, output, *sets):
         self.write("tiny.toml", TINY.format(steps=2, output=output))
@@ -277,7 +277,7 @@ class Commands(unittest.TestCase):
                 pages.append(pool.submit(lambda page=page: Page(page, pathlib.Path(folder) / page.stem).run()))
             done = [page.result() for page in pages]
             self.assertGreater(sum(page.count for page in done), 25)
-            # The quickstart leaves a link to its last text, and an older one's file is kept.
+            # The quickstart leaves a link to its last text, and a file of an older text is kept.
             for page, text in (("README", "my_text.txt"), ("first-run", "path/to/text.txt")):
                 link = pathlib.Path(folder) / page / "data" / "quickstart.txt"
                 self.assertEqual(link.resolve(), (pathlib.Path(folder) / page / text).resolve())

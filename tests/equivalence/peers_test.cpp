@@ -232,7 +232,7 @@ TEST_CASE("a rank that computes with one other weight has another hash, in every
     CHECK(drifted.rank_hashes[0] == drifted.hash);
     CHECK(drifted.rank_hashes[1] != drifted.hash);
     if (stage == 3) continue;  // stage 3 holds no weights between steps
-    // The bit is flipped in an element that rank 0 updates: the masters are correct.
+    // The changed element is one that rank 0 updates, so the masters are correct.
     other = layout;
     other.inspect = [](runtime::Rank& rank) {
       const std::vector<int64_t>& offsets = rank.job().layout.parameter_offsets;

@@ -49,8 +49,8 @@ runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std:
   };
 }
 
-/// The named tensors, made of the parts of the ranks, [stage][part of a layer][shard]: of all data ranks with ZeRO, of
-/// one otherwise.
+/// Assembles the named tensors from the parts of the ranks, [stage][part of a layer][shard]. With ZeRO there is a shard
+/// for each data rank, otherwise one.
 void collect(const std::vector<std::shared_ptr<const Job>>& stages,
              const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
   const auto reads_of = [&](std::vector<float> Held::*what) {

@@ -88,7 +88,7 @@ TEST_CASE("states of a rank: whole ones in full, and 1/n of sharded ones", "[zer
           const int64_t scalars = job->buffers.bytes(Owner::optimizer) - states;
           CHECK(scalars >= 0);
           CHECK(scalars <= 4096);  // norms, learning rate
-          // Padding: what the formula counts is the model, within 2 %.
+          // Apart from padding, which is at most 2 %, the formula counts the elements of the model.
           CHECK(std::abs(static_cast<double>(all) / static_cast<double>(job->model.parameter_elems()) - 1) < 0.02);
         }
 }

@@ -20,7 +20,7 @@ void CUDART_CB run_and_delete(void* body) {
   (*owned)();
 }
 
-/// Passes the body to the stream, as a kernel would be.
+/// Passes the body to the stream in the way in which a kernel is passed.
 void run_on_stream(LaunchContext& context, std::function<void()> body) {
   cudaLaunchHostFunc(static_cast<cudaStream_t>(context.native_stream), run_and_delete,
                      new std::function<void()>(std::move(body)));

@@ -49,7 +49,7 @@ bool is_this_rank(const char* name) {
   return *wanted == '\0' || strcmp(wanted, setting("OMPI_COMM_WORLD_RANK")) == 0;
 }
 
-/// splitmix64 of the seed, the process and the number of the call.
+/// The splitmix64 of the seed, the process and the number of the call.
 double random_share() {
   static std::atomic<uint64_t> calls{0};
   uint64_t x = strtoull(setting("SLIPSTREAM_DISK_SEED"), nullptr, 10) + 0x9e3779b97f4a7c15 * (1 + calls++) +

@@ -26,7 +26,8 @@ Outcome megatron(std::string_view input);
 Outcome json_lines(std::string_view input);
 /// A tokenizer.json. An accepted one must encode a text to ids of its vocabulary, and decode these.
 Outcome tokenizer(std::string_view input);
-/// A tiktoken file: the JSON beside it, a NUL byte, the ranks. The same.
+/// A tiktoken file: the JSON beside it, a NUL byte, the ranks. An accepted one must encode a text to ids of its
+/// vocabulary, and decode these.
 Outcome ranks(std::string_view input);
 
 struct Target {

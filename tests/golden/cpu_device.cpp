@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparisons are on the CPU.
+// The comparisons run on the CPU.
 
 #include "tests/golden/device.h"
 

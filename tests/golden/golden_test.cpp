@@ -29,7 +29,7 @@ std::string bytes_of_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// A program that has moved gets an error.
+/// Throws an error if a program has moved.
 std::string golden_dir() {
   const char* measured_ns = std::getenv("SLIPSTREAM_GOLDEN_DIR");
   return measured_ns ? measured_ns : GOLDEN_DIR;
@@ -116,10 +116,10 @@ struct Batch {
   }
 };
 
-/// A mistake that a test of the test makes; none by default.
+/// A mistake that a test of the test makes; by default there is none.
 struct Mutation {
-  std::string transpose;  // a square weight
-  std::string forget;     // a tensor left at zero
+  std::string transpose;  // the name of a square weight
+  std::string forget;     // the name of a tensor that is left at zero
   bool swap_betas = false;
   bool no_clip = false;
   bool no_decay = false;
@@ -161,14 +161,15 @@ std::vector<float> first_weights(const Golden& g, const Mutation& m, const std::
   return values;
 }
 
-/// Does element i of this tensor shift all keys of a head alike? Softmax ignores that: its gradient is rounding.
+/// Does element i of this tensor shift all keys of a head alike? Softmax ignores such a shift, so its gradient is
+/// rounding.
 bool is_key_bias(const std::string& name, size_t i, size_t width) {
   return name.ends_with("attn.c_attn.bias") && i >= width && i < 2 * width;
 }
 
 struct Errors {
   double logits = 0, losses = 0, norms = 0;  // absolute
-  double gradients = 0;                      // relative to the largest of the tensor
+  double gradients = 0;                      // relative to the largest element of the tensor
   double weights = 0;                        // absolute, where the gradient is not rounding
   int64_t compared = 0, small = 0, key_biases = 0;
 };
@@ -285,7 +286,7 @@ TEST_CASE("every family equals transformers: logits, gradients and 20 steps", "[
 TEST_CASE("windows in some of the layers equal transformers", "[golden]") {
   for (const char* name : {"hf_mistral_windows", "hf_qwen2_windows", "hf_qwen3_windows"}) {
     check_model(name);
-    // In all layers, in none, and in the other one.
+    // Windows are in all layers, in none, and in the other one.
     Golden wrong(name);
     const Json right = wrong.json.at("window_layers");
     for (const char* layers : {"[]", right == Json::parse("[0]") ? "[1]" : "[0]"}) {

@@ -16,7 +16,8 @@ import torch
 
 from make_golden import attention, merge, split
 
-# More than a tile of 128 keys for heads of 64, which share keys and values; less for heads of 128, because the file is small.
+# Heads of 64, which share keys and values, have more than a tile of 128 keys; heads of 128 have less, because the file
+# is small.
 CASES = [{"tokens": 131, "heads": 2, "kv_heads": 1, "head_dim": 64}, {"tokens": 93, "heads": 1, "kv_heads": 1, "head_dim": 128}]
 
 

@@ -282,7 +282,7 @@ def main():
             f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(ranks.items(), key=lambda x: x[1])
         ]
         (OUT / f"{stem}.tiktoken").write_text("".join(lines))
-        about = pattern.replace("{1,3}+", "{1,3}")  # the same here, because nothing follows
+        about = pattern.replace("{1,3}+", "{1,3}")  # it means the same here, because nothing follows
         (OUT / f"{stem}.json").write_text(json.dumps({"pattern": about, "special_tokens": special}) + "\n")
         ids = [encoding.encode(text, allowed_special="all") for text in TEXTS]
         cases["ids"][stem] = ids

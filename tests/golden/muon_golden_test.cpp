@@ -37,7 +37,7 @@ struct State {
   std::vector<float> parameters, momentum;
 };
 
-/// The steps of `row` by our optimizer. `change` makes a mistake.
+/// Runs the steps of `row` with our optimizer. `change` makes a mistake.
 template <typename Change>
 State train(const Golden& golden, const Json& row, DType product_dtype, const Change& change) {
   const int64_t rows = row.at("rows").as_int(), cols = row.at("cols").as_int(), elems = rows * cols;
@@ -68,7 +68,7 @@ State train(const Golden& golden, const Json& row, DType product_dtype, const Ch
 
 const auto kNoChange = [](Muon&, MuonScalars&) {};
 
-/// Largest difference of the weights over the largest change of a weight.
+/// The largest difference of the weights, relative to the largest change of a weight.
 double update_error(const std::vector<float>& got, const std::vector<float>& want, const std::vector<float>& start) {
   double difference = 0.0, change = 0.0;
   for (size_t i = 0; i < got.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text generation with kept keys and values against the forward pass of training over the whole text on the CPU. The
-// tests of GPUs link the same laws with another device.
+// Compares text generation with kept keys and values with the forward pass of training over the whole text on the CPU.
+// The tests of GPUs link the same laws with another device.
 
 #include "models/generation.h"
 
@@ -101,7 +101,7 @@ models::GenerationSetup setup_of(const Weights& weights, int sequences, int thre
           }};
 }
 
-/// Largest difference over the largest logit.
+/// The largest difference, relative to the largest logit.
 double difference_of(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0, largest = 0;
@@ -116,7 +116,7 @@ int32_t best_of(const std::vector<float>& logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-/// The logits after the text. The drawn token is the first of the highest.
+/// The logits after the text. The drawn token is the first one with the highest logit.
 std::vector<float> begin(models::Generation& generation, int sequence, const std::vector<int32_t>& ids) {
   generation.begin(sequence, ids);
   const std::vector<int32_t> drawn(1, generation.take().front());
@@ -140,7 +140,7 @@ std::vector<std::vector<float>> step(models::Generation& generation, const std::
 }
 
 constexpr Family kFamilies[] = {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3};
-// Sums of tens of terms in another order.
+// Sums of tens of terms are added in another order.
 constexpr double kTolerance = 5e-6;
 
 }  // namespace
@@ -205,7 +205,7 @@ TEST_CASE("generation: a sequence has the same bits alone and among others", "[m
   }
 }
 
-/// Logits of each of `ranks` threads that share the model, after the prompt and the token behind it.
+/// The logits of each of `ranks` threads that share the model, after the prompt and the next token.
 std::vector<std::vector<float>> shared_logits(const models::ModelOptions& options, const Weights& weights, size_t ranks,
                                               const std::vector<int32_t>& prompt, int32_t next) {
   std::vector<std::vector<float>> results(ranks), parts(ranks);
@@ -280,8 +280,8 @@ TEST_CASE("generation: weights in bfloat16 give the logits of rounded weights", 
   CHECK(2 * narrow.cache_bytes(0) == wide.cache_bytes(0));
 }
 
-/// Tokens that the host takes as late as it may, of texts of several lengths that end one after the other, by rows that
-/// are not in order.
+/// The tokens of texts of several lengths, which end one after the other, by rows that are not in order. The host takes
+/// the tokens as late as it may.
 std::vector<std::vector<int32_t>> continued(const Weights& weights, const models::ModelOptions& options, bool records,
                                             DType dtype, const std::vector<int>& some = {}) {
   constexpr int kTexts = 3, kSteps = 9;

@@ -34,8 +34,8 @@ class Model {
 
   const std::vector<ParameterSpec>& parameters() const { return rank_.job().model.parameters; }
 
-  /// With dropout from a training step, whose batch and masks are always those of step 1, and whose update changes
-  /// nothing.
+  /// With dropout the loss comes from a training step, whose batch and masks are always those of step 1 and whose
+  /// update changes nothing.
   double loss() {
     if (layout_.model.dropout.any()) return training_loss();
     const int64_t T = layout_.model.tokens, rows = layout_.micro_batch * T;
@@ -93,7 +93,7 @@ class Model {
   runtime::Rank rank_;
 };
 
-/// Fourth-order central difference of the loss along one element.
+/// The central difference of fourth order of the loss along one element.
 double slope(Model& model, size_t p, size_t t, size_t i, float step) {
   const std::vector<float> start = model.tensor(p, t);
   const auto at = [&](float by) {

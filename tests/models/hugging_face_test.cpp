@@ -72,7 +72,7 @@ bool is_neutral(const std::string& key) {
   return key.starts_with('_');
 }
 
-/// Other values of the kind of `value`.
+/// Other values of the same kind as `value`.
 std::vector<Json> others(const Json& value) {
   if (value.is_bool()) return {Json(!value.as_bool())};
   if (value.is_int()) return {Json(value.as_int() * 2 + 2)};
@@ -95,7 +95,7 @@ Json without(const Json& config, const std::string& key) {
   return Json(std::move(members));
 }
 
-/// A row by model_type with an explicit window of 8 in some layers.
+/// The config.json of this model_type, with an explicit window of 8 in some layers.
 Json mixed(const std::string& type) {
   for (const Row& row : rows())
     if (row.config.at("model_type").as_string() == type && std::set(row.windows.begin(), row.windows.end()).size() == 2)
@@ -115,7 +115,7 @@ TEST_CASE("config.json: what transformers saves is read, with the windows of its
       CHECK(model.options.window_of(static_cast<int64_t>(layer)) ==
             (row.windows[layer] < context ? row.windows[layer] : 0));
     CHECK(model.notes.empty());
-    // What this program writes is the same model.
+    // What this program writes gives the same model.
     const HuggingFaceModel again = read(Json::parse(written(model)));
     CHECK(written(again) == written(model));
     CHECK(again.notes.empty());
@@ -123,7 +123,7 @@ TEST_CASE("config.json: what transformers saves is read, with the windows of its
 }
 
 TEST_CASE("config.json: every key of transformers changes the model, is neutral, or is refused", "[hugging_face]") {
-  // A size that is refused because another one does not fit it.
+  // These are refused with the name of another size, which does not fit them.
   const std::set<std::string> sizes = {"n_embd", "hidden_size", "num_hidden_layers", "num_attention_heads"};
   size_t used = 0, neutral = 0, refused = 0;
   for (const Row& row : rows()) {
@@ -140,7 +140,7 @@ TEST_CASE("config.json: every key of transformers changes the model, is neutral,
           CHECK((std::string(error.what()).find(key) != std::string::npos || sizes.contains(key)));
           continue;
         }
-        // Windows in no layer: their length and first layer have no meaning.
+        // If no layer has a window, its length and its first layer have no meaning.
         const bool no_window = (key == "sliding_window" || key == "max_window_layers" || key == "use_sliding_window") &&
                                model.options.window == 0;
         const bool explicit_layers = key == "max_window_layers" && row.config.find("layer_types") != nullptr;
@@ -217,17 +217,17 @@ TEST_CASE("config.json: values that ask for other arithmetic are refused by name
 TEST_CASE("config.json: the same values in other words are the same model", "[hugging_face]") {
   const Json gpt2 = rows()[0].config, llama = rows()[1].config, qwen2 = rows()[6].config;
   const auto same = [](const Json& one, const Json& other) { CHECK(written(read(one)) == written(read(other))); };
-  // GPT-2's aliases of sizes.
+  // GPT-2 has aliases of sizes.
   for (const auto& [key, alias] : {std::pair{"n_embd", "hidden_size"}, {"n_layer", "num_hidden_layers"}}) {
     same(gpt2, with(without(gpt2, key), alias, gpt2.at(key)));
     same(gpt2, with(gpt2, alias, gpt2.at(key)));
   }
-  // The forms of RoPE in versions 4 and 5 of the library, one or both.
+  // RoPE has one form in version 4 of the library and another in version 5; a file may have one or both.
   const Row five = rows()[17 + 1];
   REQUIRE(five.config.at("model_type").as_string() == "llama");
   same(llama, five.config);
   same(llama, with(with(five.config, "rope_theta", 500.0), "rope_scaling", llama.at("rope_scaling")));
-  // Metadata, unset keys and code for texts.
+  // These are metadata, unset keys and settings of texts.
   for (const auto& [key, value] : {std::pair{"unsloth_version", "\"2026.1\""},
                                    {"vllm_version", "\"1\""},
                                    {"_attn_implementation_autoset", "true"},

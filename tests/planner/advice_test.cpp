@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cause of a step's time on machines that leave no doubt, automatic bucket sizes, and symmetric ranks.
+// The cause of a step's time on machines that leave no doubt about it, automatic bucket sizes, and symmetric ranks.
 
 #include <algorithm>
 

@@ -19,7 +19,7 @@ using namespace slipstream::planner;
 
 namespace {
 
-/// Without prices by shape: with them the stages' times differ, and ZB-H1's last stage ends before the first.
+/// Measures without prices by shape: with them the stages' times differ, and ZB-H1's last stage ends before the first.
 const Machine& machine() {
   static const Machine h100 = [] {
     Machine loaded = load_machine(source_dir() + "/configs/machines/h100x8.toml");
@@ -29,8 +29,8 @@ const Machine& machine() {
   return h100;
 }
 
-/// A model of 1.5 billion parameters on 4 stages x 4 data ranks, data inside a node: reductions are shorter than the
-/// backward pass of a micro-batch.
+/// A model of 1.5 billion parameters on 4 stages x 4 data ranks. Data ranks are inside a node, so reductions are
+/// shorter than the backward pass of a micro-batch.
 FinishedJob planned(const std::string& schedule, const std::vector<std::string>& more) {
   std::vector<std::string> sets{"model.layers=48",
                                 "model.heads=25",
@@ -45,7 +45,7 @@ FinishedJob planned(const std::string& schedule, const std::vector<std::string>&
                                 "parallel.data=4",
                                 "parallel.order=dp-tp-cp-pp",
                                 "pipeline.schedule=" + schedule};
-  if (schedule == "zb_h1") sets.push_back("overlap.p2p=false");  // as published: its stages end together
+  if (schedule == "zb_h1") sets.push_back("overlap.p2p=false");  // as published, so its stages end together
   if (schedule == "interleaved_1f1b") sets.push_back("pipeline.virtual_stages=2");
   sets.insert(sets.end(), more.begin(), more.end());
   return build_finished_job({.config = resolve(default_run_config(sets), {.world = 16}), .machine = machine()});
@@ -112,7 +112,8 @@ TEST_CASE("gradients are bucketed on the critical path and reduced at once elsew
       if (schedule != "zb_h1" && s == 0) CHECK(reductions(*finished.stages[s]) > 15);
     }
     if (schedule == "zb_h1") continue;
-    // In the rehearsal too: gradients sent at once have arrived when the first stage ends its backward pass.
+    // This holds in the rehearsal too: gradients that are sent at once have arrived when the first stage ends its
+    // backward pass.
     const Job& first = *finished.job;
     const comm::Rehearsal played =
         comm::rehearse(first.mesh, first.channels, runs_of(finished.stages, 2),

@@ -60,7 +60,7 @@ TEST_CASE("a checkpoint has master and moments of every element once, on every l
     const JobRequest asked = request(c.world, c.sets);
     const FinishedJob finished = build_finished_job(asked);
     const comm::RooflinePrice price = price_of(*asked.config, asked.machine, finished.job->mesh);
-    const int64_t elem_bytes = 3 * 4;  // AdamW: float32 each
+    const int64_t elem_bytes = 3 * 4;  // AdamW has three arrays of float32
     const CheckpointCosts costs = checkpoint_costs(finished, 2, price, asked.config->checkpoint);
     CHECK(costs.disk_bytes == finished.job->parameter_elems * elem_bytes);
     // Snapshots hold padding, too, and on every tensor rank the parameters that these ranks share.
@@ -86,7 +86,7 @@ TEST_CASE("a checkpoint has the residuals of error feedback, which differ on all
   const FinishedJob finished = build_finished_job(asked);
   const CheckpointCosts costs = checkpoint_costs(
       finished, kRanks, price_of(*asked.config, asked.machine, finished.job->mesh), asked.config->checkpoint);
-  // Of whole gradients on every rank, and of sums of which every rank encodes its part.
+  // Every rank has residuals of whole gradients, and of the sums of which it encodes its part.
   const int64_t residual_bytes = 4 * finished.job->layout.flat_elems;
   CHECK(costs.disk_bytes == finished.job->parameter_elems * 12 + (kRanks + 1) * residual_bytes);
   CHECK(costs.host_bytes >= costs.disk_bytes);
@@ -165,7 +165,7 @@ TEST_CASE("the rehearsal charges a snapshot for what the step does not hide", "[
         comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 3),
                        comm::RooflinePrice(rates, {1e9, 20000}), {.gate = comm::Gate::launch_order});
     const auto step_ns = static_cast<double>(steps.ranks[0].step_period_ns(1));
-    double most_bytes = 0;  // moved by the copies of a stage
+    double most_bytes = 0;  // that the copies of a stage move
     for (const auto& stage : finished.stages) {
       double bytes = 0;
       for (const Task& task : stage->plan(PlanKind::save).tasks) bytes += static_cast<double>(task.cost.bytes);
@@ -195,7 +195,8 @@ TEST_CASE("snapshots in memory: two copies of every slot, and each rank sends on
       CHECK(costs.rank_bytes == slots * copies * finished.job->keeping.slot_bytes);
       CHECK(costs.host_bytes == std::min(2, c.world) * costs.rank_bytes);
       CHECK(costs.sent_bytes == (c.world > 1 ? finished.job->keeping.slot_bytes : 0));
-      // All slots together hold the whole state, and of one stage's largest part at most a header and padding more.
+      // All slots together hold the whole state. A slot is larger than the largest part of a stage by at most a header
+      // and padding.
       CHECK(c.world * finished.job->keeping.slot_bytes >= finished.job->parameter_elems * 3 * 4);
       CHECK(costs.holder_is_elsewhere == (c.world > 2));
       REQUIRE(costs.added_ns);
@@ -213,7 +214,8 @@ TEST_CASE("a snapshot that a link cannot carry beside a step delays the next one
     return *keeping_costs(finished, 1, 1, price).added_ns;
   };
   CHECK(added_ns(1e15) == 0);
-  // Behind the reductions of a step, which need their part of the link: a step lasts at least as long as the slot.
+  // The copies travel after the reductions of a step, which need their part of the link: a step lasts at least as long
+  // as the slot.
   const double slow = 1e6;
   const auto plain = comm::rehearse(finished.job->mesh, finished.job->channels, runs_of(finished.stages, 4),
                                     comm::RooflinePrice({.flops_per_second = 1e9}, {slow, 0}), {});
@@ -262,7 +264,7 @@ TEST_CASE("snapshots of GPUs are in host memory and travel between hosts", "[kee
       CHECK(costs.host_bytes == std::min<int64_t>(ranks_per_node, c.world) * costs.rank_bytes);
       REQUIRE(costs.added_ns);
       CHECK(*costs.added_ns >= 0);
-      // Copies by PCIe at 20 GB/s. A host hashes at 10 GB/s and copies, twice, at 5; its adapter has the machine's
+      // Copies by PCIe have 20 GB/s. A host hashes at 10 GB/s and copies twice at 5; its adapter has the machine's
       // rate.
       const bool crosses = c.world > ranks_per_node;
       const double sent = crosses ? static_cast<double>(asked.machine.inter_bytes_per_second) : 5e9;

@@ -37,7 +37,7 @@ std::optional<Cost> of_card(const Job& job, const Item& item) {
     case Op::update: {
       bfloat16 rounded;
       if (job.groups.size() > 1) return {};
-      int64_t elems = 0;  // without a bucket it updates all of them
+      int64_t elems = 0;  // an item without a bucket updates all of them
       for (const BucketStorage& each : job.storage)
         if (!storage || storage == &each) elems += each.shard_elems;
       return kernels::adamw_cost(
@@ -87,7 +87,7 @@ TEST_CASE("the descriptor's scalars are the struct that the kernel reads", "[pla
   const OptimizerSpec& spec = optimizers().front();
   CHECK(spec.scalars_bytes() == sizeof(kernels::AdamwScalars));
   CHECK(spec.clip_scalar * sizeof(float) == offsetof(kernels::AdamwScalars, clip));
-  // Step 2: 1 - 0.5^2 = 3/4 and 1 - 0.75^2 = 7/16.
+  // In step 2, 1 - 0.5^2 = 3/4 and 1 - 0.75^2 = 7/16.
   kernels::AdamwScalars scalars;
   spec.write_scalars({.beta1 = 0.5, .beta2 = 0.75}, 0.25, 2, {&scalars.learning_rate, spec.scalars.size()});
   CHECK(scalars.learning_rate == 0.25f);
@@ -129,7 +129,7 @@ TEST_CASE("muon: matrices of blocks are its group, AdamW has the rest, and memor
       const Job& job = *with_muon.job;
       REQUIRE(job.groups.size() == 2);
       CHECK(job.groups[0].rate_factor == 1);
-      CHECK(job.groups[1].rate_factor == Approx(0.5));  // of 6e-4
+      CHECK(job.groups[1].rate_factor == Approx(0.5));  // relative to 6e-4
       int64_t matrix_elems = 0, other_elems = 0, layers = 0;
       for (uint32_t p : job.groups[0].parameters) {
         const ParameterSpec& parameter = job.model.parameters[p];
@@ -143,7 +143,7 @@ TEST_CASE("muon: matrices of blocks are its group, AdamW has the rest, and memor
       CHECK(matrix_elems == 4 * (family == std::string("gpt2") ? 12 : 4 + 3 * 4) * 256 * 256);
       for (uint32_t p : job.groups[1].parameters) other_elems += job.model.parameters[p].elems;
       CHECK(matrix_elems + other_elems >= job.model.parameter_elems());
-      // One state of matrices and two of the rest; a shard of ZeRO-1 has at most an eighth of padding.
+      // Matrices have one state and the rest has two; a shard of ZeRO-1 has at most an eighth of padding.
       const int64_t states =
           job.buffers[job.buffers.find("momentum")].size_bytes + job.buffers[job.buffers.find("variance")].size_bytes;
       const double exact = 4.0 / world * static_cast<double>(matrix_elems + 2 * other_elems);
@@ -155,8 +155,8 @@ TEST_CASE("muon: matrices of blocks are its group, AdamW has the rest, and memor
 }
 
 TEST_CASE("the operations of a step are the closed form of the model, on every layout", "[report]") {
-  // Products: 2 operations a weight and token forward, 4 backward; attention: 2 products of D over half of T x T,
-  // backward 5.
+  // The products take 2 operations for each weight and token in forward, and 4 in backward; attention has 2 products of
+  // D over half of T x T, and 5 in backward.
   const double layers = 4, width = 256, vocab = 1000, tokens = 64, rows = 8;
   const double weights = layers * 12 * width * width + vocab * width;
   const double closed = 6 * weights * rows * tokens + layers * rows * (4 + 10) * width * tokens * (tokens + 1) / 2;
@@ -174,10 +174,11 @@ TEST_CASE("the operations of a step are the closed form of the model, on every l
     INFO(world << " ranks, " << (sets.empty() ? "data" : sets[0]));
     CHECK(model_flops(planned(world, sets).stages) == Approx(alone).epsilon(0.02));
   }
-  // With a window the blocks of a ring differ: chunks of 16, 8 and 4 tokens, with less, as much and more than a chunk.
+  // With a window the blocks of a ring differ: chunks have 16, 8 and 4 tokens, and the window is shorter than a chunk,
+  // as long, and longer.
   for (const int window : {1, 5, 8, 23, 60}) {
     const std::vector<std::string> sets{"model.family=mistral", fmt::format("model.sliding_window={}", window)};
-    const auto hidden = [&](int ranks) {  // operations; without the additions of gradients in a ring
+    const auto hidden = [&](int ranks) {  // operations without the additions of gradients in a ring
       const std::string context = fmt::format("parallel.context={}", ranks);
       return model_flops(planned(ranks, {sets[0], context}).stages) -
              model_flops(planned(ranks, {sets[0], sets[1], context}).stages);
@@ -197,7 +198,7 @@ TEST_CASE("the operations of a step are the closed form of the model, on every l
   for (const int ranks : {1, 2, 4})
     CHECK(flops(ranks, {some[0]}) - flops(ranks, some) ==
           Approx(3 * rows * (4 + 10) * width * (64 - 8) * (64 - 8 + 1) / 2).epsilon(1e-6));
-  // 1e9 operations in 10 ms on 2 ranks of 1e11 a second.
+  // 1e9 operations take 10 ms on 2 ranks with 1e11 operations per second.
   CHECK(utilization(1e9, 10, 2, 1e11) == Approx(0.5));
   CHECK(peak_flops_per_second({.flops_per_second_f32 = 1, .flops_per_second_bf16 = 2}, DType::bf16) == 2);
   CHECK(peak_flops_per_second({.flops_per_second_f32 = 1, .flops_per_second_bf16 = 2}, DType::f32) == 1);

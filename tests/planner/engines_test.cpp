@@ -99,7 +99,7 @@ TEST_CASE("engines: settings of comm.nccl win, and the table completes the other
   CHECK(with({}, true, 22799).policy == NcclPolicy::unset);
   CHECK(comm::completed({}, {Card::h100, CardLink::both, 16, true}, 0).policy == NcclPolicy::unset);
   CHECK(comm::completed({}, {Card::other, CardLink::node, 8, true}, 0).max_ctas == 0);
-  // NCCL issue 2241: 2.29 to 2.31.1 can hang in the first copy between two ranks.
+  // NCCL issue 2241: versions 2.29 to 2.31.1 can hang in the first copy between two ranks.
   for (int version : {22900, 22907, 23004, 23101}) {
     CHECK(with({}, true, version, 2).policy == NcclPolicy::unset);
     CHECK(with({}, true, version, 3).policy == NcclPolicy::zero);
@@ -171,9 +171,9 @@ TEST_CASE("engines: transfers by blocks make a step slower, the more blocks the 
                                                {"parallel.pipeline=2"}}) {
     CAPTURE(sets);
     JobRequest asked = request(sets, 8, R"({"max_ctas": 4, "policy": "default"})");
-    asked.machine.intra_bytes_per_second = 20'000'000'000;  // transfers accompany much of the step
+    asked.machine.intra_bytes_per_second = 20'000'000'000;  // so that transfers accompany much of the step
     asked.machine.attention_efficiency = 0;  // prices by shape would depend on the number of multiprocessors
-    // With the update at one place, whatever the price.
+    // The update stays at one place, whatever the price.
     const auto rehearsed = [](const JobRequest& one, const FinishedJob& job) {
       return step_period_ns(one, job, false);
     };
@@ -225,7 +225,7 @@ TEST_CASE("engines: products beside transfers are planned for the other multipro
     CHECK((item.multiprocessors == 0 || item.multiprocessors == 132 - 16));
     planned += item.multiprocessors > 0;
   }
-  // Nothing travels under the first micro-batch's forward pass but the end of the step before.
+  // Under the forward pass of the first micro-batch nothing travels but the end of the step before.
   for (const SpineItem& item : job.plan(PlanKind::evaluate).spine) forward += item.multiprocessors;
   CHECK(forward == 0);
   CHECK(planned > 0);

@@ -100,7 +100,7 @@ TEST_CASE("a faster link never makes a longer rehearsed step, and neither does m
   const uint64_t first_seed = 2000, count = test_everything() ? 200 : 12;
   std::printf("  seeds from %llu\n", static_cast<unsigned long long>(first_seed));
   int piped = 0;
-  // Seeds whose steps were longer with a faster link, by the lags of ZB-H1.
+  // These are seeds whose steps were longer with a faster link because of the lags of ZB-H1.
   std::vector<uint64_t> seeds{2125};
   for (uint64_t i = 0; i < count; ++i) seeds.push_back(first_seed + i);
   for (const uint64_t seed : seeds) {

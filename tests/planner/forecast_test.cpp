@@ -102,7 +102,8 @@ TEST_CASE("software: profiles are named or read, and a wrong one is refused", "[
   CHECK_THROWS_WITH(software_profile("megatorn"), Catch::Contains("unknown software 'megatorn'. Use slipstream"));
 }
 
-/// Llama 3 on H100, from torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: reserved GiB of a rank.
+/// Llama 3 on H100, from torchtitan's benchmarks/llama3_h100_202412_torchtitan.md, which has the reserved GiB of a
+/// rank.
 TEST_CASE("software: the memory of FSDP is within 10 % of published runs", "[planner]") {
   struct Row {
     const char* model;
@@ -145,7 +146,7 @@ TEST_CASE("software: the memory of FSDP is within 10 % of published runs", "[pla
 
 TEST_CASE("software: each stage of a pipeline keeps its own part", "[planner]") {
   const auto of = [](const std::string& owner, std::vector<std::string> sets) {
-    // Few logits: the first stage needs most.
+    // With few logits, the first stage needs most.
     sets.insert(sets.end(), {"model.layers=16", "zero.stage=3", "train.global_batch_size=64", "model.vocab_size=1024"});
     const Drawn drawn = draw(request(16, sets, "fsdp"));
     for (const ExtraMemory& row : memory_of_software(drawn.config, drawn.machine.software))
@@ -154,7 +155,7 @@ TEST_CASE("software: each stage of a pipeline keeps its own part", "[planner]") 
   };
   // One rank of 16 has a sixteenth of the states, whatever the layout; the first stage also has the embedding.
   CHECK(of("states", {"parallel.pipeline=4"}) > of("states", {}));
-  // 1F1B: as many micro-batches as stages are in flight; GPipe: all 16.
+  // In 1F1B as many micro-batches as stages are in flight; in GPipe all 16 are.
   const int64_t one = of("activations", {"parallel.pipeline=4"});
   CHECK(of("activations", {"parallel.pipeline=4", "pipeline.schedule=gpipe"}) == 4 * one);
   CHECK(of("accumulated gradients", {}) == 0);

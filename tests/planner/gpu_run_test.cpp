@@ -26,7 +26,7 @@ using namespace slipstream::runtime;
 
 namespace {
 
-/// Sets a variable for its own lifetime.
+/// Sets a variable while an object exists.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -104,7 +104,7 @@ TEST_CASE("gpu_memory: kernels, cuBLASLt and NCCL have a line each in the table,
 TEST_CASE(
     "gpu_memory: the planner does not choose two copies of the weights where only the libraries' memory is in the way",
     "[cli]") {
-  // Late readers of the weights: one layer, a large head.
+  // The late readers of the weights are one layer and a large head.
   const auto with = [](const std::string& choice) {
     return request({"model.family=llama", "model.layers=1", "model.vocab_size=200000", "optimizer.grad_clip=0",
                     "zero.stage=1", "overlap.bucket_size=8MiB", "optimizer.double_buffer=" + choice},
@@ -113,7 +113,7 @@ TEST_CASE(
   const int64_t twice = build_finished_job(with("true")).job->buffers.total_bytes();
   JobRequest asked = with("auto");
   asked.machine.memory_bytes = twice + kMiB;
-  asked.machine.attention_efficiency = 0;  // launches, priced by shape, hide the late readers of a model of this size
+  asked.machine.attention_efficiency = 0;  // priced by shape, launches hide the late readers of a model of this size
   const bool alone = build_finished_job(asked).job->options.double_buffer;
   asked.extra_bytes = [](const Job&) { return 2 * kMiB; };
   CHECK(!build_finished_job(asked).job->options.double_buffer);

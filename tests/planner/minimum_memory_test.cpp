@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests that are refused by their sizes alone: only those that no plan could fit.
+// Requests that are refused by their sizes alone are only those that no plan could fit.
 
 #include <algorithm>
 #include <cstdio>
@@ -20,7 +20,7 @@ using namespace slipstream::planner;
 
 namespace {
 
-/// Share of a plan's memory that is known from sizes alone; above 1 it would not be a lower bound.
+/// The share of a plan's memory that is known from sizes alone; if it were above 1, it would not be a lower bound.
 double known_share(const JobRequest& request) {
   JobRequest asked = request;
   asked.machine.memory_bytes = int64_t{1} << 60;
@@ -120,7 +120,7 @@ TEST_CASE("a model that cannot fit is refused before it is planned, with its num
   };
   const std::string refused = refusal(asked({}));
   INFO(refused);
-  // 12 x 512^2 and 13 x 512 for biases and norms in a layer, 16 bytes of each.
+  // A layer has 12 x 512^2 weights and 13 x 512 for biases and norms, with 16 bytes for each.
   CHECK(refused.find("[plan] 60000 layers of 3.2M parameters") == 0);
   CHECK(
       refused.find("at least 2818.45 GiB per rank with their gradients and optimizer states, 38 times the 74.51 GiB") !=

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan.json and the memory in use, against a backward scan over the bytes of every buffer.
+// Compares plan.json and the memory in use with a backward scan over the bytes of every buffer.
 
 #include <algorithm>
 
@@ -50,8 +50,8 @@ FinishedJob job_of(const Row& row) {
   return build_finished_job({.config = resolve(config_of(row), {.world = row.world}), .machine = machine()});
 }
 
-/// By position and owner. Every byte has a state: will its next access read it? Two rounds from the end of the step to
-/// its start, because the next access may be in the next step.
+/// The memory in use, by position and owner. Every byte has a state: will its next access read it? There are two rounds
+/// from the end of the step to its start, because the next access may be in the next step.
 std::vector<std::array<int64_t, kOwners>> scanned(const Job& job) {
   const Plan& plan = job.train();
   std::vector<std::vector<char>> needed(job.buffers.size()), touched(job.buffers.size());

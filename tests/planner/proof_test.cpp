@@ -60,7 +60,7 @@ std::string refusal(const JobRequest& asked) {
 TEST_CASE("a training or evaluation plan that fails its proof is not run", "[proof]") {
   CHECK(build_finished_job(request()).proof.holds());
   for (PlanKind kind : {PlanKind::train, PlanKind::evaluate}) {
-    // Compute no longer waits for the layer that it reads.
+    // In this plan, compute no longer waits for the layer that it reads.
     const JobRequest broken = request([kind](Job& job) { first_gather(job.plan(kind)).before.reset(); });
     const FinishedJob found = build_proved_job(broken);
     INFO(name_of(kind));
@@ -152,12 +152,12 @@ TEST_CASE("the proof plays three steps and two evaluations in a row under the st
       CHECK(runs(PlanKind::evaluate, 0) == 2);
       continue;
     }
-    // Every other step and evaluation finds the copies of the weights exchanged.
+    // Every other step and evaluation finds the two copies of the weights exchanged.
     for (int64_t steps : {0, 1}) {
       CHECK(runs(PlanKind::train, steps) == 3);
       CHECK(runs(PlanKind::evaluate, steps) == 2);
     }
-    // Plans that are only compared have an order for their steps alone.
+    // Plans that are only compared have an order of their steps alone.
     const CountingPrice ordering(roofline);
     const auto compared = std::make_shared<Job>(*build_drafted_job(asked).job);
     finish_plans({compared}, ordering, false);

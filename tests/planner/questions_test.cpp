@@ -38,7 +38,7 @@ bool is_same_message(const Task& a, const Task& b) {
   return a.op == b.op && a.name == b.name;
 }
 
-/// Every item takes as long as any other, but for one message or local item of one run, which takes kLong.
+/// Every item takes as long as any other, except for one message or local item of one run, which takes kLong.
 class OneSlow : public comm::Price {
  public:
   OneSlow(const std::vector<comm::RankRuns>& ranks, const comm::Place& slow) : ranks_(ranks), slow_(slow) {}
@@ -62,7 +62,7 @@ class OneSlow : public comm::Price {
   comm::Place slow_;
 };
 
-/// Every run with a plan of its own, so that one item of one run can be slow.
+/// Every run has a plan of its own, so that one item of one run can be slow.
 struct Copies {
   explicit Copies(const Planned& planned) {
     for (const comm::RankRuns& rank : runs_of(planned.finished.stages, kRuns)) {

@@ -84,7 +84,8 @@ TEST_CASE("search: the winner is that of rehearsing every layout, and no bound e
 }
 
 TEST_CASE("search: the bound of a layout does not depend on the layouts before it", "[planner]") {
-  // One value other than the run's own for every kind of key that a price or the works of a layer may read.
+  // The rows have one value other than the run's own for every kind of key that a price or the works of a layer may
+  // read.
   const PlanRequest asked = request(8, {"parallel.tensor=2", "parallel.pipeline=2", "train.micro_batch_size=2"});
   const Drawn drawn = draw(asked);
   const WrittenRun written = load_written_run(asked.run_file, asked.sets);
@@ -170,7 +171,7 @@ TEST_CASE("search: narrower types on the wire are priced as a search over them p
   const std::vector<std::string> space = {"parallel.tensor=1",     "parallel.pipeline=1", "train.micro_batch_size=1",
                                           "train.recompute=none",  "zero.stage=0,1,3",    "overlap.bucket_size=25MiB",
                                           "zero.prefetch_depth=1", "zero.shard_size=0"};
-  const PlanRequest asked = request(8, {"comm.emulate.bandwidth=4GB/s"});  // a slow link: bytes decide
+  const PlanRequest asked = request(8, {"comm.emulate.bandwidth=4GB/s"});  // the link is slow, so bytes decide
   const SearchResult plain = search(asked, {.keys = keys(space), .seconds = 0, .exhaustive = true});
   REQUIRE(plain.rehearsed == 3);
   size_t checked = 0;
@@ -188,7 +189,7 @@ TEST_CASE("search: narrower types on the wire are priced as a search over them p
       }
   }
   CHECK(checked == plain.wires.size());
-  CHECK(plain.wires.size() >= 4);  // gradients of three stages and parameters of one
+  CHECK(plain.wires.size() >= 4);  // gradients of three stages, and parameters of one
 }
 
 TEST_CASE("search: the bound of one stage without communication is its rehearsal but for the update", "[planner]") {

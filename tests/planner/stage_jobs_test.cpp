@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs of stages from one model, on deep pipelines without the works of layers far away, against jobs from whole
+// Compares jobs of stages from one model, on deep pipelines without the works of distant layers, with jobs from whole
 // models.
 
 #include "trainer/planner/stage_jobs.h"

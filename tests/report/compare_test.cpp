@@ -48,7 +48,7 @@ SpanName transfer(const char* item, const char* op) {
 }  // namespace
 
 TEST_CASE("compare: figures of runs of different lengths are those of equal steps", "[report]") {
-  // The longer run goes on falling; its evaluations are at other steps.
+  // The longer run goes on falling, and its evaluations are at other steps.
   const auto loss = [](int64_t step) { return 10.0 / static_cast<double>(step); };
   const auto every = [&](int64_t interval) {
     return [=](int64_t step) { return step % interval == 0 ? 2 * loss(step) : kNan; };
@@ -70,7 +70,7 @@ TEST_CASE("compare: figures of runs of different lengths are those of equal step
     }
     CHECK(figure(both.figures[0], "steps").value == static_cast<double>(order[0]->metrics.steps.back()));
   }
-  // Alone, a run's figures are those of all its steps.
+  // The figures of a run alone are those of all its steps.
   CHECK(figure(figures_of(whole), "loss").value == 10.0 / 30);
   CHECK(figure(figures_of(whole), "step_ms").value == Approx((3 + 30) / 2.0));
 }
@@ -122,7 +122,7 @@ TEST_CASE("compare: equal runs differ within their noise, and a shift of many ti
 }
 
 TEST_CASE("compare: what both runs share is no noise, and few values have none", "[report]") {
-  // The same batches: the losses scatter alike, and one run is worse by one per cent at every step.
+  // The batches are the same, so the losses scatter alike, and one run is worse by one per cent at every step.
   RunFolder first = run_of(1, 40), worse = run_of(1, 40), brief = run_of(1, 5);
   const auto scatter = [](int64_t step) { return 3 + 0.5 * std::sin(static_cast<double>(7 * step)); };
   first.metrics.columns = {series("loss", 1, 40, scatter)};
@@ -144,7 +144,7 @@ TEST_CASE("waits inside: a transfer waits beyond the time of its fastest member"
     trace.ranks[r].rank = r;
     trace.ranks[r].channels = {"compute", "pipe_fwd", "reduce"};
   }
-  // Clocks of the ranks have nothing in common. In step 6 the receiver came last.
+  // The clocks of the ranks have nothing in common. In step 6 the receiver came last.
   trace.ranks[0].spans = {{0, 1, 5, 100, 30}, {2, 2, 5, 200, 80}, {0, 1, 6, 400, 45}};
   trace.ranks[1].spans = {
       {1, 1, 5, 9000, 75}, {2, 2, 5, 9100, 25}, {2, 2, 5, 9150, 15}, {3, 0, 5, 9200, 99}, {1, 1, 6, 9300, 20}};
@@ -153,8 +153,8 @@ TEST_CASE("waits inside: a transfer waits beyond the time of its fastest member"
   planned.stages[0].channels.resize(3);
   planned.coordinates = {{0, 0, 0, 0}, {1, 0, 0, 0}};
   using Waits = std::vector<std::vector<int64_t>>;
-  // The sum of rank 1 has two works of 40 together, so rank 0 waits 40 of its 80.
+  // The sum of rank 1 has two works that take 40 together, so rank 0 waits 40 of its 80.
   CHECK(waits_inside(planned, trace) == Waits{{0, 40, 25}, {45, 0, 0, 0, 0}});
-  // Without a plan, the members of a sum are unknown; a message has two ends.
+  // Without a plan, the members of a sum are unknown, but a message has two ends.
   CHECK(waits_inside({}, trace) == Waits{{0, 0, 25}, {45, 0, 0, 0, 0}});
 }

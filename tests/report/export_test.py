@@ -128,7 +128,7 @@ class Exports(unittest.TestCase):
         plain, _ = self.export(self.folder / "run")
         moved, text = self.export(shifted)
         apart_us = float(re.search(r"apart by at most ([0-9.]+) us", text)[1])
-        self.assertAlmostEqual(apart_us, 7_000_000.5, delta=1000)  # members of a real communication end apart
+        self.assertAlmostEqual(apart_us, 7_000_000.5, delta=1000)  # members of a communication end at different times
         of = lambda folder: [e["ts"] for e in json.loads((folder / "merged.json").read_text())["traceEvents"]
                              if e["ph"] == "X"]
         for a, b in zip(of(plain), of(moved)):

@@ -22,7 +22,8 @@ PROGRAM, MPIRUN, SWEEP = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], pathl
 EVERYTHING = "SLIPSTREAM_TEST_ALL" in os.environ
 PICTURES = os.environ.get("SLIPSTREAM_SCREENSHOTS")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# Of a folder and of an event: each would change the title if it became an element.
+# The first is the name of a folder, the second the text of an event: each would change the title if it became an
+# element.
 HOSTILE_NAME = "<img src=x onerror=document.title='owned'>"
 HOSTILE_TEXT = "</script><script>document.title='owned'</script><b id=owned>"
 
@@ -106,7 +107,7 @@ found.grey = host.querySelectorAll('path[fill="var(--gap)"]').length;
 found.legend = [...document.querySelectorAll('#timeline .legend li')].map(one => [one.textContent, one.firstChild.className]);
 found.dashed = [...document.querySelectorAll('#time .legend li')].filter(one => one.firstChild.className === 'dashed').map(one => one.textContent);
 """
-# Words of table heads that a line break divides.
+# Finds words of table heads that a line break divides.
 BROKEN_WORDS = """
 const heads = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), broken = [];
 document.querySelectorAll('details').forEach(one => { one.open = true; });
@@ -249,7 +250,7 @@ class Pages(unittest.TestCase):
             self.assertAlmostEqual(busy + waits, covered, delta=1e-3, msg=row)
             if row.endswith("compute"):
                 self.assertAlmostEqual(waits, sum(time for time, kind in inside if kind == "wait"), delta=1e-3)
-                # Gaps below a microsecond are none.
+                # Gaps below a microsecond are not drawn.
                 self.assertLessEqual(gaps, end - begin - covered + 1e-3)
                 self.assertGreaterEqual(gaps, end - begin - covered - 1e-3 * (len(events) + 2))
         self.assertEqual(shown["follows"], ["1", "2", "0", "all"])
@@ -290,7 +291,7 @@ class Pages(unittest.TestCase):
         self.assertEqual(dom.figures["val_loss"], lines[-1]["val_loss"])
         for key in ("step_ms", "tokens_per_s", "exposed_ms"):
             self.assertAlmostEqual(dom.figures[key], mean(key), delta=1e-9 * abs(mean(key)))
-        # The table behind the curve: every step, because a column holds one.
+        # The table under the curve has every step, because a column holds one.
         losses = {int(row[0]): row[1] for row in dom.tables["Loss"]}
         for line in lines:
             self.assertAlmostEqual(losses[line["step"]], line["loss"], delta=1e-5 * line["loss"])
@@ -298,11 +299,11 @@ class Pages(unittest.TestCase):
         memory = {row[0]: row[1] for row in dom.tables["Memory of a rank"]}
         for owner, size in plan["stages"][0]["memory_bytes"].items():
             self.assertEqual(memory.get(owner, 0), size)
-        column = 8 - (len(plan["stages"]) == 1)  # a pipeline's table has the stage
+        column = 8 - (len(plan["stages"]) == 1)  # a pipeline's table has a column for the stage
         sent = sum(row[column] for row in dom.tables["What crosses which link in a step of one rank"])
         self.assertEqual(sent, sum(channel["sent_bytes"] for stage in plan["stages"] for channel in stage["channels"]
                                    if channel["axis"] != "self"))
-        # Kernels: the time of all kernels in the traces, by step and rank.
+        # The table of kernels has the time of all kernels in the traces, by step and rank.
         total, ranks = 0.0, sorted((folder / "trace").glob("rank*.json"))
         for path in ranks:
             total += sum(event["dur"] for event in json.loads(path.read_text())["traceEvents"]
@@ -342,7 +343,7 @@ class Pages(unittest.TestCase):
         shell(PROGRAM, "report", "long", "brief", "slow", "--output", page, folder=self.folder)
         dom = self.dom(page)
         figures = {row[0]: row[1:] for row in dom.tables["Figures of the runs"]}
-        self.assertEqual(figures["last loss"], [60 / 20, 1.5, 1.5])  # a value and ratios
+        self.assertEqual(figures["last loss"], [60 / 20, 1.5, 1.5])  # one value, and ratios
         self.assertIn("over their equal steps, 3 to 20", self.text)
         marks = {row[0]: re.findall(r'class="(subtitle|good|bad)"', row[1]) for row in re.findall(r'<th scope="row">([^<]*)</th>(.*?)</tr>', self.text)}
         self.assertEqual(marks["last loss"], ["bad", "bad"])
@@ -389,7 +390,7 @@ class Pages(unittest.TestCase):
             self.assertEqual(shown[1], 1)
             for column, key in ((3, "step_ms"), (4, "forecast_ms"), (5, "tokens_per_s")):
                 self.assertAlmostEqual(shown[column], float(row[key]), delta=1e-7 * shown[column])
-            # Lines of a group: measured, ideal, forecast.
+            # A group has lines for measured, ideal and forecast values.
             measured, ideal, forecast = speed[row["ranks"]][3 * int(row["zero.stage"]):][:3]
             self.assertAlmostEqual(measured, float(row["tokens_per_s"]), delta=1e-7 * measured)
             base = next(one for one in table if (one["ranks"], one["zero.stage"]) == ("1", row["zero.stage"]))
@@ -406,7 +407,7 @@ class Pages(unittest.TestCase):
         # Ideal speeds and forecasts are dashed lines, and so are their swatches.
         self.assertRegex(self.text, r'<li><i style="background:[^"]*" class="dashed"></i>ideal</li>')
         self.pictures("sweep", self.folder / "scaling/report.html")
-        # Charts as files: a circle for each measured point.
+        # A chart in a file has a circle for each measured point.
         pictures = self.folder / "pictures"
         pictures.mkdir()
         shell(SWEEP.parent / "report_svg.py", "scaling/report.html", pictures, folder=self.folder)

@@ -17,7 +17,8 @@ namespace {
 
 /// A compute stream: works and the waits before them, in ns.
 struct Block {
-  int64_t wait_ns = 0, work_ns = 0, gap_ns = 0;  // `gap_ns`: after the work, waiting for nothing
+  int64_t wait_ns = 0, work_ns = 0,
+          gap_ns = 0;  // `gap_ns`: the time after the work in which the stream waits for nothing
 };
 using Step = std::vector<Block>;
 
@@ -113,7 +114,7 @@ TEST_CASE("reconcile: differences of random runs add up to the gap", "[report]")
       return step;
     };
     Step plan = draw();
-    for (Block& block : plan) block.gap_ns = 0;  // virtual time has none
+    for (Block& block : plan) block.gap_ns = 0;  // virtual time has no gaps
     const std::vector<Step> steps{draw(), draw(), draw()};
     const Reconciliation result = reconcile(plan_of(plan), trace_of(steps));
     const double measured_ns = static_cast<double>(length_ns(steps[0]) + length_ns(steps[1])) / 2;

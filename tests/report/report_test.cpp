@@ -156,7 +156,7 @@ TEST_CASE("report: the page of a real run has its figures, and the folder stays 
   RunFolder run = read_run(folder.path("run"), kMostSpans);
   const Json data = page_data(run);
   CHECK(run.missing.empty());
-  // Against the lines of the file, read apart.
+  // The figures are compared with the lines of the file, which the test reads by itself.
   std::vector<Json> lines;
   std::istringstream file(program::read(folder.path("run/metrics.jsonl")));
   for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
@@ -172,7 +172,7 @@ TEST_CASE("report: the page of a real run has its figures, and the folder stays 
   CHECK(figure("val_loss") == lines.back().at("val_loss").as_double());
   CHECK(figure("step_ms") == Approx(step_ms).epsilon(1e-12));
   CHECK(figure("steps") == 8);
-  // Predictions: the plan's times, and every kernel of the trace.
+  // The predictions are the plan's times, and every kernel of the trace has one.
   double kernels_ns = 0, spans_ns = 0;
   for (const Json& row : data.at("kernels").as_array()) kernels_ns += row.as_array()[2].as_double();
   for (const TraceSpan& span : run.trace.ranks.at(0).spans)
@@ -181,7 +181,7 @@ TEST_CASE("report: the page of a real run has its figures, and the folder stays 
   CHECK(run.trace.steps == std::vector<int64_t>{4, 5, 6});
   CHECK(data.at("tasks").as_array().size() > 10);
   CHECK(data.at("predicted_step_ns").as_int() > 0);
-  // Differences to the defaults are those of the run file, checkpoints are marks.
+  // The differences from the defaults are those of the run file, and checkpoints are marks.
   std::vector<std::string> differing;
   for (const Json& row : data.at("settings").as_array())
     if (row.as_array()[1] != row.as_array()[2]) differing.push_back(row.as_array()[0].as_string());
@@ -262,7 +262,7 @@ TEST_CASE("report: a damaged file removes its part of the page only", "[report]"
       case 1:
         for (int i = 0; i < 5; ++i) damaged[random() % damaged.size()] = static_cast<char>(random());
         break;
-      case 2:  // a digit: another number
+      case 2:  // a digit becomes another number
         for (char& c : damaged)
           if (c >= '0' && c <= '9' && random() % 50 == 0) c = static_cast<char>('0' + random() % 10);
         break;

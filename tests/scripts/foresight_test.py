@@ -39,10 +39,10 @@ def main():
         assert forecast["step_ms_low"] < forecast["step_ms"] < forecast["step_ms_high"]
     lacking = dict(ROWS[0], seq="")
     assert "error" in foresight.forecasts([lacking], PROGRAM, ROOT / "configs/machines")[0]
-    # A constant that is fitted on two sources predicts the third one's utilisation by their mean.
+    # A constant that is fitted on two sources predicts the utilisation of the third one by their mean.
     votes = [dict(ROWS[0], source=source, tok_s_gpu=tok) for source, tok in (("a", "100"), ("b", "200"), ("c", "700"))]
     assert abs(foresight.baseline(votes)[2] - 150) < 1e-6
-    # The limit of nine sources is the eighth: 0.8 x (9 + 1). Rows of a source count once.
+    # The limit of nine sources is the eighth: 0.8 x (9 + 1). The rows of a source count once.
     assert abs(foresight.limit_of([[k] for k in range(1, 10)]) - 8) < 1e-9
     assert abs(foresight.limit_of([[k] * k for k in range(1, 10)]) - 8) < 1e-9
     assert abs(foresight.limit_of([[1], [2], [3], [4]]) - 4) < 1e-9

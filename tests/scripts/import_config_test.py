@@ -142,7 +142,8 @@ class Imports(unittest.TestCase):
 
     def test_defaults_are_those_of_the_other_program(self):
         keys, _, found = read("megatron", megatron_with(LLAMA + " --group-query-attention"))
-        # Megatron-LM: int(4 x 1024 x 2 / 3 / 64) x 64, one group, decay 0.01, beta2 0.999, dropout 0.1, tied heads
+        # Megatron-LM: int(4 x 1024 x 2 / 3 / 64) x 64 as width, one group, decay 0.01, beta2 0.999, dropout 0.1, tied
+        # heads
         self.has(
             keys,
             model_ffn_width=2688,
@@ -155,12 +156,13 @@ class Imports(unittest.TestCase):
             model_tie_embeddings=True,
         )
         self.assertEqual(found.defaulted["num-query-groups"], 1)
-        # without --global-batch-size: one micro-batch for each data-parallel rank; without --bf16: float32
+        # Without --global-batch-size: one micro-batch for each data-parallel rank. Without --bf16: float32.
         text = with_(with_(MEGATRON, "    --global-batch-size $((WORLD * 4))\n", ""), "    --bf16\n", "")
         keys, _, _ = read("megatron", text)
         self.has(keys, train_global_batch_size=2 * 32 // 2, train_dtype="float32")
         self.has(read("megatron", text, ranks=64)[0], train_global_batch_size=64)
-        # NeMo: dropout of Megatron-Core, no decay, no clipping, Apex's buckets of 100 MiB and overlapped gradients
+        # NeMo has the dropout of Megatron-Core, no decay, no clipping, Apex's buckets of 100 MiB and overlapped
+        # gradients.
         keys, _, _ = read("nemo", with_(NEMO, "  max_steps: 100\n", ""))
         self.has(
             keys,
@@ -173,7 +175,7 @@ class Imports(unittest.TestCase):
             optimizer_beta2=0.98,
         )
         self.has(read("nemo", with_(NEMO, "    betas:\n      - 0.9\n      - 0.98\n", ""))[0], optimizer_beta2=0.999)
-        # torchtitan: a batch of 8, one of two layers recomputes
+        # torchtitan has a batch of 8, and one of two layers recomputes.
         keys, _, found = read("torchtitan", TITAN.split("[activation")[0].replace("local_batch_size = 1\n", ""))
         self.has(
             keys,
@@ -281,7 +283,7 @@ class Imports(unittest.TestCase):
                 ),
             )
 
-        # generate_llm_fqn_per_model_part(4, 32): 34 places, embedding and head count as one layer each
+        # generate_llm_fqn_per_model_part(4, 32) has 34 places: embedding and head count as one layer each.
         keys, run, _ = stages("")
         self.has(keys, pipeline_layers=[8, 9, 8, 7], train_micro_batch_size=1, train_global_batch_size=64, zero_stage=2)
         self.assertEqual(run.ranks, 32)
@@ -364,7 +366,7 @@ class Imports(unittest.TestCase):
         self.refused("megatron", starts, "config:19: this command starts or not depending on the condition in line 19")
         options = with_(MEGATRON, "torchrun", "[ -f y ] && ARGS+=(--fp16)\ntorchrun")
         self.refused("megatron", options, "ARGS depends on the condition in line 19")
-        # Unknown words beside the options are listed.
+        # The error lists unknown words beside the options.
         _, _, found = read("megatron", MEGATRON.rstrip() + " $EXTRA\n")
         self.assertTrue(any("EXTRA is not set in the file" in note for note in found.notes))
 

@@ -88,7 +88,7 @@ class Bash(unittest.TestCase):
             try:
                 self.assertEqual(str(calculated(row, {})), expected, (seed, row))
             except ValueError:
-                pass  # beyond 64 bits, where bash wraps around
+                pass  # beyond 64 bits, bash wraps around
 
     def test_refusals(self):
         for text, words in {

@@ -48,7 +48,7 @@ except ImportError:
 
 SEED, LAYERS, WIDTH, FFN, VOCAB, ROWS, CONTEXT = 20261126, 3, 24, 37, 259, 384, 32
 FOREIGN = "megatron.core.dist_checkpointing.strategies.torch"
-# heads, groups, elements of a head
+# For each family: heads, groups, and elements of a head.
 HEADS = {"gpt2": (3, 3, 8), "llama": (4, 2, 6), "mistral": (6, 2, 10), "qwen2": (4, 4, 6), "qwen3": (6, 3, 8)}
 ROPE = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE["original_max_position_embeddings"] = 8192
@@ -143,7 +143,7 @@ def megatron_layer(w, family):
             "mlp.linear_fc2.weight": w["mlp.c_proj.weight"].T,
             "mlp.linear_fc2.bias": w["mlp.c_proj.bias"],
         }
-    apart = family == "mistral"  # as layers whose norms are kernels of their own
+    apart = family == "mistral"  # norms are separate kernels in the layers
     gate, up = w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]
     norms = [f"{x}_layernorm.weight" for x in ("input", "pre_mlp")]
     if not apart:
@@ -262,7 +262,7 @@ def save(folder, state, arguments=None, as_object=False, ranks=1, lost=None):
     made.all_local_plans, made.mcore_data = [planner.SavePlan([item])], {"a": {"shape": (1,)}}
     (folder / ".metadata").write_bytes(pickle.dumps(made))
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
-    for name in modules:  # nothing may import them
+    for name in modules:  # nothing may import these
         del sys.modules[name]
 
 
@@ -376,7 +376,7 @@ def check_erf_gelu(folder):
     state = state_of("gpt2", weights_of("gpt2", torch.float32))
     save(folder / "saved", state, arguments_of("gpt2", bias_gelu_fusion=False))
     succeed(SCRIPT, folder / "saved", folder / "out")
-    assert json.loads((folder / "out/config.json").read_text())["vocab_size"] == ROWS  # without --vocab
+    assert json.loads((folder / "out/config.json").read_text())["vocab_size"] == ROWS  # made without --vocab
     refused(4, "activation_function", PROGRAM, "convert", folder / "out", folder / "again")
 
 

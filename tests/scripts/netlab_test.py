@@ -116,7 +116,7 @@ class Networks(unittest.TestCase):
                                 (["up", "--loss", "much"], "--loss much must be a share"),
                                 (["up", "--oversubscribe", "0.5"], "must be a number from 1."),
                                 (["up", "--speed", "1"], "unknown option '--speed'"),
-                                (["run", "true"], "no network is up"), (["with", "true"], "with needs a command behind --"),
+                                (["run", "true"], "no network is up"), (["with", "true"], "with needs a command after --"),
                                 (["rate", "1gbit"], "no network is up"), (["upp"], "usage:")]:
             self.assertIn(sentence, netlab(*words, code=2))
         if subprocess.run("ip netns add netlab_probe && ip -n netlab_probe link set lo up && tc -n netlab_probe qdisc add dev lo root "

@@ -51,7 +51,7 @@ class Shipped(unittest.TestCase):
             (folder / "build/slipstream").symlink_to(PROGRAM)
             run = folder / "configs/runs/quickstart.toml"
             run.write_text(edited(run.read_text(), SMALLER))
-            # As a user's shell: without the variables with which the suite calls mpirun.
+            # The shell is that of a user, without the variables with which the suite calls mpirun.
             environment = {key: value for key, value in os.environ.items() if not key.startswith("OMPI_")}
             files = sorted((folder / "sweeps").glob("*.toml"))
             self.assertGreaterEqual(len(files), 8)

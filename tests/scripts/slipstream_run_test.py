@@ -97,14 +97,14 @@ class Policy(Folder):
             self.assertEqual(self.names()[-9:], ["start", "exit", "backoff", "relaunch", "exit", "backoff", "relaunch",
                                                  "exit", "give_up"])
 
-    def test_resources_are_tried_again_behind_a_checkpoint_or_on_another_host(self):
+    def test_resources_are_tried_again_after_a_checkpoint_or_on_another_host(self):
         run = self.scripted([(7, [], 3), (7, [], 0), (0, [], 0)])
         self.assertEqual(run.until_it_ends(), 0)
         lines = ["slipstream: on rank 3: [cuda] the copy failed: an illegal address"]
         run = self.scripted([(7, lines, 0), (0, [], 0)], "--blames 1", hosts="a:2 b:2 c:2")
         self.assertEqual(run.until_it_ends(), 0)
         self.assertIn("a:2,c:2", run.commands[1])
-        for step, where in enumerate(("disk", "output", "checkpoint"), 4):  # a file that all hosts share
+        for step, where in enumerate(("disk", "output", "checkpoint"), 4):  # all hosts share the file
             lines = [f"slipstream: on rank 3: [{where}] run/metrics.jsonl cannot be written"]
             run = self.scripted([(7, lines, step), (0, [], 0)], "--blames 1", hosts="a:2 b:2 c:2")
             self.assertEqual(run.until_it_ends(), 0)
@@ -258,7 +258,7 @@ class Policy(Folder):
     def test_the_lock_of_a_dropped_host_is_removed_and_no_other(self):
         lock = self.folder / "run" / "lock"
         lock.parent.mkdir()
-        silent = ["[watchdog] rank 3 does not answer"]  # on b
+        silent = ["[watchdog] rank 3 does not answer"]  # rank 3 is on b
 
         def run_with(lines):
             run = self.scripted([(6, lines, 0), (0, [], 0)], "--blames 1", hosts="a:2 b:2 c:2")
@@ -267,7 +267,7 @@ class Policy(Folder):
 
         self.assertFalse(run_with(lambda: lock.write_text("b 77 2026-11-24T00:00:00Z\n") and silent))
         self.assertTrue(run_with(lambda: lock.write_text("a 77 2026-11-24T00:00:01Z\n") and silent))
-        lock.write_text("b 5 2026-11-24T00:00:02Z\n")  # of another job, before the start
+        lock.write_text("b 5 2026-11-24T00:00:02Z\n")  # the lock of another job, made before the start
         self.assertTrue(run_with(silent))
 
     def test_a_folder_that_the_start_before_still_holds_is_tried_again(self):

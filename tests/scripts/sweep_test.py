@@ -19,7 +19,8 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(SCRIPT.parent))
 import sweep
 
-# The step time is 1000 / ranks + layers, in the second of two counted steps 2 ms more. Each start adds a line to "starts".
+# The step time is 1000 / ranks + layers; the second of two counted steps takes 2 ms more. Each start adds a line to
+# "starts".
 PROGRAM = """#!/bin/sh
 [ "$1" = --version ] && { echo "program $VERSION"; exit 0; }
 command=$1
@@ -221,7 +222,7 @@ class Runs(Folder):
         (self.folder / "program").write_text(PROGRAM.replace("= 99 ]", "= 9999 ]"))
         self.sweep(text, "--retry")
         self.assertEqual({row["runs"] for row in self.rows()}, {"2"})
-        # Points that fail in other ways, or not at all, are all measured.
+        # Points that fail in other ways, or do not fail, are all measured.
         self.sweep('repeats = 1\n[grid]\n"model.layers" = [97, 96, 66, 95]\n', out="b", code=137)
         self.assertEqual([row["runs"] for row in self.rows("b")], ["0", "0", "0", "1"])
 

@@ -77,7 +77,7 @@ std::string refusal_of_plan(const std::vector<Program>& programs) {
   }
 }
 
-/// The finding of the proof on an order that something else computed; empty if there is none.
+/// The finding of the proof on an order that the planner did not compute; empty if there is none.
 std::string deadlock_of_order(const std::vector<Program>& programs) {
   ToyJob job;
   std::vector<StageRuns> rows;

@@ -77,7 +77,7 @@ struct ToyJob {
   ChannelId channel(const std::string& name, Axis axis) {
     for (ChannelId c = 0; c < channels.size(); ++c)
       if (channels[c].name == name) return c;
-    Role role = Role::reduce;  // of names that are no role's: any role that is not one way
+    Role role = Role::reduce;  // if the name is no role's: any role that is not one way
     for (Role wire : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
       if (name == name_of(wire)) role = wire;
     channels.push_back({role, axis, name});

@@ -65,7 +65,7 @@ TEST_CASE("the blocks of a ring are the causal mask: every pair that it allows o
               covered += covers(block, q, k);
             }
           CHECK(block.pairs() == covered);
-          // Balance: the same work in every step on every rank, but for the diagonal of the own one.
+          // Balance: every rank has the same work in every step, except for the diagonal of its own chunk.
           CHECK(covered == 2 * chunk * chunk + (step == 0 ? chunk : 0));
           pairs += covered;
         }

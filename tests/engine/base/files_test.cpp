@@ -34,7 +34,7 @@ TEST_CASE("files: the hard limit of open files counts, and it is named when it i
   REQUIRE(getrlimit(RLIMIT_NOFILE, &given) == 0);
   const rlim_t open = open_files();
   REQUIRE(given.rlim_max > open + 100);
-  const rlimit low{open + 10, open + 100};  // for good: only the hard limit of root rises again
+  const rlimit low{open + 10, open + 100};  // permanent: only root can raise the hard limit again
   REQUIRE(setrlimit(RLIMIT_NOFILE, &low) == 0);
   std::list<files::InputFile> many;
   std::string refusal;

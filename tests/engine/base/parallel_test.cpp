@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 8;  // more than cores, so that some are late
 constexpr int64_t kCount = 801;
 
-/// Runs short ranges. Returns how many parts the caller has run beyond its own.
+/// Runs short ranges. Returns how many parts the caller has run in addition to its own.
 int64_t parts_of_others(ThreadPool& pool, int rounds) {
   int64_t others = 0;
   const std::thread::id caller = std::this_thread::get_id();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broken UTF-8 against a definition by trials; tests/engine/data/bpe_test.cpp compares it with other libraries.
+// Compares the treatment of broken UTF-8 with a definition by trials; tests/engine/data/bpe_test.cpp compares it with
+// other libraries.
 
 #include "engine/base/utf8.h"
 
@@ -22,7 +23,7 @@ bool begins_character(const std::string& begin) {
   return false;
 }
 
-/// One U+FFFD for each longest begin of a character, else for each byte.
+/// Writes one U+FFFD for each longest begin of a character, and one for each other byte.
 std::string with_replacements(std::string_view bytes) {
   std::string text;
   while (!bytes.empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of any size read back through aligned buffers, and an unfinished file leaves nothing.
+// Files of any size are read back through aligned buffers, and an unfinished file leaves nothing.
 
 #include <filesystem>
 #include <fstream>
@@ -24,7 +24,7 @@ std::vector<char> random_bytes(int64_t size_bytes, uint64_t seed) {
   return bytes;
 }
 
-/// In pieces of random sizes.
+/// Writes the bytes in pieces of random sizes.
 void write(DirectWriter& file, const std::vector<char>& bytes, uint64_t seed) {
   std::mt19937_64 random(seed);
   for (size_t at = 0; at < bytes.size();) {

@@ -91,7 +91,7 @@ TEST_CASE("folder_tensor: every cut gives the tensor back, range by range", "[ch
     std::vector<Box> boxes = grid(cuts_of);
     std::shuffle(boxes.begin(), boxes.end(), random);
     const std::string whole = values(product(shape), half);
-    Files files;  // one per piece, as a file holds a name once
+    Files files;  // one for each piece, because a file holds a name once
     for (const Box& box : boxes) {
       PieceFile file;
       if (random() % 2 == 0) file.add("other." + std::to_string(files.open.size()), "F32", Box{{0}, {1}}, "1234");
@@ -151,7 +151,8 @@ TEST_CASE("folder_tensor: pieces that do not fit together are refused with names
   refused({top, bottom, top}, "overlap: [0:4, 0:8] in", "and [0:4, 0:8] in");
   refused({top, one({{3, 0}, {5, 8}})}, "overlap: [0:4, 0:8] in", "and [3:8, 0:8] in");
   refused({one({{}, {}}), one({{}, {}})}, "overlap: [] in", "shard-00002");
-  // As many values as the shape has, but not each once; and pieces that are no neighbours by their offsets.
+  // The pieces have as many values as the shape, but do not hold each value once; or they are no neighbours by their
+  // offsets.
   refused({top, one({{0, 0}, {3, 8}}), one({{7, 0}, {1, 8}})}, "overlap: [0:4, 0:8] in", "and [0:3, 0:8] in");
   refused({one({{0, 0}, {8, 4}}), one({{0, 4}, {4, 4}}), one({{4, 3}, {4, 5}})}, "overlap: [0:8, 0:4] in",
           "and [4:8, 3:8] in");
@@ -165,7 +166,7 @@ TEST_CASE("folder_tensor: pieces that do not fit together are refused with names
   refused({one({{0}, {4, 8}})}, "has 1 saved_offsets for 2 dimensions", "shard-00001");
   refused({one({{0, 0, 0}, {4, 8}})}, "has 3 saved_offsets for 2 dimensions", "shard-00001");
 
-  // Offsets that would overflow.
+  // These offsets would overflow.
   constexpr int64_t kHuge = int64_t{1} << 62;
   Files empty;
   empty.add(one({{0, 0, 0}, {0, kHuge, 4}}));

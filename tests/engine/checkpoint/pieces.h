@@ -46,7 +46,7 @@ class PieceFile {
                            fmt::join(box.offsets, ", "));
     add_unplaced(name, dtype, box.size, bytes);
   }
-  /// Without its place.
+  /// Adds a piece without its place.
   void add_unplaced(const std::string& name, const std::string& dtype, const std::vector<int64_t>& size,
                     const std::string& bytes) {
     tensors_ += fmt::format(",\"{}\":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", name, dtype,
@@ -56,7 +56,7 @@ class PieceFile {
   std::string bytes() const {
     return with_metadata(R"("DCP_SHARDING_INFO":"{)" + places_ + R"(}","DCP_VERSION":"1.0")");
   }
-  /// With other members of the metadata.
+  /// The bytes of the file with other members of the metadata.
   std::string with_metadata(const std::string& members) const {
     const std::string header = R"({"__metadata__":{"format":"pt",)" + members + "}" + tensors_ + "}";
     const uint64_t header_bytes = header.size();

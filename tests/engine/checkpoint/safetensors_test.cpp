@@ -50,7 +50,7 @@ std::string bytes_of_tensor(const SafetensorsFile& file, const std::string& name
 
 }  // namespace
 
-TEST_CASE("safetensors: the writer's bytes, by hand", "[checkpoint]") {
+TEST_CASE("safetensors: the writer's bytes are those written by hand", "[checkpoint]") {
   const TempFolder folder;
   const WrittenFile written = write_safetensors(
       folder / "m", {saved("b", DType::bf16, {3}, "uvwxyz"), saved("z", DType::f32, {}, "ABCD"),
@@ -193,9 +193,9 @@ TEST_CASE("safetensors: unusual files that the format allows are read", "[checkp
   CHECK(count(R"({"a":{"dtype":"BOOL","shape":[)" + dims + R"(],"data_offsets":[0,1]}})", 1) == 1);
 }
 
-TEST_CASE("safetensors: a tensor of more than 2^32 elements, its end and the tensor behind it", "[checkpoint]") {
+TEST_CASE("safetensors: a tensor of more than 2^32 elements, its end and the tensor after it", "[checkpoint]") {
   const TempFolder folder;
-  const int64_t elems = (int64_t{1} << 32) + 8;  // nearly all of it a hole
+  const int64_t elems = (int64_t{1} << 32) + 8;  // nearly all of the file is a hole
   const std::string header = fmt::format(R"({{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,{}]}},)"
                                          R"("b":{{"dtype":"F32","shape":[2],"data_offsets":[{},{}]}}}})",
                                          elems, elems, elems, elems + 8);
@@ -234,7 +234,7 @@ TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "
   CHECK_REFUSED(CheckpointError, SafetensorsFile(folder / "none"), "does not exist");
   CHECK_REFUSED(CheckpointError, SafetensorsFile(folder.path()), "is a folder");
 
-  // The size of the header.
+  // The header's size is wrong.
   refused("", "0 bytes, need at least 8");
   refused("1234567", "7 bytes, need at least 8");
   refused(size_prefix(3) + "{}", "header would have 3 bytes, need at most 2");
@@ -245,7 +245,7 @@ TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "
   std::filesystem::resize_file(folder / "m", 100'000'101);
   CHECK_REFUSED(CheckpointError, SafetensorsFile(folder / "m"), "100000001 bytes, need at most 100000000");
 
-  // Not one JSON object of objects.
+  // The header is not one JSON object of objects.
   header("[]", "does not begin with {");
   header("7", "does not begin with {");
   header("\xef\xbb\xbf{}", "does not begin with {", 0);
@@ -271,7 +271,7 @@ TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "
   for (int i = 0; i < 100'000; ++i) deep += "{\"a\":";
   header(deep, "deeper than 64");
 
-  // Fields.
+  // Fields are missing, unknown or of a wrong type.
   tensor("", "lacks the key");
   tensor(R"("shape":[4],"data_offsets":[0,16])", "lacks the key \"dtype\"");
   tensor(R"("dtype":"F32","data_offsets":[0,16])", "lacks the key \"shape\"");
@@ -292,7 +292,7 @@ TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "
   tensor(R"("dtype":"F32","shape":[4],"data_offsets":[0,16.0])", "a real");
   tensor(R"("dtype":"F32","shape":[4],"data_offsets":[0,18446744073709551616])", "does not fit into 64 signed bits");
 
-  // Places and sizes.
+  // Places and sizes do not fit.
   tensor(R"("dtype":"F32","shape":[3],"data_offsets":[4,16])", "begins at byte 4, need 0");
   tensor(R"("dtype":"F32","shape":[4],"data_offsets":[16,0])", "begins at byte 16, need 0");
   tensor(R"("dtype":"F32","shape":[5],"data_offsets":[0,20])", "0 to 20 of a buffer of 16");
@@ -315,7 +315,7 @@ TEST_CASE("safetensors: every malformed file is refused by a CheckpointError", "
   header("{" + a + R"("b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})", "begins at byte 12, need 8");
   header("{}", "cover 0 bytes, but 16");
 
-  // Names, and sheer numbers.
+  // Names are not valid, or there is too much of something.
   const std::string good = R"(":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})";
   header("{\"" + good, "name has 0 bytes");
   header("{\"a\\u0000b" + good, "\"a\\x00b\" has a control character");
@@ -384,6 +384,6 @@ TEST_CASE("safetensors: random bytes and flipped bits never do worse than a Chec
     } catch (const CheckpointError&) {
     }
   }
-  CHECK(accepted > 0);  // flips inside data and names are not visible
+  CHECK(accepted > 0);  // flips inside data and names cannot be seen
   CHECK(accepted < 3000);
 }

@@ -137,7 +137,7 @@ TEST_CASE("manifest: read back, and every damaged byte is found", "[checkpoint]"
   const std::vector<double> losses = parse_manifest(text_of(outside), "m").numerics.losses;
   CHECK(std::vector<double>(losses.begin(), losses.begin() + 2) == manifest.numerics.losses);
   CHECK(std::isnan(losses[2]));
-  outside.numerics = {};  // as in checkpoints without the members
+  outside.numerics = {};  // as in checkpoints that lack the members
   outside.skipped_batches = 0;
   CHECK(parse_manifest(text_of(outside), "m") == outside);
 }
@@ -242,7 +242,7 @@ TEST_CASE("boxes: a tensor of more than 2^31 elements and 4 GiB reads back at it
   std::string bytes(8, '\0');
   std::memcpy(bytes.data(), &header_bytes, 8);
   put(folder / "f", bytes + header);
-  // A hole of 16 GiB, which takes no disk, and a last row.
+  // The file has a hole of 16 GiB, which takes no disk, and a last row.
   std::vector<float> last(kColumns), got(kColumns);
   std::iota(last.begin(), last.end(), 1.0f);
   const int64_t end = 8 + static_cast<int64_t>(header_bytes) + 4 * whole.elems();
@@ -268,7 +268,7 @@ TEST_CASE("a limited writer is never faster than its rate, until the limit is li
   using Clock = std::chrono::steady_clock;
   const TempFolder folder;
   const auto writer = [&](WriterPace& pace) {
-    return std::thread([&] {  // its own, because it stays at the low priority
+    return std::thread([&] {  // a thread of its own, because it stays at the low priority
       write_state_file(folder.path(), "f", {filled({"w", kWeight, 0, 0, 400, 1000})}, &pace);
     });
   };
@@ -302,7 +302,7 @@ TEST_CASE("boxes of a held part cover exactly its elements", "[checkpoint]") {
     std::vector<int> seen(static_cast<size_t>(whole[0] * whole[1]));
     for (int part = 0; part < parts; ++part) {
       tensor.split.index = part;
-      // Several ranges, as several ranks save them.
+      // The part has several ranges, as several ranks save them.
       for (int64_t begin = 0; begin < tensor.elems();) {
         const int64_t count = 1 + below(tensor.elems() - begin);
         std::vector<int64_t> held_to_whole(static_cast<size_t>(count), -1);
@@ -327,7 +327,7 @@ TEST_CASE("store: commits, replaces, keeps and removes", "[checkpoint]") {
   const LogicalTensor tensor{.name = "w", .shape = {4, 4}, .arrays = {kWeight}};
   CHECK(find_checkpoints(folder / "absent").empty());
   for (const int64_t step : {5, 10, 15, 20}) save(folder.path(), step, tensor, 2, 1);
-  save(folder.path(), 20, tensor, 1, 2);  // again, with another number of files
+  save(folder.path(), 20, tensor, 1, 2);  // saved again, with another number of files
   CHECK(find_checkpoints(folder.path()).front().manifest->files.size() == 1);
   begin_checkpoint(folder.path(), 25);  // never committed
   std::filesystem::create_directory(folder / "step-00000030");
@@ -337,7 +337,7 @@ TEST_CASE("store: commits, replaces, keeps and removes", "[checkpoint]") {
   CHECK(found.front().step == 30);
   CHECK(!found.front().manifest);
   CHECK(newest_valid(folder.path()) == 20);
-  // Neither the one that a run resumed from nor a folder without a manifest is removed or counted.
+  // The checkpoint that a run resumed from and a folder without a manifest are neither removed nor counted.
   CHECK(remove_old(folder.path(), 2, {.resumed = 5}).empty());
   std::vector<int64_t> left;
   for (const Found& each : find_checkpoints(folder.path())) left.push_back(each.step);
@@ -347,12 +347,12 @@ TEST_CASE("store: commits, replaces, keeps and removes", "[checkpoint]") {
   CHECK(std::filesystem::exists(folder / "final"));
 }
 
-TEST_CASE("store: a checkpoint is removed only behind enough sound newer ones", "[checkpoint]") {
+TEST_CASE("store: a checkpoint is removed only when enough newer ones are sound", "[checkpoint]") {
   const LogicalTensor tensor{.name = "w", .shape = {4, 4}, .arrays = {kWeight}};
   const auto left_of = [&](int64_t keep, const KeptSteps& kept) {
     const TempFolder folder;
     for (const int64_t step : {3, 6, 7, 8, 9}) save(folder.path(), step, tensor, 1, 1);
-    put(folder / "latest", "step-00000042");  // of other programs; only folders count
+    put(folder / "latest", "step-00000042");  // names that other programs may write; only folders count
     CHECK(remove_old(folder.path(), keep, kept).empty());
     std::vector<int64_t> steps;
     for (const Found& found : find_checkpoints(folder.path())) steps.push_back(found.step);
@@ -450,10 +450,11 @@ TEST_CASE("store: every damaged byte, missing file and exchanged file is found",
   CHECK(newest_valid(folder.path()) == 1);
   put(file, good);
   CHECK(newest_valid(folder.path()) == 2);
-  put(folder / (name_of_step(2) + "/stranger"), "x");  // not in the manifest: no part of the checkpoint
+  put(folder / (name_of_step(2) + "/stranger"),
+      "x");  // the manifest does not list the file, so it is no part of the checkpoint
   CHECK(newest_valid(folder.path()) == 2);
   std::filesystem::rename(folder / name_of_step(2), folder / name_of_step(7));
-  CHECK(newest_valid(folder.path()) == 1);  // a manifest of another step
+  CHECK(newest_valid(folder.path()) == 1);  // the manifest is that of another step
 }
 
 TEST_CASE("store: a kill at any point leaves a valid checkpoint", "[checkpoint]") {

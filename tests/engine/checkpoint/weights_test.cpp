@@ -31,7 +31,7 @@ std::string content(const FinalWeights& final) {
 
 }  // namespace
 
-TEST_CASE("weights: written, read back, replaced", "[checkpoint]") {
+TEST_CASE("weights are written, read back and replaced", "[checkpoint]") {
   const TempFolder folder;
   const std::string dir = folder / "run/checkpoints/final";
   const Json config = Json::parse(R"({"model_type": "gpt2", "n_layer": 4})");
@@ -45,7 +45,7 @@ TEST_CASE("weights: written, read back, replaced", "[checkpoint]") {
   CHECK(content(second) == std::string(12, 'b'));
   CHECK(second.config.as_object().empty());
   CHECK(!std::filesystem::exists(dir + "/old.txt"));
-  CHECK(content(first) == std::string(40, 'a'));  // a process with the older file open keeps it
+  CHECK(content(first) == std::string(40, 'a'));  // a process that has the older file open keeps it
   const auto beside = std::filesystem::directory_iterator(folder / "run/checkpoints");
   CHECK(std::distance(begin(beside), end(beside)) == 1);
 }

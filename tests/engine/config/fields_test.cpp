@@ -147,7 +147,7 @@ TEST_CASE("fields: resolving decides every key but those that a plan, a host, a 
   CHECK(gpu.on_gpus());
   CHECK(gpu->comm.backend == Backend::nccl);
   CHECK(gpu->comm.deterministic == Choice::no);
-  // One rank has none to share states with; shards keep both gradients of a tied table together.
+  // One rank has no other to share states with; shards keep both gradients of a tied table together.
   const RunConfig sharded = default_run_config({"zero.stage=3", "zero.prefetch_depth=2"});
   const ResolvedConfig alone = resolve(sharded, {.world = 1, .vocab = 65}), two = resolve(sharded, {.world = 2});
   CHECK(alone->zero.stage == 0);
@@ -385,7 +385,7 @@ TEST_CASE("machines: this host has at least one core and one rank, whatever the 
 TEST_CASE("machines: ranks of one host share its memory, whatever its number of cores", "[config]") {
   const Machine alone = this_host(1, 1);
   CHECK(alone.ranks_per_node == 1);
-  CHECK(alone.memory_bytes == this_host(1000, 1).memory_bytes);  // all of it
+  CHECK(alone.memory_bytes == this_host(1000, 1).memory_bytes);  // the whole memory
   for (int ranks : {2, 3, 1000}) {
     CHECK(this_host(1, ranks).ranks_per_node == ranks);
     CHECK(this_host(1, ranks).memory_bytes == alone.memory_bytes / ranks);
@@ -393,7 +393,7 @@ TEST_CASE("machines: ranks of one host share its memory, whatever its number of 
 }
 
 TEST_CASE("machines: the common machine has the smallest memory, and nodes that divide every host", "[config]") {
-  // Ranks in a row on each host, and the longest rows that divide all hosts.
+  // Each row has the numbers of ranks in a row on each host, and the longest row that divides all hosts.
   const std::vector<std::pair<std::vector<int>, int>> hosts{{{1}, 1},       {{4}, 4},    {{4, 4}, 4}, {{8, 4}, 4},
                                                             {{4, 8, 8}, 4}, {{3, 5}, 1}, {{6, 4}, 2}, {{1, 1, 1}, 1}};
   for (const auto& [counts, expected] : hosts) {

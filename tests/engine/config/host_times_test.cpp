@@ -34,7 +34,7 @@ TEST_CASE("host times: parse reads what text writes", "[config]") {
   CHECK(read.cores == 2);
   CHECK(read.at(1).works.at(0x123).time_ns == 4500);
   CHECK(read.at(2).works.at(0x123).time_ns == 2300);
-  CHECK(read.at(7).works.at(0x123).time_ns == 2300);  // the nearest number of threads
+  CHECK(read.at(7).works.at(0x123).time_ns == 2300);  // of the nearest number of threads
   CHECK(read.at(1).works.at(0xfedcba9876543210).name == "layer_norm");
   CHECK(read.verb("all_reduce", 2)->latency_ns == 20'000);
   CHECK(read.verb("all_reduce", 4)->core_ns_per_byte == 0.5);
@@ -47,7 +47,7 @@ TEST_CASE("host times: ranks wait for each other where they are more than the co
   CHECK(read.crowded_wait_ns(2, 2, 1) == 0);
   CHECK(read.crowded_wait_ns(2, 1, 2) == 0);
   CHECK(read.crowded_wait_ns(2, 4, 1) == 1'000'000);
-  CHECK(read.crowded_wait_ns(3, 3, 1) == 1'000'000);  // the nearest
+  CHECK(read.crowded_wait_ns(3, 3, 1) == 1'000'000);  // of the nearest number of ranks
   CHECK(read.crowded_wait_ns(4, 4, 1) == 3'000'000);
   CHECK(read.crowded_wait_ns(2, 2, 2) == 1'000'000);
   CHECK(HostTimes{.cores = 2}.crowded_wait_ns(2, 4, 1) == 0);
@@ -78,7 +78,7 @@ TEST_CASE("host times: a shape is the list of kernels, whatever the grouping of 
   CHECK(shape_of({60, 31, {turned}}) != shape_of(one));
 }
 
-TEST_CASE("host times: wrong rows are refused with the row and its need", "[config]") {
+TEST_CASE("host times: wrong rows are refused with the row and what it needs", "[config]") {
   const auto refusal = [](const std::string& text) -> std::string {
     try {
       HostTimes::parse(text);

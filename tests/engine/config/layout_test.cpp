@@ -32,7 +32,7 @@ TEST_CASE("layout: the product of the axes is the world size, or the error lists
         "[parallel] data 4 x tensor 1 x pipeline 1 x context 1 = 4 ranks, but 6 were started. Legal layouts of 6 "
         "ranks, as data x tensor x pipeline x context: 6x1x1x1, 3x1x1x2, 3x1x2x1, 3x2x1x1, 2x1x3x1, 2x3x1x1, 1x1x6x1, "
         "1x6x1x1, 1x1x3x2, 1x2x3x1, 1x3x1x2, 1x3x2x1, or start 4 ranks.");
-  // Over the axes in use first, of these the nearest first; all of them.
+  // All legal layouts are listed: first those that use the same axes, and of these the nearest first.
   CHECK(layout_refusal({"model.layers=2", "train.sequence_length=6", "parallel.data=4", "parallel.tensor=4"}, 6) ==
         "[parallel] data 4 x tensor 4 x pipeline 1 x context 1 = 16 ranks, but 6 were started. Legal layouts of 6 "
         "ranks, as data x tensor x pipeline x context: 3x2x1x1, 2x3x1x1, 6x1x1x1, 1x6x1x1, 3x1x2x1, 1x3x2x1, 2x1x1x3, "
@@ -62,7 +62,7 @@ TEST_CASE("layout: the product of the axes is the world size, or the error lists
 }
 
 TEST_CASE("layout: errors offer only legal layouts, and list or count all of them", "[config]") {
-  // Sizes that tensor, pipeline, context, data and the schedule each allow in part.
+  // The sizes are such that tensor, pipeline, context, data and the schedule each allow some of the layouts.
   constexpr int64_t kLayers = 12, kHeads = 6, kTokens = 48, kMicro = 2, kGlobal = 24;
   const std::vector<std::string> sizes{"model.layers=12",
                                        "model.heads=6",
@@ -163,7 +163,7 @@ TEST_CASE("no effect: each setting of an axis of one rank is noted and left out"
                   "pipeline.schedule = \"interleaved_1f1b\" has no effect with parallel.pipeline = 1",
                   "pipeline.virtual_stages = 3 has no effect with parallel.pipeline = 1",
                   "pipeline.layers = [1, 2, 2, 2, 2, 3] has no effect with parallel.pipeline = 1"};
-  // In the order of the fields.
+  // The notes are in the order of the fields.
   std::vector<std::string> both{of_tensor[0], of_pipeline[0], of_tensor[1]};
   both.insert(both.end(), of_pipeline.begin() + 1, of_pipeline.end());
   CHECK(without_effect(with({})).empty());

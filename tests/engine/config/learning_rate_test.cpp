@@ -25,7 +25,8 @@ Optimizer schedule(int64_t warmup, int64_t decay) {
 TEST_CASE("learning rate: a straight line up, half a cosine down, constant after", "[config]") {
   const Optimizer o = schedule(10, 130);
   for (int64_t step = 1; step <= 10; ++step) CHECK(learning_rate(o, step) == Approx(0.1 * static_cast<double>(step)));
-  // A sixth, a quarter, a third, half ... of the way: 1 + cos is 1 + sqrt(3)/2, 1 + sqrt(1/2), 3/2, 1 ...
+  // The steps are a sixth, a quarter, a third, half ... of the way, where 1 + cos is 1 + sqrt(3)/2, 1 + sqrt(1/2), 3/2,
+  // 1 ...
   const std::pair<int64_t, double> known[] = {
       {10, 2},   {30, 1 + std::sqrt(3.0) / 2}, {40, 1 + std::sqrt(0.5)},      {50, 1.5}, {70, 1},
       {90, 0.5}, {100, 1 - std::sqrt(0.5)},    {110, 1 - std::sqrt(3.0) / 2}, {130, 0}};

@@ -18,7 +18,7 @@ using namespace slipstream;
 
 namespace {
 
-/// The folder of one test case; errors name files in it as "run.toml".
+/// The folder of one test case. Errors name its files relative to it, such as "run.toml".
 struct Folder {
   std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::path path =
@@ -78,7 +78,7 @@ TEST_CASE("load: defaults < file < --set, the last --set of equals", "[config]")
   CHECK(config.model.tie_embeddings == Choice::yes);
 }
 
-TEST_CASE("load: a key that a search or a question varies brings the values that it implies", "[config]") {
+TEST_CASE("load: a key that a search or a question varies sets the values that it implies", "[config]") {
   Folder folder;
   Folder::write("[model]\nwidth = 64\nheads = 4\n[train]\nsteps = 7\ndtype = \"bfloat16\"\n");
   const WrittenRun written = load_written_run("run.toml", {"optimizer.name=muon"});

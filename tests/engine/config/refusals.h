@@ -11,7 +11,7 @@
 
 namespace slipstream::tests {
 
-/// The sentence of a ConfigError, which has exit code 2; "accepted" without one.
+/// The sentence of a ConfigError, whose exit code is 2; "accepted" if there is no error.
 template <typename F>
 std::string refusal(F action) {
   try {

@@ -161,7 +161,7 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   const std::string cools = "optimizer.schedule=warmup_stable_decay";
   const struct {
     std::vector<std::string> sets;
-    const char* sentence;  // behind "optimizer."
+    const char* sentence;  // what follows "optimizer."
   } too_long[] = {
       {{"optimizer.warmup_steps=0", "optimizer.cooldown_steps=60", "train.steps=8"},
        "cooldown_steps = 60 and warmup_steps = 0 exceed decay_steps = 8 = train.steps. Use at most 8 for the "
@@ -182,7 +182,8 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
     sets.push_back(cools);
     CHECK(load_refusal(sets) == std::string("optimizer.") + row.sentence);
   }
-  // A trial of the first steps of a longer schedule, a cool-down right behind the warm-up, and the default cool-down.
+  // The rows are a trial of the first steps of a longer schedule, a cool-down right after the warm-up, and the default
+  // cool-down.
   CHECK(load_refusal({cools, "optimizer.warmup_steps=5", "optimizer.cooldown_steps=7", "train.steps=8",
                       "optimizer.decay_steps=12"}) == "accepted");
   CHECK(load_refusal({cools, "optimizer.warmup_steps=5", "optimizer.cooldown_steps=3", "train.steps=8"}) == "accepted");
@@ -237,7 +238,7 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "zero.prefetch_depth = 12 exceeds the 11 layers after the first of model.layers = 12. Use at most 11, or "
         "zero.reshard_after_forward = false to keep every layer.");
   CHECK(load_refusal({"zero.stage=3", "zero.prefetch_depth=11"}) == "accepted");
-  CHECK(load_refusal({"zero.stage=4"}).find("zero.stage") != std::string::npos);  // the range of its row
+  CHECK(load_refusal({"zero.stage=4"}).find("zero.stage") != std::string::npos);  // the range in its row of the table
   CHECK(load_refusal({"zero.stage=2", "overlap.grad_reduce=flat"}) ==
         "zero.stage = 2 does not support overlap.grad_reduce = \"flat\": it reduces a whole layer at once, because the "
         "next layer needs the slot of its gradients. Use \"bucketed\", or stage 0 or 1.");
@@ -263,9 +264,9 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "comm.quantize = \"int8\" needs float32 gradients, got comm.grad_dtype = \"bfloat16\". Leave grad_dtype out, "
         "or use quantize = \"none\".");
   CHECK(load_refusal({"comm.quantize=int8", "zero.stage=2", "zero.shard_size=2"}) ==
-        "accepted");  // the sum of a group goes across in float
+        "accepted");  // the sum of a group crosses groups in float
   CHECK(load_refusal({"overlap.bucket_size=1B", "overlap.first_bucket_size=1B"}) ==
-        "accepted");  // a bucket for every parameter
+        "accepted");  // each parameter has a bucket
   CHECK(load_refusal({"zero.stage=3", "zero.persistence_threshold=1KiB", "parallel.pipeline=2",
                       "pipeline.virtual_stages=2", "pipeline.schedule=interleaved_1f1b"}) ==
         "zero.persistence_threshold = 1.0 KiB with pipeline.virtual_stages = 2 is not supported: the parts of a stage "

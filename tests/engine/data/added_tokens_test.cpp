@@ -14,7 +14,7 @@ using namespace slipstream::data;
 
 namespace {
 
-/// A tokenizer of bytes, whose ids are their values, and of added tokens from id 256, which has `members` of each.
+/// A tokenizer of bytes, whose ids are their values, and of added tokens from id 256 on, each of which has `members`.
 std::shared_ptr<const Tokenizer> with_added(std::initializer_list<std::pair<const char*, const char*>> tokens) {
   Json file = Json::parse(make_tokenizer("bytes", "")->hugging_face_files().at(0).second);
   file["pre_tokenizer"]["use_regex"] = true;
@@ -28,7 +28,7 @@ std::shared_ptr<const Tokenizer> with_added(std::initializer_list<std::pair<cons
   return parse_tokenizer_json({.text = file.dump(), .where = "T"});
 }
 
-/// Bytes as they are, added tokens as [0], [1], ...
+/// The bytes as they are, and the added tokens as [0], [1], ...
 std::string shown_ids(const std::vector<int32_t>& ids) {
   std::string text;
   for (const int32_t id : ids) text += id < 256 ? std::string(1, static_cast<char>(id)) : fmt::format("[{}]", id - 256);
@@ -53,7 +53,7 @@ struct Row {
   const char *text, *ids;  // of the library tokenizers 0.23.3
 };
 
-/// Whole and in windows of every small size.
+/// Checks the text whole and in windows of every small size.
 void check_rows(std::span<const Row> rows) {
   for (const Row& row : rows) {
     INFO(row.text);
@@ -97,7 +97,7 @@ TEST_CASE("added tokens: white space that they take ends before the next token",
       {*mixed, "<pad>  L  L", "[0]L[1]L"},
   };
   check_rows(rows);
-  // Every token ends the white space of the one before: the time stays linear.
+  // Every token ends the white space of the one before it, so the time stays linear.
   const std::string text(test_everything() ? 1 << 22 : 1 << 18, ' ');
   CHECK(with_added({{"  ", kRight}})->encode(text).size() == text.size() / 2);
 }

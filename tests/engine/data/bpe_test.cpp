@@ -59,7 +59,7 @@ TEST_CASE("tokenizer files: ids and texts equal those of tokenizers and tiktoken
       const std::string& text = decoded[i].is_null() ? all[i] : decoded[i].as_string();
       const std::vector<int32_t> ids = ids_of(lists.as_array()[i]);
       CHECK(tokenizer->encode(all[i]) == ids);
-      // These write one U+FFFD per broken byte, and ours keeps the bytes.
+      // These libraries write one U+FFFD for each broken byte, but our decoder keeps the bytes.
       if (name.starts_with("llama2") || name.starts_with("mistral")) {
         if (valid_utf8_prefix(tokenizer->decode(ids)) == tokenizer->decode(ids).size())
           CHECK(tokenizer->decode(ids) == text);
@@ -133,7 +133,7 @@ TEST_CASE("tokenizer files: any range of a text on disk has the ids of the whole
     const Dataset data = open_dataset({.train = folder / "t.txt",
                                        .validation_fraction = 0,
                                        .tokenizer = path_of(name),
-                                       .format = DataFormat::text,  // it has NUL
+                                       .format = DataFormat::text,  // the text has NUL
                                        .sequence_length = 8});
     const std::vector<int32_t> ids = data.tokenizer->encode(text);
     REQUIRE(all_of(*data.train) == ids);
@@ -178,7 +178,7 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
     TokenizeOptions options{.texts = {folder / "t.txt"},
                             .out = folder / "one",
                             .tokenizer = path_of(name),
-                            .format = DataFormat::text,  // it has NUL
+                            .format = DataFormat::text,  // the text has NUL
                             .separator = "\x1e\x1e",
                             .end_of_text = end >= 0,
                             .threads = 3};
@@ -192,13 +192,13 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
     REQUIRE(kept.size() == 8 * begins.size());
     CHECK(kept == std::string(reinterpret_cast<const char*>(begins.data()), kept.size()));
 
-    // The command ends at different places, and the next one goes on.
+    // The command ends at different places, and the next one continues.
     options.out = folder / "many";
     options.shard_tokens = 40000;
     options.threads = 2;
     options.resume = true;
     int interruptions = 0;
-    // Of writers that are gone; of one that runs; and of other commands.
+    // The files are those of a writer that has ended, of one that runs, and of other commands.
     const std::string gone = ".tmp-999999999", here = ".tmp-1";
     const std::vector<std::string> abandoned = {"many-00007.bin" + gone, "many-00007.documents" + gone,
                                                 "many.progress.json" + gone, "many-00001.json" + gone},
@@ -227,7 +227,7 @@ TEST_CASE("tokenize: shards of documents do not depend on threads, and an interr
     CHECK(all_of(*shards.tokens) == expected);
     options.progress = {};
 
-    // JSON lines have the same documents, and those without text, too.
+    // JSON lines have the same documents, including those without text.
     put(folder / "t.jsonl", lines);
     options = {.texts = {folder / "t.jsonl"}, .out = folder / "lines", .tokenizer = path_of(name), .threads = 2};
     options.end_of_text = end >= 0;

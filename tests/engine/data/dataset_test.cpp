@@ -54,7 +54,7 @@ TEST_CASE("dataset: texts, shards and both together give the same tokens", "[dat
     CHECK(text_of(*data->train, *data->tokenizer) == bytes_in(folder / "t.txt"));
     CHECK(text_of(*data->validation, *data->tokenizer) == "quick dog");
     CHECK(data->tokenizer->vocabulary() == texts.tokenizer->vocabulary());
-    CHECK(data->resident_bytes == (data == &texts ? 64 : 32));  // of each text the positions of its begin and its end
+    CHECK(data->resident_bytes == (data == &texts ? 64 : 32));  // for each text, the positions of its begin and its end
   }
   put(folder / "w.txt", "quick cat!");
   const Dataset both = open_dataset({.train = folder / "t.txt", .validation = folder / "w.txt", .tokenizer = "chars"});
@@ -72,7 +72,7 @@ TEST_CASE("dataset: shards of an external tokenizer combine with any data.tokeni
   const TempFolder folder;
   const auto shard = [&](const std::string& name, const std::string& tokenizer, int64_t vocab_size,
                          const std::string& hash = "") {
-    const std::string bytes("\x50\xc4\x00\x00\x50\xc4\x07\x00", 8);  // 50256 0 50256 7
+    const std::string bytes("\x50\xc4\x00\x00\x50\xc4\x07\x00", 8);  // the ids 50256 0 50256 7
     put(folder / (name + ".bin"), bytes);
     put(folder / (name + ".json"), write_token_shard_info({.dtype = "uint16",
                                                            .vocab_size = vocab_size,

@@ -86,7 +86,7 @@ TEST_CASE("formats: llm.c files have the ids and documents of their header's typ
     CHECK(wide.tokenizer->vocab_size() == 128256);
     CHECK(contents(*wide.train, size) == std::pair(llama, Begins{0, 3}));
   }
-  // Shards follow each other; a document may cross them.
+  // Shards follow each other, and a document may cross from one to the next.
   put(folder / "s-1.bin", llm_c(20240520, 1, 3, packed_as<uint16_t>({7, 8, 50256})));
   put(folder / "s-0.bin", llm_c(20240520, 1, 2, packed_as<uint16_t>({50256, 9})));
   const Dataset both = open_dataset({.train = folder / "s-*.bin", .validation_fraction = 0});
@@ -132,7 +132,7 @@ TEST_CASE("formats: every source has its own format", "[data]") {
   const std::vector<int32_t> text = load_tokenizer_file(file)->encode("a text beside");
   expected.insert(expected.end(), text.begin(), text.end());
   CHECK(contents(*open_dataset(options).train, 100).first == expected);
-  // The validation data has the one format.
+  // The validation data is read by `format`, not by one of `formats`.
   options.validation = folder / "d.txt";
   CHECK(contents(*open_dataset(options).validation, 100).first == text);
   options.format = DataFormat::nanogpt;
@@ -205,7 +205,7 @@ TEST_CASE("formats: every count, length and offset of a Megatron index is checke
   std::string wraps = bytes;
   wraps[18 + 7] = '\x40';  // 2^62 sequences more
   CHECK_THAT(text_refusal(wraps), Catch::Contains("for each of 4611686018427387906 sequences"));
-  CHECK(text_refusal(bytes + "ab") == "nothing was thrown");  // a mode of each sequence
+  CHECK(text_refusal(bytes + "ab") == "nothing was thrown");  // the index has a mode for each sequence
 }
 
 TEST_CASE("formats: JSON lines give the ids and documents that tokenize writes", "[data]") {
@@ -243,7 +243,7 @@ TEST_CASE("formats: JSON lines give the ids and documents that tokenize writes",
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "bad.jsonl", .tokenizer = "chars"}), "line at byte 14");
   put(folder / "none.jsonl", "{\"text\": \"\"}\n\n");
   CHECK_REFUSED(DataError, open_dataset({.train = folder / "none.jsonl"}), "has no tokens");
-  // A named format is used whatever the name.
+  // A named format is used whatever the name of the file is.
   put(folder / "t.bin", "some text");
   const Dataset text = open_dataset({.train = folder / "t.bin", .validation_fraction = 0, .format = DataFormat::text});
   CHECK(text.tokenizer->decode(contents(*text.train, 9).first) == "some text");
@@ -293,7 +293,7 @@ TEST_CASE("formats: ids of another width are refused with the remedy", "[data]")
   CHECK_REFUSED(DataError, opened(), "ids of 4 bytes");
   put(folder / "n.bin", packed_as<uint16_t>(ids));
   CHECK(opened() == ids);
-  // One id that is not 0 at an odd place is enough.
+  // One id that is not 0 at an odd place is enough for the refusal.
   for (size_t i = 1; i < ids.size(); i += 2) ids[i] = 0;
   put(folder / "n.bin", packed_as<uint16_t>(ids));
   CHECK_REFUSED(DataError, opened(), "1000 ids of 4 bytes");

@@ -57,7 +57,7 @@ std::string text_of(uint64_t seed, size_t size_bytes) {
   return text;
 }
 
-/// Standard input is `path` while this lives.
+/// While an object exists, standard input is the file `path`.
 class StandardInput {
  public:
   explicit StandardInput(const std::string& path) : before_(::dup(STDIN_FILENO)) {
@@ -86,7 +86,7 @@ TEST_CASE("inputs: gzip and Zstandard files have the bytes that were packed, wha
     INFO(text.size() << " bytes");
     const std::string packings[] = {text,
                                     gzip(text),
-                                    gzip(half) + gzip(other_half),  // as of `cat a.gz b.gz`
+                                    gzip(half) + gzip(other_half),  // as `cat a.gz b.gz` gives it
                                     gzip(text, 7000) + std::string(1000, '\0'),
                                     gzip("") + gzip(text),
                                     zstd(text),
@@ -101,7 +101,7 @@ TEST_CASE("inputs: gzip and Zstandard files have the bytes that were packed, wha
       CHECK((file.read(std::ssize(text) / 3, std::ssize(text)) == text.substr(text.size() / 3)));
     }
   }
-  CHECK(folder.entries() == 1);  // a copy has no name
+  CHECK(folder.entries() == 1);  // the copy has no name
 }
 
 TEST_CASE("inputs: packed files that are cut, flipped or followed by other bytes are refused", "[data]") {
@@ -122,7 +122,7 @@ TEST_CASE("inputs: packed files that are cut, flipped or followed by other bytes
     }
     CHECK(has(opened(packed + "more"), "is damaged"));
   }
-  // Only gzip has a checksum of the contents here.
+  // Of these formats only gzip has a checksum of the contents.
   for (size_t at = 10; at < gzip(text).size(); ++at) {
     std::string packed = gzip(text);
     packed[at] = static_cast<char>(packed[at] ^ 4);
@@ -180,7 +180,7 @@ TEST_CASE("inputs: bytes that are no text are refused unless the format is named
   const TempFolder folder;
   struct Row {
     std::string bytes;
-    int64_t wrong;  // -1: it is text
+    int64_t wrong;  // the place of the first wrong byte; -1: it is text
   };
   std::string late(3 << 20, 'x');
   late[(3 << 20) - 7] = '\0';
@@ -409,7 +409,7 @@ TEST_CASE("inputs: an interrupted tokenize of several packed texts goes on where
     for (size_t i = 0; i < whole.shards.size(); ++i) CHECK(resumed.shards[i].hash == whole.shards[i].hash);
     CHECK((ids_of(*open_shards(options.out + "-*.bin").tokens) == ids_of(*open_shards(folder / "whole-*.bin").tokens)));
   }
-  // Another text among those that are done.
+  // One of the texts that are done is another one now.
   options.out = folder / "other";
   options.resume = false;
   options.progress = [&](int64_t, int64_t) {

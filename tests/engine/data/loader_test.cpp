@@ -73,7 +73,7 @@ TEST_CASE("loader: every input knows where its document begins, on every context
         fill(step, batch);
         for (size_t i = 0; i < batch.inputs.size(); ++i) {
           const int64_t position = chunks.position(static_cast<int64_t>(i) % chunks.local_tokens());
-          // The window's begin is its first token; its first document began there or before.
+          // The window begins with its first token; the document of that token began there or before.
           const int64_t first = batch.inputs[i] - position;
           CHECK(batch.document_begins[i] == std::max<int64_t>(0, batch.inputs[i] / 5 * 5 - first));
         }
@@ -82,7 +82,7 @@ TEST_CASE("loader: every input knows where its document begins, on every context
   CHECK(make_batch({.micro_batches = 1, .rows = 2, .sequence_length = 3}).document_begins.empty());
 }
 
-TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targets one token on", "[data]") {
+TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, with targets one token later", "[data]") {
   constexpr int32_t kCount = 3001;
   const auto source = counting(kCount);
   for (const int64_t ranks : {1, 2, 3}) {
@@ -104,7 +104,7 @@ TEST_CASE("loader: a step's rows over all ranks are the sampler's windows, targe
             begins[step].push_back(inputs[0]);
           }
         CHECK(batch.valid_rows == std::vector<int64_t>(static_cast<size_t>(shape.micro_batches), 2));
-        // The rows are those of the step in order: the numbers are positions in `begins`.
+        // The rows are those of the step, in order: the numbers are positions in `begins`.
         for (int64_t micro = 0; micro < shape.micro_batches; ++micro)
           CHECK(batch.first_rows[static_cast<size_t>(micro)] == (rank * shape.micro_batches + micro) * 2);
       }

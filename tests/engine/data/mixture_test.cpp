@@ -52,7 +52,7 @@ TEST_CASE("mixture: every source has its share of every number of samples", "[da
     CHECK(in_order);
     CHECK(worst < 1 + 1e-9);
   }
-  // Far away, by arithmetic: a whole number of periods, and one more sample.
+  // Far away, the shares follow by arithmetic: a whole number of periods, and one more sample.
   const Mixture mixture(std::vector<double>{0.7, 0.2, 0.1});
   CHECK(mixture.period() == 10);
   std::map<int64_t, uint64_t> indices;
@@ -97,7 +97,7 @@ TEST_CASE("mixture: an epoch of a source has each of its windows once, whatever 
       CHECK(places == std::set<int64_t>{0});
     }
   }
-  // One source alone is what it was without mixtures.
+  // One source alone gives the samples that it gave without mixtures.
   const TrainSampler alone(103, options), one(std::vector<int64_t>{103}, {}, options);
   for (uint64_t sample = 0; sample < 100; ++sample) CHECK(alone.begin_of(sample) == one.begin_of(sample));
 }

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 
-/// A file's pages in the page cache.
+/// The pages of a file that are in the page cache.
 class Pages {
  public:
   explicit Pages(const std::string& path)
@@ -66,7 +66,7 @@ std::string words(size_t size_bytes) {
 struct Kind {
   std::string name, content;
   std::function<std::shared_ptr<const TokenSource>(const std::string& path)> open;
-  /// Where an id's text begins.
+  /// The place at which an id's text begins.
   std::function<int64_t(int64_t id)> byte_of;
 };
 

@@ -194,7 +194,7 @@ TEST_CASE("shards: ids come back from 2 and 4 bytes, whole and in ranges", "[dat
   CHECK(folder.entries() == 3);  // no temporary file remains
 }
 
-TEST_CASE("shards: little-endian, as written by hand", "[data]") {
+TEST_CASE("shards are little-endian, as those written by hand", "[data]") {
   const TempFolder folder;
   put_shard(folder / "a", std::string("\x01\x00\xff\x00", 4));
   CHECK(all_of(*open_shards(folder / "a.bin").tokens) == std::vector<int32_t>{1, 255});
@@ -233,7 +233,7 @@ TEST_CASE("shards: damage is refused with the shard and the numbers", "[data]") 
   CHECK_REFUSED(DataError, open(), "6 bytes", "3 tokens of 4 bytes");
   rewrite([](TokenShardInfo& info) { info.dtype = "float32"; });
   CHECK_REFUSED(DataError, open(), "dtype = \"float32\"");
-  rewrite([](TokenShardInfo& info) { info.count = (uint64_t{1} << 62) + 3; });  // times 4 bytes is 12 again, in 64 bits
+  rewrite([](TokenShardInfo& info) { info.count = (uint64_t{1} << 62) + 3; });  // 4 times this is 12 again, in 64 bits
   CHECK_REFUSED(DataError, open(), "4611686018427387907 tokens");
   rewrite([](TokenShardInfo& info) { info.vocab_size = 0; });
   CHECK_REFUSED(DataError, open(), "vocab_size = 0");
@@ -254,9 +254,9 @@ TEST_CASE("shards: a file cut while it is in use is an error, not a crash", "[da
   CHECK_REFUSED(DataError, shards.tokens->read(450, ids), "ends at byte 1000");
 }
 
-TEST_CASE("shards: offsets beyond 4 GiB", "[data]") {
+TEST_CASE("shards: offsets may exceed 4 GiB", "[data]") {
   const TempFolder folder;
-  const int64_t count = (int64_t{1} << 31) + 1000;  // 4 GiB and 2000 bytes, nearly all of it a hole
+  const int64_t count = (int64_t{1} << 31) + 1000;  // 4 GiB and 2000 bytes, nearly all of them a hole
   TokenShardInfo info = put_shard(folder / "big", std::string(2, '\0'));
   info.count = static_cast<uint64_t>(count);
   put(folder / "big.json", write_token_shard_info(info));
@@ -294,7 +294,7 @@ TEST_CASE("tokenize: several shards read as one sequence", "[data]") {
       CHECK(std::equal(part.begin(), part.end(), ids.begin() + begin));
     }
   }
-  // Fewer shards than an earlier command wrote under the same name.
+  // There are fewer shards than an earlier command wrote under the same name.
   const TempFolder again;
   for (const auto& [per_shard, shards, removed] : {std::tuple{100, 10, 0}, {337, 3, 7}, {100, 10, 0}}) {
     const TokenizeSummary summary =
@@ -380,5 +380,5 @@ TEST_CASE("shards: random damage never does worse than a DataError", "[data]") {
     } catch (const DataError&) {
     }
   }
-  CHECK(accepted < 600);  // white space, or another character in the vocabulary that keeps it sorted
+  CHECK(accepted < 600);  // accepted damage: white space, or another character in the vocabulary that keeps it sorted
 }

@@ -59,7 +59,7 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
   };
   const Row rows[] = {
       {"nothing", [](const TempFolder&) {}, ""},
-      {"another text behind the shards", [&](const TempFolder& f) { put(f / "t.jsonl", with("1199", "9911")); }, ""},
+      {"another text after the shards", [&](const TempFolder& f) { put(f / "t.jsonl", with("1199", "9911")); }, ""},
       {"another text of the same size", [&](const TempFolder& f) { put(f / "t.jsonl", with("1001", "1991")); },
        "come from another text"},
       {"another text in the last document of the shards",
@@ -119,7 +119,7 @@ TEST_CASE("tokenize: --resume refuses another text and shards that are not as th
         if (std::string(row.what) == "nothing")
           CHECK(bytes_in(folder / (std::string("s") + name)) == bytes_in(folder / (std::string("whole") + name)));
     }
-  // The text decides the vocabulary of chars: a new character behind the shards changes the ids in them.
+  // The text decides the vocabulary of chars: a new character after the shards changes the ids in them.
   const TempFolder folder;
   TokenizeOptions options{
       .texts = {folder / "t.jsonl"}, .out = folder / "s", .tokenizer = "chars", .shard_tokens = 150};
@@ -145,7 +145,7 @@ TEST_CASE("tokenize: shards of earlier commands that a pattern would read are re
   const auto exists = [&](const std::string& name) { return std::filesystem::exists(folder / name); };
   CHECK(run(folder / "t.jsonl", 100) == 0);
   CHECK(exists("s-00002.documents"));
-  // What a command leaves that is killed while it removes or writes.
+  // These files are left by a command that is killed while it removes or writes.
   std::filesystem::remove(folder / "s-00001.bin");
   std::filesystem::remove(folder / "s-00002.json");
   CHECK(run(folder / "t.jsonl", 0) == 2);
@@ -153,16 +153,16 @@ TEST_CASE("tokenize: shards of earlier commands that a pattern would read are re
   CHECK_FALSE(exists("s-00000.documents"));
   CHECK_FALSE(exists("s-00002.bin"));
   CHECK(run(folder / "t.txt", 0) == 0);
-  CHECK_FALSE(exists("s.documents"));  // the new shard has none
+  CHECK_FALSE(exists("s.documents"));  // the new shard has no documents
   CHECK(run(folder / "t.jsonl", 100) == 1);
   CHECK_FALSE(exists("s.bin"));
   CHECK_FALSE(exists("s.json"));
-  // Fewer shards, with a gap between those of the earlier command.
+  // There are fewer shards, with a gap between them and those of the earlier command.
   CHECK(run(folder / "t.jsonl", 50) == 0);
   std::filesystem::remove(folder / "s-00003.bin");
   CHECK(run(folder / "t.jsonl", 100) == 2);
 
-  // Files of other names, of other programs and of the user.
+  // These files have other names, or belong to other programs or to the user.
   const TempFolder other;
   const std::string text = other / "s-00003.bin";
   const std::vector<std::string> kept = {"s-00003.bin",          "s.bin",       "s-1.bin",

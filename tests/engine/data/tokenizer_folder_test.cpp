@@ -68,7 +68,7 @@ TEST_CASE("tokenizer folder: the files beside tokenizer.json count as for AutoTo
       CHECK(same->special().begin_of_text == tokenizer->special().begin_of_text);
       CHECK(same->encode(text) == tokenizer->encode(text));
     }
-    // Files that add nothing leave the name that shards have.
+    // Files that add nothing leave the name that shards have unchanged.
     const TempFolder alone;
     unchanged += with(alone, "{}")->name() == tokenizer->name() ? 1 : 0;
   }

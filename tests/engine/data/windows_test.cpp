@@ -57,7 +57,8 @@ TEST_CASE("permutation: sizes that do not fit 32 bits stay inside and do not col
 }
 
 TEST_CASE("permutation: all orders are about equally likely", "[data]") {
-  // 5 standard deviations of a binomial; fewer than 4 half-rounds, or a round key that ignores the epoch, fail it.
+  // The margin is 5 standard deviations of a binomial; fewer than 4 half-rounds, or a round key that ignores the epoch,
+  // exceed it.
   for (const uint64_t size : {2, 3, 4}) {
     const int orders = size == 2 ? 2 : size == 3 ? 6 : 24;
     std::map<std::vector<uint64_t>, int> seen;
@@ -156,10 +157,10 @@ TEST_CASE("training: each sample once per epoch over the ranks of any world size
       }
       CHECK(windows == 999);
       CHECK(std::all_of(visits.begin(), visits.end(), [](const auto& visit) { return visit.second == 1; }));
-      CHECK(visits.size() == 7 * kGlobal);  // so the first two epochs are complete
+      CHECK(visits.size() == 7 * kGlobal);  // because the first two epochs are complete
       if (expected.empty()) expected = begins;
       CHECK(begins == expected);
-      // A run that starts again at step 5 builds its sampler anew.
+      // A run that starts again at step 5 makes a new sampler.
       const TrainSampler again(64 * 1000 + 17, sampler.options());
       CHECK(again.begin_of(again.samples_of(5, 0, ranks, 0).begin) == begins[4][0]);
     }

@@ -31,7 +31,7 @@ TEST_CASE("clock_map: after twelve hours of drift the error is within the bounds
         if (now > kStart + 10 * kSecond)
           largest_error_ns = std::max(largest_error_ns, std::abs(answer - (now - before_ns)));
       }
-      // Sometimes observed late: a wide bracket proves little, and moves the line only that far.
+      // Some readings are observed late: a wide bracket proves little, and moves the line only that far.
       const int64_t early = below(20'000), late = below(10) == 0 ? below(5'000'000) : below(20'000);
       map.correct(theirs_at(now), now - early, now + late);
     }
@@ -54,7 +54,7 @@ TEST_CASE("clock_map: small errors are corrected over one second", "[device]") {
     CHECK(map.at_ns(kSecond) == kStart + kSecond);
     CHECK(map.at_ns(kSecond + kSecond / 2) == kStart + kSecond + kSecond / 2 + error_ns / 2);
     for (int64_t s : {2, 3, 3600}) CHECK(map.at_ns(s * kSecond) == kStart + s * kSecond + error_ns);
-    // A span of a millisecond stays one.
+    // A span of a millisecond stays a millisecond.
     CHECK(std::abs(map.at_ns(kSecond + 2'000'000) - map.at_ns(kSecond + 1'000'000) - 1'000'000) <= 200);
   }
 }

@@ -23,7 +23,8 @@ bool rests(const std::vector<Cadence>& rows, const Runs& runs) {
   return any;
 }
 
-/// Everything that may run after n steps, as a run would decide it: at most two rows at rest, any of those to ask for.
+/// Everything that may run after n steps, as a run would decide it: at most two of the rows that run at rest, and any
+/// of the rows that may be asked for.
 std::vector<Runs> choices_after(const std::vector<Cadence>& rows, int64_t n) {
   std::vector<Runs> chosen{{}};
   const auto falls = [&](size_t row, When when) {
@@ -59,7 +60,7 @@ void add_windows(const std::vector<Cadence>& rows, const Runs& runs, std::set<Ru
     }
 }
 
-/// Windows of all choices in three steps in a row; a step has at least one run, so that no triple has more.
+/// The windows of all choices in three consecutive steps. A step has at least one run, so no triple has more steps.
 std::set<Runs> windows_of_choices(const std::vector<Cadence>& rows, int64_t period) {
   std::set<Runs> windows;
   for (int64_t n = 0; n <= period; ++n)
@@ -83,7 +84,7 @@ std::string letters(const std::vector<Runs>& sequences, const char* names) {
   return text;
 }
 
-constexpr int64_t kPeriod = 6;  // of cadences of 1, 2 and 3
+constexpr int64_t kPeriod = 6;  // of cadences of 1, 2 and 3 steps
 
 std::vector<Cadence> drawn(const Philox& random, uint64_t seed) {
   uint64_t count = 0;
@@ -117,7 +118,7 @@ TEST_CASE("a calendar's windows are those of every choice of a run, and its sequ
     }
     CHECK(covered == expected);
     windows += expected.size();
-    // What a rank issues, for steps with random wishes.
+    // These are the runs that a rank issues, for steps with random wishes.
     Runs issued;
     for (int64_t n = 0; n < 200; ++n) {
       const Runs step = calendar.step(

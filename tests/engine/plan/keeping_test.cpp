@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holders of second copies, and slots.
+// The holders of second copies, and the slots of snapshots.
 
 #include "engine/plan/keeping.h"
 
@@ -27,7 +27,7 @@ TEST_CASE("every rank has one holder and holds one rank, on another node whereve
         same += rank / per_node == holder / per_node;
       }
       CHECK(std::ssize(holders) == ranks);
-      // The ranks of a node need as many ranks elsewhere.
+      // A node's ranks need as many ranks on other nodes.
       const int most = *std::max_element(on_node.begin(), on_node.end());
       CHECK(same == std::max(0, 2 * most - ranks));
     }
@@ -37,12 +37,12 @@ TEST_CASE("a snapshot stays until the next one is complete and its results are r
   const Keeping keeping{.slots = 2};
   for (int64_t interval = 1; interval <= 5; ++interval)
     for (int64_t begins = 4 * interval; begins <= 12 * interval; begins += interval) {
-      // The snapshot after step `begins` begins behind the agreement on the one before it, in step begins + 1. The
+      // The snapshot after step `begins` begins after the agreement on the one before it, in step begins + 1. The
       // results of step k are read while step k + 1 runs.
       const int64_t complete = begins - interval, running = begins + 1;
       CAPTURE(interval, begins);
       CHECK(complete + 1 < running);
       CHECK(kept_slot(keeping, interval, complete) != kept_slot(keeping, interval, begins));
-      CHECK(running - 1 - complete == interval);  // completed steps that a loss of ranks costs
+      CHECK(running - 1 - complete == interval);  // the completed steps that a loss of ranks costs
     }
 }

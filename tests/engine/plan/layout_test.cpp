@@ -31,8 +31,8 @@ ParameterLayout cut(const ModelSpec& model, int64_t first, int64_t largest) {
   return place_parameters(model, {.bucket_bytes = largest, .first_bucket_bytes = first});
 }
 
-/// Time from the last piece to the arrival of the last byte, in pieces: each piece takes 1, the gradients of one piece
-/// take `ratio` on the wire.
+/// Returns the time from the last piece to the arrival of the last byte, in pieces: each piece takes 1, and the
+/// gradients of one piece take `ratio` on the wire.
 double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   const double ratio_per_elem = ratio * static_cast<double>(pieces) / static_cast<double>(layout.flat_elems);
   double wire = 0;
@@ -41,7 +41,7 @@ double exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   return wire - static_cast<double>(pieces);
 }
 
-/// Time that pieces in forward order wait for buckets gathered in that order, from before the first of them.
+/// The time that pieces in forward order wait for buckets gathered in that order, beginning before the first of them.
 double gather_exposed(const ParameterLayout& layout, size_t pieces, double ratio) {
   double wire = 0, compute = 0;
   for (auto bucket = layout.buckets.rbegin(); bucket != layout.buckets.rend(); ++bucket) {
@@ -76,7 +76,7 @@ TEST_CASE("layout: buckets follow each other and hold every gradient once", "[la
 
 TEST_CASE("layout: the first bucket is small, and towards the end each takes a quarter of the remaining bytes",
           "[layout]") {
-  const ParameterLayout layout = cut(even_model(100, 256), 1 << 10, 16 << 10);  // of 1 KiB each
+  const ParameterLayout layout = cut(even_model(100, 256), 1 << 10, 16 << 10);  // each parameter has 1 KiB
   std::vector<int64_t> kib;
   for (const Bucket& bucket : layout.buckets) kib.push_back(bucket.elems * 4 >> 10);
   CHECK(kib == std::vector<int64_t>{1, 16, 16, 16, 13, 9, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1});
@@ -125,7 +125,7 @@ TEST_CASE("layout: shrinking buckets expose only the last one while the wire tak
     CHECK(gather_exposed(layout, kPieces, ratio) == Approx(last));
     CHECK(gather_exposed(equal, kPieces, ratio) == Approx(32 * ratio));
   }
-  // A slow wire never rests once the second bucket is ready, 1 + 32 pieces after the start.
+  // A slow wire never rests once the second bucket is ready, which is 1 + 32 pieces after the start.
   CHECK(exposed(layout, kPieces, 2) == Approx(33 + 2 * (kPieces - 1) - kPieces));
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("layout: a whole matrix is in one shard, and buckets that could be lon
         CHECK(parts_end <= buckets_end);
         elems += placed.part.elems;
         if (bucket.group == 1) continue;
-        // All of the matrix, whose gradient has two parts.
+        // The shard holds all of the matrix, whose gradient has two parts.
         const int64_t shard_elems = bucket.elems / shards, first = begin - bucket.offset_elems;
         CHECK(first >= 0);
         CHECK(first / shard_elems == (first + model.parameters[placed.part.parameter].elems - 1) / shard_elems);
@@ -182,7 +182,8 @@ TEST_CASE("layout: a whole matrix is in one shard, and buckets that could be lon
       held += elems;
       if (bucket.group == 1) continue;
       ++of_matrices;
-      CHECK((bucket.elems - elems) * 8 <= elems + 8 * 16 * (shards + bucket.part_count));  // and the alignment
+      CHECK((bucket.elems - elems) * 8 <=
+            elems + 8 * 16 * (shards + bucket.part_count));  // and what the alignment adds
     }
     CHECK(buckets_end == layout.flat_elems);
     CHECK(held >= matrix_elems);

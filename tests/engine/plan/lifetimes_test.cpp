@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of lifetimes on random ones, against a count at every position.
+// The laws of lifetimes on random ones, compared with a count at every position.
 
 #include <algorithm>
 #include <random>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Laws of the mesh, exhaustively up to 64 ranks.
+// The laws of the mesh, checked exhaustively up to 64 ranks.
 
 #include <algorithm>
 #include <set>
@@ -15,7 +15,7 @@ namespace {
 constexpr Axis kEveryAxis[] = {Axis::self,    Axis::data,       Axis::context,    Axis::pipeline, Axis::tensor,
                                Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world,    Axis::hosts};
 
-/// False at the first broken law: one CHECK per mesh keeps a hundred thousand ranks cheap.
+/// Returns false at the first broken law: one CHECK for each mesh keeps a hundred thousand ranks cheap.
 bool groups_partition(const Mesh& mesh, Axis axis) {
   std::vector<int> times_seen(static_cast<size_t>(mesh.world()), 0);
   for (int rank = 0; rank < mesh.world(); ++rank) {
@@ -39,8 +39,8 @@ bool ranks_round_trip(const Mesh& mesh) {
   return ranks.size() == static_cast<size_t>(mesh.world());
 }
 
-/// The inner and outer groups of a rank share that rank only and together span the ranks with the same parameters:
-/// those of its stage and tensor part.
+/// The inner and the outer group of a rank share only that rank, and together they span the ranks with the same
+/// parameters: those of its stage and tensor part.
 bool inner_times_outer(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.world(); ++rank) {
     std::set<int> spanned;

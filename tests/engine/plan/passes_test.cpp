@@ -33,7 +33,7 @@ Job job_of(int64_t vocab, const PlanOptions& options) {
   return build_job(std::move(model), std::move(buffers), options);
 }
 
-/// Times that tasks of `plan` read or write each byte of a buffer.
+/// Returns how often tasks of `plan` read or write each byte of a buffer.
 std::vector<int> touches(const Job& job, const std::string& name, std::vector<Slice> Item::*accesses) {
   BufferId id = 0;
   while (id < job.buffers.size() && job.buffers[id].name != name) ++id;
@@ -65,7 +65,8 @@ TEST_CASE("error feedback: a step reads and writes every byte of the residuals o
 }
 
 TEST_CASE("gradients travel on channel reduce, sums of a few numbers on channel scalars") {
-  // The rows of a tied table travel where they are fewer bytes than the table: from a vocabulary of some size on.
+  // The rows of a tied table travel where they are fewer bytes than the table, which is the case from some size of the
+  // vocabulary on.
   for (const int64_t vocab : {int64_t{8}, int64_t{4000}}) {
     CAPTURE(vocab);
     const Job job = job_of(vocab, {.sizes = {.data = kRanks}});

@@ -18,7 +18,8 @@ class PipelineState {
   PipelineState(const ScheduleShape& shape, bool splits, const StagePlacement& placement)
       : shape_(shape), splits_(splits), placement_(placement) {}
 
-  /// True if the input of an action exists: the output of the part before or behind, or of this part's earlier pass.
+  /// True if the input of an action exists: the output of the part before it or after it, or of this part's earlier
+  /// pass.
   bool may(int stage, const Action& action) const {
     const int part = part_of(stage, action), last = shape_.stages * shape_.virtual_stages - 1;
     switch (action.pass) {
@@ -44,7 +45,7 @@ class PipelineState {
   }
 
  private:
-  /// By definition: the chunk-th of the parts on the stage.
+  /// By the definition: the chunk-th of the parts on the stage.
   int part_of(int stage, const Action& action) const {
     int part = -1;
     for (int chunk = -1; chunk < action.chunk;) chunk += placement_.stage_of(++part) == stage;
@@ -57,7 +58,7 @@ class PipelineState {
   std::set<std::tuple<Pass, int, int>> done_;  // pass, part, micro-batch
 };
 
-/// A walk over the ring of stages that begins on stage 0, rests at times, and visits all stages equally often.
+/// A walk over the ring of stages. It begins on stage 0, rests at times, and visits all stages equally often.
 inline StagePlacement random_placement(const ScheduleShape& shape, std::mt19937_64& random) {
   while (true) {
     std::vector<int> stage_of{0}, visits(static_cast<size_t>(shape.stages), 0);
@@ -72,7 +73,8 @@ inline StagePlacement random_placement(const ScheduleShape& shape, std::mt19937_
   }
 }
 
-/// A list scheduler with random priorities: any stage takes any action whose input exists, micro-batches in order.
+/// A list scheduler with random priorities: any stage takes any action whose input exists, and takes micro-batches in
+/// order.
 inline PipelineSchedule random_schedule(const ScheduleShape& shape, bool splits, std::mt19937_64& random,
                                         const StagePlacement& placement) {
   PipelineSchedule schedule{.shape = shape, .placement = placement, .splits_backward = splits, .stages = {}};
@@ -94,13 +96,13 @@ inline PipelineSchedule random_schedule(const ScheduleShape& shape, bool splits,
   return schedule;
 }
 
-/// The same with parts that go round the stages.
+/// Does the same with parts that go round the stages.
 inline PipelineSchedule random_schedule(const ScheduleShape& shape, bool splits, std::mt19937_64& random) {
   return random_schedule(shape, splits, random, StagePlacement::round(shape.stages, shape.virtual_stages));
 }
 
-/// Runs every stage's actions in order as far as their inputs exist. Legal: all passes of all micro-batches run, each
-/// once, and the micro-batches of a chunk in order.
+/// Runs the actions of every stage in order, as far as their inputs exist. The schedule is legal if all passes of all
+/// micro-batches run once each, and the micro-batches of a chunk in order.
 inline bool is_legal(const PipelineSchedule& schedule) {
   PipelineState state(schedule.shape, schedule.splits_backward, schedule.placement);
   std::vector<size_t> at(schedule.stages.size(), 0);

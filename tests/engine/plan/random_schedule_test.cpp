@@ -25,7 +25,7 @@ std::string refusal(const PipelineSchedule& schedule) {
   return "";
 }
 
-/// An action of a stage moved past actions of other passes, or exchanged, lost or repeated.
+/// Moves an action of a stage past actions of other passes, or exchanges, loses or repeats one.
 void mutate(PipelineSchedule& schedule, std::mt19937_64& random) {
   std::vector<Action>& order = schedule.stages[random() % schedule.stages.size()];
   if (order.empty()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Over all ranks of a mesh the saved ranges cover every element of the model once.
+// The ranges that all ranks of a mesh save cover every element of the model once.
 
 #include <algorithm>
 #include <map>
@@ -99,7 +99,7 @@ TEST_CASE("saved ranges: every element of every shard is saved by one of the ran
   for (const Case& c : cases()) {
     CAPTURE(c.name, c.bucket_bytes);
     const Mesh mesh(c.sizes);
-    // Of each part of the model: how often each element of its flat order is saved.
+    // Counts, for each part of the model, how often each element of its flat order is saved.
     std::map<std::pair<int, int>, std::vector<int>> saved;
     std::map<std::tuple<int, int, size_t>, std::pair<int64_t, int64_t>> extremes;
     for (int rank = 0; rank < mesh.world(); ++rank) {

@@ -20,7 +20,7 @@ namespace {
 constexpr ScheduleKind kKinds[] = {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved_1f1b,
                                    ScheduleKind::zb_h1, ScheduleKind::zb_v};
 
-/// Forward f, backward b (with w where it is not split off), weight w, of one stage; a chunk takes its share.
+/// The times of one stage: forward f, backward b (with w where it is not split off), weight w. A chunk takes its share.
 PlayTimes equal_stages(const PipelineSchedule& schedule, int64_t f, int64_t b, int64_t w) {
   const bool split = schedule.splits_backward;
   const int64_t v = schedule.shape.virtual_stages;
@@ -146,14 +146,14 @@ TEST_CASE("chunks that end early reduce at once if no item waits for the result"
   };
   for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b})
     for (int stage = 0; stage < 4; ++stage) {
-      // Stage s is done s backward passes before the first one.
+      // Stage s ends s backward passes before the first stage.
       CHECK(off(kind, 4, stage, 1, stage * 2 * f) == std::vector<char>{1});
       CHECK(off(kind, 4, stage, 1, stage * 2 * f + 1) == std::vector<char>{0});
     }
-  // Zero-bubble stages fill that time with weight gradients, and end with the first.
+  // Zero-bubble stages fill that time with weight gradients, and end with the first stage.
   for (int stage = 0; stage < 4; ++stage) CHECK(off(ScheduleKind::zb_h1, 4, stage, 1, 1) == std::vector<char>{0});
-  // The second chunk of an interleaved stage has until the first one makes gradients of its own; with the largest part
-  // of the model in flight behind it, four micro-batches of backward passes less its own.
+  // The second chunk of an interleaved stage has time to reduce until the first chunk makes gradients: the backward
+  // passes of four micro-batches, less its own.
   for (int stage = 0; stage < 4; ++stage) {
     const std::vector<char> early = off(ScheduleKind::interleaved_1f1b, 4, stage, 2, f / 2);
     CHECK(early[1] == 1);
@@ -184,14 +184,16 @@ TEST_CASE(
       const int peak = peak_in_flight(schedule, stage);
       if (kind == ScheduleKind::gpipe) CHECK(peak == m);
       if (v == 1 && kind != ScheduleKind::gpipe && kind != ScheduleKind::zb_h1) CHECK(peak == std::min(m, p - stage));
-      // Later stages hold a micro-batch until its weight gradient: as many as the first one holds.
+      // Later stages hold a micro-batch until its weight gradient is computed: as many micro-batches as the first stage
+      // holds.
       if (kind == ScheduleKind::zb_h1) CHECK(peak == std::min(m, p));
       if (goes_round && v > 1) CHECK(peak == std::min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1));
       for (int chunk = 0; chunk < v; ++chunk)
         CHECK(least_in_flight(kind, schedule.shape, stage) <= peak_in_flight(schedule, stage, chunk));
     }
     const uint64_t drawn_before = drawn += 1'000'000;
-    const auto ns_of = [&](int stage, const Action& action, uint64_t what) {  // the same whenever it is asked
+    const auto ns_of = [&](int stage, const Action& action,
+                           uint64_t what) {  // the answer is the same whenever it is asked
       const auto at = static_cast<uint64_t>(((stage * 3 + static_cast<int>(action.pass)) * 3 + action.chunk) * 64 +
                                             action.micro_batch);
       return static_cast<int64_t>(random.below(drawn_before + 2 * at + what, 1000));
@@ -215,7 +217,7 @@ TEST_CASE(
       for (size_t i = 0; i < order.size(); ++i) {
         const Action& action = order[i];
         const int part = part_of(s, action.chunk), last = p * v - 1;
-        // From the previous or next part, with its transfer; from this stage without.
+        // The input comes from the previous or the next part, with its transfer, or from this stage without one.
         const auto from = [&](Pass pass, int of_part) {
           const Action other{pass, of_part / p, action.micro_batch};
           return end_ns.at({pass, of_part, action.micro_batch}) +
@@ -237,7 +239,7 @@ namespace {
 
 using StageTimes = std::vector<std::array<int64_t, 3>>;  // of each stage, by pass
 
-/// With a backward that is not split, both halves at once.
+/// A backward that is not split computes both halves at once.
 PlayTimes unequal_stages(const StageTimes& ns, bool split, int64_t transfer_ns) {
   return {.action_ns =
               [=](int stage, const Action& action) {

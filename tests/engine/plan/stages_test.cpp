@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division of a model: accesses determine the transfers, every parameter is in one place, memory follows the schedule.
+// The division of a model: accesses determine the transfers, every parameter is in one place, and memory follows the
+// schedule.
 
 #include <algorithm>
 #include <cstdio>
@@ -55,7 +56,7 @@ std::vector<std::string> names(const Buffers& buffers, const std::vector<BufferI
   return result;
 }
 
-/// A model of layers with given costs, nothing else.
+/// A model that consists of layers with given costs.
 ModelSpec priced(const std::vector<int64_t>& costs, int64_t embedding, int64_t head) {
   ModelSpec model;
   model.layers = static_cast<int>(costs.size());
@@ -129,7 +130,8 @@ TEST_CASE("random models: every piece runs once, every parameter is updated once
     }
     for (const auto& [name, left] : works) {
       CAPTURE(round, name, name_of(kind));
-      // A tied table's embedding share may be dense apart and rows together.
+      // The embedding share of a tied table may be dense where it is apart from the head's share, and rows where the
+      // two are together.
       if (name.find("embedding") == std::string::npos) CHECK(left == 0);
     }
     for (const ParameterSpec& parameter : whole.parameters) {
@@ -150,7 +152,7 @@ TEST_CASE("activations have as many copies as micro-batches are alive", "[stages
       if (stage == 3) CHECK(here.buffers.instances(here.buffers.find("logits")) == 1);
     }
   }
-  // Every stage of ZB-V has as many as the first one of 1F1B has of two layers.
+  // Every stage of ZB-V has as many as the first stage of 1F1B has with two layers.
   const PipelineSchedule folded = make_schedule(ScheduleKind::zb_v, {4, 9, 2});
   for (int stage = 0; stage < 4; ++stage) {
     const Cut here = cut(options_of(false, 8), folded, std::vector<int>(8, 1), stage);
@@ -201,7 +203,7 @@ TEST_CASE("balanced layers: no other cut has a faster slowest part", "[stages]")
       }
       return worst;
     };
-    int64_t best = INT64_MAX;  // of every cut into three, one by one
+    int64_t best = INT64_MAX;  // the best of all cuts into three, which are tried one by one
     for (int a = 1; a < layers; ++a)
       for (int b = 1; a + b < layers; ++b) best = std::min(best, slowest({a, b, layers - a - b}));
     const std::vector<int> chosen = balanced_layers(priced(costs, embedding, head), 3, flops);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communication between pieces: its instances, its waiting items, and that the declared waits are sufficient.
+// Communication between pieces: its instances, the items that wait for it, and that the declared waits are sufficient.
 
 #include "comm/rehearse/finish.h"
 #include "comm/rehearse/hazards.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kBytes = 64;
 
-/// A ring of two exchanges under three pieces that read the arriving data, and a sum in place over their output: both
-/// kinds of strategy that need this.
+/// A ring of two exchanges under three pieces that read the arriving data, and a sum in place over their output: these
+/// are the two kinds of strategy that need such communication.
 struct Example {
   Job job;
   Slice own, theirs, sum;
@@ -102,16 +102,16 @@ TEST_CASE("communication follows its piece in every instance, and the next acces
     const Task &hop = plan.tasks[3 * m], &next = plan.tasks[3 * m + 1], &sum = plan.tasks[3 * m + 2];
     CHECK(hop.name == "exchange.7/" + std::to_string(m));
     CHECK(hop.after == std::vector<Point>{{6 * m}});
-    CHECK(hop.before == Point{6 * m + 2});  // what is read by `first` is not what it writes
+    CHECK(hop.before == Point{6 * m + 2});  // `first` does not read what the task writes
     CHECK(next.after ==
           std::vector<Point>{{6 * m + 1},
-                             {spine + 3 * m}});  // it sends the first exchange's data, before any piece reads it
+                             {spine + 3 * m}});  // it sends the data of the first exchange before any piece reads it
     CHECK(next.before == Point{6 * m + 3});
     CHECK(sum.after == std::vector<Point>{{6 * m + 3}});
     CHECK(sum.before == Point{6 * m + 5});
     CHECK(sum.reads == sum.writes);
-    CHECK(hop.reads[0].begin_bytes == static_cast<int64_t>(m) * kBytes);  // the slot's copy
-    CHECK(sum.reads[0].begin_bytes == static_cast<int64_t>(m) * kBytes);  // the micro-batch's copy
+    CHECK(hop.reads[0].begin_bytes == static_cast<int64_t>(m) * kBytes);  // the copy of the slot
+    CHECK(sum.reads[0].begin_bytes == static_cast<int64_t>(m) * kBytes);  // the copy of the micro-batch
     CHECK((hop.channel == 1 && next.channel == 1 && sum.channel == 2));
     CHECK((hop.op == Op::exchange && hop.peer == 1 && hop.elems == kBytes / 4 && hop.dtype == DType::f32));
     CHECK((sum.op == Op::all_reduce && sum.dtype == DType::bf16 && sum.elems == kBytes / 2));
@@ -142,7 +142,7 @@ TEST_CASE("a plan gets the communication of the pieces that it runs and no other
   CHECK(ring.plan({0, 4}).tasks.size() == 1);
   CHECK_FALSE(ring.plan({0, 4})
                   .tasks[0]
-                  .before.has_value());  // no item of this plan; the next plan's first use waits at the seam
+                  .before.has_value());  // no item of this plan waits: the first use in the next plan waits at the seam
   CHECK(ring.plan({4, 5}).tasks.empty());
   Plan forward = ring.plan({0, 1, 2, 3}), check = ring.plan({0, 4});
   ring.finish(forward);

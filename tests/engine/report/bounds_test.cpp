@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lower bound of a data-parallel step equals sums computed by hand.
 //
-// Three layers, 4 ranks: each element of a gradient is sent twice, 3/4 of it each time, so that at 6 bytes a nanosecond
-// a float takes one. Forward takes 100 ns a layer and backward 200, so that gradients are ready at 500, 700 and 900.
+// There are three layers and 4 ranks: each element of a gradient is sent twice, 3/4 of it each time, so that at 6 bytes
+// per nanosecond a float takes one nanosecond. Forward takes 100 ns a layer and backward 200, so that gradients are
+// ready at 500, 700 and 900.
 
 #include "engine/report/bounds.h"
 
@@ -18,17 +19,18 @@ namespace {
 constexpr int kLayers = 3;
 
 struct Example {
-  std::array<int64_t, kLayers> elems = {100, 100, 100};  // in completion order: the last layer's first
-  std::vector<int> buckets = {1, 1, 1};                  // parts of each
-  int64_t padded_to = 1;                                 // elements of a bucket
+  std::array<int64_t, kLayers> elems = {100, 100,
+                                        100};  // in the order in which they complete: the last layer's come first
+  std::vector<int> buckets = {1, 1, 1};        // how many parts each has
+  int64_t padded_to = 1;                       // elements of a bucket are padded to a multiple of this
   double update_ns_per_elem = 0.1;
-  int64_t clip_ns = -1;  // none: without clipping
+  int64_t clip_ns = -1;  // negative: there is no clipping
   int micro_batches = 1;
   double bytes_per_ns = 6;
   int64_t latency_ns = 50;
   int ranks = 4;
   DType wire = DType::f32;
-  int64_t tied_capacity = 0;  // > 0: a table tied to the first part in completion order, whose rows travel last
+  int64_t tied_capacity = 0;  // more than 0: a table is tied to the part that completes first, and its rows travel last
 
   IdealBound bound() const {
     Job job;
@@ -77,14 +79,14 @@ TEST_CASE("ideal bound: the last gradient is followed by its transfer, one laten
   const IdealBound bound = Example{}.bound();
   CHECK(bound.compute_ns == 900 + 30);
   CHECK(bound.wire_ns == 300);
-  // 500 + 300 and 700 + 200 are sooner than 900 + 100.
+  // The other gradients end sooner: 500 + 300 and 700 + 200 are less than 900 + 100.
   CHECK(bound.bound_ns == 900 + 100 + 50 + 10);
   CHECK(Example{.latency_ns = 0}.bound().bound_ns == 1010);
   CHECK(Example{.wire = DType::bf16}.bound().bound_ns == 900 + 50 + 50 + 10);
 }
 
 TEST_CASE("ideal bound: a step that computes longer than its last gradient travels is its compute", "[report]") {
-  // The last update begins at 1050, the two before it could be done by then, and there is time for neither.
+  // The last update begins at 1050. The two before it could be done by then, but there is time for neither.
   CHECK(Example{.update_ns_per_elem = 2}.bound().bound_ns == 900 + 3 * 200);
   CHECK(Example{.update_ns_per_elem = 0.75}.bound().bound_ns == 900 + 3 * 75);  // == 900 + 100 + 50 + 75
   CHECK(Example{.update_ns_per_elem = 0.74}.bound().bound_ns == 900 + 100 + 50 + 74);
@@ -132,7 +134,8 @@ TEST_CASE("ideal bound: gradients are ready in the last micro-batch", "[report]"
 }
 
 TEST_CASE("ideal bound: the rows of a tied table travel last, and its update follows them", "[report]") {
-  // Three other ranks' 2 rows of 5 floats and an id: 144 bytes, 24 ns at 6 a nanosecond. The table has 200 elements.
+  // Three other ranks send 2 rows of 5 floats and an id: 144 bytes, which take 24 ns at 6 per nanosecond. The table has
+  // 200 elements.
   const Example tied{.elems = {200, 100, 100}, .tied_capacity = 2};
   CHECK(tied.bound().wire_ns == 400 + 24);
   CHECK(tied.bound().bound_ns == 900 + 100 + 24 + 50 + 20);
@@ -140,6 +143,6 @@ TEST_CASE("ideal bound: the rows of a tied table travel last, and its update fol
 
 TEST_CASE("ideal bound: a single rank has no communication", "[report]") {
   CHECK(Example{.clip_ns = 7, .ranks = 1}.bound().bound_ns == 900 + 3 + 7 + 30);
-  // Of two, each sends every element twice, half of it each time.
+  // Of two ranks, each sends every element twice, half of it each time.
   CHECK(Example{.elems = {120, 120, 120}, .ranks = 2}.bound().bound_ns == 900 + 80 + 50 + 12);
 }

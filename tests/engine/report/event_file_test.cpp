@@ -23,12 +23,13 @@ TEST_CASE("CRC32C has the values of RFC 3720, appendix B.4", "[metrics]") {
 
 TEST_CASE("a record has its length, the length's sum, the event and the event's sum", "[metrics]") {
   const std::string record = event_file_head(1.5);
-  // double 1 (wall time), varint 2 (step), text 3 (version).
+  // The event is double 1 (wall time), varint 2 (step), text 3 (version).
   const std::string event = std::string("\x09\0\0\0\0\0\0\xF8\x3F\x10\0\x1A\x0D", 13) + "brain.Event:2";
   REQUIRE(record.size() == 8 + 4 + event.size() + 4);
   CHECK(record.substr(0, 8) == std::string("\x1A\0\0\0\0\0\0\0", 8));
   CHECK(record.substr(12, event.size()) == event);
-  // The mask as TensorFlow's record format defines it: rotated by 15 bits, plus a constant.
+  // The mask follows the definition of TensorFlow's record format: the sum is rotated by 15 bits, and a constant is
+  // added.
   const auto masked = [](uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xA282EAD8U; };
   const auto number = [&](size_t at) {
     uint32_t value = 0;

@@ -116,7 +116,7 @@ TEST_CASE("docs/reference/metrics.md names every field of a line", "[metrics]") 
   m.exposed_by = {{"reduce.3", 0.7}};
   m.params_hash = "0123456789abcdef0123456789abcdef";
   const Json json = Json::parse(metrics_json(m));
-  CHECK(json.as_object().size() == 21);  // another field: here, and on the page
+  CHECK(json.as_object().size() == 21);  // a new field must be added here and on the page
   for (const auto& [key, value] : json.as_object()) {
     INFO(key);
     CHECK(page.find("| `" + key + "` |") != std::string::npos);

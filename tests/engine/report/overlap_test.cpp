@@ -22,7 +22,7 @@ OverlapMeter meter() {
 }
 uint64_t tag(uint32_t channel, uint32_t item) { return uint64_t{channel} << 32 | item; }
 
-/// In milliseconds.
+/// All times are in milliseconds.
 Span work(uint32_t step, uint32_t item, int64_t begin, int64_t end) {
   return {.kind = Span::Kind::work, .item = item, .step = step, .begin_ns = begin * kMs, .end_ns = end * kMs};
 }
@@ -84,15 +84,15 @@ TEST_CASE("the length of a union", "[overlap]") {
   CHECK(union_ns({{5, 5}}) == 0);
   CHECK(union_ns({{0, 10}, {20, 25}}) == 15);
   CHECK(union_ns({{20, 25}, {0, 10}}) == 15);
-  CHECK(union_ns({{0, 10}, {5, 8}}) == 10);    // inside
-  CHECK(union_ns({{0, 10}, {5, 18}}) == 18);   // overlapping
-  CHECK(union_ns({{0, 10}, {10, 18}}) == 18);  // touching
-  CHECK(union_ns({{0, 10}, {0, 10}}) == 10);   // the same twice
+  CHECK(union_ns({{0, 10}, {5, 8}}) == 10);    // one is inside the other
+  CHECK(union_ns({{0, 10}, {5, 18}}) == 18);   // they overlap
+  CHECK(union_ns({{0, 10}, {10, 18}}) == 18);  // they touch
+  CHECK(union_ns({{0, 10}, {0, 10}}) == 10);   // they are the same
   CHECK(union_ns({{-9, -4}, {-6, 3}}) == 12);
 }
 
 TEST_CASE("compute-bound: all communication is hidden", "[overlap]") {
-  // 10 layers of 5 ms, 8 ms of communication under the last of them, the update after it.
+  // 10 layers take 5 ms each, 8 ms of communication run under the last of them, and the update follows.
   OverlapMeter m = meter();
   std::vector<Span> compute;
   for (uint32_t i = 0; i < 10; ++i) compute.push_back(work(1, i, 5 * i, 5 * i + 5));
@@ -110,12 +110,13 @@ TEST_CASE("compute-bound: all communication is hidden", "[overlap]") {
   CHECK(t.other_ns == 0);
   CHECK(t.skew_ns == 0);
   CHECK(t.exposures.empty());
-  CHECK(t.work_ns.size() == 11);  // of compute only
+  CHECK(t.work_ns.size() == 11);  // those of compute only
   check_parts_sum(t);
 }
 
 TEST_CASE("network-bound: the tail is exposed and belongs to the task that was awaited", "[overlap]") {
-  // 80 ms of compute, 120 ms of communication beginning at 20: 140 ms in all, of which 60 exposed: half is hidden.
+  // There are 80 ms of compute and 120 ms of communication that begin at 20: 140 ms in all, of which 60 are exposed, so
+  // half of the communication is hidden.
   OverlapMeter m = meter();
   m.add(kCompute, {work(1, 0, 0, 40), work(1, 1, 40, 78), wait(1, 2, tag(kReduce, 7), 78, 138), work(1, 2, 138, 140)});
   m.add(kReduce, {work(1, 6, 18, 60), work(1, 7, 60, 138)});
@@ -138,7 +139,8 @@ TEST_CASE("network-bound: the tail is exposed and belongs to the task that was a
 }
 
 TEST_CASE("10 layers of 5 ms with 3 ms each in buckets of two", "[overlap]") {
-  // The textbook row: backward 50 ms, 5 buckets of 6 ms, the first at 10 ms, 56 ms in all: 80 % of 30 ms hidden.
+  // This is the textbook row: backward takes 50 ms, 5 buckets take 6 ms each, the first begins at 10 ms, and the step
+  // takes 56 ms: 80 % of 30 ms are hidden.
   OverlapMeter m = meter();
   std::vector<Span> compute, reduce;
   for (uint32_t i = 0; i < 10; ++i) compute.push_back(work(1, i, 5 * i, 5 * i + 5));
@@ -164,7 +166,7 @@ TEST_CASE("communication that delays the next step's first work is exposed", "[o
   CHECK(t.step_ns == 45 * kMs);
   CHECK(t.compute_ns == 30 * kMs);
   CHECK(t.exposed_ns == 14 * kMs);
-  CHECK(t.other_ns == 1 * kMs);  // between the last work and the wait
+  CHECK(t.other_ns == 1 * kMs);  // the time between the last work and the wait
   CHECK(t.comm_ns == 25 * kMs);
   check_parts_sum(t);
   // The same wait is not counted again in its own step, which begins when it is over.
@@ -195,8 +197,8 @@ TEST_CASE("waiting for a late peer is skew, and no exposed communication", "[ove
   m.add(kReduce, {work(1, 5, 10, 30), work(1, 6, 30, 31)});
   StepTimes t = m.take(1, false);
   CHECK(t.comm_ns == 21 * kMs);
-  CHECK(t.skew_ns == 0);  // before the ranks have compared their entries
-  // The late peer itself saw no skew: its own entry is the last one.
+  CHECK(t.skew_ns == 0);  // the ranks have not compared their entries yet
+  // The late peer itself saw no skew, because its own entry is the last one.
   OverlapMeter late = meter();
   late.add(kCompute, {work(1, 0, 0, 26), wait(1, 1, tag(kReduce, 5), 26, 30), work(1, 1, 30, 32)});
   late.add(kReduce, {work(1, 5, 26, 30), work(1, 6, 30, 31)});
@@ -229,8 +231,9 @@ TEST_CASE("communication outside compute is not hidden, whatever compute was idl
 }
 
 TEST_CASE("waits of two stages: pipeline transfers are exposed, compute of the other stage is a bubble", "[overlap]") {
-  // The first stage sends at 14 and at 30, and each hop travels for 4. The second wants them at 10 and at 20. Both sum
-  // from 42 to 45. Without communication the second would wait from 10 to 14, from 16 to 30 and from 36 to 42.
+  // The first stage sends at 14 and at 30, and each message travels for 4. The second stage wants them at 10 and at 20.
+  // Both add from 42 to 45. Without communication the second stage would wait from 10 to 14, from 16 to 30 and from 36
+  // to 42.
   OverlapMeter first = meter(), second = meter();
   first.add(kCompute, {work(1, 0, 0, 14), work(1, 1, 14, 30), work(1, 2, 30, 42), wait(1, 3, tag(kReduce, 10), 42, 45),
                        work(1, 3, 45, 46)});
@@ -273,8 +276,8 @@ TEST_CASE("a wait for one channel is exposed while another one travels", "[overl
 }
 
 TEST_CASE("sums between the messages of one channel stay, and the messages are exposed", "[overlap]") {
-  // Two micro-batches of ZeRO-3: each shard travels for 20 and is added in 1, on the channel that carries it. The next
-  // gather would begin at 12 on an infinitely fast network.
+  // In two micro-batches of ZeRO-3, each shard travels for 20 and is added in 1 on the channel that carries it. On an
+  // infinitely fast network the next gather would begin at 12.
   OverlapMeter meters[] = {meter(), meter()};
   std::vector<StepTimes> times;
   for (OverlapMeter& m : meters) {
@@ -357,7 +360,7 @@ TEST_CASE("channels that overlap are counted once, waits that follow each other 
   m.add(kReduce, {work(1, 9, 10, 30), work(1, 10, 30, 32)});
   m.add(kScalars, {work(1, 11, 15, 34)});
   const StepTimes t = m.take(1, false);
-  CHECK(t.comm_ns == 24 * kMs);  // 10..34, not 22 + 19
+  CHECK(t.comm_ns == 24 * kMs);  // from 10 to 34, not 22 + 19
   CHECK(t.hidden_ns == 10 * kMs);
   CHECK(t.exposed_ns == 14 * kMs);
   CHECK(t.exposures.size() == 2);
@@ -388,7 +391,7 @@ TEST_CASE("waiting for an update that waits for communication is exposed as long
   m.add(kReduce, {work(1, 9, 2, 18)});
   const StepTimes t = m.take(1, false);
   CHECK(t.exposed_ns == 8 * kMs);
-  CHECK(t.other_ns == 8 * kMs);  // the update itself
+  CHECK(t.other_ns == 8 * kMs);  // the update itself takes this time
   REQUIRE(t.exposures.size() == 1);
   CHECK(t.exposures[0].awaited == tag(kReduce, 9));
   check_parts_sum(t);

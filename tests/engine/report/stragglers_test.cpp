@@ -26,15 +26,15 @@ constexpr uint32_t kLayers = 6, kLoad = kLayers, kTask = kLayers + 1, kItems = k
 struct Delay {
   int rank = 0;
   Cause cause = Cause::compute;
-  int64_t first = 0, last = 0;  // steps
-  double ms = 0;                // in each of them
+  int64_t first = 0, last = 0;  // steps in which it is done
+  double ms = 0;                // added in each of them
 };
 
 struct Noise {
-  double spread = 0.02;       // of the logarithm of each duration
+  double spread = 0.02;       // standard deviation of the logarithm of each duration
   double spikes = 0;          // share of durations that are up to six times as long
   double busy_phase = 1;      // factor on all ranks in steps 60 to 90
-  double clock_error_ms = 0;  // of each rank's clock
+  double clock_error_ms = 0;  // error of each rank's clock
   bool late_host = false;     // hosts issue late by up to a tenth of a step
 };
 
@@ -179,7 +179,7 @@ std::string text_of(const std::vector<Straggler>& found) {
   return text;
 }
 
-/// The reports name the delay, and nothing else.
+/// Checks that the reports name the delay, and nothing else.
 void check_named(const std::vector<Straggler>& found, const Delay& delay) {
   INFO(text_of(found));
   REQUIRE(!found.empty());
@@ -213,12 +213,13 @@ TEST_CASE("A rank that is slower for many steps is named with its cause, from th
   const bool heavy = seed % 2 == 1;
   std::mt19937_64 random(seed + 1000);
   const int ranks = 2 + static_cast<int>(random() % 7);
-  // Without ranks that do the same, a stage is compared with its own past.
+  // If no other rank does the same, a stage is compared with its own past.
   const int stages = 1 + static_cast<int>(random() % 2);
   const bool has_peers = ranks >= 2 * stages;
   const Cause cause = kInjected[seed / 2 % 4];
   const auto at = static_cast<int64_t>(has_peers && random() % 2 == 0 ? 1 : 40 + random() % 20);
-  // 90 ms of work become 5.4 and 1.5 times as slow. The first of two stages has 50 ms to spare.
+  // 90 ms of work become 5.4 times as slow with 400 ms more, and 1.5 times with 50. The first of two stages has 50 ms
+  // to spare.
   const double slower_ms = heavy ? 400 : 50 * stages;
   const Delay delay{static_cast<int>(random() % static_cast<uint64_t>(ranks)), cause, at, 200, slower_ms};
   CAPTURE(seed, ranks, stages, name_of(cause), delay.rank, at, heavy);
@@ -234,7 +235,7 @@ TEST_CASE("A run without delays has no stragglers, however noisy it is") {
   const int ranks = 1 + static_cast<int>(random() % 8), stages = 1 + static_cast<int>(random() % 3);
   CAPTURE(seed, ranks, stages);
   Noise noise = seed % 2 == 1 ? kHeavy : kQuiet;
-  if (ranks == 1) noise.busy_phase = 1;  // its own past cannot tell a busy machine from a slow rank
+  if (ranks == 1) noise.busy_phase = 1;  // one rank's past cannot tell a busy machine from a slow rank
   const auto found = ImitatedJob(ranks, std::min(stages, ranks), noise, seed).run(150, {});
   INFO(text_of(found));
   CHECK(found.empty());
@@ -322,7 +323,7 @@ TEST_CASE("A stopped process is named once: late transfers and hosts that its st
       CHECK(found[0].rank == 0);
       CHECK(found[0].cause == Cause::host);
     }
-  // What the stop does not explain is named: later, longer, or for another cause.
+  // What the stop does not explain is named: lateness at a later time, for longer, or for another cause.
   CHECK(run(40, 1, kLink, 2000).size() == 2);
   CHECK(run(21, 1, kHost, 6000).size() == 2);
   CHECK(run(21, 1, static_cast<size_t>(Cause::compute), 2000).size() == 2);
@@ -335,7 +336,7 @@ TEST_CASE("A delay costs its own time: late_ms is what was injected, and the sco
   CHECK(found[0].late_ms == Approx(900).margin(1));
   CHECK(found[0].steps == 1);
   CHECK(found[0].since == 50);
-  CHECK(found[0].score == Approx(98. / 998).margin(0.15));  // of 90 ms of works and 8 ms of link
+  CHECK(found[0].score == Approx(98. / 998).margin(0.15));  // 90 ms of works and 8 ms of the link
 }
 
 TEST_CASE("Medians of others equal the medians of the list without the value") {

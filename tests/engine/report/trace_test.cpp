@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The timeline file: strict JSON, one row per stream, waits named <waiter>_wait_<awaited>.
+// The timeline file is strict JSON with one row for each stream, and waits are named <waiter>_wait_<awaited>.
 
 #include "engine/report/trace.h"
 
@@ -18,7 +18,7 @@ using namespace slipstream;
 
 namespace {
 
-/// Two spine items, one all-reduce on its own stream, awaited by the second.
+/// Two spine items, and an all-reduce on a stream of its own, for which the second item waits.
 Job tiny_job() {
   Job job;
   job.mesh = Mesh({.data = 2});
@@ -99,7 +99,7 @@ TEST_CASE("a timeline parses and names its rows, works and waits", "[trace]") {
     if (names.back() == "adamw.bucket0_wait_all_reduce.bucket0") {
       CHECK(event.at("cat").as_string() == "wait");
       CHECK(event.at("tid").as_int() == 0);
-      CHECK(event.at("ts").as_double() == 2000.004);  // microseconds
+      CHECK(event.at("ts").as_double() == 2000.004);  // in microseconds
       end_of_wait = event.at("ts").as_double() + event.at("dur").as_double();
     }
   }
