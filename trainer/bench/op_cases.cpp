@@ -7,6 +7,8 @@
 #include <cmath>
 #include <vector>
 
+#include <fmt/core.h>
+
 #include "kernels/adamw/adamw.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
@@ -295,7 +297,8 @@ void OpCases::residuals(int64_t batch, int64_t tokens, int64_t width) {
                           .key = 1,
                           .rate = 0.1,
                           .dtype = dtype_};
-    time(adds ? "dropout_sum" : "dropout", shape, dropout_cost(dropped, adds), [&] { dropout(context_, dropped); });
+    const auto cost = [adds](const Dropout& args) { return dropout_cost(args, adds); };
+    time(adds ? "dropout_sum" : "dropout", shape, dropped, cost, dropout);
   }
   free_all();
 }

@@ -32,8 +32,8 @@
 #include "trainer/planner/planner.h"
 #include "trainer/runtime/rank/agreement.h"
 #include "trainer/runtime/rank/memory_check.h"
-#include "trainer/runtime/run_folder/version.h"
 #include "trainer/runtime/run_folder/run_json.h"
+#include "trainer/runtime/run_folder/version.h"
 
 namespace slipstream::runtime {
 namespace {
