@@ -18,12 +18,15 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/block.cuh"
 #include "kernels/attention/hopper_masks.cuh"
+#include "kernels/attention/hopper_rows.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace slipstream::kernels {
 namespace {
 
 using namespace hopper;
+
+constexpr int kTurns = 2;  // blocks of queries in shared memory
 
 /// Sizes for a head.
 template <int kHead, typename Kind>
@@ -46,6 +49,7 @@ struct Sizes {
 template <int kHead, typename Kind>
 struct Memory : Sizes<kHead, Kind> {
   using S = Sizes<kHead, Kind>;
+  using KeyUse = Use<S::kStages>;  // of a stage of keys and of one of values
   unsigned char* bytes;
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) : bytes(shared) {}
@@ -68,6 +72,19 @@ struct Memory : Sizes<kHead, Kind> {
   __device__ __forceinline__ Barrier* values_full(int stage) const { return barriers(6 + S::kStages + stage); }
   __device__ __forceinline__ Barrier* keys_free(int stage) const { return barriers(6 + 2 * S::kStages + stage); }
   __device__ __forceinline__ Barrier* values_free(int stage) const { return barriers(6 + 3 * S::kStages + stage); }
+
+  __device__ __forceinline__ void await_keys(const KeyUse& use) const {
+    barrier_wait(keys_full(use.stage), use.parity);
+  }
+  __device__ __forceinline__ void await_values(const KeyUse& use) const {
+    barrier_wait(values_full(use.stage), use.parity);
+  }
+  __device__ __forceinline__ void free_keys(const KeyUse& use) const {
+    if (lane_of() == 0) barrier_arrive(keys_free(use.stage));
+  }
+  __device__ __forceinline__ void free_values(const KeyUse& use) const {
+    if (lane_of() == 0) barrier_arrive(values_free(use.stage));
+  }
 };
 
 struct Maps {
@@ -112,17 +129,263 @@ __device__ __forceinline__ int first_step(const Kind& masks, int sequence, int b
     return 0;
 }
 
+/// Takes blocks of queries and loads them, and the keys and values that they see: one lane.
+template <int kHead, bool kWhole, typename Kind>
+__device__ __forceinline__ void load(const AttentionBlockForward& args, const Maps& maps, const Order& order,
+                                     const Kind& masks, const Memory<kHead, Kind>& memory) {
+  using S = Sizes<kHead, Kind>;
+  constexpr int kKeys = S::kKeys;
+  const AttentionForward& all = args.all;
+  const Block<kWhole, const AttentionBlockForward&> block{args};
+  const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
+  const Shared<int> items = memory.items();
+  Item item{};
+  for (int round = 0, used = 0;; ++round) {
+    const Use<kTurns> turn(round);
+    const int number = static_cast<int>(atomicAdd(order.taken, 1u));
+    const bool more = item_of<S::kRows>(item, order, number, queries);
+    barrier_wait(memory.queries_free(turn.stage), turn.parity ^ 1);
+    items[turn.stage] = number;
+    if (!more) {
+      barrier_arrive(memory.queries_full(turn.stage));
+      return;
+    }
+    const int head = item.head % heads, sequence = item.head / heads;
+    const int kv_head = head / (heads / static_cast<int>(all.kv_heads));
+    barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
+    memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
+    const int steps = steps_of<kKeys>(block, item.end), first = first_step<kKeys>(masks, sequence, item.begin, steps);
+    // In the order of their use: the scores of a step come before the values of the step before it.
+#pragma unroll 1
+    for (int step = first; step <= steps; ++step) {
+      const Use<S::kStages> keys(used + step - first), values(used + step - first - 1);
+      if (step < steps) {
+        barrier_wait(memory.keys_free(keys.stage), keys.parity ^ 1);
+        barrier_arrive_expect(memory.keys_full(keys.stage), S::Keys::kBytes);
+        memory.keys(keys.stage).load(maps.k, memory.keys_full(keys.stage), kv_head, step * kKeys, sequence);
+      }
+      if (step > first) {
+        barrier_wait(memory.values_free(values.stage), values.parity ^ 1);
+        barrier_arrive_expect(memory.values_full(values.stage), S::Keys::kBytes);
+        memory.values(values.stage)
+            .load(maps.v, memory.values_full(values.stage), kv_head, (step - 1) * kKeys, sequence);
+      }
+    }
+    used += steps - first;
+  }
+}
+
+/// Stores the result of each block of queries when all warpgroups have written it: one lane.
+template <int kHead, bool kWhole, typename Kind>
+__device__ __forceinline__ void store(const AttentionBlockForward& args, const Maps& maps, const Order& order,
+                                      const Memory<kHead, Kind>& memory) {
+  using S = Sizes<kHead, Kind>;
+  const AttentionForward& all = args.all;
+  const Block<kWhole, const AttentionBlockForward&> block{args};
+  const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
+  const Shared<int> items = memory.items();
+  Item item{};
+  for (int round = 0;; ++round) {
+    const Use<kTurns> turn(round);
+    barrier_wait(memory.queries_full(turn.stage), turn.parity);
+    if (!item_of<S::kRows>(item, order, items[turn.stage], queries)) return;
+    barrier_wait(memory.result_full(turn.stage), turn.parity);
+    if (block.last()) {
+      memory.queries(turn.stage)
+          .store(item.begin == 0 ? maps.first_out : maps.out, item.head % heads, item.begin, item.head / heads);
+      tma_store_commit();
+      tma_store_wait_read<0>();
+    }
+    barrier_arrive(memory.queries_free(turn.stage));
+  }
+}
+
+/// The steps of a warpgroup through the keys that its part of a block of queries sees.
+struct Steps {
+  int base;        // uses of stages before step 0
+  int begin, end;  // of the warpgroup
+  int first;       // the warp's first row
+  int whole;       // the end of the steps all of whose keys the warpgroup's first row, and so every row, sees
+  int hiding;      // with hidden keys, the end of the steps with some
+  int oldest[2];   // and the first keys that the lane's rows see
+};
+
+/// Adds the weighted values of at least one step to `out`. `q`: the queries in shared memory.
+template <int kHead, bool kWhole, typename Kind, typename Dropout>
+__device__ __forceinline__ void attend(Accumulator<kHead>& out, float (&largest)[2], float (&sum)[2],
+                                       const AttentionBlockForward& args, const Kind& masks,
+                                       const Memory<kHead, Kind>& memory, Steps steps, uint64_t q,
+                                       [[maybe_unused]] const Dropout& dropout) {
+  using S = Sizes<kHead, Kind>;
+  using KeyUse = Use<S::kStages>;
+  constexpr int kKeys = S::kKeys;
+  const Block<kWhole, const AttentionBlockForward&> block{args};
+  const float scale = args.all.scale * kLog2E;
+  Accumulator<kKeys> scores;
+  uint32_t weights[kKeys / 16][4];
+  float keep[2];
+  [[maybe_unused]] Kept<kKeys> kept;  // which weights dropout keeps
+  const auto issue_scores = [&](int step) {
+    wgmma_fence(scores);
+    multiply_rows<typename S::Queries, typename S::Keys, kHead>(
+        scores, q, memory.keys(KeyUse(steps.base + step).stage).over_columns());
+    wgmma_commit();
+  };
+  // The fence must follow the wait for values: otherwise the compiler adds one in the branch of that wait, and
+  // completes all products before it.
+  const auto issue_sums = [&](const KeyUse& use) {
+    memory.await_values(use);
+    wgmma_fence(out, weights);
+    multiply_weights<typename S::Keys>(out, weights, memory.values(use.stage).over_rows());
+    wgmma_commit();
+  };
+  const auto draw = [&](int step) {
+    if constexpr (Kind::kDrops) kept = kept_keys<kKeys>(masks, dropout, steps.first, step * kKeys);
+  };
+  // Turns the scores of a step into weights; kMasked: some row of the warpgroup does not see all its keys.
+  const auto weigh = [&]<bool kMasked>(std::bool_constant<kMasked>, int step) {
+    if constexpr (kMasked) {
+      // The last key that the warp's first row sees.
+      const int last = (block.causal() ? steps.first : static_cast<int>(block.keys()) - 1) - step * kKeys;
+      hide_after<kKeys>(scores, last, block.causal());
+      if constexpr (Kind::kHides) hide_before<kKeys>(scores, steps.oldest, step * kKeys);
+    }
+    // In the first steps a row may see no key.
+    softmax<kKeys, Kind::kHides && kMasked>(scores, largest, sum, keep, scale);
+  };
+  const auto prepare_sums = [&] {
+#pragma unroll
+    for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
+    if constexpr (Kind::kDrops) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) scores[i] = kept[i] ? masks.dropout.scale * scores[i] : 0.0f;
+    }
+    pack<kKeys>(weights, scores);
+  };
+  // The first step, which may have hidden keys at both ends.
+  const KeyUse start(steps.base + steps.begin);
+  memory.await_keys(start);
+  issue_scores(steps.begin);
+  draw(steps.begin);
+  wgmma_wait<0>(scores);
+  memory.free_keys(start);
+  if (steps.begin + 1 < steps.end) memory.await_keys(KeyUse(steps.base + steps.begin + 1));
+  weigh(std::true_type{}, steps.begin);
+  prepare_sums();
+  // Keys of the step have arrived: the wait for those of the next one stands between the softmax and the wait for its
+  // product, since ptxas moves a wait for products to the beginning of its basic block.
+  const auto turn = [&](auto masked, int step) {
+    const KeyUse before(steps.base + step - 1);
+    issue_scores(step);
+    issue_sums(before);
+    draw(step);
+    wgmma_wait<1>(scores);
+    memory.free_keys(KeyUse(steps.base + step));
+    weigh(masked, step);
+    wgmma_pin(scores);
+    if (step + 1 < steps.end) memory.await_keys(KeyUse(steps.base + step + 1));
+    wgmma_wait<0>(out);
+    memory.free_values(before);
+    prepare_sums();
+  };
+  int step = steps.begin + 1;
+  if constexpr (Kind::kHides) {
+    for (; step < steps.end; ++step)
+      if (step < steps.hiding || step >= steps.whole)
+        turn(std::true_type{}, step);
+      else
+        turn(std::false_type{}, step);
+  } else {
+    for (; step < steps.whole; ++step) turn(std::false_type{}, step);
+    for (; step < steps.end; ++step) turn(std::true_type{}, step);
+  }
+  const KeyUse last(steps.base + steps.end - 1);
+  issue_sums(last);
+  wgmma_wait<0>(out);
+  memory.free_values(last);
+}
+
+/// Frees the keys of steps that only other warpgroups see. A lane that waited here after lane 0's arrival could miss
+/// the phase.
+template <int kHead, typename Kind>
+__device__ __forceinline__ void skip(const Memory<kHead, Kind>& memory, int base, int begin, int end) {
+  for (int step = begin; step < end && lane_of() == 0; ++step) {
+    const Use<Sizes<kHead, Kind>::kStages> unseen(base + step);
+    memory.await_keys(unseen), memory.free_keys(unseen);
+    memory.await_values(unseen), memory.free_values(unseen);
+  }
+}
+
+/// The products and the softmax: a warpgroup with 64 queries of each block.
+template <int kHead, bool kWhole, typename Kind>
+__device__ __forceinline__ void compute(const AttentionBlockForward& args, const Order& order, const Kind& masks,
+                                        const Memory<kHead, Kind>& memory, int warp) {
+  using S = Sizes<kHead, Kind>;
+  constexpr int kKeys = S::kKeys;
+  const AttentionForward& all = args.all;
+  const Block<kWhole, const AttentionBlockForward&> block{args};
+  const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
+  const Shared<int> items = memory.items();
+  Item item{};
+  const int group = warp / 4 - 1, row = lane_of() / 4, of_warp = 16 * (warp - 4);
+  for (int round = 0, used = 0;; ++round) {
+    const Use<kTurns> turn(round);
+    barrier_wait(memory.queries_full(turn.stage), turn.parity);
+    if (!item_of<S::kRows>(item, order, uniform(items[turn.stage]), queries)) return;
+    [[maybe_unused]] int sequence = 0;
+    int item_first = 0;  // the first step of the block of queries
+    if constexpr (Kind::kHides) {
+      sequence = item.head / heads;
+      item_first = uniform(first_step<kKeys>(masks, sequence, item.begin, steps_of<kKeys>(block, item.end)));
+    }
+    const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
+    Steps steps{};
+    steps.base = uniform(used - item_first);
+    steps.first = uniform(item.begin + of_warp);
+    steps.end = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : item_first);
+    const auto head_begin = [&] { return item.head * all.tokens + block.first_query(); };  // in [B, H, T]
+    Accumulator<kHead> out;
+    float largest[2] = {-kInfinity, -kInfinity}, sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < kHead / 2; ++i) out[i] = 0.0f;
+    if (!block.first()) load_carried<kHead>(out, largest, sum, args, head_begin(), steps.first, item.end);
+    if constexpr (Kind::kHides) {
+      for (int half = 0; half < 2; ++half)
+        steps.oldest[half] = first_key(masks, sequence, steps.first + 8 * half + row);
+      steps.begin = uniform(first_step<kKeys>(masks, sequence, of_group, steps.end));
+      skip(memory, steps.base, item_first, steps.begin);
+      // The other lanes wait for lane 0 here.
+      steps.hiding = uniform((first_key(masks, sequence, group_end - 1) + kKeys - 1) / kKeys);
+    }
+    if (steps.begin < steps.end) {
+      steps.whole =
+          uniform(min(steps.end, block.causal() ? (of_group + 1) / kKeys : static_cast<int>(block.keys()) / kKeys));
+      attend<kHead, kWhole>(out, largest, sum, args, masks, memory, steps,
+                            memory.queries(turn.stage).over_columns(64 * group),
+                            dropout_of(masks, sequence, item.head % heads));
+    }
+    const int all_steps = steps_of<kKeys>(block, item.end);
+    skip(memory, steps.base, steps.end, all_steps);
+    used = steps.base + all_steps;
+    ptx::make_again(item.head);  // else rows of the head and places of words occupy registers in the loops
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] = across_row<false>(sum[half]);
+    store_rows(largest, sum, args, !block.last(), head_begin(), steps.first, item.end);
+    if (block.last())
+      round_result<kHead>(memory.queries(turn.stage), out, sum, of_warp + row);
+    else
+      store_sums<kHead>(args.carried.out + head_begin() * kHead, steps.first, item.end, out);
+    barrier_arrive(memory.result_full(turn.stage));
+  }
+}
+
 template <int kHead, bool kWhole, typename Kind>
 __global__ void __launch_bounds__(Sizes<kHead, Kind>::kThreads, 1)
     hopper_forward_kernel(const __grid_constant__ AttentionBlockForward args, const __grid_constant__ Maps maps,
                           const __grid_constant__ Order order, const __grid_constant__ Kind masks) {
   SLIP_DYNAMIC_SHARED_1024(bytes);
   using S = Sizes<kHead, Kind>;
-  constexpr int kKeys = S::kKeys, kTurns = 2, kComputingWarps = 4 * S::kGroups;
   const Memory<kHead, Kind> memory(bytes);
-  const AttentionForward& all = args.all;
-  const Block<kWhole, const AttentionBlockForward&> block{args};
-  const int queries = static_cast<int>(block.queries()), heads = static_cast<int>(all.heads);
   const int warp = uniform(static_cast<int>(threadIdx.x) / kWarp), lane = lane_of();
   if (threadIdx.x == 0) {
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -133,283 +396,22 @@ __global__ void __launch_bounds__(Sizes<kHead, Kind>::kThreads, 1)
     for (int stage = 0; stage < S::kStages; ++stage) {
       barrier_init(memory.keys_full(stage), 1);
       barrier_init(memory.values_full(stage), 1);
-      barrier_init(memory.keys_free(stage), kComputingWarps);
-      barrier_init(memory.values_free(stage), kComputingWarps);
+      barrier_init(memory.keys_free(stage), 4 * S::kGroups);
+      barrier_init(memory.values_free(stage), 4 * S::kGroups);
     }
     barrier_init_fence();
   }
   __syncthreads();
   ptx::after_earlier_kernels();
-  const Shared<int> items = memory.items();
-  Item item{};
   if (warp < 4) {
     registers_lower<S::kFewRegisters>();
-    if (warp == 0 && lane == 0) {
-      for (int round = 0, used = 0;; ++round) {
-        const Use<kTurns> turn(round);
-        const int number = static_cast<int>(atomicAdd(order.taken, 1u));
-        const bool more = item_of<S::kRows>(item, order, number, queries);
-        barrier_wait(memory.queries_free(turn.stage), turn.parity ^ 1);
-        items[turn.stage] = number;
-        if (!more) {
-          barrier_arrive(memory.queries_full(turn.stage));
-          return;
-        }
-        const int head = item.head % heads, sequence = item.head / heads;
-        const int kv_head = head / (heads / static_cast<int>(all.kv_heads));
-        barrier_arrive_expect(memory.queries_full(turn.stage), S::Queries::kBytes);
-        memory.queries(turn.stage).load(maps.q, memory.queries_full(turn.stage), head, item.begin, sequence);
-        const int steps = steps_of<kKeys>(block, item.end),
-                  first = first_step<kKeys>(masks, sequence, item.begin, steps);
-        // In the order of their use: the scores of a step come before the values of the step before it.
-#pragma unroll 1
-        for (int step = first; step <= steps; ++step) {
-          const Use<S::kStages> keys(used + step - first), values(used + step - first - 1);
-          if (step < steps) {
-            barrier_wait(memory.keys_free(keys.stage), keys.parity ^ 1);
-            barrier_arrive_expect(memory.keys_full(keys.stage), S::Keys::kBytes);
-            memory.keys(keys.stage).load(maps.k, memory.keys_full(keys.stage), kv_head, step * kKeys, sequence);
-          }
-          if (step > first) {
-            barrier_wait(memory.values_free(values.stage), values.parity ^ 1);
-            barrier_arrive_expect(memory.values_full(values.stage), S::Keys::kBytes);
-            memory.values(values.stage)
-                .load(maps.v, memory.values_full(values.stage), kv_head, (step - 1) * kKeys, sequence);
-          }
-        }
-        used += steps - first;
-      }
-    } else if (warp == 1 && lane == 0) {
-      for (int round = 0;; ++round) {
-        const Use<kTurns> turn(round);
-        barrier_wait(memory.queries_full(turn.stage), turn.parity);
-        if (!item_of<S::kRows>(item, order, items[turn.stage], queries)) return;
-        barrier_wait(memory.result_full(turn.stage), turn.parity);
-        if (block.last()) {
-          memory.queries(turn.stage)
-              .store(item.begin == 0 ? maps.first_out : maps.out, item.head % heads, item.begin, item.head / heads);
-          tma_store_commit();
-          tma_store_wait_read<0>();
-        }
-        barrier_arrive(memory.queries_free(turn.stage));
-      }
-    }
+    if (warp == 0 && lane == 0)
+      load<kHead, kWhole>(args, maps, order, masks, memory);
+    else if (warp == 1 && lane == 0)
+      store<kHead, kWhole>(args, maps, order, memory);
   } else {
     registers_raise<S::kRegisters>();
-    const int group = warp / 4 - 1, row = lane / 4, column = 2 * (lane % 4), of_warp = 16 * (warp - 4);
-    const float scale = all.scale * kLog2E;
-    using KeyUse = Use<S::kStages>;
-    const auto await_keys = [&](const KeyUse& use) { barrier_wait(memory.keys_full(use.stage), use.parity); };
-    const auto await_values = [&](const KeyUse& use) { barrier_wait(memory.values_full(use.stage), use.parity); };
-    const auto free_keys = [&](const KeyUse& use) {
-      if (lane == 0) barrier_arrive(memory.keys_free(use.stage));
-    };
-    const auto free_values = [&](const KeyUse& use) {
-      if (lane == 0) barrier_arrive(memory.values_free(use.stage));
-    };
-    for (int round = 0, used = 0;; ++round) {
-      const Use<kTurns> turn(round);
-      barrier_wait(memory.queries_full(turn.stage), turn.parity);
-      if (!item_of<S::kRows>(item, order, uniform(items[turn.stage]), queries)) return;
-      [[maybe_unused]] int sequence = 0;
-      int item_first = 0, seen = 0;  // the first steps of the block of queries and of the warpgroup
-      if constexpr (Kind::kHides) {
-        sequence = item.head / heads;
-        item_first = uniform(first_step<kKeys>(masks, sequence, item.begin, steps_of<kKeys>(block, item.end)));
-      }
-      const int base = uniform(used - item_first);      // uses of stages before step 0
-      const int first = uniform(item.begin + of_warp);  // the warp's first row
-      const int of_group = item.begin + 64 * group, group_end = min(of_group + 64, item.end);
-      const int steps = uniform(of_group < item.end ? steps_of<kKeys>(block, group_end) : item_first);
-      const auto row_of_head = [&](int query) {  // in [B, H, T]
-        return item.head * all.tokens + block.first_query() + query;
-      };
-      Accumulator<kHead> out;
-      float largest[2] = {-kInfinity, -kInfinity}, sum[2] = {};
-#pragma unroll
-      for (int i = 0; i < kHead / 2; ++i) out[i] = 0.0f;
-      if (!block.first()) {
-        load_sums<kHead>(out, args.carried.out + row_of_head(0) * kHead, first, item.end);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int query = first + 8 * half + row;
-          if (query >= item.end) continue;
-          // Scores are scaled within the exponents; the sum is distributed over the lanes of a row.
-          largest[half] = args.carried.maximum[row_of_head(query)] / all.scale;
-          sum[half] = column == 0 ? args.carried.sum[row_of_head(query)] : 0.0f;
-        }
-      }
-      // Keys that only other warpgroups see. A lane that waited here after lane 0's arrival could miss the phase.
-      const auto skip = [&](int begin, int end) {
-        for (int step = begin; step < end && lane == 0; ++step) {
-          const KeyUse unseen(base + step);
-          await_keys(unseen), free_keys(unseen);
-          await_values(unseen), free_values(unseen);
-        }
-      };
-      [[maybe_unused]] int oldest[2] = {}, hiding = 0;  // of the lane's rows; the end of the steps with hidden keys
-      if constexpr (Kind::kHides) {
-        for (int half = 0; half < 2; ++half) oldest[half] = first_key(masks, sequence, first + 8 * half + row);
-        seen = uniform(first_step<kKeys>(masks, sequence, of_group, steps));
-        skip(item_first, seen);
-        // The other lanes wait for lane 0 here.
-        hiding = uniform((first_key(masks, sequence, group_end - 1) + kKeys - 1) / kKeys);
-      }
-      if (seen < steps) {
-        const uint64_t q = memory.queries(turn.stage).over_columns(64 * group);
-        [[maybe_unused]] const auto dropout = dropout_of(masks, sequence, item.head % heads);
-        Accumulator<kKeys> scores;
-        uint32_t weights[kKeys / 16][4];
-        float keep[2];
-        const auto issue_scores = [&](int stage) {
-          wgmma_fence(scores);
-          multiply_rows<typename S::Queries, typename S::Keys, kHead>(scores, q, memory.keys(stage).over_columns());
-          wgmma_commit();
-        };
-        // The fence must follow the wait for values: otherwise the compiler adds one in the branch of that wait, and
-        // completes all products before it.
-        const auto issue_sums = [&](int stage) {
-          wgmma_fence(out, weights);
-          multiply_weights<typename S::Keys>(out, weights, memory.values(stage).over_rows());
-          wgmma_commit();
-        };
-        // Turns the scores of a step into weights; kMasked: some row of the warpgroup does not see all its keys.
-        const auto weigh = [&]<bool kMasked>(std::bool_constant<kMasked>, int step) {
-          if constexpr (kMasked) {
-            // The last key that the warp's first row sees.
-            const int last = (block.causal() ? first : static_cast<int>(block.keys()) - 1) - step * kKeys;
-#pragma unroll
-            for (int i = 0; i < kKeys / 2; ++i)
-              if (8 * (i / 4) + column + i % 2 > last + (block.causal() ? row + 8 * (i / 2 % 2) : 0))
-                scores[i] = -kInfinity;
-            if constexpr (Kind::kHides) {
-#pragma unroll
-              for (int i = 0; i < kKeys / 2; ++i)
-                if (step * kKeys + 8 * (i / 4) + column + i % 2 < oldest[i / 2 % 2]) scores[i] = -kInfinity;
-            }
-          }
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float highest = largest[half];
-#pragma unroll
-            for (int j = 0; j < kKeys / 8; ++j)
-              highest = fmaxf(highest, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
-            highest = across_row<true>(highest);
-            // In the first steps a row may see no key.
-            const float base_score = Kind::kHides && kMasked && highest == -kInfinity ? 0.0f : highest;
-            const float shift = base_score * scale;
-            keep[half] = ptx::exp2_approx((largest[half] - base_score) * scale);
-            largest[half] = highest;
-            sum[half] *= keep[half];
-#pragma unroll
-            for (int j = 0; j < kKeys / 8; ++j)
-#pragma unroll
-              for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
-                scores[i] = ptx::exp2_approx(scores[i] * scale - shift);
-                sum[half] += scores[i];
-              }
-          }
-        };
-        // Which weights of a step dropout keeps: drawn beside the products.
-        [[maybe_unused]] Kept<kKeys> kept;
-        const auto draw = [&](int step) {
-          if constexpr (Kind::kDrops) kept = kept_keys<kKeys>(masks, dropout, first, step * kKeys);
-        };
-        const auto drop = [&] {
-          if constexpr (Kind::kDrops) {
-#pragma unroll
-            for (int i = 0; i < kKeys / 2; ++i) scores[i] = kept[i] ? masks.dropout.scale * scores[i] : 0.0f;
-          }
-        };
-        const auto keep_out = [&] {
-#pragma unroll
-          for (int i = 0; i < kHead / 2; ++i) out[i] *= keep[i / 2 % 2];
-        };
-        // Steps all of whose keys the warpgroup's first row, and so every row, sees.
-        const int whole =
-            uniform(min(steps, block.causal() ? (of_group + 1) / kKeys : static_cast<int>(block.keys()) / kKeys));
-        const KeyUse start(base + seen);
-        await_keys(start);
-        issue_scores(start.stage);
-        draw(seen);
-        wgmma_wait<0>(scores);
-        free_keys(start);
-        if (seen + 1 < steps) await_keys(KeyUse(base + seen + 1));
-        weigh(std::true_type{}, seen);
-        keep_out();
-        drop();
-        pack<kKeys>(weights, scores);
-        // Keys of the step have arrived: the wait for those of the next one stands between the softmax and the wait for
-        // its product, since ptxas moves a wait for products to the beginning of its basic block.
-        const auto turn_of = [&](auto masked, int step) {
-          const KeyUse next(base + step), before(base + step - 1);
-          issue_scores(next.stage);
-          await_values(before);
-          issue_sums(before.stage);
-          draw(step);
-          wgmma_wait<1>(scores);
-          free_keys(next);
-          weigh(masked, step);
-          wgmma_pin(scores);
-          if (step + 1 < steps) await_keys(KeyUse(base + step + 1));
-          wgmma_wait<0>(out);
-          free_values(before);
-          keep_out();
-          drop();
-          pack<kKeys>(weights, scores);
-        };
-        int step = seen + 1;
-        if constexpr (Kind::kHides) {
-          for (; step < steps; ++step)
-            if (step < hiding || step >= whole)
-              turn_of(std::true_type{}, step);
-            else
-              turn_of(std::false_type{}, step);
-        } else {
-          for (; step < whole; ++step) turn_of(std::false_type{}, step);
-          for (; step < steps; ++step) turn_of(std::true_type{}, step);
-        }
-        const KeyUse last(base + steps - 1);
-        await_values(last);
-        issue_sums(last.stage);
-        wgmma_wait<0>(out);
-        free_values(last);
-      }
-      const int all_steps = steps_of<kKeys>(block, item.end);
-      skip(steps, all_steps);
-      used = base + all_steps;
-      ptx::make_again(item.head);  // else rows of the head and places of words occupy registers in the loops
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sum[half] = across_row<false>(sum[half]);
-        const int query = first + 8 * half + row;
-        if (column != 0 || query >= item.end) continue;
-        if (block.last()) {
-          all.lse[row_of_head(query)] = largest[half] * all.scale + logf(sum[half]);
-        } else {
-          args.carried.maximum[row_of_head(query)] = largest[half] * all.scale;
-          args.carried.sum[row_of_head(query)] = sum[half];
-        }
-      }
-      if (block.last()) {
-        const Shared<uint32_t> words(memory.queries(turn.stage).bytes, S::Queries::kBytes / 4);
-        int to = of_warp + row;
-        ptx::make_again(to);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float factor = 1.0f / sum[half];
-#pragma unroll
-          for (int j = 0; j < kHead / 8; ++j) {
-            const int at = 4 * j + 2 * half;
-            words[S::Queries::word(to + 8 * half, j)] = ptx::bf16_pair(factor * out[at], factor * out[at + 1]);
-          }
-        }
-        fence_async();
-      } else {
-        store_sums<kHead>(args.carried.out + row_of_head(0) * kHead, first, item.end, out);
-      }
-      barrier_arrive(memory.result_full(turn.stage));
-    }
+    compute<kHead, kWhole>(args, order, masks, memory, warp);
   }
 }
 
