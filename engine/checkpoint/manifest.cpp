@@ -64,6 +64,41 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
+/// Throws: CheckpointError.
+std::vector<LogicalTensor> tensors_of(const Document& document, const Json& root, const Fields& fields) {
+  std::vector<LogicalTensor> tensors;
+  std::set<std::string> names;
+  for (const Json& entry : array_of(fields, root, "tensors")) {
+    const Fields tensor(document, entry, "a tensor of the manifest");
+    LogicalTensor& to = tensors.emplace_back();
+    to.name = tensor.string("name");
+    to.arrays = tensor.strings("arrays");
+    int64_t elems = 1;
+    for (const uint64_t dim : tensor.naturals("shape")) {
+      if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
+          __builtin_mul_overflow(elems, static_cast<int64_t>(dim), &elems))
+        tensor.fail(fmt::format("{} has more elements than 64 bits can count", files::shown(to.name)));
+      to.shape.push_back(static_cast<int64_t>(dim));
+    }
+    if (!names.insert(to.name).second) tensor.fail(fmt::format("{} is listed twice", files::shown(to.name)));
+  }
+  return tensors;
+}
+
+/// Throws: CheckpointError.
+std::vector<StateFile> files_of(const Document& document, const Json& root, const Fields& fields) {
+  std::vector<StateFile> all;
+  std::set<std::string> names;
+  for (const Json& entry : array_of(fields, root, "files")) {
+    const Fields file(document, entry, "a file of the manifest");
+    all.push_back({.name = file.string("name"), .size_bytes = int64_of(file, "bytes"), .hash = file.string("xxh3")});
+    const std::string& name = all.back().name;
+    if (!is_plain_name(name)) file.fail(fmt::format("{} is not the name of a file of the folder", files::shown(name)));
+    if (!names.insert(name).second) file.fail(fmt::format("{} is listed twice", files::shown(name)));
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string text_of(const Manifest& m) {
@@ -153,30 +188,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
       fields.fail(fmt::format("has {} as {}, need a string", value.type_name(), files::shown(key)));
     m.config.emplace_back(key, value.as_string());
   }
-  std::set<std::string> names;
-  for (const Json& entry : array_of(fields, root, "tensors")) {
-    const Fields tensor(document, entry, "a tensor of the manifest");
-    LogicalTensor& to = m.tensors.emplace_back();
-    to.name = tensor.string("name");
-    to.arrays = tensor.strings("arrays");
-    int64_t elems = 1;
-    for (const uint64_t dim : tensor.naturals("shape")) {
-      if (dim > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
-          __builtin_mul_overflow(elems, static_cast<int64_t>(dim), &elems))
-        tensor.fail(fmt::format("{} has more elements than 64 bits can count", files::shown(to.name)));
-      to.shape.push_back(static_cast<int64_t>(dim));
-    }
-    if (!names.insert(to.name).second) tensor.fail(fmt::format("{} is listed twice", files::shown(to.name)));
-  }
-  names.clear();
-  for (const Json& entry : array_of(fields, root, "files")) {
-    const Fields file(document, entry, "a file of the manifest");
-    m.files.push_back(
-        {.name = file.string("name"), .size_bytes = int64_of(file, "bytes"), .hash = file.string("xxh3")});
-    const std::string& name = m.files.back().name;
-    if (!is_plain_name(name)) file.fail(fmt::format("{} is not the name of a file of the folder", files::shown(name)));
-    if (!names.insert(name).second) file.fail(fmt::format("{} is listed twice", files::shown(name)));
-  }
+  m.tensors = tensors_of(document, root, fields);
+  m.files = files_of(document, root, fields);
   return m;
 }
 

@@ -18,9 +18,9 @@ detail::Words data_formats() {
   return {"auto", "slipstream", "llm.c", "nanogpt", "nanogpt-uint32", "megatron", "jsonl", "text"};
 }
 
-std::vector<Field<R>> make_fields() {
-  const auto& at = [](auto... members) { return F::at(members...); };
-  const auto& size = detail::size_quantity();
+constexpr auto at = [](auto... members) { return F::at(members...); };
+
+std::vector<Field<R>> model_fields() {
   return {
       F::mode(
           "model.family", at(&R::model, &Model::family),
@@ -82,7 +82,11 @@ std::vector<Field<R>> make_fields() {
           "Hugging Face folder, run folder or checkpoint with the initial weights. It decides the keys of this table "
           "that the run file lacks; keys that the run file has must describe its model. Rows that its vocabulary lacks "
           "become the mean of its rows. A run that resumes does not read it. Empty: random weights from train.seed."),
+  };
+}
 
+std::vector<Field<R>> data_fields() {
+  return {
       F::text("data.train", at(&R::data, &Data::train),
               "Path of the training data, or - for standard input of a run of one rank. A pattern with * or ? names "
               "several files, read in the order of their names; every text among them is a document. Gzip and "
@@ -121,7 +125,11 @@ std::vector<Field<R>> make_fields() {
               "Tokenizer of texts: bytes (256 tokens), chars (its sorted characters), or the path of a Hugging Face "
               "folder, of its tokenizer.json (the files beside it name more tokens), or of a tiktoken file "
               "NAME.tiktoken. Token shards bring their own."),
+  };
+}
 
+std::vector<Field<R>> train_fields() {
+  return {
       F::integer("train.steps", at(&R::train, &Train::steps), {1, kMaxSteps},
                  "Number of optimizer steps. The first is step 1."),
       F::integer("train.sequence_length", at(&R::train, &Train::sequence_length), {0, 1 << 24},
@@ -168,7 +176,11 @@ std::vector<Field<R>> make_fields() {
               "larger value prints a warning. With train.on_nan = \"skip\" the update is also skipped, with "
               "\"rollback\" the run goes back to its newest checkpoint. The 128 steps end four steps earlier, so that "
               "the host never waits, and need 64 finite values. 0: no limit."),
+  };
+}
 
+std::vector<Field<R>> optimizer_fields() {
+  return {
       F::mode("optimizer.name", at(&R::optimizer, &Optimizer::name),
               "Update rule. muon orthogonalizes the momentum of the weight matrices in the blocks. A matrix is one "
               "tensor of a Hugging Face file. AdamW updates all other parameters."),
@@ -219,7 +231,11 @@ std::vector<Field<R>> make_fields() {
                 "Keep two copies of the weights and swap them after each update. The update then runs while compute "
                 "runs, without waiting for the readers of the old copy. auto: true on a GPU if both copies fit and the "
                 "rehearsed step is faster. plan prints the gain and the memory."),
+  };
+}
 
+std::vector<Field<R>> parallel_fields() {
+  return {
       F::integer("parallel.data", at(&R::parallel, &Parallel::data), {-1, 1 << 24},
                  "Number of data ranks. -1: all ranks that the other axes leave."),
       F::integer("parallel.tensor", at(&R::parallel, &Parallel::tensor), {1, 65536},
@@ -232,7 +248,12 @@ std::vector<Field<R>> make_fields() {
       F::text("parallel.order", at(&R::parallel, &Parallel::order),
               "Order of the axes tp, cp, pp and dp in rank numbers, the fastest-changing first. Ranks are numbered "
               "node by node, so the first axes stay inside a node."),
+  };
+}
 
+std::vector<Field<R>> zero_fields() {
+  const auto& size = detail::size_quantity();
+  return {
       F::integer("zero.stage", at(&R::zero, &Zero::stage), {0, 3},
                  "State divided among data ranks. 0: nothing; 1: optimizer states; 2: also gradients; 3: also "
                  "parameters. Stages 2 and 3 keep a tied embedding whole and divide only its optimizer states, because "
@@ -253,7 +274,12 @@ std::vector<Field<R>> make_fields() {
       F::word("zero.gather_dtype", at(&R::zero, &Zero::gather_dtype), {"auto", "float32", "bfloat16", "int8"},
               "Type of sharded parameters on the wire. All ranks, the owner included, compute with the sent values. "
               "auto: train.dtype; int8: blocks of 128 values with one scale each."),
+  };
+}
 
+std::vector<Field<R>> overlap_fields() {
+  const auto& size = detail::size_quantity();
+  return {
       F::mode("overlap.grad_reduce", at(&R::overlap, &Overlap::grad_reduce),
               "Gradient reduction: bucketed (asynchronous, per bucket), per_parameter (asynchronous, one by one), flat "
               "(once, after backward) or naive (one by one, after backward)."),
@@ -294,7 +320,11 @@ std::vector<Field<R>> make_fields() {
       F::boolean("overlap.align_grad_reduce", at(&R::overlap, &Overlap::align_grad_reduce),
                  "Delay each pipeline stage's gradient reduction until all stages can begin theirs, so that "
                  "communication slows all stages at the same time."),
+  };
+}
 
+std::vector<Field<R>> pipeline_fields() {
+  return {
       F::mode("pipeline.schedule", at(&R::pipeline, &Pipeline::schedule),
               "Order of micro-batches in the stages. Must be left out if schedule_file is set. With one stage, no key "
               "of this table has an effect."),
@@ -307,7 +337,11 @@ std::vector<Field<R>> make_fields() {
                   "and head included."),
       F::text("pipeline.schedule_file", at(&R::pipeline, &Pipeline::schedule_file),
               "Path of a custom schedule in the format of plan --schedule-csv. Empty: pipeline.schedule."),
+  };
+}
 
+std::vector<Field<R>> comm_fields() {
+  return {
       F::word("comm.backend", at(&R::comm, &Comm::backend), {"auto", "nccl", "mpi", "thread"},
               "Communication library. auto: nccl on cuda, else mpi, with TCP connections of its own between machines "
               "that have no faster network. mpi: MPI carries every message between machines."),
@@ -355,7 +389,11 @@ std::vector<Field<R>> make_fields() {
       F::integer("comm.emulate.blocks", at(&R::comm, &Comm::emulate, &Emulate::blocks), {1, 1024},
                  "Thread blocks that the emulated link occupies, one multiprocessor each. Needs comm.emulate.form = "
                  "\"blocks\"."),
+  };
+}
 
+std::vector<Field<R>> device_fields() {
+  return {
       F::word("device.kind", at(&R::device, &DeviceConfig::kind), {"auto", "cpu", "cuda"},
               "Device that computes. auto: cuda if this build and this machine have it, else cpu. plan and check: the "
               "device that the machine file declares."),
@@ -372,7 +410,11 @@ std::vector<Field<R>> make_fields() {
       F::text("device.algorithms", at(&R::device, &DeviceConfig::algorithms),
               "Path of the table of timed cuBLASLt algorithms that slipstream bench products writes. cuda only. auto: "
               "this GPU's table in ~/.cache/slipstream. Empty: no table."),
+  };
+}
 
+std::vector<Field<R>> checkpoint_fields() {
+  return {
       F::text("checkpoint.dir", at(&R::checkpoint, &Checkpoint::dir),
               "Folder of checkpoints and final weights. Empty: output.dir/checkpoints."),
       F::integer("checkpoint.interval", at(&R::checkpoint, &Checkpoint::interval), {0, kMaxSteps},
@@ -396,11 +438,19 @@ std::vector<Field<R>> make_fields() {
           "checkpoint.final_dtype", at(&R::checkpoint, &Checkpoint::final_dtype), {"auto", "float32", "bfloat16"},
           "Type of the final weights; bfloat16 rounds to the nearest value. Checkpoints keep float32. auto: bfloat16 "
           "for a run that began with a folder of bfloat16 weights (model.init), else float32."),
+  };
+}
 
+std::vector<Field<R>> trace_fields() {
+  return {
       F::integers("trace.steps", at(&R::trace, &Trace::steps), {1, kMaxSteps},
                   "First and last step of the recorded timeline, such as [10, 12], shortened to train.steps. Empty: no "
                   "timeline."),
+  };
+}
 
+std::vector<Field<R>> output_fields() {
+  return {
       F::text("output.dir", at(&R::output, &Output::dir), "Folder of the run's files."),
       F::boolean("output.csv", at(&R::output, &Output::csv),
                  "Write metrics.csv beside metrics.jsonl: one column per field."),
@@ -415,7 +465,14 @@ std::vector<Field<R>> make_fields() {
 }  // namespace
 
 const std::vector<Field<RunConfig>>& run_fields() {
-  static const std::vector<Field<RunConfig>> fields = make_fields();
+  static const std::vector<Field<RunConfig>> fields = [] {
+    std::vector<Field<RunConfig>> all;
+    for (const auto& section :
+         {model_fields, data_fields, train_fields, optimizer_fields, parallel_fields, zero_fields, overlap_fields,
+          pipeline_fields, comm_fields, device_fields, checkpoint_fields, trace_fields, output_fields})
+      for (Field<RunConfig>& field : section()) all.push_back(std::move(field));
+    return all;
+  }();
   return fields;
 }
 

@@ -231,6 +231,33 @@ std::vector<Piece> pieces_of(const std::vector<Action>& actions, const Piece& re
   return pieces;
 }
 
+/// Adds to `packed` when each buffer of `again` is used by a list of pieces, which begins at position `at`. Then `at`
+/// is the end of the list.
+void add_lives(std::map<BufferId, Packed>& packed, const ModelSpec& model, const Buffers& buffers, const Set& again,
+               const Pieces& list, Position& at) {
+  const Position begin = at;
+  const auto touch = [&](const Slice& slice) {
+    if (!again.contains(slice.buffer)) return;
+    Packed& buffer = packed[slice.buffer];
+    buffer.buffer = slice.buffer;
+    buffer.size_bytes = buffers.stride_bytes(slice.buffer);
+    if (buffer.lives.empty() || buffer.lives.back().last_use < begin) buffer.lives.push_back({slice.buffer, at, at});
+    buffer.lives.back().last_use = at;
+  };
+  for (uint32_t piece : list) {
+    for (const Work& work : model.pieces[piece].works) {
+      for (const Slice& slice : work.reads) touch(slice);
+      for (const Slice& slice : work.writes) touch(slice);
+      ++at;
+    }
+    for (const Communication& c : model.pieces[piece].communications) {
+      for (const Slice& slice : {c.from, c.to})
+        if (slice.size_bytes > 0) touch(slice);
+      ++at;
+    }
+  }
+}
+
 }  // namespace
 
 Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how,
@@ -265,30 +292,8 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
     for (const auto& [l, layer] : layers) again.insert(layer.again().begin(), layer.again().end());
     layers.clear();
     model.pieces.insert(model.pieces.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
-    for (const Pieces* list : {&chunk.forward, &chunk.evaluate, &chunk.backward, &chunk.weight}) {
-      const Position begin = at;
-      const auto touch = [&](const Slice& slice) {
-        if (!again.contains(slice.buffer)) return;
-        Packed& buffer = packed[slice.buffer];
-        buffer.buffer = slice.buffer;
-        buffer.size_bytes = buffers.stride_bytes(slice.buffer);
-        if (buffer.lives.empty() || buffer.lives.back().last_use < begin)
-          buffer.lives.push_back({slice.buffer, at, at});
-        buffer.lives.back().last_use = at;
-      };
-      for (uint32_t piece : *list) {
-        for (const Work& work : model.pieces[piece].works) {
-          for (const Slice& slice : work.reads) touch(slice);
-          for (const Slice& slice : work.writes) touch(slice);
-          ++at;
-        }
-        for (const Communication& c : model.pieces[piece].communications) {
-          for (const Slice& slice : {c.from, c.to})
-            if (slice.size_bytes > 0) touch(slice);
-          ++at;
-        }
-      }
-    }
+    for (const Pieces* list : {&chunk.forward, &chunk.evaluate, &chunk.backward, &chunk.weight})
+      add_lives(packed, model, buffers, again, *list, at);
     for (BufferId buffer : again) result.saved_bytes += buffers.stride_bytes(buffer) * chunk.slots;
   }
   model.backward.clear();

@@ -268,6 +268,47 @@ void print_checkpoint(const Planned& planned, const comm::Rehearsal& rehearsal) 
     print_result("note:    {}\n", problem);
 }
 
+void print_schedule(const Planned& planned, const comm::Rehearsal& rehearsal) {
+  const Job& job = *planned.finished.job;
+  const ScheduleShape& shape = job.schedule.shape;
+  const Played played = played_schedule(planned.finished.stages, price_of(*planned.config, planned.machine, job.mesh),
+                                        planned.finished.transfer_ns);
+  print_result("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
+  for (const auto& stage : planned.finished.stages)
+    print_result(
+        "  stage {}: {} of memory, at most {} alive{}{}\n", stage->stage(), format_bytes(stage->buffers.total_bytes()),
+        counted(peak_in_flight(stage->schedule, stage->stage()), "micro-batch"),
+        shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
+        rehearsal.finished ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
+                                         ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
+                           : "");
+  // A column is at most as long as the shortest pass, so that no pass overwrites another one.
+  int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
+  for (const auto& passes : played.stages)
+    for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));
+  constexpr int64_t kWhole = 400, kEnds = 24;
+  const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
+  const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
+  print_result("{}", schedule_table(job.schedule, played, tick_ns, is_whole ? 0 : kEnds));
+  if (!is_whole && columns > 2 * kEnds)
+    print_result("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n", columns,
+                 kEnds);
+}
+
+void print_channels(const Planned& planned, const comm::Rehearsal& rehearsal, const StepTotals& totals) {
+  print_result("channels:\n");
+  for (const auto& [name, load] : totals.channels)
+    print_result("  {:<14}{:>7} {}{:>14} sent per step{}\n", name, load.tasks, load.tasks == 1 ? "task " : "tasks",
+                 format_bytes(load.bytes),
+                 load.bytes > 0 && rehearsal.finished
+                     ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
+                     : "");
+  if (const auto lines = engine_lines(planned.finished.engines, planned.machine); !lines.empty()) {
+    print_result("engines:\n");
+    for (const std::string& line : lines) print_result("  {}\n", line);
+  }
+}
+
 }  // namespace
 
 void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
@@ -302,32 +343,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
   print_software_memory(planned);
   print_recomputation(planned);
   print_sequence_parallelism(planned);
-  if (planned.finished.stages.size() > 1) {
-    const ScheduleShape& shape = job.schedule.shape;
-    const Played played = played_schedule(planned.finished.stages, price_of(*planned.config, planned.machine, job.mesh),
-                                          planned.finished.transfer_ns);
-    print_result("{}\n", schedule_line(*planned.config, planned.finished.stages, played));
-    for (const auto& stage : planned.finished.stages)
-      print_result("  stage {}: {} of memory, at most {} alive{}{}\n", stage->stage(),
-                   format_bytes(stage->buffers.total_bytes()),
-                   counted(peak_in_flight(stage->schedule, stage->stage()), "micro-batch"),
-                   shape.virtual_stages > 1 ? fmt::format(" in {} chunks together", shape.virtual_stages) : "",
-                   rehearsal.finished
-                       ? fmt::format("; rehearsed: bubble {:.2f} ms of a step",
-                                     ms_of_a_step(rehearsal.ranks[static_cast<size_t>(stage->stage())].bubble_ns))
-                       : "");
-    // A column is at most as long as the shortest pass, so that no pass overwrites another one.
-    int64_t tick_ns = std::max<int64_t>(1, played.makespan_ns / 48);
-    for (const auto& passes : played.stages)
-      for (const auto& pass : passes) tick_ns = std::min(tick_ns, std::max<int64_t>(1, pass.end_ns - pass.begin_ns));
-    constexpr int64_t kWhole = 400, kEnds = 24;
-    const int64_t columns = (played.makespan_ns + tick_ns / 2) / tick_ns;
-    const bool is_whole = shape.micro_batches <= 16 && shape.stages <= 16 && columns <= kWhole;
-    print_result("{}", schedule_table(job.schedule, played, tick_ns, is_whole ? 0 : kEnds));
-    if (!is_whole && columns > 2 * kEnds)
-      print_result("  of {} columns the first and the last {}; --schedule-csv FILE writes the whole schedule\n",
-                   columns, kEnds);
-  }
+  if (planned.finished.stages.size() > 1) print_schedule(planned, rehearsal);
   for (const std::string& remark : notes_of(planned)) print_result("note:    {}\n", remark);
   print_zero_memory(planned);
   print_update_places(planned, rehearsal);
@@ -338,17 +354,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     print_result("gradients and parameters on the wire: {} sent by a rank in a step; theory {} ({:.3f} of it)\n",
                  format_bytes(wire.sent), format_bytes(wire.theory),
                  static_cast<double>(wire.sent) / static_cast<double>(std::max<int64_t>(1, wire.theory)));
-  print_result("channels:\n");
-  for (const auto& [name, load] : totals.channels)
-    print_result("  {:<14}{:>7} {}{:>14} sent per step{}\n", name, load.tasks, load.tasks == 1 ? "task " : "tasks",
-                 format_bytes(load.bytes),
-                 load.bytes > 0 && rehearsal.finished
-                     ? fmt::format("; rehearsed: busy {:.2f} ms, {:.2f} exposed", load.busy_ms, load.exposed_ms)
-                     : "");
-  if (const auto lines = engine_lines(planned.finished.engines, planned.machine); !lines.empty()) {
-    print_result("engines:\n");
-    for (const std::string& line : lines) print_result("  {}\n", line);
-  }
+  print_channels(planned, rehearsal, totals);
   if (!planned.nccl_table.empty()) print_result("nccl:    {}\n", planned.nccl_table);
   for (const std::string& line : nccl_choices(job, planned.nccl)) print_result("  {}\n", line);
   print_result(
