@@ -72,6 +72,20 @@ int line_at(const std::string& text, size_t at) {
 
 std::string at_line(const File& file, int line) { return fmt::format("{}:{}: ", file.path, line); }
 
+namespace {
+
+/// The end of the literal R"MARK(...)MARK" at `begin`; `begin` if there is none.
+size_t end_of_raw_string(std::string_view text, size_t begin) {
+  if (!text.substr(begin).starts_with("R\"") || (begin > 0 && is_word(text[begin - 1]))) return begin;
+  const size_t open = text.find('(', begin);
+  if (open == std::string_view::npos) return begin;
+  const std::string close = fmt::format("){}\"", text.substr(begin + 2, open - begin - 2));
+  const size_t end = text.find(close, open);
+  return end == std::string_view::npos ? text.size() : end + close.size();
+}
+
+}  // namespace
+
 std::string code_only(std::string_view text) {
   std::string code(text);
   enum class In { plain, line_comment, comment, string, character } in = In::plain;
@@ -85,6 +99,12 @@ std::string code_only(std::string_view text) {
     }
     switch (in) {
       case In::plain:
+        if (const size_t end = end_of_raw_string(text, i); end > i) {
+          for (; i < end; ++i)
+            if (text[i] != '\n') code[i] = ' ';
+          --i;
+          break;
+        }
         if (c == '#') include_line = text.substr(i, 20).find("include") != std::string_view::npos;
         if (c == '/' && next == '/') in = In::line_comment;
         if (c == '/' && next == '*') in = In::comment;

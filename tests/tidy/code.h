@@ -19,6 +19,13 @@ struct Include {
   int line = 0;
 };
 
+/// A function with its declaration and all lambdas in it.
+struct Function {
+  std::string name;  // as declared: "Trainer::run", but "run" within its class; of a test, its title
+  int line = 0;
+  int lines = 0;
+};
+
 // All functions are pure.
 
 bool is_source(const std::string& path);
@@ -27,6 +34,8 @@ bool is_header(const std::string& path);
 std::string folder_of(const std::string& path);
 std::vector<std::string> lines_of(const std::string& text);
 std::vector<Include> includes_of(const File& file);
+/// The functions of a C++ or CUDA source, not those that a variable holds, and of a Python script.
+std::vector<Function> functions_of(const File& file);
 /// The text with comments, and the contents of string and character literals, replaced by blanks; lines stay
 /// lines. The names in #include lines are kept.
 std::string code_only(std::string_view text);

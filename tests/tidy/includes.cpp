@@ -13,10 +13,19 @@
 #include "tests/tidy/rules.h"
 
 namespace slipstream::tidy {
+namespace {
 
-Findings check_arrows(const File& file) {
-  // The folders that each folder may include.
-  static const std::map<std::string, std::set<std::string>> floors = {
+/// The parts of a folder from the bottom up, a part being a sub-folder or the files of one stem. `others` is the
+/// height of parts that have none of their own: ops and models, of which there may be any number.
+struct Parts {
+  std::map<std::string, int> heights;
+  std::optional<int> others;
+  const char* order;
+};
+
+/// The folders that each folder may include.
+const std::map<std::string, std::set<std::string>>& floors() {
+  static const std::map<std::string, std::set<std::string>> all = {
       {"engine", {"engine"}},
       {"kernels", {"engine", "kernels"}},
       {"comm", {"engine", "comm"}},
@@ -27,14 +36,11 @@ Findings check_arrows(const File& file) {
       {"trainer/bench", {"engine", "kernels", "comm", "models", "trainer/planner", "trainer/runtime", "trainer/bench"}},
       {"trainer/cli",
        {"engine", "comm", "trainer/planner", "trainer/report", "trainer/runtime", "trainer/bench", "trainer/cli"}}};
-  // The parts of a folder from the bottom up, a part being a sub-folder or the files of one stem. `others` is the
-  // height of parts that have none of their own: ops and models, of which there may be any number.
-  struct Parts {
-    std::map<std::string, int> heights;
-    std::optional<int> others;
-    const char* order;
-  };
-  static const std::map<std::string, Parts> parts = {
+  return all;
+}
+
+const std::map<std::string, Parts>& parts() {
+  static const std::map<std::string, Parts> all = {
       {"engine",
        {{{"base", 0},
          {"device", 1},
@@ -90,43 +96,51 @@ Findings check_arrows(const File& file) {
        {{{"rank", 0}, {"run_folder", 1}, {"weights", 1}, {"durability", 2}, {"text", 2}, {"loop", 3}},
         {},
         "rank <- run_folder, weights <- durability, text <- loop"}}};
-  const std::string folder = folder_of(file.path);
-  const auto floor = floors.find(folder);
-  if (floor == floors.end() || !is_source(file.path)) return {};
-  Findings findings;
-  const auto check_parts = [&](const Include& include, const std::string& whole, const Parts& within) {
-    const auto part_of = [&](const std::string& path) {
-      const size_t from = whole.size() + 1;
-      return path.substr(from, path.find_first_of("/.", from) - from);
-    };
-    const auto height_of = [&](const std::string& part) {
-      const auto found = within.heights.find(part);
-      return found == within.heights.end() ? within.others : std::optional(found->second);
-    };
-    const std::string from = part_of(file.path), to = part_of(include.name);
-    const std::optional<int> from_height = height_of(from), to_height = height_of(to);
-    const bool files_of_the_whole = from_height == within.others && to_height == within.others;
-    if (!from_height || !to_height)
-      findings.push_back(
-          at_line(file, include.line) +
-          fmt::format("{}/{} has no height. Give it one in tests/tidy/includes.cpp.", whole, from_height ? to : from));
-    else if (from != to && *to_height >= *from_height && !(whole.starts_with("trainer/") && files_of_the_whole))
-      findings.push_back(at_line(file, include.line) +
-                         fmt::format("{0}/{1} may not know {0}/{2}: {3}.", whole, from, to, within.order));
+  return all;
+}
+
+/// Both files lie in the folder `whole`.
+Findings check_parts(const File& file, const Include& include, const std::string& whole, const Parts& within) {
+  const auto part_of = [&](const std::string& path) {
+    const size_t from = whole.size() + 1;
+    return path.substr(from, path.find_first_of("/.", from) - from);
   };
+  const auto height_of = [&](const std::string& part) {
+    const auto found = within.heights.find(part);
+    return found == within.heights.end() ? within.others : std::optional(found->second);
+  };
+  const std::string from = part_of(file.path), to = part_of(include.name);
+  const std::optional<int> from_height = height_of(from), to_height = height_of(to);
+  const bool files_of_the_whole = from_height == within.others && to_height == within.others;
+  if (!from_height || !to_height)
+    return {at_line(file, include.line) + fmt::format("{}/{} has no height. Give it one in tests/tidy/includes.cpp.",
+                                                      whole, from_height ? to : from)};
+  if (from != to && *to_height >= *from_height && !(whole.starts_with("trainer/") && files_of_the_whole))
+    return {at_line(file, include.line) +
+            fmt::format("{0}/{1} may not know {0}/{2}: {3}.", whole, from, to, within.order)};
+  return {};
+}
+
+}  // namespace
+
+Findings check_arrows(const File& file) {
+  const std::string folder = folder_of(file.path);
+  const auto floor = floors().find(folder);
+  if (floor == floors().end() || !is_source(file.path)) return {};
+  Findings findings;
   for (const Include& include : includes_of(file)) {
     const std::string target = folder_of(include.name);
     if (target == "tests")
       findings.push_back(at_line(file, include.line) + "the program includes a test. Move what it needs.");
-    if (!floors.contains(target)) continue;
+    if (!floors().contains(target)) continue;
     if (!floor->second.contains(target))
       findings.push_back(at_line(file, include.line) +
                          fmt::format("{} may not know {}. Arrows point down: cli -> bench -> runtime -> planner -> "
                                      "models -> kernels -> engine and planner, report -> comm -> engine.",
                                      folder, target));
-    for (const auto& [whole, within] : parts)
+    for (const auto& [whole, within] : parts())
       if (file.path.starts_with(whole + "/") && include.name.starts_with(whole + "/"))
-        check_parts(include, whole, within);
+        for (const std::string& finding : check_parts(file, include, whole, within)) findings.push_back(finding);
   }
   return findings;
 }

@@ -31,7 +31,15 @@ Findings check_cycles(const std::vector<File>& files);
 Findings check_single_includes(const std::vector<File>& files);
 Findings check_built(const std::vector<File>& files);
 
-/// Pure. Lengths are reported, not judged.
+/// A function that is longer than functions may be.
+struct LongFunction {
+  std::string path, name;
+  int lines = 0;
+};
+/// Pure. A function has at most 70 lines, or exactly those of its row in `listed`: rows only shrink and disappear.
+Findings check_function_lengths(const std::vector<File>& files, const std::vector<LongFunction>& listed);
+
+/// Pure. Lengths of files are reported, not judged.
 Findings long_files(const std::vector<File>& files, int lines_max);
 
 }  // namespace slipstream::tidy

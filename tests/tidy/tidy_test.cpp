@@ -9,8 +9,11 @@
 #include <set>
 #include <sstream>
 
+#include <fmt/core.h>
+
 #include "tests/paths.h"
 #include "tests/test.hpp"
+#include "tests/tidy/long_functions.h"
 #include "tests/tidy/rules.h"
 
 using namespace slipstream::tidy;
@@ -94,7 +97,11 @@ TEST_CASE("release notes can be made of the fragments", "[tidy]") {
   CHECK(std::system((slipstream::source_dir() + "/scripts/release_notes.sh 0 --print >/dev/null").c_str()) == 0);
 }
 
-TEST_CASE("lengths are reported", "[tidy]") {
+TEST_CASE("no function has more than 70 lines, except those of a list that shrinks", "[tidy]") {
+  CHECK(joined(check_function_lengths(tree(), long_functions())) == "");
+}
+
+TEST_CASE("lengths of files are reported", "[tidy]") {
   std::printf("%s", joined(long_files(tree(), 500)).c_str());
   CHECK(long_files({{"a.cpp", "1\n2\n3\n"}}, 3).empty());
   CHECK(joined(long_files({{"a.cpp", "1\n2\n3\n4"}}, 3)) == "a.cpp: 4 lines; a file aims at 250\n");
@@ -105,6 +112,8 @@ TEST_CASE("rule: comments and literals are not code", "[tidy]") {
   CHECK(code_only("a /* b\nc */ d") == "a     \n     d");
   CHECK(code_only("f(\"x \\\" y\", 'z')") == "f(\"      \", ' ')");
   CHECK(code_only("1'000'000 + x") == "1'000'000 + x");
+  CHECK(code_only("f(R\"(a \" {\n)\", 'z')") == "f(       \n  , ' ')");
+  CHECK(code_only("f(R\"m(a)\")m\") + R\"x\"") == "f(           ) + R\" \"");
   CHECK(code_only("#include \"a/b.h\"") == "#include \"a/b.h\"");
 }
 
@@ -266,6 +275,64 @@ TEST_CASE("rule: cards", "[tidy]") {
   CHECK(check_card({"kernels/gelu/gelu.h", "/// Shapes: x\n/// Cost: 1\n/// Source: paper\n"}).empty());
   CHECK(check_card({"kernels/gelu/gelu.h", "/// Shapes: x\n/// Cost: 1\n"}).size() == 1);
   CHECK(check_card({"kernels/gelu/tile.h", ""}).empty());
+}
+
+TEST_CASE("rule: functions of C++", "[tidy]") {
+  const auto found = [](const std::string& code) {
+    std::string list;
+    for (const Function& each : functions_of({"a.cu", code}))
+      list += fmt::format("{} {}+{}\n", each.name, each.line, each.lines);
+    return list;
+  };
+  CHECK(found("int f() {\n  return 1;\n}\n") == "f 1+3\n");
+  CHECK(found("namespace a {\n\nint f(int x,\n      int y) {\n  return [] { return 1; }();\n}\n\n}\n") == "f 3+4\n");
+  CHECK(found("void A::f() const {\n}\nA::~A() {}\nbool operator==(A a, A b) {\n}\n") ==
+        "A::f 1+2\nA::~A 3+1\noperator== 4+2\n");
+  CHECK(found("class A : public B {\n public:\n  int f() override {\n  }\n  int x{3};\n};\nvoid g() {\n}\n") ==
+        "f 3+2\ng 7+2\n");
+  CHECK(found("A::A(int x)\n    : a_{.y = x}, b_(x) {\n  f();\n}\n") == "A::A 1+4\n");
+  CHECK(found("int f();\nconst int a[] = {\n    1, 2};\nconst auto g = [](int x) {\n};\nint h() {\n}\n") == "h 6+2\n");
+  CHECK(found("template <int kN = 3, typename T>\n__global__ void __launch_bounds__(S<kN>::k, 1)\n    f(T x = {}) "
+              "{\n}\n") == "f 1+4\n");
+  CHECK(found("struct alignas(16) A {\n  int f() {\n  }\n};\nenum class B { c, d };\nstruct A g() {\n}\n") ==
+        "f 2+2\ng 6+2\n");
+  CHECK(found("#define F(x) \\\n  void x() {\nint f() {  // }\n  g(\"}\");\n#if A {\n}\n") == "f 3+4\n");
+  CHECK(found("TEST_CASE(\"a law (of b)\", \"[x]\") {\n}\n") == "a law (of b) 1+2\n");
+  CHECK(found("auto f(int x) -> A {\n}\n") == "f 1+2\n");
+}
+
+TEST_CASE("rule: functions of Python", "[tidy]") {
+  const auto found = [](const std::string& code) {
+    std::string list;
+    for (const Function& each : functions_of({"a.py", code}))
+      list += fmt::format("{} {}+{}\n", each.name, each.line, each.lines);
+    return list;
+  };
+  CHECK(found("def f():\n    return 1\n\n\nx = 2\n") == "f 1+2\n");
+  CHECK(found("def f(\n    x,\n):\n    pass\n\n    pass\ny = 1\n") == "f 1+6\n");
+  CHECK(found("class A:\n    def f(self):\n        def g():\n            pass\n        g()\n") == "f 2+4\ng 3+2\n");
+  CHECK(found("def f():\n    x = \"\"\"\ndef g():\n\"\"\"\n    return x\n") == "f 1+5\n");
+}
+
+TEST_CASE("rule: lengths of functions", "[tidy]") {
+  const auto of_lines = [](int lines) {
+    File file{"a.cpp", "int f() {\n"};
+    for (int i = 2; i < lines; ++i) file.text += "  g();\n";
+    file.text += "}\n";
+    return file;
+  };
+  CHECK(check_function_lengths({of_lines(70)}, {}).empty());
+  CHECK(check_function_lengths({of_lines(71)}, {}) ==
+        Findings{"a.cpp:1: f has 71 lines of at most 70. Give its steps names of their own."});
+  CHECK(check_function_lengths({of_lines(75)}, {{"a.cpp", "f", 75}}).empty());
+  CHECK(check_function_lengths({of_lines(76)}, {{"a.cpp", "f", 75}}) ==
+        Findings{"a.cpp:1: f grew from 75 lines to 76. It may only become shorter."});
+  CHECK(check_function_lengths({of_lines(74)}, {{"a.cpp", "f", 75}}) ==
+        Findings{"a.cpp:1: f has 74 lines now. Write that into tests/tidy/long_functions.h."});
+  const Findings gone{
+      "a.cpp: f has at most 70 lines now, or another name. Remove its row from tests/tidy/long_functions.h."};
+  CHECK(check_function_lengths({of_lines(70)}, {{"a.cpp", "f", 75}}) == gone);
+  CHECK(check_function_lengths({}, {{"a.cpp", "f", 75}}) == gone);
 }
 
 TEST_CASE("rule: one user, one build", "[tidy]") {
