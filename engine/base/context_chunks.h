@@ -27,7 +27,7 @@ struct AttentionBlock {
 };
 
 struct ContextChunks {
-  int64_t tokens = 0;  // of a whole sequence; a multiple of 2 x ranks unless ranks is 1
+  int64_t tokens = 0;  // the tokens of a whole sequence; a multiple of 2 x ranks unless ranks is 1
   int ranks = 1;
   int rank = 0;
 

@@ -22,7 +22,7 @@ enum class RopeScalingKind : uint8_t {
   llama3,  // long waves are stretched, short ones stay (Dubey et al. 2024, arXiv:2407.21783)
 };
 
-/// overlap.grad_reduce: how gradients become tasks. All but `bucketed` exist for comparison.
+/// overlap.grad_reduce: how gradients become tasks. All modes except `bucketed` exist for comparison.
 enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
 
 /// pipeline.schedule.

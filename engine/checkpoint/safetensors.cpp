@@ -52,7 +52,7 @@ struct Entry {
 
 struct Header {
   std::vector<Entry> entries;                                 // in the order of the file
-  std::vector<std::pair<std::string, std::string>> metadata;  // of "__metadata__"
+  std::vector<std::pair<std::string, std::string>> metadata;  // the contents of "__metadata__"
 };
 
 std::string quoted(const std::string& text) { return Json(text).dump(); }

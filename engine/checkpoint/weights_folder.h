@@ -73,7 +73,7 @@ class WeightsFolder {
   bool in_pieces_ = false, is_checkpoint_ = false;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::unordered_map<std::string, std::string> hashes_;  // by the name of the file
-  std::deque<TensorInfo> boxes_;                         // of a checkpoint
+  std::deque<TensorInfo> boxes_;                         // the boxes of a checkpoint
   std::vector<FolderTensor> tensors_;
   std::unordered_map<std::string, size_t> index_of_;
 };

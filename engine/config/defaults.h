@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of resolve() that depend on the run file alone: defaults, and settings without effect.
+// The parts of resolve() that depend only on the run file: defaults, and settings without effect.
 
 #include "engine/config/config.h"
 
 namespace slipstream {
 
-/// Replaces every 0, "auto" and "" that depends on the run file alone: kv_heads, ffn_width, tie_embeddings,
+/// Replaces every 0, "auto" and "" that depends only on the run file: kv_heads, ffn_width, tie_embeddings,
 /// sequence_length, decay_steps, gather_dtype, grad_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 

@@ -34,7 +34,7 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
   if (layout.replicas() == 1) {  // nothing to shard or to align
     const int64_t shard_size = config.zero.shard_size;
     config.zero = Zero{};
-    if (shard_size > 1) config.zero.shard_size = shard_size;  // does not divide one rank: the mesh refuses it
+    if (shard_size > 1) config.zero.shard_size = shard_size;  // the size does not divide one rank: the mesh refuses it
     config.overlap.align_grad_reduce = false;
   }
   layout.data_inner = static_cast<int>(config.zero.shard_size);

@@ -30,7 +30,7 @@ struct Span {
   int64_t ready_ns = 0;         // how long the thread waited for a core during the span
   int64_t ready_before_ns = 0;  // how long it waited for a core before the span, since the last reading
   int64_t asleep_ns = 0;        // of a work on one thread: how long it neither ran nor waited for a core
-  int64_t link_ns = -1;         // of communication: see note_link_ns(); -1: not known
+  int64_t link_ns = -1;         // for communication: see note_link_ns(); -1: not known
 };
 
 class Event {

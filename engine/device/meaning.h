@@ -36,7 +36,7 @@ enum class Rule : uint8_t {
 enum class Adds : uint8_t {
   never,
   as_planned,    // Frame::accumulate
-  later_passes,  // in every micro-batch but the first
+  later_passes,  // in every micro-batch except the first
   always,
 };
 
@@ -53,8 +53,8 @@ struct Meaning {
   int8_t once = -1;  // the index into reads of an operand that only the first rank of those that share a layer adds
   int16_t step = 0;  // the step of a ring
   int64_t mean_over = 0;   // losses: the tokens whose mean loss the gradient belongs to
-  int64_t first_row = -1;  // dropout: the row of the micro-batch with which the mask begins, and
-  int64_t rows = 0;        // their number
+  int64_t first_row = -1;  // dropout: the row of the micro-batch with which the mask begins
+  int64_t rows = 0;        // dropout: the number of rows
 };
 
 /// Returns true if the rank with this index among those that share a layer adds the operands of Meaning::once.

@@ -33,7 +33,7 @@ struct BufferSpec {
   Owner owner = Owner::scratch;
   Instances instances = Instances::one;
   int slots = 1;         // the number of instances if the buffer is per_slot
-  bool is_view = false;  // then `view` has its location; views own no bytes
+  bool is_view = false;  // `view` then has its location; views own no bytes
   Slice view;
 };
 
@@ -72,7 +72,7 @@ class Buffers {
   bool is_on_device(Owner owner) const {
     return (owner != Owner::snapshot && owner != Owner::kept) || !snapshots_beside;
   }
-  int64_t total_bytes() const;  // of all owners on the device
+  int64_t total_bytes() const;  // the bytes of all owners on the device
 
   int micro_batches = 1;          // instances of per_micro_batch buffers
   bool snapshots_beside = false;  // snapshots are in host memory, which is separate from the device's

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The planner: from a model and its buffers to a job.
+// The planner: makes a job from a model and its buffers.
 
 #include "engine/plan/job.h"
 

@@ -34,7 +34,7 @@ enum class Granularity : uint8_t {
 /// The operands of one call.
 struct UpdateShape {
   int64_t elems = 0;
-  int64_t rows = 0, cols = 0;        // of a matrix
+  int64_t rows = 0, cols = 0;        // the size of a matrix
   bool rounds = false;               // the update also writes weights as bf16
   DType product_dtype = DType::f32;  // for products of matrices
 };

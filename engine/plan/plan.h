@@ -44,7 +44,7 @@ enum class Op : uint8_t {
 const char* name_of(Op op);
 constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
 
-/// "This item of this plan is complete."
+/// The point at which an item of a plan is complete.
 struct Point {
   ItemId item = 0;
   bool operator==(const Point&) const = default;
@@ -121,7 +121,7 @@ struct Item {
   std::vector<Point> after;     // the item begins when all are complete, in its channel's order; pruned by finish()
   std::vector<Rebind> rebinds;  // the location of buffers for this item only
   int32_t bucket = -1;          // of a reduction or an update; -1: no bucket, or all buckets of its group
-  int32_t group = -1;           // of an update; -1: no update
+  int32_t group = -1;           // for an update; -1: the item is none
 };
 
 /// A piece of the model for one micro-batch. Pieces run in order on the compute stream.
@@ -144,7 +144,7 @@ enum class Algorithm : uint8_t {
 struct Task : Item {
   int16_t peer = 0;             // send/recv/exchange: offset along the axis
   std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
-  DType dtype = DType::f32;     // of the elements on the wire, or of a local op
+  DType dtype = DType::f32;     // the type of the elements on the wire, or of a local op
   Format format;                // encode, decode, sum_parts: the format of the encoded side
   int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
   Algorithm algorithm = Algorithm::direct;

@@ -11,7 +11,7 @@ namespace slipstream {
 
 struct BoundInput {
   double bytes_per_second = 0;  // the rate of a rank's port
-  int64_t latency_ns = 0;       // of one round
+  int64_t latency_ns = 0;       // the latency of one round
   int ranks = 1;
   std::vector<int64_t> spine_ns;  // the time of each spine item of the training plan
 };

@@ -87,7 +87,7 @@ Work bind(comm::Communicator& by, Op op, int64_t elems) {
 /// The time of one verb of one size: from the end of a work on compute to the start of the next work after the verb.
 struct Measured {
   double seconds = 0;
-  double core_seconds = 0;  // of one rank
+  double core_seconds = 0;  // the time of one rank
 };
 
 /// A group of `ranks` threads with one communicator each.

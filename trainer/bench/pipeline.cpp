@@ -113,7 +113,7 @@ class PipelineBench : WorldBench {
     else
       spine_ns = spine_ns_of_stages(world_, c);
     if (ratio == 0) alone_ms_[row.name] = row.step_ms();
-    int64_t busy_ns = 0;  // of the stage with the longest compute
+    int64_t busy_ns = 0;  // for the stage with the longest compute
     for (size_t s = 0; s < row.stages.size(); ++s) {
       busy_ns = std::max(busy_ns, std::accumulate(spine_ns[s].begin(), spine_ns[s].end(), int64_t{0}));
       if (!paced_ && ratio == 0)  // the base of later ratios

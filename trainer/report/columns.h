@@ -10,7 +10,7 @@
 
 namespace slipstream::report {
 
-/// NaN: the step has no such value.
+/// One value per step. NaN: the step has no such value.
 struct Series {
   std::string name;
   std::vector<double> values;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Containers of data, told by their first bytes, and unpacked while they are read.
+// Recognizes containers of data by their first bytes, and unpacks them while they are read.
 
 #include <cstddef>
 #include <string>

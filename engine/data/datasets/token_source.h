@@ -38,8 +38,8 @@ std::shared_ptr<const TokenSource> chain(std::vector<std::shared_ptr<const Token
 /// Returns `source` as one document, followed by `end_of_text` unless that is -1.
 std::shared_ptr<const TokenSource> document_of(std::shared_ptr<const TokenSource> source, int32_t end_of_text);
 
-/// Documents of token sequences that have no index of them, but an id that separates them: `source` with documents that
-/// begin at each `id` (`begins`) or behind each (otherwise).
+/// Adds documents to a token sequence that has no index of them, but an id that separates them. Returns `source` with
+/// documents that begin at each `id` (if `begins`) or after each `id` (otherwise).
 std::shared_ptr<const TokenSource> documents_by_id(std::shared_ptr<const TokenSource> source, int32_t id, bool begins);
 
 }  // namespace slipstream::data

@@ -76,8 +76,8 @@ class EventState {
   std::atomic<int> references_{1};
   mutable std::mutex mutex_;
   Position latest_;
-  uint64_t generation_ = 0;            // of the most recent record
-  uint64_t completed_generation_ = 0;  // of the most recent record that has completed
+  uint64_t generation_ = 0;            // the generation of the most recent record
+  uint64_t completed_generation_ = 0;  // the generation of the most recent record that has completed
   int64_t completed_ns_ = 0;
 };
 

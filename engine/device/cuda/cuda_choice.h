@@ -25,7 +25,7 @@ struct CudaGpu {
   int capability = 0;  // 90 is 9.0
   int multiprocessors = 0;
   int64_t clock_khz = 0;
-  int64_t bytes_per_second = 0;  // of its memory
+  int64_t bytes_per_second = 0;  // the rate of its memory
   int64_t memory_bytes = 0;
   int64_t free_bytes = 0;  // at the time of the call; other processes may use the GPU too
   int driver = 0;          // the CUDA version that the driver supports: 12090 is 12.9

@@ -115,8 +115,8 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;
   const void* recorded_on_ = nullptr;       // the stream; null: never recorded
   std::shared_ptr<EventHandle> graph_end_;  // the most recent record is in a launched graph, whose end replaces it
-  const CudaGraph* captured_in_ = nullptr;  // the graph being recorded that contains a record of this event,
-  const void* captured_on_ = nullptr;       // and the stream of that record
+  const CudaGraph* captured_in_ = nullptr;  // the graph being recorded that contains a record of this event
+  const void* captured_on_ = nullptr;       // the stream of that record
   mutable std::atomic<int64_t> completed_ns_{0};
 };
 

@@ -91,7 +91,7 @@ LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& re
 
 std::vector<Alternative> faster_alternatives(const Planned& planned, const comm::Rehearsal& rehearsal) {
   constexpr size_t kMostItems = 50'000;     // of a step on all stages; more items take seconds per rehearsal
-  constexpr double kWorthPrinting = 0.995;  // of the time per sequence
+  constexpr double kWorthPrinting = 0.995;  // the share of the time per sequence below which a change is printed
   size_t items = 0;
   for (const auto& stage : planned.finished.stages) items += stage->train().size();
   if (items > kMostItems) return {};

@@ -218,7 +218,7 @@ std::string shares_text(const StepShares& shares) {
 
 /// Prints what limits the step, the longest waits, and changes that shorten it.
 void print_advice(const Planned& planned, const comm::Rehearsal& rehearsal) {
-  constexpr double kWorthPrinting = 0.005;  // of the step
+  constexpr double kWorthPrinting = 0.005;  // the share of the step from which a cause is printed
   constexpr size_t kPrinted = 3;
   const comm::RankTimes& times = rehearsal.ranks.front();
   const double step_ms = static_cast<double>(times.step_period_ns(1)) / 1e6;

@@ -44,7 +44,7 @@ class Space {
 
  private:
   static constexpr int64_t kLongSequence = 16'384;
-  static constexpr int64_t kMostSequences = 64;   // of a micro-batch
+  static constexpr int64_t kMostSequences = 64;   // the most sequences of a micro-batch
   static constexpr int64_t kLeastUneven = 2;      // the least layers of a part if parts differ by one
   static constexpr int64_t kRecomputedSteps = 8;  // the numbers of layers that are tried
   struct Shape : MeshSizes {

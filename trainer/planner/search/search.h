@@ -41,7 +41,7 @@ constexpr size_t kShownLayouts = 20;
 
 struct SearchResult {
   std::vector<SearchedLayout> layouts;  // first the rehearsed ones, the fastest first; then the others by bound
-  std::vector<ResolvedConfig> configs;  // of the first ones, at most kShownLayouts
+  std::vector<ResolvedConfig> configs;  // those of the first layouts, at most kShownLayouts
   size_t rehearsed = 0;                 // the number of rehearsed layouts
   std::vector<NarrowerWire> wires;  // for the first layouts, the fastest first; empty if `keys` names one of their keys
   bool is_certain = false;          // no other layout can be faster, because none is open

@@ -11,7 +11,7 @@ namespace slipstream::planner {
 namespace {
 
 constexpr size_t kLayouts = 6;            // the first layouts of a search
-constexpr double kWorthPrinting = 0.995;  // of the layout's step
+constexpr double kWorthPrinting = 0.995;  // the share of the layout's step below which a type is printed
 
 using Sets = std::vector<std::string>;
 

@@ -51,7 +51,7 @@ bool RunName::may_continue(const std::string& owner, int64_t step) const {
 
 RunName run_name_of(World& world, const std::string& dir, bool continues) {
   RunName name;
-  std::string starts;  // "START STEP" of each former
+  std::string starts;  // "START STEP" of each former start
   if (world.rank() == 0) {
     const std::string path = dir + "/run.json";
     std::error_code error;

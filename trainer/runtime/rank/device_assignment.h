@@ -21,7 +21,7 @@ struct DeviceAssignment : LibraryTables {
   int ranks = 1;                  // the ranks of the run
   std::vector<int> ranks_on_gpu;  // ranks of the world, including this one; more than one only on shared GPUs
   std::string name = "cpu";       // for run.json and messages: "cpu" or the GPU's name
-  int capability = 0;             // of this rank's GPU: 90 is 9.0
+  int capability = 0;             // the compute capability of this rank's GPU: 90 is 9.0
   int driver = 0;                 // the oldest of all ranks, see CudaGpu
 
   /// If several ranks communicate through the device, NCCL allocates its memory. Throws: ResourceError if the GPU does

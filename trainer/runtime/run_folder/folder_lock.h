@@ -14,7 +14,7 @@ namespace slipstream::runtime {
 /// place in a Slurm queue, and its lease. The job renews the file every ten seconds. Another job takes the folder over,
 /// with a note, only if the former one has ended for certain, or has no claim to it any more:
 ///   on the same host, which is known by its boot id or its name, the kernel has dropped the lock of the ended process;
-///   where a file system has no locks, the process, or the one that started with its number, is gone;
+///   where a file system has no locks, the process, or the one that started with its number, no longer exists;
 ///   on any host, Slurm has queued the same job again, which it does after the end of the start before;
 ///   on any host, the file has not been renewed for the time of the lease. A job that comes back later sees that the
 ///   file names another one, and ends (is_lost()).

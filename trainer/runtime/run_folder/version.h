@@ -15,8 +15,8 @@ std::string compiler();
 /// Returns the library of the CPU matrix products: "oneDNN 2.6.3" or "Eigen 3.4.0". Pure.
 std::string products_library();
 
-/// Identity of the running program by its code, so that ranks of different builds do not train together.
-/// 16 hexadecimal digits: a hash of the executable's instructions and constants as they were loaded. A copy or a
+/// Returns the identity of the running program by its code, so that ranks of different builds do not train together. It
+/// has 16 hexadecimal digits: a hash of the executable's instructions and constants as they were loaded. A copy or a
 /// stripped copy has the same id at any path. Libraries that the program loads do not count. Pure.
 const std::string& build_id();
 
