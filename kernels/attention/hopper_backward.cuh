@@ -29,7 +29,7 @@ struct Ring {
   }
 };
 
-/// The keys of a block in two halves of their columns, one behind the other. For dq, warpgroup i multiplies half i.
+/// The keys of a block in two halves of their columns, one after the other. For dq, warpgroup i multiplies half i.
 template <int kHead>
 struct KeyTile {
   static constexpr int kColumns = kHead / 2, kRowBytes = 2 * kColumns, kHalfBytes = kKeys * kRowBytes,

@@ -42,7 +42,7 @@ inline bool make_head_map(TensorMap& map, const HeadRows& all, int box_rows, std
       reason);
 }
 
-/// kRows rows of a head, as slabs of 64 columns, one behind the other. A row of a slab has 128 bytes, and chunk c of 16
+/// kRows rows of a head, as slabs of 64 columns, one after the other. A row of a slab has 128 bytes, and chunk c of 16
 /// bytes of row r is at place c ^ (r % 8). `bytes` is a multiple of 1024.
 template <int kRows, int kHead>
 struct HeadTile {

@@ -45,7 +45,7 @@ class Shipped(unittest.TestCase):
     def test_they_run(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            for part in ("scripts", "configs", "sweeps"):
+            for part in ("scripts", "configs"):
                 shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
             (folder / "build").mkdir()
             (folder / "build/slipstream").symlink_to(PROGRAM)
@@ -53,7 +53,7 @@ class Shipped(unittest.TestCase):
             run.write_text(edited(run.read_text(), SMALLER))
             # The shell is that of a user, without the variables with which the suite calls mpirun.
             environment = {key: value for key, value in os.environ.items() if not key.startswith("OMPI_")}
-            files = sorted((folder / "sweeps").glob("*.toml"))
+            files = sorted((folder / "configs/sweeps").glob("*.toml"))
             self.assertGreaterEqual(len(files), 8)
             command = ["scripts/sweep.py", str(files[0].relative_to(folder))]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
