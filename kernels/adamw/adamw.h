@@ -55,7 +55,7 @@ void adamw(LaunchContext& context, const Adamw& args);
 /// Pure. 16 flops and 28 bytes per element, 30 with `working`. Pointers may be null.
 Cost adamw_cost(const Adamw& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void adamw_cpu(LaunchContext& context, const Adamw& args);)
 void adamw_cuda(LaunchContext& context, const Adamw& args);
 

@@ -37,7 +37,7 @@ void add(LaunchContext& context, const Add& args);
 Cost cast_cost(const Cast& args);
 Cost add_cost(const Add& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void cast_cpu(LaunchContext& context, const Cast& args);
                      void add_cpu(LaunchContext& context, const Add& args);)
 void cast_cuda(LaunchContext& context, const Cast& args);

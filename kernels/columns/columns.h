@@ -54,7 +54,7 @@ void columns_sum(LaunchContext& context, const ColumnsSum& args);
 Cost columns_take_cost(const ColumnsTake& args);
 Cost columns_sum_cost(const ColumnsSum& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void columns_take_cpu(LaunchContext& context, const ColumnsTake& args);
                      void columns_sum_cpu(LaunchContext& context, const ColumnsSum& args);)
 void columns_take_cuda(LaunchContext& context, const ColumnsTake& args);

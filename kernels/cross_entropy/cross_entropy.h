@@ -41,7 +41,7 @@ double sum_of_losses(const float* row_losses, int64_t rows);
 /// `backward`. Pointers may be null.
 Cost cross_entropy_cost(const CrossEntropy& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 /// On the CPU, writes row_losses and, with `backward`, the gradient; the caller adds the rows.
 SLIP_DECLARE_PER_ISA(void cross_entropy_cpu(LaunchContext& context, const CrossEntropy& args);)
 void cross_entropy_cuda(LaunchContext& context, const CrossEntropy& args);

@@ -53,7 +53,7 @@ void cross_entropy_merge(LaunchContext& context, const CrossEntropyMerge& args);
 Cost cross_entropy_part_cost(const CrossEntropyPart& args);
 Cost cross_entropy_merge_cost(const CrossEntropyMerge& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void cross_entropy_part_cpu(LaunchContext& context, const CrossEntropyPart& args);
                      void cross_entropy_merge_cpu(LaunchContext& context, const CrossEntropyMerge& args);)
 void cross_entropy_part_cuda(LaunchContext& context, const CrossEntropyPart& args);

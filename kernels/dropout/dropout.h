@@ -45,7 +45,7 @@ void dropout(LaunchContext& context, const Dropout& args);
 /// Pure. Minimum flops and bytes. `adds`: with x. Pointers may be null.
 Cost dropout_cost(const Dropout& args, bool adds);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void dropout_cpu(LaunchContext& context, const Dropout& args);)
 void dropout_cuda(LaunchContext& context, const Dropout& args);
 

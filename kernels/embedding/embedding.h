@@ -103,7 +103,7 @@ Cost embedding_backward_cost(const EmbeddingBackward& args);
 Cost position_backward_cost(const PositionBackward& args);
 Cost embedding_rows_pack_cost(const EmbeddingRowsPack& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 /// Ids in device memory cannot be refused: an id outside the vocabulary or the positions turns its row into NaN or is
 /// left out of a gradient. Nothing is read or written out of bounds.
 void document_positions_cuda(LaunchContext& context, const DocumentPositions& args);

@@ -49,7 +49,7 @@ void gelu_backward(LaunchContext& context, const GeluBackward& args);
 Cost gelu_forward_cost(const GeluForward& args);
 Cost gelu_backward_cost(const GeluBackward& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void gelu_forward_cpu(LaunchContext& context, const GeluForward& args);
                      void gelu_backward_cpu(LaunchContext& context, const GeluBackward& args);)
 void gelu_forward_cuda(LaunchContext& context, const GeluForward& args);

@@ -74,7 +74,7 @@ Cost head_norm_backward_cost(const HeadNormBackward& args);
 /// Pure. Floats of workspace of head_norm_backward.
 int64_t head_norm_backward_workspace_elems(int64_t rows, int64_t head_dim);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void head_norm_forward_cpu(LaunchContext& context, const HeadNormForward& args);
                      void head_norm_backward_cpu(LaunchContext& context, const HeadNormBackward& args);)
 void head_norm_forward_cuda(LaunchContext& context, const HeadNormForward& args);

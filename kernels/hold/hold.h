@@ -52,7 +52,7 @@ void copy_around(LaunchContext& context, const CopyAround& args);
 /// Enqueues. to = from, both on the device without overlap; memcpy on cpu.
 void copy_on_device(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 void hold_blocks_cuda(LaunchContext& context, const HoldBlocks& args);
 void await_flag_cuda(LaunchContext& context, const AwaitFlag& args);
 void copy_around_cuda(LaunchContext& context, const CopyAround& args);

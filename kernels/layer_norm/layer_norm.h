@@ -76,7 +76,7 @@ Cost layer_norm_backward_cost(const LayerNormBackward& args);
 /// Pure. Floats of workspace of layer_norm_backward.
 int64_t layer_norm_backward_workspace_elems(int64_t rows, int64_t width);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void layer_norm_forward_cpu(LaunchContext& context, const LayerNormForward& args);
                      void layer_norm_backward_cpu(LaunchContext& context, const LayerNormBackward& args);)
 void layer_norm_forward_cuda(LaunchContext& context, const LayerNormForward& args);

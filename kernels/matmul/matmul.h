@@ -79,7 +79,7 @@ Cost matmul_forward_cost(const MatmulForward& args);
 Cost matmul_backward_input_cost(const MatmulBackwardInput& args);
 Cost matmul_backward_weight_cost(const MatmulBackwardWeight& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 void matmul_forward_cuda(LaunchContext& context, const MatmulForward& args);
 void matmul_backward_input_cuda(LaunchContext& context, const MatmulBackwardInput& args);
 /// The part of matmul_backward_input_cuda after a plain product in dx: dx *= gelu'(pre_activation), and dbias.

@@ -32,7 +32,7 @@ void residual(LaunchContext& context, const Residual& args);
 /// Pure. Minimum flops and bytes. Pointers may be null.
 Cost residual_cost(const Residual& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void residual_cpu(LaunchContext& context, const Residual& args);)
 void residual_cuda(LaunchContext& context, const Residual& args);
 

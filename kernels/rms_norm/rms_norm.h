@@ -68,7 +68,7 @@ Cost rms_norm_backward_cost(const RmsNormBackward& args);
 /// Pure. Floats of workspace of rms_norm_backward.
 int64_t rms_norm_backward_workspace_elems(int64_t rows, int64_t width);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void rms_norm_forward_cpu(LaunchContext& context, const RmsNormForward& args);
                      void rms_norm_backward_cpu(LaunchContext& context, const RmsNormBackward& args);)
 void rms_norm_forward_cuda(LaunchContext& context, const RmsNormForward& args);

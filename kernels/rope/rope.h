@@ -58,7 +58,7 @@ Cost rope_cost(const Rope& args);
 /// odd, or if the scaling's low_freq_factor is not below its high_freq_factor.
 void rope_table(float* table, int64_t positions, int64_t head_dim, float theta, const RopeScaling& scaling = {});
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void rope_cpu(LaunchContext& context, const Rope& args);)
 void rope_cuda(LaunchContext& context, const Rope& args);
 

@@ -78,7 +78,7 @@ struct NextRows {
 void sample(LaunchContext& context, const Sample& args);
 void next_rows(LaunchContext& context, const NextRows& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void sample_cpu(LaunchContext& context, const Sample& args);
                      /// The choice in one row by 64 random bits. Advances nothing.
                      int32_t choose_cpu(const Sample& args, int64_t row, uint64_t random);)

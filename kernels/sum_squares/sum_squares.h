@@ -31,7 +31,7 @@ void sum_squares(LaunchContext& context, const SumSquares& args);
 /// Pure. 2 flops and 4 bytes per element, 8 bytes per part. `x` and `results` may be null.
 Cost sum_squares_cost(const SumSquares& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void sum_squares_cpu(LaunchContext& context, const SumSquares& args);)
 void sum_squares_cuda(LaunchContext& context, const SumSquares& args);
 

@@ -51,7 +51,7 @@ void swiglu_backward(LaunchContext& context, const SwigluBackward& args);
 Cost swiglu_forward_cost(const SwigluForward& args);
 Cost swiglu_backward_cost(const SwigluBackward& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void swiglu_forward_cpu(LaunchContext& context, const SwigluForward& args);
                      void swiglu_backward_cpu(LaunchContext& context, const SwigluBackward& args);)
 void swiglu_forward_cuda(LaunchContext& context, const SwigluForward& args);

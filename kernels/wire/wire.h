@@ -66,7 +66,7 @@ void encode(LaunchContext& context, const Encode& args);
 void decode(LaunchContext& context, const Decode& args);
 void sum_parts(LaunchContext& context, const SumParts& args);
 
-/// The op on one device; arguments are checked and not empty. CUDA: enqueues; ResourceError if a launch is refused.
+/// Run the op on one device, for arguments that are checked and not empty. CUDA enqueues, or throws ResourceError.
 SLIP_DECLARE_PER_ISA(void encode_cpu(LaunchContext& context, const Encode& args);
                      void decode_cpu(LaunchContext& context, const Decode& args);
                      void sum_parts_cpu(LaunchContext& context, const SumParts& args);)
