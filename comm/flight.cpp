@@ -180,10 +180,11 @@ std::vector<FlightRecord> read_flight(const std::string& folder) {
   std::erase_if(records, [&](const FlightRecord& record) { return record.run != run; });
   std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
   for (size_t i = 0; i < records.size(); ++i)
-    if (records[i].size != records[0].size || (i > 0 && records[i].rank == records[i - 1].rank))
-      throw DataError("[flight] {} has records that contradict each other: rank {} of {} and rank {} of {}.", folder,
-                      records[i].rank, records[i].size, records[i > 0 ? i - 1 : 0].rank,
-                      records[i > 0 ? i - 1 : 0].size);
+    if (records[i].size != records[0].size)
+      throw DataError("[flight] {} has records of runs of different sizes: rank {} of {} and rank {} of {}.", folder,
+                      records[0].rank, records[0].size, records[i].rank, records[i].size);
+    else if (i > 0 && records[i].rank == records[i - 1].rank)
+      throw DataError("[flight] {} has two records of rank {}.", folder, records[i].rank);
   return records;
 }
 

@@ -28,11 +28,12 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{500};
 constexpr int kLooksPerSign = 4;
-// If a look is later than this although a core was free, the process was stopped.
+// If a look is this much too late, without the time that the process waited for a core, the process was stopped.
 constexpr int64_t kLeastStopNs = 200'000'000;
-// A process that was stopped for longer than this did not wait for the others meanwhile.
+// One look adds at most this to the time that a rank waited, because a stopped process does not wait for the others.
 constexpr int64_t kLongestLookNs = 2'000'000'000;
-// A rank that does not answer within this time is silent. With the look before it, an alarm ends the run within 5 s.
+// Rank 0 treats a rank that does not answer within this time as silent. An alarm then ends the run within 5 s,
+// including the time until the look that raises it.
 constexpr int64_t kAnswerNs = 2'500'000'000;
 constexpr int64_t kVerdictNs = kVerdictMs * 1'000'000;
 
@@ -350,9 +351,11 @@ void Monitor::ask_rank_0(const std::string& alarm) {
     }
   // The launcher ends the others after the first rank has left.
   std::this_thread::sleep_for(milliseconds(std::clamp(100 * (rank_ - 1), 0, 1000)));
-  print(run_.empty() ? fmt::format("{} Host {}: look for ranks that the launcher did not start, or raise {}.", alarm,
-                                   host_, own.limit_key)
-                     : judge({own}).sentence);
+  print(
+      run_.empty()
+          ? fmt::format("{} This message is from host {}. Look for ranks that the launcher did not start, or raise {}.",
+                        alarm, host_, own.limit_key)
+          : judge({own}).sentence);
   leave();
 }
 

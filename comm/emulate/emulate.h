@@ -21,8 +21,8 @@ enum class LinkForm : uint8_t { gate, copies, blocks };
 /// word, and the device waits for that word.
 struct LinkTraffic {
   LinkForm form = LinkForm::gate;
-  /// A word, initially 0, that the host writes and kernels read. It lives as long as the works. The function is empty
-  /// on cpu, where the stream's thread sleeps.
+  /// Makes a word that is initially 0, which the host writes and kernels read. The word lives as long as the works. On
+  /// a CPU this function is empty, because the thread of the stream sleeps instead.
   std::function<uint32_t*()> make_flag;
   /// gate, copies. Enqueues. Waits until *flag is at least `value`.
   std::function<void(LaunchContext&, const uint32_t* flag, uint32_t value)> await;
@@ -36,9 +36,10 @@ struct LinkTraffic {
       hold;
 };
 
-/// A communicator whose transfers also pass through `port`, which all channels of the rank share. A work ends no
-/// earlier than wire_cost (comm/link.h) after its last member entered, later while other transfers share the port, and
-/// no earlier than the transfer of `inner`. Meanwhile `traffic` loads the device. Members exchange their entry times;
+/// A communicator whose transfers also pass through `port`, which all channels of the rank share. A work ends
+/// when both its emulated time and the transfer of `inner` have ended. The emulated time is wire_cost (comm/link.h)
+/// after the last member has entered, and longer while other transfers share the port. Meanwhile `traffic` loads the
+/// device. Members exchange their entry times;
 /// communicators without a Rendezvous, and those whose members have different clocks, use the entry time of this rank.
 /// A port carries only the load of its own rank.
 std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,

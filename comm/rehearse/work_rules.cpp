@@ -161,7 +161,8 @@ Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& r
 Type StageTypes::sum_over_rows(const Type& of, const Term& term) {
   Type type{.kind = Kind::gradient, .terms = shared_.pool.intern({term}), .mean_over = of.mean_over};
   if (size_of_axis(Axis::context) > 1 && (of.context.dim != Dim::tokens || of.context.shift != 0))
-    refuse("a sum over rows", name_of(Axis::context), fmt::format("has operands that are {}", words(of)));
+    refuse("a sum over rows", name_of(Axis::context),
+           fmt::format("has operands that are {}, and needs parts over tokens", words(of)));
   type.tensor = of.tensor.dim == Dim::tokens     ? partial(Axis::tensor)
                 : of.tensor.dim == Dim::features ? Share{.dim = Dim::rows}
                                                  : of.tensor;

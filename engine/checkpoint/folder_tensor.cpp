@@ -95,7 +95,8 @@ const std::string& FolderTensor::name() const { return pieces_[0].info->name; }
 const std::string& FolderTensor::dtype() const { return pieces_[0].info->dtype; }
 const std::string& FolderTensor::path() const { return pieces_[0].file->path(); }
 
-/// Sets shape_ and elems_. Pieces without overlaps leave no gap if together they have as many elements as the shape.
+/// Sets shape_ and elems_. Refuses pieces that overlap, and pieces that have fewer elements together than the shape:
+/// they leave a gap.
 void FolderTensor::check_pieces() {
   const TensorInfo& first = *pieces_[0].info;
   shape_.assign(first.shape.size(), 0);

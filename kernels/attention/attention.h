@@ -123,8 +123,9 @@ struct AttentionCarried {
 /// Shapes:  q, out, lse, carried: T = all.tokens rows of the queries' sequences; k, v: block.keys rows of the keys'
 ///          sequences
 /// Alias:   as AttentionForward; carried overlaps no operand, and may be null in a block that is first and last
-/// Cost:    4·B·H·E·pairs flops, of the pairs that a window leaves; the sum of the rows that the block touches. If the
-///          window leaves none, the block counts as one without keys, and costs nothing between the first and the last
+/// Cost:    4·B·H·E·pairs flops, where only pairs inside the window count, and the bytes of the rows that the block
+///          touches. A block outside the window costs as much as a block without keys: nothing, unless it is the first
+///          or the last
 /// Errors:  as AttentionForward; ShapeError if the block lies outside T, or is causal with another number of keys than
 ///          queries
 /// Source:  as AttentionForward; Liu et al. 2023, arXiv:2310.01889 (blocks that travel in a ring)

@@ -135,8 +135,8 @@ int verify(const std::string& dir) {
   }
   if (damaged == 0 && problems.empty() && Interrupt::asked()) return static_cast<int>(ExitCode::preempted);
   if (damaged > 0)
-    problems += fmt::format("{} of {} cannot be resumed from. Training skips a damaged one with --resume.", damaged,
-                            counted(total, "checkpoint"));
+    problems += fmt::format("A run cannot resume from {} of {}. With --resume, training skips damaged checkpoints.",
+                            damaged, counted(total, "checkpoint"));
   if (!problems.empty()) throw CheckpointError("[checkpoint] {}", problems);
   return 0;
 }

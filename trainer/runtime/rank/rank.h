@@ -31,7 +31,8 @@ struct RankOptions {
   bool check_hazards = false;  // check every launch with the hazard checker; see comm/rehearse/checked_device.h
   bool graph = true;           // replay steps as graphs, if the device supports them
   bool times_works = false;    // the spans of replayed steps are those of works; false: of items
-  /// Blocks. Collective: returns true if `mine` is true on all ranks. `awaited` names the question.
+  /// Blocks. Collective: returns true if `mine` is true on all ranks. `awaited` names the exchange in the
+  /// watchdog's sentence.
   std::function<bool(bool mine, const std::string& awaited)> all_agree = [](bool mine, const std::string&) {
     return mine;
   };

@@ -20,7 +20,7 @@ using ReadWeights = std::function<void(size_t parameter, size_t tensor, int64_t 
 void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor,
                 const std::function<void(std::span<const float>)>& take);
 
-/// Passes values on in `dtype`: float32, or rounded to the nearest bfloat16.
+/// Gives the values to `sink`, as float32 or rounded to the nearest bfloat16.
 void pass_on(std::span<const float> values, DType dtype, const checkpoint::TensorSink& sink);
 
 /// Returns every named tensor of the model in `dtype`. The `reads` of its stage supply the values during the write.
