@@ -25,9 +25,9 @@ std::vector<Question> read_questions(const std::string& text, const std::string&
 
 struct EvalOptions {
   std::string checkpoint;                     // a folder of weights, or a run folder
-  std::string text;                           // the file of a text, or "-"; either this
+  std::string text;                           // the file of a text, or "-"; empty: `choices` is set
   DataFormat format = DataFormat::automatic;  // for the text; text: it may be JSON, or have bytes that are no text
-  std::string choices;                        // or this: the file of questions
+  std::string choices;                        // the file of questions; empty: `text` is set
   int64_t context = 0;                        // the tokens of a sequence; 0: the model's context
   int64_t stride = 0;                         // the tokens between the beginnings of sequences of the text; 0: context
   int64_t batch = 4;                          // the sequences at a time
