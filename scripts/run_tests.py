@@ -73,6 +73,12 @@ def is_catch(program, build):
     return b"_ZN5Catch" in code or b"Reports test results" in code
 
 
+def hidden_too(arguments):
+    """Arguments of a Catch2 program with its hidden cases: each of the tags that choose cases, with [.] and without."""
+    tags = [a for a in arguments if a.lstrip("~").startswith("[")] or [""]
+    return [a for a in arguments if a not in tags] + [",".join(f"{tag}[.],{tag}~[.]" for tag in tags)]
+
+
 def skip_reason(text):
     found = re.search(r"^\s*SKIPPED\b[: ]*(.*)$", text or "", re.MULTILINE | re.IGNORECASE)
     return found and found.group(1).strip()
@@ -144,7 +150,7 @@ def run(test, build, everything):
     with tempfile.TemporaryDirectory(dir=temporary_folder()) as folder:
         report = os.path.join(folder, "report.xml")
         if catch:
-            command += ["-r", "xml", "-d", "yes", "-o", report] + (["[.],~[.]"] if everything else [])
+            command = [command[0], *(hidden_too(command[1:]) if everything else command[1:]), "-r", "xml", "-d", "yes", "-o", report]
         environment = {**os.environ, **(test["env"] if isinstance(test["env"], dict) else {})}
         if temporary_folder():
             environment["TMPDIR"] = folder

@@ -34,11 +34,18 @@ Isa choose() {
   throw ConfigError("[kernels] SLIPSTREAM_ISA={} is unknown, need baseline, avx2 or avx512.", asked);
 }
 
+Isa& chosen() {
+  static Isa chosen = choose();
+  return chosen;
+}
+
 }  // namespace
 
-Isa isa() {
-  static const Isa chosen = choose();
-  return chosen;
+Isa isa() { return chosen(); }
+
+void use_isa(Isa isa) {
+  SLIP_ASSERT(isa <= best());
+  chosen() = isa;
 }
 
 std::string_view name_of(Isa isa) {

@@ -12,6 +12,8 @@ enum class Isa { baseline, avx2, avx512 };
 /// of the plan, because bits depend on it, and run.json records it. Throws: ConfigError if the selected set cannot run
 /// here.
 Isa isa();
+/// Selects another set from now on. For tests, while no op runs. Throws: BugError if the machine does not support it.
+void use_isa(Isa isa);
 std::string_view name_of(Isa isa);
 
 }  // namespace slipstream::kernels

@@ -14,7 +14,7 @@
 #include "engine/base/check.h"
 #include "kernels/matmul/matmul.h"
 #include "tests/emulation/fake_cublaslt.h"
-#include "tests/emulation/on_device.h"
+#include "tests/kernels/common/backend.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -43,7 +43,7 @@ struct Layer {
         weight(random_doubles(kOut * kIn, dtype, 3), dtype, "weight"),
         pre(random_doubles(kRows * kIn, dtype, 4), dtype, "pre"), dx(kRows * kIn, dtype, "dx"),
         dweight(kOut * kIn, DType::f32, "dweight"), dbias(kOut, DType::f32, "dbias"), sums(kIn, DType::f32, "sums");
-    LaunchContext context = cuda_context();
+    LaunchContext context = a_context();
     const Frame frame{.multiprocessors = multiprocessors};
     context.frame = &frame;
     const int64_t before = emulation::launches();
@@ -78,7 +78,7 @@ int count(From from) {
 }
 
 AlgorithmTable searched() {
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   AlgorithmTable table(gemm_library());
   CHECK(search_algorithms(context, products_of_the_run(), kSearch, table, {}) == 0);
   return table;
@@ -261,7 +261,7 @@ TEST_CASE("a search that ends early leaves a table that the next one continues f
   use_algorithms({});
   emulation::fake_cublaslt() = {};
   Layer(DType::bf16).run();
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   const std::vector<ProductShape> products = products_of_the_run();
   AlgorithmTable table(gemm_library());
 
@@ -304,7 +304,7 @@ TEST_CASE("a plain product that the table has is not timed again for its fused g
   use_algorithms({});
   emulation::fake_cublaslt() = {};
   Layer(DType::f32).run();
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   AlgorithmTable table = searched();
   for (const ProductShape& product : products_of_the_run()) {
     if (product.epilogue == Epilogue::none) continue;

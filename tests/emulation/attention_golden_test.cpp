@@ -8,7 +8,7 @@
 
 #include "engine/base/json.h"
 #include "kernels/attention/attention.h"
-#include "tests/emulation/on_device.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/paths.h"
 #include "tests/reference/packed_attention.h"
 
@@ -81,7 +81,7 @@ struct Errors {
 
 Errors errors_of(const Golden& g, float scale) {
   const int64_t width = g.width(), at_k = g.out_width(), at_v = at_k + g.kv_heads * g.head_dim;
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   OnDevice x(formula(g.tokens * width, g.seed), DType::bf16, "qkv"),
       dout(formula(g.tokens * g.out_width(), g.seed + 1), DType::bf16, "dout"),
       out(g.tokens * g.out_width(), DType::bf16, "out"), dqkv(g.tokens * width, DType::bf16, "dqkv"),
@@ -139,12 +139,12 @@ void check_all() {
 }  // namespace
 
 TEST_CASE("attention equals PyTorch: heads of 64 and 128, mma.sync") {
-  if (on_card) return;  // takes the path of its GPU
+  if (on_gpu()) return;  // takes the path of its GPU
   check_all();
 }
 
 TEST_CASE("attention equals PyTorch: heads of 64 and 128, sm_90a") {
   const emulation::Capability hopper(90);
   check_all();
-  if (!on_card) CHECK(attention_fallbacks().empty());
+  if (!on_gpu()) CHECK(attention_fallbacks().empty());
 }

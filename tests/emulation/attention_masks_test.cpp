@@ -6,7 +6,7 @@
 
 #include "kernels/attention/fragment_dropout.cuh"
 #include "kernels/attention/hidden_keys.cuh"
-#include "tests/emulation/on_device.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/reference/dropout.h"
 #include "tests/reference/packed_attention.h"
 #include "tests/sample.h"
@@ -53,7 +53,7 @@ void check_ranges(int64_t tokens, int ranks, int64_t window, int64_t longest) {
         const auto elems = [](int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), -1); };
         OnDevice before(elems(local), "before"), keys_begin(elems(local), "keys_begin"),
             queries_end(elems(local), "queries_end");
-        const LaunchContext context = cuda_context();
+        const LaunchContext context = a_context();
         launch(stream_of(context), ranges_kernel, dim3(1), dim3(kWarp), 0, HiddenKeys(args), sequence,
                before.data<int32_t>(), keys_begin.data<int32_t>(), queries_end.data<int32_t>());
         const AttentionBlock& block = args.block;
@@ -122,7 +122,7 @@ TEST_CASE("attention dropout: fragments of tensor cores have the factors of thei
   for (int64_t query : {0, 9, 16})  // the chunks meet at 24
     for (int64_t key : {0, 16}) {
       OnDevice of_rows(128, DType::f32, "of_rows"), of_columns(128, DType::f32, "of_columns");
-      const LaunchContext context = cuda_context();
+      const LaunchContext context = a_context();
       launch(stream_of(context), factors_kernel, dim3(1), dim3(kWarp), 0, WeightDropout(args.all), int64_t{5}, query,
              key, of_rows.data<float>(), of_columns.data<float>());
       const Doubles rows = of_rows.doubles(), columns = of_columns.doubles();

@@ -7,14 +7,14 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/hold/hold.h"
-#include "tests/emulation/on_device.h"
+#include "tests/kernels/common/backend.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
 
 TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 16 bytes, and only then") {
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse"),
       sums(Doubles(128 + 1), DType::f32, "sums"), maximum(1, DType::f32, "maximum"), sum(1, DType::f32, "sum");
   const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift, int64_t stride, bool last = true,
@@ -71,7 +71,7 @@ TEST_CASE("attention, tensor cores: taken for bf16 heads of 64 and 128 in whole 
 
 TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
   const emulation::Capability hopper(90);
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), out(128, DType::bf16, "out"), lse(1, DType::f32, "lse"),
       sums(Doubles(128 + 1), DType::f32, "sums"), maximum(1, DType::f32, "maximum"), sum(1, DType::f32, "sum");
   const auto taken = [&](int64_t head_dim, DType dtype, int64_t shift = 0, int64_t stride = 384, bool last = true,
@@ -90,7 +90,7 @@ TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is no
   };
   CHECK((taken(64, DType::bf16) && taken(128, DType::bf16) && taken(64, DType::bf16, 0, 384, false)));
   CHECK_FALSE((taken(64, DType::f32) || taken(64, DType::bf16, 0, 384, true, 0, 0)));
-  if (on_card) return;
+  if (on_gpu()) return;
   CHECK(attention_fallbacks().empty());
   CHECK_FALSE(taken(96, DType::bf16));
   CHECK(noted("attention_forward: heads of 96, need 64 or 128"));
@@ -114,7 +114,7 @@ TEST_CASE("attention, sm_90a: taken for rows that TMA takes, and a refusal is no
 
 TEST_CASE("attention backward, sm_90a: taken for rows that TMA takes, and a refusal is noted") {
   const emulation::Capability hopper(90);
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   OnDevice x(Doubles(3 * 128 + 8), DType::bf16, "qkv"), dq(128 + 8, DType::bf16, "dq"),
       lse(Doubles(1), DType::f32, "lse"), sums(Doubles(128 + 1), DType::f32, "sums"),
       gradients(Doubles(2 * 128 + 1), DType::f32, "gradients");
@@ -148,7 +148,7 @@ TEST_CASE("attention backward, sm_90a: taken for rows that TMA takes, and a refu
   };
   CHECK((taken(DType::bf16) && taken(DType::bf16, 128)));
   CHECK_FALSE((taken(DType::f32) || taken(DType::bf16, 64, 0, 0, 0, 0)));
-  if (on_card) return;
+  if (on_gpu()) return;
   CHECK_FALSE(taken(DType::bf16, 96));
   CHECK(noted("attention_backward: heads of 96, need 64 or 128"));
   CHECK_FALSE(taken(DType::bf16, 64, 1));
@@ -164,9 +164,9 @@ TEST_CASE("attention backward, sm_90a: taken for rows that TMA takes, and a refu
 }
 
 TEST_CASE("hold_blocks launches with the shared memory that the device has") {
-  if (on_card) return;  // the flag is in the host's memory
+  if (on_gpu()) return;  // the flag is in the host's memory
   OnDevice x(Doubles(2048), DType::f32, "x");
-  LaunchContext context = cuda_context();
+  LaunchContext context = a_context();
   const uint32_t released = 1;
   CHECK_NOTHROW(hold_blocks(
       context, {.memory = x.data<std::byte>(), .size_bytes = 8192, .release = &released, .blocks = 2, .ns = 1000}));
@@ -174,7 +174,7 @@ TEST_CASE("hold_blocks launches with the shared memory that the device has") {
 }
 
 TEST_CASE("attention: SLIPSTREAM_ATTENTION is the first path that the dispatch tries") {
-  if (on_card) return;  // it has one compute capability
+  if (on_gpu()) return;  // it has one compute capability
   constexpr int64_t kTokens = 200, kHead = 64;
   const Doubles qkv = random_doubles(kTokens * 3 * kHead, DType::bf16, 1),
                 dout = random_doubles(kTokens * kHead, DType::bf16, 2);
@@ -182,7 +182,7 @@ TEST_CASE("attention: SLIPSTREAM_ATTENTION is the first path that the dispatch t
   const auto bits = [&](int capability, const char* asked) {
     const emulation::Capability gpu(capability);
     if (asked) ::setenv("SLIPSTREAM_ATTENTION", asked, 1);
-    LaunchContext context = cuda_context();
+    LaunchContext context = a_context();
     OnDevice x(qkv, DType::bf16, "qkv"), d(dout, DType::bf16, "dout"), out(kTokens * kHead, DType::bf16, "out"),
         dqkv(kTokens * 3 * kHead, DType::bf16, "dqkv"), lse(kTokens, DType::f32, "lse");
     attention_forward(context, {x.data(), x.data(kHead), x.data(2 * kHead), out.data(), lse.data<float>(), 1, kTokens,

@@ -68,9 +68,9 @@ def run(test, case, **environment):
 
 
 def cases_of(test):
-    """The names of the cases, by the option of Catch2 2 or that of Catch2 3."""
+    """The names of the cases that run kernels, by the option of Catch2 2 or that of Catch2 3."""
     for options in (["--list-test-names-only"], ["--list-tests", "--verbosity", "quiet"]):
-        listed = subprocess.run([test, *options], capture_output=True, text=True).stdout
+        listed = subprocess.run([test, *options, "~[cpu]"], capture_output=True, text=True).stdout
         if "Usage" not in listed and listed.strip():
             return [line.strip() for line in listed.splitlines() if line.strip()]
     sys.exit(f"mutate_barriers: {test} does not list its cases")

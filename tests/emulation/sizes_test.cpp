@@ -18,7 +18,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/sum_squares/sum_squares.h"
 #include "kernels/swiglu/swiglu.h"
-#include "tests/emulation/on_device.h"
+#include "tests/kernels/common/backend.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -26,7 +26,7 @@ using namespace slipstream::test;
 
 namespace {
 
-int64_t size(int64_t on_a_card, int64_t emulated) { return on_card ? on_a_card : emulated; }
+int64_t size(int64_t on_a_card, int64_t emulated) { return on_gpu() ? on_a_card : emulated; }
 
 /// Random values that repeat after a prime number of them: making them all would take longer than the tests.
 Doubles repeated_doubles(int64_t elems, DType dtype, uint32_t seed, double scale) {
@@ -59,8 +59,8 @@ class Both {
 /// Calls body(context, device) for the CPU, then for the device.
 template <typename Body>
 void on_both(const Body& body) {
-  static ThreadPool pool(on_card ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : 1);
-  LaunchContext cpu, device = cuda_context();
+  static ThreadPool pool(on_gpu() ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : 1);
+  LaunchContext cpu, device = a_context();
   cpu.pool = &pool;
   body(cpu, false);
   body(device, true);
@@ -372,7 +372,7 @@ TEST_CASE("sizes: the update of a whole model's share") {
                     .weight_decay = 0.1f});
   });
   double on_device = 0;
-  host_access.read(&on_device, sum.at<double>(true), sizeof on_device);
+  read_device(&on_device, sum.at<double>(true), sizeof on_device);
   CHECK(on_device == on_cpu);
   CHECK(rounded.error() == 0);
   CHECK(p.error() < 1e-6);

@@ -57,7 +57,7 @@ with tempfile.TemporaryDirectory() as name:
         script(bundle / path, f'exec "{build / "tests" / program}" {arguments}\n')
 
     script(bundle / "bin/slipstream", PROGRAM.format(program=build / "tests/fake_gpu/slipstream_fake_gpu"))
-    runs("tests/gpu_wire_test", "emulation/emulated_wire_test")
+    runs("tests/gpu_wire_test", "emulation/emulated_kernels_test", '-# "[#wire_test]~[cpu]"')
     script(bundle / "tests/gpu_crashing_test", CRASHES)
     script(bundle / "tests/gpu_filling_test", FILLS)
     runs("tests/gpu_attention_golden_test", "emulation/emulated_attention_golden_test", '"$@" "*mma.sync"')

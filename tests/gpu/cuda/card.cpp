@@ -8,23 +8,44 @@
 #include <vector>
 
 #include "engine/device/cuda/cuda_check.h"
-#include "tests/emulation/on_device.h"
+#include "tests/kernels/common/backend.h"
+
+namespace slipstream::test {
+
+const Backend backend = require_card() ? Backend::gpu : Backend::emulated;
+
+// cudaMemcpy waits for the kernels before it: the tests launch on the default stream.
+void read_device(void* host, const void* device, size_t size_bytes) {
+  SLIP_CUDA(cudaMemcpy(host, device, size_bytes, cudaMemcpyDeviceToHost));
+}
+void write_device(void* device, const void* host, size_t size_bytes) {
+  SLIP_CUDA(cudaMemcpy(device, host, size_bytes, cudaMemcpyHostToDevice));
+}
+
+LaunchContext a_context() {
+  LaunchContext context;
+  context.kind = DeviceKind::cuda;
+  return context;
+}
+
+void for_machines(const std::function<void(LaunchContext&)>& body) {
+  // Twice: the order of the threads differs from run to run.
+  for (int run : {1, 2}) {
+    INFO("run " << run);
+    LaunchContext context = a_context();
+    body(context);
+  }
+}
+
+int machine_set() { return 0; }
+
+}  // namespace slipstream::test
 
 namespace slipstream::emulation {
 namespace {
 
 constexpr size_t kGuardBytes = 256;
 constexpr unsigned char kOnes = 0xff;
-
-// cudaMemcpy waits for the kernels before it: the tests launch on the default stream.
-const bool has_card = [] {
-  test::on_card = test::require_card();
-  test::host_access = {.read = [](void* host, const void* device,
-                                  size_t n) { SLIP_CUDA(cudaMemcpy(host, device, n, cudaMemcpyDeviceToHost)); },
-                       .write = [](void* device, const void* host,
-                                   size_t n) { SLIP_CUDA(cudaMemcpy(device, host, n, cudaMemcpyHostToDevice)); }};
-  return true;
-}();
 
 }  // namespace
 
@@ -50,7 +71,7 @@ bool DeviceMemory::intact() const {
 
 bool DeviceMemory::protects(const void*) const { return false; }
 
-// The GPU has its own order and memory, and launches are not counted: tests that use these check `on_card` first.
+// The GPU has its own order and memory, and launches are not counted: tests that use these check `backend` first.
 void set_descending(bool) {}
 void set_compute_capability(int) {}
 void set_compiled_registers(int) {}

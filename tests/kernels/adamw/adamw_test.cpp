@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/base/check.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/optimizer.h"
 
@@ -70,14 +71,14 @@ std::vector<double> expected(int64_t elems, reference::AdamwRule rule, double cl
 
 const reference::AdamwRule kRule = {kRate, kBeta1, kBeta2, kEps, kDecay};
 
-State run(Isa isa, LaunchContext& context, int64_t elems, const std::vector<int64_t>& ends) {
+State run(LaunchContext& context, int64_t elems, const std::vector<int64_t>& ends) {
   State state(elems);
   for (int t = 1; t <= kSteps; ++t) {
     const auto g = gradient(elems, t);
     const AdamwScalars s = scalars(t);
     int64_t begin = 0;
     for (int64_t end : ends) {
-      SLIP_CALL_ON(isa, adamw_cpu(context, state.args(g, s, begin, end)));
+      adamw(context, state.args(g, s, begin, end));
       begin = end;
     }
   }
@@ -90,24 +91,13 @@ double error_against(const std::vector<float>& p, const std::vector<double>& wan
 
 }  // namespace
 
-TEST_CASE("three steps equal the double optimizer") {
-  for (int64_t elems : {1, 7, 1023, 1025, 40961}) {
-    CAPTURE(elems);
-    const auto want = expected(elems, kRule, kClip);
-    for_each_machine([&](Isa isa, LaunchContext& context) {
-      const State state = run(isa, context, elems, {elems});
-      CHECK(error_against(state.p, want) <= 1e-6);
-      for (size_t i = 0; i < state.p.size(); ++i) REQUIRE(state.working[i].bits == bfloat16(state.p[i]).bits);
-    });
-  }
-}
-
 TEST_CASE(
-    "the tolerance sees beta2 used for beta1, a forgotten and a coupled decay, another eps, a forgotten clip and a "
-    "forgotten bias correction") {
+    "adamw: the tolerance sees beta2 used for beta1, a forgotten and a coupled decay, another eps, a forgotten clip "
+    "and a forgotten bias correction",
+    "[.][cpu]") {
   const int64_t elems = 1000;
   LaunchContext context = context_of(1);
-  const State state = run(isas().back(), context, elems, {elems});
+  const State state = run(context, elems, {elems});
   reference::AdamwRule wrong = kRule;
   wrong.beta1 = kBeta2;
   CHECK(error_against(state.p, expected(elems, wrong, kClip)) > 1e-6);
@@ -127,72 +117,43 @@ TEST_CASE(
   CHECK(error_against(uncorrected.p, expected(elems, kRule, kClip)) > 1e-6);
 }
 
-TEST_CASE("a skipped step keeps parameters and moments, and copies the parameters where the step would write them") {
-  for (int64_t elems : {1, 7, 1023, 1025, 40961}) {
-    const std::vector<float> g(static_cast<size_t>(elems), NAN);
-    AdamwScalars s = scalars(1);
-    s.clip = -1.0f;
-    for_each_machine([&](Isa isa, LaunchContext& context) {
-      State state = run(isa, context, elems, {elems});
-      const State before = state;
-      SLIP_CALL_ON(isa, adamw_cpu(context, state.args(g, s, 0, elems)));
-      CHECK(same_bits(state.p, before.p));
-      std::vector<float> updated(static_cast<size_t>(elems), 7.0f);
-      std::fill(state.working.begin(), state.working.end(), bfloat16(7.0f));
-      Adamw args = state.args(g, s, 0, elems);
-      args.updated = updated.data();
-      SLIP_CALL_ON(isa, adamw_cpu(context, args));
-      CHECK(same_bits(updated, before.p));
-      CHECK(same_bits(state.p, before.p));
-      CHECK(same_bits(state.m, before.m));
-      CHECK(same_bits(state.v, before.v));
-      for (size_t i = 0; i < state.p.size(); ++i) REQUIRE(state.working[i].bits == bfloat16(state.p[i]).bits);
-    });
-  }
-}
-
-TEST_CASE("any threads and any cut of the range give the same bits") {
+TEST_CASE("adamw: any threads and any cut of the range give the same bits", "[.][cpu]") {
   const int64_t elems = 20011;
-  for (Isa isa : isas()) {
-    LaunchContext one = context_of(1);
-    const State whole = run(isa, one, elems, {elems});
-    for (int threads : {1, 2, 3}) {
-      LaunchContext context = context_of(threads);
-      const State cut = run(isa, context, elems, {1, 4, 1029, 10007, elems});
-      CHECK(same_bits(whole.p, cut.p));
-      CHECK(same_bits(whole.m, cut.m));
-      CHECK(same_bits(whole.v, cut.v));
-    }
-  }
+  Same<std::vector<float>> same;
+  for_machines([&](LaunchContext& context) {
+    const State whole = run(context, elems, {elems}), cut = run(context, elems, {1, 4, 1029, 10007, elems});
+    CHECK(same_bits(whole.p, cut.p));
+    CHECK(same_bits(whole.m, cut.m));
+    CHECK(same_bits(whole.v, cut.v));
+    CHECK(same(whole.p));
+  });
 }
 
-TEST_CASE("multipliers in one range give the bits of ranges of their own") {
+TEST_CASE("adamw: multipliers in one range give the bits of ranges of their own", "[.][cpu]") {
   const int64_t elems = 20011;
   const std::vector<UpdateSpan> spans = {{0, 1, 0},         {5, 1, 1},     {1024, 0.5f, 1}, {1031, 0.5f, 3},
                                          {10007, 1, 0.25f}, {10007, 2, 0}, {20000, 0, 0.5f}};
-  for (Isa isa : isas())
-    for (int threads : {1, 3}) {
-      LaunchContext context = context_of(threads);
-      State together(elems), apart(elems);
-      const auto g = gradient(elems, 1);
-      const AdamwScalars s = scalars(1);
-      Adamw args = together.args(g, s, 0, elems);
-      args.spans = spans.data(), args.span_count = std::ssize(spans);
-      SLIP_CALL_ON(isa, adamw_cpu(context, args));
-      for (size_t i = 0; i < spans.size(); ++i) {
-        AdamwScalars of_span = s;
-        of_span.learning_rate *= spans[i].learning_rate;
-        Adamw range = apart.args(g, of_span, spans[i].begin, i + 1 < spans.size() ? spans[i + 1].begin : elems);
-        range.weight_decay *= spans[i].weight_decay;
-        SLIP_CALL_ON(isa, adamw_cpu(context, range));
-      }
-      CHECK(same_bits(together.p, apart.p));
-      CHECK(same_bits(together.m, apart.m));
-      CHECK(same_bits(together.v, apart.v));
+  for_machines([&](LaunchContext& context) {
+    State together(elems), apart(elems);
+    const auto g = gradient(elems, 1);
+    const AdamwScalars s = scalars(1);
+    Adamw args = together.args(g, s, 0, elems);
+    args.spans = spans.data(), args.span_count = std::ssize(spans);
+    adamw(context, args);
+    for (size_t i = 0; i < spans.size(); ++i) {
+      AdamwScalars of_span = s;
+      of_span.learning_rate *= spans[i].learning_rate;
+      Adamw range = apart.args(g, of_span, spans[i].begin, i + 1 < spans.size() ? spans[i + 1].begin : elems);
+      range.weight_decay *= spans[i].weight_decay;
+      adamw(context, range);
     }
+    CHECK(same_bits(together.p, apart.p));
+    CHECK(same_bits(together.m, apart.m));
+    CHECK(same_bits(together.v, apart.v));
+  });
 }
 
-TEST_CASE("spans out of order or behind the end are refused") {
+TEST_CASE("adamw: spans out of order or behind the end are refused", "[.][cpu]") {
   LaunchContext context = context_of(1);
   State state(8);
   const auto g = gradient(8, 1);
@@ -206,11 +167,109 @@ TEST_CASE("spans out of order or behind the end are refused") {
   }
 }
 
-TEST_CASE("a missing operand and an unknown device are refused; the cost is 28 bytes an element") {
+TEST_CASE("adamw: a missing operand and an unknown device are refused; the cost is 28 bytes an element", "[.][cpu]") {
   LaunchContext context = context_of(1);
   CHECK_THROWS_AS(adamw(context, {.elems = 1}), ShapeError);
   CHECK_NOTHROW(adamw(context, {.elems = 0}));
   context.kind = DeviceKind::sim;
   CHECK_THROWS_AS(adamw(context, {.elems = 1}), ResourceError);
   CHECK(adamw_cost({.elems = 10}).bytes == 280);
+}
+
+TEST_CASE("adamw: three steps equal the double optimizer, aligned or not") {
+  const reference::AdamwRule rule = {1e-2, 0.9, 0.95, 1e-8, 0.1};
+  for (int64_t elems : {1, 7, 8, 9, 1023, 1025, 2047, 2048, 2051, on_cpu() ? 40961 : 2052})
+    for (int64_t shift : {0, 1}) {
+      CAPTURE(elems, shift);
+      const Doubles start = random_doubles(elems, DType::f32, 1);
+      std::vector<reference::AdamwState> states;
+      for (double p : start) states.push_back({p, 0.0, 0.0});
+      std::vector<Doubles> gradients;
+      for (int t = 1; t <= 3; ++t) {
+        gradients.push_back(random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t)));
+        // AdamW ignores a factor that is the same in all steps.
+        for (size_t i = 0; i < states.size(); ++i)
+          states[i] = adamw_step(states[i], (t == 2 ? 0.5 : 1.0) * gradients.back()[i], rule, t);
+      }
+      Doubles want;
+      for (const auto& state : states) want.push_back(state.p);
+      for_machines([&](LaunchContext& context) {
+        OnDevice p(start, DType::f32, "parameters", shift), m(Doubles(start.size()), DType::f32, "m"),
+            v(Doubles(start.size()), DType::f32, "v");
+        OnDevice working(elems, DType::bf16, "working");
+        for (int t = 1; t <= 3; ++t) {
+          OnDevice gradient(gradients[static_cast<size_t>(t - 1)], DType::f32, "gradient");
+          OnDevice scalars(Doubles{1e-2, 1.0 / (1.0 - std::pow(double{0.9f}, t)),
+                                   1.0 / (1.0 - std::pow(double{0.95f}, t)), t == 2 ? 0.5 : 1.0},
+                           DType::f32, "scalars");
+          adamw(context, {p.data<float>(), m.data<float>(), v.data<float>(), gradient.data<float>(),
+                          t == 2 ? nullptr : working.data<bfloat16>(), elems, scalars.data<AdamwScalars>(), 0.9f, 0.95f,
+                          1e-8f, 0.1f});
+        }
+        CHECK(error_of(p.doubles(), want) <= 1e-6);
+        CHECK(working.doubles() == Tensor(p.doubles(), DType::bf16).doubles());
+        CHECK((p.intact() && m.intact() && v.intact() && working.intact()));
+      });
+    }
+}
+
+TEST_CASE("adamw: a skipped step keeps parameters and moments, and copies the parameters") {
+  for (int64_t elems : {1, 7, 8, 9, 1023, 1025, 2051})
+    for (int64_t shift : {0, 1}) {
+      CAPTURE(elems, shift);
+      const Doubles start = random_doubles(elems, DType::f32, 1), moment = random_doubles(elems, DType::f32, 2);
+      for_machines([&](LaunchContext& context) {
+        OnDevice p(start, DType::f32, "parameters", shift), m(moment, DType::f32, "m"), v(moment, DType::f32, "v"),
+            updated(elems, DType::f32, "updated"), working(elems, DType::bf16, "working"),
+            gradient(Doubles(start.size(), NAN), DType::f32, "gradient"),
+            scalars(Doubles{1e-2, 1.5, 1.2, -1.0}, DType::f32, "scalars");
+        for (const bool apart : {false, true})
+          adamw(context, {p.data<float>(), m.data<float>(), v.data<float>(), gradient.data<float>(),
+                          working.data<bfloat16>(), elems, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f, 0.1f,
+                          apart ? updated.data<float>() : nullptr});
+        CHECK(p.doubles() == start);
+        CHECK(m.doubles() == moment);
+        CHECK(v.doubles() == moment);
+        CHECK(updated.doubles() == start);
+        CHECK(working.doubles() == Tensor(start, DType::bf16).doubles());
+      });
+    }
+}
+
+TEST_CASE("adamw: multipliers of spans give the bits of ranges of their own, however many there are", "[cuda]") {
+  for (const int64_t count : {1, 2, 5, 127, 128, 129, 255, 256, 600}) {
+    CAPTURE(count);
+    std::vector<UpdateSpan> spans{{3, 0.5f, 0}};
+    while (std::ssize(spans) < count)
+      spans.push_back({spans.back().begin + std::ssize(spans) * 7 % 11,
+                       static_cast<float>(std::ssize(spans) % 3) * 0.5f, static_cast<float>(std::ssize(spans) % 4)});
+    const int64_t elems = spans.back().begin + 9;
+    const Doubles start = random_doubles(elems, DType::f32, 1), g = random_doubles(elems, DType::f32, 2);
+    OnDevice gradient(g, DType::f32, "gradient");
+    std::vector<uint8_t> bytes[2];
+    for (bool apart : {false, true}) {
+      OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "m"),
+          v(Doubles(start.size()), DType::f32, "v"), working(elems, DType::bf16, "working");
+      LaunchContext context = a_context();
+      const auto update = [&](int64_t begin, int64_t end, float rate, float decay, int64_t span_count) {
+        OnDevice scalars(Doubles{static_cast<double>(1e-2f * rate), 1.5, 1.2, 0.5}, DType::f32, "scalars");
+        adamw(context, {p.data<float>(begin), m.data<float>(begin), v.data<float>(begin), gradient.data<float>(begin),
+                        working.data<bfloat16>(begin), end - begin, scalars.data<AdamwScalars>(), 0.9f, 0.95f, 1e-8f,
+                        0.1f * decay, nullptr, spans.data(), span_count});
+      };
+      const int64_t before = emulation::launches();
+      if (!apart) update(0, elems, 1, 1, count);
+      if (!apart && !on_gpu())
+        CHECK(emulation::launches() - before == (count <= 128 ? 1 : 1 + (count - 128 + 126) / 127));
+      if (apart) update(0, spans[0].begin, 1, 1, 0);
+      for (size_t i = 0; apart && i < spans.size(); ++i)
+        update(spans[i].begin, i + 1 < spans.size() ? spans[i + 1].begin : elems, spans[i].learning_rate,
+               spans[i].weight_decay, 0);
+      bytes[apart] = p.bytes();
+      const auto more = working.bytes();
+      bytes[apart].insert(bytes[apart].end(), more.begin(), more.end());
+      CHECK((p.intact() && m.intact() && v.intact() && working.intact()));
+    }
+    CHECK(bytes[0] == bytes[1]);
+  }
 }

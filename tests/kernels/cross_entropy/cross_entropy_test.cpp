@@ -8,8 +8,10 @@
 
 #include "engine/base/check.h"
 #include "kernels/cross_entropy/sharded_cross_entropy.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/loss.h"
+#include "tests/sample.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -18,6 +20,25 @@ using namespace slipstream::test;
 namespace {
 
 constexpr float kScale = 0.25f;
+
+struct Losses {
+  double sum = 0.0;
+  Doubles rows, gradient;
+};
+
+Losses losses_of(const Doubles& logits, const std::vector<int32_t>& targets, int64_t vocab, int64_t stride) {
+  Losses result;
+  for (size_t r = 0; r < targets.size(); ++r) {
+    const auto begin = logits.begin() + static_cast<int64_t>(r) * stride;
+    const Doubles row(begin, begin + vocab);
+    result.rows.push_back(reference::row_loss(row, targets[r]));
+    result.sum += result.rows.back();
+    Doubles gradient = reference::row_gradient(row, targets[r]);
+    gradient.resize(static_cast<size_t>(stride), 0.0);
+    for (double element : gradient) result.gradient.push_back(kScale * element);
+  }
+  return result;
+}
 
 template <typename T>
 struct Batch {
@@ -47,7 +68,7 @@ struct Batch {
 
 /// Loss and gradient of a batch in double; padding has gradient 0.
 template <typename T>
-std::pair<double, std::vector<double>> expected(const Batch<T>& batch, int32_t shift = 0) {
+std::pair<double, std::vector<double>> expected_of(const Batch<T>& batch, int32_t shift = 0) {
   double loss = 0.0;
   std::vector<double> gradient;
   for (int64_t r = 0; r < batch.rows; ++r) {
@@ -61,35 +82,9 @@ std::pair<double, std::vector<double>> expected(const Batch<T>& batch, int32_t s
   return {loss, gradient};
 }
 
-template <typename T>
-void check(int64_t rows, int64_t vocab, int64_t stride, double tolerance) {
-  CAPTURE(rows, vocab, stride);
-  const Batch<T> first(rows, vocab, stride);
-  const auto [loss, gradient] = expected(first);
-  double same = -1.0;
-  for_each_machine([&](Isa isa, LaunchContext& context) {
-    Batch<T> forward = first, both = first;
-    SLIP_CALL_ON(isa, cross_entropy_cpu(context, forward.args(false)));
-    CHECK(same_bits(forward.logits, first.logits));
-    SLIP_CALL_ON(isa, cross_entropy_cpu(context, both.args(true)));
-    CHECK(same_bits(both.losses, forward.losses));
-    CHECK(relative_error(both.logits, [&, &g = gradient](int64_t i) { return g[static_cast<size_t>(i)]; }) <=
-          tolerance);
-    for (int64_t r = 0; r < rows; ++r)
-      CHECK(
-          as_double(both.losses[static_cast<size_t>(r)]) ==
-          Approx(reference::row_loss(first.row(r), first.targets[static_cast<size_t>(r)])).epsilon(1e-6).margin(1e-6));
-    Batch<T> chosen = first;
-    cross_entropy(context, chosen.args(true));
-    CHECK(chosen.loss == Approx(loss).epsilon(1e-6).margin(1e-6));
-    if (same < 0.0) same = chosen.loss;
-    CHECK(chosen.loss == same);
-  });
-}
-
 }  // namespace
 
-TEST_CASE("the reference gradient agrees with central differences") {
+TEST_CASE("cross-entropy: the reference gradient agrees with central differences", "[.][cpu]") {
   const Batch<float> batch(3, 11, 11);
   for (int64_t r = 0; r < 3; ++r) {
     INFO("row " << r << ", seed " << kSeed);
@@ -107,18 +102,10 @@ TEST_CASE("the reference gradient agrees with central differences") {
   }
 }
 
-TEST_CASE("loss and gradient equal double, padding columns become zero") {
-  for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{
-           {1, 1, 1}, {3, 2, 4}, {13, 65, 65}, {5, 1023, 1024}, {4, 1025, 1100}, {2, 50257, 50304}}) {
-    check<float>(rows, vocab, stride, 1e-5);
-    check<bfloat16>(rows, vocab, stride, 0x1p-7);
-  }
-}
-
-TEST_CASE("the tolerances see a target off by one and a gradient that forgot the one-hot") {
+TEST_CASE("cross-entropy: the tolerances see a target off by one and a gradient that forgot the one-hot", "[.][cpu]") {
   Batch<bfloat16> batch(7, 101, 101);
-  const auto shifted = expected(batch, 1);
-  auto no_target = expected(batch).second;
+  const auto shifted = expected_of(batch, 1);
+  auto no_target = expected_of(batch).second;
   for (int64_t r = 0; r < 7; ++r)
     no_target[static_cast<size_t>(r * 101 + batch.targets[static_cast<size_t>(r)])] += double{kScale};
   LaunchContext context = context_of(2);
@@ -128,23 +115,8 @@ TEST_CASE("the tolerances see a target off by one and a gradient that forgot the
   CHECK(std::abs(batch.loss - shifted.first) > 1e-6 * shifted.first);
 }
 
-TEST_CASE("huge logits, masked logits and NaN") {
-  for_each_machine([&](Isa isa, LaunchContext& context) {
-    Batch<float> batch(1, 2100, 2100);
-    std::fill(batch.logits.begin(), batch.logits.end(), -INFINITY);
-    batch.logits[5] = -1e4f;
-    batch.logits[2000] = 1e4f;
-    batch.targets[0] = 2000;
-    SLIP_CALL_ON(isa, cross_entropy_cpu(context, batch.args(true)));
-    CHECK(batch.losses[0] == 0.0f);
-    CHECK(batch.logits == std::vector<float>(2100, 0.0f));
-    batch.logits[1500] = NAN;
-    SLIP_CALL_ON(isa, cross_entropy_cpu(context, batch.args(false)));
-    CHECK(std::isnan(batch.losses[0]));
-  });
-}
-
-TEST_CASE("masked columns add nothing at any position: loss and gradient are those of the other columns") {
+TEST_CASE("cross-entropy: masked columns add nothing at any position: loss and gradient are those of the other columns",
+          "[.][cpu]") {
   // A mask of a third of the row covers a whole block of a kernel that works in blocks of up to 1024.
   constexpr int64_t kVocab = 6200, kMasked = 2100;
   for (const int64_t begin : {int64_t{0}, int64_t{2000}, kVocab - kMasked}) {
@@ -165,9 +137,9 @@ TEST_CASE("masked columns add nothing at any position: loss and gradient are tho
     const double loss = reference::row_loss(left, target);
     std::vector<double> gradient = reference::row_gradient(left, target);
     gradient.insert(gradient.begin() + begin, kMasked, 0.0);
-    for_each_machine([&](Isa isa, LaunchContext& context) {
+    for_machines([&](LaunchContext& context) {
       Batch<float> both = batch;
-      SLIP_CALL_ON(isa, cross_entropy_cpu(context, both.args(true)));
+      cross_entropy(context, both.args(true));
       CHECK(double{both.losses[0]} == Approx(loss).epsilon(1e-6));
       CHECK(relative_error(both.logits, [&](int64_t i) { return kScale * gradient[static_cast<size_t>(i)]; }) <= 1e-5);
       CHECK(std::all_of(both.logits.begin() + begin, both.logits.begin() + begin + kMasked,
@@ -176,7 +148,7 @@ TEST_CASE("masked columns add nothing at any position: loss and gradient are tho
   }
 }
 
-TEST_CASE("a target outside the vocabulary is refused before anything is written") {
+TEST_CASE("cross-entropy: a target outside the vocabulary is refused before anything is written", "[.][cpu]") {
   LaunchContext context = context_of(2);
   for (int32_t bad : {-1, 65, -100}) {
     Batch<float> batch(4, 65, 66);
@@ -252,54 +224,19 @@ struct Shared {
   double loss = -1.0;
 };
 
-template <typename T>
-void check_shared(int64_t rows, int64_t vocab, int64_t ranks, int64_t held, double tolerance) {
-  CAPTURE(rows, vocab, ranks, held);
-  const Batch<T> whole(rows, vocab, vocab);
-  const auto [loss, gradient] = expected(whole);
-  for_each_machine([&, &loss = loss, &gradient = gradient](Isa isa, LaunchContext& context) {
-    Shared<T> shared(whole, ranks, held);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      SLIP_CALL_ON(isa, cross_entropy_part_cpu(context, shared.part(rank)));
-      cross_entropy_part(context, shared.part(rank));
-    }
-    for (int64_t rank = 0; rank < ranks; ++rank)
-      for (bool backward : {false, true}) {
-        const auto before = shared.logits;
-        shared.loss = -1.0;
-        cross_entropy_merge(context, shared.merge(rank, backward));
-        CHECK(shared.loss == Approx(loss).epsilon(1e-6).margin(1e-6));
-        const std::vector<T>& own = shared.logits[static_cast<size_t>(rank)];
-        if (!backward) CHECK(same_bits(own, before[static_cast<size_t>(rank)]));
-        for (int64_t r = 0; r < rows && backward; ++r)
-          CHECK(std::all_of(own.begin() + r * held + shared.columns(rank), own.begin() + (r + 1) * held,
-                            [](T padding) { return as_double(padding) == 0.0; }));
-      }
-    CHECK(relative_error(shared.gradient(), [&](int64_t i) { return gradient[static_cast<size_t>(i)]; }) <= tolerance);
-  });
-}
-
 }  // namespace
 
 TEST_CASE(
-    "parts of a shared vocabulary merge into the loss and the gradient of the whole, padding counts for nothing") {
-  for (const auto& [rows, vocab, ranks, held] :
-       std::vector<std::array<int64_t, 4>>{{3, 11, 1, 11}, {5, 101, 2, 64}, {4, 65, 4, 64}, {3, 2100, 3, 704}}) {
-    check_shared<float>(rows, vocab, ranks, held, 1e-5);
-    check_shared<bfloat16>(rows, vocab, ranks, held, 0x1p-7);
-  }
-}
-
-TEST_CASE(
-    "the tolerance of a shared vocabulary sees a rank that takes its columns for all and targets that count from "
-    "each rank's first column") {
+    "cross-entropy: the tolerance of a shared vocabulary sees a rank that takes its columns for all and targets that "
+    "count from each rank's first column",
+    "[.][cpu]") {
   constexpr int64_t kRows = 5, kVocab = 101, kRanks = 2, kHeld = 64;
   const Batch<bfloat16> whole(kRows, kVocab, kVocab);  // the widest tolerance
   LaunchContext context = context_of(2);
   Shared<bfloat16> shared(whole, kRanks, kHeld);
   for (int64_t rank = 0; rank < kRanks; ++rank) cross_entropy_part(context, shared.part(rank));
   for (int64_t rank = 0; rank < kRanks; ++rank) cross_entropy_merge(context, shared.merge(rank, true));
-  std::vector<double> alone = expected(whole).second, everywhere = alone, nowhere = alone;
+  std::vector<double> alone = expected_of(whole).second, everywhere = alone, nowhere = alone;
   for (int64_t r = 0; r < kRows; ++r) {
     const std::vector<double> logits = whole.row(r);
     const int64_t target = whole.targets[static_cast<size_t>(r)];
@@ -321,13 +258,13 @@ TEST_CASE(
     return relative_error(shared.gradient(), [&](int64_t i) { return formula[static_cast<size_t>(i)]; });
   };
   INFO("seed " << kSeed);
-  CHECK(error(expected(whole).second) <= 0x1p-7);
+  CHECK(error(expected_of(whole).second) <= 0x1p-7);
   CHECK(error(alone) > 0x1p-7);
   CHECK(error(everywhere) > 0x1p-7);
   CHECK(error(nowhere) > 0x1p-7);
 }
 
-TEST_CASE("a shared vocabulary refuses targets that no rank has") {
+TEST_CASE("cross-entropy: a shared vocabulary refuses targets that no rank has", "[.][cpu]") {
   LaunchContext context = context_of(2);
   const Batch<float> batch(4, 64, 64);
   std::vector<double> parts(12);
@@ -341,4 +278,133 @@ TEST_CASE("a shared vocabulary refuses targets that no rank has") {
   CHECK_THROWS_AS(cross_entropy_part(
                       context, {batch.logits.data(), batch.targets.data(), parts.data(), 4, 64, 63, 0, 64, DType::f32}),
                   ShapeError);
+}
+
+TEST_CASE("cross-entropy: loss and gradient equal double, padding columns become zero") {
+  // The last five have rows that shared memory holds whole (bf16) or in part (float, 196 of 99 KiB), that are aligned
+  // to 16 bytes or not, and whose last pack is whole or not.
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [rows, vocab, stride] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                                 {2, 1, 8},
+                                                                                 {3, 2, 4},
+                                                                                 {13, 65, 65},
+                                                                                 {5, 65, 65},
+                                                                                 {3, 1023, 1024},
+                                                                                 {3, 1025, 1100},
+                                                                                 {257, 9, 16},
+                                                                                 {1027, 2, 8},
+                                                                                 {2, 2049, 2056},
+                                                                                 {2, 4104, 4104},
+                                                                                 {1, 50257, 50304},
+                                                                                 {1, 50304, 50304},
+                                                                                 {1, 50257, 50257}}) {
+      if (rows > 1000 && dtype == DType::bf16 && !test_everything()) continue;  // sums of losses are float in both
+      CAPTURE(rows, vocab, stride, name_of(dtype));
+      Doubles logits = Tensor(random_doubles(rows * stride, dtype, 1, 5.0), dtype).doubles();
+      std::vector<int32_t> targets;
+      for (int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<int32_t>(r * 7919 % vocab));
+      const Losses want = losses_of(logits, targets, vocab, stride);
+      OnDevice ids(targets, "targets");
+      Same<double> same;
+      for_machines([&](LaunchContext& context) {
+        OnDevice x(logits, dtype, "logits"), losses(rows, DType::f32, "row_losses");
+        const Held<double> sum({-1.0}, "sum");
+        CrossEntropy args = {
+            x.data(), ids.data<int32_t>(), sum.data(), losses.data<float>(), rows, vocab, stride, kScale, dtype, false};
+        cross_entropy(context, args);
+        CHECK(x.doubles() == logits);
+        const auto forward_losses = losses.bytes();
+        args.backward = true;
+        cross_entropy(context, args);
+        CHECK(losses.bytes() == forward_losses);
+        CHECK(error_of(x.doubles(), want.gradient) < (dtype == DType::f32 ? 1e-5 : 0x1p-7));
+        CHECK(same(sum.values()[0]));
+        CHECK(sum.values()[0] == Approx(want.sum).epsilon(1e-6).margin(1e-6));
+        std::vector<float> of_rows(static_cast<size_t>(rows));
+        read_device(of_rows.data(), losses.data(), of_rows.size() * 4);
+        CHECK(sum.values()[0] == sum_of_losses(of_rows.data(), rows));
+        for (size_t r = 0; r < of_rows.size(); ++r)
+          CHECK(static_cast<double>(of_rows[r]) == Approx(want.rows[r]).epsilon(1e-6).margin(1e-6));
+        CHECK((x.intact() && losses.intact() && sum.intact()));
+      });
+    }
+}
+
+TEST_CASE("cross-entropy: huge, masked and NaN logits, no rows, targets outside the vocabulary") {
+  for_machines([&](LaunchContext& context) {
+    Doubles logits(2100, -INFINITY);
+    logits[5] = -1e4, logits[2000] = 1e4;
+    OnDevice x(logits, DType::f32, "logits"), losses(1, DType::f32, "row_losses"),
+        target(std::vector<int32_t>{2000}, "targets");
+    const Held<double> sum({-1.0}, "sum");
+    CrossEntropy args = {
+        x.data(), target.data<int32_t>(), sum.data(), losses.data<float>(), 1, 2100, 2100, kScale, DType::f32, true};
+    cross_entropy(context, args);
+    CHECK(sum.values()[0] == 0.0);
+    CHECK(x.doubles() == Doubles(2100, 0.0));
+    logits[1500] = NAN;
+    x.set(logits);
+    cross_entropy(context, args);
+    CHECK(std::isnan(sum.values()[0]));
+    if (on_cpu()) return;  // which refuses the others
+    for (int32_t bad : {-1, 2100, 2000000000}) {
+      x.set(Doubles(2100, 1.0));
+      write_device(target.data(), &bad, sizeof bad);
+      cross_entropy(context, args);
+      CHECK(std::isnan(sum.values()[0]));
+      CHECK(x.intact());
+    }
+    args.rows = 0;
+    cross_entropy(context, args);
+    CHECK(sum.values()[0] == 0.0);
+  });
+}
+
+TEST_CASE("cross-entropy: parts of a shared vocabulary merge into the loss and the gradient of the whole") {
+  for (const auto& [rows, vocab, ranks, held] : std::vector<std::array<int64_t, 4>>{
+           {3, 11, 1, 11}, {5, 101, 2, 64}, {4, 65, 4, 64}, {3, 1100, 3, 512}, {3, 2100, 3, 704}})
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      CAPTURE(rows, vocab, ranks, held, name_of(dtype));
+      const Doubles logits = Tensor(random_doubles(rows * vocab, dtype, 1, 5.0), dtype).doubles();
+      std::vector<int32_t> targets;
+      for (int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<int32_t>((r * 700 + vocab - 1) % vocab));
+      const Losses want = losses_of(logits, targets, vocab, vocab);
+      const OnDevice ids(targets, "targets");
+      // The columns of a rank in memory for `held`; the rest is padding full of numbers that must not count.
+      const auto columns_of = [&](int64_t rank) { return std::clamp<int64_t>(vocab - rank * held, 0, held); };
+      const auto part_of = [&](const Doubles& whole, int64_t rank, double padding) {
+        Doubles own(static_cast<size_t>(rows * held), padding);
+        for (int64_t r = 0; r < rows; ++r)
+          std::copy_n(whole.begin() + r * vocab + rank * held, columns_of(rank), own.begin() + r * held);
+        return own;
+      };
+      for_machines([&](LaunchContext& context) {
+        const OnDevice all(ranks * rows * kCrossEntropyPartElems, DType::f64, "parts");
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          const OnDevice x(part_of(logits, rank, 77.0), dtype, "logits");
+          cross_entropy_part(
+              context, {x.data(), ids.data<int32_t>(), all.data<double>() + rank * rows * kCrossEntropyPartElems, rows,
+                        columns_of(rank), held, rank * held, vocab, dtype});
+        }
+        for (int64_t rank = 0; rank < ranks; ++rank)
+          for (bool backward : {false, true}) {
+            const Doubles own = part_of(logits, rank, 77.0);
+            const OnDevice x(own, dtype, "logits"), losses(rows, DType::f32, "row_losses");
+            const Held<double> sum({-1.0}, "sum");
+            cross_entropy_merge(
+                context, {x.data(), ids.data<int32_t>(), all.data<double>(), sum.data(), losses.data<float>(), rows,
+                          columns_of(rank), held, rank * held, ranks, kScale, dtype, backward});
+            CHECK(sum.values()[0] == Approx(want.sum).epsilon(1e-6).margin(1e-6));
+            const Doubles got = x.doubles(), gradient = part_of(want.gradient, rank, 0.0);
+            double worst = 0.0;
+            for (size_t i = 0; i < got.size(); ++i)
+              worst = std::max(worst, std::abs(got[i] - gradient[i]) / double{kScale});
+            if (backward)
+              CHECK(worst < (dtype == DType::f32 ? 1e-5 : 0x1p-7));
+            else
+              CHECK(got == own);
+            CHECK((x.intact() && losses.intact() && all.intact()));
+          }
+      });
+    }
 }

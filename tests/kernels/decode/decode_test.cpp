@@ -3,11 +3,8 @@
 
 #include "kernels/decode/decode.h"
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
 #include "engine/base/check.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/reference/decode.h"
 
 using namespace slipstream;
@@ -16,99 +13,101 @@ using namespace slipstream::test;
 
 namespace {
 
-void check_product(int64_t rows, int64_t in, int64_t out, DType dtype, bool with_bias) {
-  INFO(fmt::format("{} R{} {} -> {} bias {}", name_of(dtype), rows, in, out, with_bias));
+void check_product(int64_t rows, int64_t in, int64_t out, DType dtype, bool with_bias, int64_t shift = 0) {
+  CAPTURE(rows, in, out, name_of(dtype), with_bias, shift);
   const auto seed = static_cast<uint32_t>(rows * 1000 + in);
   const Doubles x = random_doubles(rows * in, DType::f32, seed), weight = random_doubles(out * in, dtype, seed + 1),
                 bias = random_doubles(out, DType::f32, seed + 2);
   const Doubles expected = reference::few_rows_product(x, weight, with_bias ? bias : Doubles{}, rows, in, out);
-  Tensor from(x, DType::f32), w(weight, dtype), b(bias, DType::f32), first(0, DType::f32);
-  std::string first_isa;
-  for_isas_and_threads<FewRowsProduct>(
-      SLIP_EVERY_ISA(few_rows_product_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-        INFO(label);
-        Tensor y(rows * out, DType::f32);
-        function(context, {from.data<float>(), w.data(), with_bias ? b.data<float>() : nullptr, y.data<float>(), rows,
-                           in, out, dtype});
-        CHECK(error_of(y.doubles(), expected) < forward_tolerance(DType::f32, in));
-        CHECK(y.guard_intact());
-        if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first = y;
-        CHECK(y == first);  // bits do not depend on threads
-        // Nor on the other rows: the last row alone.
-        Tensor alone(out, DType::f32);
-        function(context, {from.data<float>() + (rows - 1) * in, w.data(), with_bias ? b.data<float>() : nullptr,
-                           alone.data<float>(), 1, in, out, dtype});
-        CHECK(std::equal(alone.data<float>(), alone.data<float>() + out, y.data<float>() + (rows - 1) * out));
-      });
+  SameBits same;
+  for_machines([&](LaunchContext& context) {
+    OnDevice from(x, DType::f32, "x"), w(weight, dtype, "weight", shift), b(bias, DType::f32, "bias"),
+        y(rows * out, DType::f32, "y"), alone(out, DType::f32, "y of a row");
+    FewRowsProduct args{.x = from.data<float>(),
+                        .weight = w.data(),
+                        .bias = with_bias ? b.data<float>() : nullptr,
+                        .y = y.data<float>(),
+                        .rows = rows,
+                        .in = in,
+                        .out = out,
+                        .dtype = dtype};
+    few_rows_product(context, args);
+    const Doubles all = y.doubles();
+    CHECK(error_of(all, expected) < forward_tolerance(DType::f32, in));
+    CHECK((y.intact() && from.intact() && w.intact()));
+    CHECK(same(y));
+    // Bits do not depend on the other rows. An odd row of x may be loaded in smaller pieces, in the same order.
+    args.x += (rows - 1) * in, args.y = alone.data<float>(), args.rows = 1;
+    few_rows_product(context, args);
+    CHECK(alone.doubles() == Doubles(all.end() - out, all.end()));
+  });
 }
 
+/// Attention of sequences whose caches lie side by side, with garbage after their tokens.
 struct Case {
   std::vector<reference::DecodedSequence> sequences;
   int64_t heads = 1, kv_heads = 1, head_dim = 8;
   int64_t window = 0;
+  DType dtype = DType::f32;
   double spread = 1.0;
 };
 
-void check_attention(const Case& c, DType dtype) {
-  const int64_t rows = std::ssize(c.sequences);
-  INFO(fmt::format("R{} N{} H{}/{} E{} {}", rows, c.sequences.front().keys, c.heads, c.kv_heads, c.head_dim,
-                   name_of(dtype)));
-  const reference::DecodedTokens tokens(c.sequences, c.heads, c.kv_heads, c.head_dim, c.spread, dtype);
-  const int64_t kv_width = tokens.kv_width, out_width = c.heads * c.head_dim;
-  int64_t longest = 0;
-  for (const auto& sequence : c.sequences) longest = std::max(longest, sequence.token + 1);
-  const int64_t capacity = key_cache_capacity(longest), elems = key_cache_elems(capacity, c.kv_heads, c.head_dim);
-  Tensor from(tokens.qkv, DType::f32), first(0, DType::f32);
-  std::string first_isa;
-  for_isas_and_threads<OneTokenAttention>(
-      SLIP_EVERY_ISA(one_token_attention_cpu), [&](LaunchContext& context, auto function, const std::string& label) {
-        INFO(label);
-        // Memory after the tokens may have any bits. The first sequence rests, and the others are not in order.
-        Tensor memory(Doubles(static_cast<size_t>((rows + 1) * elems), NAN), dtype);
-        const KeyCache cache{.at = memory.data(), .capacity = capacity, .dtype = dtype};
-        std::vector<int32_t> which, at;
-        for (int64_t r = 0; r < rows; ++r) {
-          which.push_back(static_cast<int32_t>(rows - r));
-          at.push_back(static_cast<int32_t>(c.sequences[static_cast<size_t>(r)].token));
-          Tensor earlier(tokens.kv[static_cast<size_t>(r)], DType::f32);
-          keep_keys(context, {.k = earlier.data<float>(),
-                              .v = earlier.data<float>() + kv_width,
-                              .to = cache,
-                              .sequence = which.back(),
-                              .rows = at.back(),
-                              .row_stride = 2 * kv_width,
-                              .kv_heads = c.kv_heads,
-                              .head_dim = c.head_dim});
-        }
-        OneTokenAttention args{.qkv = from.data<float>(),
-                               .cache = cache,
-                               .sequences = which.data(),
-                               .tokens = at.data(),
-                               .rows = rows,
-                               .window = c.window,
-                               .heads = c.heads,
-                               .kv_heads = c.kv_heads,
-                               .head_dim = c.head_dim,
-                               .scale = tokens.scale};
-        Tensor out(rows * out_width, DType::f32), scores(attention_scores(args), DType::f32);
-        args.out = out.data<float>(), args.scores = scores.data<float>();
-        function(context, args);
-        CHECK(error_of(out.doubles(), tokens.out) <
-              forward_tolerance(DType::f32, c.head_dim + c.sequences.front().keys));
-        CHECK((out.guard_intact() && scores.guard_intact() && memory.guard_intact()));
-        if (label.substr(0, 5) != first_isa) first_isa = label.substr(0, 5), first = out;
-        CHECK(out == first);
-        // The last row has the same bits alone.
-        Tensor alone(out_width, DType::f32);
-        OneTokenAttention last = args;
-        last.sequences += rows - 1, last.tokens += rows - 1, last.rows = 1;
-        last.qkv += (rows - 1) * tokens.width, last.out = alone.data<float>();
-        function(context, last);
-        CHECK(std::equal(last.out, last.out + out_width, args.out + (rows - 1) * out_width));
-      });
-}
 void check_attention(const Case& c) {
-  for (const DType dtype : {DType::f32, DType::bf16}) check_attention(c, dtype);
+  const auto& sequences = c.sequences;
+  const int64_t rows = std::ssize(sequences), width = c.heads * c.head_dim;
+  CAPTURE(rows, sequences.front().token, c.window, c.heads, c.kv_heads, c.head_dim, name_of(c.dtype));
+  const reference::DecodedTokens tokens(sequences, c.heads, c.kv_heads, c.head_dim, c.spread, c.dtype);
+  int64_t longest = 0;
+  for (const auto& sequence : sequences) longest = std::max(longest, sequence.token + 1);
+  SameBits same;
+  for_machines([&](LaunchContext& context) {
+    const int64_t capacity = key_cache_capacity(longest), elems = key_cache_elems(capacity, c.kv_heads, c.head_dim);
+    OnDevice memory(Doubles(static_cast<size_t>((rows + 1) * elems), NAN), c.dtype, "cache");
+    const KeyCache cache{.at = memory.data(), .capacity = capacity, .dtype = c.dtype};
+    std::vector<int32_t> which, at;
+    for (size_t r = 0; r < sequences.size(); ++r) {
+      which.push_back(static_cast<int32_t>(rows - static_cast<int64_t>(r)));  // not in order, and the first one rests
+      at.push_back(static_cast<int32_t>(sequences[r].token));
+      OnDevice earlier(tokens.kv[r], DType::f32, "earlier keys");
+      KeepKeys keep{.k = earlier.data<float>(),
+                    .v = earlier.data<float>(c.kv_heads * c.head_dim),
+                    .to = cache,
+                    .sequence = which.back(),
+                    .rows = sequences[r].token / 2,  // in two parts, as texts grow
+                    .row_stride = 2 * c.kv_heads * c.head_dim,
+                    .kv_heads = c.kv_heads,
+                    .head_dim = c.head_dim};
+      keep_keys(context, keep);
+      keep.k += keep.rows * keep.row_stride, keep.v += keep.rows * keep.row_stride, keep.first = keep.rows;
+      keep.rows = sequences[r].token - keep.rows;
+      keep_keys(context, keep);
+    }
+    OnDevice qkv(tokens.qkv, DType::f32, "qkv"), out(rows * width, DType::f32, "out"),
+        alone(width, DType::f32, "out of a row"), of_sequences(which, "sequences"), of_tokens(at, "tokens");
+    OneTokenAttention args{.qkv = qkv.data<float>(),
+                           .out = out.data<float>(),
+                           .cache = cache,
+                           .sequences = of_sequences.data<int32_t>(),
+                           .tokens = of_tokens.data<int32_t>(),
+                           .rows = rows,
+                           .window = c.window,
+                           .heads = c.heads,
+                           .kv_heads = c.kv_heads,
+                           .head_dim = c.head_dim,
+                           .scale = tokens.scale};
+    OnDevice workspace(attention_scores(args, context.kind), DType::f32, "workspace");
+    args.scores = workspace.data<float>();
+    one_token_attention(context, args);
+    const Doubles all = out.doubles();
+    CHECK(error_of(all, tokens.out) < forward_tolerance(DType::f32, c.head_dim + sequences.front().keys));
+    CHECK((out.intact() && workspace.intact() && qkv.intact() && memory.intact()));
+    CHECK(same(out));
+    // The last row has the same bits alone.
+    args.sequences += rows - 1, args.tokens += rows - 1, args.rows = 1;
+    args.qkv += (rows - 1) * tokens.width, args.out = alone.data<float>();
+    one_token_attention(context, args);
+    CHECK(alone.doubles() == Doubles(all.end() - width, all.end()));
+  });
 }
 
 /// The sequences of these tokens, of which `window` are visible.
@@ -118,59 +117,52 @@ std::vector<reference::DecodedSequence> up_to(const std::vector<int64_t>& tokens
   return sequences;
 }
 
+constexpr DType kCaches[] = {DType::f32, DType::bf16};
+
 }  // namespace
 
-TEST_CASE("decode: products of few rows equal double, each row as if it were alone", "[kernels]") {
+TEST_CASE("decode: the CPU's products of few rows equal double, each row as if it were alone", "[.][cpu]") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (int64_t rows = 1; rows <= kFewRows; ++rows) check_product(rows, 50, 37, dtype, rows % 2 == 0);
     for (int64_t in : {1, 7, 8, 16, 31, 32, 33, 64, 257}) check_product(2, in, 5, dtype, true);
+    // Shared among threads, which does not change bits.
+    for (int64_t rows : {1, 2, 4, 7}) check_product(rows, 768, 401, dtype, true);
   }
 }
 
-TEST_CASE("decode: products of many rows are shared among threads, which does not change bits", "[kernels]") {
-  for (DType dtype : {DType::f32, DType::bf16})
-    for (int64_t rows : {1, 2, 4, 7}) check_product(rows, 768, 401, dtype, true);
+TEST_CASE("decode: the CPU's attention of one token equals double, heads share keys", "[.][cpu]") {
+  for (const DType dtype : kCaches) {
+    for (int64_t keys : {1, 2, 15, 16, 17, 200})
+      check_attention({.sequences = up_to({keys - 1}), .heads = 2, .kv_heads = 2, .head_dim = 16, .dtype = dtype});
+    for (int64_t head_dim : {1, 3, 6, 20, 64, 104, 128})
+      check_attention({.sequences = up_to({8}), .heads = 6, .kv_heads = 2, .head_dim = head_dim, .dtype = dtype});
+    check_attention({.sequences = up_to({39}), .heads = 3, .dtype = dtype, .spread = 8.0});  // scores far apart
+    for (int64_t window : {1, 5, 16, 17, 1000})
+      check_attention({.sequences = up_to({15, 16, 31, 40, 50}, window),
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 12,
+                       .window = window,
+                       .dtype = dtype});
+  }
 }
 
-TEST_CASE("decode: attention of one token equals double, heads share keys", "[kernels]") {
-  for (int64_t keys : {1, 2, 15, 16, 17, 200})
-    check_attention({.sequences = up_to({keys - 1}), .heads = 2, .kv_heads = 2, .head_dim = 16});
-  for (int64_t head_dim : {1, 3, 6, 20, 64, 104, 128})
-    check_attention({.sequences = up_to({8}), .heads = 6, .kv_heads = 2, .head_dim = head_dim});
-  check_attention({.sequences = up_to({39}), .heads = 3, .spread = 8.0});  // scores far apart
-}
-
-TEST_CASE("decode: attention of several sequences is that of each, and a window hides its earlier tokens",
-          "[kernels]") {
-  check_attention({.sequences = up_to({40, 0, 99}), .heads = 4, .kv_heads = 2, .head_dim = 32});
-  for (int64_t window : {1, 5, 16, 17, 1000})
-    check_attention({.sequences = up_to({15, 16, 31, 40, 50}, window),
-                     .heads = 4,
-                     .kv_heads = 2,
-                     .head_dim = 12,
-                     .window = window});
-}
-
-TEST_CASE("decode: a pass that only reads sums every element once", "[kernels]") {
+TEST_CASE("decode: a pass that only reads sums every element once", "[.][cpu]") {
   for (int64_t elems : {0, 1, 7, 128, 1000, 300000}) {
     const Doubles values = random_doubles(elems, DType::f32, static_cast<uint32_t>(elems + 1));
     double expected = 0, size = 1;
     for (double value : values) expected += value, size += std::abs(value);
-    Tensor from(values, DType::f32);
-    for_isas_and_threads<ReadAll>(SLIP_EVERY_ISA(read_all_cpu),
-                                  [&](LaunchContext& context, auto function, const std::string& label) {
-                                    INFO(label);
-                                    double sum = -1;
-                                    function(context, {from.data<float>(), elems, &sum});
-                                    CHECK(std::abs(sum - expected) / size < 1e-6);
-                                  });
+    const OnDevice from(values, DType::f32, "from");
+    for_machines([&](LaunchContext& context) {
+      double sum = -1;
+      read_all(context, {.at = from.data<float>(), .elems = elems, .sum = &sum});
+      CHECK(std::abs(sum - expected) / size < 1e-6);
+    });
   }
 }
 
-TEST_CASE("decode: impossible operands are refused, costs equal the formula in the header", "[kernels]") {
-  ThreadPool pool(1);
-  LaunchContext context;
-  context.pool = &pool;
+TEST_CASE("decode: impossible operands are refused, costs equal the formula in the header", "[.][cpu]") {
+  LaunchContext context = a_context();
   FewRowsProduct product;
   product.rows = 9, product.in = 2, product.out = 3;
   CHECK_THROWS_WITH(few_rows_product(context, product), "[few_rows_product] rows is 9, need at most 8.");
@@ -202,4 +194,77 @@ TEST_CASE("decode: impossible operands are refused, costs equal the formula in t
                     "[one_token_attention] capacity is 20, need a multiple of 16.");
   attention.cache = {.at = memory.data(), .capacity = 16, .dtype = DType::i32};
   CHECK_THROWS_AS(one_token_attention(context, attention), ShapeError);
+}
+
+TEST_CASE("decode: products of few rows equal double, each row as if it were alone, aligned or not", "[cuda]") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (int64_t rows = 1; rows <= kFewRows; ++rows) check_product(rows, 48, 37, dtype, rows % 2 == 0);
+    // Around a pack, and around the packs of a warp.
+    for (int64_t in : {1, 3, 4, 7, 8, 9, 127, 128, 129, 256, 257, 520}) check_product(2, in, 5, dtype, true);
+    for (int64_t out : {1, 2, 7, 8, 9, 16, 17}) check_product(1, 64, out, dtype, false);
+    check_product(3, 64, 9, dtype, true, 1);
+  }
+}
+
+TEST_CASE("decode: attention of one token equals double around the ends of blocks of keys and of parts") {
+  for (const DType dtype : kCaches) {
+    for (int64_t token : {0, 1, 14, 15, 16, 126, 127, 128, 299})
+      check_attention({.sequences = up_to({token}), .heads = 2, .kv_heads = 2, .head_dim = 16, .dtype = dtype});
+    // Scores far apart.
+    check_attention({.sequences = up_to({300}), .heads = 3, .dtype = dtype, .spread = 8.0});
+  }
+}
+
+TEST_CASE("decode: attention of one token takes any width of heads up to 256") {
+  for (const DType dtype : kCaches) {
+    for (int64_t head_dim : {1, 3, 6, 20, 64, 104, 128, 255, 256})
+      check_attention({.sequences = up_to({8}), .heads = 2, .kv_heads = 2, .head_dim = head_dim, .dtype = dtype});
+    check_attention({.sequences = up_to({140}), .heads = 4, .kv_heads = 2, .head_dim = 128, .dtype = dtype});
+  }
+}
+
+TEST_CASE("decode: heads share keys and values in groups of any size") {
+  for (const DType dtype : kCaches)
+    for (int64_t group : {1, 2, 3, 4, 5, 8, 9, 16})
+      check_attention(
+          {.sequences = up_to({20, 150}), .heads = 2 * group, .kv_heads = 2, .head_dim = 12, .dtype = dtype});
+}
+
+TEST_CASE("decode: attention of several sequences is that of each, and a window hides its earlier tokens") {
+  for (const DType dtype : kCaches) {
+    check_attention({.sequences = up_to({40, 0, 299}), .heads = 4, .kv_heads = 2, .head_dim = 32, .dtype = dtype});
+    // A window may begin anywhere in a block of keys, and its last part may be full.
+    for (int64_t window : {1, 5, 16, 113, 114, 115, 128, 137, 1000})
+      check_attention({.sequences = up_to({15, 16, 140, 250, 255}, window),
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 12,
+                       .window = window,
+                       .dtype = dtype});
+    std::vector<int64_t> many;
+    for (int64_t r = 0; r < kFewRows + 3; ++r) many.push_back(20 * r);
+    check_attention({.sequences = up_to(many), .heads = 2, .dtype = dtype});
+  }
+}
+
+TEST_CASE("decode: operands that the device's kernels cannot take are refused", "[cuda]") {
+  LaunchContext context = a_context();
+  OnDevice memory(64, DType::f32, "memory");
+  OneTokenAttention args{.qkv = memory.data<float>(),
+                         .out = memory.data<float>(),
+                         .scores = memory.data<float>(),
+                         .cache = {.at = memory.data<float>(1), .capacity = 16},
+                         .sequences = memory.data<int32_t>(),
+                         .tokens = memory.data<int32_t>(),
+                         .rows = 1,
+                         .heads = 1,
+                         .kv_heads = 1,
+                         .head_dim = 1};
+  CHECK_THROWS_WITH(one_token_attention(context, args),
+                    "[one_token_attention] the cache is not aligned to 16 bytes, as cuda needs.");
+  args.head_dim = 257;
+  CHECK_THROWS_WITH(one_token_attention(context, args),
+                    "[one_token_attention] head_dim is 257, need at most 256 on cuda.");
+  double sum = 0;
+  CHECK_THROWS_AS(read_all(context, {.at = memory.data<float>(), .elems = 1, .sum = &sum}), ResourceError);
 }

@@ -7,7 +7,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
-#include "tests/kernels/common/op_test.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/reference/dropout.h"
 
 using namespace slipstream;
@@ -24,9 +24,11 @@ struct Case {
   uint64_t key = dropout_key(7, "a");
   uint32_t step = 3, first_sequence = 5;
 
-  std::vector<DropoutSample> samples() const {
-    std::vector<DropoutSample> all;
-    for (int64_t s = 0; s < sequences; ++s) all.push_back({step, first_sequence + static_cast<uint32_t>(s)});
+  /// Pairs of a DropoutSample.
+  std::vector<int32_t> samples() const {
+    std::vector<int32_t> all;
+    for (int64_t s = 0; s < sequences; ++s)
+      all.insert(all.end(), {static_cast<int32_t>(step), static_cast<int32_t>(first_sequence + s)});
     return all;
   }
   reference::Place place(int64_t row, int64_t feature) const {
@@ -36,11 +38,11 @@ struct Case {
   }
 };
 
-Dropout arguments(const Case& c, const void* x, const void* d, void* y, const std::vector<DropoutSample>& samples) {
+Dropout arguments(const Case& c, const void* x, const void* d, void* y, const OnDevice& samples) {
   return {.x = x,
           .d = d,
           .y = y,
-          .samples = samples.data(),
+          .samples = samples.data<DropoutSample>(),
           .rows = c.rows,
           .width = c.width,
           .first_row = c.first_row,
@@ -52,15 +54,13 @@ Dropout arguments(const Case& c, const void* x, const void* d, void* y, const st
 
 /// The mask of a case: 1 where an element is kept.
 std::vector<int> mask_of(const Case& c) {
-  ThreadPool pool(1);
-  LaunchContext context;
-  context.pool = &pool;
-  std::vector<float> values(static_cast<size_t>(c.rows * c.width), 1.0f);
-  const std::vector<DropoutSample> samples = c.samples();
+  LaunchContext context = a_context();
+  const OnDevice values(Doubles(static_cast<size_t>(c.rows * c.width), 1.0), DType::f32, "values"),
+      samples(c.samples(), "samples");
   dropout(context, arguments(c, nullptr, values.data(), values.data(), samples));
   std::vector<int> mask;
-  for (float value : values) {
-    REQUIRE((value == 0.0f || value == dropout_scale(c.rate)));
+  for (double value : values.doubles()) {
+    REQUIRE((value == 0.0 || value == static_cast<double>(dropout_scale(c.rate))));
     mask.push_back(value > 0 ? 1 : 0);
   }
   return mask;
@@ -82,7 +82,7 @@ double correlation(const std::vector<int>& a, const std::vector<int>& b, double 
 
 }  // namespace
 
-TEST_CASE("dropout: both Philox give the known answers of Random123", "[kernels]") {
+TEST_CASE("dropout: both Philox give the known answers of Random123", "[.][cpu]") {
   const struct {
     std::array<uint32_t, 4> counter;
     std::array<uint32_t, 2> key;
@@ -100,46 +100,55 @@ TEST_CASE("dropout: both Philox give the known answers of Random123", "[kernels]
   }
 }
 
-TEST_CASE("dropout: every element is the rounded sum of double, in place or not", "[kernels]") {
+TEST_CASE("dropout: every element is the rounded sum of double, in place or not") {
   INFO("seeds 1 and 2");
   std::vector<Case> cases;
-  for (int64_t width : {1, 3, 4, 17, 40, 128, 129, 300}) cases.push_back({.width = width, .rows = 12});
+  if (on_cpu()) {
+    for (int64_t width : {1, 3, 4, 17, 40, 128, 129, 300}) cases.push_back({.width = width, .rows = 12});
+  } else {
+    const ContextChunks whole{.tokens = 6}, odd{.tokens = 5}, shared{.tokens = 24, .ranks = 4, .rank = 2};
+    for (int64_t width : {1, 3, 4, 7, 8, 9, 40, 260})
+      for (const ContextChunks& chunks : {whole, odd, shared})
+        cases.push_back({.width = width, .first_row = 2, .rows = 2 * chunks.local_tokens() - 2, .chunks = chunks});
+  }
   cases.push_back({.width = 24, .first_row = 4, .rows = 5});
   cases.push_back({.width = 24, .rows = 12, .chunks = {.tokens = 24, .ranks = 4, .rank = 1}});
   cases.push_back({.width = 24, .rows = 12, .rate = 0});
   cases.push_back({.width = 24, .rows = 12, .rate = 0.9});
   cases.push_back({.width = 24, .rows = 10, .chunks = {.tokens = 5}});  // an odd number of tokens
   for (Case c : cases)
-    for (DType dtype : {DType::f32, DType::bf16}) {
-      c.dtype = dtype;
-      const int64_t elems = c.rows * c.width;
-      const int bits = dtype == DType::f32 ? reference::kFloatBits : reference::kBfloat16Bits;
-      const Doubles x = random_doubles(elems, dtype, 1), d = random_doubles(elems, dtype, 2);
-      Doubles sum, alone;
-      for (int64_t i = 0; i < elems; ++i) {
-        const auto at = static_cast<size_t>(i);
-        const reference::Place place = c.place(i / c.width, i % c.width);
-        sum.push_back(reference::dropout(place, c.rate, x[at], d[at], bits));
-        alone.push_back(reference::dropout(place, c.rate, 0, d[at], bits));
+    for (DType dtype : {DType::f32, DType::bf16})
+      for (int64_t shift : {0, 1}) {
+        if (on_cpu() && shift > 0) continue;
+        CAPTURE(c.width, c.chunks.tokens, c.rate, name_of(dtype), shift);
+        c.dtype = dtype;
+        const int64_t elems = c.rows * c.width;
+        const int bits = dtype == DType::f32 ? reference::kFloatBits : reference::kBfloat16Bits;
+        const Doubles x = random_doubles(elems, dtype, 1), d = random_doubles(elems, dtype, 2);
+        Doubles sum, alone;
+        for (int64_t i = 0; i < elems; ++i) {
+          const auto at = static_cast<size_t>(i);
+          const reference::Place place = c.place(i / c.width, i % c.width);
+          sum.push_back(reference::dropout(place, c.rate, x[at], d[at], bits));
+          alone.push_back(reference::dropout(place, c.rate, 0, d[at], bits));
+        }
+        const OnDevice samples(c.samples(), "samples");
+        for_machines([&](LaunchContext& context) {
+          OnDevice left(x, dtype, "x", shift), right(d, dtype, "d", shift), other(elems, dtype, "y", shift);
+          for (const OnDevice* to : {&other, &left, &right}) {
+            left.set(x);
+            dropout(context, arguments(c, left.data(), right.data(), to->data(), samples));
+            CHECK(to->doubles() == sum);
+          }
+          right.set(d);
+          dropout(context, arguments(c, nullptr, right.data(), right.data(), samples));
+          CHECK(right.doubles() == alone);
+          CHECK((left.intact() && right.intact() && other.intact() && samples.intact()));
+        });
       }
-      const std::vector<DropoutSample> samples = c.samples();
-      for (int alias : {0, 1, 2})
-        for_isas_and_threads<Dropout>(SLIP_EVERY_ISA(dropout_cpu),
-                                      [&](LaunchContext& context, auto function, const std::string& label) {
-                                        CAPTURE(label, c.width, c.rate, name_of(dtype), alias);
-                                        Tensor left(x, dtype), right(d, dtype), other(elems, dtype);
-                                        Tensor& to = alias == 0 ? other : alias == 1 ? left : right;
-                                        function(context, arguments(c, left.data(), right.data(), to.data(), samples));
-                                        CHECK(to.doubles() == sum);
-                                        CHECK(to.guard_intact());
-                                        Tensor again(d, dtype);
-                                        function(context, arguments(c, nullptr, again.data(), again.data(), samples));
-                                        CHECK(again.doubles() == alone);
-                                      });
-    }
 }
 
-TEST_CASE("dropout: the backward is the transposed forward", "[kernels]") {
+TEST_CASE("dropout: the backward is the transposed forward") {
   // y is linear in d: differences of any size are exact up to rounding.
   Case c{.width = 10, .rows = 12};
   const Doubles d = random_doubles(120, DType::f32, 3), weight = random_doubles(120, DType::f32, 4);
@@ -151,16 +160,13 @@ TEST_CASE("dropout: the backward is the transposed forward", "[kernels]") {
     return out;
   };
   const Doubles slopes = central_differences([&](const Doubles& in) { return dot(weight, of(in)); }, d);
-  ThreadPool pool(1);
-  LaunchContext context;
-  context.pool = &pool;
-  Tensor dy(weight, DType::f32), dd(120, DType::f32);
-  const std::vector<DropoutSample> samples = c.samples();
+  LaunchContext context = a_context();
+  const OnDevice dy(weight, DType::f32, "dy"), dd(120, DType::f32, "dd"), samples(c.samples(), "samples");
   dropout(context, arguments(c, nullptr, dy.data(), dd.data(), samples));
   CHECK(error_of(dd.doubles(), slopes) < gradient_tolerance(DType::f32, 1));
 }
 
-TEST_CASE("dropout: masks have their rate, and are independent of each other", "[kernels]") {
+TEST_CASE("dropout: masks have their rate, and are independent of each other", "[.][cpu]") {
   for (double rate : {0.1, 0.5, 0.9}) {
     const Case base{.sequences = 4, .width = 256, .rows = 256, .chunks = {.tokens = 64}, .rate = rate};
     const std::vector<int> mask = mask_of(base);
@@ -187,7 +193,7 @@ TEST_CASE("dropout: masks have their rate, and are independent of each other", "
   }
 }
 
-TEST_CASE("dropout: a mask that forgets the step or the sequence is seen", "[kernels]") {
+TEST_CASE("dropout: a mask that forgets the step or the sequence is seen", "[.][cpu]") {
   const Case base{.sequences = 2, .width = 64, .rows = 12};
   const std::vector<int> mask = mask_of(base);
   CHECK(mask_of(base) == mask);
@@ -195,7 +201,7 @@ TEST_CASE("dropout: a mask that forgets the step or the sequence is seen", "[ker
   CHECK(correlation(mask, mask, base.rate) > 20);
 }
 
-TEST_CASE("dropout: parts of rows and ranks of a sequence have the masks of the whole", "[kernels]") {
+TEST_CASE("dropout: parts of rows and ranks of a sequence have the masks of the whole", "[.][cpu]") {
   const Case whole{.sequences = 3, .width = 20, .rows = 36, .chunks = {.tokens = 12}};
   const std::vector<int> mask = mask_of(whole);
   for (int64_t first : {0, 5, 12, 17}) {
@@ -222,12 +228,10 @@ TEST_CASE("dropout: parts of rows and ranks of a sequence have the masks of the 
     }
 }
 
-TEST_CASE("dropout: impossible operands are refused, the cost equals the formula in the header", "[kernels]") {
-  ThreadPool pool(1);
-  LaunchContext context;
-  context.pool = &pool;
+TEST_CASE("dropout: impossible operands are refused, the cost equals the formula in the header", "[.][cpu]") {
+  LaunchContext context = a_context();
   const Case c{.width = 5, .rows = 2};
-  const std::vector<DropoutSample> samples = c.samples();
+  const OnDevice samples(c.samples(), "samples");
   CHECK_THROWS_WITH(dropout(context, arguments(c, nullptr, nullptr, nullptr, samples)),
                     "[dropout] operand 0 is null. Pass every operand that is not optional in the op's header.");
   Case all = c;

@@ -8,6 +8,7 @@
 
 #include "engine/base/check.h"
 #include "kernels/muon/muon_passes.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/kernels/common/cases.h"
 #include "tests/reference/optimizer.h"
 
@@ -138,7 +139,8 @@ double newton_schulz(double value) {
 
 }  // namespace
 
-TEST_CASE("three steps equal the double optimizer at 1, 2 and 3 threads, the bf16 copy is the rounded result") {
+TEST_CASE("muon: three steps equal the double optimizer at 1, 2 and 3 threads, the bf16 copy is the rounded result",
+          "[.][cpu]") {
   for (const auto& [rows, cols] : kShapes) {
     const auto want = expected(rows, cols);
     for (int threads : {1, 2, 3}) {
@@ -152,7 +154,7 @@ TEST_CASE("three steps equal the double optimizer at 1, 2 and 3 threads, the bf1
   }
 }
 
-TEST_CASE("both scalings and plain momentum equal the double optimizer") {
+TEST_CASE("muon: both scalings and plain momentum equal the double optimizer", "[.][cpu]") {
   LaunchContext context = context_of(1);
   for (const auto& [rows, cols] : kShapes) {
     CAPTURE(rows, cols);
@@ -164,7 +166,7 @@ TEST_CASE("both scalings and plain momentum equal the double optimizer") {
   }
 }
 
-TEST_CASE("the tolerance sees a coefficient, the clip, the decay, momentum and Nesterov") {
+TEST_CASE("muon: the tolerance sees a coefficient, the clip, the decay, momentum and Nesterov", "[.][cpu]") {
   LaunchContext context = context_of(1);
   const auto want = expected(61, 17);
   const auto error = [&](const auto& change) { return update_error(run(context, 61, 17, DType::f32, change), want); };
@@ -179,7 +181,8 @@ TEST_CASE("the tolerance sees a coefficient, the clip, the decay, momentum and N
         kFloatTolerance);
 }
 
-TEST_CASE("singular vectors stay, and five steps of the polynomial move the singular values into [0.68, 1.21]") {
+TEST_CASE("muon: singular vectors stay, and five steps of the polynomial move the singular values into [0.68, 1.21]",
+          "[.][cpu]") {
   LaunchContext context = context_of(2);
   for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{16, 48}, {48, 16}, {37, 101}, {64, 24}, {9, 9}})
     for (DType product_dtype : {DType::f32, DType::bf16}) {
@@ -200,7 +203,8 @@ TEST_CASE("singular vectors stay, and five steps of the polynomial move the sing
     }
 }
 
-TEST_CASE("a gradient of zero moves nothing but the decay, one of 1e-30 stays finite, and NaN is not hidden") {
+TEST_CASE("muon: a gradient of zero moves nothing but the decay, one of 1e-30 stays finite, and NaN is not hidden",
+          "[.][cpu]") {
   LaunchContext context = context_of(1);
   for (DType product_dtype : {DType::f32, DType::bf16})
     for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{5, 9}, {9, 5}}) {
@@ -219,7 +223,7 @@ TEST_CASE("a gradient of zero moves nothing but the decay, one of 1e-30 stays fi
     }
 }
 
-TEST_CASE("`updated` gets the bits that the parameters get in place, and the parameters stay") {
+TEST_CASE("muon: `updated` gets the bits that the parameters get in place, and the parameters stay", "[.][cpu]") {
   LaunchContext context = context_of(2);
   State in_place(17, 61), apart(17, 61);
   const auto g = gradient(17 * 61, 1);
@@ -236,29 +240,7 @@ TEST_CASE("`updated` gets the bits that the parameters get in place, and the par
   CHECK(same_bits(apart.m, in_place.m));
 }
 
-TEST_CASE("a skipped step keeps parameters and momentum, and copies the parameters where the step would write them") {
-  LaunchContext context = context_of(2);
-  for (DType product_dtype : {DType::f32, DType::bf16})
-    for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{17, 61}, {61, 17}}) {
-      State state = run(context, rows, cols, product_dtype);
-      const State before = state;
-      const std::vector<float> g(state.p.size(), NAN);
-      MuonScalars s = scalars_of(1);
-      s.clip = -1.0f;
-      std::fill(state.working.begin(), state.working.end(), bfloat16(7.0f));
-      muon(context, state.args(g, s, product_dtype));
-      CHECK(same_bits(state.p, before.p));
-      CHECK(same_bits(state.m, before.m));
-      CHECK(same_bits(state.working, before.working));
-      std::vector<float> updated(g.size(), 7.0f);
-      Muon args = state.args(g, s, product_dtype);
-      args.updated = updated.data();
-      muon(context, args);
-      CHECK(same_bits(updated, before.p));
-    }
-}
-
-TEST_CASE("equal calls give equal bits with any previous content of the workspace") {
+TEST_CASE("muon: equal calls give equal bits with any previous content of the workspace", "[.][cpu]") {
   for (int threads : {1, 2, 3})
     for (DType product_dtype : {DType::f32, DType::bf16}) {
       LaunchContext context = context_of(threads);
@@ -271,7 +253,8 @@ TEST_CASE("equal calls give equal bits with any previous content of the workspac
     }
 }
 
-TEST_CASE("element-wise passes give the same bits at any number of threads and the double result on every set") {
+TEST_CASE("muon: element-wise passes give the same bits at any number of threads and the double result on every set",
+          "[.][cpu]") {
   constexpr int64_t kElems = 20011, kSide = 141;
   const auto g = random<float>(kElems, "g"), p = random<float>(kElems, "p");
   const MuonScalars s{kRate, 0.9f, kClip};
@@ -327,7 +310,8 @@ TEST_CASE("element-wise passes give the same bits at any number of threads and t
     }
 }
 
-TEST_CASE("a missing operand, a small workspace, a dtype without products and an unknown device are refused") {
+TEST_CASE("muon: a missing operand, a small workspace, a dtype without products and an unknown device are refused",
+          "[.][cpu]") {
   LaunchContext context = context_of(1);
   State state(4, 6);
   const auto g = gradient(24, 1);
@@ -353,7 +337,7 @@ TEST_CASE("a missing operand, a small workspace, a dtype without products and an
   CHECK_THROWS_AS(muon(context, state.args(g, s)), ResourceError);
 }
 
-TEST_CASE("the cost is that of the card, the same for a matrix and its transposed in float") {
+TEST_CASE("muon: the cost is that of the card, the same for a matrix and its transposed in float", "[.][cpu]") {
   const int64_t n = 30, k = 5;
   const Cost wide = muon_cost({.rows = 5, .cols = 6});
   CHECK(wide.flops == 11 * n + 5 * (4 * k * n + 2 * k * k * k + 3 * k * k));
@@ -364,4 +348,104 @@ TEST_CASE("the cost is that of the card, the same for a matrix and its transpose
   CHECK(muon_cost({.working = &working, .rows = 6, .cols = 5, .product_dtype = DType::bf16}).bytes ==
         38 * n + 5 * (2 * (3 * n + 7 * k * k) + 8 * k * k));
   CHECK(muon_cost({.rows = 5, .cols = 6, .steps = 0}).flops == 11 * n);
+}
+
+TEST_CASE("muon: three steps equal the double optimizer for wide, tall and square matrices, aligned or not", "[cuda]") {
+  for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{
+           {1, 1}, {1, 9}, {9, 1}, {8, 8}, {13, 13}, {16, 40}, {40, 16}, {3, 20}, {20, 2}, {7, 131}, {67, 33}})
+    for (DType product_dtype : {DType::f32, DType::bf16})
+      for (int64_t shift : {0, 1}) {
+        CAPTURE(rows, cols, name_of(product_dtype), shift);
+        const int64_t elems = rows * cols;
+        const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
+        const reference::MuonRule rule = {0.1, 0.1, 0.95, true, 5, 1e-7, scale};
+        const Doubles start = random_doubles(elems, DType::f32, 1);
+        reference::MuonState state{start, Doubles(start.size())};
+        for (int t = 1; t <= 3; ++t) {
+          Doubles g = random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t));
+          for (double& element : g) element *= t == 2 ? 0.5 : 1.0;
+          state = muon_step(std::move(state), g, static_cast<size_t>(rows), static_cast<size_t>(cols), rule);
+        }
+        for_machines([&](LaunchContext& context) {
+          OnDevice p(start, DType::f32, "parameters", shift), m(Doubles(start.size()), DType::f32, "momentum", shift);
+          OnDevice working(elems, DType::bf16, "working", shift);
+          Muon args = {.parameters = p.data<float>(),
+                       .momentum = m.data<float>(),
+                       .working = working.data<bfloat16>(),
+                       .rows = rows,
+                       .cols = cols,
+                       .product_dtype = product_dtype};
+          args.workspace_bytes = muon_workspace_bytes(args);
+          OnDevice workspace(args.workspace_bytes, DType::u8, "workspace");
+          args.workspace = workspace.data();
+          for (int t = 1; t <= 3; ++t) {
+            OnDevice g(random_doubles(elems, DType::f32, static_cast<uint32_t>(10 + t)), DType::f32, "gradient", shift);
+            OnDevice scalars(Doubles{0.1, 0.99, t == 2 ? 0.5 : 1.0}, DType::f32, "scalars");
+            args.gradient = g.data<float>(), args.scalars = scalars.data<MuonScalars>();
+            muon(context, args);
+          }
+          Doubles change, want;
+          const Doubles got = p.doubles();
+          for (size_t i = 0; i < got.size(); ++i) {
+            change.push_back(got[i] - start[i]);
+            want.push_back(state.p[i] - start[i]);
+          }
+          CHECK(error_of(change, want) < (product_dtype == DType::f32 ? 5e-5 : 5e-2));
+          CHECK(working.doubles() == Tensor(got, DType::bf16).doubles());
+          CHECK((p.intact() && m.intact() && working.intact() && workspace.intact()));
+        });
+      }
+}
+
+TEST_CASE("muon: a gradient of zero moves nothing but the decay, exactly") {
+  LaunchContext context = a_context();
+  for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{5, 9}, {9, 5}}) {
+    const Doubles start = random_doubles(rows * cols, DType::f32, 1);
+    OnDevice p(start, DType::f32, "parameters"), m(Doubles(start.size()), DType::f32, "momentum"),
+        g(Doubles(start.size()), DType::f32, "gradient"), scalars(Doubles{1e-2, 0.5, 1.0}, DType::f32, "scalars");
+    Muon args = {.parameters = p.data<float>(),
+                 .momentum = m.data<float>(),
+                 .gradient = g.data<float>(),
+                 .rows = rows,
+                 .cols = cols,
+                 .scalars = scalars.data<MuonScalars>()};
+    args.workspace_bytes = muon_workspace_bytes(args);
+    OnDevice workspace(args.workspace_bytes, DType::u8, "workspace");
+    args.workspace = workspace.data();
+    muon(context, args);
+    Doubles want = start;
+    for (double& element : want) element *= 0.5;
+    CHECK(p.doubles() == want);
+  }
+}
+
+TEST_CASE("muon: a skipped step keeps parameters and momentum, and copies the parameters") {
+  LaunchContext context = a_context();
+  for (const auto& [rows, cols] : std::vector<std::array<int64_t, 2>>{{5, 9}, {9, 5}, {17, 61}})
+    for (DType product_dtype : {DType::f32, DType::bf16}) {
+      const Doubles start = random_doubles(rows * cols, DType::f32, 1),
+                    moment = random_doubles(rows * cols, DType::f32, 2);
+      OnDevice p(start, DType::f32, "parameters"), m(moment, DType::f32, "momentum"),
+          g(Doubles(start.size(), NAN), DType::f32, "gradient"),
+          scalars(Doubles{1e-2, 0.5, -1.0}, DType::f32, "scalars"), updated(rows * cols, DType::f32, "updated"),
+          working(rows * cols, DType::bf16, "working");
+      Muon args = {.parameters = p.data<float>(),
+                   .momentum = m.data<float>(),
+                   .gradient = g.data<float>(),
+                   .working = working.data<bfloat16>(),
+                   .rows = rows,
+                   .cols = cols,
+                   .scalars = scalars.data<MuonScalars>(),
+                   .product_dtype = product_dtype};
+      args.workspace_bytes = muon_workspace_bytes(args);
+      OnDevice workspace(args.workspace_bytes, DType::u8, "workspace");
+      args.workspace = workspace.data();
+      muon(context, args);
+      args.updated = updated.data<float>();
+      muon(context, args);
+      CHECK(p.doubles() == start);
+      CHECK(m.doubles() == moment);
+      CHECK(updated.doubles() == start);
+      CHECK(working.doubles() == Tensor(start, DType::bf16).doubles());
+    }
 }

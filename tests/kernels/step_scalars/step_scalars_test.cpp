@@ -3,6 +3,7 @@
 
 #include "kernels/step_scalars/step_scalars.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,9 +11,10 @@
 
 #include "engine/base/check.h"
 #include "engine/base/philox.h"
-#include "tests/test.hpp"
+#include "tests/kernels/common/backend.h"
 
 using namespace slipstream;
+using namespace slipstream::test;
 
 namespace {
 
@@ -52,7 +54,7 @@ float clip_of(const std::vector<double>& sums, double max_norm, double& norm) {
 
 }  // namespace
 
-TEST_CASE("a step's loss is overwritten by the first micro-batch and added to by the others") {
+TEST_CASE("a step's loss is overwritten by the first micro-batch and added to by the others", "[.][cpu]") {
   LaunchContext context = cpu();
   double part = 2.5, total = std::numeric_limits<double>::quiet_NaN();
   kernels::add_loss(context, {.part = &part, .total = &total, .accumulate = false});
@@ -62,7 +64,7 @@ TEST_CASE("a step's loss is overwritten by the first micro-batch and added to by
   CHECK(total == 2.75);
 }
 
-TEST_CASE("the clip factor and the norm are those of the formula") {
+TEST_CASE("the clip factor and the norm are those of the formula", "[.][cpu]") {
   const Philox random(17, "sums");
   for (size_t count : {0, 1, 2, 7, 148, 509}) {
     std::vector<double> sums(count);
@@ -78,14 +80,14 @@ TEST_CASE("the clip factor and the norm are those of the formula") {
   }
 }
 
-TEST_CASE("a zero gradient is not clipped, an infinite one is clipped to nothing") {
+TEST_CASE("a zero gradient is not clipped, an infinite one is clipped to nothing", "[.][cpu]") {
   double norm = -1;
   CHECK(clip_of({0.0, 0.0}, 1, norm) == 1.0f);
   CHECK(norm == 0);
   CHECK(clip_of({std::numeric_limits<double>::infinity()}, 1, norm) == 0.0f);
 }
 
-TEST_CASE("the first sum that is not finite has its number in the verdict") {
+TEST_CASE("the first sum that is not finite has its number in the verdict", "[.][cpu]") {
   CHECK(verdict_of({1, 2}, 1).first_not_finite == 0);
   CHECK(verdict_of({}, 1).first_not_finite == 0);
   CHECK(verdict_of({kNan, 1}, 1).first_not_finite == 1);
@@ -95,7 +97,7 @@ TEST_CASE("the first sum that is not finite has its number in the verdict") {
   CHECK(verdict_of({kNan}, 1).factor == 1.0f);
 }
 
-TEST_CASE("a step is skipped if its norm or its loss is not finite or exceeds its limit") {
+TEST_CASE("a step is skipped if its norm or its loss is not finite or exceeds its limit", "[.][cpu]") {
   const double loss = 2;
   const auto infinity = static_cast<float>(kInfinity);
   const float none[] = {infinity, infinity}, both[] = {5, 2};
@@ -121,7 +123,7 @@ TEST_CASE("a step is skipped if its norm or its loss is not finite or exceeds it
   }
 }
 
-TEST_CASE("report, copy and zero move bits") {
+TEST_CASE("report, copy and zero move bits", "[.][cpu]") {
   LaunchContext context = cpu();
   const double loss = -0.0, norm[] = {7, 8, 9};
   double slot[5] = {1, 1, 1, 1, 1};
@@ -139,7 +141,7 @@ TEST_CASE("report, copy and zero move bits") {
   }
 }
 
-TEST_CASE("an upload on cpu fills the parts themselves") {
+TEST_CASE("an upload on cpu fills the parts themselves", "[.][cpu]") {
   LaunchContext context = cpu();
   std::byte batch[8] = {}, scalars[4] = {};
   kernels::upload(context, {.parts = {{{batch, 8}, {scalars, 4}}},
@@ -153,7 +155,7 @@ TEST_CASE("an upload on cpu fills the parts themselves") {
   CHECK(scalars[3] == std::byte{9});
 }
 
-TEST_CASE("wrong operands are refused") {
+TEST_CASE("wrong operands are refused", "[.][cpu]") {
   LaunchContext context = cpu();
   double x = 0;
   CHECK_THROWS_AS(kernels::add_loss(context, {.part = &x}), ShapeError);
@@ -163,4 +165,37 @@ TEST_CASE("wrong operands are refused") {
   CHECK_THROWS_AS(kernels::clip(context, {.norm = &x, .factor = &factor, .loss = &x}), ShapeError);
   LaunchContext sim{.kind = DeviceKind::sim};
   CHECK_THROWS_AS(kernels::add_loss(sim, {.part = &x, .total = &x}), ResourceError);
+}
+
+TEST_CASE("clip and report: the CPU's verdicts and bits", "[cuda]") {
+  for (const Doubles& sums :
+       {Doubles{}, Doubles{9, 16}, Doubles{1e-3, 2e-5, 0}, Doubles{1, kInfinity, kNan}, Doubles{kNan, 1}})
+    for (const double loss : {2.0, kNan, kInfinity, -kInfinity})
+      for (const double max_norm : {0.5, kInfinity})
+        for (const std::array<float, 2>& limits : {std::array{5.0f, 2.0f}, {4.0f, INFINITY}, {INFINITY, INFINITY}})
+          for (const bool skips : {false, true}) {
+            CAPTURE(sums, loss, max_norm, limits[0], limits[1], skips);
+            const auto run = [&](LaunchContext context, const double* of_sums, const double* of_loss,
+                                 const float* of_limits, double* norm, float* factor, double* slot) {
+              kernels::clip(context, {.sums = of_sums,
+                                      .count = static_cast<int64_t>(sums.size()),
+                                      .max_norm = max_norm,
+                                      .norm = norm,
+                                      .factor = factor,
+                                      .loss = skips ? of_loss : nullptr,
+                                      .limits = skips ? of_limits : nullptr});
+              kernels::report(context, {.loss = of_loss, .norm = norm, .slot = slot});
+            };
+            double norm[3] = {-1, -1, -1}, slot[4] = {-1, -1, -1, -1};
+            float factor = -5;
+            run(cpu(), sums.data(), &loss, limits.data(), norm, &factor, slot);
+            const Held<double> of_sums(sums), of_loss({loss}), norm_there({-1, -1, -1}), slot_there({-1, -1, -1, -1});
+            const Held<float> of_limits({limits[0], limits[1]}), factor_there({-5});
+            run(a_context(), of_sums.data(), of_loss.data(), of_limits.data(), norm_there.data(), factor_there.data(),
+                slot_there.data());
+            const std::vector<double> got = slot_there.values();
+            for (size_t i = 0; i < got.size(); ++i)
+              CHECK((got[i] == slot[i] || (std::isnan(got[i]) && std::isnan(slot[i]))));
+            CHECK(factor_there.values()[0] == factor);
+          }
 }

@@ -4,6 +4,7 @@
 #include "kernels/wire/wire.h"
 
 #include "engine/base/check.h"
+#include "tests/kernels/common/backend.h"
 #include "tests/kernels/common/cases.h"
 
 using namespace slipstream;
@@ -37,17 +38,17 @@ float largest_of_block(const std::vector<float>& x, size_t i, int64_t elems) {
 
 }  // namespace
 
-TEST_CASE("decoded values equal the encoded ones within the error bound in the header") {
+TEST_CASE("wire: decoded values equal the encoded ones within the error bound in the header", "[.][cpu]") {
   for (Format wire : {Format(DType::bf16), kInt8})
     for (int64_t elems : kSizes)
       for (int64_t parts : {1, 3}) {
         const std::vector<float> x = values(elems, parts, "x");
         std::vector<std::byte> first;
-        for_each_machine([&](Isa isa, LaunchContext& context) {
+        for_machines([&](LaunchContext& context) {
           std::vector<std::byte> bytes = wire_of(elems, parts, wire);
           std::vector<float> back(x.size());
-          SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, bytes.data(), elems, parts, wire}));
-          SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), elems, parts, wire, DType::f32}));
+          encode(context, {x.data(), nullptr, bytes.data(), elems, parts, wire});
+          decode(context, {bytes.data(), back.data(), elems, parts, wire, DType::f32});
           int64_t wrong = 0, exact = 0;
           for (size_t i = 0; i < x.size(); ++i) {
             const double bound =
@@ -62,28 +63,28 @@ TEST_CASE("decoded values equal the encoded ones within the error bound in the h
           if (first.empty()) first = bytes;
           CHECK(bytes == first);
           std::vector<bfloat16> rounded(x.size());
-          SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), rounded.data(), elems, parts, wire, DType::bf16}));
+          decode(context, {bytes.data(), rounded.data(), elems, parts, wire, DType::bf16});
           for (size_t i = 0; i < x.size(); ++i) wrong += rounded[i].bits != bfloat16(back[i]).bits;
           CHECK(wrong == 0);
         });
       }
 }
 
-TEST_CASE("a part is encoded as if it were alone, and sums are made in the order of parts") {
+TEST_CASE("wire: a part is encoded as if it were alone, and sums are made in the order of parts", "[.][cpu]") {
   for (Format wire : {Format(DType::bf16), kInt8})
     for (int64_t elems : kSizes) {
       constexpr int64_t kParts = 4;
       const std::vector<float> x = values(elems, kParts, "x");
-      for_each_machine([&](Isa isa, LaunchContext& context) {
+      for_machines([&](LaunchContext& context) {
         std::vector<std::byte> together = wire_of(elems, kParts, wire);
         std::vector<float> sum(static_cast<size_t>(elems)), back(x.size());
-        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, together.data(), elems, kParts, wire}));
-        SLIP_CALL_ON(isa, sum_parts_cpu(context, {together.data(), sum.data(), elems, kParts, wire}));
-        SLIP_CALL_ON(isa, decode_cpu(context, {together.data(), back.data(), elems, kParts, wire, DType::f32}));
+        encode(context, {x.data(), nullptr, together.data(), elems, kParts, wire});
+        sum_parts(context, {together.data(), sum.data(), elems, kParts, wire});
+        decode(context, {together.data(), back.data(), elems, kParts, wire, DType::f32});
         const int64_t part_bytes = encoded_bytes(elems, wire);
         for (int64_t p = 0; p < kParts; ++p) {
           std::vector<std::byte> alone = wire_of(elems, 1, wire);
-          SLIP_CALL_ON(isa, encode_cpu(context, {x.data() + p * elems, nullptr, alone.data(), elems, 1, wire}));
+          encode(context, {x.data() + p * elems, nullptr, alone.data(), elems, 1, wire});
           CHECK(std::memcmp(alone.data(), together.data() + p * part_bytes,
                             static_cast<size_t>(wire == kInt8 ? elems + 4 * ceil_div(elems, int64_t{kInt8.block_elems})
                                                               : part_bytes)) == 0);
@@ -108,21 +109,20 @@ TEST_CASE("a part is encoded as if it were alone, and sums are made in the order
     }
 }
 
-TEST_CASE("error feedback: decoded values and the residual add up to the sum of all steps") {
+TEST_CASE("wire: error feedback: decoded values and the residual add up to the sum of all steps", "[.][cpu]") {
   constexpr int64_t kElems = 256;
   constexpr int kSteps = 64;
   // A large value next to small ones: alone, the small ones would be rounded to zero in every step.
   std::vector<float> x(kElems, 1e-3f);
   x[0] = x[128] = 1.0f;
-  for_each_machine([&](Isa isa, LaunchContext& context) {
+  for_machines([&](LaunchContext& context) {
     for (bool feeds_back : {true, false}) {
       std::vector<float> residual(kElems, 0.0f), back(kElems);
       std::vector<double> total(kElems, 0.0);
       std::vector<std::byte> bytes = wire_of(kElems, 1, kInt8);
       for (int step = 0; step < kSteps; ++step) {
-        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), feeds_back ? residual.data() : nullptr, bytes.data(), kElems,
-                                               1, kInt8}));
-        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), kElems, 1, kInt8, DType::f32}));
+        encode(context, {x.data(), feeds_back ? residual.data() : nullptr, bytes.data(), kElems, 1, kInt8});
+        decode(context, {bytes.data(), back.data(), kElems, 1, kInt8, DType::f32});
         for (size_t i = 0; i < total.size(); ++i) total[i] += static_cast<double>(back[i]);
       }
       // sum of x = sum of decoded + residual: telescoping, whatever the rounding.
@@ -138,15 +138,16 @@ TEST_CASE("error feedback: decoded values and the residual add up to the sum of 
   });
 }
 
-TEST_CASE("error feedback: a block that is not finite leaves no residual, so that the next step is finite") {
-  for_each_machine([&](Isa isa, LaunchContext& context) {
+TEST_CASE("wire: error feedback: a block that is not finite leaves no residual, so that the next step is finite",
+          "[.][cpu]") {
+  for_machines([&](LaunchContext& context) {
     for (float odd : {INFINITY, -INFINITY, NAN}) {
       std::vector<float> x(256, 0.3f), residual(256, 0.25f), back(256);
       x[131] = odd;
       std::vector<std::byte> bytes = wire_of(256, 1, kInt8);
       const auto encode_and_decode = [&] {
-        SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), residual.data(), bytes.data(), 256, 1, kInt8}));
-        SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, kInt8, DType::f32}));
+        encode(context, {x.data(), residual.data(), bytes.data(), 256, 1, kInt8});
+        decode(context, {bytes.data(), back.data(), 256, 1, kInt8, DType::f32});
       };
       encode_and_decode();
       CHECK(std::isnan(back[131]));
@@ -159,14 +160,15 @@ TEST_CASE("error feedback: a block that is not finite leaves no residual, so tha
 }
 
 TEST_CASE(
-    "zeros stay zeros, the smallest values become zero, non-finite values NaN, and the rest of their block zero") {
-  for_each_machine([&](Isa isa, LaunchContext& context) {
+    "wire: zeros stay zeros, the smallest values become zero, non-finite values NaN, and the rest of their block zero",
+    "[.][cpu]") {
+  for_machines([&](LaunchContext& context) {
     for (float odd : {0.0f, 1e-40f, 1e-31f, INFINITY, -INFINITY, NAN}) {
       std::vector<float> x(256, odd == 0.0f || std::abs(odd) < 1e-20f ? 0.0f : 1.0f), back(256);
       x[131] = odd;
       std::vector<std::byte> bytes = wire_of(256, 1, kInt8);
-      SLIP_CALL_ON(isa, encode_cpu(context, {x.data(), nullptr, bytes.data(), 256, 1, kInt8}));
-      SLIP_CALL_ON(isa, decode_cpu(context, {bytes.data(), back.data(), 256, 1, kInt8, DType::f32}));
+      encode(context, {x.data(), nullptr, bytes.data(), 256, 1, kInt8});
+      decode(context, {bytes.data(), back.data(), 256, 1, kInt8, DType::f32});
       for (size_t i = 0; i < 128; ++i) CHECK(back[i] == x[i]);  // the other block
       for (size_t i = 128; i < 256; ++i)
         CHECK((std::isfinite(odd) || i != 131 ? back[i] == 0.0f : std::isnan(back[i])));
@@ -174,7 +176,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("operands that cannot be encoded are refused with their numbers") {
+TEST_CASE("wire: operands that cannot be encoded are refused with their numbers", "[.][cpu]") {
   LaunchContext context = context_of(1);
   std::vector<float> x(32);
   std::vector<std::byte> bytes(256);
@@ -196,4 +198,57 @@ TEST_CASE("operands that cannot be encoded are refused with their numbers") {
           encode(context, {x.data(), x.data(), bytes.data(), 16, 1, DType::bf16});
         }).find("a residual needs int8") != std::string::npos);
   CHECK(refusal([&] { sum_parts(context, {nullptr, x.data(), 16, 2, kInt8}); }).find("[sum_parts]") == 0);
+}
+
+TEST_CASE("wire: a block that is not finite leaves no residual", "[cuda]") {
+  for (const double odd : {static_cast<double>(INFINITY), static_cast<double>(NAN)})
+    for_machines([&](LaunchContext& context) {
+      Doubles x(256, 0.5);
+      x[131] = odd;
+      OnDevice from(x, DType::f32, "from"), to(encoded_bytes(256, kInt8), DType::u8, "to"),
+          residual(Doubles(256, 0.25), DType::f32, "residual");
+      encode(context, {from.data<float>(), residual.data<float>(), to.data(), 256, 1, kInt8});
+      const Doubles left = residual.doubles();
+      for (size_t i = 128; i < 256; ++i) CHECK(left[i] == 0.0);
+      for (size_t i = 0; i < 128; ++i) CHECK(std::abs(left[i]) < 0.01);
+    });
+}
+
+TEST_CASE("wire: encode, decode and sums are those of the CPU, with a residual too", "[cuda]") {
+  for (Format wire : {Format(DType::bf16), kInt8})
+    for (int64_t elems : {16, 112, 128, 144, 1040})
+      for (int64_t parts : {1, 3}) {
+        CAPTURE(elems, parts, name_of(wire));
+        const Doubles x = random_doubles(elems * parts, DType::f32, 1);
+        const int64_t size = parts * encoded_bytes(elems, wire),
+                      used = wire == kInt8 && parts == 1 ? elems + 4 * ceil_div(elems, int64_t{kInt8.block_elems}) : 0;
+        for_machines([&](LaunchContext& context) {
+          OnDevice from(x, DType::f32, "from"), to(size, DType::u8, "to"), residual(x, DType::f32, "residual"),
+              back(elems * parts, DType::f32, "back"), sum(elems, DType::f32, "sum");
+          Tensor host_from(x, DType::f32), host_residual(x, DType::f32), host_back(elems * parts, DType::f32),
+              host_sum(elems, DType::f32);
+          std::vector<uint8_t> host(static_cast<size_t>(size));
+          const bool keeps = wire == kInt8;
+          LaunchContext cpu = context_of(1);
+          encode(context,
+                 {from.data<float>(), keeps ? residual.data<float>() : nullptr, to.data(), elems, parts, wire});
+          encode(cpu,
+                 {reinterpret_cast<float*>(host_from.data()),
+                  keeps ? reinterpret_cast<float*>(host_residual.data()) : nullptr, host.data(), elems, parts, wire});
+          const std::vector<uint8_t> got = to.bytes();
+          if (used > 0 || !keeps) CHECK(std::equal(host.begin(), host.begin() + (used > 0 ? used : size), got.begin()));
+          decode(context, {to.data(), back.data(), elems, parts, wire, DType::f32});
+          decode(cpu, {host.data(), host_back.data(), elems, parts, wire, DType::f32});
+          CHECK(back.doubles() == host_back.doubles());
+          sum_parts(context, {to.data(), sum.data<float>(), elems, parts, wire});
+          sum_parts(cpu, {host.data(), reinterpret_cast<float*>(host_sum.data()), elems, parts, wire});
+          const Doubles a = sum.doubles(), b = host_sum.doubles();
+          for (size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-6);
+          const Doubles c = residual.doubles(), d = host_residual.doubles();
+          for (size_t i = 0; i < c.size(); ++i)
+            CHECK(std::abs(c[i] - d[i]) <=
+                  3e-7);  // of values up to 2, where a product and a difference may be one instruction
+          CHECK((to.intact() && back.intact() && sum.intact() && residual.intact()));
+        });
+      }
 }
