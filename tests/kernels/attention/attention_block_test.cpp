@@ -471,25 +471,25 @@ TEST_CASE("attention in a ring: the carried state is the same for the general pa
 
 TEST_CASE("attention in a ring, general path: dropout of the weights", "[cuda]") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (int ranks : {2, 3}) check({2, 36 * ranks, 2, 1, 16, ranks, 0, 0, 0.3}, dtype);
+    for (int ranks : {2, 3}) check({1, 36 * ranks, 2, 1, 16, ranks, 0, 0, 0.3}, dtype);
 }
 
 TEST_CASE("attention in a ring, tensor cores: dropout of the weights", "[cuda]") {
-  for (int ranks : {2, 3}) check({2, 72 * ranks, 2, 1, 64, ranks, 0, 0, 0.3}, DType::bf16);
+  for (int ranks : {2, 3}) check({1, 72 * ranks, 1, 1, 64, ranks, 0, 0, 0.3}, DType::bf16);
 }
 
 TEST_CASE("attention in a ring, sm_90a: dropout of the weights, and chunks that take another path", "[cuda]") {
   const emulation::Capability hopper(90);
   const std::set<std::string> before = attention_fallbacks();
-  for (int ranks : {2, 3}) check({2, 152 * ranks, 2, 1, 64, ranks, 0, 0, 0.3}, DType::bf16);
-  check({2, 264 * 2, 1, 1, 128, 2, 0, 0, 0.3}, DType::bf16);
+  check({1, 152 * 3, 1, 1, 64, 3, 0, 0, 0.3}, DType::bf16);
+  check({1, 264 * 2, 1, 1, 128, 2, 0, 0, 0.3}, DType::bf16);
   {
     const Queries128 queries;
-    check({2, 152 * 3, 2, 1, 64, 3, 0, 0, 0.3}, DType::bf16);
+    check({1, 152 * 3, 1, 1, 64, 3, 0, 0, 0.3}, DType::bf16);
   }
   if (on_gpu()) return;
   CHECK(attention_fallbacks() == before);
-  check({2, 38 * 2, 2, 1, 64, 2, 0, 0, 0.3}, DType::bf16);  // chunks of 19: fours of keys are not fours of positions
+  check({1, 38 * 2, 1, 1, 64, 2, 0, 0, 0.3}, DType::bf16);  // chunks of 19: fours of keys are not fours of positions
   CHECK(attention_fallbacks().size() == before.size() + 2);
 }
 
