@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Proves that the plans of a job add up every gradient, norm and loss once, over the right ranks, with the right
-// factor.
+// factor, and that checkpoints get the state after a step.
 
 #include <cstdint>
 #include <span>
@@ -27,6 +27,7 @@ struct ReductionReport {
   std::vector<Incomplete> found;  // at most one of each plan
   int64_t works = 0, tasks = 0;   // that were typed
   int64_t parameters = 0;         // of all stages
+  int64_t saved_arrays = 0;       // the same, of a checkpoint
 };
 
 /// Pure. Follows the types of all values (comm/rehearse/value_types.h) through every finished plan of the job: a job of

@@ -320,7 +320,8 @@ bool StageTypes::recv(const Task& task) {
 void StageTypes::collective(const Task& task, Axis axis) {
   const Slice &from = task.reads.at(0), &to = task.writes.at(0);
   const Role role = job_.channels[task.channel].role;
-  if (role == Role::align || role == Role::peer) return;
+  if (role == Role::align) return;
+  if (role == Role::peer) return keep(task);
   const auto wire = wires_.find({from.buffer, from.begin_bytes});
   if (wire != wires_.end() && map_.read(from).empty()) {
     const int64_t part_bytes = task.op == Op::all_to_all ? from.size_bytes / size_of_axis(axis) : from.size_bytes;
@@ -450,8 +451,12 @@ void StageTypes::task(const Item& item, const Task* task) {
       return;
     case Op::report:
       return require_losses(item.reads[0]);
+    case Op::snapshot:
+      return snapshot(item);
+    case Op::seal:
+      return seal(item);
     default:
-      return;  // loads of the next batch, copies of the state to host memory
+      return;  // loads of the next batch
   }
 }
 

@@ -50,6 +50,8 @@ enum class Kind : uint8_t {
   squares,     // a sum of those of a gradient's part
   scalar,
   clip_factor,
+  residual,  // what rounding has removed from a gradient
+  header,    // of a slot for kept snapshots
 };
 
 struct Type {
@@ -59,15 +61,16 @@ struct Type {
   int32_t layer = -1;        // the same: of the piece that wrote it
 
   int32_t terms = -1;              // gradient, losses: what it adds up on this rank (TermPool)
-  uint16_t summed = 0;             // gradient, losses, squares: a bit for each axis that it is summed over
+  uint16_t summed = 0;             // gradient, losses, squares, residual: a bit for each axis that it is summed over
   Axis shard = Axis::self;         // weight, state, gradient: the axis of whose parts this is one; self: whole
   Axis sender_axis = Axis::self;   // gradient: an addend, the own part as one rank has it
   int16_t sender = 0;              // that rank, counted from this one
   int16_t group = -1, stage = -1;  // squares: of which parameters, and the stage that has added them
   bool is_split = false;           // squares: of a parameter of which every tensor rank has a part
+  int16_t state = -1;              // state: which one of its optimizer
   int32_t version = 0;             // weight, state: steps since the plan began
   int64_t mean_over = 0;           // gradient, derivative: tokens
-  int64_t first = -1;              // weight, state, gradient: its place in the flat order; -1: no place yet
+  int64_t first = -1;              // weight, state, gradient, residual: its place in the flat order; -1: no place yet
   int8_t elem_bytes = 0;           // of an element of the flat order; 0: no place
 
   bool operator==(const Type&) const = default;

@@ -18,9 +18,9 @@ struct SavedRange {
   int64_t elems = 0;  // 0: other ranks save the shard
 };
 
-/// Pure. The part of a bucket's shard whose masters and optimizer states this rank saves. The ranks of
-/// Placement::copied_over divide the shard, padding included, as evenly as units of 16 elements allow.
-SavedRange saved_range(const Job& job, size_t bucket);
+/// Pure. The part of a bucket's shard whose masters and optimizer states `rank`, a rank of this stage, saves. The ranks
+/// of Placement::copied_over divide the shard, padding included, as evenly as units of 16 elements allow.
+SavedRange saved_range(const Job& job, size_t bucket, int rank);
 
 /// The part of one array of a bucket that this rank saves.
 struct SavedArray {
@@ -40,8 +40,8 @@ std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket);
 /// the residuals of all ranks. `stages`: a job of every pipeline stage.
 int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages);
 
-/// Pure. Does this rank's part of the mesh save the parameter? No other tensor rank or stage that holds the same
-/// elements does.
-bool is_saved(const Job& job, const ParameterSpec& parameter);
+/// Pure. Does the part of the mesh that `rank`, a rank of this stage, is in save the parameter? No other tensor rank or
+/// stage that holds the same elements does.
+bool is_saved(const Job& job, const ParameterSpec& parameter, int rank);
 
 }  // namespace slipstream
