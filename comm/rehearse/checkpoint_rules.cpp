@@ -91,7 +91,10 @@ void StageTypes::snapshot(const Item& item) {
 
 /// Has a slot all arrays? The other rank's copy stands for the one that this rank receives.
 void StageTypes::require_kept(BufferId slot) {
-  for (const Saved& each : saved()) require_saved(each, map_.read({slot, each.kept.begin_bytes, each.kept.size_bytes}));
+  for (const Saved& each : saved()) {
+    left_ = {slot, each.kept.begin_bytes, each.kept.size_bytes};
+    require_saved(each, map_.read(left_));
+  }
 }
 
 void StageTypes::seal(const Item& item) {

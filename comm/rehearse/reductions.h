@@ -17,8 +17,8 @@ struct Incomplete {
   std::string plan, item;
   int stage = 0;
   std::string tensor;  // or the buffer
-  std::string axis;    // over which the value is incomplete; empty: it is another fault
-  std::string fault;   // "sum_squares.bucket0 reads the gradient of h.0.ln_1.weight, which ..."
+  std::string axis;    // over which the value is incomplete: of the mesh, or "micro-batches", "uses", ...
+  std::string fault;   // "has a gradient that is not summed over replica"
 
   std::string sentence() const;
 };

@@ -39,12 +39,19 @@ StageTypes::StageTypes(const Job& job, const PlanRow& row, Shared& shared)
 
 void StageTypes::refuse(const std::string& tensor, const std::string& axis, const std::string& fault) const {
   std::string item = at_ < plan_.order.size() ? plan_[plan_.order[at_]].name : "the end of the plan";
+  for (size_t i = plan_.order.size(); i-- > 0 && is_done();) {
+    const Item& last = plan_[plan_.order[i]];
+    if (std::any_of(last.writes.begin(), last.writes.end(), [&](const Slice& w) { return w.overlaps(left_); })) {
+      item += " after " + last.name;
+      break;
+    }
+  }
   if (work_) item += ":" + work_->name;
   throw Refused{{plan_.kind, item, job_.stage(), tensor, axis, fault}};
 }
 
 void StageTypes::refuse_meeting() const {
-  refuse("a sum over stages", name_of(meeting_axis()), "goes over other ranks on another stage");
+  refuse(buffer_name(meeting_->reads[0]), name_of(meeting_axis()), "is summed over other ranks on another stage");
 }
 
 std::string StageTypes::tensor_at(int64_t flat_elem) const {
@@ -204,11 +211,16 @@ void StageTypes::require_values(const Runs& runs, const Slice& slice, int64_t fi
       refuse(tensor_at(at), name_of(kTokenRanks),
              fmt::format("of {} has the elements of {}", name, tensor_at(type.first)));
   }
-  if (end < slice.size_bytes) refuse(buffer_name(slice), "", fmt::format("is not written, although it holds {}", name));
+  if (end < slice.size_bytes)
+    refuse(buffer_name(slice), kElements, fmt::format("is not written, although it holds {}", name));
 }
 
 void StageTypes::end() {
-  if (!is_done()) refuse("a value", name_of(Axis::pipeline), "never arrives from another stage");
+  if (!is_done()) {
+    const Item& waiting = plan_[plan_.order[at_]];
+    refuse(buffer_name(waiting.writes.empty() ? waiting.reads.at(0) : waiting.writes[0]), name_of(Axis::pipeline),
+           "never arrives from another stage");
+  }
   const bool trains = kind_ == PlanKind::train;
   const int32_t version = trains ? 1 : 0;
   for (size_t b = 0; b < job_.storage.size(); ++b) {
@@ -216,6 +228,7 @@ void StageTypes::end() {
     const auto left = [&](const Slice& slice) { return trains ? next(slice) : swapped(slice); };
     const int64_t first = storage.shard_offset_elems;
     const auto require = [&](const Slice& slice, int64_t begin, const char* name) {
+      left_ = slice;
       require_values(map_.read(slice), slice, begin, version, name);
     };
     require(left(storage.master), first, "the master weights");
@@ -235,10 +248,13 @@ void StageTypes::end() {
                "of the weights is a part that no gather has joined with the others");
   }
   // At rest, a checkpoint reads the arrays themselves.
-  for (const Saved& each : saved())
-    require_saved(each, map_.read(trains ? next(each.array.from) : swapped(each.array.from)));
+  const auto require = [&](const Saved& each, const Slice& slice) {
+    left_ = slice;
+    require_saved(each, map_.read(slice));
+  };
+  for (const Saved& each : saved()) require(each, trains ? next(each.array.from) : swapped(each.array.from));
   if (kind_ == PlanKind::save)
-    for (const Saved& each : saved()) require_saved(each, map_.read(each.snapshot));
+    for (const Saved& each : saved()) require(each, each.snapshot);
   if (kind_ == PlanKind::keep) require_both_kept();
   if (kind_ != PlanKind::evaluate) return;
   for (const Chunk& chunk : job_.chunks)
@@ -250,7 +266,7 @@ void StageTypes::end() {
 }
 
 std::string Incomplete::sentence() const {
-  return fmt::format("{} ({} plan, stage {}): {} {}", item, plan, stage, tensor, fault);
+  return fmt::format("{} ({} plan, stage {}, over {}): {} {}", item, plan, stage, axis, tensor, fault);
 }
 
 namespace {

@@ -41,7 +41,8 @@ struct Shared {
 constexpr Axis kTokenRanks = Axis::replica;
 
 /// What divides values beside the axes of the mesh, for messages.
-constexpr const char *kSteps = "steps", *kElements = "elements";
+constexpr const char *kSteps = "steps", *kMicroBatches = "micro-batches", *kTokens = "tokens", *kUses = "uses",
+                     *kElements = "elements", *kAllAxes = "all axes";
 
 class StageTypes {
  public:
@@ -179,6 +180,7 @@ class StageTypes {
   const Task* meeting_ = nullptr;
   Runs offered_;
   const Work* work_ = nullptr;  // for messages
+  Slice left_;                  // the same: what the plan must leave, after its last item
   std::set<std::tuple<Axis, int16_t, bool>> counted_once_;
   std::map<std::pair<Axis, Axis>, bool> meet_twice_;
 };

@@ -123,7 +123,7 @@ struct Counts {
   int64_t mutants = 0, refused = 0;
 };
 
-/// The mutant must be refused by a sentence that names a tensor and an item.
+/// The mutant must be refused by a sentence that names a tensor, an axis and an item.
 void refuses(const Jobs& jobs, const std::string& mutation, Counts& counts) {
   INFO(mutation);
   const comm::ReductionReport report = checked(jobs);
@@ -131,8 +131,11 @@ void refuses(const Jobs& jobs, const std::string& mutation, Counts& counts) {
   CHECK(!report.found.empty());
   if (report.found.empty()) return;
   ++counts.refused;
-  CHECK(!report.found[0].tensor.empty());
-  CHECK(!report.found[0].item.empty());
+  const comm::Incomplete& first = report.found[0];
+  for (const std::string& name : {first.tensor, first.axis, first.item}) {
+    CHECK(!name.empty());
+    CHECK(first.sentence().find(name) != std::string::npos);
+  }
 }
 
 }  // namespace
