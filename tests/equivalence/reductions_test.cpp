@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <map>
 
+#include <fmt/core.h>
+
+#include "comm/rehearse/finish.h"
 #include "comm/rehearse/reductions.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"
@@ -394,8 +398,7 @@ const std::vector<Fault>& faults() {
       {"a checkpoint has weights of the step before", "gpt2 bucketed",
        saved_before("adamw", [](const BucketStorage& storage) { return storage.master; }), "",
        "is weights, of the next step, but its memory has weights"},
-      {"a checkpoint has another rank's part of the weights, before it is gathered",
-       "gpt2 ZeRO-1, update beside the spine",
+      {"a checkpoint has another rank's part of the weights, before it is gathered", "gpt2 ZeRO-1, update beside the spine",
        saved_before(
            "all_gather",
            [](const BucketStorage& storage) {
@@ -448,4 +451,51 @@ TEST_CASE("reductions: faults that the hazard proof accepts are refused with the
     CHECK(sentence.find(fault.tensor) != std::string::npos);
     CHECK(sentence.find(fault.fragment) != std::string::npos);
   }
+}
+
+namespace {
+
+std::string text_of(const Job& job) {
+  std::string text = text_of(job.mesh.sizes());
+  for (const ParameterGroup& group : job.groups) {
+    const Placement& p = group.placement;
+    text += fmt::format(", sums over {}, shards over {}, copies over {}, divides {}{}{}, formats {} {} {}",
+                        name_of(p.sums_over), name_of(p.sharded_over), name_of(p.copied_over), p.sharding.states,
+                        p.sharding.gradients, p.sharding.parameters, name_of(p.value), name_of(p.reduce_wire),
+                        name_of(p.gather_wire));
+  }
+  return text;
+}
+
+uint64_t hash_of(const Job& job) {
+  std::vector<const Plan*> plans;
+  for (const PlanRow& row : job.plans) plans.push_back(&row.plan);
+  return comm::order_hash(plans);
+}
+
+}  // namespace
+
+// Before step 0, ranks compare this hash. The types at the end of a plan follow from the placement, and so do its
+// tasks.
+TEST_CASE("reductions: plans of ranks with different placements have different hashes", "[reductions]") {
+  std::map<std::string, uint64_t> placements;
+  std::map<uint64_t, std::string> hashes;
+  for (int context : {1, 2})
+    for (int stage : {0, 1, 2, 3})
+      for (int shard_size : {0, 2})
+        for (Format reduce : {Format(DType::f32), Format(DType::bf16), kInt8})
+          for (std::optional<Format> gather : {std::optional<Format>(), {DType::bf16}, {kInt8}}) {
+            if (stage == 0 && (shard_size > 0 || gather)) continue;
+            Layout layout{.name = "placement", .model = with_tokens(smallest(Family::gpt2), 8), .micro_batch = 2};
+            layout.model.split_tied_embedding = false;
+            layout.ranks = 4 / context, layout.context = context, layout.zero_stage = stage;
+            layout.shard_size = shard_size, layout.wire_dtype = reduce, layout.gather_dtype = gather;
+            const Jobs jobs = make_jobs(layout, 0);
+            const std::string text = text_of(*jobs[0]);
+            const uint64_t hash = hash_of(*jobs[0]);
+            CAPTURE(text);
+            CHECK(hashes.try_emplace(hash, text).first->second == text);
+            CHECK(placements.try_emplace(text, hash).first->second == hash);
+          }
+  CHECK(placements.size() == 2 * (3 + 3 * 2 * 9));
 }
