@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Proves that the plans of a job add up every gradient, norm and loss once, over the right ranks, with the right
-// factor.
+// factor, and that checkpoints get the state after a step.
 
 #include <cstdint>
 #include <span>
@@ -17,8 +17,8 @@ struct Incomplete {
   std::string plan, item;
   int stage = 0;
   std::string tensor;  // or the buffer
-  std::string axis;    // over which the value is incomplete; empty: the fault is another one
-  std::string fault;   // "sum_squares.bucket0 reads the gradient of h.0.ln_1.weight, which ..."
+  std::string axis;    // over which the value is incomplete: an axis of the mesh, or "micro-batches", "uses", ...
+  std::string fault;   // "has a gradient that is not summed over replica"
 
   std::string sentence() const;
 };
@@ -27,6 +27,7 @@ struct ReductionReport {
   std::vector<Incomplete> found;  // at most one for each plan
   int64_t works = 0, tasks = 0;   // the works and tasks that were typed
   int64_t parameters = 0;         // the parameters of all stages
+  int64_t saved_arrays = 0;       // the arrays that a checkpoint of all stages has
 };
 
 /// Pure. Follows the types of all values (comm/rehearse/value_types.h) through every finished plan of a job. `stages`

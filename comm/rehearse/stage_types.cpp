@@ -5,14 +5,25 @@
 
 #include <algorithm>
 
-#include "engine/plan/saved_state.h"
-
 namespace slipstream::comm {
+namespace {
+
+/// Does the plan name each of two copies of the weights where others name the other?
+bool exchanges_weights(const Job& job, const Plan& plan) {
+  if (!job.options.double_buffer) return false;
+  for (ItemId id = 0; id < plan.size(); ++id)
+    for (const Rebind& rebind : plan[id].rebinds)
+      if (rebind.to.buffer == job.ids.values_next) return true;
+  return false;
+}
+
+}  // namespace
+
 StageTypes::StageTypes(const Job& job, const PlanRow& row, Shared& shared)
     : job_(job),
       plan_(row.plan),
       kind_(row.kind),
-      is_swapped_(row.cadence.at % 2 == 1),
+      is_swapped_(exchanges_weights(job, row.plan)),
       shared_(shared),
       value_of_(job.buffers.size(), -1),
       gradient_of_(job.buffers.size(), -1),
@@ -28,12 +39,19 @@ StageTypes::StageTypes(const Job& job, const PlanRow& row, Shared& shared)
 
 void StageTypes::refuse(const std::string& tensor, const std::string& axis, const std::string& fault) const {
   std::string item = at_ < plan_.order.size() ? plan_[plan_.order[at_]].name : "the end of the plan";
+  for (size_t i = plan_.order.size(); i-- > 0 && is_done();) {
+    const Item& last = plan_[plan_.order[i]];
+    if (std::any_of(last.writes.begin(), last.writes.end(), [&](const Slice& w) { return w.overlaps(left_); })) {
+      item += " after " + last.name;
+      break;
+    }
+  }
   if (work_) item += ":" + work_->name;
   throw Refused{{plan_.kind, item, job_.stage(), tensor, axis, fault}};
 }
 
 void StageTypes::refuse_meeting() const {
-  refuse("a sum over stages", name_of(meeting_axis()), "goes over other ranks on another stage");
+  refuse(buffer_name(meeting_->reads[0]), name_of(meeting_axis()), "is summed over other ranks on another stage");
 }
 
 std::string StageTypes::tensor_at(int64_t flat_elem) const {
@@ -83,11 +101,13 @@ std::string StageTypes::sum_text(const Type& type) {
 
 std::string StageTypes::words(const Type& type) {
   static constexpr const char* kKinds[] = {
-      "nothing",         "the batch",  "zeros",       "any value",    "weights",
-      "optimizer state", "a gradient", "activations", "derivatives",  "statistics of losses",
-      "losses",          "squares",    "scalars",     "a clip factor"};
+      "nothing",         "the batch",  "zeros",       "any value",     "weights",
+      "optimizer state", "a gradient", "activations", "derivatives",   "statistics of losses",
+      "losses",          "squares",    "scalars",     "a clip factor", "what rounding removed",
+      "a header"};
   static constexpr const char* kDims[] = {"whole", "tokens", "columns of rows", "output rows", "input columns"};
   std::string text = kKinds[static_cast<size_t>(type.kind)];
+  if (type.state >= 0) text += fmt::format(" {}", type.state);
   const auto share = [&](const Share& s, const char* axis) {
     if (s.is_partial())
       text += fmt::format(", {} of {} terms over {}", s.terms,
@@ -122,36 +142,28 @@ void StageTypes::begin() {
   for (size_t b = 0; b < job_.storage.size(); ++b) {
     const BucketStorage& storage = job_.storage[b];
     const Placement& placement = job_.placement_of(b);
-    const Axis shard = placement.sharded_over;
-    const auto type = [&](Kind kind, Axis axis, int64_t first, DType dtype) {
-      return Type{.kind = kind, .shard = axis, .first = first, .elem_bytes = static_cast<int8_t>(size_of(dtype))};
-    };
-    const int64_t first = storage.shard_offset_elems;
-    map_.write(swapped(storage.master), type(Kind::weight, shard, first, DType::f32));
+    map_.write(swapped(storage.master), held_type(b, -1, DType::f32));
     const std::vector<OptimizerState>& kinds = job_.group_of(b).optimizer->states;
     for (size_t s = 0; s < storage.states.size(); ++s)
-      map_.write(storage.states[s], type(Kind::state, shard, first, kinds[s].dtype));
+      map_.write(storage.states[s], held_type(b, static_cast<int>(s), kinds[s].dtype));
     if (placement.gathers_encoded())
       wires_[{storage.working.buffer, storage.working.begin_bytes}] = {
-          {0, storage.shard_elems, type(Kind::weight, shard, first, DType::f32)}};
+          {0, storage.shard_elems, held_type(b, -1, DType::f32)}};
     else
-      map_.write(swapped(storage.working), type(Kind::weight, shard, first, job_.model.dtype));
+      map_.write(swapped(storage.working), held_type(b, -1, job_.model.dtype));
     if (storage.values.size_bytes > 0 && !(primes && placement.gathers_encoded()))
-      map_.write(swapped(storage.values),
-                 type(Kind::weight, Axis::self, job_.layout.buckets[b].offset_elems, job_.model.dtype));
-    for (const Slice& residual : {storage.residual, storage.sum_residual}) {
-      const std::vector<SavedArray> saved = saved_arrays(job_, b);
+      map_.write(swapped(storage.values), Type{.kind = Kind::weight,
+                                               .first = job_.layout.buckets[b].offset_elems,
+                                               .elem_bytes = static_cast<int8_t>(size_of(job_.model.dtype))});
+    map_.write(storage.residual, residual_type(b, false));
+    map_.write(storage.sum_residual, residual_type(b, true));
+    for (const Slice& residual : {storage.residual, storage.sum_residual})
       if (residual.size_bytes > 0 &&
-          std::none_of(saved.begin(), saved.end(), [&](const SavedArray& array) { return array.from == residual; }))
-        refuse(buffer_name(residual), "", "is owed to later gradients, but no checkpoint has it");
-    }
-    // Shards that a checkpoint calls copies must be equal: masters are equal wherever gradients are complete and shards
-    // are the same.
-    if (int64_t{size_of_axis(shard)} * size_of_axis(placement.copied_over) != size_of_axis(placement.sums_over) ||
-        meet_twice(shard, placement.copied_over))
-      refuse(tensor_at(first), name_of(placement.copied_over),
-             "would be saved once for the ranks of this axis, which hold different parts");
+          std::none_of(saved().begin(), saved().end(), [&](const Saved& each) { return each.array.from == residual; }))
+        refuse(buffer_name(residual), name_of(placement.sums_over),
+               "is owed to later gradients, but no checkpoint has it");
   }
+  if (kind_ == PlanKind::train) require_saved_once();
   map_.write(job_.buffers.whole(job_.ids.scalars_next), Type{.kind = Kind::scalar});
   // The squares that other stages add, and the losses of a stage without the head, are always zero.
   const Type zero{.kind = Kind::zero};
@@ -200,11 +212,16 @@ void StageTypes::require_values(const Runs& runs, const Slice& slice, int64_t fi
       refuse(tensor_at(at), name_of(kTokenRanks),
              fmt::format("of {} has the elements of {}", name, tensor_at(type.first)));
   }
-  if (end < slice.size_bytes) refuse(buffer_name(slice), "", fmt::format("is not written, although it holds {}", name));
+  if (end < slice.size_bytes)
+    refuse(buffer_name(slice), kElements, fmt::format("is not written, although it holds {}", name));
 }
 
 void StageTypes::end() {
-  if (!is_done()) refuse("a value", name_of(Axis::pipeline), "never arrives from another stage");
+  if (!is_done()) {
+    const Item& waiting = plan_[plan_.order[at_]];
+    refuse(buffer_name(waiting.writes.empty() ? waiting.reads.at(0) : waiting.writes[0]), name_of(Axis::pipeline),
+           "never arrives from another stage");
+  }
   const bool trains = kind_ == PlanKind::train;
   const int32_t version = trains ? 1 : 0;
   for (size_t b = 0; b < job_.storage.size(); ++b) {
@@ -212,6 +229,7 @@ void StageTypes::end() {
     const auto left = [&](const Slice& slice) { return trains ? next(slice) : swapped(slice); };
     const int64_t first = storage.shard_offset_elems;
     const auto require = [&](const Slice& slice, int64_t begin, const char* name) {
+      left_ = slice;
       require_values(map_.read(slice), slice, begin, version, name);
     };
     require(left(storage.master), first, "the master weights");
@@ -230,6 +248,15 @@ void StageTypes::end() {
         refuse(tensor_at(run.type.first), name_of(run.type.shard),
                "of the weights is a part that no gather has joined with the others");
   }
+  // At rest, a checkpoint reads the arrays themselves.
+  const auto require = [&](const Saved& each, const Slice& slice) {
+    left_ = slice;
+    require_saved(each, map_.read(slice));
+  };
+  for (const Saved& each : saved()) require(each, trains ? next(each.array.from) : swapped(each.array.from));
+  if (kind_ == PlanKind::save)
+    for (const Saved& each : saved()) require(each, each.snapshot);
+  if (kind_ == PlanKind::keep) require_both_kept();
   if (kind_ != PlanKind::evaluate) return;
   for (const Chunk& chunk : job_.chunks)
     for (uint32_t piece : chunk.evaluate)
@@ -240,7 +267,7 @@ void StageTypes::end() {
 }
 
 std::string Incomplete::sentence() const {
-  return fmt::format("{} ({} plan, stage {}): {} {}", item, plan, stage, tensor, fault);
+  return fmt::format("{} ({} plan, stage {}, over {}): {} {}", item, plan, stage, axis, tensor, fault);
 }
 
 namespace {
@@ -285,6 +312,8 @@ void follow(std::span<const Job* const> stages, size_t row, Shared& shared, Redu
     report.found.push_back(refused.what);
   }
   for (const StageTypes& walk : walks) report.works += walk.works, report.tasks += walk.tasks;
+  if (row == 0)
+    for (StageTypes& walk : walks) report.saved_arrays += walk.arrays_of_a_checkpoint();
 }
 
 }  // namespace
@@ -299,10 +328,7 @@ ReductionReport find_incomplete(std::span<const Job* const> stages) {
     collect_uses(*job, shared);
     report.parameters += std::ssize(job->model.parameters);
   }
-  // Saving and keeping only copy.
-  for (size_t row = 0; row < first.plans.size(); ++row)
-    if (const PlanKind kind = first.plans[row].kind; kind != PlanKind::save && kind != PlanKind::keep)
-      follow(stages, row, shared, report);
+  for (size_t row = 0; row < first.plans.size(); ++row) follow(stages, row, shared, report);
   return report;
 }
 

@@ -15,6 +15,7 @@
 
 #include "comm/rehearse/reductions.h"
 #include "comm/rehearse/value_types.h"
+#include "engine/plan/saved_state.h"
 
 namespace slipstream::comm {
 
@@ -39,6 +40,10 @@ struct Shared {
 /// The axis of the ranks that have other tokens. The sum of their terms belongs to the batch of a step.
 constexpr Axis kTokenRanks = Axis::replica;
 
+/// What divides values beside the axes of the mesh, for messages.
+constexpr const char *kSteps = "steps", *kMicroBatches = "micro-batches", *kTokens = "tokens", *kUses = "uses",
+                     *kElements = "elements", *kAllAxes = "all axes";
+
 class StageTypes {
  public:
   StageTypes(const Job& job, const PlanRow& row, Shared& shared);
@@ -60,6 +65,7 @@ class StageTypes {
   void meet(const Runs& sum);
   /// Checks what every plan must leave.
   void end();
+  int64_t arrays_of_a_checkpoint() { return std::ssize(saved()); }
 
   int64_t works = 0, tasks = 0;
 
@@ -138,6 +144,25 @@ class StageTypes {
   void require_losses(const Slice& slice);
   void require_values(const Runs& runs, const Slice& slice, int64_t first, int32_t version, const char* name);
 
+  // checkpoint_rules.cpp
+  /// An array of a checkpoint, and where plans keep copies of it.
+  struct Saved {
+    SavedArray array;
+    Type claimed;  // what the checkpoint takes it for
+    Slice snapshot, kept;
+  };
+  const std::vector<Saved>& saved();
+  Type held_type(size_t bucket, int state, DType dtype) const;
+  Type residual_type(size_t bucket, bool of_sum) const;
+  void require_saved(const Saved& saved, const Runs& runs);
+  void require_saved_once();
+  void require_saved_once(size_t bucket, const ParameterSpec& parameter);
+  void require_kept(BufferId slot);
+  void require_both_kept();
+  void snapshot(const Item& item);
+  void seal(const Item& item);
+  void keep(const Task& task);
+
   const Job& job_;
   const Plan& plan_;
   PlanKind kind_;
@@ -151,10 +176,12 @@ class StageTypes {
   std::map<std::pair<BufferId, int64_t>, Parts> parts_;
   std::vector<int64_t> value_of_, gradient_of_;  // by buffer: the index of its parameter, or -1
   std::vector<char> is_neutral_;                 // by buffer: it holds the batch or constants
+  std::vector<Saved> saved_;
   size_t at_ = 0;
   const Task* meeting_ = nullptr;
   Runs offered_;
   const Work* work_ = nullptr;  // for messages
+  Slice left_;                  // the same: what the plan must leave, after its last item
   std::set<std::tuple<Axis, int16_t, bool>> counted_once_;
   std::map<std::pair<Axis, Axis>, bool> meet_twice_;
 };

@@ -127,18 +127,19 @@ Type StageTypes::sum(const Type& a, const Type& b) {
   if (a.kind == Kind::squares && b.kind == Kind::squares)
     refuse(name, name_of(Axis::pipeline), fmt::format("are counted by stage {} and by stage {}", a.stage, b.stage));
   if (a.kind != b.kind || (a.kind != Kind::gradient && a.kind != Kind::losses))
-    refuse(name, "", fmt::format("is a sum of {} and {}", words(a), words(b)));
+    refuse(name, kAllAxes, fmt::format("is a sum of {} and {}", words(a), words(b)));
   if (a.first >= 0 && b.first >= 0 && a.first != b.first)
-    refuse(name, "", fmt::format("is a sum of different elements, of {} and of {}", name, tensor_at(b.first)));
+    refuse(name, kElements, fmt::format("is a sum of different elements, of {} and of {}", name, tensor_at(b.first)));
   if (a.summed != b.summed || a.sender_axis != b.sender_axis || a.sender != b.sender || a.shard != b.shard)
     refuse(name, name_of(kTokenRanks), fmt::format("is a sum of {} and {}", words(a), words(b)));
   if (a.tensor != b.tensor)
     refuse(name, name_of(Axis::tensor), fmt::format("is a sum of {} and {}", words(a), words(b)));
   if (a.mean_over != b.mean_over)
-    refuse(name, "",
+    refuse(name, kTokens,
            fmt::format("is a sum of gradients of means over {} and over {} tokens", a.mean_over, b.mean_over));
   const std::optional<int32_t> terms = shared_.pool.sum(a.terms, b.terms);
-  if (!terms) refuse(name, "", fmt::format("would contain micro-batch {} twice", shared_.pool.twice.micro_batch));
+  if (!terms)
+    refuse(name, kMicroBatches, fmt::format("would contain micro-batch {} twice", shared_.pool.twice.micro_batch));
   Type type = a.first >= 0 ? a : b;
   type.terms = *terms;
   return type;
@@ -199,7 +200,7 @@ void StageTypes::encode(const Task& task) {
     const Slice residual = !task.format.is_scaled() ? Slice{} : again ? storage.sum_residual : storage.residual;
     const bool owed = residual.size_bytes > 0;
     if (owed != (task.reads.size() > 1) || (owed && (task.reads.back() != residual || task.writes.back() != residual)))
-      refuse(tensor_at(runs[0].type.first), "",
+      refuse(tensor_at(runs[0].type.first), kSteps,
              owed ? "loses what rounding removes: it is neither kept nor added to a later gradient"
                   : "would receive a remainder that is not its own");
   }
@@ -321,7 +322,8 @@ bool StageTypes::recv(const Task& task) {
 void StageTypes::collective(const Task& task, Axis axis) {
   const Slice &from = task.reads.at(0), &to = task.writes.at(0);
   const Role role = job_.channels[task.channel].role;
-  if (role == Role::align || role == Role::peer) return;
+  if (role == Role::align) return;
+  if (role == Role::peer) return keep(task);
   const auto wire = wires_.find({from.buffer, from.begin_bytes});
   if (wire != wires_.end() && map_.read(from).empty()) {
     const int64_t part_bytes = task.op == Op::all_to_all ? from.size_bytes / size_of_axis(axis) : from.size_bytes;
@@ -451,8 +453,12 @@ void StageTypes::task(const Item& item, const Task* task) {
       return;
     case Op::report:
       return require_losses(item.reads[0]);
+    case Op::snapshot:
+      return snapshot(item);
+    case Op::seal:
+      return seal(item);
     default:
-      return;  // loads of the next batch, copies of the state to host memory
+      return;  // loads of the next batch
   }
 }
 

@@ -28,9 +28,9 @@ void StageTypes::require_complete(size_t bucket) {
       covered = run.end;
       const Type& type = run.type;
       if (type.kind == Kind::any) continue;
-      if (type.kind != Kind::gradient) refuse(name, "", fmt::format("has {} for a gradient", words(type)));
+      if (type.kind != Kind::gradient) refuse(name, kAllAxes, fmt::format("has {} for a gradient", words(type)));
       if (type.first != begin + run.begin / 4)
-        refuse(name, "", fmt::format("has the gradient of {} for its own", tensor_at(type.first)));
+        refuse(name, kElements, fmt::format("has the gradient of {} for its own", tensor_at(type.first)));
       Terms wanted;
       for (const int32_t use : shared_.uses[name])
         wanted.push_back({.use = use, .micro_batch = 0, .micro_batch_end = job_.buffers.micro_batches});
@@ -42,11 +42,11 @@ void StageTypes::require_complete(size_t bucket) {
           if (next == term.micro_batch_end) continue;
           const bool none = std::none_of(found.begin(), found.end(), [&](const Term& t) { return t.use == term.use; });
           if (none)
-            refuse(name, "",
+            refuse(name, kUses,
                    fmt::format("has a gradient without its use as {}", term.use == 0 ? "the output" : "the embedding"));
-          refuse(name, "", fmt::format("has a gradient without all rows of micro-batch {}", next));
+          refuse(name, kMicroBatches, fmt::format("has a gradient without all rows of micro-batch {}", next));
         }
-        refuse(name, "", "has a gradient of a use that the model does not declare");
+        refuse(name, kUses, "has a gradient of a use that the model does not declare");
       }
       if (type.sender_axis != Axis::self || !is_complete(type, placement.sums_over))
         refuse(name, name_of(placement.sums_over), fmt::format("has a gradient that is {}", sum_text(type)));
@@ -58,11 +58,12 @@ void StageTypes::require_complete(size_t bucket) {
       const Share held = split.parts == 1 ? Share{} : part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
       if (type.tensor != held) refuse(name, name_of(Axis::tensor), fmt::format("has {} at its update", words(type)));
       if (type.mean_over != shared_.tokens)
-        refuse(name, "",
+        refuse(name, kTokens,
                fmt::format("has a gradient of a mean over {} tokens, but the step has {}", type.mean_over,
                            shared_.tokens));
     }
-    if (covered < 4 * (end - begin)) refuse(name, "", "has a gradient of which some elements were never written");
+    if (covered < 4 * (end - begin))
+      refuse(name, kElements, "has a gradient of which some elements were never written");
   }
 }
 
@@ -130,7 +131,8 @@ void StageTypes::update(const Item& item) {
   const ParameterGroup& group = job_.groups[static_cast<size_t>(item.group)];
   if (job_.options.clip && group.optimizer->start == UpdateStart::after_clip)
     if (uniform(clip_factor_of(job_, group)).kind != Kind::clip_factor)
-      refuse(group.name, "", "is updated before the clip factor of this step is known");
+      refuse(job_.model.parameters[group.parameters.at(0)].name(), kSteps,
+             "is updated before the clip factor of this step is known");
   for (size_t b = 0; b < job_.storage.size(); ++b) {
     if (item.bucket >= 0 ? item.bucket != static_cast<int32_t>(b)
                          : item.group != static_cast<int32_t>(job_.layout.buckets[b].group))
@@ -168,7 +170,7 @@ void StageTypes::require_losses(const Slice& slice) {
   const Type type = uniform(slice);
   const Terms wanted{{.micro_batch_end = job_.buffers.micro_batches}};
   if (type.kind != Kind::losses || shared_.pool[type.terms] != wanted)
-    refuse("the loss", "", fmt::format("does not contain every token once: {}", words(type)));
+    refuse("the loss", kTokens, fmt::format("does not contain every token once: {}", words(type)));
   if (!is_complete(type, kTokenRanks)) refuse("the loss", name_of(kTokenRanks), fmt::format("is {}", sum_text(type)));
   if (!type.tensor.is_complete()) refuse("the loss", name_of(Axis::tensor), "is not summed over tensor");
 }

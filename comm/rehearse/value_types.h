@@ -50,6 +50,8 @@ enum class Kind : uint8_t {
   squares,     // a sum of the squares of a part of a gradient
   scalar,
   clip_factor,
+  residual,  // what rounding has removed from a gradient
+  header,    // of a slot for kept snapshots
 };
 
 struct Type {
@@ -59,16 +61,17 @@ struct Type {
   int32_t layer = -1;        // of the same: the layer of the piece that wrote it
 
   int32_t terms = -1;             // of gradient, losses: the terms that are added up on this rank (TermPool)
-  uint16_t summed = 0;            // of gradient, losses, squares: a bit for each axis over which it is summed
+  uint16_t summed = 0;            // of gradient, losses, squares, residual: a bit for each axis over which it is summed
   Axis shard = Axis::self;        // of weight, state, gradient: this is one of the parts of the axis; self: it is whole
   Axis sender_axis = Axis::self;  // of a gradient that a sum will add: the axis of the rank whose part it is
   int16_t sender = 0;             // that rank, counted from this one
   int16_t group = -1, stage = -1;  // of squares: the group of their parameters, and the stage that has added them
   bool is_split = false;           // of squares: every tensor rank has a part of the parameter
+  int16_t state = -1;              // of state: its index among the states of its optimizer
   int32_t version = 0;             // of weight, state: the steps since the plan began
   int64_t mean_over = 0;           // of gradient, derivative: the number of tokens
-  int64_t first = -1;              // of weight, state, gradient: the place in the flat order; -1: no place yet
-  int8_t elem_bytes = 0;           // the size of an element of the flat order; 0: no place
+  int64_t first = -1;     // of weight, state, gradient, residual: the place in the flat order; -1: no place yet
+  int8_t elem_bytes = 0;  // the size of an element of the flat order; 0: no place
 
   bool operator==(const Type&) const = default;
 };

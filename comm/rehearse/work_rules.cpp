@@ -31,10 +31,11 @@ Type StageTypes::uniform(const Slice& where) {
     end = run.end;
     Type expected = moved(runs[0].type, run.begin);
     if (run.type != expected)
-      refuse(buffer_name(where), "",
+      refuse(buffer_name(where), kElements,
              fmt::format("has parts of different types: {}; {}", words(runs[0].type), words(run.type)));
   }
-  if (end < where.size_bytes) refuse(buffer_name(where), "", "is read although nothing complete was written there");
+  if (end < where.size_bytes)
+    refuse(buffer_name(where), kAllAxes, "is read although nothing complete was written there");
   return runs[0].type;
 }
 
@@ -50,13 +51,13 @@ Type StageTypes::weight(const Slice& named, const Slice& where) {
     if (run.begin > end) break;
     end = run.end;
     if (type.kind != Kind::weight || type.first != first + run.begin / elem_bytes)
-      refuse(parameter.name(), "",
+      refuse(parameter.name(), kElements,
              fmt::format("is read where memory has {} of {}", words(type),
                          type.first < 0 ? "no tensor" : tensor_at(type.first)));
     if (type.shard != Axis::self || type.version != 0)
       refuse(parameter.name(), name_of(kTokenRanks), fmt::format("is read where memory has {}", words(type)));
   }
-  if (end < where.size_bytes) refuse(parameter.name(), "", "is read although its memory has no weights");
+  if (end < where.size_bytes) refuse(parameter.name(), kElements, "is read although its memory has no weights");
   const Split& split = parameter.tensors.front().split;
   Type type{.kind = Kind::weight};
   if (split.parts > 1) type.tensor = part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
@@ -82,7 +83,7 @@ bool StageTypes::is_own_part(const Slice& named) const {
 void StageTypes::take(Type& all, const Type& next, const std::string& name) {
   if (next.kind == Kind::neutral || next.kind == Kind::weight) return;
   if (next.kind != Kind::activation && next.kind != Kind::derivative)
-    refuse(name, "", fmt::format("is {}, which is no operand of a row", words(next)));
+    refuse(name, kAllAxes, fmt::format("is {}, which is no operand of a row", words(next)));
   if (next.tensor.is_partial())
     refuse(name, name_of(Axis::tensor), fmt::format("is {}: its sum over tensor is missing", words(next)));
   if (next.context.is_partial()) refuse(name, name_of(Axis::context), fmt::format("is {}", words(next)));
@@ -95,12 +96,12 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
   if (all.context != next.context)
     refuse(name, name_of(Axis::context), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.micro_batch != next.micro_batch)
-    refuse(name, "",
+    refuse(name, kMicroBatches,
            fmt::format("is of micro-batch {}, but the other operand is of micro-batch {}", next.micro_batch,
                        all.micro_batch));
   if (next.kind != Kind::derivative) return;
   if (all.kind == Kind::derivative && all.mean_over != next.mean_over)
-    refuse(name, "",
+    refuse(name, kTokens,
            fmt::format("belongs to a mean over {} tokens, but the other operand to one over {}", next.mean_over,
                        all.mean_over));
   all.kind = Kind::derivative;
@@ -161,7 +162,7 @@ Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& r
 Type StageTypes::sum_over_rows(const Type& of, const Term& term) {
   Type type{.kind = Kind::gradient, .terms = shared_.pool.intern({term}), .mean_over = of.mean_over};
   if (size_of_axis(Axis::context) > 1 && (of.context.dim != Dim::tokens || of.context.shift != 0))
-    refuse("a sum over rows", name_of(Axis::context),
+    refuse(buffer_name(work_->writes[0]), name_of(Axis::context),
            fmt::format("has operands that are {}, and needs parts over tokens", words(of)));
   type.tensor = of.tensor.dim == Dim::tokens     ? partial(Axis::tensor)
                 : of.tensor.dim == Dim::features ? Share{.dim = Dim::rows}
@@ -193,7 +194,7 @@ void StageTypes::add_to(const SpineItem& item, const Work& work, const Slice& na
     run.type = sum(run.type, moved(type, run.begin));
   }
   if (end < where.size_bytes)
-    refuse(p >= 0 ? job_.model.parameters[static_cast<size_t>(p)].name() : buffer_name(named), "",
+    refuse(p >= 0 ? job_.model.parameters[static_cast<size_t>(p)].name() : buffer_name(named), kElements,
            "is added to memory that has no gradient");
   map_.write(where, old);
 }
@@ -252,7 +253,7 @@ void StageTypes::weight_gradient(const SpineItem& item, const Work& work) {
   take(of_dy, dy, buffer_name(work.reads[1]));
   const bool tokens = x.tensor.dim == Dim::tokens;
   if (x.micro_batch != dy.micro_batch)
-    refuse(buffer_name(work.reads[1]), "",
+    refuse(buffer_name(work.reads[1]), kMicroBatches,
            fmt::format("is of micro-batch {}, but its input of micro-batch {}", dy.micro_batch, x.micro_batch));
   if (x.context != dy.context || tokens != (dy.tensor.dim == Dim::tokens) ||
       (x.tensor.dim == Dim::features && dy.tensor.dim == Dim::features))
@@ -304,7 +305,7 @@ void StageTypes::losses(const SpineItem& item, const Work& work) {
 void StageTypes::count(const SpineItem& item, const Work& work) {
   Type loss = operand(item, work, 0);
   if (loss.kind != Kind::losses)
-    refuse(buffer_name(work.reads[0]), "", fmt::format("is {}, and no sum of losses", words(loss)));
+    refuse(buffer_name(work.reads[0]), kAllAxes, fmt::format("is {}, and no sum of losses", words(loss)));
   if (work.meaning.once == 0) loss.tensor = partial(Axis::tensor);
   sums(item, work, loss);
 }
@@ -327,14 +328,19 @@ void StageTypes::add_operands(const SpineItem& item, const Work& work) {
   if (work.meaning.sums > 0) {
     const Type from = operand(item, work, 0);
     if (from.kind != Kind::gradient)
-      refuse(buffer_name(work.reads[0]), "", fmt::format("is {}, and no gradient", words(from)));
+      refuse(buffer_name(work.reads[0]), kAllAxes, fmt::format("is {}, and no gradient", words(from)));
     return sums(item, work, from);
   }
   Type all = operand(item, work, 0);
   const Type other = operand(item, work, 1);
   if (all.kind != Kind::derivative || other.kind != all.kind || all.tensor != other.tensor ||
       all.micro_batch != other.micro_batch || all.layer != other.layer || all.mean_over != other.mean_over)
-    refuse(buffer_name(work.reads[1]), "", fmt::format("is {}, and is added to {}", words(other), words(all)));
+    refuse(buffer_name(work.reads[1]),
+           all.tensor != other.tensor             ? name_of(Axis::tensor)
+           : all.micro_batch != other.micro_batch ? kMicroBatches
+           : all.mean_over != other.mean_over     ? kTokens
+                                                  : kAllAxes,
+           fmt::format("is {}, and is added to {}", words(other), words(all)));
   all.context = joined_window(all.context, other.context, buffer_name(work.writes[0]));
   results(item, work, all);
 }
@@ -404,7 +410,7 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
                "needs whole sequences, but every rank has some of their tokens");
       if (meaning.first_row >= 0 &&
           work.reads[0].begin_bytes * meaning.rows != meaning.first_row * work.reads[0].size_bytes)
-        refuse(name, "", fmt::format("is masked from row {}, but begins with another row", meaning.first_row));
+        refuse(name, kTokens, fmt::format("is masked from row {}, but begins with another row", meaning.first_row));
       results(item, work, type);
       if (meaning.sums > 0) sums(item, work, sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of])));
       return;

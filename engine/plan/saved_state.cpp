@@ -27,18 +27,19 @@ SavedArray part_of(std::string name, DType dtype, const Slice& shard, int64_t sh
 
 }  // namespace
 
-SavedRange saved_range(const Job& job, size_t bucket) {
-  const Axis axis = job.placement_of(bucket).copied_over;
-  const int64_t ranks = job.mesh.group_size(axis), index = job.mesh.index_in_group(axis, job.options.rank);
-  const BucketStorage& storage = job.storage[bucket];
-  const int64_t units = ceil_div(storage.shard_elems, kUnitElems);
-  const auto edge = [&](int64_t i) { return std::min(units * i / ranks * kUnitElems, storage.shard_elems); };
-  return {storage.shard_offset_elems + edge(index), edge(index + 1) - edge(index)};
+SavedRange saved_range(const Job& job, size_t bucket, int rank) {
+  const Placement& placement = job.placement_of(bucket);
+  const int64_t ranks = job.mesh.group_size(placement.copied_over),
+                index = job.mesh.index_in_group(placement.copied_over, rank);
+  const int64_t elems = job.storage[bucket].shard_elems, units = ceil_div(elems, kUnitElems),
+                shard = job.layout.buckets[bucket].offset_elems + placement.shard_of(job.mesh, rank) * elems;
+  const auto edge = [&](int64_t i) { return std::min(units * i / ranks * kUnitElems, elems); };
+  return {shard + edge(index), edge(index + 1) - edge(index)};
 }
 
 std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket) {
   const BucketStorage& storage = job.storage[bucket];
-  const SavedRange range = saved_range(job, bucket);
+  const SavedRange range = saved_range(job, bucket, job.options.rank);
   const int64_t ranks = job.mesh.group_size(job.placement_of(bucket).copied_over), begin = storage.shard_offset_elems,
                 most_elems = std::min(storage.shard_elems,
                                       ceil_div(ceil_div(storage.shard_elems, kUnitElems), ranks) * kUnitElems);
@@ -75,8 +76,8 @@ int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
   return bytes;
 }
 
-bool is_saved(const Job& job, const ParameterSpec& parameter) {
-  return !parameter.is_copy && (parameter.is_split() || job.share().counts);
+bool is_saved(const Job& job, const ParameterSpec& parameter, int rank) {
+  return !parameter.is_copy && (parameter.is_split() || job.mesh.coordinates(rank).tensor == 0);
 }
 
 }  // namespace slipstream

@@ -18,9 +18,9 @@ struct SavedRange {
   int64_t elems = 0;  // 0: other ranks save the shard
 };
 
-/// Pure. Returns the part of a bucket's shard whose masters and optimizer states this rank saves. The ranks of
-/// Placement::copied_over divide the shard, including padding, as evenly as units of 16 elements allow.
-SavedRange saved_range(const Job& job, size_t bucket);
+/// Pure. Returns the part of a bucket's shard whose masters and optimizer states `rank`, a rank of this stage, saves.
+/// The ranks of Placement::copied_over divide the shard, including padding, as evenly as units of 16 elements allow.
+SavedRange saved_range(const Job& job, size_t bucket, int rank);
 
 /// The part of one array of a bucket that this rank saves.
 struct SavedArray {
@@ -40,8 +40,8 @@ std::vector<SavedArray> saved_arrays(const Job& job, size_t bucket);
 /// model, and the residuals of all ranks. `stages` has a job of every pipeline stage.
 int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages);
 
-/// Pure. Returns true if this rank's part of the mesh saves the parameter. No other tensor rank or stage that holds the
-/// same elements does.
-bool is_saved(const Job& job, const ParameterSpec& parameter);
+/// Pure. Returns true if the part of the mesh of `rank`, a rank of this stage, saves the parameter. No other tensor
+/// rank or stage that holds the same elements does.
+bool is_saved(const Job& job, const ParameterSpec& parameter, int rank);
 
 }  // namespace slipstream

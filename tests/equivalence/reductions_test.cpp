@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <map>
 
+#include <fmt/core.h>
+
+#include "comm/rehearse/finish.h"
 #include "comm/rehearse/reductions.h"
 #include "tests/equivalence/table.h"
 #include "tests/test.hpp"
@@ -41,6 +45,13 @@ std::vector<Layout> layouts() {
   return rows;
 }
 
+/// The same with plans that save and keep.
+Layout with_copies(Layout layout) {
+  layout.save_interval = 2;
+  layout.keeps = true;
+  return layout;
+}
+
 std::string first_fault(const comm::ReductionReport& report) {
   return report.found.empty() ? "" : report.found[0].sentence();
 }
@@ -50,16 +61,16 @@ std::string first_fault(const comm::ReductionReport& report) {
 TEST_CASE("reductions: every layout of the tables is accepted, as every rank plans it", "[reductions]") {
   std::vector<Layout> rows = layouts();
   for (const ZeroRow& row : zero_rows(true)) rows.push_back(row.layout());
-  int64_t ranks = 0, works = 0;
+  int64_t ranks = 0, works = 0, arrays = 0;
   for (const Layout& row : rows)
     for (int rank = 0; rank < row.world(); ++rank) {
       INFO(row.name << ", rank " << rank);
-      const comm::ReductionReport report = checked(make_jobs(row, rank));
+      const comm::ReductionReport report = checked(make_jobs(with_copies(row), rank));
       CHECK(first_fault(report) == "");
-      ++ranks, works += report.works;
+      ++ranks, works += report.works, arrays += report.saved_arrays;
     }
-  std::printf("  COUNTED %zu layouts, plans of %lld ranks, %lld works\n", rows.size(), static_cast<long long>(ranks),
-              static_cast<long long>(works));
+  std::printf("  COUNTED %zu layouts, plans of %lld ranks, %lld works, %lld saved arrays\n", rows.size(),
+              static_cast<long long>(ranks), static_cast<long long>(works), static_cast<long long>(arrays));
 }
 
 namespace {
@@ -117,7 +128,7 @@ struct Counts {
   int64_t mutants = 0, refused = 0;
 };
 
-/// The mutant must be refused by a sentence that names a tensor and an item.
+/// The mutant must be refused by a sentence that names a tensor, an axis and an item.
 void refuses(const Jobs& jobs, const std::string& mutation, Counts& counts) {
   INFO(mutation);
   const comm::ReductionReport report = checked(jobs);
@@ -125,8 +136,11 @@ void refuses(const Jobs& jobs, const std::string& mutation, Counts& counts) {
   CHECK(!report.found.empty());
   if (report.found.empty()) return;
   ++counts.refused;
-  CHECK(!report.found[0].tensor.empty());
-  CHECK(!report.found[0].item.empty());
+  const comm::Incomplete& first = report.found[0];
+  for (const std::string& name : {first.tensor, first.axis, first.item}) {
+    CHECK(!name.empty());
+    CHECK(first.sentence().find(name) != std::string::npos);
+  }
 }
 
 }  // namespace
@@ -174,6 +188,57 @@ TEST_CASE("reductions: every reduction that is deleted, doubled or moved to anot
 
 namespace {
 
+/// Every fault of one task of a plan that saves or keeps.
+void check_copies(const Jobs& jobs, Plan& plan, const Keeping& keeping, Counts& deleted, Counts& misread) {
+  const Plan whole = plan;
+  std::vector<ItemId> copies;
+  for (ItemId id = static_cast<ItemId>(plan.spine.size()); id < plan.size(); ++id)
+    if (whole.task(id).op == Op::snapshot && whole.task(id).reads[0].size_bytes > 0) copies.push_back(id);
+  for (ItemId id = static_cast<ItemId>(plan.spine.size()); id < plan.size(); ++id) {
+    const Task& task = whole.task(id);
+    const bool carries =
+        task.op == Op::exchange && task.reads[0].begin_bytes < Keeping::kHeaderBytes + keeping.arrays_bytes;
+    if (task.op == Op::seal || carries || std::find(copies.begin(), copies.end(), id) != copies.end()) {
+      make_nothing(plan.task(id));
+      refuses(jobs, "without " + task.name, deleted);
+      plan = whole;
+    }
+    if (task.op != Op::exchange) continue;
+    plan.task(id).peer = static_cast<int16_t>(task.peer + 1);
+    refuses(jobs, "to another rank: " + task.name, misread);
+    plan = whole;
+  }
+  // Other arrays of the same bucket, and of the next one.
+  for (size_t i = 0; i < copies.size(); ++i)
+    for (size_t further : {1, 2, 3}) {
+      const ItemId id = copies[i], other = copies[(i + further) % copies.size()];
+      const Slice& from = whole.task(other).reads[0];
+      if (id == other || from.size_bytes < whole.task(id).reads[0].size_bytes) continue;
+      plan.task(id).reads[0] = {from.buffer, from.begin_bytes, whole.task(id).reads[0].size_bytes};
+      refuses(jobs, whole.task(id).name + " of what belongs to " + whole.task(other).name, misread);
+      plan = whole;
+    }
+}
+
+}  // namespace
+
+TEST_CASE("reductions: a checkpoint without an array, or with another one in its place, is refused", "[reductions]") {
+  Counts deleted, misread;
+  for (const Layout& row : strategies(test_everything())) {
+    INFO(row.name);
+    Jobs jobs = make_jobs(with_copies(row), 0);
+    for (const auto& job : jobs)
+      for (PlanRow& plan : job->plans)
+        if (plan.kind == PlanKind::save || plan.kind == PlanKind::keep)
+          check_copies(jobs, plan.plan, job->keeping, deleted, misread);
+  }
+  std::printf("  COUNTED deleted: %lld of %lld refused, misread: %lld of %lld\n",
+              static_cast<long long>(deleted.refused), static_cast<long long>(deleted.mutants),
+              static_cast<long long>(misread.refused), static_cast<long long>(misread.mutants));
+}
+
+namespace {
+
 /// A fault in the plans of every stage.
 struct Fault {
   const char* what;
@@ -216,6 +281,48 @@ void reduce_across_always(Job& job) {
         if (plan.task(other).bucket == task.bucket && plan.task(other).op == Op::reduce_scatter &&
             plan.task(other).name.ends_with("/0"))
           return repeat(plan, id, other);
+}
+
+/// Copies bytes of the size of the first saved array inside a step, right before a task whose name begins with
+/// `prefix`.
+std::function<void(Job&)> saved_before(const std::string& prefix,
+                                       const std::function<Slice(const BucketStorage&)>& from) {
+  return [=](Job& job) {
+    Plan& plan = job.train();
+    Task copy = job.plan(PlanKind::save).tasks.at(0);
+    const Slice slice = from(job.storage[static_cast<size_t>(copy.bucket)]);
+    copy.reads = {{slice.buffer, slice.begin_bytes, copy.writes[0].size_bytes}};
+    const auto at = std::find_if(plan.order.begin(), plan.order.end(),
+                                 [&](ItemId id) { return plan[id].name.starts_with(prefix); });
+    REQUIRE(at != plan.order.end());
+    plan.tasks.push_back(std::move(copy));
+    plan.order.insert(at, static_cast<ItemId>(plan.size() - 1));
+  };
+}
+
+std::function<void(Job&)> placed(const std::function<void(Placement&)>& change) {
+  return [=](Job& job) {
+    for (ParameterGroup& group : job.groups) change(group.placement);
+  };
+}
+
+/// Of the plan that keeps: exchanges the sources of two tasks of one bucket.
+void keep_exchanged(Job& job, const std::string& one, const std::string& other) {
+  Plan& plan = job.plan(PlanKind::keep);
+  const auto task = [&](const std::string& name) {
+    return std::find_if(plan.tasks.begin(), plan.tasks.end(), [&](const Task& each) { return each.name == name; });
+  };
+  REQUIRE((task(one) != plan.tasks.end() && task(other) != plan.tasks.end()));
+  std::swap(task(one)->reads, task(other)->reads);
+}
+
+void header_before_a_piece(Job& job) {
+  std::vector<ItemId>& order = job.plan(PlanKind::keep).order;
+  const auto find = [&](const char* prefix) {
+    return std::find_if(order.begin(), order.end(),
+                        [&](ItemId id) { return job.plan(PlanKind::keep)[id].name.starts_with(prefix); });
+  };
+  std::rotate(find("keep.piece"), find("keep.piece") + 1, find("keep.header") + 1);
 }
 
 const std::vector<Fault>& faults() {
@@ -286,6 +393,43 @@ const std::vector<Fault>& faults() {
        declared("layer_norm_gradient", [](Meaning& meaning) { meaning.adds = Adds::never; }), "", "without all rows"},
       {"a work does not declare what it computes", "gpt2 bucketed",
        declared("layer_norm", [](Meaning& meaning) { meaning = {}; }), "", "nothing complete was written"},
+      {"a checkpoint has a partial sum", "gpt2 bucketed",
+       saved_before("all_reduce.bucket0", [](const BucketStorage& storage) { return storage.gradients; }), "",
+       "but its memory has a gradient, not summed over replica"},
+      {"a checkpoint has weights of the step before", "gpt2 bucketed",
+       saved_before("adamw", [](const BucketStorage& storage) { return storage.master; }), "",
+       "is weights, of the next step, but its memory has weights"},
+      {"a checkpoint has another rank's part of the weights, before it is gathered",
+       "gpt2 ZeRO-1, update beside the spine",
+       saved_before(
+           "all_gather",
+           [](const BucketStorage& storage) {
+             return Slice{storage.values.buffer, storage.values.begin_bytes + storage.values.size_bytes / 2, 0};
+           }),
+       "", "is saved as master"},
+      {"a kept slot has the states in each other's place", "gpt2 ZeRO-1, update beside the spine",
+       [](Job& job) { keep_exchanged(job, "keep.momentum.bucket0", "keep.variance.bucket0"); }, "",
+       "is optimizer state 0, one part over replica, but its memory has optimizer state 1"},
+      {"a checkpoint has rounded weights", "gpt2 bfloat16, on the wire too, 2 micro-batches",
+       [](Job& job) {
+         for (Task& task : job.plan(PlanKind::save).tasks)
+           if (task.name.starts_with("save.master")) {
+             const Slice& values = job.storage[static_cast<size_t>(task.bucket)].values;
+             task.reads = {{values.buffer, values.begin_bytes, task.writes[0].size_bytes}};
+           }
+       },
+       "", "of 2 bytes"},
+      {"all ranks with the same weights save them", "gpt2 bucketed",
+       placed([](Placement& placement) { placement.copied_over = Axis::self; }), "", "saved by two ranks"},
+      {"tensor ranks save halves of different parts", "gpt2 tensor 2, 2 chunks, 2 micro-batches",
+       placed([](Placement& placement) { placement.copied_over = Axis::tensor; }), "", "no rank"},
+      {"ranks are copies in a checkpoint, but not in the sum", "gpt2 context 2 x data 2, ZeRO-3, 2 micro-batches",
+       placed([](Placement& placement) {
+         placement.sums_over = placement.sharded_over = Axis::data, placement.copied_over = Axis::context;
+       }),
+       "", "not summed together"},
+      {"a slot is called complete before it is", "gpt2 bucketed", header_before_a_piece, "",
+       "nothing complete was written"},
   };
   return kFaults;
 }
@@ -300,7 +444,7 @@ TEST_CASE("reductions: faults that the hazard proof accepts are refused with the
     INFO(fault.what);
     const auto row = std::find_if(rows.begin(), rows.end(), [&](const Layout& each) { return each.name == fault.row; });
     REQUIRE(row != rows.end());
-    Jobs jobs = make_jobs(*row, 0);
+    Jobs jobs = make_jobs(with_copies(*row), 0);
     REQUIRE(first_fault(checked(jobs)) == "");
     for (const auto& job : jobs) fault.make(*job);
     const std::string sentence = first_fault(checked(jobs));
@@ -309,4 +453,51 @@ TEST_CASE("reductions: faults that the hazard proof accepts are refused with the
     CHECK(sentence.find(fault.tensor) != std::string::npos);
     CHECK(sentence.find(fault.fragment) != std::string::npos);
   }
+}
+
+namespace {
+
+std::string text_of(const Job& job) {
+  std::string text = text_of(job.mesh.sizes());
+  for (const ParameterGroup& group : job.groups) {
+    const Placement& p = group.placement;
+    text += fmt::format(", sums over {}, shards over {}, copies over {}, divides {}{}{}, formats {} {} {}",
+                        name_of(p.sums_over), name_of(p.sharded_over), name_of(p.copied_over), p.sharding.states,
+                        p.sharding.gradients, p.sharding.parameters, name_of(p.value), name_of(p.reduce_wire),
+                        name_of(p.gather_wire));
+  }
+  return text;
+}
+
+uint64_t hash_of(const Job& job) {
+  std::vector<const Plan*> plans;
+  for (const PlanRow& row : job.plans) plans.push_back(&row.plan);
+  return comm::order_hash(plans);
+}
+
+}  // namespace
+
+// Before step 0, ranks compare this hash. The types at the end of a plan follow from the placement, and so do its
+// tasks.
+TEST_CASE("reductions: plans of ranks with different placements have different hashes", "[reductions]") {
+  std::map<std::string, uint64_t> placements;
+  std::map<uint64_t, std::string> hashes;
+  for (int context : {1, 2})
+    for (int stage : {0, 1, 2, 3})
+      for (int shard_size : {0, 2})
+        for (Format reduce : {Format(DType::f32), Format(DType::bf16), kInt8})
+          for (std::optional<Format> gather : {std::optional<Format>(), {DType::bf16}, {kInt8}}) {
+            if (stage == 0 && (shard_size > 0 || gather)) continue;
+            Layout layout{.name = "placement", .model = with_tokens(smallest(Family::gpt2), 8), .micro_batch = 2};
+            layout.model.split_tied_embedding = false;
+            layout.ranks = 4 / context, layout.context = context, layout.zero_stage = stage;
+            layout.shard_size = shard_size, layout.wire_dtype = reduce, layout.gather_dtype = gather;
+            const Jobs jobs = make_jobs(layout, 0);
+            const std::string text = text_of(*jobs[0]);
+            const uint64_t hash = hash_of(*jobs[0]);
+            CAPTURE(text);
+            CHECK(hashes.try_emplace(hash, text).first->second == text);
+            CHECK(placements.try_emplace(text, hash).first->second == hash);
+          }
+  CHECK(placements.size() == 2 * (3 + 3 * 2 * 9));
 }

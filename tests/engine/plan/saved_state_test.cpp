@@ -110,7 +110,7 @@ TEST_CASE("saved ranges: every element of every shard is saved by one of the ran
       counts.resize(static_cast<size_t>(job.layout.flat_elems), 0);
       for (size_t b = 0; b < job.storage.size(); ++b) {
         const BucketStorage& storage = job.storage[b];
-        const SavedRange range = saved_range(job, b);
+        const SavedRange range = saved_range(job, b, rank);
         const int64_t begin = range.begin_elems - storage.shard_offset_elems;
         REQUIRE(range.elems >= 0);
         REQUIRE(begin >= 0);
@@ -138,7 +138,7 @@ TEST_CASE("saved parameters: stages and tensor ranks together save every element
         whole = job.parameter_elems;
         for (const ParameterSpec& parameter : job.model.parameters)
           for (const NamedTensor& held : parameter.tensors)
-            if (is_saved(job, parameter))
+            if (is_saved(job, parameter, job.options.rank))
               held.for_runs(tensor, 0, held.elems(), [&](int64_t, int64_t, int64_t count) { elems += count; });
       }
     CHECK(elems == whole);

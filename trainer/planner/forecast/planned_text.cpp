@@ -391,9 +391,10 @@ void print_proof(const Planned& planned) {
   const comm::ReductionReport& reductions = proof.reductions;
   print_result("sums:      {}\n",
                reductions.found.empty()
-                   ? fmt::format("complete at the update of {}, in the norm and in the loss, through {} and {}",
-                                 counted(reductions.parameters, "parameter"), counted(reductions.works, "work"),
-                                 counted(reductions.tasks, "task"))
+                   ? fmt::format("complete at the update of {}, in the norm, in the loss and in {} of a checkpoint, "
+                                 "through {} and {}",
+                                 counted(reductions.parameters, "parameter"), counted(reductions.saved_arrays, "array"),
+                                 counted(reductions.works, "work"), counted(reductions.tasks, "task"))
                    : fmt::format("{} of the plans compute with incomplete values", reductions.found.size()));
   for (const comm::Incomplete& incomplete : reductions.found) print_result("  {}\n", incomplete.sentence());
   print_result("order:     plan {:016x}, the same on all ranks\n", proof.order_hash);

@@ -93,7 +93,7 @@ void for_saved(const Job& job, const Take& take) {
         continue;
       }
       for (const TensorRange& part : tensors_in(job, range.begin_elems, range.elems)) {
-        if (!is_saved(job, job.model.parameters[part.parameter])) continue;
+        if (!is_saved(job, job.model.parameters[part.parameter], job.options.rank)) continue;
         for_boxes(job, part, [&](const NamedTensor& named, const TensorBox& box, int64_t begin) {
           take(box_of(named, box, names[array]), SavedPlace{b, array, begin - range.begin_elems, false});
         });
