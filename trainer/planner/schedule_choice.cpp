@@ -156,8 +156,8 @@ ScheduleChoice choose_schedule(const JobRequest& request) {
   if (request.schedule) return *request.schedule;
   const RunConfig& run = *request.config;
   const MeshSizes& layout = request.config.layout();
-  const bool deep = is_deep(request), reduces = layout.replicas() > 1 && !sharding_of_stage(run.zero.stage).states &&
-                                                !deep && run.overlap.grad_reduce == ReduceMode::bucketed;
+  const bool deep = is_deep(request), reduces = layout.replicas() > 1 && !run.zero.sharding().states && !deep &&
+                                                run.overlap.grad_reduce == ReduceMode::bucketed;
   if (layout.pipeline == 1 || !run.pipeline.schedule_file.empty() || (!chooses_passes(run) && !reduces)) return {};
   JobRequest asked = request;
   asked.config = with_micro_batches(request.config, steady_state(request.config).planned);
