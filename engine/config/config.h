@@ -16,6 +16,7 @@
 #include "engine/base/dtype.h"
 #include "engine/base/mesh_axes.h"
 #include "engine/base/modes.h"
+#include "engine/base/sharding.h"
 #include "engine/base/units.h"
 #include "engine/base/update_options.h"
 
@@ -129,6 +130,7 @@ struct Zero {
   int64_t shard_size = 0;                             // ranks; 0: all data ranks
   DTypeChoice gather_dtype = DTypeChoice::automatic;  // after resolution: train.dtype
 
+  Sharding sharding() const { return sharding_of_stage(stage); }
   auto operator<=>(const Zero&) const = default;
 };
 

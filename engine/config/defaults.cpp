@@ -55,7 +55,7 @@ RunConfig in_effect(RunConfig config) {
     config.overlap.p2p = Overlap{}.p2p;
     config.overlap.align_grad_reduce = Overlap{}.align_grad_reduce;
   }
-  if (config.zero.stage < 3) {
+  if (!config.zero.sharding().parameters) {
     config.zero.prefetch_depth = Zero{}.prefetch_depth;
     config.zero.reshard_after_forward = Zero{}.reshard_after_forward;
     config.zero.persistence_threshold_bytes = Zero{}.persistence_threshold_bytes;

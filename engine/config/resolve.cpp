@@ -30,7 +30,7 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
         "a learning_rate above 0, or leave adamw_learning_rate out.",
         config.optimizer.adamw_learning_rate);
   if (config.model.vocab_size == 0) config.model.vocab_size = facts.vocab;
-  if (config.zero.stage == 0) config.zero.shard_size = 0;
+  if (!config.zero.sharding().states) config.zero.shard_size = 0;
   if (layout.replicas() == 1) {  // nothing to shard or to align
     const int64_t shard_size = config.zero.shard_size;
     config.zero = Zero{};
@@ -43,7 +43,7 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
   if (config.comm.deterministic == Choice::automatic)
     config.comm.deterministic = facts.on_gpus ? Choice::no : Choice::yes;
   // With sharded updates, both shares of a tied table travel together.
-  if (config.zero.stage > 0) config.overlap.split_tied_embedding = false;
+  if (config.zero.sharding().states) config.overlap.split_tied_embedding = false;
   std::vector<std::string> notes = without_effect(resolve_defaults(written));
   if (std::vector<int64_t>& traced = config.trace.steps; traced.size() == 2 && traced[1] > config.train.steps) {
     const std::vector<int64_t> asked =

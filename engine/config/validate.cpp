@@ -92,7 +92,7 @@ void validate_optimizer(const RunConfig& config) {
         "parallel.tensor = {} with optimizer.name = {} is not supported: the update needs whole matrices, and every "
         "tensor rank holds a part of each. Use parallel.tensor = 1, or optimizer.name = \"{}\".",
         config.parallel.tensor, name, other);
-  if (config.zero.stage >= 2)
+  if (config.zero.sharding().gradients)
     throw ConfigError(
         "zero.stage = {} with optimizer.name = {} is not supported: the update needs whole matrices, and the gradients "
         "of a layer are divided into equal ranges. Use zero.stage = 0 or 1, or optimizer.name = \"{}\".",
@@ -103,7 +103,7 @@ void validate_optimizer(const RunConfig& config) {
 void validate_zero(const RunConfig& config) {
   const Zero& zero = config.zero;
   const ReduceMode reduce_mode = config.overlap.grad_reduce;
-  if (zero.stage >= 2 && reduce_mode != ReduceMode::bucketed)
+  if (zero.sharding().gradients && reduce_mode != ReduceMode::bucketed)
     throw ConfigError(
         "zero.stage = {} does not support overlap.grad_reduce = \"{}\": it reduces a whole layer at once, because the "
         "next layer needs the slot of its gradients. Use \"bucketed\", or stage 0 or 1.",
@@ -114,19 +114,19 @@ void validate_zero(const RunConfig& config) {
         "would "
         "write the gradients of small parameters in turn. Use virtual_stages = 1, or leave persistence_threshold out.",
         format_bytes(zero.persistence_threshold_bytes), config.pipeline.virtual_stages);
-  if (config.train.dtype == DType::bf16 && zero.gather_dtype == DTypeChoice::float32 && zero.stage > 0)
+  if (config.train.dtype == DType::bf16 && zero.gather_dtype == DTypeChoice::float32 && zero.sharding().states)
     throw ConfigError(
         "zero.gather_dtype = \"float32\" with train.dtype = \"bfloat16\" sends twice the bytes for the same rounded "
         "weights. Use \"auto\".");
-  if (zero.stage == 0 && (zero.gather_dtype == DTypeChoice::int8 ||
-                          (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
+  if (!zero.sharding().states && (zero.gather_dtype == DTypeChoice::int8 ||
+                                  (zero.gather_dtype == DTypeChoice::bfloat16) != (config.train.dtype == DType::bf16)))
     throw ConfigError(
         "zero.gather_dtype = \"{}\" has no effect with zero.stage = 0 because no parameters travel. Use stage 1, 2 or "
         "3, or \"auto\".",
         zero.gather_dtype == DTypeChoice::int8       ? "int8"
         : zero.gather_dtype == DTypeChoice::bfloat16 ? "bfloat16"
                                                      : "float32");
-  if (zero.stage == 3 && config.optimizer.double_buffer == Choice::yes)
+  if (zero.sharding().parameters && config.optimizer.double_buffer == Choice::yes)
     throw ConfigError(
         "optimizer.double_buffer = true with zero.stage = 3 has no benefit: layers pass through slots, so updates "
         "never "
@@ -146,7 +146,7 @@ void validate_zero(const RunConfig& config) {
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
     throw ConfigError("parallel.data = 0 leaves no rank to train. Use -1 (all remaining ranks) or at least 1.");
-  if (config.zero.shard_size > 0 && config.zero.stage == 0)
+  if (config.zero.shard_size > 0 && !config.zero.sharding().states)
     throw ConfigError("zero.shard_size = {} has no effect with zero.stage = 0. Use stage 1, 2 or 3, or shard_size = 0.",
                       config.zero.shard_size);
   if (config.zero.shard_size == 1)
@@ -158,13 +158,13 @@ void validate_layout(const RunConfig& config) {
         config.parallel.context == 1
             ? fmt::format(" = {}", ranks)
             : fmt::format(" x parallel.context = {} x {} = {}", config.parallel.data, config.parallel.context, ranks));
-  if (config.overlap.align_grad_reduce && config.zero.stage >= 2)
+  if (config.overlap.align_grad_reduce && config.zero.sharding().gradients)
     throw ConfigError(
         "overlap.align_grad_reduce = true with zero.stage = {} is not supported: the next layer needs the slot of a "
         "layer's gradients, so they cannot wait. Use false.",
         config.zero.stage);
   const int64_t ahead = std::max<int64_t>(1, config.model.layers - 1);
-  if (config.zero.stage == 3 && config.zero.prefetch_depth > ahead)
+  if (config.zero.sharding().parameters && config.zero.prefetch_depth > ahead)
     throw ConfigError(
         "zero.prefetch_depth = {} exceeds the {} layers after the first of model.layers = {}. Use at most {}, or "
         "zero.reshard_after_forward = false to keep every layer.",

@@ -2,10 +2,17 @@
 // Forecasts by two short plans against the rehearsal of the whole plan, and the properties of software profiles.
 
 #include "trainer/planner/forecast/forecast.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
 #include "tests/paths.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
 #include "trainer/planner/forecast/extra_memory.h"
+#include "trainer/planner/forecast/plan_facts.h"
 #include "trainer/planner/forecast/software.h"
 #include "trainer/planner/forecast/software_memory.h"
 #include "trainer/planner/options/plan_options.h"
@@ -160,6 +167,28 @@ TEST_CASE("software: each stage of a pipeline keeps its own part", "[planner]") 
   CHECK(of("activations", {"parallel.pipeline=4", "pipeline.schedule=gpipe"}) == 4 * one);
   CHECK(of("accumulated gradients", {}) == 0);
   CHECK(of("accumulated gradients", {"parallel.pipeline=4"}) == 2 * of("weights in use", {"parallel.pipeline=4"}));
+}
+
+TEST_CASE("plan: a schedule from a file that folds the parts has the memory of ZB-V", "[planner]") {
+  const ScheduleShape shape{.stages = 2, .micro_batches = 4, .virtual_stages = 2};
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("folded." + std::to_string(getpid()) + ".csv")).string();
+  std::ofstream(path) << schedule_csv(make_schedule(ScheduleKind::zb_v, shape));
+  const auto memory = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"parallel.pipeline=2", "pipeline.virtual_stages=2", "pipeline.layers=[1, 4, 2, 1]",
+                             "train.global_batch_size=8"});
+    const Drawn drawn = draw(request(4, sets, "fsdp"));
+    std::vector<int64_t> bytes;
+    for (const ExtraMemory& row : memory_of_software(drawn.config, drawn.machine.software))
+      if (row.owner == "states" || row.owner == "weights in use") bytes.push_back(row.size_bytes);
+    for (const ZeroMemory& row : zero_memory({.config = drawn.config, .machine = drawn.machine, .nccl = drawn.nccl}))
+      bytes.insert(bytes.end(), {row.planned_bytes, row.formula_bytes});
+    return bytes;
+  };
+  const std::vector<int64_t> named = memory({"pipeline.schedule=zb_v"});
+  CHECK(named.size() > 30);
+  CHECK(memory({"pipeline.schedule_file=" + path}) == named);
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("software: buckets of Megatron-LM grow with the data ranks unless --set names their size", "[planner]") {

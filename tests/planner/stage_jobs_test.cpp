@@ -11,6 +11,8 @@
 #include "tests/test.hpp"
 #include "trainer/planner/forecast/planned.h"
 #include "trainer/planner/options/plan_options.h"
+#include "trainer/planner/planner.h"
+#include "trainer/planner/stage_times.h"
 
 using namespace slipstream;
 using namespace slipstream::planner;
@@ -83,5 +85,42 @@ TEST_CASE("stage jobs: those of a deep pipeline are cut from the whole model", "
       ModelSpec whole = models::build_model(sizes, buffers);
       check_same(*jobs.build(options, stage), build_job(std::move(whole), std::move(buffers), own));
     }
+  }
+}
+
+TEST_CASE("stage times: the pass of a chunk takes the time of its own pieces", "[planner]") {
+  for (const char* schedule : {"interleaved_1f1b", "zb_v"}) {
+    CAPTURE(schedule);
+    PlanRequest asked;
+    asked.run_file = source_dir() + "/configs/runs/gpt2_xl.toml";
+    asked.sets = {"model.layers=6",
+                  "train.micro_batch_size=1",
+                  "train.global_batch_size=4",
+                  "parallel.pipeline=2",
+                  std::string("pipeline.schedule=") + schedule,
+                  "pipeline.virtual_stages=2",
+                  "pipeline.layers=[1, 2, 2, 1]"};
+    asked.ranks = 2;
+    asked.machine = source_dir() + "/configs/machines/h100x8.toml";
+    const Drawn drawn = draw(asked);
+    const FinishedJob drafted =
+        build_drafted_job({.config = drawn.config, .machine = drawn.machine, .nccl = drawn.nccl});
+    const comm::RooflinePrice price = price_of(*drawn.config, drawn.machine, drafted.job->mesh);
+    static constexpr int64_t kPieceNs = 100;
+    const auto all_alike = [](const Job& job) { return std::vector<int64_t>(job.train().spine.size(), kPieceNs); };
+    const PlayTimes measured = pass_times(drafted.stages, all_alike, price, 0),
+                    priced = pass_times(drafted.stages, {}, price, 0);
+    for (const auto& job : drafted.stages)
+      for (int chunk = 0; chunk < 2; ++chunk)
+        for (Pass pass : {Pass::forward, Pass::backward, Pass::weight}) {
+          CAPTURE(job->stage(), chunk, static_cast<int>(pass));
+          const std::vector<uint32_t>& pieces = job->chunks[static_cast<size_t>(chunk)].pieces(pass);
+          const Action action{.pass = pass, .chunk = chunk};
+          CHECK(measured.action_ns(job->stage(), action) == std::max<int64_t>(1, kPieceNs * std::ssize(pieces)));
+          double seconds = 0;
+          for (uint32_t piece : pieces)
+            for (const Work& work : job->model.pieces[piece].works) seconds += price.seconds(work.cost);
+          CHECK(static_cast<double>(priced.action_ns(job->stage(), action)) == Approx(1e9 * seconds).margin(1));
+        }
   }
 }

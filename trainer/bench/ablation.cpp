@@ -154,27 +154,28 @@ class AblationBench : WorldBench {
 const std::vector<Ablation>& ablations() {
   const auto always = [](R) { return true; };
   // Stages 2 and 3 reduce each layer in one bucket.
-  const auto any_way = [](R c) { return c.zero.stage < 2; };
+  const auto any_way = [](R c) { return !c.zero.sharding().gradients; };
   static const std::vector<Ablation> list = {
       {"overlap.grad_reduce", "naive", any_way},
       {"overlap.grad_reduce", "flat", any_way},
       {"overlap.grad_reduce", "per_parameter", any_way},
       {"overlap.bucket_size", "1GiB", always},
       {"overlap.first_bucket_size", "1GiB", any_way},  // the size of the other buckets
-      {"overlap.param_gather", "false", [](R c) { return c.zero.stage > 0; }},
+      {"overlap.param_gather", "false", [](R c) { return c.zero.sharding().states; }},
       {"overlap.optimizer_per_bucket", "false", always},
       {"overlap.p2p", "false", has_stages},
       {"overlap.align_grad_reduce", "true", has_stages},
       {"overlap.tensor_chunks", "1", shares_layers},
       {"overlap.split_tied_embedding", "false",
        [](R c) {
-         return c.zero.stage == 0 && c.model.tie_embeddings == Choice::yes && !shares_layers(c) && !has_stages(c);
+         return !c.zero.sharding().states && c.model.tie_embeddings == Choice::yes && !shares_layers(c) &&
+                !has_stages(c);
        }},
-      {"zero.prefetch_depth", "0", [](R c) { return c.zero.stage == 3 && c.zero.reshard_after_forward; }},
-      {"zero.reshard_after_forward", "false", [](R c) { return c.zero.stage == 3; }},
-      {"zero.persistence_threshold", "0B", [](R c) { return c.zero.stage == 3; }},
-      {"zero.shard_size", "0", [](R c) { return c.zero.stage > 0; }},
-      {"optimizer.double_buffer", "true", [](R c) { return c.zero.stage < 3; }},
+      {"zero.prefetch_depth", "0", [](R c) { return c.zero.sharding().parameters && c.zero.reshard_after_forward; }},
+      {"zero.reshard_after_forward", "false", [](R c) { return c.zero.sharding().parameters; }},
+      {"zero.persistence_threshold", "0B", [](R c) { return c.zero.sharding().parameters; }},
+      {"zero.shard_size", "0", [](R c) { return c.zero.sharding().states; }},
+      {"optimizer.double_buffer", "true", [](R c) { return !c.zero.sharding().parameters; }},
       {"checkpoint.peer_interval", "0", [](R c) { return c.checkpoint.peer_interval > 0; }},
   };
   return list;

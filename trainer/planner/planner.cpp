@@ -25,6 +25,7 @@
 #include "trainer/planner/minimum_memory.h"
 #include "trainer/planner/options/plan_options.h"
 #include "trainer/planner/stage_jobs.h"
+#include "trainer/planner/stage_times.h"
 #include "trainer/planner/steady_state.h"
 
 namespace slipstream::planner {
@@ -266,8 +267,7 @@ ResolvedConfig with_bucket_size(const JobRequest& request) {
   RunConfig chosen = run;
   chosen.overlap.bucket_size_bytes = bucket_bytes_of(run);
   const MeshSizes& layout = request.config.layout();
-  if (layout.replicas() == 1 || sharding_of_stage(run.zero.stage).gradients ||
-      run.overlap.grad_reduce != ReduceMode::bucketed)
+  if (layout.replicas() == 1 || run.zero.sharding().gradients || run.overlap.grad_reduce != ReduceMode::bucketed)
     return resolve(chosen, request.config.facts());
   const int64_t micro_batches = steady_state(request.config).planned;  // buckets travel once in a step
   const ScheduleChoice schedule = choose_schedule(request);
@@ -368,16 +368,7 @@ FinishedJob build_drafted_job(const JobRequest& request) {
 
 Played played_schedule(const std::vector<std::shared_ptr<const Job>>& stages, const comm::RooflinePrice& price,
                        int64_t transfer_ns) {
-  return play(stages[0]->schedule,
-              {.action_ns =
-                   [&](int stage, const Action& action) {
-                     const Job& job = *stages[static_cast<size_t>(stage)];
-                     double seconds = 0;
-                     for (uint32_t piece : job.chunks[static_cast<size_t>(action.chunk)].pieces(action.pass))
-                       for (const Work& work : job.model.pieces[piece].works) seconds += price.seconds(work.cost);
-                     return std::max<int64_t>(1, static_cast<int64_t>(seconds * 1e9));
-                   },
-               .transfer_ns = [transfer_ns](int, const Action&) { return transfer_ns; }});
+  return play(stages[0]->schedule, pass_times(stages, {}, price, transfer_ns));
 }
 
 std::vector<comm::RankRuns> runs_of(const std::vector<std::shared_ptr<const Job>>& stages, int64_t steps,

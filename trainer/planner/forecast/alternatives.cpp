@@ -30,13 +30,13 @@ std::vector<Sets> changes(const Planned& planned) {
     if (!config.overlap.optimizer_per_bucket) add("overlap.optimizer_per_bucket", true);
     if (planned.micro_batches > 1) add("train.micro_batch_size", 2 * config.train.micro_batch_size);
     add("train.global_batch_size", 2 * planned.global_batch);
-    if (config.zero.stage == 0 && crosses_nodes) found.push_back({"zero.stage=1", shards_in_nodes});
+    if (!config.zero.sharding().states && crosses_nodes) found.push_back({"zero.stage=1", shards_in_nodes});
   }
-  if (config.zero.stage > 0) {
+  if (config.zero.sharding().states) {
     for (int64_t stage = 0; stage < config.zero.stage; ++stage) add("zero.stage", stage);
     if (!config.overlap.param_gather) add("overlap.param_gather", true);
     if (config.zero.shard_size == 0 && crosses_nodes) found.push_back({shards_in_nodes});
-    if (config.zero.stage == 3) add("zero.prefetch_depth", config.zero.prefetch_depth + 1);
+    if (config.zero.sharding().parameters) add("zero.prefetch_depth", config.zero.prefetch_depth + 1);
   }
   if (sizes.tensor > 1) {
     add("parallel.tensor", sizes.tensor / 2);

@@ -95,15 +95,20 @@ std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   config.optimizer.double_buffer = Choice::no;
   config.parallel.data = -1;
   // One micro-batch is enough. States depend on the schedule only by where it has embedding and head: if these are on
-  // the first and the last stage, the chunks of a stage become one.
+  // the first and the last stage, the chunks of a stage become one. On the same stage, they become the two of a V.
+  const StagePlacement placement = stage_placement(request.config);
   config.pipeline.schedule_file.clear();
-  if (const StagePlacement placement = stage_placement(config); placement.ends_apart()) {
+  if (const auto stages = static_cast<int>(config.parallel.pipeline); stages > 1) {
+    const bool folds = !placement.ends_apart();
     const std::vector<int64_t> parts = std::exchange(config.pipeline.layers, {});
-    if (!parts.empty()) config.pipeline.layers.resize(static_cast<size_t>(config.parallel.pipeline), 0);
-    for (int part = 0; part < std::ssize(parts); ++part)
-      config.pipeline.layers[static_cast<size_t>(placement.stage_of(part))] += parts[static_cast<size_t>(part)];
-    config.pipeline.virtual_stages = 1;
-    config.pipeline.schedule = ScheduleKind::gpipe;
+    if (!parts.empty()) config.pipeline.layers.resize(static_cast<size_t>(folds ? 2 * stages : stages), 0);
+    for (int part = 0; part < std::ssize(parts); ++part) {
+      const int stage = placement.stage_of(part);
+      const int to = folds && 2 * part >= placement.parts() ? 2 * stages - 1 - stage : stage;
+      config.pipeline.layers[static_cast<size_t>(to)] += parts[static_cast<size_t>(part)];
+    }
+    config.pipeline.virtual_stages = folds ? 2 : 1;
+    config.pipeline.schedule = folds ? ScheduleKind::zb_v : ScheduleKind::gpipe;
   }
   const int others = request.config.world() / request.config.layout().data;
   const int last_stage = updates_matrices(config.optimizer.name) ? 1 : 3;  // the other stages divide matrices

@@ -19,7 +19,7 @@ class Fsdp {
   Fsdp(const ResolvedConfig& config, const Software& software)
       : run_(*config),
         layout_(config.layout()),
-        placement_(stage_placement(run_)),
+        placement_(stage_placement(config)),
         micro_batches_(static_cast<double>(config.batch().micro_batches)),
         compiled_loss_(software.memory == SoftwareMemory::fsdp_compiled_loss) {
     const Model& m = run_.model;

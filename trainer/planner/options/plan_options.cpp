@@ -94,9 +94,10 @@ PipelineSchedule schedule_of(const ResolvedConfig& resolved, const ScheduleChoic
   return make_schedule(config.pipeline.schedule, shape);
 }
 
-StagePlacement stage_placement(const RunConfig& config) {
-  return stage_placement(config.pipeline.schedule, static_cast<int>(config.parallel.pipeline),
-                         static_cast<int>(config.pipeline.virtual_stages));
+StagePlacement stage_placement(const ResolvedConfig& config) {
+  if (!config->pipeline.schedule_file.empty()) return schedule_of(config, {}).placement;
+  return stage_placement(config->pipeline.schedule, static_cast<int>(config->parallel.pipeline),
+                         static_cast<int>(config->pipeline.virtual_stages));
 }
 
 std::string schedule_name(const RunConfig& config) {
@@ -147,7 +148,7 @@ PlanOptions plan_options(const JobRequest& request, const UpdatePlacement& updat
           .skips = config.train.on_nan == OnNan::skip,
           .optimizer_per_bucket = config.overlap.optimizer_per_bucket,
           .update_product_dtype = request.config.on_gpus() ? DType::bf16 : DType::f32,  // for tensor cores
-          .sharding = sharding_of_stage(config.zero.stage),
+          .sharding = config.zero.sharding(),
           .prefetch_depth = static_cast<int>(config.zero.prefetch_depth),
           .gather_wire = gather_wire_of(config.zero.gather_dtype),
           .persistent_elems = config.zero.persistence_threshold_bytes / size_of(config.train.dtype),
@@ -242,7 +243,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .tensor_chunks = models::token_chunks(
               config.train.micro_batch_size * config.train.sequence_length / layout.context,
               static_cast<int>(config.overlap.tensor_chunks), layout.tensor, config.parallel.sequence_parallel),
-          .whole_layers = sharding_of_stage(config.zero.stage).gradients,
+          .whole_layers = config.zero.sharding().gradients,
           .head_chunk_bytes = bucket_bytes_of(config),
           .head_tokens = config.train.head_tokens};
 }
@@ -327,7 +328,7 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 }
 
 Placement placement_of(const RunConfig& run, const Mesh& mesh) {
-  return place(sharding_of_stage(run.zero.stage), mesh, run.train.dtype, reduce_wire_of(run.comm),
+  return place(run.zero.sharding(), mesh, run.train.dtype, reduce_wire_of(run.comm),
                gather_wire_of(run.zero.gather_dtype));
 }
 

@@ -52,8 +52,8 @@ LayerPartition partition_layers(const JobRequest& request, const models::ModelOp
 
 /// Returns the schedule of pipeline.schedule or pipeline.schedule_file. Blocks. Throws: ConfigError, PlanError.
 PipelineSchedule schedule_of(const ResolvedConfig& config, const ScheduleChoice& choice);
-/// Returns where that schedule has the parts of the model, unless it comes from a file. Pure.
-StagePlacement stage_placement(const RunConfig& config);
+/// Returns where that schedule has the parts of the model. Blocks and throws as schedule_of() if it is from a file.
+StagePlacement stage_placement(const ResolvedConfig& config);
 /// Returns the printed name of the schedule: its own name, or that of its file. Pure.
 std::string schedule_name(const RunConfig& config);
 

@@ -303,7 +303,7 @@ LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
   const int64_t micro_batches = config.batch().micro_batches;
   const std::vector<int> layers = layers_of_parts(run, places);
   const auto stages = static_cast<size_t>(layout.pipeline);
-  const StagePlacement placement = stage_placement(run);
+  const StagePlacement placement = stage_placement(config);
   const std::vector<StageSum> sums = sums_of_stages(places, layers, placement, stages, run.train.recompute_layers);
   LayoutBound bound;
   const auto consider = [&](double ns, Limit limit) {

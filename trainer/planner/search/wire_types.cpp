@@ -24,7 +24,7 @@ std::vector<Sets> narrower_wires(const ResolvedConfig& config) {
     if (run.comm.grad_dtype == DTypeChoice::float32) gradients.push_back({"comm.grad_dtype=bfloat16"});
     gradients.push_back({"comm.quantize=int8", "comm.grad_dtype=float32"});
   }
-  if (run.zero.stage > 0 && run.zero.gather_dtype != DTypeChoice::int8)
+  if (run.zero.sharding().states && run.zero.gather_dtype != DTypeChoice::int8)
     parameters.push_back({"zero.gather_dtype=int8"});
   for (const Sets& parameter : parameters)
     for (const Sets& gradient : gradients) {
