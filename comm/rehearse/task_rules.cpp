@@ -348,7 +348,6 @@ void StageTypes::collective(const Task& task, Axis axis) {
       Parts sums = std::exchange(parts_[{from.buffer, from.begin_bytes}], {});
       const auto bucket = static_cast<size_t>(task.bucket);
       const bool of_shards = axis == job_.placement_of(bucket).copied_over;
-
       if (sums.size() != n) sums = Parts(n, wire->second);
       for (size_t rank = 0; rank < n; ++rank) {
         const int64_t further = static_cast<int64_t>(rank) - index_on(axis);
