@@ -161,6 +161,8 @@ const std::vector<Ablation>& ablations() {
       {"overlap.grad_reduce", "per_parameter", any_way},
       {"overlap.bucket_size", "1GiB", always},
       {"overlap.first_bucket_size", "1GiB", any_way},  // the size of the other buckets
+      // Only sums inside and across groups of shards are under way at the same time.
+      {"overlap.max_inflight_buckets", "1", [](R c) { return c.zero.sharding().states && c.zero.shard_size > 0; }},
       {"overlap.param_gather", "false", [](R c) { return c.zero.sharding().states; }},
       {"overlap.optimizer_per_bucket", "false", always},
       {"overlap.p2p", "false", has_stages},
