@@ -2,7 +2,7 @@
 #pragma once
 // Messages between machines over TCP: every group has a connection of its own to each peer.
 //
-// Channels therefore share a link in equal parts, as the rehearsal assumes, and no message waits behind a message of
+// Channels therefore share a link in equal parts, as the rehearsal assumes, and no message waits for a message of
 // another channel. An idle rank sleeps until the kernel has bytes or room for it, so waiting uses no core.
 
 #include <functional>

@@ -13,7 +13,7 @@
 
 namespace slipstream::comm {
 
-/// The memory of a message that arrived before its receive was posted, so that it does not hold up the messages behind
+/// The memory of a message that arrived before its receive was posted, so that it does not hold up the messages after
 /// it.
 class StreamTransport : public HostTransport {
  public:

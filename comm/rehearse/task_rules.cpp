@@ -343,7 +343,7 @@ void StageTypes::collective(const Task& task, Axis axis) {
       }
       parts_[{to.buffer, to.begin_bytes}] = std::move(sent);
     } else {
-      // Weights have the same types on all ranks. Of sums, other ranks have other parts.
+      // Weights have the same types on all ranks. Other ranks have other parts of sums.
       const auto n = static_cast<size_t>(size_of_axis(axis));
       Parts sums = std::exchange(parts_[{from.buffer, from.begin_bytes}], {});
       const auto bucket = static_cast<size_t>(task.bucket);

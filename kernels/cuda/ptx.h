@@ -91,7 +91,8 @@ __device__ __forceinline__ uint32_t load_of_host(const uint32_t* p) {
 /// Yields the scheduler to other warps for about this time.
 __device__ __forceinline__ void pause_ns(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
-/// Waits until `p`, a word that other blocks write, is `value`. What they wrote before is visible afterwards.
+/// Waits until `p`, a word that other blocks write, is `value`. Everything that they wrote before is visible
+/// afterwards.
 __device__ __forceinline__ void wait_until(const uint32_t* p, uint32_t value) {
   uint32_t now;
   do {

@@ -69,7 +69,7 @@ struct LayerNormBackward {
 void layer_norm_forward(LaunchContext& context, const LayerNormForward& args);
 void layer_norm_backward(LaunchContext& context, const LayerNormBackward& args);
 
-/// Pure. The minimum of flops and bytes. Of the pointers, only the presence of delta, residual and dx_sums matters.
+/// Pure. The minimum of flops and bytes. Depends on no pointer but on whether delta, residual and dx_sums are present.
 Cost layer_norm_forward_cost(const LayerNormForward& args);
 Cost layer_norm_backward_cost(const LayerNormBackward& args);
 

@@ -61,7 +61,7 @@ struct RmsNormBackward {
 void rms_norm_forward(LaunchContext& context, const RmsNormForward& args);
 void rms_norm_backward(LaunchContext& context, const RmsNormBackward& args);
 
-/// Pure. The minimum of flops and bytes. Of the pointers, only the presence of delta and residual matters.
+/// Pure. The minimum of flops and bytes. Depends on no pointer but on whether delta and residual are present.
 Cost rms_norm_forward_cost(const RmsNormForward& args);
 Cost rms_norm_backward_cost(const RmsNormBackward& args);
 

@@ -177,7 +177,7 @@ class Encoder {
     }
   }
 
-  /// Encodes all jobs with all threads. Of a long document, the encoding of a part reads only the part and its context.
+  /// Encodes all jobs with all threads. The encoding of a part of a long document reads only the part and its context.
   void encode_all() {
     std::atomic<size_t> next = 0;
     pool_.parallel_for(pool_.threads(), 1, [&](int64_t, int64_t) {

@@ -122,9 +122,9 @@ PipelineTransfers::PipelineTransfers(const Job& job, const std::vector<Action>& 
 }
 
 std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan& plan, ItemId end) const {
-  std::vector<std::pair<ItemId, ItemId>> behind;  // a spine item and the task that follows it
-  for (ItemId t = 0; t < plan.tasks.size(); ++t) behind.emplace_back(plan.tasks[t].after[0].item, t);
-  std::sort(behind.begin(), behind.end());
+  std::vector<std::pair<ItemId, ItemId>> followers;  // a spine item and the task that follows it
+  for (ItemId t = 0; t < plan.tasks.size(); ++t) followers.emplace_back(plan.tasks[t].after[0].item, t);
+  std::sort(followers.begin(), followers.end());
   std::vector<Touched> touched(lives_.size());
   for (size_t l = 0; l < lives_.size(); ++l) {
     const Life& life = lives_[l];
@@ -139,8 +139,8 @@ std::vector<PipelineTransfers::Touched> PipelineTransfers::touched_by(const Plan
       const ItemId stop = u + 1 < begins_.size() ? begins_[u + 1] : end;
       for (ItemId i = begins_[u]; i < stop; ++i)
         if (touches(plan.spine[i].reads, life.where) || touches(plan.spine[i].writes, life.where)) touch(i, u);
-      for (auto it = std::lower_bound(behind.begin(), behind.end(), std::pair{begins_[u], ItemId{0}});
-           it != behind.end() && it->first < stop; ++it) {
+      for (auto it = std::lower_bound(followers.begin(), followers.end(), std::pair{begins_[u], ItemId{0}});
+           it != followers.end() && it->first < stop; ++it) {
         const Task& task = plan.tasks[it->second];
         if (!touches(task.reads, life.where) && !touches(task.writes, life.where)) continue;
         touch(it->first, u);
