@@ -282,8 +282,8 @@ TEST_CASE("bench overlap measures the stages, prefetch and exposed gathers, and 
       {4,
        " --set zero.stage=1 --set zero.shard_size=2 --set train.global_batch_size=8",
        {"grad_reduce = naive", "grad_reduce = flat", "grad_reduce = per_parameter", "bucket_size = 1GiB",
-        "first_bucket_size = 1GiB", "param_gather = false", "optimizer_per_bucket = false", "zero.shard_size = 0",
-        "optimizer.double_buffer = true"}},
+        "first_bucket_size = 1GiB", "max_inflight_buckets = 1", "param_gather = false", "optimizer_per_bucket = false",
+        "zero.shard_size = 0", "optimizer.double_buffer = true"}},
   };
   for (const auto& row : runs) {
     const Result result = on_ranks(row.ranks, "bench overlap " + run + " --ablate" + quick + row.sets);
