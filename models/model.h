@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/base/context_chunks.h"
+#include "engine/base/expert_options.h"
 #include "engine/base/modes.h"
 #include "engine/plan/buffers.h"
 #include "engine/plan/model_spec.h"
@@ -44,6 +45,7 @@ struct ModelOptions {
   bool documents = false;  // attention does not cross documents
   int64_t window = 0;      // the number of tokens that a token attends to, including itself; 0: all tokens before it
   std::vector<int64_t> window_layers = {};  // the layers with the window, ascending; empty: all
+  ExpertOptions experts = {};
   float norm_eps = 1e-5f;
   DropoutRates dropout = {};
   DType dtype = DType::f32;  // for weights in use and activations; gradients are float

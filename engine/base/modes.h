@@ -10,7 +10,7 @@
 namespace slipstream {
 
 /// model.family.
-enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
+enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe };
 
 /// Returns true for families with rotary positions, RMS norms and SwiGLU. The others have learned positions, layer
 /// norms and GELU.
@@ -24,6 +24,25 @@ enum class RopeScalingKind : uint8_t {
 
 /// overlap.grad_reduce: how gradients become tasks. All modes except `bucketed` exist for comparison.
 enum class ReduceMode : uint8_t { bucketed, per_parameter, flat, naive };
+
+/// model.experts.router: how logits of experts become scores.
+enum class RouterKind : uint8_t {
+  softmax,  // over all experts (Shazeer et al. 2017, arXiv:1701.06538)
+  sigmoid,  // of each expert by itself (DeepSeek-AI 2024, arXiv:2412.19437)
+};
+
+/// model.experts.balance: what keeps the loads of experts equal.
+enum class ExpertBalance : uint8_t {
+  none,
+  auxiliary,  // a loss for each sequence: experts x the sum of (share of the choices x mean score)
+  bias,       // a number for each expert, added to its score for the choice only; it moves against the load
+};
+
+/// model.experts.capacity: what happens if more rows arrive at a rank than its memory holds.
+enum class CapacityPolicy : uint8_t {
+  repeat,  // the step is repeated with a plan that holds any number
+  drop,    // the rows with the smallest weights are dropped and counted
+};
 
 /// pipeline.schedule.
 enum class ScheduleKind : uint8_t {
@@ -57,9 +76,16 @@ enum class OnNan : uint8_t {
 template <typename E>
 inline constexpr std::array<const char*, 0> kWords{};
 template <>
-inline constexpr std::array<const char*, 5> kWords<Family>{"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+inline constexpr std::array<const char*, 7> kWords<Family>{"gpt2",  "llama",   "mistral",  "qwen2",
+                                                           "qwen3", "mixtral", "qwen3_moe"};
 template <>
 inline constexpr std::array<const char*, 2> kWords<RopeScalingKind>{"none", "llama3"};
+template <>
+inline constexpr std::array<const char*, 2> kWords<RouterKind>{"softmax", "sigmoid"};
+template <>
+inline constexpr std::array<const char*, 3> kWords<ExpertBalance>{"none", "auxiliary", "bias"};
+template <>
+inline constexpr std::array<const char*, 2> kWords<CapacityPolicy>{"repeat", "drop"};
 template <>
 inline constexpr std::array<const char*, 4> kWords<ReduceMode>{"bucketed", "per_parameter", "flat", "naive"};
 template <>

@@ -14,6 +14,7 @@
 
 #include "engine/base/data_format.h"
 #include "engine/base/dtype.h"
+#include "engine/base/expert_options.h"
 #include "engine/base/mesh_axes.h"
 #include "engine/base/modes.h"
 #include "engine/base/sharding.h"
@@ -48,6 +49,7 @@ struct Model {
   int64_t rope_original_context = 8192;
   int64_t sliding_window = 0;          // 0: none
   std::vector<int64_t> window_layers;  // the layers with the window; empty: all
+  ExpertOptions experts;
   double norm_eps = 1e-5;
   double embd_pdrop = 0;
   double resid_pdrop = 0;
