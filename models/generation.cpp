@@ -16,6 +16,10 @@
 #include "kernels/cast/cast.h"
 #include "kernels/decode/decode.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/experts/grouped.h"
+#include "kernels/experts/route.h"
+#include "kernels/experts/rows.h"
+#include "kernels/experts/weighted_swiglu.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -149,30 +153,41 @@ struct Generation::State final : Ops {
     int64_t drawing() const { return are_a_prompt() ? 1 : count; }
   };
 
-  void few_rows(const float* x, const Linear& w, const float* bias, int64_t count, float* y) {
-    for (int64_t r = 0; r < count; r += kernels::kFewRows)
-      kernels::few_rows_product(context, {.x = x + r * w.in,
-                                          .weight = weight(w.weight),
-                                          .bias = bias,
-                                          .y = y + r * w.out,
-                                          .rows = std::min(kernels::kFewRows, count - r),
-                                          .in = w.in,
-                                          .out = w.out,
+  /// A product of some rows with a weight [out, in] in memory.
+  struct Product {
+    const float* x;
+    const std::byte* weight;
+    const float* bias;
+    float* y;
+    int64_t rows, in, out;
+  };
+  void few_rows(const Product& of) {
+    for (int64_t r = 0; r < of.rows; r += kernels::kFewRows)
+      kernels::few_rows_product(context, {.x = of.x + r * of.in,
+                                          .weight = of.weight,
+                                          .bias = of.bias,
+                                          .y = of.y + r * of.out,
+                                          .rows = std::min(kernels::kFewRows, of.rows - r),
+                                          .in = of.in,
+                                          .out = of.out,
                                           .dtype = setup.dtype});
   }
   /// The rows of a step are multiplied a few at a time, so that the bits of one row do not depend on the number of
   /// rows.
-  void product(const float* x, const Linear& w, float* y, bool adds_bias) {
-    const float* bias = adds_bias ? floats(w.bias) : nullptr;
-    const std::byte* from = weight(w.weight);
-    if (rows.count <= kernels::kFewRows || !rows.are_a_prompt()) return few_rows(x, w, bias, rows.count, y);
+  void product(const Product& of) {
+    if (of.rows <= kernels::kFewRows || !rows.are_a_prompt()) return few_rows(of);
+    const std::byte* from = of.weight;
     if (setup.dtype != DType::f32) {
-      float* const wide = rows_of(wide_weight, w.out, w.in);
-      kernels::cast(context, {.from = from, .to = wide, .elems = w.out * w.in, .from_dtype = setup.dtype});
+      float* const wide = rows_of(wide_weight, of.out, of.in);
+      kernels::cast(context, {.from = from, .to = wide, .elems = of.out * of.in, .from_dtype = setup.dtype});
       from = reinterpret_cast<const std::byte*>(wide);
     }
     kernels::matmul_forward(
-        context, {.x = x, .weight = from, .bias = bias, .y = y, .rows = rows.count, .in = w.in, .out = w.out});
+        context,
+        {.x = of.x, .weight = from, .bias = of.bias, .y = of.y, .rows = of.rows, .in = of.in, .out = of.out});
+  }
+  void product(const float* x, const Linear& w, float* y, bool adds_bias) {
+    product({x, weight(w.weight), adds_bias ? floats(w.bias) : nullptr, y, rows.count, w.in, w.out});
   }
 
   /// y[r] = row ids[r] of a table of `dtype` whose first row is `first`.
@@ -252,6 +267,97 @@ struct Generation::State final : Ops {
   void swiglu(Slice gate_up, Slice y, int64_t width) override {
     kernels::swiglu_forward(context,
                             {.gate_up = at(gate_up, 2 * width), .y = at(y, width), .rows = rows.count, .width = width});
+  }
+  /// Returns the memory of a buffer of the model for a row of each choice of the pass.
+  float* of_choices(Slice slice, int64_t width) {
+    return rows_of(scratch[slice.buffer], rows.count * o.experts.top_k, width);
+  }
+  int32_t* indices(Slice slice, int64_t count) {
+    return reinterpret_cast<int32_t*>(rows_of(scratch[slice.buffer], count, 1));
+  }
+  void route(Slice x, const Router& router) override {
+    const ExpertOptions& e = router.options;
+    float* const logits = at(router.logits, e.count);
+    product(at(x, o.width), {.weight = router.weight, .in = o.width, .out = e.count}, logits, false);
+    kernels::route_forward(context, {.logits = logits,
+                                     .scores = at(router.scores, e.count),
+                                     .chosen = indices(router.chosen, rows.count * e.top_k),
+                                     .weights = of_choices(router.weights, 1),
+                                     .tokens = rows.count,
+                                     .experts = e.count,
+                                     .top_k = e.top_k,
+                                     .groups = e.groups,
+                                     .group_top_k = e.group_top_k,
+                                     .router = e.router,
+                                     .normalize = e.normalize,
+                                     .scale = static_cast<float>(e.scale)});
+  }
+  void take_rows(Slice x, const Router& router, const ExpertRows& order, Slice to) override {
+    const ExpertOptions& e = router.options;
+    const int64_t count = rows.count * e.top_k;
+    kernels::arrange_rows(context, {.chosen = indices(router.chosen, count),
+                                    .offsets = indices(order.offsets, e.count + 1),
+                                    .rows = indices(order.choices, count),
+                                    .places = indices(order.places, count),
+                                    .tokens = rows.count,
+                                    .experts = e.count,
+                                    .top_k = e.top_k});
+    kernels::take_rows(context, {.from = at(x, o.width),
+                                 .rows = indices(order.choices, count),
+                                 .to = of_choices(to, o.width),
+                                 .top_k = e.top_k,
+                                 .max_rows = count,
+                                 .width = o.width,
+                                 .weights = of_choices(router.weights, 1),
+                                 .row_weights = of_choices(order.weights, 1)});
+  }
+  /// On a GPU the host does not know how many rows an expert has, and one kernel computes the products of all.
+  void expert_linear(Slice from, const ExpertLinear& w, const ExpertRows& order, Slice to) override {
+    const int64_t count = rows.count * o.experts.top_k;
+    const int32_t* const offsets = indices(order.offsets, w.experts + 1);
+    float* const x = of_choices(from, w.in);
+    float* const y = of_choices(to, w.out);
+    if (device.kind() == DeviceKind::cpu) {
+      for (int64_t e = 0; e < w.experts; ++e)
+        if (const int64_t first = offsets[e], some = offsets[e + 1] - first; some > 0)
+          product({x + first * w.in, weight(w.weight) + bytes_of(e * w.out * w.in, setup.dtype), nullptr,
+                   y + first * w.out, some, w.in, w.out});
+      return;
+    }
+    const bool narrow = setup.dtype != DType::f32;
+    kernels::GroupedForward args{.x = x,
+                                 .weight = weight(w.weight),
+                                 .y = y,
+                                 .offsets = offsets,
+                                 .max_rows = count,
+                                 .experts = w.experts,
+                                 .in = w.in,
+                                 .out = w.out,
+                                 .dtype = setup.dtype};
+    if (narrow) {
+      float* const x_narrow = rows_of(narrow_rows, count, w.in);
+      kernels::cast(context, {.from = x, .to = x_narrow, .elems = count * w.in, .to_dtype = setup.dtype});
+      args.x = x_narrow;
+      args.y = rows_of(narrow_results, count, w.out);
+    }
+    kernels::grouped_forward(context, args);
+    if (narrow)
+      kernels::cast(context, {.from = args.y, .to = y, .elems = count * w.out, .from_dtype = setup.dtype});
+  }
+  void expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) override {
+    kernels::weighted_swiglu_forward(context, {.gate_up = of_choices(gate_up, 2 * width),
+                                               .weights = of_choices(order.weights, 1),
+                                               .y = of_choices(y, width),
+                                               .max_rows = rows.count * o.experts.top_k,
+                                               .width = width});
+  }
+  void return_rows(Slice from, const Router& router, const ExpertRows& order, Slice y) override {
+    kernels::return_rows(context, {.from = of_choices(from, o.width),
+                                   .places = indices(order.places, rows.count * router.options.top_k),
+                                   .to = at(y, o.width),
+                                   .tokens = rows.count,
+                                   .top_k = router.options.top_k,
+                                   .width = o.width});
   }
   void assemble_qkv(const Linear&, const Linear&, const Linear&) override {}  // parts_of_parameters() has done this
   void head_norm(Slice raw, const HeadNorms& n, Slice qkv) override {
@@ -337,8 +443,7 @@ struct Generation::State final : Ops {
     for (const Stage& stage : stages) stage.body({});
     const int64_t drawing = rows.drawing(), vocab = b.vocab_rows(), D = o.width;
     float* const logits = rows_of(logits_out, drawing, vocab);
-    few_rows(at(model.hidden(), D) + (rows.count - drawing) * D, {.weight = model.head, .in = D, .out = vocab}, nullptr,
-             drawing, logits);
+    few_rows({at(model.hidden(), D) + (rows.count - drawing) * D, weight(model.head), nullptr, logits, drawing, D, vocab});
     return logits_of_all_ranks(logits, drawing);
   }
 
@@ -420,7 +525,7 @@ struct Generation::State final : Ops {
   std::vector<int64_t> lengths;        // the tokens of each sequence in the cache, including those of issued passes
   std::unique_ptr<Allocation> angles;  // for rotary embeddings: [capacity, head_dim]
   std::vector<float> gathered;         // the logits of all ranks
-  GenerationDevice::Scratch prompt, narrow_rows, angles_of_rows, wide_weight, statistics, logits_out, logits_all;
+  GenerationDevice::Scratch prompt, narrow_rows, narrow_results, angles_of_rows, wide_weight, statistics, logits_out, logits_all;
 };
 
 Generation::Generation(const ModelOptions& options, GenerationSetup setup)

@@ -26,6 +26,7 @@ struct LlamaVariant {
   bool qkv_bias = false;    // biases of queries, keys and values
   bool head_norms = false;  // RMS norms of query and key heads before rotation
   bool window = false;      // tokens may attend to only the last ModelOptions::window tokens
+  const ExpertsKind* experts = nullptr;  // in place of the MLP of the layers that ModelOptions::experts names
 };
 
 Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
@@ -36,6 +37,7 @@ Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
   if (o.window > 0 && !variant.window)
     throw ConfigError("[model] {} has no sliding window: got {} tokens. Remove it, or use mistral.", variant.name,
                       o.window);
+  SLIP_ASSERT(o.experts.count == 0 || variant.experts != nullptr);  // the run file guarantees it
   const auto with_window = std::count_if(o.window_layers.begin(), o.window_layers.end(),
                                          [&](int64_t layer) { return layer >= 0 && layer < o.layers; });
   std::string more;
@@ -47,11 +49,14 @@ Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
                       .out = {{"self_attn.o_proj"}},
                       .rotary = true};
   if (variant.head_norms) mixer.head_norms = {"self_attn.q_norm", "self_attn.k_norm"};
+  if (o.experts.count > 0)
+    more += fmt::format(", {} experts of {}, top {}", o.experts.count, o.experts.ffn_width, o.experts.top_k);
   const LayerKind mlp = swiglu_mlp({.up = {{"mlp.gate_proj", "mlp.up_proj"}}, .down = {{"mlp.down_proj"}}});
   std::vector<BlockKind> blocks;
   for (int64_t l = 0; l < o.layers; ++l) {
     mixer.window = o.window_of(l);
-    blocks.push_back({{{"input_layernorm"}, attention(mixer)}, {{"post_attention_layernorm"}, mlp}});
+    blocks.push_back({{{"input_layernorm"}, attention(mixer)},
+                      {{"post_attention_layernorm"}, o.experts.in_layer(l) ? experts(*variant.experts) : mlp}});
   }
   return {.description = fmt::format(
               "{}, {} layers, {} heads ({} key-value), width {}, ffn {}, context {}, vocabulary {}, {} head{}",
@@ -96,6 +101,15 @@ Architecture qwen3(const ModelOptions& o) {
   return llama_variant({.name = "qwen3", .head_norms = true, .window = true}, o);
 }
 
+Architecture mixtral(const ModelOptions& o) {
+  const ExpertsKind experts{"block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2"};
+  return llama_variant({.name = "mixtral", .window = true, .experts = &experts}, o);
+}
+Architecture qwen3_moe(const ModelOptions& o) {
+  const ExpertsKind experts{"mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"};
+  return llama_variant({.name = "qwen3_moe", .head_norms = true, .window = true, .experts = &experts}, o);
+}
+
 struct Row {
   Family family;
   Architecture (*describe)(const ModelOptions&);
@@ -105,11 +119,14 @@ struct Row {
 
 static_assert(kHeadDimMost == kernels::kAttentionHeadDimMax);
 
-constexpr std::array<Row, 5> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
+constexpr std::array<Row, 7> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
                                         {Family::llama, llama, "Llama 2, 3, 3.1, 3.2", "RoPE scaling `llama3`"},
                                         {Family::mistral, mistral, "Mistral 7B, Mistral Nemo, Ministral 8B", "-"},
                                         {Family::qwen2, qwen2, "Qwen2, Qwen2.5", "biases of queries, keys and values"},
-                                        {Family::qwen3, qwen3, "Qwen3 (dense)", "norms of query and key heads"}}};
+                                        {Family::qwen3, qwen3, "Qwen3 (dense)", "norms of query and key heads"},
+                                        {Family::mixtral, mixtral, "Mixtral 8x7B, 8x22B", "experts in all layers"},
+                                        {Family::qwen3_moe, qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B",
+                                         "norms of query and key heads, experts"}}};
 
 }  // namespace
 

@@ -215,8 +215,12 @@ void StageTypes::product(const SpineItem& item, const Work& work) {
   } else if (y.tensor.dim == Dim::features) {
     mismatch();
   }
-  if (work.reads.size() > 2) {
-    const Type bias = operand(item, work, 2);
+  const Type bias = work.reads.size() > 2 ? operand(item, work, 2) : Type{};
+  if (bias.kind == Kind::activation) {  // the order of the rows of experts
+    Type order = y;
+    order.tensor = {};
+    take(order, bias, buffer_name(work.reads[2]));
+  } else if (bias.kind != Kind::none) {
     const bool once = work.meaning.once == 2 && size_of_axis(Axis::tensor) > 1;
     if (y.tensor.is_partial() != once)
       refuse(buffer_name(work.reads[2]), name_of(Axis::tensor),

@@ -14,7 +14,7 @@ enum class Rule : uint8_t {
   undeclared,
   rows,       // computes every row of the results from the same rows of the operands: norms, activations, sums, dropout
   sequences,  // computes results from all rows of the same sequence: attention
-  product,    // x, weight, bias: y = x weight^T + bias
+  product,    // x, weight, bias (or an order of rows): y = x weight^T + bias
   input_gradient,   // dy, weight: dx = dy weight
   weight_gradient,  // x, dy: sums over the rows of dy^T x, and of dy
   lookup,           // ids, table, positions: rows of the table, or zeros for words whose rows another rank holds

@@ -169,6 +169,27 @@ class SpecBuilder final : public Ops {
   void head_norm_gradient(Slice d, Slice raw, const HeadNorms& n);
   void swiglu(Slice gate_up, Slice y, int64_t width) override;
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
+  // The works of a mixture of experts.
+  void route(Slice x, const Router& router) override;
+  /// Computes the gradient of the logits from that of the choices' weights, and adds those of the losses that balance
+  /// the router.
+  void route_gradient(const Router& router, Slice d_weights, Slice d_logits);
+  void router_input_gradient(Slice d_logits, const Router& router, Slice dx);
+  void router_weight_gradient(Slice x, Slice d_logits, const Router& router);
+  void take_rows(Slice x, const Router& router, const ExpertRows& order, Slice rows) override;
+  /// take_rows() in an order that exists.
+  void take_rows_again(Slice x, const Router& router, const ExpertRows& order, Slice rows);
+  void expert_linear(Slice x, const ExpertLinear& w, const ExpertRows& order, Slice y) override;
+  void expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRows& order, Slice dx);
+  void expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& w, const ExpertRows& order);
+  void expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) override;
+  /// Also computes d_weights, the gradient of the weights of the rows.
+  void expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRows& order, Slice dgate_up, Slice d_weights,
+                              int64_t width);
+  void return_rows(Slice rows, const Router& router, const ExpertRows& order, Slice y) override;
+  /// Also returns a number of each row to its choice.
+  void return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRows& order, Slice y,
+                   Slice of_choices);
   void rotate(Slice qkv, bool inverse) override;
   /// With context parallelism, attention() and attention_gradient() begin further pieces. The last piece stays open for
   /// later works.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/expert_options.h"
 #include "engine/device/work.h"
 
 namespace slipstream::models {
@@ -73,6 +74,31 @@ struct AttentionLayer {
   int64_t window = 0;  // the number of tokens that a token attends to, including itself; 0: all tokens before it
 };
 
+/// The router of a mixture of experts, with the values that its forward pass keeps for its backward pass. E experts, of
+/// which each token passes k.
+struct Router {
+  uint32_t weight = 0;          // [E, width]
+  ExpertOptions options = {};   // of the layer
+  Slice logits = {};            // float [rows, E]
+  Slice scores = {};            // float [rows, E]
+  Slice chosen = {};            // int32 [rows, k]
+  Slice weights = {};           // float [rows, k]
+};
+
+/// The rows that experts multiply: a row for each choice of each token, in the order (expert, token).
+struct ExpertRows {
+  Slice offsets = {};  // int32 [E + 1]: the first row of each expert, and the number of rows
+  Slice choices = {};  // int32 [rows x k]: token x k + choice
+  Slice places = {};   // int32 [rows, k]: the inverse of `choices`
+  Slice weights = {};  // float [rows x k]
+};
+
+/// The products of experts, which have weights [E, out, in]: y = x weight^T with the weight of the row's expert.
+struct ExpertLinear {
+  uint32_t weight = 0;
+  int64_t experts = 0, in = 0, out = 0;
+};
+
 /// The number of rows of an operand is that of the pass: a micro-batch or a chunk of it in training, the newest tokens
 /// in generation. Weights are [out, in].
 class Ops {
@@ -95,6 +121,15 @@ class Ops {
   virtual void reduce(Slice partial, TokenChunk c, Slice sum = {}) = 0;
   /// y = silu(gate) up, gate_up [.., 2 width].
   virtual void swiglu(Slice gate_up, Slice y, int64_t width) = 0;
+  /// Chooses the experts of each token, with their weights.
+  virtual void route(Slice x, const Router& router) = 0;
+  /// Orders the choices of all tokens by expert, and copies the rows of x into that order.
+  virtual void take_rows(Slice x, const Router& router, const ExpertRows& order, Slice rows) = 0;
+  virtual void expert_linear(Slice x, const ExpertLinear& w, const ExpertRows& order, Slice y) = 0;
+  /// y = weight silu(gate) up, with the weight of the row's choice; gate_up [.., 2 width].
+  virtual void expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) = 0;
+  /// y = the sum over a token's choices of their rows.
+  virtual void return_rows(Slice rows, const Router& router, const ExpertRows& order, Slice y) = 0;
   /// Puts together the weights of `joined`, with SpecBuilder::shares_kv().
   virtual void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) = 0;
   /// qkv = raw with normed heads of queries and keys.

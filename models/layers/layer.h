@@ -97,4 +97,13 @@ struct MlpKind {
 LayerKind gelu_mlp(MlpKind kind);
 LayerKind swiglu_mlp(MlpKind kind);
 
+/// A mixture of SwiGLU experts. A router sends each token to some of them, and their outputs are added with weights.
+/// The names are those of a Hugging Face folder, without ".weight". Expert e is "experts.e.".
+struct ExpertsKind {
+  std::string router;  // "mlp.gate"
+  std::string prefix;  // "mlp.experts."
+  std::string gate, up, down;
+};
+LayerKind experts(ExpertsKind kind);
+
 }  // namespace slipstream::models

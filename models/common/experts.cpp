@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// The works of a mixture of experts: the router, rows in the order of the experts, and products of experts.
+
+#include "kernels/experts/grouped.h"
+#include "kernels/experts/route.h"
+#include "kernels/experts/router_linear.h"
+#include "kernels/experts/rows.h"
+#include "kernels/experts/weighted_swiglu.h"
+#include "models/common/blocks.h"
+
+namespace slipstream::models {
+namespace {
+
+constexpr Meaning kRows{.rule = Rule::rows};
+
+kernels::RouteForward route_shape(const Router& router, int64_t tokens) {
+  const ExpertOptions& o = router.options;
+  return {.tokens = tokens,
+          .experts = o.count,
+          .top_k = o.top_k,
+          .groups = o.groups,
+          .group_top_k = o.group_top_k,
+          .router = o.router,
+          .normalize = o.normalize,
+          .scale = static_cast<float>(o.scale)};
+}
+
+}  // namespace
+
+void SpecBuilder::route(Slice x, const Router& router) {
+  const Slice weight = value(router.weight);
+  const kernels::RouteForward route = route_shape(router, rows_of(x, options_.width));
+  const kernels::RouterLinear linear{
+      .tokens = route.tokens, .width = options_.width, .experts = route.experts, .dtype = options_.dtype};
+  Cost cost = kernels::router_linear_cost(linear);
+  cost += kernels::route_forward_cost(route);
+  work("route", cost, {x, weight}, {router.logits, router.scores, router.chosen, router.weights},
+       {.rule = Rule::product, .results = 4}, [=](LaunchContext& c) {
+         kernels::RouterLinear of_logits = linear;
+         of_logits.x = c.at(x);
+         of_logits.weight = c.at(weight);
+         of_logits.logits = c.as<float>(router.logits);
+         kernels::router_linear(c, of_logits);
+         kernels::RouteForward args = route;
+         args.logits = of_logits.logits;
+         args.scores = c.as<float>(router.scores);
+         args.chosen = c.as<int32_t>(router.chosen);
+         args.weights = c.as<float>(router.weights);
+         kernels::route_forward(c, args);
+       });
+}
+
+void SpecBuilder::route_gradient(const Router& router, Slice d_weights, Slice d_logits) {
+  const ExpertOptions& o = router.options;
+  const int64_t tokens = rows();
+  const auto of_step = [&](double rate) {
+    return static_cast<float>(rate / static_cast<double>(options_.global_tokens));
+  };
+  const kernels::RouteBackward shape{.tokens = tokens,
+                                     .sequence = options_.tokens,
+                                     .experts = o.count,
+                                     .top_k = o.top_k,
+                                     .router = o.router,
+                                     .normalize = o.normalize,
+                                     .scale = static_cast<float>(o.scale),
+                                     .auxiliary = of_step(o.balance == ExpertBalance::auxiliary ? o.balance_rate : 0),
+                                     .z_loss = of_step(o.z_loss)};
+  Slice load;
+  if (shape.auxiliary > 0) {
+    load = scratch("router.load", bytes_of(options_.batch * o.count, DType::f32));
+    const kernels::RouteLoad counts{
+        .tokens = tokens, .sequence = options_.tokens, .experts = o.count, .top_k = o.top_k};
+    work("router_load", kernels::route_load_cost(counts), {router.chosen}, {load}, kRows, [=](LaunchContext& c) {
+      kernels::RouteLoad args = counts;
+      args.chosen = c.as<int32_t>(router.chosen);
+      args.load = c.as<int32_t>(load);
+      kernels::route_load(c, args);
+    });
+  }
+  std::vector<Slice> reads{d_weights, router.scores, router.chosen};
+  if (shape.z_loss > 0) reads.push_back(router.logits);
+  work("route_gradient", kernels::route_backward_cost(shape), with(reads, load), {d_logits}, kRows,
+       [=](LaunchContext& c) {
+         kernels::RouteBackward args = shape;
+         args.dweights = c.as<float>(d_weights);
+         args.scores = c.as<float>(router.scores);
+         args.chosen = c.as<int32_t>(router.chosen);
+         if (shape.z_loss > 0) args.logits = c.as<float>(router.logits);
+         if (load.size_bytes > 0) args.load = c.as<int32_t>(load);
+         args.dlogits = c.as<float>(d_logits);
+         kernels::route_backward(c, args);
+       });
+}
+
+void SpecBuilder::router_input_gradient(Slice d_logits, const Router& router, Slice dx) {
+  const Slice weight = value(router.weight);
+  const kernels::RouterLinearBackwardInput shape{.tokens = rows(),
+                                                 .width = options_.width,
+                                                 .experts = router.options.count,
+                                                 .dtype = options_.dtype,
+                                                 .accumulate = true};
+  work("router_input_gradient", kernels::router_linear_backward_input_cost(shape), {d_logits, weight, dx}, {dx},
+       {.rule = Rule::input_gradient}, [=](LaunchContext& c) {
+         kernels::RouterLinearBackwardInput args = shape;
+         args.dlogits = c.as<float>(d_logits);
+         args.weight = c.at(weight);
+         args.dx = c.at(dx);
+         kernels::router_linear_backward_input(c, args);
+       });
+}
+
+void SpecBuilder::router_weight_gradient(Slice x, Slice d_logits, const Router& router) {
+  const Slice dw = gradient(router.weight);
+  const kernels::RouterLinearBackwardWeight shape{
+      .tokens = rows(), .width = options_.width, .experts = router.options.count, .dtype = options_.dtype};
+  const Meaning meaning{.rule = Rule::weight_gradient, .results = 0, .sums = 1, .adds = Adds::as_planned};
+  work("router_weight_gradient", kernels::router_linear_backward_weight_cost(shape), {x, d_logits, dw}, {dw}, meaning,
+       [=](LaunchContext& c) {
+         kernels::RouterLinearBackwardWeight args = shape;
+         args.x = c.at(x);
+         args.dlogits = c.as<float>(d_logits);
+         args.dweight = c.as<float>(dw);
+         args.accumulate = adds(meaning, c);
+         kernels::router_linear_backward_weight(c, args);
+       });
+  ready(router.weight);
+}
+
+void SpecBuilder::take_rows(Slice x, const Router& router, const ExpertRows& order, Slice rows) {
+  const kernels::ArrangeRows shape{.tokens = rows_of(x, options_.width),
+                                   .experts = router.options.count,
+                                   .top_k = router.options.top_k};
+  work("arrange_rows", kernels::arrange_rows_cost(shape), {router.chosen},
+       {order.offsets, order.choices, order.places}, {.rule = Rule::rows, .results = 3}, [=](LaunchContext& c) {
+         kernels::ArrangeRows args = shape;
+         args.chosen = c.as<int32_t>(router.chosen);
+         args.offsets = c.as<int32_t>(order.offsets);
+         args.rows = c.as<int32_t>(order.choices);
+         args.places = c.as<int32_t>(order.places);
+         kernels::arrange_rows(c, args);
+       });
+  const kernels::TakeRows taken{.top_k = router.options.top_k,
+                                .max_rows = shape.tokens * router.options.top_k,
+                                .width = options_.width,
+                                .dtype = options_.dtype};
+  work("take_rows", kernels::take_rows_cost(taken), {x, order.choices, router.weights}, {rows, order.weights},
+       {.rule = Rule::rows, .results = 2}, [=](LaunchContext& c) {
+         kernels::TakeRows args = taken;
+         args.from = c.at(x);
+         args.rows = c.as<int32_t>(order.choices);
+         args.weights = c.as<float>(router.weights);
+         args.to = c.at(rows);
+         args.row_weights = c.as<float>(order.weights);
+         kernels::take_rows(c, args);
+       });
+}
+
+void SpecBuilder::take_rows_again(Slice x, const Router& router, const ExpertRows& order, Slice rows) {
+  const kernels::TakeRows shape{.top_k = router.options.top_k,
+                                .max_rows = rows_of(x, options_.width) * router.options.top_k,
+                                .width = options_.width,
+                                .dtype = options_.dtype};
+  work("take_rows", kernels::take_rows_cost(shape), {x, order.choices}, {rows}, kRows, [=](LaunchContext& c) {
+    kernels::TakeRows args = shape;
+    args.from = c.at(x);
+    args.rows = c.as<int32_t>(order.choices);
+    args.to = c.at(rows);
+    kernels::take_rows(c, args);
+  });
+}
+
+void SpecBuilder::expert_linear(Slice x, const ExpertLinear& w, const ExpertRows& order, Slice y) {
+  const Slice weight = value(w.weight);
+  const kernels::GroupedForward shape{
+      .max_rows = rows_of(y, w.out), .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
+  work("expert_matmul", kernels::grouped_forward_cost(shape), {x, weight, order.offsets}, {y}, {.rule = Rule::product},
+       [=](LaunchContext& c) {
+         kernels::GroupedForward args = shape;
+         args.x = c.at(x);
+         args.weight = c.at(weight);
+         args.offsets = c.as<int32_t>(order.offsets);
+         args.y = c.at(y);
+         kernels::grouped_forward(c, args);
+       });
+}
+
+void SpecBuilder::expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRows& order, Slice dx) {
+  const Slice weight = value(w.weight);
+  const kernels::GroupedBackwardInput shape{
+      .max_rows = rows_of(dx, w.in), .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
+  work("expert_matmul_input_gradient", kernels::grouped_backward_input_cost(shape), {dy, weight, order.offsets}, {dx},
+       {.rule = Rule::input_gradient}, [=](LaunchContext& c) {
+         kernels::GroupedBackwardInput args = shape;
+         args.dy = c.at(dy);
+         args.weight = c.at(weight);
+         args.offsets = c.as<int32_t>(order.offsets);
+         args.dx = c.at(dx);
+         kernels::grouped_backward_input(c, args);
+       });
+}
+
+void SpecBuilder::expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& w, const ExpertRows& order) {
+  const Slice dw = gradient(w.weight);
+  const kernels::GroupedBackwardWeight shape{
+      .max_rows = rows_of(x, w.in), .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
+  const Meaning meaning{.rule = Rule::weight_gradient, .results = 0, .sums = 1, .adds = Adds::as_planned};
+  work("expert_matmul_weight_gradient", kernels::grouped_backward_weight_cost(shape), {x, dy, dw, order.offsets}, {dw},
+       meaning, [=](LaunchContext& c) {
+         kernels::GroupedBackwardWeight args = shape;
+         args.x = c.at(x);
+         args.dy = c.at(dy);
+         args.offsets = c.as<int32_t>(order.offsets);
+         args.dweight = c.as<float>(dw);
+         args.accumulate = adds(meaning, c);
+         kernels::grouped_backward_weight(c, args);
+       });
+  ready(w.weight);
+}
+
+void SpecBuilder::expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) {
+  const kernels::WeightedSwigluForward shape{.max_rows = rows_of(y, width), .width = width, .dtype = options_.dtype};
+  work("expert_swiglu", kernels::weighted_swiglu_forward_cost(shape), {gate_up, order.weights}, {y}, kRows,
+       [=](LaunchContext& c) {
+         kernels::WeightedSwigluForward args = shape;
+         args.gate_up = c.at(gate_up);
+         args.weights = c.as<float>(order.weights);
+         args.y = c.at(y);
+         kernels::weighted_swiglu_forward(c, args);
+       });
+}
+
+void SpecBuilder::expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRows& order, Slice dgate_up,
+                                         Slice d_weights, int64_t width) {
+  const kernels::WeightedSwigluBackward shape{.max_rows = rows_of(dy, width), .width = width, .dtype = options_.dtype};
+  work("expert_swiglu_gradient", kernels::weighted_swiglu_backward_cost(shape), {dy, gate_up, order.weights},
+       {dgate_up, d_weights}, {.rule = Rule::rows, .results = 2}, [=](LaunchContext& c) {
+         kernels::WeightedSwigluBackward args = shape;
+         args.dy = c.at(dy);
+         args.gate_up = c.at(gate_up);
+         args.weights = c.as<float>(order.weights);
+         args.dgate_up = c.at(dgate_up);
+         args.dweights = c.as<float>(d_weights);
+         kernels::weighted_swiglu_backward(c, args);
+       });
+}
+
+void SpecBuilder::return_rows(Slice rows, const Router& router, const ExpertRows& order, Slice y) {
+  return_rows(rows, {}, router, order, y, {});
+}
+
+void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRows& order, Slice y,
+                              Slice of_choices) {
+  const kernels::ReturnRows shape{.tokens = rows_of(y, options_.width),
+                                  .top_k = router.options.top_k,
+                                  .width = options_.width,
+                                  .dtype = options_.dtype};
+  const bool with_numbers = of_rows.size_bytes > 0;
+  Meaning meaning = kRows;
+  if (with_numbers) meaning.results = 2;
+  work("return_rows", kernels::return_rows_cost(shape), with({rows, order.places}, of_rows), with({y}, of_choices),
+       meaning, [=](LaunchContext& c) {
+         kernels::ReturnRows args = shape;
+         args.from = c.at(rows);
+         args.places = c.as<int32_t>(order.places);
+         args.to = c.at(y);
+         if (with_numbers) args.row_weights = c.as<float>(of_rows), args.weights = c.as<float>(of_choices);
+         kernels::return_rows(c, args);
+       });
+}
+
+}  // namespace slipstream::models
