@@ -144,27 +144,28 @@ void StageTypes::require_saved_once() {
 
 void StageTypes::require_saved_once(size_t bucket, const ParameterSpec& parameter) {
   const Placement& placement = job_.placement_of(bucket);
-  const bool split = parameter.is_split();
   const auto refused = [&](Axis axis, const std::string& fault) {
     throw Refused{{plan_.kind, "a checkpoint", job_.stage(), parameter.name(), name_of(axis), fault}};
   };
-  std::map<std::pair<int, int>, int> holders;             // by shard and part over tensor ranks: the first
-  std::map<int, std::map<int64_t, SavedRange>> saved_by;  // by part over tensor ranks, and by begin
+  // Ranks with the same experts differ only along expert_data, which is a factor of the ranks with other tokens.
+  const Axis summed = parameter.is_of_experts() ? kTokenRanks : placement.sums_over;
+  std::map<std::pair<int, int>, int> holders;             // by shard and part of the parameter: the first
+  std::map<int, std::map<int64_t, SavedRange>> saved_by;  // by part of the parameter, and by begin
   for (int rank = 0; rank < job_.mesh.world(); ++rank) {
     const Coordinates at = job_.mesh.coordinates(rank);
     if (at.pipeline != job_.stage()) continue;
-    const int part = split ? at.tensor : 0;
+    const int part = job_.part_of(parameter, rank);
     const Coordinates first =
         job_.mesh.coordinates(holders.try_emplace({placement.shard_of(job_.mesh, rank), part}, rank).first->second);
     for (const MeshAxis& row : kMeshAxes)
-      if (at.*row.at != first.*row.at && !Mesh::contains(placement.sums_over, row.axis) && row.axis != Axis::tensor)
+      if (at.*row.at != first.*row.at && !Mesh::contains(summed, row.axis) && row.axis != Axis::tensor)
         refused(row.axis, "would be saved once for ranks whose gradients are not summed together");
     const SavedRange range = saved_range(job_, bucket, rank);
     if (range.elems > 0 && is_saved(job_, parameter, rank) && !saved_by[part].emplace(range.begin_elems, range).second)
       refused(placement.sums_over, "would be saved by two ranks");
   }
   const int64_t begin = job_.layout.buckets[bucket].offset_elems, elems = job_.layout.buckets[bucket].elems;
-  for (int part = 0; part < (split ? size_of_axis(Axis::tensor) : 1); ++part) {
+  for (int part = 0; part < job_.parts_of(parameter); ++part) {
     int64_t end = begin;
     for (const auto& [first, range] : saved_by[part]) {
       if (first != end) break;

@@ -103,6 +103,7 @@ class StageTypes {
   Type joined(const SpineItem& item, const Work& work, size_t first, size_t end = SIZE_MAX);
   void take(Type& all, const Type& next, const std::string& name);
   void results(const SpineItem& item, const Work& work, Type type);
+  void require_routed(const Type& rows, const Type& weight, const std::string& name);
   void product(const SpineItem& item, const Work& work);
   void input_gradient(const SpineItem& item, const Work& work);
   void weight_gradient(const SpineItem& item, const Work& work);

@@ -48,7 +48,7 @@ void StageTypes::require_complete(size_t bucket) {
         }
         refuse(name, kUses, "has a gradient of a use that the model does not declare");
       }
-      if (type.sender_axis != Axis::self || !is_complete(type, placement.sums_over))
+      if (type.sender_axis != Axis::self || !is_complete(type, kTokenRanks))
         refuse(name, name_of(placement.sums_over), fmt::format("has a gradient that is {}", sum_text(type)));
       if (type.shard != placement.sharded_over)
         refuse(name, name_of(placement.sharded_over),
@@ -90,14 +90,14 @@ void StageTypes::require_counted_once(const Type& squares, Axis axis) {
   const auto p = std::find_if(group.parameters.begin(), group.parameters.end(),
                               [&](uint32_t each) { return job_.model.parameters[each].is_split() == split; });
   const ParameterSpec& parameter = job_.model.parameters[*p];
-  std::map<std::pair<int, int>, int> counts;  // by shard, and by part over tensor ranks
+  std::map<std::pair<int, int>, int> counts;  // by shard, and by part of the parameter
   for (int rank : job_.mesh.group(axis, job_.options.rank)) {
     const Coordinates at = job_.mesh.coordinates(rank);
     if (at.pipeline != job_.stage()) continue;
-    const std::pair key{group.placement.shard_of(job_.mesh, rank), split ? at.tensor : 0};
+    const std::pair key{group.placement.shard_of(job_.mesh, rank), job_.part_of(parameter, rank)};
     counts[key] += job_.counts_squares_of(group, parameter, rank) ? 1 : 0;
   }
-  const int parts = group.placement.shards(job_.mesh) * (split ? size_of_axis(Axis::tensor) : 1);
+  const int parts = group.placement.shards(job_.mesh) * job_.parts_of(parameter);
   for (const auto& [part, times] : counts)
     if (times != 1)
       refuse(parameter.name(), name_of(axis),

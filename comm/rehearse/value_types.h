@@ -57,6 +57,7 @@ enum class Kind : uint8_t {
 struct Type {
   Kind kind = Kind::none;
   Share tensor, context;     // the context of a gradient is in `summed`
+  bool routed = false;       // of an activation or derivative: rows of all ranks of the expert axis for this rank's experts
   int32_t micro_batch = -1;  // of an activation or derivative
   int32_t layer = -1;        // of the same: the layer of the piece that wrote it
 

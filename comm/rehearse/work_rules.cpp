@@ -61,6 +61,7 @@ Type StageTypes::weight(const Slice& named, const Slice& where) {
   const Split& split = parameter.tensors.front().split;
   Type type{.kind = Kind::weight};
   if (split.parts > 1) type.tensor = part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
+  type.routed = parameter.is_of_experts();
   return type;
 }
 
@@ -95,6 +96,8 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
     refuse(name, name_of(Axis::tensor), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.context != next.context)
     refuse(name, name_of(Axis::context), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
+  if (all.routed != next.routed)
+    refuse(name, name_of(Axis::expert), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.micro_batch != next.micro_batch)
     refuse(name, kMicroBatches,
            fmt::format("is of micro-batch {}, but the other operand is of micro-batch {}", next.micro_batch,
@@ -161,6 +164,10 @@ Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& r
 /// A gradient from derivatives. Every rank that has other tokens has a term.
 Type StageTypes::sum_over_rows(const Type& of, const Term& term) {
   Type type{.kind = Kind::gradient, .terms = shared_.pool.intern({term}), .mean_over = of.mean_over};
+  if (of.routed) {
+    type.summed = bit_of(Axis::expert);
+    if (is_complete(type, kTokenRanks)) type.summed = bit_of(kTokenRanks);
+  }
   if (size_of_axis(Axis::context) > 1 && (of.context.dim != Dim::tokens || of.context.shift != 0))
     refuse(buffer_name(work_->writes[0]), name_of(Axis::context),
            fmt::format("has operands that are {}, and needs parts over tokens", words(of)));
@@ -199,10 +206,19 @@ void StageTypes::add_to(const SpineItem& item, const Work& work, const Slice& na
   map_.write(where, old);
 }
 
+/// Experts multiply the rows that all ranks of their axis have sent, and other weights multiply the rank's own rows.
+void StageTypes::require_routed(const Type& rows, const Type& weight, const std::string& name) {
+  if (rows.routed != weight.routed)
+    refuse(name, name_of(Axis::expert),
+           fmt::format("is {}, but the weight {}", words(rows),
+                       weight.routed ? "belongs to experts that serve all ranks" : "is that of every rank"));
+}
+
 void StageTypes::product(const SpineItem& item, const Work& work) {
   const Type w = operand(item, work, 1);
   Type y = joined(item, work, 0, 1);
   const std::string& x = buffer_name(work.reads[0]);
+  require_routed(y, w, x);
   const auto mismatch = [&] {
     refuse(x, name_of(Axis::tensor), fmt::format("is {}, but the weight is {}", words(y), words(w)));
   };
@@ -236,6 +252,7 @@ void StageTypes::product(const SpineItem& item, const Work& work) {
 void StageTypes::input_gradient(const SpineItem& item, const Work& work) {
   const Type dy = operand(item, work, 0), w = operand(item, work, 1);
   Type dx = joined(item, work, 0, 1);
+  require_routed(dx, w, buffer_name(work.reads[0]));
   if ((w.tensor.dim == Dim::rows) != (dy.tensor.dim == Dim::features) ||
       (w.tensor.dim == Dim::columns && dy.tensor.dim != Dim::whole))
     refuse(buffer_name(work.reads[0]), name_of(Axis::tensor),
@@ -259,6 +276,9 @@ void StageTypes::weight_gradient(const SpineItem& item, const Work& work) {
   if (x.micro_batch != dy.micro_batch)
     refuse(buffer_name(work.reads[1]), kMicroBatches,
            fmt::format("is of micro-batch {}, but its input of micro-batch {}", dy.micro_batch, x.micro_batch));
+  if (x.routed != dy.routed)
+    refuse(buffer_name(work.reads[1]), name_of(Axis::expert),
+           fmt::format("is {}, but its input is {}", words(dy), words(x)));
   if (x.context != dy.context || tokens != (dy.tensor.dim == Dim::tokens) ||
       (x.tensor.dim == Dim::features && dy.tensor.dim == Dim::features))
     refuse(buffer_name(work.reads[1]), name_of(x.context != dy.context ? Axis::context : Axis::tensor),

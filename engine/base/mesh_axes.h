@@ -22,8 +22,10 @@ enum class Axis : uint8_t {
   data_outer,
   world,  // all ranks
   hosts,  // all ranks; their messages stay in the memory of their hosts
+  expert,       // the ranks that divide the experts of a layer; expert x expert_data = replica
+  expert_data,  // the ranks that hold the same experts
 };
-constexpr size_t kAxes = static_cast<size_t>(Axis::hosts) + 1;
+constexpr size_t kAxes = static_cast<size_t>(Axis::expert_data) + 1;
 const char* name_of(Axis axis);
 
 struct MeshSizes {
@@ -32,6 +34,7 @@ struct MeshSizes {
   int pipeline = 1;
   int tensor = 1;
   int data_inner = 0;  // ranks of `replica` that shard together; 0: all of them
+  int expert = 1;      // ranks of `replica` that divide the experts
 
   int world() const { return data * context * pipeline * tensor; }
   int replicas() const { return data * context; }

@@ -89,11 +89,12 @@ bool ends_are_apart(const ModelSpec& model) {
   return apart;
 }
 
-Placement placement_of(const Job& job) {
+Placement placement_of(const Job& job, bool experts) {
   const PlanOptions& options = job.options;
   Sharding sharding = options.sharding;
   if (options.accumulate_unsharded && !sharding.parameters) sharding.gradients = false;
-  return place(sharding, job.mesh, job.model.dtype, options.reduce_wire, options.gather_wire);
+  return (experts ? place_experts : place)(sharding, job.mesh, job.model.dtype, options.reduce_wire,
+                                           options.gather_wire);
 }
 
 /// Returns the effective overlap.bucket_size. Sharded states are gathered bucket by bucket during the forward pass.
@@ -110,19 +111,25 @@ int64_t bucket_bytes(const Job& job) {
 
 void form_groups(Job& job) {
   int64_t first_scalar = 0;
-  for (const GroupRule& rule : job.options.groups) {
-    job.groups.push_back({.name = rule.name,
-                          .parameters = {},
-                          .placement = placement_of(job),
-                          .optimizer = rule.optimizer,
-                          .rate_factor = rule.rate_factor,
-                          .first_scalar = first_scalar});
-    first_scalar += static_cast<int64_t>(rule.optimizer->scalars.size());
-  }
+  const std::vector<ParameterSpec>& parameters = job.model.parameters;
+  const bool divides_experts =
+      std::any_of(parameters.begin(), parameters.end(), [](const ParameterSpec& p) { return p.is_of_experts(); });
+  for (const GroupRule& rule : job.options.groups)
+    for (const bool experts : {false, true}) {
+      if (experts && !divides_experts) continue;
+      job.groups.push_back({.name = experts ? rule.name + " experts" : rule.name,
+                            .parameters = {},
+                            .placement = placement_of(job, experts),
+                            .optimizer = rule.optimizer,
+                            .rate_factor = rule.rate_factor,
+                            .first_scalar = first_scalar});
+      first_scalar += static_cast<int64_t>(rule.optimizer->scalars.size());
+    }
 }
 
-/// Adds every parameter of the stage to the group of the first rule that holds it.
+/// Adds every parameter of the stage to a group of the first rule that holds it.
 void fill_groups(Job& job) {
+  const size_t groups_of_rule = job.groups.size() / job.options.groups.size();
   for (uint32_t p = 0; p < job.model.parameters.size(); ++p) {
     const ParameterSpec& parameter = job.model.parameters[p];
     const auto rule = std::find_if(job.options.groups.begin(), job.options.groups.end(), [&](const GroupRule& each) {
@@ -133,7 +140,8 @@ void fill_groups(Job& job) {
           "[plan] no parameter group contains {}, so it would not be updated. Let the last group contain the remaining "
           "parameters.",
           parameter.name());
-    job.groups[static_cast<size_t>(rule - job.options.groups.begin())].parameters.push_back(p);
+    const size_t first = static_cast<size_t>(rule - job.options.groups.begin()) * groups_of_rule;
+    job.groups[first + (parameter.is_of_experts() ? 1 : 0)].parameters.push_back(p);
   }
 }
 
@@ -255,11 +263,11 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   for (const GroupRule& group : options.groups)
     if (options.skips && (!options.clip || group.optimizer->start != UpdateStart::after_clip))
       throw PlanError("[plan] a plan that skips updates needs the gradient norm, and every update must wait for it.");
-  if (options.groups.size() > 1 && sharding.gradients)
+  if (job.groups.size() > 1 && sharding.gradients)
     throw PlanError(
         "[plan] sharded gradients with {} parameter groups: the gradients of a layer pass through one slot, and a "
         "bucket holds one group. Use whole gradients.",
-        options.groups.size());
+        job.groups.size());
   if (sharding.states && job.model.tied.split)
     throw PlanError(
         "[plan] sharded states keep the shares of a tied table together: build the model with split_tied_embedding = "

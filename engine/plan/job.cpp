@@ -108,7 +108,7 @@ Axis Job::scalars_axis() const { return mesh.world() == mesh.group_size(Axis::re
 
 Axis Job::norm_axis() const {
   std::vector<Axis> divided{Axis::pipeline, Axis::tensor};
-  for (const ParameterGroup& group : groups) divided.push_back(group.placement.sharded_over);
+  for (const ParameterGroup& group : groups) divided.push_back(group.placement.divided_over());
   return mesh.smallest_with(divided);
 }
 
@@ -118,6 +118,17 @@ bool Job::counts_squares_of(const ParameterGroup& group, const ParameterSpec& pa
     return !Mesh::contains(summed, copies) || mesh.index_in_group(copies, rank) == 0;
   };
   return is_first(group.placement.copied_over) && (parameter.is_split() || is_first(Axis::tensor));
+}
+
+int Job::parts_of(const ParameterSpec& parameter) const {
+  return (parameter.is_split() ? mesh.group_size(Axis::tensor) : 1) *
+         (parameter.is_of_experts() ? mesh.group_size(Axis::expert) : 1);
+}
+
+int Job::part_of(const ParameterSpec& parameter, int rank) const {
+  const int tensor = parameter.is_split() ? mesh.index_in_group(Axis::tensor, rank) : 0,
+            expert = parameter.is_of_experts() ? mesh.index_in_group(Axis::expert, rank) : 0;
+  return expert * (parameter.is_split() ? mesh.group_size(Axis::tensor) : 1) + tensor;
 }
 
 void write_scalars(const Job& job, const UpdateOptions& update, double learning_rate, int64_t step,

@@ -247,6 +247,10 @@ struct Job {
   /// Returns true if this rank counts the squares of this parameter's gradient. Among the ranks of norm_axis() with the
   /// same gradient, only one does.
   bool counts_squares_of(const ParameterGroup& group, const ParameterSpec& parameter, int rank) const;
+  /// Returns the number of parts into which the ranks of the tensor and of the expert axis divide a parameter.
+  int parts_of(const ParameterSpec& parameter) const;
+  /// Returns the index of the part that a rank holds.
+  int part_of(const ParameterSpec& parameter, int rank) const;
 };
 
 /// Returns the bytes of the flat range [offset, offset + elems) of a buffer.

@@ -20,22 +20,25 @@ constexpr size_t row_of(Axis axis) {
   return row;
 }
 
-/// A factor of the product of some axes: the whole product, the ranks that shard together, or one rank of each such
-/// set.
+/// A factor of the product of some axes: the whole product, as many neighbours as `inner` names, or one rank of each
+/// such set of neighbours.
 enum class Factor : uint8_t { whole, inner, outer };
 
 struct GroupRow {
   Axis axis;
   AxisSet over;
   Factor factor = Factor::whole;
+  int MeshSizes::*inner = nullptr;  // 0 neighbours: all ranks of the product
 };
 constexpr AxisSet kReplica = 1 << row_of(Axis::data) | 1 << row_of(Axis::context);
 /// Every axis that is not a row of kMeshAxes.
 constexpr GroupRow kGroups[] = {
     {Axis::self, 0},
     {Axis::replica, kReplica},
-    {Axis::data_inner, kReplica, Factor::inner},
-    {Axis::data_outer, kReplica, Factor::outer},
+    {Axis::data_inner, kReplica, Factor::inner, &MeshSizes::data_inner},
+    {Axis::data_outer, kReplica, Factor::outer, &MeshSizes::data_inner},
+    {Axis::expert, kReplica, Factor::inner, &MeshSizes::expert},
+    {Axis::expert_data, kReplica, Factor::outer, &MeshSizes::expert},
     {Axis::world, kAll},
     {Axis::hosts, kAll},
 };
@@ -73,8 +76,13 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
                         text_of(sizes));
     world *= size;
   }
-  const int inner = sizes.data_inner == 0 ? sizes.replicas() : sizes.data_inner;
-  if (sizes.data_inner < 0 || sizes.replicas() % inner != 0)
+  const auto divides = [&](int inner) { return inner >= 0 && (inner == 0 || sizes.replicas() % inner == 0); };
+  if (sizes.expert == 0 || !divides(sizes.expert))
+    throw ConfigError(
+        "[parallel] expert {} does not divide the {} ranks of data x context. Use a divisor of both this number and "
+        "the number of experts.",
+        sizes.expert, sizes.replicas());
+  if (!divides(sizes.data_inner))
     throw ConfigError(
         "[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
         "them.",
@@ -101,6 +109,8 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
       group.digits[d] = {sizes.*kMeshAxes[over[d]].size, strides_[over[d]]};
       group.size *= group.digits[d].size;
     }
+    if (row.factor == Factor::whole) continue;
+    const int inner = sizes.*row.inner == 0 ? group.size : sizes.*row.inner;
     if (row.factor == Factor::inner) group.size = inner;
     if (row.factor == Factor::outer) group.skip = inner, group.size /= inner;
   }

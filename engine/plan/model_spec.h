@@ -41,6 +41,7 @@ struct NamedTensor {
   int64_t begin_elems = 0;          // the offset in the parameter
   bool transposed_on_disk = false;  // GPT-2's Conv1D stores [in, out]
   Split split = {};
+  int expert_rank = -1;  // the only index on Axis::expert whose ranks hold it; -1: all ranks do
 
   int64_t elems() const { return product(shape); }
   std::vector<int64_t> whole_shape() const {
@@ -92,6 +93,7 @@ struct NamedTensor {
 /// One trainable tensor. A fused parameter (q, k and v in one) lists several named tensors that cover it in order.
 struct ParameterSpec {
   std::vector<NamedTensor> tensors;
+  std::vector<NamedTensor> elsewhere = {};  // the tensors of this parameter on other ranks of Axis::expert
   int layer = -1;  // -1: before the first layer; `layers`: after the last
   Init init;
   bool decay = false;  // true for rank 2 and higher
@@ -103,6 +105,12 @@ struct ParameterSpec {
 
   const std::string& name() const { return tensors.front().name; }
   bool is_split() const { return tensors.front().split.parts > 1; }
+  bool is_of_experts() const { return !elsewhere.empty(); }
+  /// Returns the i-th of the tensors here and then elsewhere.
+  const NamedTensor& tensor(size_t i) const {
+    return i < tensors.size() ? tensors[i] : elsewhere[i - tensors.size()];
+  }
+  size_t all_tensors() const { return tensors.size() + elsewhere.size(); }
 };
 
 /// A range of a parameter's gradient that is complete when a backward piece is complete.
@@ -200,8 +208,8 @@ struct ModelSpec {
   int64_t whole_parameter_elems() const {
     int64_t total = 0;
     for (const ParameterSpec& parameter : parameters)
-      for (const NamedTensor& tensor : parameter.tensors)
-        if (!parameter.is_copy) total += tensor.whole_elems();
+      for (size_t t = 0; t < parameter.all_tensors() && !parameter.is_copy; ++t)
+        total += parameter.tensor(t).whole_elems();
     return total;
   }
   /// Returns the number of elements of this rank's parts, without padding.

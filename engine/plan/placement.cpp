@@ -16,6 +16,21 @@ Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce
   return placement;
 }
 
+Placement place_experts(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
+                        std::optional<Format> gather_wire) {
+  Placement placement{.sums_over = Axis::expert_data,
+                      .copied_over = Axis::expert_data,
+                      .value = value,
+                      .reduce_wire = reduce_wire,
+                      .gather_wire = value};
+  if (!sharding.states || mesh.group_size(Axis::expert_data) == 1) return placement;
+  placement.sharding = sharding;
+  placement.sharded_over = Axis::expert_data;
+  placement.copied_over = Axis::self;
+  placement.gather_wire = gather_wire.value_or(value);
+  return placement;
+}
+
 std::vector<Transfer> Placement::transfers(const Mesh& mesh, int64_t micro_batches) const {
   if (mesh.group_size(sums_over) == 1) return {};
   if (!is_sharded()) return {{Op::all_reduce, sums_over, reduce_wire, 1}};

@@ -36,6 +36,8 @@ struct Placement {
   Format gather_wire;  // for parameters while they travel
 
   bool is_sharded() const { return sharding.states; }
+  /// Returns the ranks whose copies and shards together have every element of the group once.
+  Axis divided_over() const { return sums_over == Axis::expert_data ? Axis::replica : sharded_over; }
   /// Returns the ranks among which a bucket's gradients are reduced at once: into shards, or (all of them) whole.
   Axis reduces_over() const { return is_sharded() ? sharded_over : sums_over; }
   /// Returns true if sums of shards are added up once more over the ranks with the same shard.
@@ -59,5 +61,9 @@ struct Placement {
 /// alone. Pure. `gather_wire` is the format of sharded parameters on the wire; none: their type in memory.
 Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
                 std::optional<Format> gather_wire);
+/// Returns the placement of experts, which the ranks of Axis::expert divide. Their gradients have the rows of all of
+/// these ranks already, and are summed over Axis::expert_data. Pure.
+Placement place_experts(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
+                        std::optional<Format> gather_wire);
 
 }  // namespace slipstream

@@ -150,7 +150,7 @@ std::vector<checkpoint::LogicalTensor> logical_tensors(const std::vector<std::sh
     });
     SLIP_ASSERT(group != job.groups.end());
     tensors.push_back({.name = name,
-                       .shape = job.model.parameters[at.parameter].tensors[at.tensor].whole_shape(),
+                       .shape = job.model.parameters[at.parameter].tensor(at.tensor).whole_shape(),
                        .arrays = arrays_of(*group)});
   }
   return tensors;

@@ -116,8 +116,8 @@ std::map<std::string, TensorLocation> tensors_of(const std::vector<std::shared_p
   for (size_t s = 0; s < stages.size(); ++s) {
     const std::vector<ParameterSpec>& parameters = stages[s]->model.parameters;
     for (size_t p = 0; p < parameters.size(); ++p)
-      for (size_t t = 0; t < parameters[p].tensors.size(); ++t)
-        places.try_emplace(parameters[p].tensors[t].name, TensorLocation{s, p, t});
+      for (size_t t = 0; t < parameters[p].all_tensors(); ++t)
+        places.try_emplace(parameters[p].tensor(t).name, TensorLocation{s, p, t});
   }
   return places;
 }

@@ -233,14 +233,14 @@ void require_initial(const ModelFolder& folder, const models::ModelOptions& opti
                           files::shown(folder.dir()), list);
   std::vector<const NamedTensor*> tensors;
   for (const auto& [name, at] : tensors_of(stages))
-    tensors.push_back(&stages[at.stage]->model.parameters[at.parameter].tensors[at.tensor]);
+    tensors.push_back(&stages[at.stage]->model.parameters[at.parameter].tensor(at.tensor));
   folder.require(tensors, true);
 }
 
 std::vector<const NamedTensor*> tensors_of_model(const ModelSpec& model) {
   std::vector<const NamedTensor*> tensors;
   for (const ParameterSpec& parameter : model.parameters)
-    for (const NamedTensor& tensor : parameter.tensors) tensors.push_back(&tensor);
+    for (size_t t = 0; t < parameter.all_tensors(); ++t) tensors.push_back(&parameter.tensor(t));
   return tensors;
 }
 

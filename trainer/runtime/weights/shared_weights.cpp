@@ -12,16 +12,24 @@
 namespace slipstream::runtime {
 namespace {
 
-/// The elements [begin, end) of the flat order of a tensor-parallel part of a stage; empty: no further request follows.
+/// The elements [begin, end) of the flat order of a part of a stage, which belong to one parameter; empty: no further
+/// request follows.
 struct Request {
-  int64_t stage = 0, part = 0, begin = 0, end = 0;
+  int64_t stage = 0, part = 0;  // the index on the tensor axis
+  int64_t expert_rank = -1;     // as NamedTensor::expert_rank
+  int64_t begin = 0, end = 0;
 };
 
-/// Returns the ranks that together hold a whole part of a stage, in the order of their shards. Other ranks hold
-/// replicas.
-std::vector<int> holders_of(const Job& job, int64_t stage, int64_t part) {
-  const int first = job.mesh.rank({.pipeline = static_cast<int>(stage), .tensor = static_cast<int>(part)});
-  return job.mesh.group(job.groups.front().placement.sharded_over, first);  // all groups are sharded alike
+/// Returns the ranks that together hold what is requested, in the order of their shards. Other ranks hold replicas.
+std::vector<int> holders_of(const Job& job, const Request& request) {
+  int first = job.mesh.rank({.pipeline = static_cast<int>(request.stage), .tensor = static_cast<int>(request.part)});
+  if (request.expert_rank >= 0)
+    first = job.mesh.group(Axis::expert, first)[static_cast<size_t>(request.expert_rank)];
+  const auto bucket = std::find_if(job.layout.buckets.begin(), job.layout.buckets.end(), [&](const Bucket& each) {
+    return request.begin < each.offset_elems + each.elems;
+  });
+  SLIP_ASSERT(bucket != job.layout.buckets.end());
+  return job.mesh.group(job.groups[bucket->group].placement.sharded_over, first);
 }
 
 class SharedWeights {
@@ -31,7 +39,7 @@ class SharedWeights {
 
   /// Reads the whole tensor. Each part holds runs of it, which are stored one after another.
   void read(size_t stage, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
-    const NamedTensor& named = stages_[stage]->model.parameters[parameter].tensors[tensor];
+    const NamedTensor& named = stages_[stage]->model.parameters[parameter].tensor(tensor);
     const int64_t end = begin + static_cast<int64_t>(out.size());
     for (int part = 0; part < named.split.parts; ++part) {
       const auto for_wanted = [&](const auto& visit) {
@@ -46,7 +54,7 @@ class SharedWeights {
       });
       if (low >= high) continue;
       std::vector<float> held(static_cast<size_t>(high - low));
-      read_part({static_cast<int64_t>(stage), part}, parameter, tensor, low, held);
+      read_part({static_cast<int64_t>(stage), part, named.expert_rank}, parameter, tensor, low, held);
       for_wanted([&](int64_t from, int64_t to, int64_t count) {
         std::copy_n(held.begin() + (from - low), count, out.begin() + to);
       });
@@ -79,10 +87,10 @@ class SharedWeights {
   /// Reads the tensor in the layout of one part.
   void read_part(Request request, size_t parameter, size_t tensor, int64_t begin, std::span<float> out) {
     const Job& job = *stages_[static_cast<size_t>(request.stage)];
-    const std::vector<int> holders = holders_of(job, request.stage, request.part);
     const int64_t from =
-        job.layout.parameter_offsets[parameter] + job.model.parameters[parameter].tensors[tensor].begin_elems + begin;
+        job.layout.parameter_offsets[parameter] + job.model.parameters[parameter].tensor(tensor).begin_elems + begin;
     request.begin = from, request.end = from + static_cast<int64_t>(out.size());
+    const std::vector<int> holders = holders_of(job, request);
     const std::vector<std::string> answers = ask(request);
     std::vector<size_t> taken(answers.size(), 0);
     // Every rank answers bucket by bucket.
@@ -108,7 +116,7 @@ class SharedWeights {
 
   /// Returns this rank's part of the range, if the request addresses it.
   std::string held(const Request& request) {
-    const std::vector<int> holders = holders_of(rank_.job(), request.stage, request.part);
+    const std::vector<int> holders = holders_of(*stages_[static_cast<size_t>(request.stage)], request);
     if (std::find(holders.begin(), holders.end(), world_.rank()) == holders.end()) return {};
     const std::vector<float> values = rank_.held(&BucketStorage::master, request.begin, request.end);
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
@@ -123,7 +131,8 @@ class SharedWeights {
 
 void with_weights(World& world, Rank& rank, const std::vector<std::shared_ptr<const Job>>& stages,
                   const std::function<void(const std::vector<ReadWeights>&)>& use) {
-  if (!rank.job().sharding().states && stages.size() == 1 && rank.job().mesh.group_size(Axis::tensor) == 1) {
+  if (!rank.job().sharding().states && stages.size() == 1 && rank.job().mesh.group_size(Axis::tensor) == 1 &&
+      rank.job().mesh.group_size(Axis::expert) == 1) {
     if (world.rank() == 0)
       use({[&rank](size_t p, size_t t, int64_t begin, std::span<float> out) {
         rank.read(&BucketStorage::master, p, t, begin, out);

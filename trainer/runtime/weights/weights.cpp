@@ -38,7 +38,7 @@ void pass_on(std::span<const float> values, DType dtype, const checkpoint::Tenso
 
 void for_pieces(const Job& job, const ReadWeights& read, size_t parameter, size_t tensor,
                 const std::function<void(std::span<const float>)>& take) {
-  const int64_t elems = job.model.parameters[parameter].tensors[tensor].whole_elems();
+  const int64_t elems = job.model.parameters[parameter].tensor(tensor).whole_elems();
   std::vector<float> piece(static_cast<size_t>(std::min(elems, kPieceElems)));
   for (int64_t begin = 0; begin < elems; begin += kPieceElems) {
     const std::span<float> part = std::span(piece).first(static_cast<size_t>(std::min(kPieceElems, elems - begin)));
@@ -52,7 +52,7 @@ std::vector<checkpoint::TensorToSave> tensors_to_save(const std::vector<std::sha
   std::vector<checkpoint::TensorToSave> tensors;
   for (const auto& [name, at] : tensors_of(stages)) {
     const std::shared_ptr<const Job> job = stages[at.stage];
-    const NamedTensor& named = job->model.parameters[at.parameter].tensors[at.tensor];
+    const NamedTensor& named = job->model.parameters[at.parameter].tensor(at.tensor);
     std::vector<int64_t> shape = named.whole_shape();
     if (named.transposed_on_disk) std::swap(shape[0], shape[1]);
     tensors.push_back({.name = name,
