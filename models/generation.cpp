@@ -45,6 +45,8 @@ ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
   options.cuts.clear();
   options.ends_apart = false;
   options.sequence_parallel = false;
+  options.expert_ranks = 1;
+  options.expert_rank = 0;
   return options;
 }
 
@@ -86,7 +88,7 @@ struct Generation::State final : Ops {
     const NamedTensor* tensor;
     int64_t begin, elems;
   };
-  /// Returns the memory of each parameter, in order. With shared key-value heads, the rows of this rank's head follow
+  /// Returns the memory of each parameter, in route. With shared key-value heads, the rows of this rank's head follow
   /// those of the queries, and the other rows have no memory.
   std::vector<std::vector<Part>> parts_of_parameters() {
     std::vector<std::vector<Part>> all;
@@ -292,29 +294,32 @@ struct Generation::State final : Ops {
                                      .normalize = e.normalize,
                                      .scale = static_cast<float>(e.scale)});
   }
-  void take_rows(Slice x, const Router& router, const ExpertRows& order, Slice to) override {
+  void take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice to) override {
     const ExpertOptions& e = router.options;
     const int64_t count = rows.count * e.top_k;
     kernels::arrange_rows(context, {.chosen = indices(router.chosen, count),
-                                    .offsets = indices(order.offsets, e.count + 1),
-                                    .rows = indices(order.choices, count),
-                                    .places = indices(order.places, count),
+                                    .offsets = indices(route.offsets, e.count + 1),
+                                    .rows = indices(route.choices, count),
+                                    .places = indices(route.places, count),
                                     .tokens = rows.count,
                                     .experts = e.count,
                                     .top_k = e.top_k});
     kernels::take_rows(context, {.from = at(x, o.width),
-                                 .rows = indices(order.choices, count),
+                                 .rows = indices(route.choices, count),
                                  .to = of_choices(to, o.width),
                                  .top_k = e.top_k,
                                  .max_rows = count,
                                  .width = o.width,
                                  .weights = of_choices(router.weights, 1),
-                                 .row_weights = of_choices(order.weights, 1)});
+                                 .row_weights = of_choices(route.weights, 1)});
   }
+  void send_rows(Slice, const ExpertRoute&, Slice) override {}  // every rank has all experts
+  void find_own_rows(const ExpertRoute&) override {}
+  void send_back(Slice, const ExpertRoute&, Slice) override {}
   /// On a GPU the host does not know how many rows an expert has, and one kernel computes the products of all.
-  void expert_linear(Slice from, const ExpertLinear& w, const ExpertRows& order, Slice to) override {
+  void expert_linear(Slice from, const ExpertLinear& w, const ExpertRoute& route, Slice to) override {
     const int64_t count = rows.count * o.experts.top_k;
-    const int32_t* const offsets = indices(order.offsets, w.experts + 1);
+    const int32_t* const offsets = indices(route.offsets, w.experts + 1);
     float* const x = of_choices(from, w.in);
     float* const y = of_choices(to, w.out);
     if (device.kind() == DeviceKind::cpu) {
@@ -344,16 +349,16 @@ struct Generation::State final : Ops {
     if (narrow)
       kernels::cast(context, {.from = args.y, .to = y, .elems = count * w.out, .from_dtype = setup.dtype});
   }
-  void expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) override {
+  void expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) override {
     kernels::weighted_swiglu_forward(context, {.gate_up = of_choices(gate_up, 2 * width),
-                                               .weights = of_choices(order.weights, 1),
+                                               .weights = of_choices(route.weights, 1),
                                                .y = of_choices(y, width),
                                                .max_rows = rows.count * o.experts.top_k,
                                                .width = width});
   }
-  void return_rows(Slice from, const Router& router, const ExpertRows& order, Slice y) override {
+  void return_rows(Slice from, const Router& router, const ExpertRoute& route, Slice y) override {
     kernels::return_rows(context, {.from = of_choices(from, o.width),
-                                   .places = indices(order.places, rows.count * router.options.top_k),
+                                   .places = indices(route.places, rows.count * router.options.top_k),
                                    .to = at(y, o.width),
                                    .tokens = rows.count,
                                    .top_k = router.options.top_k,

@@ -116,7 +116,7 @@ std::string StageTypes::words(const Type& type) {
   };
   share(type.tensor, "tensor");
   share(type.context, "context");
-  if (type.routed && type.kind != Kind::weight) text += ", of the rows of all expert ranks";
+  if (type.routed != Axis::self) text += fmt::format(", with the owners of experts on {}", name_of(type.routed));
   if (type.micro_batch >= 0) text += fmt::format(", of micro-batch {}", type.micro_batch);
   if (type.kind == Kind::gradient || type.kind == Kind::losses) text += ", " + sum_text(type);
   if (type.shard != Axis::self) text += fmt::format(", one part over {}", name_of(type.shard));

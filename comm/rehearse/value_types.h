@@ -57,7 +57,6 @@ enum class Kind : uint8_t {
 struct Type {
   Kind kind = Kind::none;
   Share tensor, context;     // the context of a gradient is in `summed`
-  bool routed = false;       // of an activation or derivative: rows of all ranks of the expert axis for this rank's experts
   int32_t micro_batch = -1;  // of an activation or derivative
   int32_t layer = -1;        // of the same: the layer of the piece that wrote it
 
@@ -66,6 +65,8 @@ struct Type {
   Axis shard = Axis::self;        // of weight, state, gradient: this is one of the parts of the axis; self: it is whole
   Axis sender_axis = Axis::self;  // of a gradient that a sum will add: the axis of the rank whose part it is
   int16_t sender = 0;             // that rank, counted from this one
+  Axis routed = Axis::self;       // of activation, derivative: its rows are with the owners of experts on this axis
+  int64_t routed_by = -1;         // of the same: the place of the counts that moved them (StageTypes::routed)
   int16_t group = -1, stage = -1;  // of squares: the group of their parameters, and the stage that has added them
   bool is_split = false;           // of squares: every tensor rank has a part of the parameter
   int16_t state = -1;              // of state: its index among the states of its optimizer

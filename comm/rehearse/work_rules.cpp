@@ -61,7 +61,7 @@ Type StageTypes::weight(const Slice& named, const Slice& where) {
   const Split& split = parameter.tensors.front().split;
   Type type{.kind = Kind::weight};
   if (split.parts > 1) type.tensor = part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
-  type.routed = parameter.is_of_experts();
+  if (parameter.is_of_experts()) type.routed = Axis::expert;
   return type;
 }
 
@@ -164,8 +164,8 @@ Term StageTypes::term_of(const SpineItem& item, const Work& work, const Slice& r
 /// A gradient from derivatives. Every rank that has other tokens has a term.
 Type StageTypes::sum_over_rows(const Type& of, const Term& term) {
   Type type{.kind = Kind::gradient, .terms = shared_.pool.intern({term}), .mean_over = of.mean_over};
-  if (of.routed) {
-    type.summed = bit_of(Axis::expert);
+  if (of.routed != Axis::self) {  // the rows of all ranks of the axis
+    type.summed = bit_of(of.routed);
     if (is_complete(type, kTokenRanks)) type.summed = bit_of(kTokenRanks);
   }
   if (size_of_axis(Axis::context) > 1 && (of.context.dim != Dim::tokens || of.context.shift != 0))
@@ -210,8 +210,7 @@ void StageTypes::add_to(const SpineItem& item, const Work& work, const Slice& na
 void StageTypes::require_routed(const Type& rows, const Type& weight, const std::string& name) {
   if (rows.routed != weight.routed)
     refuse(name, name_of(Axis::expert),
-           fmt::format("is {}, but the weight {}", words(rows),
-                       weight.routed ? "belongs to experts that serve all ranks" : "is that of every rank"));
+           fmt::format("is {}, but the weight is {}", words(rows), words(weight)));
 }
 
 void StageTypes::product(const SpineItem& item, const Work& work) {

@@ -116,6 +116,7 @@ struct Parallel {
   bool sequence_parallel = false;
   int64_t pipeline = 1;
   int64_t context = 1;
+  int64_t expert = 1;  // of the data and context ranks: those that divide the experts
   std::string order = "tp-cp-pp-dp";
 
   auto operator<=>(const Parallel&) const = default;

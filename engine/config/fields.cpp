@@ -245,6 +245,9 @@ std::vector<Field<R>> parallel_fields() {
       F::integer("parallel.pipeline", at(&R::parallel, &Parallel::pipeline), {1, 65536}, "Number of pipeline stages."),
       F::integer("parallel.context", at(&R::parallel, &Parallel::context), {1, 65536},
                  "Ranks that share the tokens of a sequence (context parallelism)."),
+      F::integer("parallel.expert", at(&R::parallel, &Parallel::expert), {1, 65536},
+                 "Ranks that divide the experts of a layer (expert parallelism). They are some of the data and context "
+                 "ranks, whose number it divides."),
       F::text("parallel.order", at(&R::parallel, &Parallel::order),
               "Order of the axes tp, cp, pp and dp in rank numbers, the fastest-changing first. Ranks are numbered "
               "node by node, so the first axes stay inside a node."),

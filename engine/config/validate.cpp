@@ -143,6 +143,33 @@ void validate_zero(const RunConfig& config) {
         "use quantize = \"none\".");
 }
 
+/// Checks the layouts of experts. Those of the second half are not supported yet.
+void validate_expert_axis(const RunConfig& config) {
+  const ExpertOptions& experts = config.model.experts;
+  const int64_t ranks = config.parallel.expert;
+  if (ranks > 1 && experts.count == 0)
+    throw ConfigError("parallel.expert = {} needs a model with experts. Use 1, or set model.experts.count.", ranks);
+  if (experts.count % ranks != 0)
+    throw ConfigError("parallel.expert = {} does not divide model.experts.count = {}. Use a divisor of {}.", ranks,
+                      experts.count, experts.count);
+  if (experts.count == 0) return;
+  const auto unsupported = [](const std::string& key, const std::string& use) {
+    throw ConfigError("{} with experts is not supported yet. Use {}.", key, use);
+  };
+  if (config.parallel.tensor > 1) unsupported(fmt::format("parallel.tensor = {}", config.parallel.tensor), "1");
+  if (experts.balance == ExpertBalance::auxiliary && config.parallel.context > 1)
+    unsupported(fmt::format("model.experts.balance = \"auxiliary\" and parallel.context = {}", config.parallel.context),
+                "balance = \"none\", or parallel.context = 1");
+  if (ranks == 1) return;
+  const std::string axis = fmt::format(" and parallel.expert = {}", ranks);
+  if (config.zero.sharding().gradients)
+    unsupported(fmt::format("zero.stage = {}{}", config.zero.stage, axis), "zero.stage 0 or 1, or parallel.expert = 1");
+  if (config.zero.shard_size > 0)
+    unsupported(fmt::format("zero.shard_size = {}{}", config.zero.shard_size, axis), "0, or parallel.expert = 1");
+  if (config.optimizer.name == OptimizerName::muon)
+    unsupported("optimizer.name = \"muon\"" + axis, "adamw, or parallel.expert = 1");
+}
+
 void validate_layout(const RunConfig& config) {
   if (config.parallel.data == 0)
     throw ConfigError("parallel.data = 0 leaves no rank to train. Use -1 (all remaining ranks) or at least 1.");
@@ -264,6 +291,7 @@ void validate(const RunConfig& written) {
   parse_multipliers(config.optimizer.multipliers);
   validate_train(config);
   validate_tensor(config);
+  validate_expert_axis(config);
   validate_layout(config);
   validate_optimizer(config);
   validate_zero(config);
@@ -407,7 +435,9 @@ MeshSizes resolve_layout(const RunConfig& config, int world, const LayoutLaw& la
   if (p.data != -1 && (!divides || world / others != p.data))
     throw ConfigError("[parallel] data {} x {} = {:.0f} ranks, but {} were started. {}.", p.data, axes,
                       static_cast<double>(others) * static_cast<double>(p.data), world, remedy());
-  return sizes_with(p, world / others);
+  MeshSizes sizes = sizes_with(p, world / others);
+  sizes.expert = static_cast<int>(p.expert);
+  return sizes;
 }
 
 // The limit of layers x micro-batches of a step. Each took 12 KiB and 0.6 ms on one rank of a busy 2.8 GHz Xeon, so

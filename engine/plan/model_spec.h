@@ -133,6 +133,8 @@ struct Communication {
   Slice from, to;    // as pieces name them; a send has no `to`, a recv no `from`; equal: in place, if the op allows it
   DType dtype = DType::f32;
   int64_t elems = 0;  // as Task::elems
+  Slice counts = {};  // all_to_all_v
+  Route route = {};   // the same
 };
 
 struct Piece {
@@ -200,6 +202,7 @@ struct ModelSpec {
     }
     for (const Communication& c : pieces[piece].communications) {
       if (c.from.size_bytes > 0) take(c.from, false);
+      if (c.counts.size_bytes > 0) take(c.counts, false);
       if (c.to.size_bytes > 0) take(c.to, true);
     }
   }

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names in a plan as text.
+// The names in a plan as text, and the load of a route.
 
 #include "engine/plan/plan.h"
 
+#include "engine/base/units.h"
+
 namespace slipstream {
+
+int64_t balanced_elems(const Route& route, int ranks) { return ceil_div(route.source_rows, ranks) * route.row_elems; }
 
 const char* name_of(Op op) {
   switch (op) {
@@ -49,6 +53,8 @@ const char* name_of(Op op) {
       return "snapshot";
     case Op::seal:
       return "seal";
+    case Op::all_to_all_v:
+      return "all_to_all_v";
   }
   return "?";
 }
@@ -93,6 +99,8 @@ const char* name_of(Role role) {
       return "tensor_reduce";
     case Role::tensor_gather:
       return "tensor_gather";
+    case Role::experts:
+      return "experts";
     case Role::ring:
       return "ring";
     case Role::ring_gradients:

@@ -40,9 +40,12 @@ enum class Op : uint8_t {
   report,
   snapshot,  // a copy to host memory
   seal,      // the hash of a kept snapshot
+  all_to_all_v,
 };
 const char* name_of(Op op);
-constexpr bool is_communication(Op op) { return op >= Op::all_reduce && op <= Op::exchange; }
+constexpr bool is_communication(Op op) {
+  return (op >= Op::all_reduce && op <= Op::exchange) || op == Op::all_to_all_v;
+}
 
 /// The point at which an item of a plan is complete.
 struct Point {
@@ -74,6 +77,7 @@ enum class Role : uint8_t {
   save,            // copies of the training state to host memory
   keep,            // the same for snapshots that keepers hold
   peer,            // those snapshots on their way to the rank that holds the second copy
+  experts,         // rows of tokens on their way to experts and back
 };
 const char* name_of(Role role);
 /// Returns true if messages only arrive on the channel, or only leave it. A send on pipe_fwd_out meets the recv on its
@@ -140,14 +144,30 @@ enum class Algorithm : uint8_t {
   ring,    // only neighbours exchange: n-1 rounds (all_reduce: 2(n-1))
 };
 
+/// The bounds of an all_to_all_v, equal on all ranks of the group. The rows that travel are counted in memory when the
+/// work runs (see Communicator::all_to_all_v).
+struct Route {
+  int32_t experts = 0;      // of each rank of the group; 0: the op is another one
+  int64_t row_elems = 0;    // of the type on the wire
+  int64_t source_rows = 0;  // that the memory of a source holds
+  int64_t bound_rows = 0;   // that the memory of an owner of experts holds
+  bool reverse = false;     // false: from sources to owners; true: back
+  bool operator==(const Route&) const = default;
+};
+/// Pure. The elements that one rank sends to one other rank at balanced load.
+int64_t balanced_elems(const Route& route, int ranks);
+
 /// Work off the spine: communication, or local work that communication causes.
 struct Task : Item {
   int16_t peer = 0;             // send/recv/exchange: offset along the axis
   std::optional<Point> before;  // the earliest spine item that waits for it; none if only tasks do
   DType dtype = DType::f32;     // the type of the elements on the wire, or of a local op
   Format format;                // encode, decode, sum_parts: the format of the encoded side
-  int64_t elems = 0;            // per-rank part: all_reduce: all; reduce_scatter: received; all_gather: contributed
+  /// The part of a rank: all_reduce: all; reduce_scatter: received; all_gather: contributed; all_to_all_v:
+  /// balanced_elems(), for prices.
+  int64_t elems = 0;
   Algorithm algorithm = Algorithm::direct;
+  Route route = {};  // all_to_all_v, whose `reads` are the rows and the counts
 };
 
 struct ModelSpec;

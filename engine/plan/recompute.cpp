@@ -50,6 +50,7 @@ struct Action {
   explicit Action(const Work& w) : reads(w.reads), writes(w.writes), work(&w) {}
   explicit Action(const Communication& c) : communication(&c) {
     if (c.from.size_bytes > 0) reads.push_back(c.from);
+    if (c.counts.size_bytes > 0) reads.push_back(c.counts);
     if (c.to.size_bytes > 0) writes.push_back(c.to);
   }
 };

@@ -98,13 +98,14 @@ class SpecBuilder final : public Ops {
   /// rows, and no weight gradient is delayed.
   bool sums_biases() const { return !shared() && !options_.split_backward; }
   /// Return memory of what a forward pass keeps for the backward pass, with one instance per micro-batch in flight:
-  /// [rows, width] and [own_rows, width] of the activation type, and float [elems].
+  /// [rows, width] and [own_rows, width] of the activation type, bytes, and float [elems].
   Slice activation(const std::string& name, int64_t width) {
     return kept(name, bytes_of(rows() * width, options_.dtype));
   }
   Slice own_activation(const std::string& name, int64_t width) {
     return kept(name, bytes_of(own_rows() * width, options_.dtype));
   }
+  Slice kept(const std::string& name, int64_t size_bytes);
   Slice statistics(const std::string& name, int64_t elems) { return kept(name, bytes_of(elems, DType::f32)); }
   /// Returns the memory of the gradient of an output. All outputs use `shared`, unless weight gradients are delayed and
   /// each output needs memory of its own.
@@ -176,19 +177,26 @@ class SpecBuilder final : public Ops {
   void route_gradient(const Router& router, Slice d_weights, Slice d_logits);
   void router_input_gradient(Slice d_logits, const Router& router, Slice dx);
   void router_weight_gradient(Slice x, Slice d_logits, const Router& router);
-  void take_rows(Slice x, const Router& router, const ExpertRows& order, Slice rows) override;
+  void take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) override;
   /// take_rows() in an order that exists.
-  void take_rows_again(Slice x, const Router& router, const ExpertRows& order, Slice rows);
-  void expert_linear(Slice x, const ExpertLinear& w, const ExpertRows& order, Slice y) override;
-  void expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRows& order, Slice dx);
-  void expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& w, const ExpertRows& order);
-  void expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) override;
+  void take_rows_again(Slice x, const Router& router, const ExpertRoute& route, Slice rows);
+  void send_rows(Slice rows, const ExpertRoute& route, Slice arrived) override;
+  /// send_rows() by counts that all ranks have, without weights.
+  void send_rows_again(Slice rows, const ExpertRoute& route, Slice arrived);
+  void find_own_rows(const ExpertRoute& route) override;
+  void expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) override;
+  void expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRoute& route, Slice dx);
+  void expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& w, const ExpertRoute& route);
+  void expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) override;
   /// Also computes d_weights, the gradient of the weights of the rows.
-  void expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRows& order, Slice dgate_up, Slice d_weights,
+  void expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRoute& route, Slice dgate_up, Slice d_weights,
                               int64_t width);
-  void return_rows(Slice rows, const Router& router, const ExpertRows& order, Slice y) override;
+  void send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) override;
+  /// Also sends a number of each row.
+  void send_back(Slice rows_of_experts, Slice numbers_of_experts, const ExpertRoute& route, Slice rows, Slice numbers);
+  void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) override;
   /// Also returns a number of each row to its choice.
-  void return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRows& order, Slice y,
+  void return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice y,
                    Slice of_choices);
   void rotate(Slice qkv, bool inverse) override;
   /// With context parallelism, attention() and attention_gradient() begin further pieces. The last piece stays open for
@@ -277,7 +285,6 @@ class SpecBuilder final : public Ops {
   ModelSpec finish(std::string description);
 
  private:
-  Slice kept(const std::string& name, int64_t size_bytes);
   void add_linear(Slice x, const Linear& w, Slice y, Slice pre_gelu, bool bias_once);
   /// Returns the bias gradient that the work which writes dy computes, or an empty slice if there is none.
   Slice summed_bias(const Linear& w) const {
@@ -290,6 +297,10 @@ class SpecBuilder final : public Ops {
   Slice rotary_table();
   Ring* ring();  // null without context parallelism
   void communicate(Communication task, TokenChunk c);
+  void copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows);
+  /// Moves rows between the ranks of their tokens and those of their experts, or a number of each row.
+  void communicate_rows(const char* name, Slice from, Slice to, const ExpertRoute& route, bool back,
+                        bool numbers = false);
   Slice weight_of(const Linear& w) const { return w.made.size_bytes > 0 ? w.made : value(w.weight); }
   /// Returns an empty slice if there is no bias.
   Slice bias_of(const Linear& w) const {

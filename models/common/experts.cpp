@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The works of a mixture of experts: the router, rows in the order of the experts, and products of experts.
 
+#include "kernels/experts/counts.h"
 #include "kernels/experts/grouped.h"
 #include "kernels/experts/route.h"
 #include "kernels/experts/router_linear.h"
@@ -12,6 +13,13 @@ namespace slipstream::models {
 namespace {
 
 constexpr Meaning kRows{.rule = Rule::rows};
+
+/// The cost of a kernel is that of equal loads, and its memory that of the bound.
+template <typename Shape>
+Shape expected(Shape shape, const ExpertRoute& route) {
+  shape.max_rows = std::min(shape.max_rows, route.expected);
+  return shape;
+}
 
 kernels::RouteForward route_shape(const Router& router, int64_t tokens) {
   const ExpertOptions& o = router.options;
@@ -29,11 +37,11 @@ kernels::RouteForward route_shape(const Router& router, int64_t tokens) {
 
 void SpecBuilder::route(Slice x, const Router& router) {
   const Slice weight = value(router.weight);
-  const kernels::RouteForward route = route_shape(router, rows_of(x, options_.width));
+  const kernels::RouteForward shape = route_shape(router, rows_of(x, options_.width));
   const kernels::RouterLinear linear{
-      .tokens = route.tokens, .width = options_.width, .experts = route.experts, .dtype = options_.dtype};
+      .tokens = shape.tokens, .width = options_.width, .experts = shape.experts, .dtype = options_.dtype};
   Cost cost = kernels::router_linear_cost(linear);
-  cost += kernels::route_forward_cost(route);
+  cost += kernels::route_forward_cost(shape);
   work("route", cost, {x, weight}, {router.logits, router.scores, router.chosen, router.weights},
        {.rule = Rule::product, .results = 4}, [=](LaunchContext& c) {
          kernels::RouterLinear of_logits = linear;
@@ -41,7 +49,7 @@ void SpecBuilder::route(Slice x, const Router& router) {
          of_logits.weight = c.at(weight);
          of_logits.logits = c.as<float>(router.logits);
          kernels::router_linear(c, of_logits);
-         kernels::RouteForward args = route;
+         kernels::RouteForward args = shape;
          args.logits = of_logits.logits;
          args.scores = c.as<float>(router.scores);
          args.chosen = c.as<int32_t>(router.chosen);
@@ -126,90 +134,155 @@ void SpecBuilder::router_weight_gradient(Slice x, Slice d_logits, const Router& 
   ready(router.weight);
 }
 
-void SpecBuilder::take_rows(Slice x, const Router& router, const ExpertRows& order, Slice rows) {
+void SpecBuilder::take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) {
   const kernels::ArrangeRows shape{.tokens = rows_of(x, options_.width),
                                    .experts = router.options.count,
                                    .top_k = router.options.top_k};
   work("arrange_rows", kernels::arrange_rows_cost(shape), {router.chosen},
-       {order.offsets, order.choices, order.places}, {.rule = Rule::rows, .results = 3}, [=](LaunchContext& c) {
+       {route.offsets, route.choices, route.places}, {.rule = Rule::rows, .results = 3}, [=](LaunchContext& c) {
          kernels::ArrangeRows args = shape;
          args.chosen = c.as<int32_t>(router.chosen);
-         args.offsets = c.as<int32_t>(order.offsets);
-         args.rows = c.as<int32_t>(order.choices);
-         args.places = c.as<int32_t>(order.places);
+         args.offsets = c.as<int32_t>(route.offsets);
+         args.rows = c.as<int32_t>(route.choices);
+         args.places = c.as<int32_t>(route.places);
          kernels::arrange_rows(c, args);
        });
-  const kernels::TakeRows taken{.top_k = router.options.top_k,
-                                .max_rows = shape.tokens * router.options.top_k,
-                                .width = options_.width,
-                                .dtype = options_.dtype};
-  work("take_rows", kernels::take_rows_cost(taken), {x, order.choices, router.weights}, {rows, order.weights},
-       {.rule = Rule::rows, .results = 2}, [=](LaunchContext& c) {
-         kernels::TakeRows args = taken;
-         args.from = c.at(x);
-         args.rows = c.as<int32_t>(order.choices);
-         args.weights = c.as<float>(router.weights);
-         args.to = c.at(rows);
-         args.row_weights = c.as<float>(order.weights);
-         kernels::take_rows(c, args);
-       });
+  copy_rows(x, router.weights, router, route, rows);
 }
 
-void SpecBuilder::take_rows_again(Slice x, const Router& router, const ExpertRows& order, Slice rows) {
+void SpecBuilder::take_rows_again(Slice x, const Router& router, const ExpertRoute& route, Slice rows) {
+  copy_rows(x, {}, router, route, rows);
+}
+
+void SpecBuilder::copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows) {
   const kernels::TakeRows shape{.top_k = router.options.top_k,
                                 .max_rows = rows_of(x, options_.width) * router.options.top_k,
                                 .width = options_.width,
                                 .dtype = options_.dtype};
-  work("take_rows", kernels::take_rows_cost(shape), {x, order.choices}, {rows}, kRows, [=](LaunchContext& c) {
-    kernels::TakeRows args = shape;
-    args.from = c.at(x);
-    args.rows = c.as<int32_t>(order.choices);
-    args.to = c.at(rows);
-    kernels::take_rows(c, args);
+  const bool with_weights = weights.size_bytes > 0;
+  Meaning meaning = kRows;
+  if (with_weights) meaning.results = 2;
+  work("take_rows", kernels::take_rows_cost(shape), with({x, route.choices}, weights),
+       with({rows}, with_weights ? route.weights : Slice{}), meaning, [=](LaunchContext& c) {
+         kernels::TakeRows args = shape;
+         args.from = c.at(x);
+         args.rows = c.as<int32_t>(route.choices);
+         args.to = c.at(rows);
+         if (with_weights) args.weights = c.as<float>(weights), args.row_weights = c.as<float>(route.weights);
+         kernels::take_rows(c, args);
+       });
+}
+
+void SpecBuilder::communicate_rows(const char* name, Slice from, Slice to, const ExpertRoute& route, bool back,
+                                   bool numbers) {
+  const Route bounds{.experts = static_cast<int32_t>(route.experts),
+                     .row_elems = numbers ? 1 : options_.width,
+                     .source_rows = route.expected,
+                     .bound_rows = route.bound,
+                     .reverse = back};
+  communicate({.name = fmt::format("{}.{}", name, spec_.pieces.back().name),
+               .channel = Role::experts,
+               .axis = Axis::expert,
+               .op = Op::all_to_all_v,
+               .from = from,
+               .to = to,
+               .dtype = numbers ? DType::f32 : options_.dtype,
+               .elems = balanced_elems(bounds, options_.expert_ranks),
+               .counts = route.counts,
+               .route = bounds});
+}
+
+void SpecBuilder::send_rows(Slice rows, const ExpertRoute& route, Slice arrived) {
+  if (route.counts.size_bytes == 0) return;
+  const Slice own = chunk(route.counts, {options_.expert_rank, options_.expert_ranks});
+  const kernels::CountRows shape{.experts = own.size_bytes / 4};
+  work("count_rows", kernels::count_rows_cost(shape), {route.offsets}, {own}, kRows, [=](LaunchContext& c) {
+    kernels::CountRows args = shape;
+    args.offsets = c.as<int32_t>(route.offsets);
+    args.counts = c.as<int32_t>(own);
+    kernels::count_rows(c, args);
+  });
+  communicate({.name = "counts." + spec_.pieces.back().name,
+               .channel = Role::experts,
+               .axis = Axis::expert,
+               .op = Op::all_gather,
+               .from = own,
+               .to = route.counts,
+               .dtype = DType::i32,
+               .elems = shape.experts});
+  communicate_rows("weights", route.weights, route.own_weights, route, false, true);
+  communicate_rows("rows", rows, arrived, route, false);
+}
+
+void SpecBuilder::send_rows_again(Slice rows, const ExpertRoute& route, Slice arrived) {
+  if (route.counts.size_bytes > 0) communicate_rows("rows", rows, arrived, route, false);
+}
+
+void SpecBuilder::send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) {
+  if (route.counts.size_bytes > 0) communicate_rows("rows_back", rows_of_experts, rows, route, true);
+}
+
+void SpecBuilder::send_back(Slice rows_of_experts, Slice numbers_of_experts, const ExpertRoute& route, Slice rows,
+                            Slice numbers) {
+  send_back(rows_of_experts, route, rows);
+  if (route.counts.size_bytes > 0) communicate_rows("numbers_back", numbers_of_experts, numbers, route, true, true);
+}
+
+void SpecBuilder::find_own_rows(const ExpertRoute& route) {
+  if (route.counts.size_bytes == 0) return;
+  const kernels::OwnRows shape{.ranks = options_.expert_ranks,
+                               .rank = options_.expert_rank,
+                               .experts = route.experts,
+                               .bound = route.bound};
+  work("own_rows", kernels::own_rows_cost(shape), {route.counts}, {route.own_offsets}, kRows, [=](LaunchContext& c) {
+    kernels::OwnRows args = shape;
+    args.counts = c.as<int32_t>(route.counts);
+    args.offsets = c.as<int32_t>(route.own_offsets);
+    kernels::own_rows(c, args);
   });
 }
 
-void SpecBuilder::expert_linear(Slice x, const ExpertLinear& w, const ExpertRows& order, Slice y) {
+void SpecBuilder::expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) {
   const Slice weight = value(w.weight);
   const kernels::GroupedForward shape{
-      .max_rows = rows_of(y, w.out), .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
-  work("expert_matmul", kernels::grouped_forward_cost(shape), {x, weight, order.offsets}, {y}, {.rule = Rule::product},
-       [=](LaunchContext& c) {
+      .max_rows = route.bound, .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
+  work("expert_matmul", kernels::grouped_forward_cost(expected(shape, route)), {x, weight, route.own_offsets}, {y},
+       {.rule = Rule::product}, [=](LaunchContext& c) {
          kernels::GroupedForward args = shape;
          args.x = c.at(x);
          args.weight = c.at(weight);
-         args.offsets = c.as<int32_t>(order.offsets);
+         args.offsets = c.as<int32_t>(route.own_offsets);
          args.y = c.at(y);
          kernels::grouped_forward(c, args);
        });
 }
 
-void SpecBuilder::expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRows& order, Slice dx) {
+void SpecBuilder::expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRoute& route, Slice dx) {
   const Slice weight = value(w.weight);
   const kernels::GroupedBackwardInput shape{
-      .max_rows = rows_of(dx, w.in), .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
-  work("expert_matmul_input_gradient", kernels::grouped_backward_input_cost(shape), {dy, weight, order.offsets}, {dx},
-       {.rule = Rule::input_gradient}, [=](LaunchContext& c) {
+      .max_rows = route.bound, .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
+  work("expert_matmul_input_gradient", kernels::grouped_backward_input_cost(expected(shape, route)),
+       {dy, weight, route.own_offsets}, {dx}, {.rule = Rule::input_gradient}, [=](LaunchContext& c) {
          kernels::GroupedBackwardInput args = shape;
          args.dy = c.at(dy);
          args.weight = c.at(weight);
-         args.offsets = c.as<int32_t>(order.offsets);
+         args.offsets = c.as<int32_t>(route.own_offsets);
          args.dx = c.at(dx);
          kernels::grouped_backward_input(c, args);
        });
 }
 
-void SpecBuilder::expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& w, const ExpertRows& order) {
+void SpecBuilder::expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& w, const ExpertRoute& route) {
   const Slice dw = gradient(w.weight);
   const kernels::GroupedBackwardWeight shape{
-      .max_rows = rows_of(x, w.in), .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
+      .max_rows = route.bound, .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
   const Meaning meaning{.rule = Rule::weight_gradient, .results = 0, .sums = 1, .adds = Adds::as_planned};
-  work("expert_matmul_weight_gradient", kernels::grouped_backward_weight_cost(shape), {x, dy, dw, order.offsets}, {dw},
-       meaning, [=](LaunchContext& c) {
+  work("expert_matmul_weight_gradient", kernels::grouped_backward_weight_cost(expected(shape, route)),
+       {x, dy, dw, route.own_offsets}, {dw}, meaning, [=](LaunchContext& c) {
          kernels::GroupedBackwardWeight args = shape;
          args.x = c.at(x);
          args.dy = c.at(dy);
-         args.offsets = c.as<int32_t>(order.offsets);
+         args.offsets = c.as<int32_t>(route.own_offsets);
          args.dweight = c.as<float>(dw);
          args.accumulate = adds(meaning, c);
          kernels::grouped_backward_weight(c, args);
@@ -217,38 +290,41 @@ void SpecBuilder::expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& 
   ready(w.weight);
 }
 
-void SpecBuilder::expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) {
-  const kernels::WeightedSwigluForward shape{.max_rows = rows_of(y, width), .width = width, .dtype = options_.dtype};
-  work("expert_swiglu", kernels::weighted_swiglu_forward_cost(shape), {gate_up, order.weights}, {y}, kRows,
-       [=](LaunchContext& c) {
+void SpecBuilder::expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) {
+  const kernels::WeightedSwigluForward shape{.max_rows = route.bound, .width = width, .dtype = options_.dtype};
+  work("expert_swiglu", kernels::weighted_swiglu_forward_cost(expected(shape, route)),
+       {gate_up, route.own_weights, route.own_offsets}, {y}, kRows, [=](LaunchContext& c) {
          kernels::WeightedSwigluForward args = shape;
          args.gate_up = c.at(gate_up);
-         args.weights = c.as<float>(order.weights);
+         args.weights = c.as<float>(route.own_weights);
          args.y = c.at(y);
+         args.count = c.as<int32_t>(route.own_offsets) + route.experts;
          kernels::weighted_swiglu_forward(c, args);
        });
 }
 
-void SpecBuilder::expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRows& order, Slice dgate_up,
+void SpecBuilder::expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRoute& route, Slice dgate_up,
                                          Slice d_weights, int64_t width) {
-  const kernels::WeightedSwigluBackward shape{.max_rows = rows_of(dy, width), .width = width, .dtype = options_.dtype};
-  work("expert_swiglu_gradient", kernels::weighted_swiglu_backward_cost(shape), {dy, gate_up, order.weights},
-       {dgate_up, d_weights}, {.rule = Rule::rows, .results = 2}, [=](LaunchContext& c) {
+  const kernels::WeightedSwigluBackward shape{.max_rows = route.bound, .width = width, .dtype = options_.dtype};
+  work("expert_swiglu_gradient", kernels::weighted_swiglu_backward_cost(expected(shape, route)),
+       {dy, gate_up, route.own_weights, route.own_offsets}, {dgate_up, d_weights}, {.rule = Rule::rows, .results = 2},
+       [=](LaunchContext& c) {
          kernels::WeightedSwigluBackward args = shape;
          args.dy = c.at(dy);
          args.gate_up = c.at(gate_up);
-         args.weights = c.as<float>(order.weights);
+         args.weights = c.as<float>(route.own_weights);
          args.dgate_up = c.at(dgate_up);
          args.dweights = c.as<float>(d_weights);
+         args.count = c.as<int32_t>(route.own_offsets) + route.experts;
          kernels::weighted_swiglu_backward(c, args);
        });
 }
 
-void SpecBuilder::return_rows(Slice rows, const Router& router, const ExpertRows& order, Slice y) {
+void SpecBuilder::return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) {
   return_rows(rows, {}, router, order, y, {});
 }
 
-void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRows& order, Slice y,
+void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice y,
                               Slice of_choices) {
   const kernels::ReturnRows shape{.tokens = rows_of(y, options_.width),
                                   .top_k = router.options.top_k,
@@ -257,11 +333,11 @@ void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, c
   const bool with_numbers = of_rows.size_bytes > 0;
   Meaning meaning = kRows;
   if (with_numbers) meaning.results = 2;
-  work("return_rows", kernels::return_rows_cost(shape), with({rows, order.places}, of_rows), with({y}, of_choices),
+  work("return_rows", kernels::return_rows_cost(shape), with({rows, route.places}, of_rows), with({y}, of_choices),
        meaning, [=](LaunchContext& c) {
          kernels::ReturnRows args = shape;
          args.from = c.at(rows);
-         args.places = c.as<int32_t>(order.places);
+         args.places = c.as<int32_t>(route.places);
          args.to = c.at(y);
          if (with_numbers) args.row_weights = c.as<float>(of_rows), args.weights = c.as<float>(of_choices);
          kernels::return_rows(c, args);

@@ -85,12 +85,21 @@ struct Router {
   Slice weights = {};           // float [rows, k]
 };
 
-/// The rows that experts multiply: a row for each choice of each token, in the order (expert, token).
-struct ExpertRows {
+/// The order of rows at experts, which have a row for each choice of each token.
+struct ExpertRoute {
+  // The choices of this rank's tokens, in the order (expert, token).
   Slice offsets = {};  // int32 [E + 1]: the first row of each expert, and the number of rows
   Slice choices = {};  // int32 [rows x k]: token x k + choice
   Slice places = {};   // int32 [rows, k]: the inverse of `choices`
   Slice weights = {};  // float [rows x k]
+
+  // The rows of this rank's experts, in the order (expert, rank, token). One rank with all experts has them above.
+  Slice counts = {};       // int32 [ranks, E]: the rows that each rank sends to each expert; empty: one rank has all
+  Slice own_offsets = {};  // int32 [experts + 1]
+  Slice own_weights = {};  // float [bound]
+  int64_t experts = 0;     // of this rank
+  int64_t bound = 0;       // the rows that memory holds
+  int64_t expected = 0;    // the rows of equal loads, for prices
 };
 
 /// The products of experts, which have weights [E, out, in]: y = x weight^T with the weight of the row's expert.
@@ -124,12 +133,19 @@ class Ops {
   /// Chooses the experts of each token, with their weights.
   virtual void route(Slice x, const Router& router) = 0;
   /// Orders the choices of all tokens by expert, and copies the rows of x into that order.
-  virtual void take_rows(Slice x, const Router& router, const ExpertRows& order, Slice rows) = 0;
-  virtual void expert_linear(Slice x, const ExpertLinear& w, const ExpertRows& order, Slice y) = 0;
+  virtual void take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) = 0;
+  /// After the current piece, sends rows and their weights to the ranks of their experts. If one rank has all experts,
+  /// `rows` and `arrived` are the same.
+  virtual void send_rows(Slice rows, const ExpertRoute& route, Slice arrived) = 0;
+  /// Finds the rows of this rank's experts by the counts that have arrived.
+  virtual void find_own_rows(const ExpertRoute& route) = 0;
+  virtual void expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) = 0;
   /// y = weight silu(gate) up, with the weight of the row's choice; gate_up [.., 2 width].
-  virtual void expert_swiglu(Slice gate_up, const ExpertRows& order, Slice y, int64_t width) = 0;
+  virtual void expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) = 0;
+  /// After the current piece, sends rows back to the ranks of their tokens.
+  virtual void send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) = 0;
   /// y = the sum over a token's choices of their rows.
-  virtual void return_rows(Slice rows, const Router& router, const ExpertRows& order, Slice y) = 0;
+  virtual void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) = 0;
   /// Puts together the weights of `joined`, with SpecBuilder::shares_kv().
   virtual void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) = 0;
   /// qkv = raw with normed heads of queries and keys.

@@ -2,8 +2,12 @@
 // The stages of a mixture of experts.
 //
 // The weight of a choice multiplies the activation of its expert instead of the expert's output. Then the output need
-// not be kept, and the gradient of the weight comes from values that the backward pass has anyway.
+// not be kept, and the gradient of the weight comes from values that the backward pass has anyway. If ranks divide the
+// experts, a row travels with its weight to the rank of its expert, and the output travels back.
 
+#include <algorithm>
+
+#include "engine/base/check.h"
 #include "models/layers/layer.h"
 
 namespace slipstream::models {
@@ -12,124 +16,167 @@ namespace {
 class Experts final : public Layer {
  public:
   Experts(SpecBuilder& builder, const ExpertsKind& kind, const std::string& prefix, int layer)
-      : b_(builder), layer_(layer) {
-    const ModelOptions& o = b_.options();
-    router_.options = o.experts;
-    const int64_t D = o.width, E = o.experts.count, F = o.experts.ffn_width;
-    router_.weight = b_.parameter(prefix + kind.router + ".weight", {E, D}, layer, Weights{}.init);
+      : b_(builder), o_(b_.options()), layer_(layer) {
+    SLIP_ASSERT(o_.tensor == 1 && o_.experts.count % o_.expert_ranks == 0);  // the run file guarantees it
+    router_.options = o_.experts;
+    route_.experts = o_.experts.count / o_.expert_ranks;
+    route_.expected = b_.rows() * o_.experts.top_k;
+    // The most rows that can arrive: a token chooses an expert once.
+    route_.bound = b_.rows() * o_.expert_ranks * std::min(o_.experts.top_k, route_.experts);
+    if (!travels()) route_.bound = route_.expected;
+    const int64_t D = o_.width, F = o_.experts.ffn_width;
+    router_.weight = b_.parameter(prefix + kind.router + ".weight", {o_.experts.count, D}, layer, Weights{}.init);
     up_ = declare(prefix + kind.prefix, {kind.gate, kind.up}, D, F);
     down_ = declare(prefix + kind.prefix, {kind.down}, F, D);
   }
 
   void declare_activations() override {
-    const ExpertOptions& o = router_.options;
-    const int64_t tokens = b_.rows();
+    const int64_t tokens = b_.rows(), E = o_.experts.count;
     const auto kept = [&](const char* name, int64_t elems) { return b_.statistics(b_.of_layer(layer_, name), elems); };
-    router_.logits = o.z_loss > 0 ? kept("router.logits", tokens * o.count)
-                                  : b_.scratch("router.logits", bytes_of(tokens * o.count, DType::f32));
-    router_.scores = kept("router.scores", tokens * o.count);
-    router_.chosen = kept("router.chosen", choices());
-    router_.weights = kept("router.weights", choices());
-    order_ = {.offsets = kept("experts.offsets", o.count + 1),
-              .choices = kept("experts.choices", choices()),
-              .places = kept("experts.places", choices()),
-              .weights = kept("experts.weights", choices())};
-    rows_ = rows("experts.rows", b_.options().width);
+    router_.logits = o_.experts.z_loss > 0 ? kept("router.logits", tokens * E)
+                                           : b_.scratch("router.logits", bytes_of(tokens * E, DType::f32));
+    router_.scores = kept("router.scores", tokens * E);
+    router_.chosen = kept("router.chosen", route_.expected);
+    router_.weights = b_.scratch("router.weights", bytes_of(route_.expected, DType::f32));
+    route_.offsets = kept("experts.offsets", E + 1);
+    route_.choices = kept("experts.choices", route_.expected);
+    route_.places = kept("experts.places", route_.expected);
+    route_.weights = travels() ? b_.scratch("experts.weights", bytes_of(route_.expected, DType::f32))
+                               : kept("experts.weights", route_.expected);
+    rows_ = scratch_rows("experts.rows", route_.expected, o_.width);
+    route_.own_offsets = route_.offsets;
+    route_.own_weights = route_.weights;
+    arrived_ = out_ = rows_;
+    if (travels()) {
+      route_.counts = kept("experts.counts", o_.expert_ranks * E);
+      route_.own_offsets = kept("experts.own_offsets", route_.experts + 1);
+      route_.own_weights = kept("experts.own_weights", route_.bound);
+      arrived_ = kept_rows("experts.arrived", o_.width);
+      out_ = scratch_rows("experts.out", route_.bound, o_.width);
+    }
     up_out_ = kept_rows("experts.up", up_.out);
     active_ = kept_rows("experts.active", down_.in);
     b_.cheap(active_);
   }
 
   void declare_gradients() override {
-    d_rows_ = rows("experts.d_rows", b_.options().width);
-    // If weight gradients do not come before the gradients of inputs, they order the rows again.
-    d_rows_again_ = b_.options().split_backward || b_.shared() ? rows("experts.d_rows_again", b_.options().width) : d_rows_;
-    d_active_ = rows("experts.d_active", down_.in);
-    d_up_ = b_.options().split_backward ? kept_rows("experts.d_up", up_.out) : rows("experts.d_up", up_.out);
-    d_weights_ = b_.scratch("experts.d_weights", bytes_of(choices(), DType::f32));
-    d_choices_ = b_.scratch("router.d_weights", bytes_of(choices(), DType::f32));
-    const int64_t logits = b_.rows() * router_.options.count;
-    d_logits_ = b_.options().split_backward ? b_.statistics(b_.of_layer(layer_, "router.d_logits"), logits)
-                                            : b_.scratch("router.d_logits", bytes_of(logits, DType::f32));
+    const bool apart = o_.split_backward;
+    const auto numbers = [&](const char* name, int64_t elems) {
+      return b_.scratch(name, bytes_of(elems, DType::f32));
+    };
+    d_rows_ = scratch_rows("experts.d_rows", route_.expected, o_.width);
+    d_arrived_ = !travels() ? d_rows_
+                 : apart    ? kept_rows("experts.d_arrived", o_.width)
+                            : scratch_rows("experts.d_arrived", route_.bound, o_.width);
+    d_back_ = scratch_rows("experts.d_back", route_.bound, o_.width);
+    d_active_ = scratch_rows("experts.d_active", route_.bound, down_.in);
+    d_up_ = apart ? kept_rows("experts.d_up", up_.out) : scratch_rows("experts.d_up", route_.bound, up_.out);
+    d_own_weights_ = numbers("experts.d_own_weights", route_.bound);
+    d_weights_ = travels() ? numbers("experts.d_weights", route_.expected) : d_own_weights_;
+    d_choices_ = numbers("router.d_weights", route_.expected);
+    const int64_t logits = b_.rows() * o_.experts.count;
+    d_logits_ =
+        apart ? b_.statistics(b_.of_layer(layer_, "router.d_logits"), logits) : numbers("router.d_logits", logits);
   }
 
   std::vector<Stage> forward(Ops& ops, const DropoutRates&, Slice x, Slice y) const override {
-    return {{"mlp", "experts", layer_,
-             [=, this, &ops](TokenChunk) {
-               ops.route(x, router_);
-               ops.take_rows(x, router_, order_, rows_);
-               ops.expert_linear(rows_, up_, order_, up_out_);
-               ops.expert_swiglu(up_out_, order_, active_, down_.in);
-               ops.expert_linear(active_, down_, order_, rows_);
-               ops.return_rows(rows_, router_, order_, y);
-             },
-             true}};
+    // What travels is complete at the end of a piece. If nothing travels, all stages are one piece.
+    const auto stage = [&](const char* piece, std::function<void()> body) {
+      return Stage{travels() ? piece : "mlp", "", layer_, [body = std::move(body)](TokenChunk) { body(); }, true};
+    };
+    return {stage("router",
+                  [=, this, &ops] {
+                    ops.route(x, router_);
+                    ops.take_rows(x, router_, route_, rows_);
+                    ops.send_rows(rows_, route_, arrived_);
+                  }),
+            stage("experts",
+                  [=, this, &ops] {
+                    ops.find_own_rows(route_);
+                    ops.expert_linear(arrived_, up_, route_, up_out_);
+                    ops.expert_swiglu(up_out_, route_, active_, down_.in);
+                    ops.expert_linear(active_, down_, route_, out_);
+                    ops.send_back(out_, route_, rows_);
+                  }),
+            stage("mlp", [=, this, &ops] { ops.return_rows(rows_, router_, route_, y); })};
   }
 
+  /// Gradients of weights come after the rows have left for the ranks of their tokens, and hide that.
   std::vector<GradientStep> backward(Slice x, Slice dy, Slice dx) const override {
-    const auto of_down = [=, this](TokenChunk) {
-      if (d_rows_again_ != d_rows_) b_.take_rows_again(dy, router_, order_, d_rows_again_);
-      b_.expert_input_gradient(d_rows_again_, down_, order_, d_active_);
-      b_.expert_swiglu_gradient(d_active_, up_out_, order_, d_up_, d_weights_, down_.in);
+    const auto rows_to_experts = [=, this] {
+      b_.take_rows_again(dy, router_, route_, d_rows_);
+      b_.send_rows_again(d_rows_, route_, d_arrived_);
     };
-    const auto of_up = [=, this](TokenChunk) {
-      b_.expert_input_gradient(d_up_, up_, order_, d_rows_again_);
-      b_.return_rows(d_rows_again_, d_weights_, router_, order_, dx, d_choices_);
+    const auto of_inputs = [=, this] {
+      b_.expert_input_gradient(d_arrived_, down_, route_, d_active_);
+      b_.expert_swiglu_gradient(d_active_, up_out_, route_, d_up_, d_own_weights_, down_.in);
+      b_.expert_input_gradient(d_up_, up_, route_, d_back_);
+      b_.send_back(d_back_, d_own_weights_, route_, d_rows_, d_weights_);
+    };
+    const auto of_down = [=, this] {
+      if (!travels()) b_.take_rows_again(dy, router_, route_, rows_);
+      b_.expert_weight_gradient(active_, travels() ? d_arrived_ : rows_, down_, route_);
+    };
+    const auto of_up = [=, this] {
+      if (!travels()) b_.take_rows_again(x, router_, route_, rows_);
+      b_.expert_weight_gradient(arrived_, d_up_, up_, route_);
+    };
+    const auto of_router = [=, this] {
+      b_.return_rows(travels() ? d_rows_ : d_back_, d_weights_, router_, route_, dx, d_choices_);
       b_.route_gradient(router_, d_choices_, d_logits_);
+      b_.router_weight_gradient(x, d_logits_, router_);
     };
-    const auto of_router = [=, this](TokenChunk) { b_.router_input_gradient(d_logits_, router_, dx); };
-    return {{"experts_down_gradient",
-             [=, this] {
-               b_.take_rows_again(dy, router_, order_, d_rows_);
-               b_.expert_weight_gradient(active_, d_rows_, down_, order_);
-             },
-             {"experts_input_gradient", "experts", layer_, of_down, true}},
-            {"experts_up_gradient",
-             [=, this] {
-               b_.take_rows_again(x, router_, order_, rows_);
-               b_.expert_weight_gradient(rows_, d_up_, up_, order_);
-             },
-             {"experts_input_gradient", "experts", layer_, of_up, true}},
-            {"router_gradient",
-             [=, this] { b_.router_weight_gradient(x, d_logits_, router_); },
-             {"router_input_gradient", "experts", layer_, of_router, true}}};
+    const auto to_input = [=, this](TokenChunk) { b_.router_input_gradient(d_logits_, router_, dx); };
+    return {{"experts_rows_gradient", rows_to_experts},
+            {"experts_input_gradient", of_inputs},
+            {"experts_down_gradient", of_down},
+            {"experts_up_gradient", of_up},
+            {"router_gradient", of_router, {"router_input_gradient", "", layer_, to_input, true}}};
   }
 
  private:
-  int64_t choices() const { return b_.rows() * router_.options.top_k; }
-  /// Returns memory for a row of each choice, which layers share.
-  Slice rows(const std::string& name, int64_t width) {
-    return b_.scratch(name, bytes_of(choices() * width, b_.options().dtype));
+  /// Returns true if ranks divide the experts.
+  bool travels() const { return o_.expert_ranks > 1; }
+  /// Returns memory that layers share.
+  Slice scratch_rows(const std::string& name, int64_t count, int64_t width) {
+    return b_.scratch(name, bytes_of(count * width, o_.dtype));
   }
-  /// Returns the same, which the forward pass keeps.
+  /// Returns memory of rows of experts that the forward pass keeps.
   Slice kept_rows(const std::string& name, int64_t width) {
-    return b_.activation(b_.of_layer(layer_, name), width * router_.options.top_k);
+    return b_.kept(b_.of_layer(layer_, name), bytes_of(route_.bound * width, o_.dtype));
   }
   /// Declares a product of all experts, whose weights are those of `names` next to each other.
   ExpertLinear declare(const std::string& prefix, const std::vector<std::string>& names, int64_t in, int64_t out) {
-    const int64_t experts = router_.options.count;
     ParameterSpec parameter{.layer = layer_, .init = Weights{}.init, .decay = true};
-    for (int64_t e = 0; e < experts; ++e)
-      for (const std::string& name : names) {
-        const auto begin_elems = static_cast<int64_t>(parameter.tensors.size()) * out * in;
-        parameter.tensors.push_back(
-            {.name = fmt::format("{}{}.{}.weight", prefix, e, name), .shape = {out, in}, .begin_elems = begin_elems});
+    for (int64_t e = 0; e < o_.experts.count; ++e)
+      for (size_t i = 0; i < names.size(); ++i) {
+        const int64_t place = e % route_.experts * static_cast<int64_t>(names.size()) + static_cast<int64_t>(i);
+        NamedTensor tensor{.name = fmt::format("{}{}.{}.weight", prefix, e, names[i]),
+                           .shape = {out, in},
+                           .begin_elems = place * out * in};
+        if (travels()) tensor.expert_rank = static_cast<int>(e / route_.experts);
+        const bool here = !travels() || tensor.expert_rank == o_.expert_rank;
+        (here ? parameter.tensors : parameter.elsewhere).push_back(std::move(tensor));
       }
     return {.weight = b_.parameter(std::move(parameter)),
-            .experts = experts,
+            .experts = route_.experts,
             .in = in,
             .out = out * static_cast<int64_t>(names.size())};
   }
 
   SpecBuilder& b_;
+  const ModelOptions& o_;
   int layer_;
   Router router_;
-  ExpertRows order_;
+  ExpertRoute route_;
   ExpertLinear up_, down_;  // D -> gate and up next to each other: 2 F; F -> D
-  Slice rows_;              // rows of the layer's input in the order of the experts, then the experts' outputs
-  Slice up_out_, active_;   // activations
-  Slice d_rows_, d_rows_again_;  // the gradient of the layer's output in that order
-  Slice d_active_, d_up_, d_weights_, d_choices_, d_logits_;
+  // The rows of this rank's choices: those of the layer's input, then the experts' outputs. The rows of its experts:
+  // those that have arrived, and their outputs.
+  Slice rows_, arrived_, out_;
+  Slice up_out_, active_;                     // activations of experts
+  Slice d_rows_, d_arrived_, d_back_;         // gradients of the outputs, and of the inputs of experts
+  Slice d_active_, d_up_;                     // those of activations
+  Slice d_own_weights_, d_weights_, d_choices_, d_logits_;
 };
 
 }  // namespace

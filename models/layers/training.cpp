@@ -115,6 +115,7 @@ class Training {
 
   /// Adds the gradient of an input. On one rank it belongs to the next piece.
   void input(Stage stage) {
+    if (!stage.body) return;
     if (!b_.shared()) return waiting_.push_back(std::move(stage));
     if (!waiting_.empty() && waiting_.back().is_part_of(stage))
       waiting_.back().body = [first = waiting_.back().body, then = stage.body](TokenChunk c) { first(c), then(c); };
@@ -165,7 +166,7 @@ class Training {
         });
         gathers = false;
       }
-      if (step.input.body) input(step.input);
+      input(step.input);
     }
     if (gathers) beside_first([this, &s](TokenChunk c) { gather_again(s, c); });
     flush();

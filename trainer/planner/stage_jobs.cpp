@@ -17,6 +17,12 @@ int rank_of(const JobRequest& request, const Mesh& mesh, int stage) {
   return stage == mesh.coordinates(request.rank).pipeline ? request.rank : mesh.rank({.pipeline = stage});
 }
 
+/// Names the parts of layers that a rank holds.
+void set_shares(models::ModelOptions& options, const Mesh& mesh, int rank) {
+  options.tensor_index = mesh.index_in_group(Axis::tensor, rank);
+  options.expert_rank = mesh.index_in_group(Axis::expert, rank);
+}
+
 }  // namespace
 
 bool is_deep(const JobRequest& request) {
@@ -29,8 +35,8 @@ StageJobs::StageJobs(const JobRequest& request, models::ModelOptions sizes, cons
   const Mesh mesh(options.sizes, options.mesh_order);
   for (int stage = 0; options.sizes.pipeline > 1 && stage < options.sizes.pipeline; ++stage) {
     models::ModelOptions own = sizes_;
-    own.tensor_index = mesh.coordinates(rank_of(request, mesh, stage)).tensor;
-    const auto [found, is_new] = wholes_.try_emplace(own.tensor_index);
+    set_shares(own, mesh, rank_of(request, mesh, stage));
+    const auto [found, is_new] = wholes_.try_emplace({own.tensor_index, own.expert_rank});
     if (!is_new) continue;
     Whole& whole = found->second;
     whole.outline = models::build_model(own, whole.buffers);
@@ -61,15 +67,14 @@ ModelSpec StageJobs::model_of(const Whole& whole, const PlanOptions& options, in
 std::shared_ptr<Job> StageJobs::build(PlanOptions options, int stage) const {
   const Mesh mesh(options.sizes, options.mesh_order);
   options.rank = rank_of(request_, mesh, stage);
-  const int tensor_index = mesh.coordinates(options.rank).tensor;
+  models::ModelOptions own = sizes_;
+  set_shares(own, mesh, options.rank);
   if (wholes_.empty()) {
-    models::ModelOptions own = sizes_;
-    own.tensor_index = tensor_index;
     Buffers buffers;
     ModelSpec model = models::build_model(own, buffers);
     return std::make_shared<Job>(build_job(std::move(model), std::move(buffers), options));
   }
-  const Whole& whole = wholes_.at(tensor_index);
+  const Whole& whole = wholes_.at({own.tensor_index, own.expert_rank});
   return std::make_shared<Job>(build_job(model_of(whole, options, stage), whole.buffers, options));
 }
 

@@ -65,6 +65,7 @@ class SublayerPass {
     task.dtype = c.dtype;
     task.elems = c.elems;
     task.algorithm = job_.options.algorithm;
+    task.route = c.route;
     task.after = {{id}};
     const auto touch = [&](const Slice& named, std::vector<Slice>& slices, bool is_write) {
       if (named.size_bytes == 0) return;
@@ -80,6 +81,7 @@ class SublayerPass {
       others.push_back({plan_.tasks.size(), slice, is_write});
     };
     touch(c.from, task.reads, false);
+    touch(c.counts, task.reads, false);
     touch(c.to, task.writes, true);
     append_task(plan_, std::move(task));
   }

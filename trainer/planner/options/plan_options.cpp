@@ -239,6 +239,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .ranks = layout.replicas(),
           .split_tied_embedding = config.overlap.split_tied_embedding,
           .tensor = layout.tensor,
+          .expert_ranks = layout.expert,
           .sequence_parallel = config.parallel.sequence_parallel,
           .tensor_chunks = models::token_chunks(
               config.train.micro_batch_size * config.train.sequence_length / layout.context,
