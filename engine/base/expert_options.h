@@ -12,9 +12,9 @@
 namespace slipstream {
 
 struct ExpertOptions {
-  int64_t count = 0;  // routed experts of a layer; 0: the model has none
-  int64_t top_k = 2;  // the experts that each token passes
-  int64_t shared = 0;  // the experts that every token passes; they are one MLP of width shared x ffn_width
+  int64_t count = 0;            // routed experts of a layer; 0: the model has none
+  int64_t top_k = 2;            // the experts that each token passes
+  int64_t shared = 0;           // the experts that every token passes; they are one MLP of width shared x ffn_width
   int64_t ffn_width = 0;        // of one expert; after resolution: model.ffn_width if it was 0
   std::vector<int64_t> layers;  // the layers with experts, ascending; empty: all
   RouterKind router = RouterKind::softmax;

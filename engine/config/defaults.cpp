@@ -13,6 +13,7 @@ RunConfig resolve_defaults(RunConfig config) {
   if (model.kv_heads == 0) model.kv_heads = model.heads;
   if (model.head_dim == 0 && model.width % model.heads == 0) model.head_dim = model.width / model.heads;
   if (model.ffn_width == 0) model.ffn_width = rotary ? round_up(ceil_div(8 * model.width, 3), 256) : 4 * model.width;
+  if (model.experts.count > 0 && model.experts.ffn_width == 0) model.experts.ffn_width = model.ffn_width;
   if (model.tie_embeddings == Choice::automatic) model.tie_embeddings = rotary ? Choice::no : Choice::yes;
   if (config.train.sequence_length == 0) config.train.sequence_length = model.context;
   if (updates_matrices(config.optimizer.name) && config.optimizer.adamw_learning_rate == 0)
@@ -39,6 +40,12 @@ RunConfig in_effect(RunConfig config) {
     config.model.rope_low_freq_factor = Model{}.rope_low_freq_factor;
     config.model.rope_high_freq_factor = Model{}.rope_high_freq_factor;
     config.model.rope_original_context = Model{}.rope_original_context;
+  }
+  if (ExpertOptions& experts = config.model.experts; experts.count == 0) {
+    experts = ExpertOptions{};
+  } else {
+    if (experts.groups == 1) experts.group_top_k = ExpertOptions{}.group_top_k;
+    if (experts.balance == ExpertBalance::none) experts.balance_rate = ExpertOptions{}.balance_rate;
   }
   if (!updates_matrices(config.optimizer.name)) {
     config.optimizer.adamw_learning_rate = Optimizer{}.adamw_learning_rate;

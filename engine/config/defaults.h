@@ -6,8 +6,9 @@
 
 namespace slipstream {
 
-/// Replaces every 0, "auto" and "" that depends only on the run file: kv_heads, ffn_width, tie_embeddings,
-/// sequence_length, decay_steps, gather_dtype, grad_dtype, checkpoint.dir. Applying it twice changes nothing. Pure.
+/// Replaces every 0, "auto" and "" that depends only on the run file: kv_heads, ffn_width, experts.ffn_width,
+/// tie_embeddings, sequence_length, decay_steps, gather_dtype, grad_dtype, checkpoint.dir. Applying it twice changes
+/// nothing. Pure.
 RunConfig resolve_defaults(RunConfig config);
 
 /// Returns the settings that are in effect. Some settings return to their defaults, so that parallel.pipeline = 1 alone

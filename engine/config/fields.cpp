@@ -25,8 +25,8 @@ std::vector<Field<R>> model_fields() {
       F::mode(
           "model.family", at(&R::model, &Model::family),
           "Model architecture: gpt2 (learned positions, LayerNorm, GELU), llama (RoPE, RMSNorm, SwiGLU), or a variant "
-          "of llama: mistral, qwen2 (biases of queries, keys and values) or qwen3 (norms of query and key "
-          "heads)."),
+          "of llama: mistral, qwen2 (biases of queries, keys and values), qwen3 (norms of query and key heads), and "
+          "mixtral (mistral) and qwen3_moe (qwen3) with the experts of [model.experts]."),
       F::integer("model.layers", at(&R::model, &Model::layers), {1, 65536}, "Number of transformer blocks."),
       F::integer("model.heads", at(&R::model, &Model::heads), {1, 65536},
                  "Number of attention heads. Must divide model.width if model.head_dim = 0."),
@@ -59,12 +59,13 @@ std::vector<Field<R>> model_fields() {
               "Limit of short waves; see model.rope_scaling. Must be above rope_low_freq_factor."),
       F::integer("model.rope_original_context", at(&R::model, &Model::rope_original_context), {1, 1 << 24},
                  "Longest sequence of the pretraining without rope_scaling, in tokens."),
-      F::integer("model.sliding_window", at(&R::model, &Model::sliding_window), {0, 1 << 24},
-                 "Number of tokens that a token attends to, including itself. 0: all tokens before it. For mistral, "
-                 "qwen2 and qwen3."),
+      F::integer(
+          "model.sliding_window", at(&R::model, &Model::sliding_window), {0, 1 << 24},
+          "Number of tokens that a token attends to, including itself. 0: all tokens before it. Not for gpt2 and "
+          "llama."),
       F::integers("model.window_layers", at(&R::model, &Model::window_layers), {0, 65535},
                   "Numbers of the layers that use sliding_window, from 0 and ascending. The other layers attend to all "
-                  "earlier tokens. Empty: all layers use it."),
+                  "earlier tokens. Empty: all layers use it. For mistral, qwen2 and qwen3."),
       F::real("model.norm_eps", at(&R::model, &Model::norm_eps), in_float32({0, 1, true}),
               "Constant added to the variance in every norm."),
       F::real(
@@ -82,6 +83,58 @@ std::vector<Field<R>> model_fields() {
           "Hugging Face folder, run folder or checkpoint with the initial weights. It decides the keys of this table "
           "that the run file lacks; keys that the run file has must describe its model. Rows that its vocabulary lacks "
           "become the mean of its rows. A run that resumes does not read it. Empty: random weights from train.seed."),
+  };
+}
+
+std::vector<Field<R>> expert_fields() {
+  constexpr int64_t kMostExperts = 65536;
+  const auto of = [](auto member) { return at(&R::model, &Model::experts, member); };
+  using E = ExpertOptions;
+  return {
+      F::integer("model.experts.count", of(&E::count), {0, kMostExperts},
+                 "Number of experts of a layer. A router sends each token to top_k of them. 0: the model has no "
+                 "experts. mixtral and qwen3_moe need experts, and no other family has them."),
+      F::integer("model.experts.top_k", of(&E::top_k), {1, kMostExperts},
+                 "Number of experts that compute each token. At most count."),
+      F::integer("model.experts.shared", of(&E::shared), {0, kMostExperts},
+                 "Number of further experts that compute every token. They are one SwiGLU network of width shared x "
+                 "ffn_width. mixtral has none."),
+      F::integer("model.experts.ffn_width", of(&E::ffn_width), {0, 1 << 24},
+                 "Elements of an expert's hidden layer. 0: model.ffn_width, the only value for mixtral."),
+      F::integers("model.experts.layers", of(&E::layers), {0, 65535},
+                  "Numbers of the layers that have experts, from 0 and ascending. The other layers have a feed-forward "
+                  "network of model.ffn_width. Empty: all layers have experts, as always in mixtral."),
+      F::mode("model.experts.router", of(&E::router),
+              "Function that turns the router's logits into scores, from which the experts of a token are chosen and "
+              "their outputs are weighted: softmax over all experts, or the sigmoid of each logit. mixtral has "
+              "softmax."),
+      F::integer("model.experts.groups", of(&E::groups), {1, kMostExperts},
+                 "Number of equal groups of consecutive experts. A token chooses experts only in its best group_top_k "
+                 "groups. The score of a group is the sum of its two best scores. Must divide count. Needs router = "
+                 "\"sigmoid\"."),
+      F::integer("model.experts.group_top_k", of(&E::group_top_k), {1, kMostExperts},
+                 "Number of groups in which a token chooses experts. At most groups."),
+      F::boolean("model.experts.normalize", of(&E::normalize),
+                 "Divide the scores of a token's experts by their sum, so that the weights of the outputs add up to "
+                 "scale. mixtral always does."),
+      F::real("model.experts.scale", of(&E::scale), in_float32({0, 1e6, true}),
+              "Factor of the weights of the experts' outputs. 1 for mixtral."),
+      F::mode(
+          "model.experts.balance", of(&E::balance),
+          "Method that keeps the loads of experts equal: none, auxiliary (a loss for each sequence and layer: count "
+          "x the sum over the experts of their share of the choices x their mean score) or bias (a number for each "
+          "expert that is added to its score for the choice only and moves against its load after every step)."),
+      F::real("model.experts.balance_rate", of(&E::balance_rate), in_float32({0, 1}),
+              "Factor of the auxiliary loss, or the step of a bias."),
+      F::real("model.experts.z_loss", of(&E::z_loss), in_float32({0, 1}),
+              "Factor of another loss, which keeps logits of the router small: the mean over the tokens of the squared "
+              "logarithm of the sum of the exponentials of a token's logits."),
+      F::real("model.experts.capacity_factor", of(&E::capacity_factor), {1, kMostExperts},
+              "Rows that the memory of a rank holds for its experts, relative to equal loads of all ranks that share "
+              "the experts of a layer. A row is one token of one expert."),
+      F::mode("model.experts.capacity", of(&E::capacity),
+              "Reaction to more rows than capacity_factor allows. repeat: the step is repeated with a plan that holds "
+              "any number of rows. drop: the rows with the smallest weights are dropped and counted."),
   };
 }
 
@@ -471,8 +524,8 @@ const std::vector<Field<RunConfig>>& run_fields() {
   static const std::vector<Field<RunConfig>> fields = [] {
     std::vector<Field<RunConfig>> all;
     for (const auto& section :
-         {model_fields, data_fields, train_fields, optimizer_fields, parallel_fields, zero_fields, overlap_fields,
-          pipeline_fields, comm_fields, device_fields, checkpoint_fields, trace_fields, output_fields})
+         {model_fields, expert_fields, data_fields, train_fields, optimizer_fields, parallel_fields, zero_fields,
+          overlap_fields, pipeline_fields, comm_fields, device_fields, checkpoint_fields, trace_fields, output_fields})
       for (Field<RunConfig>& field : section()) all.push_back(std::move(field));
     return all;
   }();

@@ -16,6 +16,9 @@ std::string name_in_table(const std::string& key) { return key.substr(key.rfind(
 std::string_view table_sentence(std::string_view table) {
   static constexpr std::pair<std::string_view, std::string_view> kSentences[] = {
       {"model", "The model to train."},
+      {"model.experts",
+       "A mixture of experts in place of the feed-forward network of some layers. A router chooses the experts of each "
+       "token."},
       {"data", "Training and validation data."},
       {"train", "Length of the run, batch sizes, precision and logging."},
       {"optimizer",

@@ -27,6 +27,13 @@ const std::vector<SupportedRow>& supported_rows() {
        "use \"bytes\", \"chars\" or the path of a folder with a tokenizer, a tokenizer.json or NAME.tiktoken; with any "
        "other tokenizer, train on "
        "token shards (docs/how-to/token-shards.md)"},
+      // The parts of [model.experts] that no code computes yet.
+      {"model.experts.shared", [](R c) { return c.model.experts.shared == 0; }, "use 0"},
+      {"model.experts.balance", [](R c) { return c.model.experts.balance != ExpertBalance::bias; },
+       "use \"auxiliary\" or \"none\""},
+      {"model.experts.capacity", [](R c) { return c.model.experts.capacity == CapacityPolicy::repeat; },
+       "use \"repeat\""},
+      {"model.experts.count", [](R c) { return c.model.experts.count == 0; }, "use 0 and a family without experts"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
   };
   return rows;

@@ -267,7 +267,10 @@ void validate_device(const RunConfig& config) {
 std::vector<std::string> without_effect(const RunConfig& config) {
   std::vector<std::string> sentences;
   const RunConfig taken = in_effect(config);
-  const auto cause_of = [](std::string_view key) {
+  const auto cause_of = [&](std::string_view key) {
+    if (config.model.experts.count > 0 && key == "model.experts.group_top_k") return "model.experts.groups";
+    if (config.model.experts.count > 0 && key == "model.experts.balance_rate") return "model.experts.balance";
+    if (key.starts_with("model.experts.")) return "model.experts.count";
     if (key.starts_with("zero.")) return "zero.stage";
     if (key.starts_with("optimizer.")) return "optimizer.name";
     if (key.starts_with("train.")) return "train.recompute";
@@ -287,6 +290,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
 void validate(const RunConfig& written) {
   const RunConfig config = in_effect(written);
   validate_model(config.model);
+  validate_experts(config.model);
   validate_data(config);
   parse_multipliers(config.optimizer.multipliers);
   validate_train(config);

@@ -50,6 +50,17 @@ Batch resolve_batch(const RunConfig& config, int data_ranks);
 /// Pure. Throws: ConfigError for sizes that fit no model of the family. The defaults must be resolved.
 void validate_model(const Model& model);
 
+/// Returns true for families whose layers have experts. Pure.
+constexpr bool has_experts(Family family) { return family == Family::mixtral || family == Family::qwen3_moe; }
+
+/// Pure. Throws: ConfigError for experts that the family lacks, or whose sizes contradict each other. The defaults must
+/// be resolved.
+void validate_experts(const Model& model);
+
+/// Pure. Throws: ConfigError unless `layers`, the value of `key`, are numbers of layers of the model, each once and
+/// ascending.
+void validate_layer_numbers(std::string_view key, const std::vector<int64_t>& layers, const Model& model);
+
 /// Pure. Throws: ConfigError if parallel.tensor ranks cannot share the model or the tokens of a micro-batch equally.
 void validate_tensor(const RunConfig& config);
 

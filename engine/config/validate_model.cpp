@@ -17,9 +17,12 @@ namespace {
 double parameter_count(const Model& model) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double attention = 2 * real(model.width) * real(model.head_dim) * real(model.heads + model.kv_heads);
-  const double ffn = (is_rotary(model.family) ? 3 : 2) * real(model.width) * real(model.ffn_width);
+  const ExpertOptions& e = model.experts;
+  const int64_t routed = e.count == 0 ? 0 : e.layers.empty() ? model.layers : std::ssize(e.layers);
+  const double dense = (is_rotary(model.family) ? 3 : 2) * real(model.width) * real(model.ffn_width);
+  const double mixture = real(model.width) * (3 * real(e.count + e.shared) * real(e.ffn_width) + real(e.count));
   const double embedding = (model.tie_embeddings == Choice::yes ? 1 : 2) * real(model.vocab_size) * real(model.width);
-  return real(model.layers) * (attention + ffn) + embedding;
+  return real(model.layers) * attention + real(model.layers - routed) * dense + real(routed) * mixture + embedding;
 }
 
 /// Returns the fewest heads whose elements the kernels can hold.
@@ -36,16 +39,24 @@ void validate_window_layers(const Model& model) {
   if (model.sliding_window == 0)
     throw ConfigError("model.window_layers lists {}, but model.sliding_window = 0 is no window. Set it, or use [].",
                       counted(std::ssize(layers), "layer"));
-  for (size_t i = 1; i < layers.size(); ++i)
-    if (layers[i] <= layers[i - 1])
-      throw ConfigError("model.window_layers has {} after {}. List each layer once, ascending.", layers[i],
-                        layers[i - 1]);
-  if (layers.back() >= model.layers)
-    throw ConfigError("model.window_layers has {}, but the {} of the model are 0 to {}. Use these.", layers.back(),
-                      counted(model.layers, "layer"), model.layers - 1);
+  validate_layer_numbers("model.window_layers", layers, model);
+  if (has_experts(model.family) && std::ssize(layers) < model.layers)
+    throw ConfigError(
+        "model.window_layers lists {} of {}, but family {} has a window in all layers or in none. Use [], or family = "
+        "\"mistral\", \"qwen2\" or \"qwen3\".",
+        std::ssize(layers), counted(model.layers, "layer"), name_of(model.family));
 }
 
 }  // namespace
+
+void validate_layer_numbers(std::string_view key, const std::vector<int64_t>& layers, const Model& model) {
+  for (size_t i = 1; i < layers.size(); ++i)
+    if (layers[i] <= layers[i - 1])
+      throw ConfigError("{} has {} after {}. List each layer once, ascending.", key, layers[i], layers[i - 1]);
+  if (!layers.empty() && layers.back() >= model.layers)
+    throw ConfigError("{} has {}, but the {} of the model are 0 to {}. Use these.", key, layers.back(),
+                      counted(model.layers, "layer"), model.layers - 1);
+}
 
 void validate_model(const Model& model) {
   if (model.head_dim == 0)
@@ -83,15 +94,15 @@ void validate_model(const Model& model) {
   }
   if (model.sliding_window > 0 && (model.family == Family::gpt2 || model.family == Family::llama))
     throw ConfigError(
-        "model.sliding_window = {} needs family = \"mistral\", \"qwen2\" or \"qwen3\", and the family is \"{}\". Use "
-        "0.",
+        "model.sliding_window = {} needs family = \"mistral\", \"qwen2\", \"qwen3\", \"mixtral\" or \"qwen3_moe\", and "
+        "the family is \"{}\". Use 0.",
         model.sliding_window, name_of(model.family));
   validate_window_layers(model);
   if (const double count = parameter_count(model); count > 1e15)
     throw ConfigError(
-        "[model] has about {:.1e} parameters, more than the limit of 1e15. Check layers, width, ffn_width and "
+        "[model] has about {:.1e} parameters, more than the limit of 1e15. Check layers, width, ffn_width{} and "
         "vocab_size.",
-        count);
+        count, model.experts.count > 0 ? ", experts.count, experts.ffn_width" : "");
 }
 
 void validate_tensor(const RunConfig& config) {

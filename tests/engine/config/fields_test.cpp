@@ -55,6 +55,10 @@ TEST_CASE("fields: the frozen keys exist, each once", "[config]") {
       "model.rope_high_freq_factor model.rope_original_context model.sliding_window model.window_layers model.norm_eps "
       "model.init "
       "model.embd_pdrop model.resid_pdrop model.attn_pdrop "
+      "model.experts.count model.experts.top_k model.experts.shared model.experts.ffn_width model.experts.layers "
+      "model.experts.router model.experts.groups model.experts.group_top_k model.experts.normalize model.experts.scale "
+      "model.experts.balance model.experts.balance_rate model.experts.z_loss model.experts.capacity_factor "
+      "model.experts.capacity "
       "data.train data.validation data.validation_fraction data.tokenizer "
       "train.steps train.sequence_length train.micro_batch_size train.global_batch_size train.seed train.dtype "
       "train.eval_interval train.eval_batches train.log_interval train.hash_interval train.recompute train.on_nan "
@@ -108,6 +112,7 @@ TEST_CASE("fields: config.resolved.toml resolves to the configuration that it pr
       {"train.dtype=bfloat16", "train.recompute=full"},
       {"zero.stage=1", "zero.gather_dtype=int8", "optimizer.double_buffer=true"},
       {"zero.stage=3", "zero.prefetch_depth=2", "model.family=llama", "model.width=96"},
+      {"model.family=qwen3_moe", "model.experts.count=8", "model.experts.layers=[1, 3]", "model.experts.group_top_k=3"},
       {"optimizer.momentum=0.9", "optimizer.muon_scaling=original", "optimizer.adamw_learning_rate=1e-3"},
       {"overlap.p2p=false", "overlap.tensor_chunks=2", "overlap.align_grad_reduce=true", "output.dir=runs/x//"}};
   for (const int world : {2, 4})
@@ -222,6 +227,9 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        std::string("muon"),
                                                                        std::string("original"),
                                                                        std::string("linear"),
+                                                                       std::string("sigmoid"),
+                                                                       std::string("auxiliary"),
+                                                                       std::string("drop"),
                                                                        std::string("jsonl"),
                                                                        std::vector<std::string>{"a"},
                                                                        std::vector<std::string>{"jsonl"},

@@ -113,8 +113,8 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
   CHECK(load_refusal({"model.family=llama", "model.rope_scaling=llama3", "model.rope_low_freq_factor=4"}) ==
         "model.rope_low_freq_factor = 4 is not below model.rope_high_freq_factor = 4. Lower it.");
   CHECK(load_refusal({"model.family=llama", "model.sliding_window=8"}) ==
-        "model.sliding_window = 8 needs family = \"mistral\", \"qwen2\" or \"qwen3\", and the family is \"llama\". Use "
-        "0.");
+        "model.sliding_window = 8 needs family = \"mistral\", \"qwen2\", \"qwen3\", \"mixtral\" or \"qwen3_moe\", and "
+        "the family is \"llama\". Use 0.");
   CHECK(load_refusal({"model.family=mistral", "model.sliding_window=8"}) == "accepted");
   CHECK(load_refusal({"model.family=qwen3", "model.sliding_window=8", "model.window_layers=[0, 11]"}) == "accepted");
   CHECK(load_refusal({"model.family=qwen3", "model.window_layers=[0]"}) ==
@@ -303,17 +303,107 @@ TEST_CASE("validate: heads, widths, lengths, rates and steps that do not fit are
         "pipeline.layers sums to 11, but model.layers = 12. Make them equal.");
 }
 
+TEST_CASE("experts: their width follows the model, and keys without effect return to their defaults", "[config]") {
+  const std::vector<std::string> llama = {"model.family=llama", "model.experts.top_k=4", "model.experts.scale=2"};
+  const RunConfig mixtral = with({"model.family=mixtral", "model.experts.count=8", "model.ffn_width=512"});
+  CHECK(mixtral.model.experts.ffn_width == 512);
+  CHECK(with(llama).model.experts.ffn_width == 0);
+  const RunConfig qwen3 = with({"model.family=qwen3_moe", "model.experts.count=8", "model.experts.ffn_width=96",
+                                "model.experts.group_top_k=3", "model.experts.balance_rate=0.5"});
+  CHECK(qwen3.model.experts.ffn_width == 96);
+  CHECK(resolve(with(llama), {})->model.experts == ExpertOptions{});
+  CHECK(resolve(with(llama), {}).without_effect() ==
+        std::vector<std::string>{"model.experts.top_k = 4 has no effect with model.experts.count = 0",
+                                 "model.experts.scale = 2.0 has no effect with model.experts.count = 0"});
+  CHECK(
+      resolve(qwen3, {}).without_effect() ==
+      std::vector<std::string>{"model.experts.group_top_k = 3 has no effect with model.experts.groups = 1",
+                               "model.experts.balance_rate = 0.5 has no effect with model.experts.balance = \"none\""});
+}
+
+TEST_CASE("experts: numbers that do not fit and families without experts are refused", "[config]") {
+  const auto refusal_of = [](const std::string& family, std::vector<std::string> sets) {
+    for (std::string& set : sets) set = "model.experts." + set;
+    sets.push_back("model.family=" + family);
+    return load_refusal(sets);
+  };
+  CHECK(refusal_of("mixtral", {"count=8"}) == "accepted");
+  CHECK(refusal_of("mixtral", {"count=1", "top_k=1"}) == "accepted");
+  CHECK(refusal_of("mixtral", {"count=8", "top_k=8", "layers=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]"}) == "accepted");
+  // The shape of DeepSeek-V3.
+  const std::vector<std::string> large = {"count=256",    "top_k=8",           "shared=1",      "ffn_width=2048",
+                                          "groups=8",     "scale=2.5",         "group_top_k=4", "router=sigmoid",
+                                          "balance=bias", "layers=[3, 4, 11]", "capacity=drop", "z_loss=0.001"};
+  CHECK(refusal_of("qwen3_moe", large) == "accepted");
+  for (const char* family : {"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+    CHECK(refusal_of(family, {"count=8"}) ==
+          std::string("model.experts.count = 8 needs family = \"mixtral\" or \"qwen3_moe\", and the family is \"") +
+              family + "\". Use one of them, or 0.");
+  for (const auto& [family, dense] : {std::pair{"mixtral", "mistral"}, {"qwen3_moe", "qwen3"}})
+    CHECK(refusal_of(family, {"top_k=1"}) ==
+          fmt::format("family = \"{}\" needs experts, and model.experts.count = 0. Set it, such as 8, or use family = "
+                      "\"{}\", which has none.",
+                      family, dense));
+  CHECK(refusal_of("mixtral", {"count=8", "top_k=9"}) ==
+        "model.experts.top_k = 9 is above model.experts.count = 8. Use at most 8.");
+  CHECK(refusal_of("mixtral", {"count=8", "groups=2"}) ==
+        "model.experts.groups = 2 has no effect with model.experts.router = \"softmax\". Use router = \"sigmoid\", or "
+        "groups = 1.");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "router=sigmoid", "groups=3"}) ==
+        "model.experts.groups = 3 does not divide model.experts.count = 8. Use a divisor of 8.");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "router=sigmoid", "groups=4", "group_top_k=5"}) ==
+        "model.experts.group_top_k = 5 is above model.experts.groups = 4. Use at most 4.");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "router=sigmoid", "groups=4", "group_top_k=2", "top_k=5"}) ==
+        "model.experts.top_k = 5 is above the 4 experts in model.experts.group_top_k = 2 of groups of 2. Use at most "
+        "4, or group_top_k = 3.");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "router=sigmoid", "groups=4", "group_top_k=2", "top_k=4"}) == "accepted");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "layers=[2, 1]"}) ==
+        "model.experts.layers has 1 after 2. List each layer once, ascending.");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "layers=[0, 12]"}) ==
+        "model.experts.layers has 12, but the 12 layers of the model are 0 to 11. Use these.");
+  CHECK(refusal_of("qwen3_moe", {"count=8", "capacity_factor=0.5"}) ==
+        "--set model.experts.capacity_factor=0.5: model.experts.capacity_factor needs a number from 1 to 65536, got "
+        "0.5.");
+  CHECK(
+      refusal_of("qwen3_moe", {"count=8", "router=tanh"}) ==
+      "--set model.experts.router=tanh: model.experts.router needs \"softmax\" or \"sigmoid\", got the text \"tanh\".");
+  CHECK(refusal_of("qwen3_moe", {"count=65536", "ffn_width=16777216"}) ==
+        "[model] has about 3.0e+16 parameters, more than the limit of 1e15. Check layers, width, ffn_width, "
+        "experts.count, experts.ffn_width and vocab_size.");
+  // Mixtral's folders have no keys for these.
+  const struct {
+    const char *set, *sentence;  // the sentence follows "model.experts."
+  } others[] = {{"shared=1", "shared = 1, but family mixtral needs 0."},
+                {"ffn_width=512", "ffn_width = 512, but family mixtral needs model.ffn_width = 2048."},
+                {"layers=[1]", "layers = [1], but family mixtral needs experts in all layers, []."},
+                {"router=sigmoid", "router = \"sigmoid\", but family mixtral needs \"softmax\"."},
+                {"normalize=false", "normalize = false, but family mixtral needs true."},
+                {"scale=2", "scale = 2.0, but family mixtral needs 1."}};
+  for (const auto& row : others)
+    CHECK(refusal_of("mixtral", {"count=8", row.set}) ==
+          std::string("model.experts.") + row.sentence + " Use it, or family = \"qwen3_moe\".");
+  CHECK(load_refusal({"model.family=mixtral", "model.experts.count=8", "model.sliding_window=8"}) == "accepted");
+  CHECK(load_refusal(
+            {"model.family=qwen3_moe", "model.experts.count=8", "model.sliding_window=8", "model.window_layers=[0]"}) ==
+        "model.window_layers lists 1 of 12 layers, but family qwen3_moe has a window in all layers or in none. Use [], "
+        "or family = \"mistral\", \"qwen2\" or \"qwen3\".");
+}
+
 TEST_CASE("supported: the defaults pass, and each row refuses its key by name and value", "[config]") {
   require_supported(with({}));
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {
-      {"data.tokenizer", "words"}, {"comm.backend", "thread"}, {"checkpoint.async", "true"}};
+      {"data.tokenizer", "words"},   {"comm.backend", "thread"},        {"model.experts.count", "8"},
+      {"model.experts.shared", "1"}, {"model.experts.balance", "bias"}, {"model.experts.capacity", "drop"}};
   for (const SupportedRow& row : supported_rows()) {
     const std::string key(row.key);
     INFO(key);
     REQUIRE(unsupported.count(key) == 1);
-    const RunConfig config = with({key + "=" + unsupported.at(key)});
+    std::vector<std::string> sets;
+    if (key.starts_with("model.experts.")) sets = {"model.family=qwen3_moe", "model.experts.count=8"};
+    sets.push_back(key + "=" + unsupported.at(key));
+    const RunConfig config = with(sets);
     CHECK(refusal([&] { require_supported(config); }) ==
           key + " = " + field_text(config, key) + " is not supported by this version: " + std::string(row.remedy) +
               ".");

@@ -19,6 +19,26 @@
 namespace slipstream::planner {
 namespace {
 
+std::vector<std::string> keys_of_experts(const ExpertOptions& e) {
+  std::vector<std::string> keys;
+  const auto add = [&](const char* key, const auto& value) {
+    keys.push_back(fmt::format("model.experts.{}={}", key, value));
+  };
+  add("count", e.count);
+  add("top_k", e.top_k);
+  add("shared", e.shared);
+  add("ffn_width", e.ffn_width);
+  add("layers", fmt::format("[{}]", fmt::join(e.layers, ", ")));
+  add("router", name_of(e.router));
+  add("groups", e.groups);
+  if (e.groups > 1) add("group_top_k", e.group_top_k);
+  add("normalize", e.normalize);
+  add("scale", e.scale);
+  add("balance", name_of(e.balance));
+  if (e.balance != ExpertBalance::none) add("balance_rate", e.balance_rate);
+  return keys;
+}
+
 std::vector<std::string> keys_of_folder(const std::string& path) {
   const std::string dir = checkpoint::find_weights(path);
   const std::string where = files::shown(dir + "/" + checkpoint::kConfigFile);
@@ -45,6 +65,8 @@ std::vector<std::string> keys_of_folder(const std::string& path) {
   add("rope_theta", o.rope_theta);
   add("sliding_window", o.window);
   add("window_layers", fmt::format("[{}]", fmt::join(o.window_layers, ", ")));
+  if (o.experts.count > 0)
+    for (std::string& key : keys_of_experts(o.experts)) keys.push_back(std::move(key));
   if (o.rope_scaling.factor == 0) return keys;
   add("rope_scaling", name_of(RopeScalingKind::llama3));
   add("rope_scaling_factor", o.rope_scaling.factor);

@@ -205,6 +205,17 @@ static kernels::RopeScaling rope_scaling_of(const Model& model) {
           .original_context = model.rope_original_context};
 }
 
+/// Returns the layers of a list that may differ from the others: none if the list has all layers.
+static std::vector<int64_t> some_of(const std::vector<int64_t>& layers, const Model& model) {
+  return std::ssize(layers) < model.layers ? layers : std::vector<int64_t>();
+}
+
+static ExpertOptions experts_of(const Model& model) {
+  ExpertOptions experts = model.experts;
+  experts.layers = some_of(experts.layers, model);
+  return experts;
+}
+
 models::ModelOptions model_options(const JobRequest& request) {
   const RunConfig& config = *request.config;
   const MeshSizes& layout = request.config.layout();
@@ -222,8 +233,8 @@ models::ModelOptions model_options(const JobRequest& request) {
           .rope_scaling = rope_scaling_of(config.model),
           .documents = config.data.document_mask,
           .window = config.model.sliding_window,
-          .window_layers = std::ssize(config.model.window_layers) < config.model.layers ? config.model.window_layers
-                                                                                        : std::vector<int64_t>(),
+          .window_layers = some_of(config.model.window_layers, config.model),
+          .experts = experts_of(config.model),
           .norm_eps = static_cast<float>(config.model.norm_eps),
           .dropout = {.embedding = config.model.embd_pdrop,
                       .residual = config.model.resid_pdrop,

@@ -206,6 +206,14 @@ std::string windows_of(const models::ModelOptions& options) {
              : fmt::format("{} in layers {}", options.window, fmt::join(options.window_layers, ", "));
 }
 
+/// Returns the choice of a token's experts.
+std::string described(const ExpertOptions& e) {
+  const std::string layers = e.layers.empty() ? "" : fmt::format(" in layers {}", fmt::join(e.layers, ", "));
+  const std::string groups = e.groups > 1 ? fmt::format(" in {} of {} groups", e.group_top_k, e.groups) : "";
+  return fmt::format("{} of {}{}{}, {} shared, by {}{}, scale {}", e.top_k, e.count, groups, layers, e.shared,
+                     name_of(e.router), e.normalize ? " normalized" : "", e.scale);
+}
+
 }  // namespace
 
 void require_initial(const ModelFolder& folder, const models::ModelOptions& options,
@@ -227,6 +235,7 @@ void require_initial(const ModelFolder& folder, const models::ModelOptions& opti
     if (is_rotary(options.family)) compare("rope_theta", options.rope_theta, theirs.rope_theta);
     compare("rope_scaling", described(options.rope_scaling), described(theirs.rope_scaling));
     compare("sliding_window", windows_of(options), windows_of(theirs));
+    if (options.experts.count > 0) compare("experts", described(options.experts), described(theirs.experts));
   }
   if (!list.empty())
     throw CheckpointError("[checkpoint] model.init = {} is another model: {}. Set [model] as in its config.json.",
