@@ -21,12 +21,13 @@ constexpr float kScoreSumEps = 1e-20f;
 /// scores = softmax(logits), or 1 / (1 + e^(-logits)); chosen = the K experts with the highest score + bias;
 /// weights[t, j] = scale · scores[t, chosen[t, j]], divided by (the sum of the chosen scores + 1e-20) if `normalize`.
 ///
-///   Choices are in the order of falling score + bias. Of equal ones the lower expert comes first. The bias influences
-///   only the choice.
+///   Choices are in the order of falling score + bias, and the lower of equal experts comes first. The bias has an
+///   effect on the choice alone.
 ///   groups > 1: experts form that many equal groups of consecutive numbers. The score of a group is the sum of its two
 ///   highest (score + bias), or its only one. Experts outside the group_top_k groups with the highest scores cannot be
 ///   chosen; of equal groups the lower one stays.
-///   A score that is not a number is chosen last. Every choice is an expert, and all are different, whatever the logits.
+///   A score that is not a number is chosen last. Whatever the logits, every choice is an expert, and all are
+///   different.
 ///
 /// Shapes:  logits, scores [T, E]; bias [E]; chosen, weights [T, K]
 /// Types:   f32; chosen i32
@@ -55,11 +56,11 @@ struct RouteForward {
 ///
 /// Shapes:  scores, logits, dlogits [T, E]; chosen, dweights [T, K]; load [T / sequence, E]
 /// Types:   f32; chosen, load i32
-/// Alias:   dlogits may be scores or logits
+/// Alias:   dlogits may be logits
 /// Cost:    8·T·E flops, and 21·T·E more with z_loss; 8·T·E + 8·T·K bytes, 4·T·E more with z_loss, and
 ///          4·E·T / sequence more with auxiliary
-/// Errors:  ShapeError if T < 0, K is not in 1..E, sequence < 1 or does not divide T, or an operand is null (logits only
-///          with z_loss, load only with auxiliary)
+/// Errors:  ShapeError if T < 0, K is not in 1..E, sequence < 1 or does not divide T, or an operand is null (logits
+///          only with z_loss, load only with auxiliary)
 /// Source:  the gradient of RouteForward; Fedus et al. 2021, arXiv:2101.03961, eq. 4; DeepSeek-AI 2024,
 ///          arXiv:2412.19437, eqs. 17 to 20; Zoph et al. 2022, arXiv:2202.08906, eq. 5
 struct RouteBackward {

@@ -16,8 +16,8 @@ namespace slipstream::kernels {
 /// Sorts the choices by (expert, token, j). rows[i] = the choice at position i; places[t, j] = the position of the
 /// choice t·K + j; offsets[e] = the position of the first choice of expert e, and offsets[E] = the number of all.
 ///
-///   A choice outside 0..E-1 has no row: its place is -1. rows after offsets[E] stay untouched. The result is the same on
-///   every device and for every number of threads.
+///   A choice outside 0..E-1 has no row: its place is -1. rows after offsets[E] stay untouched. The result is the same
+///   on every device and for every number of threads.
 ///
 /// Shapes:  chosen, places [T, K]; offsets [E + 1]; rows [T·K]
 /// Types:   i32
@@ -42,8 +42,8 @@ struct ArrangeRows {
 /// Types:   from, to f32 or bf16, copied unchanged; rows, count i32; weights, row_weights f32
 /// Alias:   none
 /// Cost:    0 flops; 2·R·D·sizeof(T) + 4·R bytes, and 8·R more with weights
-/// Errors:  ShapeError if R < 0, D < 1, K < 1, only one of weights and row_weights is null, or another operand but count
-///          is null
+/// Errors:  ShapeError if R < 0, D < 1, K < 1, only one of weights and row_weights is null, or another operand but
+///          count is null
 /// Source:  elementary
 struct TakeRows {
   const void* from = nullptr;
@@ -58,14 +58,15 @@ struct TakeRows {
 
 /// to[t] = add[t] + sum_j from[places[t, j]], and weights[t, j] = row_weights[places[t, j]].
 ///
-///   Sums are formed in the order add, j = 0, 1, ... and rounded once. A negative place adds nothing, and its weight is 0.
+///   Sums are formed in the order add, j = 0, 1, ... and rounded once. A negative place adds nothing, and its weight
+///   is 0.
 ///
 /// Shapes:  from: rows of D elements; places, weights [T, K]; add, to [T, D]; row_weights: a number per row of from
 /// Types:   from, add, to f32 or bf16; sums f32; places i32; row_weights, weights f32
 /// Alias:   to may be add
 /// Cost:    T·K·D flops; (T·K + T)·D·sizeof(T) + 4·T·K bytes, T·D·sizeof(T) more with add, and 8·T·K more with weights
-/// Errors:  ShapeError if T < 0, D < 1, K < 1, only one of weights and row_weights is null, or another operand but add is
-///          null
+/// Errors:  ShapeError if T < 0, D < 1, K < 1, only one of weights and row_weights is null, or another operand but add
+///          is null
 /// Source:  elementary
 struct ReturnRows {
   const void* from = nullptr;

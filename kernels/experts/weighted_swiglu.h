@@ -20,7 +20,7 @@ namespace slipstream::kernels {
 /// Alias:   none
 /// Cost:    22·R·F flops (the exponential is 17 of them); 3·R·F·sizeof(T) + 4·R bytes
 /// Errors:  ShapeError if R < 0, F < 1 or an operand but count is null
-/// Source:  Shazeer 2020, arXiv:2002.05202, section 2. The weight is applied before the down-projection, which is linear
+/// Source:  Shazeer 2020, arXiv:2002.05202, section 2. The down-projection is linear, so that the weight may come first
 struct WeightedSwigluForward {
   const void* gate_up = nullptr;
   const float* weights = nullptr;

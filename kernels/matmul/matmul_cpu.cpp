@@ -155,34 +155,41 @@ void forward_tile_bf16(const MatmulForward& args, int64_t row, int64_t column, i
     }
 }
 
-void backward_input_tile_f32(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows,
-                             int64_t columns) {
-  multiply<float>({static_cast<const float*>(args.dy) + row * args.out, args.out, false,
-                   static_cast<const float*>(args.weight) + column, args.in, false,
-                   static_cast<float*>(args.dx) + row * args.in + column, args.in, rows, columns,
-                   args.out - args.padding, args.accumulate});
-}
-
-void backward_input_tile_bf16(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows,
-                              int64_t columns) {
-  const int64_t out = args.out - args.padding;
-  if (product_has_bf16() && !args.accumulate && out > 0)
-    return product_bf16({static_cast<const bfloat16*>(args.dy) + row * args.out, args.out, false,
-                         static_cast<const bfloat16*>(args.weight) + column, args.in, false,
-                         static_cast<bfloat16*>(args.dx) + row * args.in + column, args.in, rows, columns, out, false,
-                         DType::bf16});
-  float* block = product_scratch(Scratch::c, smaller(rows, kBlockM) * smaller(columns, kBlockN));
-  for (int64_t n0 = 0; n0 < columns; n0 += kBlockN)
-    for (int64_t m0 = 0; m0 < rows; m0 += kBlockM) {
-      const int64_t m = smaller(kBlockM, rows - m0), n = smaller(kBlockN, columns - n0), first = column + n0;
-      multiply<bfloat16>({static_cast<const bfloat16*>(args.dy) + (row + m0) * args.out, args.out, false,
-                          static_cast<const bfloat16*>(args.weight) + first, args.in, false, block, n, m, n, out,
+/// A product of bfloat16 operands in a bfloat16 result, which the library cannot compute: it goes block by block
+/// through float sums.
+void product_rounded(const Product& p) {
+  const auto* a = static_cast<const bfloat16*>(p.a);
+  const auto* b = static_cast<const bfloat16*>(p.b);
+  float* block = product_scratch(Scratch::c, smaller(p.m, kBlockM) * smaller(p.n, kBlockN));
+  for (int64_t n0 = 0; n0 < p.n; n0 += kBlockN)
+    for (int64_t m0 = 0; m0 < p.m; m0 += kBlockM) {
+      const int64_t m = smaller(kBlockM, p.m - m0), n = smaller(kBlockN, p.n - n0);
+      multiply<bfloat16>({a + (p.a_transposed ? m0 : m0 * p.a_stride), p.a_stride, p.a_transposed,
+                          b + (p.b_transposed ? n0 * p.b_stride : n0), p.b_stride, p.b_transposed, block, n, m, n, p.k,
                           false});
       for (int64_t r = 0; r < m; ++r) {
-        bfloat16* dx = static_cast<bfloat16*>(args.dx) + (row + m0 + r) * args.in + first;
-        args.accumulate ? add_row(block + r * n, dx, n) : copy_row(block + r * n, dx, n);
+        bfloat16* c = static_cast<bfloat16*>(p.c) + (m0 + r) * p.c_stride + n0;
+        p.accumulate ? add_row(block + r * n, c, n) : copy_row(block + r * n, c, n);
       }
     }
+}
+
+void backward_input_tile(const MatmulBackwardInput& args, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+  const auto at = [&](const void* p, int64_t elems) {
+    return static_cast<const std::byte*>(p) + bytes_of(elems, args.dtype);
+  };
+  product_tile_cpu({.a = at(args.dy, row * args.out),
+                    .a_stride = args.out,
+                    .b = at(args.weight, column),
+                    .b_stride = args.in,
+                    .c = static_cast<std::byte*>(args.dx) + bytes_of(row * args.in + column, args.dtype),
+                    .c_stride = args.in,
+                    .m = rows,
+                    .n = columns,
+                    .k = args.out - args.padding,
+                    .accumulate = args.accumulate,
+                    .c_dtype = args.dtype},
+                   args.dtype);
 }
 
 /// Sums the rows of dy in row order, some columns at a time, so that any split of the columns gives the same bits.
@@ -257,11 +264,14 @@ void matmul_forward_cpu(LaunchContext& context, const MatmulForward& args) {
 void matmul_backward_input_cpu(LaunchContext& context, const MatmulBackwardInput& args) {
   for_tiles(context, args.rows, args.in, args.out - args.padding,
             [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
-              if (args.dtype == DType::f32)
-                backward_input_tile_f32(args, row, column, rows, columns);
-              else
-                backward_input_tile_bf16(args, row, column, rows, columns);
+              backward_input_tile(args, row, column, rows, columns);
             });
+}
+
+void product_tile_cpu(const Product& p, DType dtype) {
+  if (dtype == DType::f32) return multiply<float>(p);
+  if (p.c_dtype == DType::f32) return multiply<bfloat16>(p);
+  product_has_bf16() && !p.accumulate && p.k > 0 ? product_bf16(p) : product_rounded(p);
 }
 
 void matmul_backward_weight_cpu(LaunchContext& context, const MatmulBackwardWeight& args) {

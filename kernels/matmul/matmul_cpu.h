@@ -4,12 +4,17 @@
 
 #include "kernels/common/isa.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/matmul/product.h"
 
 namespace slipstream::kernels {
 
 SLIP_DECLARE_PER_ISA(void matmul_forward_cpu(LaunchContext& context, const MatmulForward& args);
                      void matmul_backward_input_cpu(LaunchContext& context, const MatmulBackwardInput& args);
-                     void matmul_backward_weight_cpu(LaunchContext& context, const MatmulBackwardWeight& args);)
+                     void matmul_backward_weight_cpu(LaunchContext& context, const MatmulBackwardWeight& args);
+                     /// One product on the calling thread. Its operands have the type `dtype` and its result the type
+                     /// `c_dtype`, which is f32 or `dtype`. It has no bias, and its sizes are at least 1, but k may be
+                     /// 0. Float sums are rounded once.
+                     void product_tile_cpu(const Product& product, DType dtype);)
 
 /// The division of the m x n result of a product into tiles, one per thread.
 struct TileSplit {

@@ -321,7 +321,7 @@ void SpecBuilder::expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRo
 }
 
 void SpecBuilder::return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) {
-  return_rows(rows, {}, router, order, y, {});
+  return_rows(rows, {}, router, route, y, {});
 }
 
 void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice y,
