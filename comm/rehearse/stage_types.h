@@ -122,6 +122,11 @@ class StageTypes {
 
   // task_rules.cpp
   void task(const Item& item, const Task* task);
+  /// A number that is different for every slice.
+  static int64_t place_of(const Slice& slice) {
+    constexpr int64_t kLargestBuffer = int64_t{1} << 40;
+    return slice.buffer * kLargestBuffer + slice.begin_bytes;
+  }
   void collective(const Task& task, Axis axis);
   Runs flat_runs(const Slice& slice, int32_t bucket);
   Runs summed(Runs runs, Axis axis);

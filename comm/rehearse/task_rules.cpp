@@ -381,6 +381,13 @@ void StageTypes::collective(const Task& task, Axis axis) {
   }
   // Values inside layers have no place in the flat order.
   Type type = uniform(from);
+  if (role == Role::experts) {  // counts of rows, by which these will travel
+    if (type.kind != Kind::activation || type.routed != Axis::self || task.op != Op::all_gather)
+      refuse(buffer_name(from), name_of(axis), fmt::format("is {}, and no count of this rank's rows", words(type)));
+    type.routed = axis;
+    type.routed_by = place_of(to);
+    return map_.write(to, type);
+  }
   if (task.op == Op::all_reduce) {
     type = summed(type, axis);
   } else if (task.op == Op::reduce_scatter) {

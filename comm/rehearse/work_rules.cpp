@@ -96,7 +96,7 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
     refuse(name, name_of(Axis::tensor), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.context != next.context)
     refuse(name, name_of(Axis::context), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
-  if (all.routed != next.routed)
+  if (all.routed != next.routed || all.routed_by != next.routed_by)
     refuse(name, name_of(Axis::expert), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.micro_batch != next.micro_batch)
     refuse(name, kMicroBatches,

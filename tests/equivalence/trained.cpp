@@ -34,13 +34,17 @@ std::string hash_of(const Trained& trained) {
   return hash.hex();
 }
 
-/// Reads from the flat order of each tensor-parallel part of a stage (one without tensor parallelism).
-runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<float>> flats) {
-  return [job = std::move(job), flats = std::move(flats)](size_t p, size_t t, int64_t begin, std::span<float> out) {
-    const NamedTensor& named = job->model.parameters[p].tensors[t];
+/// Reads from the flat orders of a stage, by index on the tensor axis and then on the expert axis. `expert` is the index
+/// whose other tensors are read.
+runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<std::vector<float>>> flats,
+                                int expert) {
+  return [job = std::move(job), flats = std::move(flats), expert](size_t p, size_t t, int64_t begin,
+                                                                  std::span<float> out) {
+    const NamedTensor& named = job->model.parameters[p].tensor(t);
+    const auto holder = static_cast<size_t>(named.expert_rank < 0 ? expert : named.expert_rank);
     const int64_t end = begin + static_cast<int64_t>(out.size());
     for (int part = 0; part < named.split.parts; ++part) {
-      const std::span<const float> held = tests::tensor_of(*job, flats[static_cast<size_t>(part)], p, t);
+      const std::span<const float> held = tests::tensor_of(*job, flats[static_cast<size_t>(part)][holder], p, t);
       named.for_runs(part, 0, named.elems(), [&](int64_t from, int64_t whole, int64_t count) {
         const int64_t first = std::max(begin, whole), last = std::min(end, whole + count);
         if (first < last) std::copy_n(held.begin() + from + first - whole, last - first, out.begin() + first - begin);
@@ -49,27 +53,44 @@ runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std:
   };
 }
 
-/// Assembles the named tensors from the parts of the ranks, [stage][part of a layer][shard]. With ZeRO there is a shard
-/// for each data rank, otherwise one.
-void collect(const std::vector<std::shared_ptr<const Job>>& stages,
-             const std::vector<std::vector<std::vector<Held>>>& held, Trained& trained) {
+/// Returns the flat order of what `rank` and the ranks that share its shards hold.
+std::vector<float> flat_at(const Job& job, const std::vector<Outcome>& outcomes, int rank,
+                           std::vector<float> Held::*what) {
+  std::vector<float> flat(static_cast<size_t>(job.layout.flat_elems));
+  int64_t at = 0;
+  for (size_t b = 0; b < job.storage.size(); ++b) {
+    const int64_t elems = job.storage[b].shard_elems;
+    float* to = flat.data() + job.layout.buckets[b].offset_elems;
+    for (const int holder : job.mesh.group(job.placement_of(b).sharded_over, rank)) {
+      std::copy_n((outcomes[static_cast<size_t>(holder)].held.*what).data() + at, elems, to);
+      to += elems;
+    }
+    at += elems;
+  }
+  return flat;
+}
+
+/// Assembles the named tensors as `replica` and the ranks that complete its copy of the model hold them.
+void collect(const std::vector<std::shared_ptr<const Job>>& stages, const std::vector<Outcome>& outcomes, int replica,
+             Trained& trained) {
+  const Mesh& mesh = stages[0]->mesh;
   const auto reads_of = [&](std::vector<float> Held::*what) {
     std::vector<runtime::ReadWeights> reads;
     for (size_t s = 0; s < stages.size(); ++s) {
-      std::vector<std::vector<float>> flats;
-      for (const std::vector<Held>& part : held[s]) {
-        std::vector<std::vector<float>> shards;
-        for (const Held& shard : part) shards.push_back(shard.*what);
-        flats.push_back(tests::flat_from_shards(*stages[s], shards));
-      }
-      reads.push_back(read_parts(stages[s], std::move(flats)));
+      std::vector<std::vector<std::vector<float>>> flats(static_cast<size_t>(mesh.group_size(Axis::tensor)));
+      Coordinates at = mesh.coordinates(replica);
+      at.pipeline = static_cast<int>(s);
+      for (at.tensor = 0; at.tensor < std::ssize(flats); ++at.tensor)
+        for (const int rank : mesh.group(Axis::expert, mesh.rank(at)))
+          flats[static_cast<size_t>(at.tensor)].push_back(flat_at(*stages[s], outcomes, rank, what));
+      reads.push_back(read_parts(stages[s], std::move(flats), mesh.index_in_group(Axis::expert, replica)));
     }
     return reads;
   };
   const std::vector<runtime::ReadWeights> weights = reads_of(&Held::weights), gradients = reads_of(&Held::gradients);
   for (const auto& [name, at] : runtime::tensors_of(stages)) {
     trained.names.push_back(name);
-    const int64_t elems = stages[at.stage]->model.parameters[at.parameter].tensors[at.tensor].whole_elems();
+    const int64_t elems = stages[at.stage]->model.parameters[at.parameter].tensor(at.tensor).whole_elems();
     const auto copy = [&](const runtime::ReadWeights& read) {
       std::vector<float> tensor(static_cast<size_t>(elems));
       read(at.parameter, at.tensor, 0, tensor);
@@ -152,12 +173,13 @@ runtime::LoadBatch loader(const Layout& layout, int rank, int64_t& step, int con
       }
     }
     size_t first = 0;
-    for (const GroupRule& group : layout.groups) {
-      const size_t count = group.optimizer->scalars.size();
-      group.optimizer->write_scalars(update_of(layout), layout.learning_rate * group.rate_factor, step,
-                                     staged.scalars.subspan(first, count));
-      first += count;
-    }
+    for (const GroupRule& group : layout.groups)
+      for (int i = 0; i < (layout.expert > 1 ? 2 : 1); ++i) {  // divided experts are a group of their own
+        const size_t count = group.optimizer->scalars.size();
+        group.optimizer->write_scalars(update_of(layout), layout.learning_rate * group.rate_factor, step,
+                                       staged.scalars.subspan(first, count));
+        first += count;
+      }
     for (size_t i = 0; first + i < staged.scalars.size(); ++i)
       staged.scalars[first + i] = layout.limits ? layout.limits(step)[i] : std::numeric_limits<float>::infinity();
   };
@@ -221,28 +243,23 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
   for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
   const Mesh mesh = stages[0]->mesh;
   Trained& all = outcomes[0].seen;
-  std::map<std::tuple<int, int, std::array<int64_t, 3>>, std::string> first_used;  // by stage, part of a layer, slice
+  // By stage, by index on the tensor and on the expert axis, and by slice.
+  std::map<std::tuple<int, int, int, std::array<int64_t, 3>>, std::string> first_used;
   for (int replica : mesh.group(Axis::replica, 0)) {
-    std::vector<std::vector<std::vector<Held>>> of_stages(
-        stages.size(), std::vector<std::vector<Held>>(static_cast<size_t>(layout.tensor)));
     std::string drifted;
     for (size_t r = 0; r < outcomes.size(); ++r) {
       Coordinates at = mesh.coordinates(static_cast<int>(r));
       at.data = mesh.coordinates(replica).data;
       at.context = mesh.coordinates(replica).context;
-      const std::vector<int> group = mesh.group(stages[0]->groups.front().placement.sharded_over, mesh.rank(at));
-      const bool shares =
-          stages[0]->sharding().states && std::find(group.begin(), group.end(), static_cast<int>(r)) != group.end();
-      if (shares || mesh.rank(at) == static_cast<int>(r))
-        of_stages[static_cast<size_t>(at.pipeline)][static_cast<size_t>(at.tensor)].push_back(outcomes[r].held);
       if (mesh.rank(at) != static_cast<int>(r)) continue;
+      const int expert = mesh.index_in_group(Axis::expert, static_cast<int>(r));
       for (const auto& [slice, hash] : outcomes[r].used) {
         const std::string hex = hash.hex();
-        if (first_used.try_emplace({at.pipeline, at.tensor, slice}, hex).first->second != hex) drifted = hex;
+        if (first_used.try_emplace({at.pipeline, at.tensor, expert, slice}, hex).first->second != hex) drifted = hex;
       }
     }
     Trained& seen = outcomes[static_cast<size_t>(replica)].seen;
-    collect(stages, of_stages, seen);
+    collect(stages, outcomes, replica, seen);
     all.rank_hashes.push_back(drifted.empty() ? seen.hash : drifted);
   }
   std::vector<double> evaluations(all.evaluations.size(), 0);

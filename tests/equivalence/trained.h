@@ -37,6 +37,7 @@ struct Layout {
   std::vector<int> lags;    // of weight gradients under zb_h1, for each stage; empty: as published
   std::vector<int> layers;  // of each part; empty: balanced
   int tensor = 1;           // ranks that share layers
+  int expert = 1;           // data and context ranks that divide experts
   bool sequence_parallel = false;
   int tensor_chunks = 1;
   int micro_batches = 1;
@@ -102,7 +103,12 @@ struct Layout {
   std::function<void(Job&)> mutate;                // a mutation test's change to the finished plans of every rank
 
   MeshSizes sizes() const {
-    return {.data = ranks, .context = context, .pipeline = stages, .tensor = tensor, .data_inner = shard_size};
+    return {.data = ranks,
+            .context = context,
+            .pipeline = stages,
+            .tensor = tensor,
+            .data_inner = shard_size,
+            .expert = expert};
   }
   int world() const { return ranks * context * stages * tensor; }
   ContextChunks chunks(int context_rank) const {

@@ -203,6 +203,23 @@ TEST_CASE("gradients of a model whose layers differ are the slopes of the loss",
   }
 }
 
+// A token passes all experts, because the loss jumps where its choice changes. Golden values have choices.
+TEST_CASE("gradients of a mixture of experts are the slopes of the loss", "[models]") {
+  equivalence::Layout mixtral = small(equivalence::tiny_llama(), "mixtral");
+  mixtral.model.family = Family::mixtral;
+  mixtral.model.experts = {.count = 3, .top_k = 3, .ffn_width = 12};
+  check_gradients(mixtral);
+  equivalence::Layout qwen3 = small(equivalence::tiny_llama(), "qwen3_moe, a dense layer, two micro-batches");
+  qwen3.model.family = Family::qwen3_moe;
+  qwen3.model.experts = {.count = 4, .top_k = 4, .ffn_width = 7, .layers = {1}, .normalize = false};
+  qwen3.micro_batches = 2;
+  check_gradients(qwen3);
+  equivalence::Layout sigmoid = small(equivalence::tiny_llama(), "sigmoid scores, normalized and scaled");
+  sigmoid.model.family = Family::qwen3_moe;
+  sigmoid.model.experts = {.count = 3, .top_k = 3, .ffn_width = 9, .router = RouterKind::sigmoid, .scale = 1.5};
+  check_gradients(sigmoid);
+}
+
 TEST_CASE("gradients with dropout are the slopes of the loss under the same masks", "[models]") {
   const auto dropping = [](models::ModelOptions model, const char* name, models::DropoutRates rates) {
     equivalence::Layout layout = small(model, name);

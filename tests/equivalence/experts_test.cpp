@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mixtures of experts train the model of one rank in every layout: up to rounding, because sums are divided.
+
+#include "tests/equivalence/table.h"
+#include "tests/equivalence/trained.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+constexpr int kSteps = 3;
+constexpr double kTolerance = 2e-5;  // the tolerance of tensor_test
+
+/// Four experts, of which each token passes two, in both layers.
+Layout mixtral() {
+  Layout layout{.name = "mixtral", .model = tiny_llama(), .micro_batch = 4};
+  layout.model.family = Family::mixtral;
+  layout.model.context = layout.model.tokens = 8;
+  layout.model.experts = {.count = 4, .top_k = 2, .ffn_width = 24};
+  return layout;
+}
+/// Eight experts, of which each token passes three, in the second of two layers, with both losses that balance them.
+Layout qwen3_moe() {
+  Layout layout{.name = "qwen3_moe", .model = tiny_llama(), .micro_batch = 4};
+  models::ModelOptions& o = layout.model;
+  o.family = Family::qwen3_moe;
+  o.context = o.tokens = 8;
+  o.head_dim = 10;
+  o.experts = {.count = 8,
+               .top_k = 3,
+               .ffn_width = 12,
+               .layers = {1},
+               .normalize = false,
+               .balance = ExpertBalance::auxiliary,
+               .balance_rate = 0.1,
+               .z_loss = 0.01};
+  return layout;
+}
+
+void check_same_model(const Trained& a, const Trained& b) {
+  CHECK(a.names == b.names);
+  CHECK(difference(std::vector<float>(a.losses.begin(), a.losses.end()),
+                   std::vector<float>(b.losses.begin(), b.losses.end())) < kTolerance);
+  CHECK(difference(std::vector<float>(a.norms.begin(), a.norms.end()),
+                   std::vector<float>(b.norms.begin(), b.norms.end())) < kTolerance);
+  CHECK(difference(a.gradients, b.gradients) < kTolerance);
+  CHECK(difference(a.weights, b.weights) < kTolerance);
+  for (const std::string& hash : a.rank_hashes) CHECK(hash == a.hash);
+}
+
+/// Calls body(what, change) for layouts of 2 and 4 replicas and for those of one, which change the model in no other way.
+template <typename Body>
+void for_layouts(const Body& body) {
+  body("accumulation", [](Layout& l) { l.micro_batch = 2, l.micro_batches = 2; });
+  body("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 4; });
+  body("pipeline that delays gradients of weights", [](Layout& l) {
+    l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2;
+  });
+  for (const Recomputation how : {Recomputation::selective, Recomputation::full})
+    body("recomputation", [&](Layout& l) { l.recompute = how; });
+}
+
+}  // namespace
+
+TEST_CASE("experts: replicated experts train the model of one rank", "[experts]") {
+  for (const Layout& whole : {mixtral(), qwen3_moe()}) {
+    const Trained expected = train(whole, kSteps);
+    const auto same = [&](const std::string& what, auto change) {
+      CAPTURE(whole.name, what);
+      check_same_model(train(with(whole, change), kSteps), expected);
+    };
+    for_layouts(same);
+    for (const int stage : {0, 1, 2, 3})
+      same("ZeRO-" + std::to_string(stage), [&](Layout& l) {
+        l.ranks = 2, l.micro_batch = 2, l.zero_stage = stage, l.model.split_tied_embedding = false;
+      });
+    if (whole.model.experts.balance == ExpertBalance::none) same("context", [](Layout& l) { l.context = 2; });
+  }
+}
