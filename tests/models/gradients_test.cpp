@@ -111,7 +111,7 @@ double slope(Model& model, size_t p, size_t t, size_t i, float step) {
   return (4 * (up - down) / (du - dd) - (up2 - down2) / (du2 - dd2)) / 3;
 }
 
-void check_gradients(const equivalence::Layout& layout) {
+void check_gradients(const equivalence::Layout& layout, float step = 1e-2f) {
   Model still(layout);
   const auto gradients = still.gradients();
   Model model(layout);
@@ -129,7 +129,7 @@ void check_gradients(const equivalence::Layout& layout) {
         elements.push_back(random.below(static_cast<uint64_t>(100 * p + 10 * t) + n, g.size()));
       for (size_t i : elements) {
         INFO(layout.name << ": " << model.parameters()[p].tensors[t].name << "[" << i << "]");
-        const double expected = slope(model, p, t, i, 1e-2f);
+        const double expected = slope(model, p, t, i, step);
         const double scale = std::max(1e-2, static_cast<double>(std::abs(g[largest])));
         const double error = std::abs(static_cast<double>(g[i]) - expected) / scale;
         CHECK(error < 2e-3);
@@ -213,7 +213,7 @@ TEST_CASE("gradients of a mixture of experts are the slopes of the loss", "[mode
   qwen3.model.family = Family::qwen3_moe;
   qwen3.model.experts = {.count = 4, .top_k = 4, .ffn_width = 7, .layers = {1}, .normalize = false};
   qwen3.micro_batches = 2;
-  check_gradients(qwen3);
+  check_gradients(qwen3, 5e-3f);  // scores bend more than other activations
   equivalence::Layout sigmoid = small(equivalence::tiny_llama(), "sigmoid scores, normalized and scaled");
   sigmoid.model.family = Family::qwen3_moe;
   sigmoid.model.experts = {.count = 3, .top_k = 3, .ffn_width = 9, .router = RouterKind::sigmoid, .scale = 1.5};
