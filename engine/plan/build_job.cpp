@@ -62,6 +62,7 @@ void add_channels(Job& job) {
   };
   for (const ParameterGroup& group : job.groups) {
     const Placement& placement = group.placement;
+    if (!placement.reduces(job.mesh)) continue;
     add(Role::reduce, placement.reduces_over());
     // This channel is separate from Role::reduce, because two collectives of one communicator never overlap.
     if (placement.is_sharded()) add(Role::gather, placement.sharded_over);

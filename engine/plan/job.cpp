@@ -16,7 +16,7 @@ Slice flat_slice(BufferId buffer, int64_t offset_elems, int64_t elems, DType dty
 
 bool Job::reduces() const {
   return std::any_of(groups.begin(), groups.end(),
-                     [&](const ParameterGroup& group) { return mesh.group_size(group.placement.sums_over) > 1; });
+                     [&](const ParameterGroup& group) { return group.placement.reduces(mesh); });
 }
 
 Axis Job::tied_axis() const {

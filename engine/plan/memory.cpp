@@ -89,8 +89,9 @@ void place_buckets(Job& job) {
     const std::vector<OptimizerState>& kinds = job.group_of(b).optimizer->states;
     storage.states.resize(kinds.size());
     for (size_t s = 0; s < kinds.size(); ++s) region_of(kinds[s]).take(storage.states[s], storage.shard_elems);
-    if (feeds_back) residuals.take(storage.residual, bucket.elems);
-    if (feeds_back && !placement.is_sharded())
+    if (!feeds_back || !placement.reduces(job.mesh)) continue;
+    residuals.take(storage.residual, bucket.elems);
+    if (!placement.is_sharded())
       sum_residuals.take(storage.sum_residual, bucket.elems / job.mesh.group_size(placement.sums_over));
   }
   for (Region* region : {&values, &value_shards, &gradients, &gradient_shards, &masters}) region->close();

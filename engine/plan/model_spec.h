@@ -135,6 +135,14 @@ struct Communication {
   int64_t elems = 0;  // as Task::elems
   Slice counts = {};  // all_to_all_v
   Route route = {};   // the same
+
+  /// Calls take(slice, is_write) for the memory that it uses.
+  template <typename Take>
+  void for_accesses(const Take& take) const {
+    if (from.size_bytes > 0) take(from, false);
+    if (counts.size_bytes > 0) take(counts, false);
+    if (to.size_bytes > 0) take(to, true);
+  }
 };
 
 struct Piece {
@@ -200,11 +208,7 @@ struct ModelSpec {
       for (const Slice& slice : work.reads) take(slice, false);
       for (const Slice& slice : work.writes) take(slice, true);
     }
-    for (const Communication& c : pieces[piece].communications) {
-      if (c.from.size_bytes > 0) take(c.from, false);
-      if (c.counts.size_bytes > 0) take(c.counts, false);
-      if (c.to.size_bytes > 0) take(c.to, true);
-    }
+    for (const Communication& c : pieces[piece].communications) c.for_accesses(take);
   }
 
   /// Returns the number of elements of the whole tensors, not of this rank's parts.

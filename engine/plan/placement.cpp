@@ -32,7 +32,7 @@ Placement place_experts(Sharding sharding, const Mesh& mesh, Format value, Forma
 }
 
 std::vector<Transfer> Placement::transfers(const Mesh& mesh, int64_t micro_batches) const {
-  if (mesh.group_size(sums_over) == 1) return {};
+  if (!reduces(mesh)) return {};
   if (!is_sharded()) return {{Op::all_reduce, sums_over, reduce_wire, 1}};
   std::vector<Transfer> all{{Op::reduce_scatter, sharded_over, reduce_wire, sharding.gradients ? micro_batches : 1},
                             {Op::all_gather, sharded_over, gather_wire, sharding.parameters ? 2 * micro_batches : 1}};

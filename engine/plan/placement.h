@@ -35,6 +35,8 @@ struct Placement {
   Format reduce_wire;  // for gradients while they travel
   Format gather_wire;  // for parameters while they travel
 
+  /// Returns true if gradients are sums over several ranks.
+  bool reduces(const Mesh& mesh) const { return mesh.group_size(sums_over) > 1; }
   bool is_sharded() const { return sharding.states; }
   /// Returns the ranks whose copies and shards together have every element of the group once.
   Axis divided_over() const { return sums_over == Axis::expert_data ? Axis::replica : sharded_over; }

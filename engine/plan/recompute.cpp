@@ -49,9 +49,7 @@ struct Action {
 
   explicit Action(const Work& w) : reads(w.reads), writes(w.writes), work(&w) {}
   explicit Action(const Communication& c) : communication(&c) {
-    if (c.from.size_bytes > 0) reads.push_back(c.from);
-    if (c.counts.size_bytes > 0) reads.push_back(c.counts);
-    if (c.to.size_bytes > 0) writes.push_back(c.to);
+    c.for_accesses([&](const Slice& slice, bool is_write) { (is_write ? writes : reads).push_back(slice); });
   }
 };
 
@@ -252,8 +250,7 @@ void add_lives(std::map<BufferId, Packed>& packed, const ModelSpec& model, const
       ++at;
     }
     for (const Communication& c : model.pieces[piece].communications) {
-      for (const Slice& slice : {c.from, c.to})
-        if (slice.size_bytes > 0) touch(slice);
+      c.for_accesses([&](const Slice& slice, bool) { touch(slice); });
       ++at;
     }
   }

@@ -107,8 +107,8 @@ class Cutter {
             for (const Slice& slice : *slices)
               if (!waiting.works.at(index)[i]) touched.insert(slice.buffer);
         for (size_t i = 0; i < piece.communications.size(); ++i)
-          for (const Slice& slice : {piece.communications[i].from, piece.communications[i].to})
-            if (slice.size_bytes > 0 && !waiting.communications.at(index)[i]) touched.insert(slice.buffer);
+          if (!waiting.communications.at(index)[i])
+            piece.communications[i].for_accesses([&](const Slice& slice, bool) { touched.insert(slice.buffer); });
       }
       const auto stop = [&](std::vector<bool>::reference waits, const Slice& written) {
         if (!waits || !touched.contains(written.buffer) || is_weight_gradient(buffers_, written.buffer)) return;

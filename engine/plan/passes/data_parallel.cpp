@@ -75,7 +75,6 @@ Point ready_point(const Job& job, const SpineMap& spine, const Bucket& bucket) {
 
 Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   Reduced reduced;
-  const bool alone = !job.reduces();
   // `naive` and `flat` communicate after the backward pass. The other modes communicate as soon as a bucket is ready.
   const std::vector<Point> aligned = job.aligns_grad_reduce ? align_stages(job, spine, plan) : std::vector<Point>{};
   const auto chunk_of = [&](const Bucket& bucket) {
@@ -86,7 +85,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   const bool at_the_end = job.options.reduce_mode == ReduceMode::naive || job.options.reduce_mode == ReduceMode::flat;
   for (size_t b = 0; b < job.layout.buckets.size(); ++b) {
     const Point ready = ready_point(job, spine, job.layout.buckets[b]);
-    if (alone) {
+    if (!job.placement_of(b).reduces(job.mesh)) {
       reduced.buckets.push_back({ready});
       continue;
     }
@@ -111,7 +110,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   }
   if (!job.model.tied.split) return reduced;
   // The embedding's piece is the last one in the backward pass.
-  reduced.tied = alone ? std::vector<Point>{spine.last()}
+  reduced.tied = !job.reduces() ? std::vector<Point>{spine.last()}
                        : share_tied(job, plan, job.channel(Role::reduce, job.tied_axis()), spine.last());
   return reduced;
 }
