@@ -24,6 +24,15 @@ struct Transfer {
   Algorithm algorithm = Algorithm::direct;
 };
 
+/// The operands of all_to_all_v. `from` and `to` are separate memory.
+struct RoutedTransfer {
+  Slice from;
+  Slice to;
+  Slice counts;  // int32 [ranks][ranks * experts], the same on all ranks; read when the work runs
+  Route route;
+  DType dtype = DType::f32;  // the type of an element of a row
+};
+
 /// One group, seen from one of its ranks.
 ///
 /// Every member must launch the same verbs with the same elems, dtype and algorithm in the same order; send, recv and
@@ -44,6 +53,17 @@ class Communicator {
   virtual Work all_gather(const Transfer& transfer) = 0;
   /// to[r * elems + i] = from[rank * elems + i] of rank r. Not in place.
   virtual Work all_to_all(const Transfer& transfer) = 0;
+  /// Moves rows between ranks that hold tokens (sources) and ranks that hold experts (owners). Every rank is both, and
+  /// owns `experts` of all ranks * experts. counts[s][e] rows travel between source s and the owner of expert e.
+  ///   Dispatch: `from` has this rank's rows in the order of their experts. `to` gets the rows of this rank's experts in
+  ///   the order (expert, source, position), so that piece (expert j, source s) begins after all rows of the experts
+  ///   before j and after the rows for j of the sources before s.
+  ///   Reverse: every row travels back. `from` has the owner's order, `to` that of the source.
+  /// Plans fix the bounds, and a work moves exactly the counted rows. No memory is allocated for them. An owner's rows
+  /// at and after `bound_rows` do not travel in either direction, and their bytes in `to` stay as they are. Bytes
+  /// after the last row also stay.
+  /// The work throws CommError before any row moves if a count is negative, or if a source has more than `source_rows`.
+  virtual Work all_to_all_v(const RoutedTransfer& transfer) = 0;
   virtual Work send(const Transfer& transfer, int peer) = 0;  // reads from
   virtual Work recv(const Transfer& transfer, int peer) = 0;  // writes to
   /// Sends `from` to `to_peer` and receives `to` from `from_peer` as one operation, so that a ring of exchanges cannot

@@ -14,8 +14,8 @@ using DeviceCopy =
     std::function<void(LaunchContext& context, std::byte* to, const std::byte* from, int64_t size_bytes)>;
 
 /// Makes rank `rank` of `size`. The absent members contribute zeros to every sum, and what they send is already at its
-/// destination. A work moves only this rank's own part, and only where the verb is not in place. It takes no time on a
-/// link: emulate() adds that. A null `copy` means memcpy (cpu).
+/// destination; in an all_to_all_v they have no rows. A work moves only this rank's own part, and only where the verb
+/// is not in place. It takes no time on a link: emulate() adds that. A null `copy` means memcpy (cpu).
 std::unique_ptr<Communicator> make_imitated_communicator(int rank, int size, DeviceCopy copy = {});
 
 }  // namespace slipstream::comm

@@ -12,7 +12,7 @@ namespace slipstream::comm {
 
 int wire_rounds(Op op, Algorithm algorithm, int ranks) {
   if (ranks <= 1 || !is_communication(op)) return 0;
-  if (op == Op::send || op == Op::recv || op == Op::exchange) return 1;
+  if (op == Op::send || op == Op::recv || op == Op::exchange || op == Op::all_to_all_v) return 1;
   const int sweep = algorithm == Algorithm::ring ? ranks - 1 : 1;
   return op == Op::all_reduce ? 2 * sweep : sweep;
 }
@@ -31,6 +31,7 @@ int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType d
     case Op::reduce_scatter:
     case Op::all_gather:
     case Op::all_to_all:
+    case Op::all_to_all_v:
       return others * one;
     default:
       return one;

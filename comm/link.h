@@ -21,13 +21,14 @@ struct WireCost {
   int64_t wire_ns = 0;     // bytes / bandwidth, with the port to itself, rounded up
 };
 
-/// The number of messages that must follow each other: direct 1 (all_reduce 2), ring n-1 (all_reduce 2(n-1)), point to
-/// point 1. Pure.
+/// The number of messages that must follow each other: direct 1 (all_reduce 2), ring n-1 (all_reduce 2(n-1)),
+/// all_to_all_v and point to point 1. Pure.
 int wire_rounds(Op op, Algorithm algorithm, int ranks);
 
 /// The bytes that the busiest rank sends, for `elems` as in Task::elems. part = ceil(elems / n). Pure.
 ///   all_reduce      direct elems + (n-2) part, ring 2 min((n-1) part, elems): both 2(n-1)/n elems when n divides elems
 ///   reduce_scatter, all_gather, all_to_all   (n-1) elems
+///   all_to_all_v    (n-1) elems, at balanced load
 ///   send, recv, exchange   elems
 int64_t wire_bytes(Op op, Algorithm algorithm, int ranks, int64_t elems, DType dtype);
 

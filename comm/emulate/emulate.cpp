@@ -11,6 +11,7 @@
 #include <string>
 
 #include "comm/host/bind.h"
+#include "comm/host/route_table.h"
 #include "engine/base/check.h"
 #include "engine/base/delay_point.h"
 #include "engine/device/clock.h"
@@ -49,6 +50,9 @@ class EmulatedCommunicator final : public Communicator {
   }
   Work all_to_all(const Transfer& transfer) override {
     return wrap({.op = Op::all_to_all, .transfer = transfer}, inner_->all_to_all(transfer));
+  }
+  Work all_to_all_v(const RoutedTransfer& transfer) override {
+    return wrap_routed(verb_of(transfer, size()), inner_->all_to_all_v(transfer));
   }
   Work send(const Transfer& transfer, int peer) override {
     return wrap({.op = Op::send, .transfer = transfer, .to_peer = peer}, inner_->send(transfer, peer));
@@ -127,14 +131,58 @@ class EmulatedCommunicator final : public Communicator {
       if (flag) return traffic.await(context, flag, static_cast<uint32_t>(pieces));
       context.on_host([=, &state] {
         const std::optional<int64_t> end_ns = port->wait(flight->ticket, [&] { return aborted->load(); });
-        if (!end_ns)
-          throw CommError(
-              "[comm] {}: aborted on the emulated link after {:.3f} s. Look for the first error of the run.", what,
-              static_cast<double>(monotonic_ns() - flight->entry_ns) * 1e-9);
+        if (!end_ns) throw aborted_on_link(what, flight->entry_ns);
         note_link_ns(*end_ns - state.last_entry_ns.load());
       });
     };
     return bind(verb, rank(), size(), std::move(body));
+  }
+
+  /// The counts tell the bytes of both directions when the work runs. Each direction is a transfer of its own, because
+  /// a rank may send much and receive little.
+  Work wrap_routed(const Verb& verb, Work inner) {
+    if (traffic_.make_flag)
+      throw CommError(
+          "[comm] {}: the emulated link of a GPU cannot read counts from device memory. Use device.kind = \"cpu\", or "
+          "no "
+          "emulated link.",
+          describe(verb));
+    Rendezvous* rendezvous = dynamic_cast<Rendezvous*>(inner_.get());
+    const auto table = std::make_shared<RouteTable>();
+    auto body = [move = std::move(inner.fn), port = port_, aborted = aborted_, rendezvous, verb, table,
+                 what = describe(verb), rank = rank(), size = size(),
+                 peers = peers_of(verb, rank(), size())](LaunchContext& context, BoundState& state) {
+      const int64_t entry_ns = monotonic_ns();
+      int64_t last_entry_ns = rendezvous ? rendezvous->meet(entry_ns, peers) : entry_ns;
+      if (last_entry_ns - entry_ns > kSameClockNs) last_entry_ns = entry_ns;
+      state.last_entry_ns.store(last_entry_ns, std::memory_order_release);
+      if (peers.empty()) return move(context);
+      table->read(verb.route, rank, size, context.as<const int32_t>(verb.counts), what);
+      const RoutedBytes bytes = routed_bytes(*table, verb.route, verb.transfer.dtype, rank, size);
+      const int64_t delay_ns = asked_delay_ns(verb.op, context.frame != nullptr ? context.frame->step : 0);
+      const auto latency_ns = [&](int64_t moved) { return (moved > 0 ? port->link().latency_ns : 0) + delay_ns; };
+      const LinkPort::Ticket out = port->begin(last_entry_ns, latency_ns(bytes.sent), bytes.sent, true, false),
+                             in = port->begin(last_entry_ns, latency_ns(bytes.received), bytes.received, false, true);
+      const auto is_aborted = [&] { return aborted->load(); };
+      try {
+        move(context);
+      } catch (...) {
+        port->leave(out);
+        port->leave(in);
+        throw;
+      }
+      const std::optional<int64_t> sent_ns = port->wait(out, is_aborted), received_ns = port->wait(in, is_aborted);
+      if (!sent_ns || !received_ns) throw aborted_on_link(what, entry_ns);
+      note_link_ns(std::max(*sent_ns, *received_ns) - last_entry_ns);
+    };
+    Work work = bind(verb, rank(), size(), std::move(body));
+    table->reserve(verb.route, size());
+    return work;
+  }
+
+  static CommError aborted_on_link(const std::string& what, int64_t entry_ns) {
+    return CommError("[comm] {}: aborted on the emulated link after {:.3f} s. Look for the first error of the run.",
+                     what, static_cast<double>(monotonic_ns() - entry_ns) * 1e-9);
   }
 
   std::unique_ptr<Communicator> inner_;

@@ -41,7 +41,8 @@ struct LinkTraffic {
 /// after the last member has entered, and longer while other transfers share the port. Meanwhile `traffic` loads the
 /// device. Members exchange their entry times;
 /// communicators without a Rendezvous, and those whose members have different clocks, use the entry time of this rank.
-/// A port carries only the load of its own rank.
+/// A port carries only the load of its own rank. An all_to_all_v has the bytes of its counts, separately for each
+/// direction, and needs a CPU.
 std::unique_ptr<Communicator> emulate(std::unique_ptr<Communicator> inner, std::shared_ptr<LinkPort> port,
                                       const LinkTraffic& traffic = {});
 

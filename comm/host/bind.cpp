@@ -33,6 +33,28 @@ void check_slice(const Verb& verb, const char* what, const Slice& slice, int64_t
         describe(verb), what, slice.size_bytes, slice.begin_bytes, need_bytes, size_of(verb.transfer.dtype));
 }
 
+/// The bytes of the rows that the memory of an owner or of a source holds.
+int64_t rows_bytes(const Verb& verb, bool owner) {
+  return bytes_of((owner ? verb.route.bound_rows : verb.route.source_rows) * verb.route.row_elems, verb.transfer.dtype);
+}
+
+void check_route(const Verb& verb, int size) {
+  const Route& route = verb.route;
+  if (route.experts < 1 || route.row_elems < 1 || route.source_rows < 0 || route.bound_rows < 0)
+    throw CommError(
+        "[comm] {}: {} experts on each rank, rows of {} elements, {} rows of a source and a bound of {} rows were "
+        "given. "
+        "Need at least 1 expert and 1 element, and at least 0 rows.",
+        describe(verb), route.experts, route.row_elems, route.source_rows, route.bound_rows);
+  const int64_t need_bytes = 4 * int64_t{size} * size * route.experts;
+  if (verb.counts.size_bytes != need_bytes || verb.counts.begin_bytes % 4 != 0)
+    throw CommError(
+        "[comm] {}: `counts` has {} bytes at byte {}, but {} ranks with {} experts each need {} bytes aligned to 4.",
+        describe(verb), verb.counts.size_bytes, verb.counts.begin_bytes, size, route.experts, need_bytes);
+  if (verb.counts.overlaps(verb.transfer.to))
+    throw CommError("[comm] {}: `to` overlaps `counts`. Use separate memory.", describe(verb));
+}
+
 /// Do `from` and `to` overlap exactly as this verb requires for an operation in place?
 bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank) {
   switch (verb.op) {
@@ -49,17 +71,33 @@ bool is_in_place(const Verb& verb, const Slice& from, const Slice& to, int rank)
 
 }  // namespace
 
+Verb verb_of(const RoutedTransfer& transfer, int size) {
+  return {.op = Op::all_to_all_v,
+          .transfer = {.from = transfer.from,
+                       .to = transfer.to,
+                       .elems = balanced_elems(transfer.route, size),
+                       .dtype = transfer.dtype},
+          .counts = transfer.counts,
+          .route = transfer.route};
+}
+
 std::string describe(const Verb& verb) {
+  if (verb.op == Op::all_to_all_v)
+    return fmt::format("{} of {} rows of {} {}, bound {}{}", name_of(verb.op), verb.route.source_rows,
+                       verb.route.row_elems, name_of(verb.transfer.dtype), verb.route.bound_rows,
+                       verb.route.reverse ? ", reverse" : "");
   return fmt::format("{} of {} {}", name_of(verb.op), verb.transfer.elems, name_of(verb.transfer.dtype));
 }
 
 int64_t from_bytes(const Verb& verb, int size) {
+  if (verb.op == Op::all_to_all_v) return rows_bytes(verb, verb.route.reverse);
   const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
   if (verb.op == Op::reduce_scatter || verb.op == Op::all_to_all) return size * bytes;
   return verb.op == Op::recv ? 0 : bytes;
 }
 
 int64_t to_bytes(const Verb& verb, int size) {
+  if (verb.op == Op::all_to_all_v) return rows_bytes(verb, !verb.route.reverse);
   const int64_t bytes = bytes_of(verb.transfer.elems, verb.transfer.dtype);
   if (verb.op == Op::all_gather || verb.op == Op::all_to_all) return size * bytes;
   return verb.op == Op::send ? 0 : bytes;
@@ -95,6 +133,8 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
         "both.",
         describe(verb), rank, verb.to_peer, verb.from_peer);
 
+  if (verb.op == Op::all_to_all_v) check_route(verb, size);
+
   const bool reads = verb.op != Op::recv, writes = verb.op != Op::send;
   Slice from = transfer.from, to = transfer.to;
   if (reads) check_slice(verb, "from", from, from_bytes(verb, size));
@@ -110,6 +150,7 @@ Work bind(const Verb& verb, int rank, int size, BoundBody body) {
   Work work{.name = describe(verb)};
   work.cost.bytes = wire_cost(verb.op, transfer.algorithm, size, transfer.elems, transfer.dtype, Link{}).bytes;
   if (reads && from.size_bytes > 0) work.reads.push_back(from);
+  if (verb.op == Op::all_to_all_v) work.reads.push_back(verb.counts);
   if (writes && to.size_bytes > 0) work.writes.push_back(to);
   work.fn = BoundFunction{std::make_shared<BoundState>(), std::move(body)};
   return work;

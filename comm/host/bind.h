@@ -27,9 +27,13 @@ struct Verb {
   Transfer transfer;
   int to_peer = -1;    // send, exchange
   int from_peer = -1;  // recv, exchange
+  Slice counts = {};   // all_to_all_v
+  Route route = {};    // all_to_all_v
 };
+/// Pure. Transfer::elems is balanced_elems().
+Verb verb_of(const RoutedTransfer& transfer, int size);
 
-/// "all_reduce of 1024 float32". Pure.
+/// "all_reduce of 1024 float32", "all_to_all_v of 64 rows of 512 float32, bound 128". Pure.
 std::string describe(const Verb& verb);
 
 /// State of a bound work that its copies share.

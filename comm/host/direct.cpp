@@ -151,8 +151,53 @@ class DirectMoves final : public Script {
   int rank_, size_;
 };
 
+class RoutedMoves final : public RoutedScript {
+ public:
+  RoutedMoves(const Verb& verb, int rank, int size)
+      : route_(verb.route), row_bytes_(bytes_of(verb.route.row_elems, verb.transfer.dtype)), rank_(rank), size_(size) {}
+
+  void route(const RouteTable& table) override { table_ = &table; }
+  void start(Poster& post, const std::byte* from, std::byte* to, std::byte*) override {
+    for (int step = 1; step < size_; ++step) {
+      const int peer = (rank_ + size_ - step) % size_;
+      for (int j = 0, index = 0; j < route_.experts; ++j) {
+        const RoutePiece& piece = route_.reverse ? table_->sent(peer, j) : table_->held(peer, j);
+        index = post.recv_whole(peer, to + receiver_row(piece) * row_bytes_, piece.rows * row_bytes_, index);
+      }
+    }
+    for (int step = 1; step < size_; ++step) {
+      const int peer = (rank_ + step) % size_;
+      for (int j = 0, index = 0; j < route_.experts; ++j) {
+        const RoutePiece& piece = route_.reverse ? table_->held(peer, j) : table_->sent(peer, j);
+        index = post.send_whole(peer, from + sender_row(piece) * row_bytes_, piece.rows * row_bytes_, index);
+      }
+    }
+    for (int j = 0; j < route_.experts; ++j) {
+      const RoutePiece& piece = table_->held(rank_, j);
+      copy_bytes(to + receiver_row(piece) * row_bytes_, from + sender_row(piece) * row_bytes_, piece.rows * row_bytes_);
+    }
+  }
+  void arrived(Poster&, const Arrival&) override {}
+  int messages() const override {
+    const int64_t whole = (route_.source_rows + route_.bound_rows) * row_bytes_ / kLargestMessageBytes;
+    return static_cast<int>(2 * size_ * route_.experts + whole);
+  }
+
+ private:
+  int64_t sender_row(const RoutePiece& piece) const { return route_.reverse ? piece.owner_row : piece.source_row; }
+  int64_t receiver_row(const RoutePiece& piece) const { return route_.reverse ? piece.source_row : piece.owner_row; }
+
+  Route route_;
+  int64_t row_bytes_;
+  int rank_, size_;
+  const RouteTable* table_ = nullptr;
+};
+
 }  // namespace
 
+std::unique_ptr<RoutedScript> make_routed_moves(const Verb& verb, int rank, int size) {
+  return std::make_unique<RoutedMoves>(verb, rank, size);
+}
 std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size) {
   return std::make_unique<DirectReduce>(verb, rank, size);
 }

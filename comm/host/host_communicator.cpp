@@ -95,16 +95,16 @@ void drive(HostTransport& transport, Poster& post, Script* script, const std::st
 
 }  // namespace
 
-void Poster::send_whole(int peer, const std::byte* data, int64_t size_bytes) {
-  int index = 0;
+int Poster::send_whole(int peer, const std::byte* data, int64_t size_bytes, int index) {
   for (int64_t begin = 0; begin < size_bytes; begin += kLargestMessageBytes)
     send(Phase::whole, peer, index++, data + begin, std::min(kLargestMessageBytes, size_bytes - begin));
+  return index;
 }
 
-void Poster::recv_whole(int peer, std::byte* data, int64_t size_bytes) {
-  int index = 0;
+int Poster::recv_whole(int peer, std::byte* data, int64_t size_bytes, int index) {
   for (int64_t begin = 0; begin < size_bytes; begin += kLargestMessageBytes)
     recv(Phase::whole, peer, index++, data + begin, std::min(kLargestMessageBytes, size_bytes - begin));
+  return index;
 }
 
 std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size) {
@@ -130,6 +130,16 @@ HostCommunicator::HostCommunicator(std::shared_ptr<HostTransport> transport, con
   transport_->reserve(2 * size());
 }
 
+template <typename Start>
+void HostCommunicator::run(Script& script, const std::string& what, Start start) {
+  Poster post(*transport_, &link_clock_);
+  start(post);
+  fail_point("collective", what);
+  drive(*transport_, post, &script, what, options_);
+  sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
+  note_link_ns(link_clock_.total_ns());
+}
+
 Work HostCommunicator::bind_verb(const Verb& verb) {
   struct Bound {
     std::unique_ptr<Script> script;
@@ -139,13 +149,10 @@ Work HostCommunicator::bind_verb(const Verb& verb) {
       bind(verb, rank(), size(),
            [this, transport = transport_, bound, verb, what = describe(verb)](LaunchContext& context, BoundState&) {
              check_alive(*transport, what, monotonic_ns());
-             Poster post(*transport, &link_clock_);
-             bound->script->start(post, verb.op != Op::recv ? context.at(verb.transfer.from) : nullptr,
-                                  verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
-             fail_point("collective", what);
-             drive(*transport, post, bound->script.get(), what, options_);
-             sent_bytes_.fetch_add(post.sent_bytes(), std::memory_order_relaxed);
-             note_link_ns(link_clock_.total_ns());
+             run(*bound->script, what, [&](Poster& post) {
+               bound->script->start(post, verb.op != Op::recv ? context.at(verb.transfer.from) : nullptr,
+                                    verb.op != Op::send ? context.at(verb.transfer.to) : nullptr, staging_.data());
+             });
            });
   bound->script = make_script(verb, rank(), size());  // after the checks of bind
   staging_.resize(std::max(staging_.size(), static_cast<size_t>(bound->script->staging_bytes())));
@@ -164,6 +171,24 @@ Work HostCommunicator::all_gather(const Transfer& transfer) {
 }
 Work HostCommunicator::all_to_all(const Transfer& transfer) {
   return bind_verb({.op = Op::all_to_all, .transfer = transfer});
+}
+Work HostCommunicator::all_to_all_v(const RoutedTransfer& transfer) {
+  const Verb verb = verb_of(transfer, size());
+  const auto script = std::make_shared<std::unique_ptr<RoutedScript>>();
+  Work work =
+      bind(verb, rank(), size(),
+           [this, transport = transport_, script, verb, what = describe(verb)](LaunchContext& context, BoundState&) {
+             check_alive(*transport, what, monotonic_ns());
+             routes_.read(verb.route, rank(), size(), context.as<const int32_t>(verb.counts), what);
+             (*script)->route(routes_);
+             run(**script, what, [&](Poster& post) {
+               (*script)->start(post, context.at(verb.transfer.from), context.at(verb.transfer.to), nullptr);
+             });
+           });
+  *script = make_routed_moves(verb, rank(), size());  // after the checks of bind
+  routes_.reserve(verb.route, size());
+  transport_->reserve((*script)->messages());
+  return work;
 }
 Work HostCommunicator::send(const Transfer& transfer, int peer) {
   return bind_verb({.op = Op::send, .transfer = transfer, .to_peer = peer});

@@ -27,6 +27,7 @@ class HostCommunicator final : public Communicator, public Rendezvous {
   Work reduce_scatter(const Transfer& transfer) override;
   Work all_gather(const Transfer& transfer) override;
   Work all_to_all(const Transfer& transfer) override;
+  Work all_to_all_v(const RoutedTransfer& transfer) override;
   Work send(const Transfer& transfer, int peer) override;
   Work recv(const Transfer& transfer, int peer) override;
   Work exchange(const Transfer& transfer, int to_peer, int from_peer) override;
@@ -37,11 +38,15 @@ class HostCommunicator final : public Communicator, public Rendezvous {
 
  private:
   Work bind_verb(const Verb& verb);
+  /// Runs a script whose messages `start` posts.
+  template <typename Start>
+  void run(Script& script, const std::string& what, Start start);
 
   std::shared_ptr<HostTransport> transport_;
   CommOptions options_;
   std::vector<std::byte>
-      staging_;  // of the running verb; all verbs are bound before the first one runs, so its size is final
+      staging_;        // of the running verb; all verbs are bound before the first one runs, so its size is final
+  RouteTable routes_;  // of the running all_to_all_v, like staging_
   std::atomic<int64_t> sent_bytes_{0};
   std::vector<int64_t> times_;  // the entry times of a rendezvous: one per peer, and this rank's own last
   LinkClock link_clock_;        // of the running verb

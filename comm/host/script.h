@@ -10,6 +10,7 @@
 #include "comm/host/bind.h"
 #include "comm/host/link_clock.h"
 #include "comm/host/reduce.h"
+#include "comm/host/route_table.h"
 #include "comm/host/transport.h"
 #include "engine/device/clock.h"
 
@@ -50,9 +51,9 @@ class Poster {
     else
       clock_->send_ended(monotonic_ns());
   }
-  /// Like send and recv, in pieces of kLargestMessageBytes.
-  void send_whole(int peer, const std::byte* data, int64_t size_bytes);
-  void recv_whole(int peer, std::byte* data, int64_t size_bytes);
+  /// Like send and recv, in pieces of kLargestMessageBytes. Returns the index after the last piece.
+  int send_whole(int peer, const std::byte* data, int64_t size_bytes, int index = 0);
+  int recv_whole(int peer, std::byte* data, int64_t size_bytes, int index = 0);
 
   int64_t sent_bytes() const { return sent_bytes_; }
 
@@ -97,6 +98,15 @@ std::unique_ptr<Script> make_direct_reduce(const Verb& verb, int rank, int size)
 std::unique_ptr<Script> make_ring(const Verb& verb, int rank, int size);
 /// The verbs without sums; all pairs of ranks exchange at once.
 std::unique_ptr<Script> make_direct_moves(const Verb& verb, int rank, int size);
+
+/// all_to_all_v with sizes that are known when the work runs.
+class RoutedScript : public Script {
+ public:
+  /// Called before start. The memory of `table` stays until the launch has ended.
+  virtual void route(const RouteTable& table) = 0;
+};
+/// Every piece is a message from its place to its place, so that no rank copies or collects pieces.
+std::unique_ptr<RoutedScript> make_routed_moves(const Verb& verb, int rank, int size);
 
 std::unique_ptr<Script> make_script(const Verb& verb, int rank, int size);
 

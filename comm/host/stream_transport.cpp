@@ -16,9 +16,9 @@ StreamTransport::StreamTransport(int rank, std::vector<int> names)
 
 void StreamTransport::send(int peer, int tag, const void* data, int64_t size_bytes, uint64_t token) {
   Outbox& box = out_[static_cast<size_t>(peer)];
-  box.messages.push_back({tag, static_cast<const std::byte*>(data), size_bytes, token});
+  box.push({tag, static_cast<const std::byte*>(data), size_bytes, token});
   ++outstanding_;
-  if (box.messages.size() == 1) push(peer);
+  if (box.first + 1 == box.messages.size()) push(peer);
 }
 
 void StreamTransport::recv(int peer, int tag, void* data, int64_t size_bytes, uint64_t token) {
@@ -52,7 +52,7 @@ int StreamTransport::poll(uint64_t* tokens, int capacity) {
 std::string StreamTransport::waiting_for() const {
   std::set<int> peers;
   for (size_t r = 0; r < names_.size(); ++r)
-    if (!out_[r].messages.empty() || !in_[r].posted.empty() || in_[r].current.data) peers.insert(names_[r]);
+    if (!out_[r].empty() || !in_[r].posted.empty() || in_[r].current.data) peers.insert(names_[r]);
   std::string text;
   for (int peer : peers) text += fmt::format("{}rank {}", text.empty() ? "" : ", ", peer);
   return text;
@@ -60,10 +60,13 @@ std::string StreamTransport::waiting_for() const {
 
 void StreamTransport::reserve(int messages) {
   finished_.reserve(std::max(finished_.capacity(), static_cast<size_t>(messages)));
+  const auto of_peer = static_cast<size_t>(messages / std::max(1, size()) + 1);
+  for (Outbox& box : out_) box.messages.reserve(std::max(box.messages.capacity(), of_peer));
+  for (Inbox& box : in_) box.posted.reserve(std::max(box.posted.capacity(), of_peer));
 }
 
 void StreamTransport::cancel() {
-  for (Outbox& box : out_) box.messages.clear();
+  for (Outbox& box : out_) box.messages.clear(), box.first = 0;
   for (Inbox& box : in_) box.posted.clear(), box.early.clear(), box.current = {};
   finished_.clear();
   outstanding_ = 0;
@@ -72,8 +75,8 @@ void StreamTransport::cancel() {
 void StreamTransport::push(int peer) {
   Outbox& box = out_[static_cast<size_t>(peer)];
   bool moved = false;
-  while (!box.messages.empty()) {
-    const Sending& message = box.messages.front();
+  while (!box.empty()) {
+    const Sending& message = box.messages[box.first];
     if (box.sent_bytes == 0) box.header = {message.size_bytes, message.tag, 0};
     if (box.sent_bytes < kHeaderBytes) {
       const int64_t count = write(peer, reinterpret_cast<const std::byte*>(&box.header) + box.sent_bytes,
@@ -90,7 +93,7 @@ void StreamTransport::push(int peer) {
     wrote_message(peer, message.size_bytes);
     finished_.push_back(message.token);
     box.sent_bytes = 0;
-    box.messages.pop_front();
+    box.pop();
   }
   if (moved) publish(peer);
 }

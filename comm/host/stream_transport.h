@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/host/transport.h"
@@ -53,7 +54,7 @@ class StreamTransport : public HostTransport {
   /// Called before the streams are polled.
   virtual void begin_poll() {}
 
-  bool sends_to(int peer) const { return !out_[static_cast<size_t>(peer)].messages.empty(); }
+  bool sends_to(int peer) const { return !out_[static_cast<size_t>(peer)].empty(); }
   /// The bytes that the message which flows in from `peer` still lacks; 0 if none flows in.
   int64_t missing_from(int peer) const {
     const Current& current = in_[static_cast<size_t>(peer)].current;
@@ -68,7 +69,18 @@ class StreamTransport : public HostTransport {
     uint64_t token = 0;
   };
   struct Outbox {
-    std::deque<Sending> messages;
+    std::vector<Sending> messages;  // a vector, because a deque allocates and frees blocks as messages pass
+    size_t first = 0;               // those before it have left
+
+    bool empty() const { return first == messages.size(); }
+    void push(const Sending& message) {
+      if (messages.size() == messages.capacity())
+        messages.erase(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(std::exchange(first, 0)));
+      messages.push_back(message);
+    }
+    void pop() {
+      if (++first == messages.size()) messages.clear(), first = 0;
+    }
     Header header;           // the header of the first message
     int64_t sent_bytes = 0;  // of the header and the bytes of that message
   };

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verbs as the MPI library implements them, for benchmarks: blocking calls on the stream's thread.
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
 
 #include "comm/host/bind.h"
+#include "comm/host/route_table.h"
 #include "comm/mpi/mpi_parts.h"
 #include "engine/base/check.h"
 
@@ -53,6 +58,23 @@ class LibraryCommunicator final : public Communicator {
       return MPI_Alltoall(o.from, o.count, o.type, o.to, o.count, o.type, connection_);
     });
   }
+  Work all_to_all_v(const RoutedTransfer& transfer) override {
+    const Verb verb = verb_of(transfer, size_);
+    const int64_t row_bytes = bytes_of(verb.route.row_elems, verb.transfer.dtype), bytes = to_bytes(verb, size_);
+    if (std::max(bytes, from_bytes(verb, size_)) > INT32_MAX)
+      throw CommError("[mpi] {}: the library counts at most {} bytes.", describe(verb), INT32_MAX);
+    const auto blocks = std::make_shared<Blocks>();
+    Work work = bind(verb, rank_, size_,
+                     [this, verb, row_bytes, blocks, what = describe(verb)](LaunchContext& context, BoundState&) {
+                       if (aborted_) throw CommError("[mpi] {}: the communicator was aborted.", what);
+                       exchange_blocks(verb, row_bytes, *blocks, what, context);
+                     });
+    blocks->table.reserve(verb.route, size_);
+    blocks->staging.resize(static_cast<size_t>(verb.route.bound_rows * row_bytes));
+    for (std::vector<int>* list : {&blocks->out, &blocks->out_at, &blocks->in, &blocks->in_at})
+      list->resize(static_cast<size_t>(size_));
+    return work;
+  }
   Work send(const Transfer& transfer, int peer) override {
     return bound({.op = Op::send, .transfer = transfer, .to_peer = peer}, [this, peer](const Operands& o) {
       return MPI_Send(o.from, o.count, o.type, peer, kTag, connection_);
@@ -80,6 +102,56 @@ class LibraryCommunicator final : public Communicator {
     int count = 0;
     MPI_Datatype type = MPI_DATATYPE_NULL;
   };
+
+  /// The memory of an all_to_all_v: the pieces of each rank as one block, and the blocks' sizes and places in bytes.
+  struct Blocks {
+    RouteTable table;
+    std::vector<std::byte> staging;
+    std::vector<int> out, out_at, in, in_at;  // by peer: on the side of the sources, and of the owners
+  };
+
+  /// The rows of a source for one owner lie together at the source. At the owner they are collected in staging memory,
+  /// because MPI_Alltoallv takes one block for each pair of ranks.
+  void exchange_blocks(const Verb& verb, int64_t row_bytes, Blocks& blocks, const std::string& what,
+                       LaunchContext& context) {
+    const Route& route = verb.route;
+    blocks.table.read(route, rank_, size_, context.as<const int32_t>(verb.counts), what);
+    int at = 0;
+    for (int peer = 0; peer < size_; ++peer) {
+      const auto p = static_cast<size_t>(peer);
+      blocks.out[p] = blocks.in[p] = 0;
+      blocks.out_at[p] = static_cast<int>(blocks.table.sent(peer, 0).source_row * row_bytes);
+      blocks.in_at[p] = at;
+      for (int j = 0; j < route.experts; ++j) {
+        blocks.out[p] += static_cast<int>(blocks.table.sent(peer, j).rows * row_bytes);
+        blocks.in[p] += static_cast<int>(blocks.table.held(peer, j).rows * row_bytes);
+      }
+      at += blocks.in[p];
+    }
+    const auto for_pieces = [&](auto copy) {
+      std::byte* staged = blocks.staging.data();
+      for (int peer = 0; peer < size_; ++peer)
+        for (int j = 0; j < route.experts; ++j) {
+          const RoutePiece& piece = blocks.table.held(peer, j);
+          const int64_t bytes = piece.rows * row_bytes;
+          if (bytes > 0) copy(staged, piece.owner_row * row_bytes, static_cast<size_t>(bytes));
+          staged += bytes;
+        }
+    };
+    const std::byte* from = context.at(verb.transfer.from);
+    std::byte* to = context.at(verb.transfer.to);
+    if (route.reverse) {
+      for_pieces([&](std::byte* staged, int64_t begin, size_t bytes) { std::memcpy(staged, from + begin, bytes); });
+      check_mpi(MPI_Alltoallv(blocks.staging.data(), blocks.in.data(), blocks.in_at.data(), MPI_BYTE, to,
+                              blocks.out.data(), blocks.out_at.data(), MPI_BYTE, connection_),
+                what);
+    } else {
+      check_mpi(MPI_Alltoallv(from, blocks.out.data(), blocks.out_at.data(), MPI_BYTE, blocks.staging.data(),
+                              blocks.in.data(), blocks.in_at.data(), MPI_BYTE, connection_),
+                what);
+      for_pieces([&](std::byte* staged, int64_t begin, size_t bytes) { std::memcpy(to + begin, staged, bytes); });
+    }
+  }
 
   template <typename Call>
   Work bound(const Verb& verb, Call call) {

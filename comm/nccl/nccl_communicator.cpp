@@ -142,6 +142,12 @@ Work NcclCommunicator::reduce_scatter(const Transfer& t) {
 }
 Work NcclCommunicator::all_gather(const Transfer& t) { return bind_verb({.op = Op::all_gather, .transfer = t}); }
 Work NcclCommunicator::all_to_all(const Transfer& t) { return bind_verb({.op = Op::all_to_all, .transfer = t}); }
+Work NcclCommunicator::all_to_all_v(const RoutedTransfer& t) {
+  throw CommError(
+      "[nccl] {}: {} is not available, because NCCL takes the sizes of messages from the host, and the counts are in "
+      "device memory. Use all_gather, or all_to_all with fixed blocks.",
+      options_.name, describe(verb_of(t, size_)));
+}
 Work NcclCommunicator::send(const Transfer& t, int peer) {
   return bind_verb({.op = Op::send, .transfer = t, .to_peer = peer});
 }

@@ -29,8 +29,13 @@ bool same_message(const Task& a, const Task& b) {
 }
 
 std::string text_of(const Task& task) {
-  return fmt::format("{} ({} of {} {}{})", task.name, name_of(task.op), task.elems, name_of(task.dtype),
-                     task.op == Op::exchange ? fmt::format(", peer {}", task.peer) : "");
+  const Route& route = task.route;
+  return fmt::format("{} ({} of {} {}{}{})", task.name, name_of(task.op), task.elems, name_of(task.dtype),
+                     task.op == Op::exchange ? fmt::format(", peer {}", task.peer) : "",
+                     task.op != Op::all_to_all_v ? ""
+                                                 : fmt::format(", {} experts a rank, {} rows of {}, bound {}{}",
+                                                               route.experts, route.source_rows, route.row_elems,
+                                                               route.bound_rows, route.reverse ? ", reverse" : ""));
 }
 
 /// The order in which the nodes of a run are made. Rendezvous are matched by their sequence in it.
@@ -256,8 +261,9 @@ PortUse Graph::use_of(size_t rank_index, const Plan& plan, ItemId id) const {
 void Graph::require_same(uint32_t rendezvous, const Task& task, int rank) {
   const auto [first, first_rank] = first_member_[rendezvous];
   const bool same_op = first->op == task.op || (is_pair(first->op) && is_pair(task.op));
-  if (!mismatch_.empty() || (same_op && first->elems == task.elems && first->dtype == task.dtype &&
-                             first->algorithm == task.algorithm && same_message(*first, task)))
+  if (!mismatch_.empty() ||
+      (same_op && first->elems == task.elems && first->dtype == task.dtype && first->algorithm == task.algorithm &&
+       first->route == task.route && same_message(*first, task)))
     return;
   mismatch_ = fmt::format("on channel {} rank {} issues {} where rank {} issues {}", channels_[task.channel].name,
                           first_rank, text_of(*first), rank, text_of(task));

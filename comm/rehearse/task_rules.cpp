@@ -412,6 +412,26 @@ void StageTypes::collective(const Task& task, Axis axis) {
   map_.write(to, type);
 }
 
+/// Rows that travel by counts stay whole, but the tokens of all ranks of the axis are mixed. They return by the counts
+/// that brought them, because other counts would take them to other tokens.
+void StageTypes::routed(const Task& task, Axis axis) {
+  const Slice &from = task.reads.at(0), &counts = task.reads.at(1), &to = task.writes.at(0);
+  Type type = uniform(from);
+  if (type.kind != Kind::activation && type.kind != Kind::derivative)
+    refuse(buffer_name(from), name_of(axis), fmt::format("is {}, which has no rows of tokens", words(type)));
+  constexpr int64_t kLargestBuffer = int64_t{1} << 40;
+  const int64_t place = counts.buffer * kLargestBuffer + counts.begin_bytes;
+  if (type.routed != (task.route.reverse ? axis : Axis::self))
+    refuse(buffer_name(from), name_of(axis),
+           fmt::format("is {}, which is not where {} begins", words(type),
+                       task.route.reverse ? "the way back" : "the way to experts"));
+  if (task.route.reverse && type.routed_by != place)
+    refuse(buffer_name(from), name_of(axis), "returns by other counts than those that brought it");
+  type.routed = task.route.reverse ? Axis::self : axis;
+  type.routed_by = task.route.reverse ? -1 : place;
+  map_.write(to, type);
+}
+
 void StageTypes::meet(const Runs& sum) {
   map_.write(meeting_->writes[0], sum);
   meeting_ = nullptr;
@@ -427,6 +447,8 @@ void StageTypes::task(const Item& item, const Task* task) {
     case Op::all_to_all:
     case Op::exchange:
       return collective(*task, job_.channels[task->channel].axis);
+    case Op::all_to_all_v:
+      return routed(*task, job_.channels[task->channel].axis);
     case Op::send:
       return send(*task);
     case Op::sum_squares:

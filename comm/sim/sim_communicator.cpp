@@ -20,6 +20,7 @@ class SimCommunicator final : public Communicator {
   }
   Work all_gather(const Transfer& transfer) override { return charge({.op = Op::all_gather, .transfer = transfer}); }
   Work all_to_all(const Transfer& transfer) override { return charge({.op = Op::all_to_all, .transfer = transfer}); }
+  Work all_to_all_v(const RoutedTransfer& transfer) override { return charge(verb_of(transfer, size_)); }
   Work send(const Transfer& transfer, int peer) override {
     return charge({.op = Op::send, .transfer = transfer, .to_peer = peer});
   }

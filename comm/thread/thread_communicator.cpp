@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/host/reduce.h"
+#include "comm/host/route_table.h"
 #include "comm/thread/thread_group.h"
 #include "comm/thread/thread_world.h"
 #include "engine/base/check.h"
@@ -35,6 +36,17 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
   }
   Work all_to_all(const Transfer& transfer) override {
     return collective({.op = Op::all_to_all, .transfer = transfer});
+  }
+  Work all_to_all_v(const RoutedTransfer& transfer) override {
+    const Verb verb = verb_of(transfer, size());
+    const auto table = std::make_shared<RouteTable>();
+    Work work = bind(
+        verb, rank_, size(),
+        [group = group_, rank = rank_, verb, what = describe(verb), table](LaunchContext& context, BoundState& state) {
+          run_routed(*group, rank, verb, what, *table, context, state);
+        });
+    table->reserve(verb.route, size());
+    return work;
   }
   Work send(const Transfer& transfer, int peer) override {
     return point_to_point({.op = Op::send, .transfer = transfer, .to_peer = peer});
@@ -89,14 +101,65 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
                 });
   }
 
-  static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what, Scratch& scratch,
-                             LaunchContext& context, BoundState& state) {
-    group.show(rank, {verb, context.at(verb.transfer.from), context.at(verb.transfer.to), monotonic_ns()}, what);
-    group.barrier(rank, what);
-    check_agreement(group, rank, verb);
+  static void note_last_entry(const ThreadGroup& group, BoundState& state) {
     int64_t last_entry = 0;
     for (const ThreadGroup::Post& post : group.posts()) last_entry = std::max(last_entry, post.entry_ns);
     state.last_entry_ns.store(last_entry, std::memory_order_release);
+  }
+
+  static void run_routed(ThreadGroup& group, int rank, const Verb& verb, const std::string& what, RouteTable& table,
+                         LaunchContext& context, BoundState& state) {
+    const auto* counts = context.as<const int32_t>(verb.counts);
+    try {
+      table.read(verb.route, rank, group.size(), counts, what);
+    } catch (const CommError&) {
+      group.abort();  // the counts of the others may be right, and they would wait for this rank
+      throw;
+    }
+    group.show(rank, {verb, context.at(verb.transfer.from), context.at(verb.transfer.to), monotonic_ns(), counts},
+               what);
+    group.barrier(rank, what);
+    check_agreement(group, rank, verb);
+    check_counts(group, rank, verb, what);
+    note_last_entry(group, state);
+    const Route& route = verb.route;
+    const int64_t row_bytes = bytes_of(route.row_elems, verb.transfer.dtype);
+    std::byte* to = group.posts()[static_cast<size_t>(rank)].to;
+    for (int step = 0; step < group.size(); ++step) {
+      const int peer = (rank + step) % group.size();
+      const std::byte* from = group.posts()[static_cast<size_t>(peer)].from;
+      for (int j = 0; j < route.experts; ++j) {
+        const RoutePiece& piece = route.reverse ? table.sent(peer, j) : table.held(peer, j);
+        const int64_t from_row = route.reverse ? piece.owner_row : piece.source_row,
+                      to_row = route.reverse ? piece.source_row : piece.owner_row;
+        copy_bytes(to + to_row * row_bytes, from + from_row * row_bytes, piece.rows * row_bytes);
+      }
+    }
+    group.barrier(rank, what);
+  }
+
+  static void check_counts(ThreadGroup& group, int rank, const Verb& verb, const std::string& what) {
+    const int32_t* mine = group.posts()[static_cast<size_t>(rank)].counts;
+    for (int r = 0; r < group.size(); ++r) {
+      const int32_t* theirs = group.posts()[static_cast<size_t>(r)].counts;
+      const int64_t all = verb.counts.size_bytes / 4, at = std::mismatch(mine, mine + all, theirs).first - mine;
+      if (at == all) continue;
+      const int here = mine[at], there = theirs[at];
+      group.abort();
+      throw CommError(
+          "[comm] {}: count {} is {} on rank {}, but {} on rank {}. All members must gather the counts before they "
+          "launch it.",
+          what, at, here, rank, there, r);
+    }
+  }
+
+  static void run_collective(ThreadGroup& group, int rank, const Verb& verb, const std::string& what, Scratch& scratch,
+                             LaunchContext& context, BoundState& state) {
+    group.show(rank, {verb, context.at(verb.transfer.from), context.at(verb.transfer.to), monotonic_ns(), nullptr},
+               what);
+    group.barrier(rank, what);
+    check_agreement(group, rank, verb);
+    note_last_entry(group, state);
     move_bytes(group, rank, verb, what, scratch);
     group.barrier(rank, what);
   }
@@ -105,7 +168,8 @@ class ThreadCommunicator final : public Communicator, public Rendezvous {
     for (int r = 0; r < group.size(); ++r) {
       const Verb& other = group.posts()[static_cast<size_t>(r)].verb;
       if (other.op == verb.op && other.transfer.elems == verb.transfer.elems &&
-          other.transfer.dtype == verb.transfer.dtype && other.transfer.algorithm == verb.transfer.algorithm)
+          other.transfer.dtype == verb.transfer.dtype && other.transfer.algorithm == verb.transfer.algorithm &&
+          other.route == verb.route)
         continue;
       const std::string theirs = describe(other);
       group.abort();

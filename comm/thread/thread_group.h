@@ -26,6 +26,7 @@ class ThreadGroup {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
     int64_t entry_ns = 0;
+    const int32_t* counts = nullptr;  // all_to_all_v
   };
 
   int size() const { return size_; }

@@ -5,7 +5,7 @@
 
 #include "comm/thread/thread_world.h"
 #include "engine/device/clock.h"
-#include "tests/contract/communicator_contract.h"
+#include "tests/contract/routed_contract.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -142,6 +142,8 @@ TEST_CASE("emulated communicators keep the contract") {
     auto world = make_emulated_world(ports), second = make_emulated_world(ports);
     CHECK(joined(contract::on_all_ranks(world, [&](RankTest& test) {
             contract::check_communicator(test, *second[static_cast<size_t>(test.comm.rank())]);
+            contract::check_routed(test, 40, true);
+            contract::check_bad_routes(test);
           })) == "");
     CHECK(joined(contract::on_all_ranks(world, [](RankTest& test) { contract::check_abort(test, true); })) == "");
   }
@@ -166,6 +168,34 @@ TEST_CASE("an emulated work ends no earlier than its wire time after the last en
       test.expect(spans.at(0).end_ns >= entered + cost.latency_ns + cost.wire_ns, "ended before the wire");
       test.expect(entered >= spans.at(0).begin_ns, "the last entry lies before the launch");
     }
+  });
+  CHECK(joined(failures) == "");
+}
+
+TEST_CASE("an emulated link takes the time of the counted bytes, separately in each direction") {
+  // 2 GB/s: a row of 20 kB takes 10 us. The bound of 900 rows would take 9 ms.
+  const comm::Link link{.bytes_per_second = 2e9, .latency_ns = 1000000};
+  constexpr int kRanks = 3;
+  constexpr int64_t kRowElems = 5000, kRowNs = 10000;
+  auto world = make_emulated_world(kRanks, link);
+  const auto failures = contract::on_all_ranks(world, [&](RankTest& test) {
+    contract::RoutedLaws laws(test, 1, 300, 900, kRowElems, DType::f32, 12);
+    // Rank 0 sends 250 rows to rank 1 and 10 to rank 2, and receives 20; rank 2 sends and receives little.
+    const contract::RoutedCounts counts{"uneven", {40, 250, 10, 0, 100, 0, 20, 0, 280}};
+    const int64_t rows[kRanks] = {260, 250, 20};
+    laws.check(counts);
+    std::vector<Span> spans;
+    test.stream().drain(spans);
+    test.expect(spans.size() == 2, "two works have two spans");
+    for (const Span& span : spans) {
+      const int64_t least_ns = link.latency_ns + rows[test.comm.rank()] * kRowNs;
+      test.expect(span.link_ns >= least_ns && span.link_ns < least_ns + 3 * kRowNs,
+                  fmt::format("the link took {} ns instead of {}", span.link_ns, least_ns));
+    }
+    laws.check({"nothing", std::vector<int32_t>(9, 0)});
+    spans.clear();
+    test.stream().drain(spans);
+    for (const Span& span : spans) test.expect(span.link_ns < link.latency_ns, "no rows took the time of a message");
   });
   CHECK(joined(failures) == "");
 }

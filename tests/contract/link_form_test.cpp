@@ -145,6 +145,38 @@ TEST_CASE("held blocks are released when the run is aborted") {
   CHECK(seen.holds == 1);
 }
 
+TEST_CASE("an imitated rank routes its own rows to its own experts, and the others have none") {
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto lone = comm::make_imitated_communicator(rank, 3);
+    RankTest test(*lone);
+    const Route route{.experts = 2, .row_elems = 1, .source_rows = 6, .bound_rows = 3};
+    // The rows of this rank are 0, 1, 2, ... in the order of its experts: one row for each of the six.
+    std::vector<int32_t> from{0, 1, 2, 3, 4, 5}, to(3, -1), home(6, -1);
+    for (int source = 0; source < 3; ++source)
+      for (int expert = 0; expert < 6; ++expert) from.push_back(source == rank ? 1 : -7);
+    const auto bytes_of = [](const std::vector<int32_t>& values) {
+      std::vector<std::byte> bytes(values.size() * 4);
+      std::memcpy(bytes.data(), values.data(), bytes.size());
+      return bytes;
+    };
+    std::vector<std::byte> sent = bytes_of(from), there = bytes_of(to), back = bytes_of(home);
+    test.run(lone->all_to_all_v({.from = {0, 0, 24}, .to = {1, 0, 12}, .counts = {0, 24, 72}, .route = route}), sent,
+             there);
+    to = {2 * rank, 2 * rank + 1, -1};
+    CHECK(there == bytes_of(to));
+    to.resize(3 + 18);
+    std::copy(from.begin() + 6, from.end(), to.begin() + 3);
+    there = bytes_of(to);
+    Route reverse = route;
+    reverse.reverse = true;
+    test.run(lone->all_to_all_v({.from = {0, 0, 12}, .to = {1, 0, 24}, .counts = {0, 12, 72}, .route = reverse}), there,
+             back);
+    home[static_cast<size_t>(2 * rank)] = 2 * rank, home[static_cast<size_t>(2 * rank + 1)] = 2 * rank + 1;
+    CHECK(back == bytes_of(home));
+    CHECK(test.failures.empty());
+  }
+}
+
 TEST_CASE("an imitated rank receives zeros from the other ranks") {
   for (int rank : {0, 1, 2}) {
     const auto lone = comm::make_imitated_communicator(rank, 3);

@@ -8,7 +8,7 @@
 
 #include "comm/emulate/emulate.h"
 #include "comm/mpi/mpi_world.h"
-#include "tests/contract/communicator_contract.h"
+#include "tests/contract/routed_contract.h"
 
 using namespace slipstream;
 using contract::RankTest;
@@ -75,6 +75,8 @@ void check_emulated(RankTest& test, comm::MpiWorld& world, const std::vector<int
   RankTest inner(*group);
   contract::VerbLaws<float>(inner, 1000, Algorithm::direct, 9).all();
   contract::VerbLaws<bfloat16>(inner, 1000, Algorithm::ring, 10).all();
+  contract::RoutedLaws routed(inner, 2, 20, 25, 8, DType::f32, 11);
+  for (const auto& counts : contract::routed_counts(Philox(11, "emulated"), world.size(), 2, 20)) routed.check(counts);
   std::vector<std::byte> bytes(400000);
   const Slice whole{RankTest::kFrom, 0, 400000};
   const Work work = group->all_reduce({.from = whole, .to = whole, .elems = 100000});
@@ -108,6 +110,9 @@ int main() {
       RankTest test(*communicator);
       check_control_plane(test, world);
       contract::check_communicator(test, *comm::make_mpi_communicator(world, ranks, 3, options));
+      contract::check_routed(test, 38, !share_memory);
+      contract::check_bad_routes(test);
+      contract::check_bad_counts(test, -3, "is -3. Counts are at least 0");
       check_groups(test, world, options);
       check_emulated(test, world, ranks, options);
       contract::check_abort(test, false);

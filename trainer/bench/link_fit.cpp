@@ -28,6 +28,7 @@ double bus_factor(Op op, int ranks) {
     case Op::reduce_scatter:
     case Op::all_gather:
     case Op::all_to_all:
+    case Op::all_to_all_v:
       return others;
     default:
       return 1;

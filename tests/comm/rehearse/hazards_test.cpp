@@ -288,6 +288,71 @@ TEST_CASE("a write must wait for every earlier reader of its bytes, also for two
   }
 }
 
+namespace {
+
+/// Rows go to experts and back by counts that all ranks gather.
+Plan& toy_experts(ToyJob& job, const std::string& micro_batch = "") {
+  ToyPlan plan(job);
+  const auto of = [&](const char* name) { return name + micro_batch; };
+  plan.compute(of("router"), 10, {"tokens"}, {"own counts", "sorted rows"});
+  plan.compute(of("shared expert"), 50, {"tokens"}, {"shared out"});
+  plan.compute(of("experts"), 100, {"dispatched", "counts"}, {"expert out"});
+  plan.compute(of("combine"), 10, {"returned", "shared out"}, {"out"});
+  plan.task({.name = of("gather_counts"),
+             .channel = "counts",
+             .axis = Axis::data,
+             .op = Op::all_gather,
+             .time_ns = 5,
+             .after = {of("router")},
+             .before = of("experts"),
+             .reads = {"own counts"},
+             .writes = {"counts"}});
+  plan.task({.name = of("dispatch"),
+             .channel = "experts",
+             .axis = Axis::data,
+             .op = Op::all_to_all_v,
+             .time_ns = 30,
+             .after = {of("router"), of("gather_counts")},
+             .before = of("experts"),
+             .reads = {"sorted rows", "counts"},
+             .writes = {"dispatched"}});
+  plan.task({.name = of("return"),
+             .channel = "experts",
+             .axis = Axis::data,
+             .op = Op::all_to_all_v,
+             .time_ns = 30,
+             .after = {of("experts")},
+             .before = of("combine"),
+             .reads = {"expert out", "counts"},
+             .writes = {"returned"}});
+  return plan.build();
+}
+
+}  // namespace
+
+TEST_CASE("all_to_all_v reads its counts: every wait of a layer of experts is caught, that for the counts by name",
+          "[hazards]") {
+  ToyJob job;
+  Plan& plan = toy_experts(job);
+  const Proof proof = finish(job, plan);
+  INFO((proof.hazards.empty() ? "" : proof.hazards[0].sentence()));
+  REQUIRE(proof.holds());
+  mutate(job, {&plan, &plan, &plan});
+
+  Task& dispatch = plan.task(item_named(plan, "dispatch"));
+  const ItemId counts = item_named(plan, "gather_counts");
+  const size_t waits = dispatch.after.size();
+  std::erase_if(dispatch.after, [&](const Point& point) { return point.item == counts; });
+  REQUIRE(dispatch.after.size() + 1 == waits);
+  const std::vector<const Plan*> runs{&plan};
+  const HazardReport report = find_hazards({runs, {}}, job.channels, &job.buffers);
+  REQUIRE(!report.hazards.empty());
+  const std::string sentence = report.hazards[0].sentence();
+  INFO(sentence);
+  for (const char* words : {"dispatch (channel experts", "reads counts bytes", "gather_counts (channel counts"})
+    CHECK(sentence.find(words) != std::string::npos);
+}
+
 TEST_CASE("the order of a plan may come from chains of tasks and through the spine", "[hazards]") {
   for (bool through_spine : {false, true}) {
     ToyJob job;

@@ -73,6 +73,13 @@ TEST_CASE("the other verbs: bytes and rounds") {
         CHECK(cost.wire_ns == (n - 1) * 20);
         CHECK(cost.latency_ns == 1000 * (algorithm == Algorithm::ring ? n - 1 : 1));
       }
+    // All pairs exchange at once, and the rows of a source that stay on its rank do not travel.
+    const Route route{.experts = 2, .row_elems = 3, .source_rows = 10 * n, .bound_rows = 20 * n};
+    for (Algorithm algorithm : {Algorithm::direct, Algorithm::ring}) {
+      const WireCost cost = wire_cost(Op::all_to_all_v, algorithm, n, balanced_elems(route, n), DType::bf16, link);
+      CHECK(cost.bytes == (n - 1) * 10 * 3 * 2);
+      CHECK(cost.latency_ns == 1000);
+    }
     CHECK(wire_cost(Op::all_reduce, Algorithm::direct, n, 10, DType::f32, link).latency_ns == 2000);
     CHECK(wire_cost(Op::all_reduce, Algorithm::ring, n, 10, DType::f32, link).latency_ns == 2000 * (n - 1));
     for (Op op : {Op::send, Op::recv, Op::exchange}) {

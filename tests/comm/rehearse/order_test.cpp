@@ -421,6 +421,43 @@ TEST_CASE("a receive without a send and collectives that do not match are refuse
   CHECK(refusal("bigger").find("7") != std::string::npos);
 }
 
+TEST_CASE("the bounds of all_to_all_v are the same on all ranks, and belong to the hash of a plan") {
+  const Mesh mesh(MeshSizes{.pipeline = 2});
+  const Route route{.experts = 2, .row_elems = 4, .source_rows = 8, .bound_rows = 16};
+  const auto proof_of = [&](const Route& of_stage_0, const Route& of_stage_1) {
+    ToyJob job;
+    std::vector<Plan*> plans;
+    for (const Route& each : {of_stage_0, of_stage_1}) {
+      ToyPlan plan(job);
+      plan.compute("work", 10);
+      plan.task({.name = "dispatch", .channel = "experts", .axis = Axis::world, .op = Op::all_to_all_v});
+      plans.push_back(&plan.build());
+      plans.back()->tasks[0].route = each;
+    }
+    return finish(job, plans, mesh);
+  };
+  const auto changed = [&](auto change) {
+    Route other = route;
+    change(other);
+    return other;
+  };
+  const uint64_t hash = proof_of(route, route).order_hash;
+  CHECK(proof_of(route, route).order_hash == hash);
+  for (const Route& other : {changed([](Route& r) { r.experts = 1; }), changed([](Route& r) { r.row_elems = 5; }),
+                             changed([](Route& r) { r.source_rows = 9; }), changed([](Route& r) { r.bound_rows = 15; }),
+                             changed([](Route& r) { r.reverse = true; })}) {
+    CHECK(proof_of(other, other).order_hash != hash);
+    std::string refusal;
+    try {
+      proof_of(route, other);
+    } catch (const PlanError& error) {
+      refusal = error.what();
+    }
+    INFO(refusal);
+    CHECK(refusal.find("2 experts a rank, 8 rows of 4, bound 16") != std::string::npos);
+  }
+}
+
 TEST_CASE("plans that name missing channels, items or peers are refused without a crash") {
   const Mesh mesh(MeshSizes{.data = 2});
   auto broken = [&](auto&& breaks) {

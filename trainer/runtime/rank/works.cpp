@@ -196,6 +196,12 @@ Work communication_work(const Task& task, comm::Communicator& communicator) {
       return communicator.all_gather(transfer);
     case Op::all_to_all:
       return communicator.all_to_all(transfer);
+    case Op::all_to_all_v:
+      return communicator.all_to_all_v({.from = transfer.from,
+                                        .to = transfer.to,
+                                        .counts = task.reads.at(1),
+                                        .route = task.route,
+                                        .dtype = task.dtype});
     case Op::send:
       return communicator.send(transfer, at(task.peer));
     case Op::recv:
