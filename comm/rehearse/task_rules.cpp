@@ -419,8 +419,7 @@ void StageTypes::routed(const Task& task, Axis axis) {
   Type type = uniform(from);
   if (type.kind != Kind::activation && type.kind != Kind::derivative)
     refuse(buffer_name(from), name_of(axis), fmt::format("is {}, which has no rows of tokens", words(type)));
-  constexpr int64_t kLargestBuffer = int64_t{1} << 40;
-  const int64_t place = counts.buffer * kLargestBuffer + counts.begin_bytes;
+  const int64_t place = place_of(counts);
   if (type.routed != (task.route.reverse ? axis : Axis::self))
     refuse(buffer_name(from), name_of(axis),
            fmt::format("is {}, which is not where {} begins", words(type),

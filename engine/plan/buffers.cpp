@@ -97,6 +97,11 @@ Slice Buffers::resolve(const Slice& slice, std::span<const Rebind> rebinds, int 
   const int64_t instance = instances_kind == Instances::one               ? 0
                            : instances_kind == Instances::per_micro_batch ? micro_batch
                                                                           : slot;
+  if (instance >= instances(result.buffer))
+    throw PlanError(
+        "[plan] an item uses instance {} of {}, which has {}. Give it as many instances as slots or micro-batches are in "
+        "flight.",
+        instance, specs_[result.buffer].name, instances(result.buffer));
   result.begin_bytes += instance * stride_bytes(result.buffer);
   return result;
 }

@@ -69,8 +69,8 @@ SpecBuilder::SpecBuilder(const ModelOptions& options, Buffers& buffers) : option
 
 Slice SpecBuilder::kept(const std::string& name, int64_t size_bytes) {
   if (!options_.trains) return scratch(name, size_bytes);
-  return buffers_.whole(buffers_.add(
-      {.name = name, .size_bytes = size_bytes, .owner = Owner::activations, .instances = Instances::per_slot}));
+  // The cut into stages gives it an instance per slot, if a later pass reads it.
+  return buffers_.whole(buffers_.add({.name = name, .size_bytes = size_bytes, .owner = Owner::activations}));
 }
 
 Slice SpecBuilder::scratch(const std::string& name, int64_t size_bytes) {

@@ -38,7 +38,9 @@ class Experts final : public Layer {
     router_.scores = kept("router.scores", tokens * E);
     router_.chosen = kept("router.chosen", route_.expected);
     router_.weights = b_.scratch("router.weights", bytes_of(route_.expected, DType::f32));
-    route_.offsets = kept("experts.offsets", E + 1);
+    // Only the forward pass reads these if own rows have their own.
+    route_.offsets =
+        travels() ? b_.scratch("experts.offsets", bytes_of(E + 1, DType::f32)) : kept("experts.offsets", E + 1);
     route_.choices = kept("experts.choices", route_.expected);
     route_.places = kept("experts.places", route_.expected);
     route_.weights = travels() ? b_.scratch("experts.weights", bytes_of(route_.expected, DType::f32))

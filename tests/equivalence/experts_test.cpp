@@ -54,12 +54,12 @@ void check_same_model(const Trained& a, const Trained& b) {
 template <typename Body>
 void for_layouts(const Body& body) {
   body("accumulation", [](Layout& l) { l.micro_batch = 2, l.micro_batches = 2; });
-  body("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 1, l.micro_batches = 4; });
+  body("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 2, l.micro_batches = 2; });
   body("pipeline that delays gradients of weights", [](Layout& l) {
     l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2;
   });
   for (const Recomputation how : {Recomputation::selective, Recomputation::full})
-    body("recomputation", [&](Layout& l) { l.recompute = how; });
+    body(name_of(how), [&](Layout& l) { l.recompute = how; });
 }
 
 }  // namespace
@@ -77,5 +77,32 @@ TEST_CASE("experts: replicated experts train the model of one rank", "[experts]"
         l.ranks = 2, l.micro_batch = 2, l.zero_stage = stage, l.model.split_tied_embedding = false;
       });
     if (whole.model.experts.balance == ExpertBalance::none) same("context", [](Layout& l) { l.context = 2; });
+  }
+}
+
+TEST_CASE("experts: divided experts train the model of one rank", "[experts]") {
+  for (const Layout& whole : {mixtral(), qwen3_moe()}) {
+    const Trained expected = train(whole, kSteps);
+    const auto same = [&](const std::string& what, auto change) {
+      CAPTURE(whole.name, what);
+      check_same_model(train(with(whole, change), kSteps), expected);
+    };
+    for (const auto& [ranks, expert] : {std::pair{2, 2}, {4, 2}, {4, 4}})
+      for (const int stage : {0, 1}) {
+        const std::string axis = fmt::format("expert {} of {}, ZeRO-{}", expert, ranks, stage);
+        const auto divided = [&, ranks = ranks, expert = expert](Layout& l) {
+          l.micro_batch = l.micro_batch / ranks, l.ranks = ranks, l.expert = expert, l.zero_stage = stage;
+          l.model.split_tied_embedding = false;
+        };
+        same(axis, divided);
+        if (ranks > 2) continue;
+        for_layouts([&](const std::string& what, auto change) {
+          same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });
+        });
+      }
+    if (whole.model.experts.balance != ExpertBalance::none) continue;
+    same("expert 2 of context 2", [](Layout& l) { l.context = 2, l.expert = 2; });
+    same("expert 4 of context 2 x data 2",
+         [](Layout& l) { l.context = 2, l.ranks = 2, l.expert = 4, l.micro_batch = 2; });
   }
 }
