@@ -43,7 +43,8 @@ void add_plan(const Job& job, const Plan& plan, uint32_t first, PlanGraph& graph
     const Channel& channel = job.channels[task.channel];
     const std::vector<int> group = job.mesh.group(channel.axis, job.options.rank);
     // The line has the plan, the group or pair, and then a sequence number within it.
-    std::string line = fmt::format("{} {} {}", plan.kind, name_of(wire_of(channel.role)), group[0]);
+    std::string line =
+        fmt::format("{} {} {} {}", plan.kind, name_of(wire_of(channel.role)), name_of(channel.axis), group[0]);
     if (task.op == Op::send || task.op == Op::recv) {
       const auto n = static_cast<int>(group.size());
       const int own = job.mesh.index_in_group(channel.axis, job.options.rank), other = ((own + task.peer) % n + n) % n;
@@ -57,14 +58,14 @@ void add_plan(const Job& job, const Plan& plan, uint32_t first, PlanGraph& graph
 
 Wiring wire_up(const Job& job) {
   Wiring wiring{.connections = {}, .connection_of = std::vector<int>(job.channels.size(), -1)};
-  std::map<Role, int> first_of_wire;
+  std::map<std::pair<Role, Axis>, int> first_of_wire;
   for (ChannelId c = 0; c < job.channels.size(); ++c) {
     const Channel& channel = job.channels[c];
     if (channel.axis == Axis::self) continue;
     const int size = job.mesh.group_size(channel.axis);
     const bool one_way = is_one_way(channel.role);
     const auto [found, is_new] =
-        first_of_wire.try_emplace(wire_of(channel.role), static_cast<int>(wiring.connections.size()));
+        first_of_wire.try_emplace({wire_of(channel.role), channel.axis}, static_cast<int>(wiring.connections.size()));
     if (is_new) wiring.connections.insert(wiring.connections.end(), !one_way ? 1 : size % 2 == 1 ? 3 : 2, channel.axis);
     if (!one_way) {
       wiring.connection_of[c] = found->second;

@@ -185,8 +185,7 @@ struct Generation::State final : Ops {
       from = reinterpret_cast<const std::byte*>(wide);
     }
     kernels::matmul_forward(
-        context,
-        {.x = of.x, .weight = from, .bias = of.bias, .y = of.y, .rows = of.rows, .in = of.in, .out = of.out});
+        context, {.x = of.x, .weight = from, .bias = of.bias, .y = of.y, .rows = of.rows, .in = of.in, .out = of.out});
   }
   void product(const float* x, const Linear& w, float* y, bool adds_bias) {
     product({x, weight(w.weight), adds_bias ? floats(w.bias) : nullptr, y, rows.count, w.in, w.out});
@@ -346,8 +345,7 @@ struct Generation::State final : Ops {
       args.y = rows_of(narrow_results, count, w.out);
     }
     kernels::grouped_forward(context, args);
-    if (narrow)
-      kernels::cast(context, {.from = args.y, .to = y, .elems = count * w.out, .from_dtype = setup.dtype});
+    if (narrow) kernels::cast(context, {.from = args.y, .to = y, .elems = count * w.out, .from_dtype = setup.dtype});
   }
   void expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) override {
     kernels::weighted_swiglu_forward(context, {.gate_up = of_choices(gate_up, 2 * width),
@@ -448,7 +446,8 @@ struct Generation::State final : Ops {
     for (const Stage& stage : stages) stage.body({});
     const int64_t drawing = rows.drawing(), vocab = b.vocab_rows(), D = o.width;
     float* const logits = rows_of(logits_out, drawing, vocab);
-    few_rows({at(model.hidden(), D) + (rows.count - drawing) * D, weight(model.head), nullptr, logits, drawing, D, vocab});
+    few_rows(
+        {at(model.hidden(), D) + (rows.count - drawing) * D, weight(model.head), nullptr, logits, drawing, D, vocab});
     return logits_of_all_ranks(logits, drawing);
   }
 
@@ -530,7 +529,8 @@ struct Generation::State final : Ops {
   std::vector<int64_t> lengths;        // the tokens of each sequence in the cache, including those of issued passes
   std::unique_ptr<Allocation> angles;  // for rotary embeddings: [capacity, head_dim]
   std::vector<float> gathered;         // the logits of all ranks
-  GenerationDevice::Scratch prompt, narrow_rows, narrow_results, angles_of_rows, wide_weight, statistics, logits_out, logits_all;
+  GenerationDevice::Scratch prompt, narrow_rows, narrow_results, angles_of_rows, wide_weight, statistics, logits_out,
+      logits_all;
 };
 
 Generation::Generation(const ModelOptions& options, GenerationSetup setup)

@@ -22,10 +22,10 @@ namespace {
 
 /// The differences of a family from Llama.
 struct LlamaVariant {
-  const char* name;         // in the description
-  bool qkv_bias = false;    // biases of queries, keys and values
-  bool head_norms = false;  // RMS norms of query and key heads before rotation
-  bool window = false;      // tokens may attend to only the last ModelOptions::window tokens
+  const char* name;                      // in the description
+  bool qkv_bias = false;                 // biases of queries, keys and values
+  bool head_norms = false;               // RMS norms of query and key heads before rotation
+  bool window = false;                   // tokens may attend to only the last ModelOptions::window tokens
   const ExpertsKind* experts = nullptr;  // in place of the MLP of the layers that ModelOptions::experts names
 };
 
@@ -119,14 +119,14 @@ struct Row {
 
 static_assert(kHeadDimMost == kernels::kAttentionHeadDimMax);
 
-constexpr std::array<Row, 7> kFamilies{{{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
-                                        {Family::llama, llama, "Llama 2, 3, 3.1, 3.2", "RoPE scaling `llama3`"},
-                                        {Family::mistral, mistral, "Mistral 7B, Mistral Nemo, Ministral 8B", "-"},
-                                        {Family::qwen2, qwen2, "Qwen2, Qwen2.5", "biases of queries, keys and values"},
-                                        {Family::qwen3, qwen3, "Qwen3 (dense)", "norms of query and key heads"},
-                                        {Family::mixtral, mixtral, "Mixtral 8x7B, 8x22B", "experts in all layers"},
-                                        {Family::qwen3_moe, qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B",
-                                         "norms of query and key heads, experts"}}};
+constexpr std::array<Row, 7> kFamilies{
+    {{Family::gpt2, gpt2, "GPT-2", "biases of all layers"},
+     {Family::llama, llama, "Llama 2, 3, 3.1, 3.2", "RoPE scaling `llama3`"},
+     {Family::mistral, mistral, "Mistral 7B, Mistral Nemo, Ministral 8B", "-"},
+     {Family::qwen2, qwen2, "Qwen2, Qwen2.5", "biases of queries, keys and values"},
+     {Family::qwen3, qwen3, "Qwen3 (dense)", "norms of query and key heads"},
+     {Family::mixtral, mixtral, "Mixtral 8x7B, 8x22B", "experts in all layers"},
+     {Family::qwen3_moe, qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B", "norms of query and key heads, experts"}}};
 
 }  // namespace
 

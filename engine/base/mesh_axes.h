@@ -20,8 +20,8 @@ enum class Axis : uint8_t {
   replica,  // data x context: the ranks that hold the same parameters, sum their gradients and share optimizer states
   data_inner,  // data_inner x data_outer = replica (hybrid sharding)
   data_outer,
-  world,  // all ranks
-  hosts,  // all ranks; their messages stay in the memory of their hosts
+  world,        // all ranks
+  hosts,        // all ranks; their messages stay in the memory of their hosts
   expert,       // the ranks that divide the experts of a layer; expert x expert_data = replica
   expert_data,  // the ranks that hold the same experts
 };

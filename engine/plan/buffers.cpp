@@ -99,7 +99,8 @@ Slice Buffers::resolve(const Slice& slice, std::span<const Rebind> rebinds, int 
                                                                           : slot;
   if (instance >= instances(result.buffer))
     throw PlanError(
-        "[plan] an item uses instance {} of {}, which has {}. Give it as many instances as slots or micro-batches are in "
+        "[plan] an item uses instance {} of {}, which has {}. Give it as many instances as slots or micro-batches are "
+        "in "
         "flight.",
         instance, specs_[result.buffer].name, instances(result.buffer));
   result.begin_bytes += instance * stride_bytes(result.buffer);

@@ -56,9 +56,12 @@ void add_channels(Job& job) {
   if (job.options.snapshots) job.channels.push_back({Role::save, Axis::self});
   if (!shared) return;
   const auto add = [&](Role role, Axis axis) {
-    if (std::none_of(job.channels.begin(), job.channels.end(),
-                     [&](const Channel& channel) { return channel.role == role && channel.axis == axis; }))
-      job.channels.push_back({role, axis});
+    Channel added{role, axis};
+    for (const Channel& channel : job.channels) {
+      if (channel.role == role && channel.axis == axis) return;
+      if (channel.role == role) added.name = fmt::format("{}_{}", name_of(role), name_of(axis));
+    }
+    job.channels.push_back(std::move(added));
   };
   for (const ParameterGroup& group : job.groups) {
     const Placement& placement = group.placement;

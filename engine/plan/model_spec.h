@@ -94,7 +94,7 @@ struct NamedTensor {
 struct ParameterSpec {
   std::vector<NamedTensor> tensors;
   std::vector<NamedTensor> elsewhere = {};  // the tensors of this parameter on other ranks of Axis::expert
-  int layer = -1;  // -1: before the first layer; `layers`: after the last
+  int layer = -1;                           // -1: before the first layer; `layers`: after the last
   Init init;
   bool decay = false;  // true for rank 2 and higher
   int64_t elems = 0;
@@ -107,9 +107,7 @@ struct ParameterSpec {
   bool is_split() const { return tensors.front().split.parts > 1; }
   bool is_of_experts() const { return !elsewhere.empty(); }
   /// Returns the i-th of the tensors here and then elsewhere.
-  const NamedTensor& tensor(size_t i) const {
-    return i < tensors.size() ? tensors[i] : elsewhere[i - tensors.size()];
-  }
+  const NamedTensor& tensor(size_t i) const { return i < tensors.size() ? tensors[i] : elsewhere[i - tensors.size()]; }
   size_t all_tensors() const { return tensors.size() + elsewhere.size(); }
 };
 

@@ -135,11 +135,10 @@ void SpecBuilder::router_weight_gradient(Slice x, Slice d_logits, const Router& 
 }
 
 void SpecBuilder::take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) {
-  const kernels::ArrangeRows shape{.tokens = rows_of(x, options_.width),
-                                   .experts = router.options.count,
-                                   .top_k = router.options.top_k};
-  work("arrange_rows", kernels::arrange_rows_cost(shape), {router.chosen},
-       {route.offsets, route.choices, route.places}, {.rule = Rule::rows, .results = 3}, [=](LaunchContext& c) {
+  const kernels::ArrangeRows shape{
+      .tokens = rows_of(x, options_.width), .experts = router.options.count, .top_k = router.options.top_k};
+  work("arrange_rows", kernels::arrange_rows_cost(shape), {router.chosen}, {route.offsets, route.choices, route.places},
+       {.rule = Rule::rows, .results = 3}, [=](LaunchContext& c) {
          kernels::ArrangeRows args = shape;
          args.chosen = c.as<int32_t>(router.chosen);
          args.offsets = c.as<int32_t>(route.offsets);
@@ -230,10 +229,8 @@ void SpecBuilder::send_back(Slice rows_of_experts, Slice numbers_of_experts, con
 
 void SpecBuilder::find_own_rows(const ExpertRoute& route) {
   if (route.counts.size_bytes == 0) return;
-  const kernels::OwnRows shape{.ranks = options_.expert_ranks,
-                               .rank = options_.expert_rank,
-                               .experts = route.experts,
-                               .bound = route.bound};
+  const kernels::OwnRows shape{
+      .ranks = options_.expert_ranks, .rank = options_.expert_rank, .experts = route.experts, .bound = route.bound};
   work("own_rows", kernels::own_rows_cost(shape), {route.counts}, {route.own_offsets}, kRows, [=](LaunchContext& c) {
     kernels::OwnRows args = shape;
     args.counts = c.as<int32_t>(route.counts);

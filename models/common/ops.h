@@ -77,12 +77,12 @@ struct AttentionLayer {
 /// The router of a mixture of experts, with the values that its forward pass keeps for its backward pass. E experts, of
 /// which each token passes k.
 struct Router {
-  uint32_t weight = 0;          // [E, width]
-  ExpertOptions options = {};   // of the layer
-  Slice logits = {};            // float [rows, E]
-  Slice scores = {};            // float [rows, E]
-  Slice chosen = {};            // int32 [rows, k]
-  Slice weights = {};           // float [rows, k]
+  uint32_t weight = 0;         // [E, width]
+  ExpertOptions options = {};  // of the layer
+  Slice logits = {};           // float [rows, E]
+  Slice scores = {};           // float [rows, E]
+  Slice chosen = {};           // int32 [rows, k]
+  Slice weights = {};          // float [rows, k]
 };
 
 /// The order of rows at experts, which have a row for each choice of each token.

@@ -63,9 +63,7 @@ class Experts final : public Layer {
 
   void declare_gradients() override {
     const bool apart = o_.split_backward;
-    const auto numbers = [&](const char* name, int64_t elems) {
-      return b_.scratch(name, bytes_of(elems, DType::f32));
-    };
+    const auto numbers = [&](const char* name, int64_t elems) { return b_.scratch(name, bytes_of(elems, DType::f32)); };
     d_rows_ = scratch_rows("experts.d_rows", route_.expected, o_.width);
     d_arrived_ = !travels() ? d_rows_
                  : apart    ? kept_rows("experts.d_arrived", o_.width)
@@ -175,9 +173,9 @@ class Experts final : public Layer {
   // The rows of this rank's choices: those of the layer's input, then the experts' outputs. The rows of its experts:
   // those that have arrived, and their outputs.
   Slice rows_, arrived_, out_;
-  Slice up_out_, active_;                     // activations of experts
-  Slice d_rows_, d_arrived_, d_back_;         // gradients of the outputs, and of the inputs of experts
-  Slice d_active_, d_up_;                     // those of activations
+  Slice up_out_, active_;              // activations of experts
+  Slice d_rows_, d_arrived_, d_back_;  // gradients of the outputs, and of the inputs of experts
+  Slice d_active_, d_up_;              // those of activations
   Slice d_own_weights_, d_weights_, d_choices_, d_logits_;
 };
 

@@ -50,14 +50,14 @@ void check_same_model(const Trained& a, const Trained& b) {
   for (const std::string& hash : a.rank_hashes) CHECK(hash == a.hash);
 }
 
-/// Calls body(what, change) for layouts of 2 and 4 replicas and for those of one, which change the model in no other way.
+/// Calls body(what, change) for layouts of 2 and 4 replicas and for those of one, which change the model in no other
+/// way.
 template <typename Body>
 void for_layouts(const Body& body) {
   body("accumulation", [](Layout& l) { l.micro_batch = 2, l.micro_batches = 2; });
   body("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 2, l.micro_batches = 2; });
-  body("pipeline that delays gradients of weights", [](Layout& l) {
-    l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2;
-  });
+  body("pipeline that delays gradients of weights",
+       [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2; });
   for (const Recomputation how : {Recomputation::selective, Recomputation::full})
     body(name_of(how), [&](Layout& l) { l.recompute = how; });
 }

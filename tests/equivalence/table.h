@@ -185,6 +185,23 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.tie_embeddings = !l.model.tie_embeddings;
     });
   }
+  // Divided experts have rows that travel by counts, and a group of parameters over other ranks.
+  const auto add_experts = [&](bool in_sample, std::string name, auto change) {
+    if (!everything && !in_sample) return;
+    add("mixtral " + std::move(name), F::mixtral, [&](Layout& l) {
+      l.model.experts = {.count = 4, .top_k = 2, .ffn_width = 12};
+      l.model.split_tied_embedding = false;
+      l.expert = 2;
+      change(l);
+    });
+  };
+  add_experts(true, "experts over 2, 2 micro-batches", [](Layout& l) { l.micro_batches = 2; });
+  add_experts(true, "experts over 2 of 4, ZeRO-1, recompute full",
+              [](Layout& l) { l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full; });
+  add_experts(false, "experts over context 2",
+              [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
+  add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",
+              [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
   return rows;
 }
 

@@ -34,8 +34,8 @@ std::string hash_of(const Trained& trained) {
   return hash.hex();
 }
 
-/// Reads from the flat orders of a stage, by index on the tensor axis and then on the expert axis. `expert` is the index
-/// whose other tensors are read.
+/// Reads from the flat orders of a stage, by index on the tensor axis and then on the expert axis. `expert` is the
+/// index whose other tensors are read.
 runtime::ReadWeights read_parts(std::shared_ptr<const Job> job, std::vector<std::vector<std::vector<float>>> flats,
                                 int expert) {
   return [job = std::move(job), flats = std::move(flats), expert](size_t p, size_t t, int64_t begin,

@@ -35,7 +35,8 @@ class StageJobs {
 
   const JobRequest& request_;
   models::ModelOptions sizes_;
-  std::map<std::pair<int, int>, Whole> wholes_;  // by tensor index and expert rank; empty with one stage, which takes the model itself
+  std::map<std::pair<int, int>, Whole>
+      wholes_;  // by tensor index and expert rank; empty with one stage, which takes the model itself
 };
 
 /// Returns true if building the stages of a pipeline takes seconds. Pure.

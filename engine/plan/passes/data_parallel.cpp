@@ -111,7 +111,7 @@ Reduced data_parallel_pass(const Job& job, const SpineMap& spine, Plan& plan) {
   if (!job.model.tied.split) return reduced;
   // The embedding's piece is the last one in the backward pass.
   reduced.tied = !job.reduces() ? std::vector<Point>{spine.last()}
-                       : share_tied(job, plan, job.channel(Role::reduce, job.tied_axis()), spine.last());
+                                : share_tied(job, plan, job.channel(Role::reduce, job.tied_axis()), spine.last());
   return reduced;
 }
 

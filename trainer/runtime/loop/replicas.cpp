@@ -45,7 +45,8 @@ std::vector<Resident> residents(const Rank& rank, bool masters) {
 
 /// Returns true if another rank holds the bits of this tensor.
 bool is_replicated(const Job& job, const NamedTensor& tensor) {
-  return job.mesh.group_size(tensor.expert_rank < 0 ? Axis::replica : Axis::expert_data) > 1 || (job.mesh.group_size(Axis::tensor) > 1 && tensor.split.parts == 1) ||
+  return job.mesh.group_size(tensor.expert_rank < 0 ? Axis::replica : Axis::expert_data) > 1 ||
+         (job.mesh.group_size(Axis::tensor) > 1 && tensor.split.parts == 1) ||
          (job.has_tied_copies && tensor.name == job.tied_name);
 }
 

@@ -23,11 +23,9 @@ struct Request {
 /// Returns the ranks that together hold what is requested, in the order of their shards. Other ranks hold replicas.
 std::vector<int> holders_of(const Job& job, const Request& request) {
   int first = job.mesh.rank({.pipeline = static_cast<int>(request.stage), .tensor = static_cast<int>(request.part)});
-  if (request.expert_rank >= 0)
-    first = job.mesh.group(Axis::expert, first)[static_cast<size_t>(request.expert_rank)];
-  const auto bucket = std::find_if(job.layout.buckets.begin(), job.layout.buckets.end(), [&](const Bucket& each) {
-    return request.begin < each.offset_elems + each.elems;
-  });
+  if (request.expert_rank >= 0) first = job.mesh.group(Axis::expert, first)[static_cast<size_t>(request.expert_rank)];
+  const auto bucket = std::find_if(job.layout.buckets.begin(), job.layout.buckets.end(),
+                                   [&](const Bucket& each) { return request.begin < each.offset_elems + each.elems; });
   SLIP_ASSERT(bucket != job.layout.buckets.end());
   return job.mesh.group(job.groups[bucket->group].placement.sharded_over, first);
 }
