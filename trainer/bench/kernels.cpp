@@ -99,6 +99,8 @@ class KernelBench final : OpCases {
     products({.name = "down", .rows = rows, .in = s.ffn, .out = s.width});
     products({.name = "head", .rows = rows, .in = s.width, .out = s.vocab});
     activations(rows, s.ffn);
+    experts(rows, s.width, s.ffn / 2, 8, 2);
+    experts(rows, s.width, s.ffn / 8, 64, 8);
     residuals(s.batch, s.tokens, s.width);
     layer_norm(rows, s.width);
     rms_norm(rows, s.width);

@@ -9,12 +9,18 @@
 
 #include <fmt/core.h>
 
+#include "engine/base/philox.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/experts/grouped.h"
+#include "kernels/experts/route.h"
+#include "kernels/experts/router_linear.h"
+#include "kernels/experts/rows.h"
+#include "kernels/experts/weighted_swiglu.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/head_norm/head_norm.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -49,23 +55,28 @@ const T* OpCases::uploaded(const T* host, int64_t count) {
   return static_cast<const T*>(at);
 }
 
+OpCases::DirectProducts OpCases::direct_products(int64_t rows, int64_t in, int64_t out, void* x, void* w, void* y) {
+  const std::optional<DType> type = direct_type();
+  if (!type) return {};
+  const auto operand = [&](void* same, int64_t elems) { return type == dtype_ ? same : values(elems, *type, 1); };
+  const void *ax = operand(x, rows * in), *aw = operand(w, out * in), *ay = operand(y, rows * out);
+  float* c = floats(std::max(rows, in) * std::max(in, out));
+  DirectProducts d;
+  d.forward = {.a = ax, .a_stride = in, .b = aw, .b_stride = in, .b_transposed = true, .c = c, .c_stride = out};
+  d.forward.m = rows, d.forward.n = out, d.forward.k = in, d.forward.c_dtype = *type;
+  d.input = {.a = ay, .a_stride = out, .b = aw, .b_stride = in, .c = c, .c_stride = in};
+  d.input.m = rows, d.input.n = in, d.input.k = out, d.input.c_dtype = *type;
+  d.weight = {.a = ay, .a_stride = out, .a_transposed = true, .b = ax, .b_stride = in, .c = c, .c_stride = in};
+  d.weight.m = out, d.weight.n = in, d.weight.k = rows;
+  return d;
+}
+
 void OpCases::products(const Layer& l) {
   if (!any_wanted({"matmul_forward", "matmul_backward_input", "matmul_backward_weight"})) return;
   const int64_t rows = l.rows, in = l.in, out = l.out;
   void *x = values(rows * in), *w = values(out * in, dtype_, 0.02f), *y = values(rows * out), *dx = values(rows * in);
   const std::string shape = fmt::format("{}{}{} x {} x {}", l.name, *l.name == '\0' ? "" : " ", rows, in, out);
-  Product forward_direct, input_direct, weight_direct;
-  if (const std::optional<DType> type = direct_type()) {
-    const auto operand = [&](void* same, int64_t elems) { return type == dtype_ ? same : values(elems, *type, 1); };
-    const void *ax = operand(x, rows * in), *aw = operand(w, out * in), *ay = operand(y, rows * out);
-    float* c = floats(std::max(rows, in) * std::max(in, out));
-    forward_direct = {.a = ax, .a_stride = in, .b = aw, .b_stride = in, .b_transposed = true, .c = c, .c_stride = out};
-    forward_direct.m = rows, forward_direct.n = out, forward_direct.k = in, forward_direct.c_dtype = *type;
-    input_direct = {.a = ay, .a_stride = out, .b = aw, .b_stride = in, .c = c, .c_stride = in};
-    input_direct.m = rows, input_direct.n = in, input_direct.k = out, input_direct.c_dtype = *type;
-    weight_direct = {.a = ay, .a_stride = out, .a_transposed = true, .b = ax, .b_stride = in, .c = c, .c_stride = in};
-    weight_direct.m = out, weight_direct.n = in, weight_direct.k = rows;
-  }
+  const auto [forward_direct, input_direct, weight_direct] = direct_products(rows, in, out, x, w, y);
   const MatmulForward forward{.x = x,
                               .weight = w,
                               .bias = l.bias ? values(out) : nullptr,
@@ -301,6 +312,120 @@ void OpCases::residuals(int64_t batch, int64_t tokens, int64_t width) {
     time(adds ? "dropout_sum" : "dropout", shape, dropped, cost, dropout);
   }
   free_all();
+}
+
+namespace {
+/// Draws `top_k` different experts for every token.
+std::vector<int32_t> drawn_experts(int64_t tokens, int64_t count, int64_t top_k) {
+  std::vector<int32_t> chosen;
+  const Philox random(3, "experts");
+  uint64_t draws = 0;
+  for (int64_t t = 0; t < tokens; ++t)
+    for (const auto first = std::ssize(chosen); std::ssize(chosen) < first + top_k;) {
+      const auto expert = static_cast<int32_t>(random.zipf(draws++, static_cast<uint64_t>(count)));
+      if (std::find(chosen.begin() + first, chosen.end(), expert) == chosen.end()) chosen.push_back(expert);
+    }
+  return chosen;
+}
+}  // namespace
+
+void OpCases::experts(int64_t tokens, int64_t width, int64_t hidden, int64_t count, int64_t top_k) {
+  if (!any_wanted({"router_linear", "router_linear_backward_input", "router_linear_backward_weight", "route_forward",
+                   "route_backward", "arrange_rows", "take_rows", "return_rows", "grouped_forward",
+                   "grouped_backward_input", "grouped_backward_weight", "weighted_swiglu_forward",
+                   "weighted_swiglu_backward"}))
+    return;
+  const std::vector<int32_t> drawn = drawn_experts(tokens, count, top_k);
+  router(tokens, width, count, top_k, uploaded(drawn.data(), std::ssize(drawn)));
+  free_all();
+  rows_of_experts(tokens, width, hidden, count, top_k, uploaded(drawn.data(), std::ssize(drawn)));
+  free_all();
+}
+
+void OpCases::router(int64_t tokens, int64_t width, int64_t count, int64_t top_k, const int32_t* chosen) {
+  const std::string shape = fmt::format("{} x {} of {}", tokens, width, count);
+  void *x = values(tokens * width), *dx = values(tokens * width), *weight = values(count * width, dtype_, 0.02f);
+  float *logits = floats(tokens * count), *scores = floats(tokens * count), *dlogits = floats(tokens * count);
+  const RouterLinear linear{x, weight, logits, tokens, width, count, dtype_};
+  time("router_linear", shape, linear, router_linear_cost, router_linear);
+  RouteForward forward{.logits = logits, .scores = scores, .weights = floats(tokens * top_k)};
+  forward.chosen = static_cast<int32_t*>(take(4 * tokens * top_k));
+  forward.tokens = tokens, forward.experts = count, forward.top_k = top_k;
+  const std::string choices = fmt::format("{} x {} of {}", tokens, top_k, count);
+  time("route_forward", choices, forward, route_forward_cost, route_forward);
+  const RouteBackward backward{.scores = scores,
+                               .chosen = chosen,
+                               .dweights = floats(tokens * top_k),
+                               .dlogits = dlogits,
+                               .tokens = tokens,
+                               .sequence = tokens,
+                               .experts = count,
+                               .top_k = top_k};
+  time("route_backward", choices, backward, route_backward_cost, route_backward);
+  const RouterLinearBackwardInput input{dlogits, weight, dx, tokens, width, count, dtype_, true};
+  time("router_linear_backward_input", shape, input, router_linear_backward_input_cost, router_linear_backward_input);
+  const RouterLinearBackwardWeight of_weight{dlogits, x, floats(count * width), tokens, width, count, dtype_, true};
+  time("router_linear_backward_weight", shape, of_weight, router_linear_backward_weight_cost,
+       router_linear_backward_weight);
+}
+
+void OpCases::rows_of_experts(int64_t tokens, int64_t width, int64_t hidden, int64_t count, int64_t top_k,
+                              const int32_t* chosen) {
+  const int64_t rows = tokens * top_k;
+  const auto whole_numbers = [&](int64_t elems) { return static_cast<int32_t*>(take(4 * elems)); };
+  const ArrangeRows arranged{.chosen = chosen,
+                             .offsets = whole_numbers(count + 1),
+                             .rows = whole_numbers(rows),
+                             .places = whole_numbers(rows),
+                             .tokens = tokens,
+                             .experts = count,
+                             .top_k = top_k};
+  arrange_rows(context_, arranged);  // the other ops need the order
+  time("arrange_rows", fmt::format("{} x {} of {}", tokens, top_k, count), arranged, arrange_rows_cost, arrange_rows);
+  const std::string shape = fmt::format("{} x {}", rows, width);
+  void *x = values(tokens * width), *by_expert = values(rows * width);
+  const TakeRows taken{.from = x,
+                       .rows = arranged.rows,
+                       .count = arranged.offsets + count,
+                       .to = by_expert,
+                       .top_k = top_k,
+                       .max_rows = rows,
+                       .width = width,
+                       .dtype = dtype_,
+                       .weights = floats(rows),
+                       .row_weights = floats(rows)};
+  time("take_rows", shape, taken, take_rows_cost, take_rows);
+  const ReturnRows returned{.from = by_expert,
+                            .places = arranged.places,
+                            .to = x,
+                            .tokens = tokens,
+                            .top_k = top_k,
+                            .width = width,
+                            .dtype = dtype_};
+  time("return_rows", shape, returned, return_rows_cost, return_rows);
+  const std::string activations = fmt::format("{} x {}", rows, hidden);
+  void *gate_up = values(2 * rows * hidden), *y = values(rows * hidden), *d = values(2 * rows * hidden);
+  const WeightedSwigluForward swiglu{gate_up, taken.row_weights, y, taken.count, rows, hidden, dtype_};
+  time("weighted_swiglu_forward", activations, swiglu, weighted_swiglu_forward_cost, weighted_swiglu_forward);
+  const WeightedSwigluBackward gradient{y,      gate_up, taken.row_weights, d, floats(rows), taken.count, rows,
+                                        hidden, dtype_};
+  time("weighted_swiglu_backward", activations, gradient, weighted_swiglu_backward_cost, weighted_swiglu_backward);
+  grouped_products(rows, width, 2 * hidden, count, arranged.offsets);
+}
+
+/// Their bound is one product of the same size.
+void OpCases::grouped_products(int64_t rows, int64_t in, int64_t out, int64_t count, const int32_t* offsets) {
+  const std::string shape = fmt::format("{}: {} x {} x {}", count, rows, in, out);
+  void *x = values(rows * in), *y = values(rows * out), *dx = values(rows * in);
+  void* weight = values(count * in * out, dtype_, 0.02f);
+  const auto [forward_direct, input_direct, weight_direct] = direct_products(rows, in, out, x, weight, y);
+  const GroupedForward forward{x, weight, y, offsets, rows, count, in, out, dtype_};
+  time("grouped_forward", shape, forward, grouped_forward_cost, grouped_forward, 0, forward_direct);
+  const GroupedBackwardInput input{y, weight, dx, offsets, rows, count, in, out, dtype_};
+  time("grouped_backward_input", shape, input, grouped_backward_input_cost, grouped_backward_input, 0, input_direct);
+  const GroupedBackwardWeight of_weight{x, y, floats(count * in * out), offsets, rows, count, in, out, dtype_, true};
+  time("grouped_backward_weight", shape, of_weight, grouped_backward_weight_cost, grouped_backward_weight, 0,
+       weight_direct);
 }
 
 void OpCases::rope(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64_t row_stride) {

@@ -41,6 +41,9 @@ class OpCases {
   void activations(int64_t rows, int64_t width);
   /// Measures the sum of a residual connection, without and with dropout, and dropout alone.
   void residuals(int64_t batch, int64_t tokens, int64_t width);
+  /// Measures a mixture of experts of `hidden` units each, up to the second product. Choices are as frequent as words
+  /// of a text, so that the loads of experts are uneven.
+  void experts(int64_t tokens, int64_t width, int64_t hidden, int64_t count, int64_t top_k);
   void rope(int64_t batch, int64_t tokens, int64_t heads, int64_t head_dim, int64_t row_stride);
   /// `vocab` is the number of rows of the table, and the ids are below `ids_below`.
   void embedding(int64_t batch, int64_t tokens, int64_t width, int64_t vocab, int64_t ids_below);
@@ -74,6 +77,15 @@ class OpCases {
   void time(const char* op, const std::string& shape, const Args& args, CostOf cost, Op run, double flops = 0,
             const kernels::Product& direct = {});
   bool any_wanted(std::initializer_list<const char*> ops);
+  /// The three products of a linear layer for the host's library; without sizes on other devices.
+  struct DirectProducts {
+    kernels::Product forward, input, weight;
+  };
+  DirectProducts direct_products(int64_t rows, int64_t in, int64_t out, void* x, void* w, void* y);
+  void router(int64_t tokens, int64_t width, int64_t count, int64_t top_k, const int32_t* chosen);
+  void rows_of_experts(int64_t tokens, int64_t width, int64_t hidden, int64_t count, int64_t top_k,
+                       const int32_t* chosen);
+  void grouped_products(int64_t rows, int64_t in, int64_t out, int64_t count, const int32_t* offsets);
   template <typename T>
   const T* uploaded(const T* host, int64_t count);
 };

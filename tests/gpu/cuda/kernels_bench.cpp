@@ -84,6 +84,7 @@ class CardBench final : bench::OpCases {
     loss(rows / 4, s.ids, s.vocab);
     update(s.parameters, true);
     activations(rows, s.hidden);
+    experts(rows, s.width, s.hidden / 2, 8, 2);
     residuals(s.batch, s.tokens, s.hidden);
     rope(s.batch, s.tokens, s.hidden / 64, 64, s.hidden);
     attention(s.batch, s.tokens, s.heads, s.heads, 64, true);

@@ -33,8 +33,13 @@ struct Groups {
 
 /// One row, an empty expert, all rows of one expert, no rows at all, widths around vectors and tiles.
 std::vector<Groups> groups() {
-  std::vector<Groups> all = {{{1}, 0, 1, 1},        {{3, 0, 5}, 2, 8, 16},      {{0, 0, 17, 0}, 3, 33, 9},
-                             {{0, 0}, 4, 5, 3},     {{2, 1, 0, 70}, 1, 40, 24}, {{65, 64, 63}, 5, 16, 72},
+  std::vector<Groups> all = {{{1}, 0, 1, 1},
+                             {{3, 0, 5}, 2, 8, 16},
+                             {{0, 0, 17, 0}, 3, 33, 9},
+                             {{0, 0}, 4, 5, 3},
+                             {{2, 1, 0, 70}, 1, 40, 24},
+                             {std::vector<int32_t>(10, 2), 1, 24, 16},
+                             {{65, 64, 63}, 5, 16, 72},
                              {{9, 130}, 0, 72, 136}};
   if (on_cpu())
     all.insert(all.end(), {{{301, 5, 0, 200}, 9, 129, 67},
