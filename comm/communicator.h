@@ -55,9 +55,9 @@ class Communicator {
   virtual Work all_to_all(const Transfer& transfer) = 0;
   /// Moves rows between ranks that hold tokens (sources) and ranks that hold experts (owners). Every rank is both, and
   /// owns `experts` of all ranks * experts. counts[s][e] rows travel between source s and the owner of expert e.
-  ///   Dispatch: `from` has this rank's rows in the order of their experts. `to` gets the rows of this rank's experts in
-  ///   the order (expert, source, position), so that piece (expert j, source s) begins after all rows of the experts
-  ///   before j and after the rows for j of the sources before s.
+  ///   Dispatch: `from` has this rank's rows in the order of their experts. `to` gets the rows of this rank's experts
+  ///   in the order (expert, source, position): piece (expert j, source s) begins after all rows of the experts before
+  ///   j and after the rows for j of the sources before s.
   ///   Reverse: every row travels back. `from` has the owner's order, `to` that of the source.
   /// Plans fix the bounds, and a work moves exactly the counted rows. No memory is allocated for them. An owner's rows
   /// at and after `bound_rows` do not travel in either direction, and their bytes in `to` stay as they are. Bytes

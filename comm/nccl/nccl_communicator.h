@@ -34,7 +34,8 @@ class NcclCommunicator final : public Communicator {
   Work reduce_scatter(const Transfer& transfer) override;
   Work all_gather(const Transfer& transfer) override;
   Work all_to_all(const Transfer& transfer) override;
-  /// Throws: CommError, because NCCL takes the sizes of messages from the host, which would have to wait for the counts.
+  /// Throws: CommError, because NCCL takes the sizes of messages from the host, which would have to wait for
+  /// the counts.
   Work all_to_all_v(const RoutedTransfer& transfer) override;
   Work send(const Transfer& transfer, int peer) override;
   Work recv(const Transfer& transfer, int peer) override;

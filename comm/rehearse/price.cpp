@@ -9,9 +9,11 @@
 namespace slipstream::comm {
 namespace {
 
-/// Both ends of a transfer have the times of `send`.
+/// Both ends of a transfer have the times of `send`. An all_to_all_v has those of `exchange`, in which every rank also
+/// sends and receives at once.
 const VerbTimes* verb_of(const HostTimes& host, Op op, int ranks) {
-  return ranks > 1 && is_communication(op) ? host.verb(name_of(op == Op::recv ? Op::send : op), ranks) : nullptr;
+  const Op measured = op == Op::recv ? Op::send : op == Op::all_to_all_v ? Op::exchange : op;
+  return ranks > 1 && is_communication(op) ? host.verb(name_of(measured), ranks) : nullptr;
 }
 
 int64_t time_at(int64_t bytes, int64_t bytes_per_second) {

@@ -426,6 +426,14 @@ void StageTypes::routed(const Task& task, Axis axis) {
                        task.route.reverse ? "the way back" : "the way to experts"));
   if (task.route.reverse && type.routed_by != place)
     refuse(buffer_name(from), name_of(axis), "returns by other counts than those that brought it");
+  const Type gathered = uniform(counts);
+  if (gathered.routed != axis || gathered.routed_by != place)
+    refuse(buffer_name(counts), name_of(axis),
+           fmt::format("is {}, and not the counts of all ranks of {}", words(gathered), name_of(axis)));
+  if (gathered.micro_batch != type.micro_batch)
+    refuse(buffer_name(from), kMicroBatches,
+           fmt::format("is of micro-batch {}, but its counts are of micro-batch {}", type.micro_batch,
+                       gathered.micro_batch));
   type.routed = task.route.reverse ? Axis::self : axis;
   type.routed_by = task.route.reverse ? -1 : place;
   map_.write(to, type);

@@ -71,9 +71,9 @@ TEST_CASE("bus factors are those of nccl-tests", "[bench]") {
     Op op;
     double of_2, of_8;
   };
-  for (const Row& row :
-       {Row{Op::all_reduce, 1, 1.75}, Row{Op::all_gather, 0.5, 0.875}, Row{Op::reduce_scatter, 0.5, 0.875},
-        Row{Op::all_to_all, 0.5, 0.875}, Row{Op::exchange, 1, 1}, Row{Op::send, 1, 1}}) {
+  for (const Row& row : {Row{Op::all_reduce, 1, 1.75}, Row{Op::all_gather, 0.5, 0.875},
+                         Row{Op::reduce_scatter, 0.5, 0.875}, Row{Op::all_to_all, 0.5, 0.875},
+                         Row{Op::all_to_all_v, 0.5, 0.875}, Row{Op::exchange, 1, 1}, Row{Op::send, 1, 1}}) {
     CHECK(bus_factor(row.op, 2) == row.of_2);
     CHECK(bus_factor(row.op, 8) == row.of_8);
   }

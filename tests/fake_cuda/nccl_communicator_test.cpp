@@ -96,6 +96,23 @@ TEST_CASE("each verb is the NCCL call of its name, on elements") {
         }) == "");
 }
 
+TEST_CASE("rows by counts are refused before a work exists, because the counts are in device memory") {
+  CHECK(on_ranks(2, [](RankTest& test) {
+          std::string sentence;
+          try {
+            test.comm.all_to_all_v({.from = {0, 0, 40},
+                                    .to = {1, 0, 80},
+                                    .counts = {2, 0, 16},
+                                    .route = {.experts = 1, .row_elems = 1, .source_rows = 10, .bound_rows = 20}});
+          } catch (const CommError& error) {
+            sentence = error.what();
+          }
+          test.expect(
+              sentence.find("all_to_all_v of 10 rows of 1 float32, bound 20 is not available") != std::string::npos,
+              "another sentence: " + sentence);
+        }) == "");
+}
+
 TEST_CASE("an asynchronous error is reported with NCCL's message") {
   const std::string failures = on_ranks(2, [](RankTest& test) {
     test.comm.check_for_errors();

@@ -39,8 +39,14 @@ constexpr VerbRow kVerbs[] = {{"all_reduce", Op::all_reduce, true, Operands::who
                               {"reduce_scatter", Op::reduce_scatter, true, Operands::from_parts},
                               {"all_gather", Op::all_gather, true, Operands::to_parts},
                               {"all_to_all", Op::all_to_all, false, Operands::both_parts},
+                              {"all_to_all_v", Op::all_to_all_v, false, Operands::both_parts},
                               {"exchange", Op::exchange, false, Operands::whole},
                               {"send", Op::send, false, Operands::whole}};
+
+/// The experts of a rank in all_to_all_v. Each rank sends as many rows of one element to every rank, divided among its
+/// experts.
+constexpr int kExperts = 4;
+int64_t rows_of_expert(int expert, int64_t elems) { return elems / kExperts + (expert < elems % kExperts); }
 
 /// Returns the value that rank `rank` has at position `at` of its buffer. The values are small integers, so that sums
 /// are exact.
@@ -65,7 +71,10 @@ class CommBench : WorldBench {
         stream_(device_->make_stream({.name = "comm", .high_priority = true})),
         from_(device_->allocate(max_bytes_, "sent")),
         to_(device_->allocate(max_bytes_, "received")),
-        memory_({{from_->data(), 0, Instances::one}, {to_->data(), 0, Instances::one}}),
+        counts_(device_->allocate(counts_bytes(), "counts")),
+        memory_({{from_->data(), 0, Instances::one},
+                 {to_->data(), 0, Instances::one},
+                 {counts_->data(), 0, Instances::one}}),
         host_(static_cast<size_t>(max_bytes_ / 4)) {
     frame_.memory = &memory_;
     std::set<std::string> hosts;
@@ -90,7 +99,7 @@ class CommBench : WorldBench {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
   }
   bool exists(const VerbRow& verb, std::string_view algorithm) const {
-    if (on_gpus_) return algorithm == "nccl";
+    if (on_gpus_) return algorithm == "nccl" && verb.op != Op::all_to_all_v;  // NCCL has no such verb
     if (algorithm == "library") return library_ != nullptr;
     return algorithm == "direct" || (algorithm == "ring" && verb.has_ring);
   }
@@ -119,10 +128,36 @@ class CommBench : WorldBench {
         return by.all_gather(transfer);
       case Op::all_to_all:
         return by.all_to_all(transfer);
+      case Op::all_to_all_v:
+        return bind_routed(by, transfer);
       case Op::exchange:
         return by.exchange(transfer, peer(1), peer(-1));
       default:
         return world_.rank() % 2 == 0 ? by.send(transfer, world_.rank() ^ 1) : by.recv(transfer, world_.rank() ^ 1);
+    }
+  }
+
+  int64_t counts_bytes() const { return 4 * int64_t{ranks_} * ranks_ * kExperts; }
+  Work bind_routed(comm::Communicator& by, const comm::Transfer& transfer) {
+    std::vector<int32_t> counts;
+    for (int64_t i = 0; i < counts_bytes() / 4; ++i)
+      counts.push_back(static_cast<int32_t>(rows_of_expert(static_cast<int>(i % kExperts), transfer.elems)));
+    device_->copy_from_host(counts_->data(), counts.data(), counts_bytes());
+    const int64_t rows = transfer.elems * ranks_;
+    return by.all_to_all_v({.from = transfer.from,
+                            .to = transfer.to,
+                            .counts = {2, 0, counts_bytes()},
+                            .route = {.experts = kExperts, .row_elems = 1, .source_rows = rows, .bound_rows = rows},
+                            .dtype = transfer.dtype});
+  }
+  /// Returns the value of row `at` in the order (expert, source, position) of this rank.
+  float expected_routed(int64_t elems, int64_t at) const {
+    int64_t begin = 0;  // of the expert's rows in the part that a source sends to this rank
+    for (int expert = 0;; ++expert) {
+      const int64_t rows = rows_of_expert(expert, elems);
+      if (at < ranks_ * rows) return value_at(static_cast<int>(at / rows), world_.rank() * elems + begin + at % rows);
+      at -= ranks_ * rows;
+      begin += rows;
     }
   }
 
@@ -140,6 +175,8 @@ class CommBench : WorldBench {
         return value_at(static_cast<int>(at / elems), at % elems);
       case Op::all_to_all:
         return value_at(static_cast<int>(at / elems), rank * elems + at % elems);
+      case Op::all_to_all_v:
+        return expected_routed(elems, at);
       case Op::exchange:
         return value_at(peer(-1), at);
       default:
@@ -285,7 +322,7 @@ class CommBench : WorldBench {
   std::unique_ptr<comm::Communicator> communicator_;
   std::unique_ptr<comm::Communicator> library_;  // none on GPUs, and none over an emulated link, which it would bypass
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Allocation> from_, to_;
+  std::unique_ptr<Allocation> from_, to_, counts_;
   Memory memory_;
   std::vector<float> host_;
   Frame frame_;

@@ -185,7 +185,8 @@ void add_comm(CLI::App& bench, Run& chosen) {
   command->add_option("--min", options->smallest, "smallest operation; each size is four times the one before");
   command->add_option("--max", options->largest, "largest operation; a rank allocates about five times as much");
   add_list(command, "--verbs", options->verbs, "for instance all_reduce,all_gather; default: all")
-      ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "exchange", "send"}))
+      ->check(CLI::IsMember(
+          {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "exchange", "send"}))
       ->type_name("VERB,...");
   add_list(command, "--algorithms", options->algorithms,
            "on CPUs: direct,ring,library; default: all; library: the verbs of the MPI library")

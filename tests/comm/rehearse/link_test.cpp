@@ -4,9 +4,11 @@
 #include "comm/link.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <vector>
 
+#include "comm/rehearse/price.h"
 #include "engine/base/units.h"
 #include "tests/test.hpp"
 
@@ -87,6 +89,16 @@ TEST_CASE("the other verbs: bytes and rounds") {
       CHECK(wire_cost(op, Algorithm::direct, n, 10, DType::f64, link).latency_ns == 1000);
     }
   }
+}
+
+TEST_CASE("on a measured host, an all_to_all_v has the times of an exchange") {
+  HostTimes host{.cores = 8};
+  host.verbs.push_back({.verb = "exchange", .ranks = 4, .latency_ns = 700, .bytes_per_second = 2'000'000'000});
+  const RooflinePrice price({.measured = std::make_shared<HostTimes>(host)}, {1e9, 100});
+  const WireCost cost = price.wire(Op::all_to_all_v, Algorithm::direct, Axis::data, 4, 500, DType::f32);
+  CHECK(cost.bytes == 3 * 2000);
+  CHECK(cost.wire_ns == 3000);
+  CHECK(cost.latency_ns == 700);
 }
 
 TEST_CASE("one rank and local ops are free; an unlimited link has no wire time; fractions of a ns round up") {

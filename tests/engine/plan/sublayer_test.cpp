@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communication between pieces: its instances, the items that wait for it, and that the declared waits are sufficient.
 
+#include <algorithm>
+
 #include "comm/rehearse/finish.h"
 #include "comm/rehearse/hazards.h"
 #include "comm/rehearse/seams.h"
@@ -67,7 +69,7 @@ struct Example {
     return comm::finish(stages, job.mesh, job.channels, price);
   }
 
- private:
+ protected:
   Slice add(const std::string& name, Instances instances, int slots) {
     return job.buffers.whole(job.buffers.add(
         {.name = name, .size_bytes = kBytes, .owner = Owner::activations, .instances = instances, .slots = slots}));
@@ -135,6 +137,77 @@ TEST_CASE("the waits of the pass are complete, and each of them is needed", "[su
       CHECK(mutations.waits > 0);
       CHECK(mutations.caught == mutations.waits);
     }
+}
+
+namespace {
+
+/// Rows go to experts by counts that are gathered first, and come back by the same counts.
+struct ExpertsExample : Example {
+  Slice rows, counts;
+  static constexpr Route kRoute{.experts = 1, .row_elems = 1, .source_rows = 8, .bound_rows = 16};
+
+  explicit ExpertsExample(int micro_batches) : Example(micro_batches) {
+    job.model.pieces.clear();
+    job.channels[1] = {Role::experts, Axis::tensor};
+    rows = add("rows", Instances::one, 1);
+    counts = add("counts", Instances::per_micro_batch, 1);
+    const Slice own_counts{counts.buffer, counts.begin_bytes, counts.size_bytes / 2};
+    Route back = kRoute;
+    back.reverse = true;
+    piece("router", {own}, {own_counts, sum}).communications = {{.name = "counts",
+                                                                 .channel = Role::experts,
+                                                                 .op = Op::all_gather,
+                                                                 .from = own_counts,
+                                                                 .to = counts,
+                                                                 .dtype = DType::i32,
+                                                                 .elems = kBytes / 8},
+                                                                routed("dispatch", sum, rows, kRoute)};
+    piece("experts", {rows, counts}, {theirs}).communications = {routed("return", theirs, sum, back)};
+    piece("combine", {sum}, {own});
+  }
+  Communication routed(const std::string& name, const Slice& from, const Slice& to, const Route& route) const {
+    return {.name = name,
+            .channel = Role::experts,
+            .op = Op::all_to_all_v,
+            .from = from,
+            .to = to,
+            .elems = balanced_elems(route, 2),
+            .counts = counts,
+            .route = route};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("rows that travel by counts wait for the counts, and every wait of a layer of experts is needed",
+          "[sublayer][mutation]") {
+  for (int micro_batches : {1, 2, 3}) {
+    CAPTURE(micro_batches);
+    const ExpertsExample example(micro_batches);
+    Plan plan = example.plan({0, 1, 2});
+    const auto spine = static_cast<ItemId>(plan.spine.size());
+    REQUIRE(plan.tasks.size() == static_cast<size_t>(3 * micro_batches));
+    for (int m = 0; m < micro_batches; ++m) {
+      const auto first = static_cast<size_t>(3 * m);
+      const Task &dispatch = plan.tasks[first + 1], &back = plan.tasks[first + 2];
+      const Slice of_micro_batch{example.counts.buffer, m * kBytes, kBytes};
+      CHECK((dispatch.op == Op::all_to_all_v && is_communication(dispatch.op)));
+      CHECK((dispatch.route == ExpertsExample::kRoute && dispatch.elems == 4));
+      CHECK((dispatch.reads.size() == 2 && dispatch.reads[1] == of_micro_batch));
+      CHECK((back.route.reverse && back.reads.size() == 2 && back.reads[1] == of_micro_batch));
+      const Point counts{spine + static_cast<ItemId>(first)};
+      CHECK(std::find(dispatch.after.begin(), dispatch.after.end(), counts) != dispatch.after.end());
+    }
+    const comm::Proof proof = example.finish(plan);
+    CAPTURE(proof.deadlock, proof.hazards.empty() ? "" : proof.hazards[0].sentence());
+    CHECK(proof.holds());
+    const std::vector<const Plan*> runs{&plan, &plan, &plan};
+    const auto seams = comm::link_all(runs, example.job.channels);
+    const comm::Mutations mutations = comm::mutate_waits({runs, seams}, example.job.channels, &example.job.buffers);
+    CAPTURE(mutations.redundant_names, mutations.missed_names);
+    CHECK(mutations.waits > 0);
+    CHECK(mutations.caught == mutations.waits);
+  }
 }
 
 TEST_CASE("a plan gets the communication of the pieces that it runs and no other", "[sublayer]") {
