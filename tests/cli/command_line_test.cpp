@@ -95,7 +95,7 @@ TEST_CASE("subcommands and flags may be added but not removed", "[cli]") {
   }
   const Result version = call("--version");
   CHECK(version.code == 0);
-  const std::string words = "slipstream " PROJECT_VERSION " (build ";
+  const std::string words = "slipstream " + project_version() + " (build ";
   CHECK(version.text.size() == words.size() + 16 + std::string(")\n").size());
   CHECK(version.text.starts_with(words));
 }
