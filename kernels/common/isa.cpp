@@ -12,7 +12,7 @@ namespace slipstream::kernels {
 namespace {
 
 Isa best() {
-#if defined(__x86_64__)
+#if !defined(SLIP_BASELINE_ONLY)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return Isa::avx512;

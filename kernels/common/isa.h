@@ -32,6 +32,10 @@ std::string_view name_of(Isa isa);
   }
 
 /// Calls the function of the chosen set: SLIP_CALL_ISA(gelu_backward_cpu(context, args));
+#if defined(SLIP_BASELINE_ONLY)  // the build has no other set (kernels/meson.build)
+#define SLIP_CALL_ISA(call) \
+  { isa_baseline::call; }
+#else
 #define SLIP_CALL_ISA(call)                    \
   switch (::slipstream::kernels::isa()) {      \
     case ::slipstream::kernels::Isa::avx512:   \
@@ -44,3 +48,4 @@ std::string_view name_of(Isa isa);
       isa_baseline::call;                      \
       break;                                   \
   }
+#endif

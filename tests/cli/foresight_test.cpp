@@ -88,13 +88,13 @@ TEST_CASE("plan compares a run with its plan, and replays it with other settings
     const std::string record = read(run + "/run.json"), plan = read(run + "/plan.json");
     folder.write("run/plan.json", replaced(plan, "\"format\": 1", "\"format\": 9"));
     check_refused(call(std::string("plan ") + flag + run), 3,
-                  {"plan.json is of another version of the program, " PROJECT_VERSION ". Use that version."});
+                  {"plan.json is of another version of the program, " + project_version() + ". Use that version."});
     folder.write("run/plan.json", plan.substr(0, plan.size() / 2));
     check_refused(call(std::string("plan ") + flag + run), 3, {"plan.json"});
     folder.write("run/plan.json", plan);
-    folder.write("run/run.json", replaced(record, PROJECT_VERSION, "0.0.7"));
+    folder.write("run/run.json", replaced(record, project_version(), "0.0.7"));
     if (std::string(flag) == "--from ")
-      check_refused(call("plan --from " + run), 3, {"version 0.0.7", PROJECT_VERSION});
+      check_refused(call("plan --from " + run), 3, {"version 0.0.7", project_version()});
     folder.write("run/run.json", record);
     // A run that has not ended has written no trace, or only those of other ranks.
     const std::string trace = read(run + "/trace/rank0000.json");

@@ -109,15 +109,15 @@ inline const std::string& exe() { return slipstream_program(); }
 inline Result call(const std::string& arguments) { return shell(exe() + " " + arguments); }
 
 inline std::string mpirun() {
-  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + std::string(MPIRUN) +
+  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + mpirun_program() +
          " --oversubscribe --bind-to none ";
 }
 inline Result on_ranks(int ranks, const std::string& arguments) {
   return shell(mpirun() + "-np " + std::to_string(ranks) + " " + exe() + " " + arguments);
 }
 inline bool has_mpirun() {
-  if (std::string(MPIRUN).empty()) WARN("SKIPPED more than one rank: no mpirun in this build");
-  return !std::string(MPIRUN).empty();
+  if (mpirun_program().empty()) WARN("SKIPPED more than one rank: no mpirun in this build");
+  return !mpirun_program().empty();
 }
 
 inline int count(const std::string& text, const std::string& part) {
@@ -193,7 +193,7 @@ inline void check_complete(const std::string& run, int64_t steps) {
   CHECK(lines.back().at("params_hash").as_string().size() == 32);
   const Json about = Json::parse(read(run + "/run.json"));
   CHECK(about.at("plan_hash").as_string().size() == 16);
-  CHECK(about.at("version").as_string() == PROJECT_VERSION);
+  CHECK(about.at("version").as_string() == project_version());
   for (const char* key : {"host", "build", "compiler", "products_library"}) CHECK(!about.at(key).as_string().empty());
   check_documented(about);
   CHECK(fs::exists(run + "/config.resolved.toml"));

@@ -416,7 +416,7 @@ TEST_CASE("signals: SIGUSR1 saves, ends with 75 and goes on with the same bits",
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     // The signal goes to the program itself or to mpirun, which passes SIGUSR1 on to its ranks, and not to the shells
     // around them.
-    shell(std::string("for s in ") + signal + "; do pkill -$s -f \"^" + (launcher.empty() ? exe() : MPIRUN) +
+    shell(std::string("for s in ") + signal + "; do pkill -$s -f \"^" + (launcher.empty() ? exe() : mpirun_program()) +
           " .*output.dir=" + folder.path(name) + "\"; done");
     runner.join();
     return result;

@@ -19,8 +19,7 @@ using namespace slipstream::test;
 namespace {
 
 std::string bytes_of_golden(const std::string& name) {
-  const char* bundled = std::getenv("SLIPSTREAM_GOLDEN_DIR");
-  std::ifstream file((bundled ? bundled : source_dir() + "/tests/golden") + "/" + name, std::ios::binary);
+  std::ifstream file(golden_dir() + "/" + name, std::ios::binary);
   REQUIRE(file.good());
   return {std::istreambuf_iterator<char>(file), {}};
 }

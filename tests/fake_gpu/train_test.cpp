@@ -1,61 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole program without a GPU: the same run files on the CPU and on fake GPUs train the same model, and every
-// failure of a GPU is one error. A host that reads the fake's device memory directly faults here, as on a GPU.
+// The whole program without a GPU: the same run files on the CPU and on fake GPUs train the same model. A host that
+// reads the fake's device memory directly faults here, as on a GPU.
 
 #include <fmt/core.h>
 
 #include <cmath>
 #include <map>
 
-#include "engine/checkpoint/weights.h"
-#include "tests/cli/program.h"
+#include "tests/fake_gpu/runs.h"
 
 using namespace slipstream;
 using namespace slipstream::program;
 
 namespace {
-
-const std::string& kFake = fake_gpu_program();
-
-/// Emulated kernels take most of the time, so these runs have half the tokens of the runs on a CPU.
-std::string small_run_file(const Folder& folder) {
-  std::string run = read(run_file(folder));
-  const size_t tokens = run.find("context = 16\n");
-  REQUIRE(tokens != std::string::npos);
-  return folder.write("run.toml", run.replace(tokens, 12, "context = 8"));
-}
-
-struct Run {
-  Result result;
-  std::vector<Json> lines;
-  std::map<std::string, std::vector<float>> weights;
-
-  std::vector<double> all(const std::string& key) const {
-    std::vector<double> values;
-    for (const Json& line : lines) values.push_back(line.at(key).as_double());
-    return values;
-  }
-  std::string hash() const { return lines.back().at("params_hash").as_string(); }
-};
-
-/// Trains `run` into the folder `name` and reads its results.
-Run train(const Folder& folder, const std::string& exe, int ranks, const std::string& name, const std::string& more) {
-  const std::string dir = folder.path(name);
-  const std::string launcher = ranks > 1 ? mpirun() + "-np " + std::to_string(ranks) + " " : "";
-  Run run;
-  run.result = shell(launcher + exe + " train " + folder.path("run.toml") + " --set output.dir=" + dir +
-                     " --set checkpoint.dir=" + dir + "/checkpoints " + more);
-  INFO(run.result.text);
-  REQUIRE(run.result.code == 0);
-  run.lines = metrics(dir);
-  const checkpoint::FinalWeights final_weights = checkpoint::read_final(dir + "/checkpoints/final");
-  for (const checkpoint::TensorInfo& tensor : final_weights.weights.tensors()) {
-    std::vector<float>& values = run.weights[tensor.name];
-    values.resize(static_cast<size_t>(tensor.elems()));
-    final_weights.weights.read_floats(tensor, values);
-  }
-  return run;
-}
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
@@ -322,133 +279,6 @@ TEST_CASE("one process measures the overlap of several ranks on every form of a 
                 {"comm.emulate.form", "on the CPU"});
 }
 
-TEST_CASE("products are timed once and kept in a file, and every run prints the table that it uses", "[cuda]") {
-  Folder folder;
-  const std::string run = run_file(folder), table = folder.path("algorithms.json");
-  const std::string more = " --set device.kind=cuda --set train.steps=1 --set device.algorithms=" + table;
-  const auto products = [&](const std::string& name) {
-    return Json::parse(read(folder.path(name) + "/run.json")).at("products");
-  };
-  train(folder, kFake, 1, "before", more);
-  CHECK(products("before").at("table").as_string().empty());
-  const Result timed = shell(kFake + " bench products " + run + " --steps 1 --rotate 4KiB" + more);
-  INFO(timed.text);
-  REQUIRE(timed.code == 0);
-  CHECK(contains(timed.text, "Emulated card, cuBLASLt 130100"));
-  CHECK(contains(timed.text, "products timed: " + table));
-  // A second call finds every product timed. A table that lacks some is completed, and --again times all.
-  const std::string bench = kFake + " bench products " + run + " --steps 1 --rotate 4KiB" + more, whole = read(table);
-  const auto entries = [&] { return Json::parse(read(table)).at("products").as_object().size(); };
-  const size_t all = entries();
-  CHECK(contains(shell(bench).text, fmt::format("{0} products, {0} timed before", all)));
-  CHECK(read(table) == whole);
-  Json some = Json::parse(whole);
-  const Json::Object every = Json::parse(whole).at("products").as_object();
-  some["products"] = Json::Object(every.begin() + 1, every.end());
-  folder.write("algorithms.json", some.dump(1));
-  CHECK(contains(shell(bench).text, fmt::format("{} products, {} timed before", all, all - 1)));
-  CHECK(entries() == all);
-  const Result limited = shell(bench + " --again --seconds 1e-9");
-  CHECK(contains(limited.text, fmt::format("{} products, 0 timed before", all)));
-  CHECK(contains(limited.text, "products left after 1e-09 s"));
-  CHECK(entries() < all);
-  CHECK(shell(bench).code == 0);
-  CHECK(entries() == all);
-  const Run first = train(folder, kFake, 1, "after", more);
-  const Json taken = products("after").at("taken");
-  CHECK(products("after").at("table").as_string() == table);
-  CHECK(contains(taken.dump(), "gelu and bias gradient"));
-  for (const auto& [product, from] : taken.as_object())
-    if (contains(product, "gradient")) CHECK(from.as_string() == "table");
-  CHECK(train(folder, kFake, 1, "again", more).hash() == first.hash());
-  // A foreign file gives one warning and stays unchanged; the run continues without it.
-  folder.write("algorithms.json", "{\"format\": 1, \"card\": \"Another\", \"cublaslt\": 1, \"products\": {}}");
-  const Run without = train(folder, kFake, 1, "foreign", more);
-  CHECK(count(without.result.text, "device.algorithms is ignored") == 1);
-  CHECK(without.result.text.find("is for the GPU") != std::string::npos);
-  CHECK(products("foreign").at("table").as_string().empty());
-  check_refused(shell(kFake + " bench products " + run + " --set device.kind=cpu"), 2, {"on the CPU"});
-}
-
-TEST_CASE("NCCL's choices per channel and size are in run.json, and a table changes them", "[cuda]") {
-  if (!has_mpirun()) return;
-  Folder folder;
-  small_run_file(folder);
-  folder.write("nccl.json",
-               "{\"channels\": {\"*\": {\"max_ctas\": 2, \"choices\": [{\"verb\": \"all_reduce\", \"algorithm\": "
-               "\"ring\", \"protocol\": \"ll\"}]}}}");
-  const auto channels = [&](const std::string& name) {
-    return Json::parse(read(folder.path(name) + "/run.json")).at("channels").dump();
-  };
-  const Run own = train(folder, kFake, 2, "own", " --set device.kind=cuda --set train.steps=2");
-  CHECK(contains(channels("own"), "\"from\": \"NCCL\""));
-  CHECK(contains(channels("own"), "\"registered\": \"yes\""));
-  // Either all ranks have the memory or none uses it: run.json describes the first rank, and the second one cannot get
-  // it.
-  const std::string alone = kFake + " train " + folder.path("run.toml") +
-                            " --set device.kind=cuda --set train.steps=1 --set output.dir=" + folder.path("alone");
-  CHECK(shell(mpirun() + "-np 1 " + alone + " : -np 1 -x FAKE_NCCL_NO_REGISTER=1 " + alone, 60).code == 0);
-  CHECK(contains(channels("alone"), "no: NCCL needs all ranks to register"));
-  CHECK(!contains(channels("alone"), "\"registered\": \"yes\""));
-  // NCCL reads arenas in place only from its own memory; with one rank there is no reader.
-  const std::string without = "env FAKE_NCCL_NO_MEMORY=1 " + kFake;
-  check_refused(shell(mpirun() + "-np 2 " + without + " train " + folder.path("run.toml") + " --set device.kind=cuda"),
-                7, {"[memory] parameters needs ", "but NCCL cannot allocate it", "NCCL_CUMEM_ENABLE=0"});
-  train(folder, without, 1, "one", " --set device.kind=cuda --set train.steps=1");
-  const Run tabled = train(folder, kFake, 2, "tabled",
-                           " --set device.kind=cuda --set train.steps=2 --set comm.nccl=" + folder.path("nccl.json"));
-  CHECK(contains(channels("tabled"), "\"algorithm\": \"ring\", \"protocol\": \"ll\", \"from\": \"table\""));
-  CHECK(tabled.hash() == own.hash());  // the fake adds in one order, whatever the choice
-  folder.write("nccl.json", "{\"channels\": {\"*\": {\"ctas\": 2}}}");
-  check_refused(shell(kFake + " train " + folder.path("run.toml") +
-                      " --set device.kind=cuda --set comm.nccl=" + folder.path("nccl.json")),
-                2, {"unknown key", "min_ctas"});
-}
-
-TEST_CASE("run.json notes why attention does not use the instructions of sm_90a", "[cuda]") {
-  Folder folder;
-  run_file(folder);
-  const std::string refused = "attention does not use the instructions of sm_90a. ";
-  const auto notes_of = [&](const std::string& name, const std::string& capability, const std::string& more) {
-    train(folder, "env FAKE_GPU_CAPABILITY=" + capability + " " + kFake, 1, name,
-          " --set device.kind=cuda --set train.steps=1 --set train.eval_batches=1 --set train.dtype=bfloat16" + more);
-    return Json::parse(read(folder.path(name) + "/run.json")).at("notes").dump();
-  };
-  const std::string narrow = notes_of("narrow", "90", "");  // heads of 8 elements
-  INFO(narrow);
-  for (const std::string op : {"attention_forward", "attention_backward"})
-    CHECK(count(narrow, refused + op + ": heads of 8, need 64 or 128") == 1);
-  CHECK(!contains(notes_of("older", "80", ""), refused));
-  CHECK(!contains(notes_of("taken", "90", " --set model.width=128"), refused));
-}
-
-TEST_CASE("SLIPSTREAM_ATTENTION and SLIPSTREAM_EARLY_LAUNCH choose, and run.json has the choices", "[cuda]") {
-  Folder folder;
-  run_file(folder);
-  const auto run = [&](const std::string& capability, const std::string& more) {
-    return shell("env FAKE_GPU_CAPABILITY=" + capability + " " + more + kFake + " train " + folder.path("run.toml") +
-                 " --set device.kind=cuda --set train.steps=1 --set train.eval_batches=1 --set output.dir=" +
-                 folder.path("run"));
-  };
-  const auto choice = [&](const std::string& capability, const std::string& more) {
-    const Result result = run(capability, more);
-    INFO(result.text);
-    REQUIRE(result.code == 0);
-    CHECK(count(result.text, "attention uses mma.sync") == (capability == "120" ? 1 : 0));
-    const Json written = Json::parse(read(folder.path("run") + "/run.json"));
-    CHECK(written.at("early_launch").as_bool() ==
-          (std::stoi(capability) >= 90 && more.find("LAUNCH=off") == more.npos));
-    return written.at("attention").as_string();
-  };
-  CHECK(choice("90", "") == "hopper");
-  CHECK(choice("90", "SLIPSTREAM_ATTENTION=mma SLIPSTREAM_EARLY_LAUNCH=off ") == "mma");
-  CHECK(choice("80", "") == "mma");
-  CHECK(choice("120", "") == "mma");
-  CHECK(choice("80", "SLIPSTREAM_ATTENTION=plain ") == "plain");
-  check_refused(run("89", "SLIPSTREAM_ATTENTION=hopper "), 2, {"needs compute capability 9.0, and this GPU has 8.9"});
-  check_refused(run("90", "SLIPSTREAM_ATTENTION=MMA "), 2, {"=MMA is unknown, need hopper, mma or plain"});
-}
-
 TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
   if (!has_mpirun()) return;
   Folder folder;
@@ -461,76 +291,4 @@ TEST_CASE("bench overlap measures the cuda device", "[cuda]") {
   check_refused(
       shell(mpirun() + "-np 2 " + kFake + " bench overlap " + run + " --compute paced --set device.kind=cuda"), 2,
       {"--compute real"});
-}
-
-TEST_CASE("a machine without GPU or NCCL gives one error and an exit code", "[cuda]") {
-  Folder folder;
-  const std::string run = small_run_file(folder),
-                    train = kFake + " train " + run + " --set train.steps=1 --set device.kind=";
-  const auto on = [&](const std::string& machine, const std::string& rest) { return shell(machine + " " + rest); };
-  check_refused(on("FAKE_GPU_DRIVER=0", train + "cuda"), 7, {"no NVIDIA driver", "device.kind = \"cpu\""});
-  check_refused(on("FAKE_GPU_DRIVER=12000", train + "cuda"), 7, {"supports CUDA 12.0", "needs 13.0"});
-  check_refused(on("FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES=", train + "cuda"), 7,
-                {"no GPU is visible with CUDA_VISIBLE_DEVICES="});
-  // The plan reports it before anything is allocated, with the table.
-  const Result small = on("FAKE_GPU_MEMORY=100000", train + "cuda");
-  check_refused(small, 7, {"a rank needs ", "Fake GPU has 97.7 KiB free of 97.7 KiB", "  total "});
-  CHECK(!fs::exists(folder.path("run")));
-
-  const Result automatic = on("FAKE_GPU_DRIVER=0", train + "auto");
-  INFO(automatic.text);
-  CHECK(automatic.code == 0);
-  CHECK(contains(automatic.text, "device.kind = \"auto\" uses the CPU: this machine has no NVIDIA driver\n"));
-  CHECK(contains(on("", train + "auto").text, "1 rank x Fake GPU"));
-  CHECK(!contains(on("", train + "auto --set comm.backend=mpi").text, "Fake GPU"));
-  check_refused(on("FAKE_GPU_DRIVER=0", train + "auto --set comm.backend=nccl"), 7, {"no NVIDIA driver"});
-}
-
-TEST_CASE("a lost GPU ends the run with one error", "[cuda]") {
-  Folder folder;
-  const std::string run = small_run_file(folder);
-  // The GPU may also be lost while a step is recorded: no warning about the recording precedes the error.
-  for (const char* when : {"FAKE_GPU_LOST_AFTER=300 ", "FAKE_GPU_LOST_AT_CAPTURE=0 "}) {
-    const Result lost = shell(when + kFake + " train " + run + " --set device.kind=cuda --set device.graph=true");
-    check_refused(lost, 7, {"The GPU may be lost"});
-    CHECK(count(lost.text, "[cuda]") == 1);
-  }
-  if (!has_mpirun()) return;
-  // If the GPU of one rank fails, the other rank is inside a collective that nothing else ends. Some failures occur
-  // while a step is recorded: its recording holds the communicators, and no abort ends.
-  for (const int after : {300, 330, 360, 370, 380}) {
-    INFO("lost after " << after);
-    const Result one =
-        shell(mpirun() + "-np 1 -x FAKE_GPU_LOST_AFTER=" + std::to_string(after) + " " + kFake + " train " + run +
-              " --set device.kind=cuda : -np 1 " + kFake + " train " + run + " --set device.kind=cuda");
-    check_refused(one, 7, {"on rank 0", "The GPU may be lost"});
-  }
-}
-
-TEST_CASE("a connection that breaks on all ranks ends the run, also when graphs hold its operations", "[cuda]") {
-  if (!has_mpirun()) return;
-  Folder folder;
-  const std::string run = small_run_file(folder);
-  // Gathers and reductions are on separate channels; the operations of either hang until both are aborted.
-  const std::string train =
-      kFake + " train " + run +
-      " --set train.steps=1000 --set train.log_interval=1 --set zero.stage=2 --set device.kind=cuda";
-  const std::string emulated = " --set comm.emulate.bandwidth=1Gbit/s";
-  for (const std::string& more : {std::string(), std::string(" --set device.graph=false"), emulated}) {
-    const Result broken = shell("FAKE_NCCL_BREAKS_AFTER=200 " + mpirun() + "-np 2 " + train + more, 60);
-    check_refused(broken, 6, {"remote process exited"});
-    CHECK(contains(broken.text, "step 10/1000 "));  // step 10 is replayed, unlike the first steps
-  }
-}
-
-TEST_CASE("ranks share GPUs only when asked, and have one NCCL", "[cuda]") {
-  if (!has_mpirun()) return;
-  Folder folder;
-  const std::string run = small_run_file(folder),
-                    train = kFake + " train " + run + " --set train.steps=1 --set device.kind=cuda ";
-  check_refused(shell("FAKE_GPU_COUNT=1 " + mpirun() + "-np 2 " + train), 7,
-                {"2 ranks on this host have 1 GPU", "SLIPSTREAM_SHARE_GPU=1"});
-  CHECK(shell("FAKE_GPU_COUNT=1 SLIPSTREAM_SHARE_GPU=1 " + mpirun() + "-np 2 " + train).code == 0);
-  check_refused(shell(mpirun() + "-np 1 " + train + ": -np 1 -x FAKE_NCCL_VERSION=22800 " + train), 6,
-                {"on all ranks", "rank 1 has NCCL 22800, but rank 0 has "});
 }

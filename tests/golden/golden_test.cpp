@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -16,6 +15,7 @@
 #include "models/model.h"
 #include "tests/golden/device.h"
 #include "tests/held.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 #include "trainer/runtime/rank/rank.h"
 
@@ -27,12 +27,6 @@ std::string bytes_of_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   REQUIRE(file.good());
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-/// Throws an error if a program has moved.
-std::string golden_dir() {
-  const char* measured_ns = std::getenv("SLIPSTREAM_GOLDEN_DIR");
-  return measured_ns ? measured_ns : GOLDEN_DIR;
 }
 
 struct Golden {

@@ -8,6 +8,7 @@
 #include "engine/base/json.h"
 #include "kernels/muon/muon.h"
 #include "tests/kernels/common/cases.h"
+#include "tests/paths.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
@@ -22,8 +23,8 @@ std::string bytes_of_file(const std::string& path) {
 }
 
 struct Golden {
-  Json json = Json::parse(bytes_of_file(GOLDEN_DIR "/muon.json"));
-  std::string data = bytes_of_file(GOLDEN_DIR "/muon.bin");
+  Json json = Json::parse(bytes_of_file(golden_dir() + "/muon.json"));
+  std::string data = bytes_of_file(golden_dir() + "/muon.bin");
 
   std::vector<float> floats(const Json& begin_elems, int64_t elems) const {
     std::vector<float> values(static_cast<size_t>(elems));

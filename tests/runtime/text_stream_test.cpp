@@ -8,6 +8,7 @@
 
 #include "engine/base/utf8.h"
 #include "engine/data/tokenizers/make_tokenizer.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -45,7 +46,7 @@ TEST_CASE("text stream: shows the text of all ids, whole characters at once, and
   tokenizers.push_back(data::make_tokenizer("bytes", ""));
   for (const char* name : {"gpt2.tokenizer.json", "gpt2_prefix.tokenizer.json", "llama2.tokenizer.json",
                            "llama2_normalized.tokenizer.json", "cl100k_base_ranks.tiktoken"})
-    tokenizers.push_back(data::load_tokenizer_file(SLIP_GOLDEN_DIR "/tokenizers/" + std::string(name)));
+    tokenizers.push_back(data::load_tokenizer_file(golden_dir() + "/tokenizers/" + std::string(name)));
   const std::string kText =
       "A na\xc3\xafve \xe2\x82\xac 5 caf\xc3\xa9 \xf0\x9f\x98\x80\xf0\x9f\x98\x80 end. The end of it";
   const uint32_t seed = 3;

@@ -11,6 +11,7 @@
 #include "engine/data/tokenizers/make_tokenizer.h"
 #include "engine/data/tokenizers/tokenizer_json.h"
 #include "tests/engine/data/disk.h"
+#include "tests/paths.h"
 #include "tests/sample.h"
 #include "tests/test.hpp"
 
@@ -21,7 +22,7 @@ using namespace slipstream::tests;
 namespace {
 
 /// tests/golden/make_golden_tokenizers.py made it.
-const std::string kGolden = SLIP_GOLDEN_DIR "/tokenizers/";
+const std::string kGolden = golden_dir() + "/tokenizers/";
 
 std::string path_of(const std::string& name) {
   return kGolden + name + (name.ends_with("_ranks") ? ".tiktoken" : ".tokenizer.json");

@@ -9,6 +9,7 @@
 #include "engine/data/datasets/tokenize.h"
 #include "engine/data/sidecar.h"
 #include "tests/engine/data/disk.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -108,7 +109,7 @@ TEST_CASE("dataset: shards of an external tokenizer combine with any data.tokeni
 TEST_CASE("dataset: the advice for a shard of another tokenizer works", "[data]") {
   const TempFolder folder;
   put(folder / "t.txt", "some text of some words");
-  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  const std::string file = golden_dir() + "/tokenizers/llama3.tokenizer.json";
   for (const std::string& tokenizer : {file, std::string("chars")})
     tokenize({.texts = {folder / "t.txt"}, .out = folder / (tokenizer == file ? "f" : "c"), .tokenizer = tokenizer});
   const auto open = [&](const char* shard, const std::string& tokenizer) {
@@ -158,9 +159,7 @@ TEST_CASE("dataset: a split shorter than one window is refused with the numbers"
 }
 
 TEST_CASE("dataset: tiny Shakespeare as published", "[data]") {
-  const char* elsewhere = std::getenv("SLIP_SHARED_DIR");
-  const std::string path =
-      std::string(elsewhere != nullptr ? elsewhere : SLIP_SHARED_DIR) + "/data/tinyshakespeare.txt";
+  const std::string path = shared_dir() + "/data/tinyshakespeare.txt";
   if (!std::filesystem::exists(path)) {
     std::cout << "SKIPPED tiny Shakespeare: " << path << " is absent\n";
     return;

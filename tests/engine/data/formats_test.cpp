@@ -12,6 +12,7 @@
 #include "engine/data/datasets/tokenize.h"
 #include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -118,7 +119,7 @@ TEST_CASE("formats: nanoGPT files are raw ids of a named format", "[data]") {
 
 TEST_CASE("formats: every source has its own format", "[data]") {
   const TempFolder folder;
-  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  const std::string file = golden_dir() + "/tokenizers/llama3.tokenizer.json";
   const std::vector<int32_t> ids = {7, 400, 2};
   put(folder / "n.bin", packed_as<uint16_t>(ids));
   put(folder / "d.txt", "a text beside");
@@ -339,6 +340,6 @@ TEST_CASE("formats: ids whose files do not record a tokenizer mix by a tokenizer
                          .vocab_size = 50};
   CHECK_REFUSED(DataError, open_dataset(options), "m.bin\" (megatron) and ", "n.bin\" (nanogpt) do not both record",
                 "data.tokenizer");
-  options.tokenizer = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  options.tokenizer = golden_dir() + "/tokenizers/llama3.tokenizer.json";
   CHECK(contents(*open_dataset(options).train, 10).first == std::vector<int32_t>{5, 6, 1, 2, 3, 4});
 }

@@ -16,6 +16,7 @@
 #include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
 #include "tests/engine/data/packed.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -327,7 +328,7 @@ TEST_CASE("inputs: half a surrogate pair becomes U+FFFD and is counted", "[data]
 
 TEST_CASE("inputs: several texts are documents in the order of their names, in training as from tokenize", "[data]") {
   const TempFolder folder;
-  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/qwen2.tokenizer.json";
+  const std::string file = golden_dir() + "/tokenizers/qwen2.tokenizer.json";
   const auto tokenizer = load_tokenizer_file(file);
   const int32_t end = tokenizer->special().end_of_text;
   REQUIRE(end >= 0);

@@ -16,6 +16,7 @@
 #include "engine/data/datasets/tokenize.h"
 #include "engine/data/sidecar.h"
 #include "tests/engine/data/disk.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -327,7 +328,7 @@ TEST_CASE("tokenize: a shard that would replace its own text is refused, and the
 TEST_CASE("tokenize: the folder of the shards is created, whatever the tokenizer", "[data]") {
   const TempFolder folder;
   put(folder / "t.txt", "some text");
-  const std::string file = std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json";
+  const std::string file = golden_dir() + "/tokenizers/llama3.tokenizer.json";
   for (const std::string& tokenizer : {std::string("bytes"), file}) {
     const std::string out = folder / (tokenizer == file ? "new/file/s" : "new/bytes/s");
     tokenize({.texts = {folder / "t.txt"}, .out = out, .tokenizer = tokenizer});

@@ -9,6 +9,7 @@
 #include "engine/base/json.h"
 #include "engine/data/datasets/shards.h"
 #include "tests/engine/data/disk.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -181,7 +182,7 @@ TEST_CASE("tokenize: shards of earlier commands that a pattern would read are re
     put(other / name, lines);
     CHECK_REFUSED(ConfigError, tokenize({.texts = {other / name}, .out = other / "x"}), "would be overwritten", name);
   }
-  const std::string file = bytes_in(std::string(SLIP_GOLDEN_DIR) + "/tokenizers/llama3.tokenizer.json");
+  const std::string file = bytes_in(golden_dir() + "/tokenizers/llama3.tokenizer.json");
   put(other / "tokenizer.json", file);
   CHECK_REFUSED(ConfigError,
                 tokenize({.texts = {text}, .out = other / "tokenizer", .tokenizer = other / "tokenizer.json"}),

@@ -11,6 +11,7 @@
 #include "engine/data/datasets/tokenize.h"
 #include "engine/data/tokenizers/make_tokenizer.h"
 #include "tests/engine/data/disk.h"
+#include "tests/paths.h"
 #include "tests/test.hpp"
 
 using namespace slipstream;
@@ -21,7 +22,7 @@ namespace {
 
 const Json& golden() {
   static const Json instance =
-      Json::parse(bytes_in(SLIP_GOLDEN_DIR "/tokenizer_folders.json"), "tokenizer_folders.json");
+      Json::parse(bytes_in(golden_dir() + "/tokenizer_folders.json"), "tokenizer_folders.json");
   return instance;
 }
 
@@ -153,7 +154,7 @@ TEST_CASE("tokenizer folder: documents of a run and of shards have the end that 
 }
 
 TEST_CASE("tokenizer folder: the field input with a token of tokenizer_config.json", "[data]") {
-  const std::string field = SLIP_SHARED_DIR "/data/field_inputs/tok-config-added-token";
+  const std::string field = shared_dir() + "/data/field_inputs/tok-config-added-token";
   if (!std::filesystem::exists(field)) return;
   const TempFolder out;
   tokenize({.texts = {field + "/docs.jsonl"}, .out = out / "s", .tokenizer = field});

@@ -1,42 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embeddings against one-hot products in double; rows sent between ranks give the bits of the dense gradient.
-
-#include "kernels/embedding/embedding.h"
+// Embeddings and their dense gradients, against one-hot products in double and against the bits of the CPU.
 
 #include "engine/base/check.h"
-#include "kernels/cast/cast.h"
 #include "kernels/embedding/embedding_cpu.h"
-#include "kernels/embedding/row_lists.h"
-#include "tests/kernels/common/backend.h"
-#include "tests/kernels/common/cases.h"
-#include "tests/reference/embedding.h"
+#include "tests/kernels/embedding/rows.h"
 
 using namespace slipstream;
 using namespace slipstream::kernels;
 using namespace slipstream::test;
-using reference::Table;
 
 namespace {
-
-std::vector<int32_t> random_ids(int64_t count, int64_t vocab, const std::string& name) {
-  const Philox philox(kSeed, name);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i)
-    ids.push_back(static_cast<int32_t>(philox.below(static_cast<uint64_t>(i), static_cast<uint64_t>(vocab))));
-  return ids;
-}
-
-template <typename T>
-Table table_of(const std::vector<T>& values, int64_t width) {
-  Table table(static_cast<Eigen::Index>(values.size()) / width, width);
-  for (Eigen::Index i = 0; i < table.size(); ++i) table.data()[i] = as_double(values[static_cast<size_t>(i)]);
-  return table;
-}
-
-template <typename T>
-double error_of(const std::vector<T>& got, const Table& want) {
-  return relative_error(got, [&](int64_t i) { return want.data()[i]; });
-}
 
 std::vector<int32_t> position_ids(int64_t batch, int64_t tokens) {
   std::vector<int32_t> ids;
@@ -77,86 +50,6 @@ void check_dense(int64_t batch, int64_t tokens, int64_t width, int64_t vocab, in
       CHECK(error_of(dpositions, reference::embed_dtable(hot_positions, dys) + old_positions) <= backward);
     }
   });
-}
-
-/// Documents of 1 to `longest` tokens: the place of each token's first one in its sequence.
-std::vector<int32_t> document_begins(int64_t batch, int64_t tokens, int64_t longest) {
-  std::vector<int32_t> begins;
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t t = 0, begin = 0; t < tokens; ++t) {
-      if (t - begin >= 1 + (begin * 5 + b) % longest) begin = t;
-      begins.push_back(static_cast<int32_t>(begin));
-    }
-  return begins;
-}
-
-/// Learned positions of documents, for the tokens of a rank.
-template <typename T>
-void check_documents(int64_t batch, int64_t width, const ContextChunks& chunks) {
-  CAPTURE(batch, width, chunks.tokens, chunks.ranks, chunks.rank);
-  const int64_t tokens = chunks.local_tokens(), rows = batch * tokens, vocab = 7, positions = chunks.tokens;
-  const auto whole = document_begins(batch, chunks.tokens, 6);
-  std::vector<int32_t> begins, expected;
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = chunks.position(row % tokens);
-    begins.push_back(whole[static_cast<size_t>(row / tokens * chunks.tokens + at)]);
-    int32_t place = 0;  // counted backwards from the token
-    while (at - place > begins.back()) ++place;
-    expected.push_back(place);
-  }
-  const auto ids = random_ids(rows, vocab, "ids");
-  const auto table = random<T>(vocab * width, "table"), position = random<T>(positions * width, "positions"),
-             dy = random<T>(rows * width, "dy");
-  const Table hot = reference::one_hot(ids, vocab), hot_positions = reference::one_hot(expected, positions);
-  const DType dtype = dtype_of<T>::value;
-  LaunchContext context = context_of(1);
-  std::vector<int32_t> places(expected.size(), -1);
-  document_positions(
-      context,
-      {.begins = begins.data(), .positions = places.data(), .batch = batch, .tokens = tokens, .chunks = chunks});
-  CHECK(places == expected);
-  std::vector<T> y(dy.size());
-  embedding_forward(context, {.ids = ids.data(),
-                              .table = table.data(),
-                              .positions = position.data(),
-                              .y = y.data(),
-                              .batch = batch,
-                              .tokens = tokens,
-                              .width = width,
-                              .dtype = dtype,
-                              .vocab = vocab,
-                              .position_ids = places.data(),
-                              .position_rows = positions});
-  CHECK(error_of(y, reference::embed(hot, table_of(table, width), hot_positions, table_of(position, width))) <=
-        (sizeof(T) == 4 ? 1e-6 : 0x1p-7));
-  // The gradient of the rows is that of an embedding.
-  auto dpositions = random<float>(positions * width, "dpositions");
-  embedding_backward(context, {.ids = places.data(),
-                               .dy = dy.data(),
-                               .dtable = dpositions.data(),
-                               .rows = rows,
-                               .width = width,
-                               .vocab = positions,
-                               .dtype = dtype});
-  CHECK(error_of(dpositions, reference::embed_dtable(hot_positions, table_of(dy, width))) <= 1e-5);
-}
-
-/// Dense gradients of every rank, added in rank order, then to the table.
-std::vector<float> dense_sum(const std::vector<std::vector<int32_t>>& ids, const std::vector<std::vector<float>>& dy,
-                             int64_t width, int64_t vocab) {
-  LaunchContext context = context_of(1);
-  std::vector<float> sum(static_cast<size_t>(vocab * width)), total = random<float>(vocab * width, "head");
-  for (size_t rank = 0; rank < ids.size(); ++rank) {
-    std::vector<float> mine(sum.size());
-    embedding_backward(context, {ids[rank].data(), dy[rank].data(), mine.data(), static_cast<int64_t>(ids[rank].size()),
-                                 width, vocab});
-    if (rank == 0)
-      sum = mine;
-    else
-      add(context, {mine.data(), sum.data(), vocab * width});
-  }
-  add(context, {sum.data(), total.data(), vocab * width});
-  return total;
 }
 
 }  // namespace
@@ -211,96 +104,6 @@ TEST_CASE("embedding: gradients have the same bits for any number of threads", "
     embedding_backward(context, {ids.data(), dy.data(), dtable.data(), rows, width, vocab});
     if (first.empty()) first = dtable;
     CHECK(same_bits(dtable, first));
-  }
-}
-
-TEST_CASE("embedding: packed rows of several ranks give the bits of the dense sum", "[.][cpu]") {
-  for (const auto& [ranks, rows, width, vocab] :
-       std::vector<std::array<int64_t, 4>>{{1, 1, 1, 1}, {2, 19, 5, 7}, {3, 64, 300, 37}, {4, 127, 48, 1000}}) {
-    CAPTURE(ranks, rows, width, vocab);
-    std::vector<std::vector<int32_t>> ids;
-    std::vector<std::vector<float>> dy;
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      ids.push_back(random_ids(rows, vocab, "ids" + std::to_string(rank)));
-      dy.push_back(random<float>(rows * width, "dy" + std::to_string(rank)));
-    }
-    const auto want = dense_sum(ids, dy, width, vocab);
-    for (int threads : {1, 2, 3}) {
-      LaunchContext context = context_of(threads);
-      std::vector<int32_t> row_ids(static_cast<size_t>(ranks * rows), 99);
-      std::vector<float> packed(static_cast<size_t>(ranks * rows * width), 99.0f),
-          total = random<float>(vocab * width, "head");
-      for (int64_t rank = 0; rank < ranks; ++rank)
-        embedding_rows_pack(context,
-                            {ids[static_cast<size_t>(rank)].data(), dy[static_cast<size_t>(rank)].data(),
-                             row_ids.data() + rank * rows, packed.data() + rank * rows * width, rows, rows, width});
-      embedding_rows_add(context, {row_ids.data(), packed.data(), total.data(), ranks, rows, width, vocab});
-      CHECK(same_bits(total, want));
-      // A table in parts, the last of which has only padding if it does not divide: each part handles its own rows,
-      // with the same bits.
-      for (int64_t part_rows : {(vocab + 1) / 2, vocab + 3}) {
-        std::vector<float> whole = random<float>(vocab * width, "head");
-        for (int64_t first = 0; first <= vocab; first += part_rows) {
-          const int64_t held = std::min(part_rows, vocab - first);
-          for (int64_t rank = 0; rank < ranks; ++rank)
-            embedding_rows_pack(context, {.ids = ids[static_cast<size_t>(rank)].data(),
-                                          .dy = dy[static_cast<size_t>(rank)].data(),
-                                          .row_ids = row_ids.data() + rank * rows,
-                                          .rows = packed.data() + rank * rows * width,
-                                          .capacity = rows,
-                                          .tokens_total = rows,
-                                          .width = width,
-                                          .first = first,
-                                          .vocab = held,
-                                          .part = true});
-          CHECK(std::all_of(row_ids.begin(), row_ids.end(), [&](int32_t id) { return id >= -1 && id < held; }));
-          if (held > 0)
-            embedding_rows_add(context,
-                               {row_ids.data(), packed.data(), whole.data() + first * width, ranks, rows, width, held});
-        }
-        CHECK(same_bits(whole, want));
-      }
-    }
-  }
-}
-
-TEST_CASE("embedding: every instruction set packs and adds rows with the same bits", "[.][cpu]") {
-  const int64_t rows = 50, width = 37, vocab = 12;
-  const auto ids = random_ids(rows, vocab, "ids");
-  const auto dy = random<bfloat16>(rows * width, "dy");
-  RowLists lists;
-  lists.build(ids.data(), rows, vocab);
-  const Chains chains{lists.firsts().data(), static_cast<int64_t>(lists.firsts().size()), lists.next().data()};
-  std::vector<float> first;
-  for_each_machine([&](Isa isa, LaunchContext& context) {
-    std::vector<int32_t> row_ids(static_cast<size_t>(rows));
-    std::vector<float> packed(static_cast<size_t>(rows * width)), total(static_cast<size_t>(vocab * width), 1.0f);
-    SLIP_CALL_ON(
-        isa,
-        embedding_rows_pack_cpu(
-            context, {ids.data(), dy.data(), row_ids.data(), packed.data(), rows, rows, width, DType::bf16}, chains));
-    RowLists packed_lists;
-    packed_lists.build(row_ids.data(), rows, vocab);
-    const Chains again{packed_lists.firsts().data(), static_cast<int64_t>(packed_lists.firsts().size()),
-                       packed_lists.next().data()};
-    SLIP_CALL_ON(isa, embedding_rows_add_cpu(
-                          context, {row_ids.data(), packed.data(), total.data(), 1, rows, width, vocab}, again));
-    CHECK(std::count(row_ids.begin(), row_ids.end(), -1) == rows - chains.count);
-    if (first.empty()) first = total;
-    CHECK(same_bits(total, first));
-  });
-}
-
-TEST_CASE("embedding: later occurrences of an id are empty rows, and lists are clean between builds", "[.][cpu]") {
-  const std::vector<int32_t> ids = {3, 1, 3, 3};
-  const std::vector<float> dy = {1, 10, 100, 1000};
-  std::vector<int32_t> row_ids(4);
-  std::vector<float> rows(4, 9.0f);
-  LaunchContext context = context_of(1);
-  for (int round = 0; round < 2; ++round) {
-    embedding_rows_pack(context, {ids.data(), dy.data(), row_ids.data(), rows.data(), 4, 4, 1});
-    CHECK(row_ids == std::vector<int32_t>{3, 1, -1, -1});
-    CHECK(rows == std::vector<float>{1101, 10, 0, 0});
   }
 }
 
@@ -372,67 +175,9 @@ TEST_CASE("embedding: parts of a table add up to the whole, and each gets the gr
   });
 }
 
-TEST_CASE("learned positions of documents: restart at each document, on every rank of a sequence", "[.][cpu]") {
-  for (const int ranks : {1, 2, 3})
-    for (int rank = 0; rank < ranks; ++rank) {
-      check_documents<float>(2, 5, {.tokens = 24, .ranks = ranks, .rank = rank});
-      check_documents<bfloat16>(1, 33, {.tokens = 24, .ranks = ranks, .rank = rank});
-    }
-  check_documents<float>(3, 4, {.tokens = 7});
-  // One document per sequence: the bits of positions in the sequence.
-  LaunchContext context = context_of(1);
-  const auto ids = random_ids(12, 5, "ids");
-  const auto table = random<float>(20, "table"), positions = random<float>(24, "positions"),
-             dy = random<float>(48, "dy");
-  std::vector<int32_t> begins(12), places(12);
-  std::vector<float> y(48), of_documents(48), gradient(24), gradient_of_documents(24);
-  document_positions(context, {.begins = begins.data(), .positions = places.data(), .batch = 2, .tokens = 6});
-  EmbeddingForward forward{.ids = ids.data(),
-                           .table = table.data(),
-                           .positions = positions.data(),
-                           .y = y.data(),
-                           .batch = 2,
-                           .tokens = 6,
-                           .width = 4};
-  embedding_forward(context, forward);
-  forward.y = of_documents.data(), forward.position_ids = places.data(), forward.position_rows = 6;
-  embedding_forward(context, forward);
-  CHECK(of_documents == y);
-  position_backward(context, {dy.data(), gradient.data(), 2, 6, 4, 6});
-  embedding_backward(context, {places.data(), dy.data(), gradient_of_documents.data(), 12, 4, 6});
-  CHECK(gradient_of_documents == gradient);
-  places[3] = 6;
-  CHECK_THROWS_WITH(embedding_forward(context, forward),
-                    "[embedding_forward] position 6 is outside of the 6 learned ones. Check the index of documents.");
-  CHECK_THROWS_WITH(document_positions(context, {.begins = begins.data(),
-                                                 .positions = places.data(),
-                                                 .batch = 2,
-                                                 .tokens = 6,
-                                                 .chunks = {.tokens = 24, .ranks = 2}}),
-                    "[document_positions] 6 tokens are not a rank's share of a sequence of 24 over 2 ranks.");
-}
-
-namespace {
-
-struct Shape {
-  int64_t batch, tokens, width, vocab;
-};
-// Around a pack of columns, a chunk of rows (256) and a tile of columns (1024 of float, 2048 of bf16).
-const std::vector<Shape> kShapes = {{1, 1, 1, 1},       {3, 7, 5, 11},   {2, 16, 64, 31}, {1, 257, 9, 4},
-                                    {2, 150, 33, 1000}, {1, 3, 1030, 2}, {1, 3, 2056, 2}};
-
-std::vector<int32_t> ids_of(int64_t count, int64_t vocab, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(generator() % static_cast<uint32_t>(vocab)));
-  return ids;
-}
-
-}  // namespace
-
 TEST_CASE("embedding: look-up adds the position, ids outside the vocabulary become NaN", "[cuda]") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (const Shape& s : kShapes) {
+    for (const EmbeddingShape& s : kShapes) {
       CAPTURE(s.batch, s.tokens, s.width, s.vocab, name_of(dtype));
       const int64_t rows = s.batch * s.tokens;
       auto ids = ids_of(rows, s.vocab, 1);
@@ -466,65 +211,9 @@ TEST_CASE("embedding: look-up adds the position, ids outside the vocabulary beco
     }
 }
 
-TEST_CASE("embedding: positions restart at each document, on every rank of a sequence", "[cuda]") {
-  for (DType dtype : {DType::f32, DType::bf16})
-    for (const Shape& s : kShapes)
-      for (const int ranks : {1, 3}) {
-        const ContextChunks chunks{.tokens = ranks == 1 ? s.tokens : 6 * s.tokens, .ranks = ranks, .rank = ranks / 2};
-        const int64_t tokens = chunks.local_tokens(), rows = s.batch * tokens;
-        CAPTURE(s.batch, tokens, s.width, s.vocab, name_of(dtype), ranks);
-        if (s.width > 1000 && ranks > 1) continue;  // columns do not depend on ranks
-        std::vector<int32_t> begins, places;
-        for (int64_t row = 0; row < rows; ++row) {
-          const int64_t at = chunks.position(row % tokens), longest = 3 + row / tokens;
-          begins.push_back(static_cast<int32_t>(at - at % longest));
-          places.push_back(static_cast<int32_t>(at % longest));
-        }
-        const auto ids = ids_of(rows, s.vocab, 1);
-        const Doubles table = random_doubles(s.vocab * s.width, dtype, 2),
-                      positions = random_doubles(chunks.tokens * s.width, dtype, 3);
-        OnDevice on_ids(ids, "ids"), on_begins(begins, "begins"), on_table(table, dtype, "table"),
-            on_positions(positions, dtype, "positions");
-        for_machines([&](LaunchContext& context) {
-          OnDevice on_places(rows, DType::i32, "places"), y(rows * s.width, dtype, "y");
-          document_positions(context, {.begins = on_begins.data<int32_t>(),
-                                       .positions = on_places.data<int32_t>(),
-                                       .batch = s.batch,
-                                       .tokens = tokens,
-                                       .chunks = chunks});
-          const std::vector<uint8_t> bytes = on_places.bytes();
-          CHECK(std::memcmp(bytes.data(), places.data(), bytes.size()) == 0);
-          EmbeddingForward args{.ids = on_ids.data<int32_t>(),
-                                .table = on_table.data(),
-                                .positions = on_positions.data(),
-                                .y = y.data(),
-                                .batch = s.batch,
-                                .tokens = tokens,
-                                .width = s.width,
-                                .dtype = dtype,
-                                .vocab = s.vocab,
-                                .position_ids = on_places.data<int32_t>(),
-                                .position_rows = chunks.tokens};
-          embedding_forward(context, args);
-          const Doubles got = y.doubles();
-          Doubles want(got.size());
-          for (int64_t i = 0; i < rows * s.width; ++i) {
-            const auto row = static_cast<size_t>(i / s.width);
-            want[static_cast<size_t>(i)] = table[static_cast<size_t>(ids[row] * s.width + i % s.width)] +
-                                           positions[static_cast<size_t>(places[row] * s.width + i % s.width)];
-          }
-          CHECK(error_of(got, want) <= (dtype == DType::f32 ? 1e-6 : 0x1p-7));
-          args.position_rows = 0;  // none is known
-          embedding_forward(context, args);
-          for (double value : y.doubles()) REQUIRE(std::isnan(value));
-          CHECK((y.intact() && on_places.intact()));
-        });
-      }
-}
-
 TEST_CASE("embedding: dense gradients have the CPU's bits", "[cuda]") {
   for (DType dtype : {DType::f32, DType::bf16})
-    for (const Shape& s : kShapes)
+    for (const EmbeddingShape& s : kShapes)
       for (bool accumulate : {false, true}) {
         CAPTURE(s.batch, s.tokens, s.width, s.vocab, name_of(dtype), accumulate);
         const int64_t rows = s.batch * s.tokens, positions = s.tokens + 2;
@@ -631,47 +320,4 @@ TEST_CASE("embedding: ids outside the vocabulary are left out of the gradient", 
   embedding_backward(context, {ids.data<int32_t>(), dy.data(), dtable.data<float>(), 4, 1, 2});
   CHECK(dtable.doubles() == Doubles{0, 1001});
   CHECK(dtable.intact());
-}
-
-TEST_CASE("embedding: packed rows and their sum have the CPU's bits", "[cuda]") {
-  for (const Shape& s : kShapes)
-    for (bool part : {false, true}) {
-      CAPTURE(s.batch, s.tokens, s.width, s.vocab, part);
-      const int64_t first = part ? s.vocab / 3 : 0, held = s.vocab - first;  // part: the last two thirds of the table
-      const int64_t ranks = s.batch + 1, capacity = s.tokens;
-      const DType dtype = s.width % 2 ? DType::f32 : DType::bf16;
-      std::vector<int32_t> host_ids(static_cast<size_t>(ranks * capacity));
-      std::vector<float> host_rows(static_cast<size_t>(ranks * capacity * s.width));
-      const Doubles head = random_doubles(held * s.width, DType::f32, 9);
-      Tensor host_total(head, DType::f32);
-      LaunchContext cpu = context_of(1);
-      std::vector<std::vector<int32_t>> ids;
-      std::vector<Doubles> dy;
-      for (int64_t rank = 0; rank < ranks; ++rank) {
-        ids.push_back(ids_of(capacity, s.vocab, static_cast<uint32_t>(rank)));
-        dy.push_back(random_doubles(capacity * s.width, dtype, static_cast<uint32_t>(20 + rank)));
-        Tensor mine(dy.back(), dtype);
-        embedding_rows_pack(
-            cpu, {ids.back().data(), mine.data(), host_ids.data() + rank * capacity,
-                  host_rows.data() + rank * capacity * s.width, capacity, capacity, s.width, dtype, first, held, part});
-      }
-      embedding_rows_add(cpu,
-                         {host_ids.data(), host_rows.data(), host_total.data<float>(), ranks, capacity, s.width, held});
-      for_machines([&](LaunchContext& context) {
-        OnDevice row_ids(ranks * capacity, DType::i32, "row_ids"), rows(ranks * capacity * s.width, DType::f32, "rows"),
-            total(head, DType::f32, "dtable");
-        for (int64_t rank = 0; rank < ranks; ++rank) {
-          OnDevice my_ids(ids[static_cast<size_t>(rank)], "ids"), mine(dy[static_cast<size_t>(rank)], dtype, "dy");
-          embedding_rows_pack(context, {my_ids.data<int32_t>(), mine.data(), row_ids.data<int32_t>(rank * capacity),
-                                        rows.data<float>(rank * capacity * s.width), capacity, capacity, s.width, dtype,
-                                        first, held, part});
-        }
-        CHECK(std::memcmp(row_ids.bytes().data(), host_ids.data(), host_ids.size() * 4) == 0);
-        CHECK(rows.doubles() == Doubles(host_rows.begin(), host_rows.end()));
-        embedding_rows_add(context, {row_ids.data<int32_t>(), rows.data<float>(), total.data<float>(), ranks, capacity,
-                                     s.width, held});
-        CHECK(total.doubles() == host_total.doubles());
-        CHECK((row_ids.intact() && rows.intact() && total.intact()));
-      });
-    }
 }
