@@ -18,6 +18,7 @@ std::string text_of(const MeshSizes& sizes, const char* separator) {
   std::string text;
   for (const MeshAxis& row : kMeshAxes)
     text += fmt::format("{}{} {}", text.empty() ? "" : separator, name_of(row.axis), sizes.*row.size);
+  if (sizes.expert > 1) text += fmt::format(" (experts over {})", sizes.expert);
   return text;
 }
 

@@ -63,7 +63,8 @@ inline constexpr std::array<MeshAxis, 4> kMeshAxes{{
     {Axis::context, "cp", &MeshSizes::context, &Coordinates::context},
 }};
 
-/// Returns "data 2 x tensor 1 x pipeline 1 x context 1", or the same with another separator.
+/// Returns "data 2 x tensor 1 x pipeline 1 x context 1", or the same with another separator. "(experts over 2)" follows
+/// if ranks divide experts.
 std::string text_of(const MeshSizes& sizes, const char* separator = " x ");
 
 }  // namespace slipstream

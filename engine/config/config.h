@@ -148,6 +148,7 @@ struct Overlap {
   int64_t tensor_chunks = 4;
   bool split_tied_embedding = true;
   bool align_grad_reduce = false;
+  bool paired_passes = false;
 
   auto operator<=>(const Overlap&) const = default;
 };

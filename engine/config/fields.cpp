@@ -373,6 +373,10 @@ std::vector<Field<R>> overlap_fields() {
                  "Token chunks of tensor parallelism. One chunk travels while the next one's matrix product runs."),
       F::boolean("overlap.split_tied_embedding", at(&R::overlap, &Overlap::split_tied_embedding),
                  "Reduce the head's part of a tied embedding's gradient early, separately from the embedding's part."),
+      F::boolean("overlap.paired_passes", at(&R::overlap, &Overlap::paired_passes),
+                 "With divided experts and several micro-batches: the backward pass of a micro-batch takes turns with "
+                 "the forward pass of the next one, so that one computes while rows of the other travel. Two "
+                 "micro-batches of activations are in memory."),
       F::boolean("overlap.align_grad_reduce", at(&R::overlap, &Overlap::align_grad_reduce),
                  "Delay each pipeline stage's gradient reduction until all stages can begin theirs, so that "
                  "communication slows all stages at the same time."),

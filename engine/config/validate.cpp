@@ -166,6 +166,9 @@ void validate_expert_axis(const RunConfig& config) {
     unsupported(fmt::format("zero.stage = {}{}", config.zero.stage, axis), "zero.stage 0 or 1, or parallel.expert = 1");
   if (config.zero.shard_size > 0)
     unsupported(fmt::format("zero.shard_size = {}{}", config.zero.shard_size, axis), "0, or parallel.expert = 1");
+  if (config.overlap.paired_passes && config.parallel.pipeline > 1)
+    unsupported(fmt::format("overlap.paired_passes = true and parallel.pipeline = {}", config.parallel.pipeline),
+                "false, or parallel.pipeline = 1");
   if (config.optimizer.name == OptimizerName::muon)
     unsupported("optimizer.name = \"muon\"" + axis, "adamw, or parallel.expert = 1");
 }
@@ -275,6 +278,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
     if (key.starts_with("optimizer.")) return "optimizer.name";
     if (key.starts_with("train.")) return "train.recompute";
     if (key.starts_with("checkpoint.")) return "checkpoint.async";
+    if (key == "overlap.paired_passes") return "parallel.expert";
     if (key == "parallel.sequence_parallel" || key == "overlap.tensor_chunks") return "parallel.tensor";
     return "parallel.pipeline";
   };

@@ -58,6 +58,7 @@ void for_layouts(const Body& body) {
   body("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 2, l.micro_batches = 2; });
   body("pipeline that delays gradients of weights",
        [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 2, l.micro_batches = 2; });
+  body("paired passes", [](Layout& l) { l.micro_batch = 2, l.micro_batches = 2, l.order = make_paired_schedule(2); });
   for (const Recomputation how : {Recomputation::selective, Recomputation::full})
     body(name_of(how), [&](Layout& l) { l.recompute = how; });
 }
@@ -95,6 +96,11 @@ TEST_CASE("experts: divided experts train the model of one rank", "[experts]") {
           l.model.split_tied_embedding = false;
         };
         same(axis, divided);
+        same(axis + ", paired passes", [&](Layout& l) {
+          divided(l);
+          l.micro_batches = static_cast<int>(l.micro_batch), l.micro_batch = 1;
+          l.order = make_paired_schedule(l.micro_batches);
+        });
         if (ranks > 2) continue;
         for_layouts([&](const std::string& what, auto change) {
           same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });

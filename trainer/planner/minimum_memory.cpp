@@ -26,6 +26,8 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
     Buffers buffers;
     return static_cast<double>(models::build_model(few, buffers).parameter_elems());
   };
+  // Layers with experts and without differ.
+  if (sizes.experts.count > 0) return {.of_layer = elems(sizes.layers) / static_cast<double>(sizes.layers)};
   const double one = elems(1), layer = elems(2) - one;
   return {.of_layer = layer, .besides = one - layer};
 }

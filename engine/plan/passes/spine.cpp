@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "engine/base/check.h"
 #include "engine/plan/passes/passes.h"
 #include "engine/plan/passes/pipeline_transfers.h"
 #include "engine/plan/passes/residency.h"
@@ -53,15 +54,32 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
   };
   // If the stage reads any of the staged batch, its first item takes the batch, with all micro-batches.
   if (job.takes_batch) append_piece(job, job.model.forward.front(), {}, {}, residency, plan);
-  for (size_t u = 0; u < job.actions.size(); ++u) {
+  const auto append = [&](size_t u, uint32_t piece) {
     const Action& action = job.actions[u];
+    // Micro-batches go in order, so that the entry of the last one remains.
+    if (action.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
+    append_piece(job, piece, action, transfers.rebinds(u), residency, plan);
+    if (writes(plan.spine.back(), job.model.loss)) map.loss = static_cast<ItemId>(plan.spine.size() - 1);
+  };
+  const auto pieces_of = [&](size_t u) -> const std::vector<uint32_t>& {
+    return job.chunks[static_cast<size_t>(job.actions[u].chunk)].pieces(job.actions[u].pass);
+  };
+  for (size_t u = 0; u < job.actions.size(); ++u) {
     transfers.enter(u, static_cast<ItemId>(plan.spine.size()));
-    for (uint32_t piece : job.chunks[static_cast<size_t>(action.chunk)].pieces(action.pass)) {
-      // Micro-batches go in order, so that the entry of the last one remains.
-      if (action.pass != Pass::forward) map.backward[position_of(piece)] = static_cast<ItemId>(plan.spine.size());
-      append_piece(job, piece, action, transfers.rebinds(u), residency, plan);
-      if (writes(plan.spine.back(), job.model.loss)) map.loss = static_cast<ItemId>(plan.spine.size() - 1);
+    if (!job.actions[u].paired) {
+      for (uint32_t piece : pieces_of(u)) append(u, piece);
+      continue;
     }
+    SLIP_ASSERT(u + 1 < job.actions.size() && job.mesh.group_size(Axis::pipeline) == 1);
+    // Each takes its turn until something travels.
+    size_t next[] = {0, 0};
+    for (size_t turn = 0; next[0] < pieces_of(u).size() || next[1] < pieces_of(u + 1).size(); turn = 1 - turn)
+      for (bool travels = false; !travels && next[turn] < pieces_of(u + turn).size(); ++next[turn]) {
+        const uint32_t piece = pieces_of(u + turn)[next[turn]];
+        append(u + turn, piece);
+        travels = !job.model.pieces[piece].communications.empty();
+      }
+    transfers.enter(++u, static_cast<ItemId>(plan.spine.size()));
   }
   return map;
 }

@@ -156,6 +156,17 @@ PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
   return schedule;
 }
 
+PipelineSchedule make_paired_schedule(int micro_batches) {
+  PipelineSchedule schedule = make_schedule(ScheduleKind::one_f_one_b, {.micro_batches = micro_batches});
+  std::vector<Action>& actions = schedule.stages[0];
+  actions = {{Pass::forward, 0, 0}};
+  for (int m = 0; m < micro_batches; ++m) {
+    if (m + 1 < micro_batches) actions.push_back({Pass::forward, 0, m + 1, true});
+    actions.push_back({Pass::backward, 0, m});
+  }
+  return schedule;
+}
+
 void require_valid(const PipelineSchedule& schedule) {
   const ScheduleShape& shape = schedule.shape;
   const int passes = schedule.splits_backward ? 3 : 2;

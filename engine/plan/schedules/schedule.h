@@ -27,6 +27,9 @@ struct Action {
   Pass pass = Pass::forward;
   int chunk = 0;
   int micro_batch = 0;
+  /// Its pieces take turns with those of the next action: one computes while what the other has sent inside layers
+  /// travels.
+  bool paired = false;
   bool operator==(const Action&) const = default;
 };
 
@@ -65,6 +68,11 @@ int least_in_flight(ScheduleKind kind, const ScheduleShape& shape, int stage);
 
 /// Throws: as require_shape.
 PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
+
+/// Pure. Returns the schedule of one stage in which the backward pass of each micro-batch is paired with the forward
+/// pass of the next one. Two micro-batches are in flight. Source: the order of DeepSeek-AI 2024, arXiv:2412.19437,
+/// section 3.2.1, on one stage.
+PipelineSchedule make_paired_schedule(int micro_batches);
 
 /// Checks that every stage runs every micro-batch of every chunk once forward and then once backward (and then once for
 /// the weights), in the order of micro-batches within a chunk, and that play() ends. Throws: ConfigError that names

@@ -42,6 +42,8 @@ std::vector<Sets> changes(const Planned& planned) {
     add("parallel.tensor", sizes.tensor / 2);
     add("overlap.tensor_chunks", 2 * config.overlap.tensor_chunks);
   }
+  if (sizes.expert > 1 && !config.overlap.paired_passes && sizes.pipeline == 1 && planned.micro_batches > 1)
+    add("overlap.paired_passes", true);
   if (sizes.pipeline > 1) {
     add("parallel.pipeline", sizes.pipeline / 2);
     if (!config.overlap.p2p) add("overlap.p2p", true);

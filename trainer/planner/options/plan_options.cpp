@@ -89,6 +89,7 @@ PipelineSchedule schedule_of(const ResolvedConfig& resolved, const ScheduleChoic
   ScheduleShape shape = shape_of(config, static_cast<int>(resolved.batch().micro_batches));
   if (const std::string& file = config.pipeline.schedule_file; !file.empty())
     return parse_schedule(read_schedule(file), shape, file);
+  if (config.overlap.paired_passes && config.parallel.pipeline == 1) return make_paired_schedule(shape.micro_batches);
   shape.hides_transfers = choice.more_in_flight;
   shape.lags = choice.lags;
   return make_schedule(config.pipeline.schedule, shape);

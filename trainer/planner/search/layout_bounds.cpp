@@ -290,6 +290,8 @@ double bytes_of_elem(const ResolvedConfig& config, const Machine& machine, const
 LayoutBound LayoutBounds::bound(const ResolvedConfig& config) {
   constexpr double kRounding = 0.999;  // buckets and chunks round their transfers to nanoseconds
   const RunConfig& run = *config;
+  // Layers with experts and without differ, and ranks may hold some of the experts: such layouts have no bound.
+  if (run.model.experts.count > 0) return {};
   // The works of layers that recompute, and those of the others.
   const bool some = run.train.recompute != Recomputation::none && run.train.recompute_layers > 0;
   const Works& again = works_of(some ? with_all_layers(config) : config);
