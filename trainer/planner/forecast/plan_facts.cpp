@@ -89,6 +89,7 @@ ZeroMemory states_of(const FinishedJob& drafted, int stage, int ranks) {
 std::vector<ZeroMemory> zero_memory(const JobRequest& request) {
   std::vector<ZeroMemory> table;
   RunConfig config = *request.config;
+  if (config.parallel.expert > 1) return table;  // the paper has no ranks that divide parameters
   config.zero = Zero{};  // as in the paper: parameters travel in the compute type, and none persists
   config.comm.error_feedback = false;
   config.overlap.split_tied_embedding = false;  // its second share arrives from all ranks and is not a state

@@ -68,6 +68,8 @@ void print_software_memory(const Planned& planned) {
 
 /// Prints the table of the ZeRO paper for this model: a rank's bytes of parameters, gradients and optimizer states.
 void print_zero_memory(const Planned& planned) {
+  const std::vector<ZeroMemory> table = zero_memory(request_of(planned));
+  if (table.empty()) return;
   const MeshSizes& sizes = planned.finished.job->mesh.sizes();
   std::string beside;  // the ranks of the other axes
   for (const MeshAxis& row : kMeshAxes)
@@ -76,7 +78,6 @@ void print_zero_memory(const Planned& planned) {
   print_result("states of a rank by zero.stage and data ranks{}, as placed (and ZeRO's formula):\n  {:<6}", beside,
                "stage");
   int stage = -1;
-  const std::vector<ZeroMemory> table = zero_memory(request_of(planned));
   for (const ZeroMemory& row : table)
     if (row.stage == 0) print_result("{:>29}", counted(row.ranks, "rank"));
   for (const ZeroMemory& row : table) {
