@@ -12,7 +12,9 @@
 #include "engine/base/check.h"
 #include "engine/base/files.h"
 #include "engine/base/plural.h"
+#include "engine/config/validate.h"
 #include "models/common/config_json.h"
+#include "models/common/expert_keys.h"
 
 namespace slipstream::models {
 namespace {
@@ -50,8 +52,9 @@ HuggingFaceModel read_gpt2(ConfigJson& config) {
           .table = "transformer.wte.weight"};
 }
 
-/// Which layers have the window of `sliding_window` if there are no `layer_types`.
-enum class Windows { none, all, from_max_window_layers };
+/// Which layers have the window of `sliding_window` if there are no `layer_types`. `all_if_used`: all layers if
+/// `use_sliding_window` is true.
+enum class Windows { none, all, all_if_used, from_max_window_layers };
 
 /// A family whose config.json has Llama's keys, and the library's defaults of those keys that may be absent.
 struct LlamaDialect {
@@ -62,14 +65,47 @@ struct LlamaDialect {
   int64_t ffn_width, context, vocab;
   int32_t begin_of_text, end_of_text;
   Windows windows;
+  int64_t window = 4096;
+  double norm_eps = 1e-6, rope_theta = 10000;
+  ExpertDefaults experts = {};
 };
-/// Ministral is Mistral with layer_types.
-constexpr std::array<LlamaDialect, 5> kLlamaDialects{{
+/// Ministral is Mistral with layer_types. No library opens a folder of the last one: with the name of Qwen3-MoE, they
+/// would ignore the settings that its classes lack.
+constexpr std::array<LlamaDialect, 8> kLlamaDialects{{
     {Family::llama, "llama", "Llama", 0, 11008, 2048, 32000, 1, 2, Windows::none},
     {Family::mistral, "mistral", "Mistral", 8, 14336, 4096 * 32, 32000, 1, 2, Windows::all},
     {Family::mistral, "ministral", "Ministral", 8, 14336, 4096 * 32, 32000, 1, 2, Windows::all},
     {Family::qwen2, "qwen2", "Qwen2", 0, 22016, 32768, 151936, -1, -1, Windows::from_max_window_layers},
     {Family::qwen3, "qwen3", "Qwen3", 0, 22016, 32768, 151936, -1, -1, Windows::from_max_window_layers},
+    {Family::mixtral, "mixtral", "Mixtral", 8, 14336, 4096 * 32, 32000, 1, 2, Windows::all, 0, 1e-5, 1e6, {8, 2}},
+    {Family::qwen3_moe,
+     "qwen3_moe",
+     "Qwen3Moe",
+     4,
+     6144,
+     32768,
+     151936,
+     -1,
+     -1,
+     Windows::all_if_used,
+     4096,
+     1e-6,
+     10000,
+     {128, 8}},
+    {Family::qwen3_moe,
+     "slipstream_moe",
+     "SlipstreamMoe",
+     4,
+     6144,
+     32768,
+     151936,
+     -1,
+     -1,
+     Windows::all_if_used,
+     4096,
+     1e-6,
+     10000,
+     {128, 8, true}},
 }};
 
 /// The contents of rope_scaling or rope_parameters: the frequencies, and theta if the object has it.
@@ -118,7 +154,7 @@ Rope read_rope_object(const ConfigJson& config, const char* key, const Json& rop
 
 /// Reads theta and the scaling. Before version 5 of the library they are rope_theta and rope_scaling. Since then, both
 /// are in rope_parameters. A file may have both forms of the same values.
-void read_rope(const ConfigJson& config, ModelOptions& options) {
+void read_rope(const ConfigJson& config, double default_theta, ModelOptions& options) {
   std::optional<Rope> read;
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const Json* object = config.find(key);
@@ -130,7 +166,7 @@ void read_rope(const ConfigJson& config, ModelOptions& options) {
     if (!read) read = more;
     if (!read->theta) read->theta = more.theta;
   }
-  const double theta = config.real("rope_theta", read && read->theta ? *read->theta : 10000);
+  const double theta = config.real("rope_theta", read && read->theta ? *read->theta : default_theta);
   config.need("rope_theta", theta > 0 && theta < 1e12, "a number above 0");
   if (read && read->theta && *read->theta != theta)
     config.fail("rope_theta", fmt::format("= {} contradicts {} in rope_parameters", theta, *read->theta));
@@ -148,15 +184,20 @@ void read_rope(const ConfigJson& config, ModelOptions& options) {
 void read_windows(const ConfigJson& config, const LlamaDialect& dialect, HuggingFaceModel& model) {
   constexpr const char *kFull = "full_attention", *kSliding = "sliding_attention";
   ModelOptions& o = model.options;
-  const bool qwen = dialect.windows == Windows::from_max_window_layers;
+  const bool qwen = dialect.windows == Windows::from_max_window_layers || dialect.windows == Windows::all_if_used;
   // The other families have no such keys, and their libraries ignore them, so the keys must agree with the layers.
   const bool uses = config.boolean("use_sliding_window", dialect.windows == Windows::all);
   int64_t first = 0;
-  if (qwen || dialect.windows == Windows::none) first = config.whole("max_window_layers", 28, ConfigJson::kMaxSize, 0);
+  if (qwen || dialect.windows == Windows::none)
+    first =
+        config.whole("max_window_layers", dialect.windows == Windows::all_if_used ? 0 : 28, ConfigJson::kMaxSize, 0);
   int64_t window = 0;  // there is none
   if (config.find("sliding_window") != nullptr || (dialect.windows != Windows::none && !config.has("sliding_window")))
-    window = config.whole("sliding_window", 4096);
+    window = config.whole("sliding_window", dialect.window);
   if (qwen && !uses) window = 0;
+  if (dialect.windows == Windows::all_if_used &&
+      window > 0)  // some versions of the library use this key, others do not
+    config.need("max_window_layers", first == 0, "0, so that all layers have the window");
   const std::vector<std::string> types = config.texts("layer_types");
   for (const std::string& type : types)
     if (type != kFull && type != kSliding)
@@ -168,6 +209,9 @@ void read_windows(const ConfigJson& config, const LlamaDialect& dialect, Hugging
     if (types.empty() ? window > 0 && dialect.windows != Windows::none && l >= first
                       : types[static_cast<size_t>(l)] == kSliding)
       layers.push_back(l);
+  if (has_experts(o.family))  // its classes have no such key
+    config.need("layer_types", types.empty() || std::ssize(layers) == (window > 0 ? o.layers : 0),
+                "the same type in all layers, as sliding_window has it");
   if (dialect.windows == Windows::none) {
     config.need("layer_types", layers.empty(), "full_attention in all layers; mistral has windows");
     config.need("sliding_window", window == 0 || window >= o.context, "null; mistral has windows");
@@ -189,7 +233,7 @@ void read_windows(const ConfigJson& config, const LlamaDialect& dialect, Hugging
   if (!all) o.window_layers = std::move(layers);
 }
 
-HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialect) {
+HuggingFaceModel read_llama(ConfigJson& config, const LlamaDialect& dialect) {
   const int64_t width = config.whole("hidden_size", 4096), heads = config.whole("num_attention_heads", 32);
   const std::string activation = config.text("hidden_act", "silu");
   config.need("hidden_act", activation == "silu" || activation == "swish", "\"silu\"");
@@ -212,7 +256,7 @@ HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialec
                   .context = config.whole("max_position_embeddings", dialect.context),
                   .vocab = config.whole("vocab_size", dialect.vocab),
                   .tie_embeddings = config.boolean("tie_word_embeddings", false),
-                  .norm_eps = static_cast<float>(config.real("rms_norm_eps", 1e-6))},
+                  .norm_eps = static_cast<float>(config.real("rms_norm_eps", dialect.norm_eps))},
       // The first two are keys of this program, because the library has no such dropout in these families.
       .dropout = {.embedding = config.rate("embd_pdrop", 0),
                   .residual = config.rate("resid_pdrop", 0),
@@ -220,7 +264,8 @@ HuggingFaceModel read_llama(const ConfigJson& config, const LlamaDialect& dialec
       .prefix = "model.",
       .table = "model.embed_tokens.weight"};
   read_windows(config, dialect, model);
-  read_rope(config, model.options);
+  read_rope(config, dialect.rope_theta, model.options);
+  if (dialect.experts.count > 0) model.options.experts = read_expert_keys(config, dialect.experts, model.options);
   return model;
 }
 
@@ -243,36 +288,33 @@ void check_own_code(const ConfigJson& config) {
     config.need("auto_map", what == "AutoTokenizer", "no code of its own for the model");
 }
 
-/// Returns the first dialect of the family whose classes have the windows.
+/// Returns the first dialect of the family whose classes have the windows and the settings of the experts.
 const LlamaDialect* dialect_of(const ModelOptions& options) {
   const bool mixed = options.window > 0 && !options.window_layers.empty();
+  const bool own = needs_own_class(options.experts);
   const auto* found = std::find_if(kLlamaDialects.begin(), kLlamaDialects.end(), [&](const LlamaDialect& dialect) {
-    return dialect.family == options.family && !(mixed && std::string_view(dialect.name) == "Mistral");
+    return dialect.family == options.family && !(mixed && std::string_view(dialect.name) == "Mistral") &&
+           dialect.experts.is_own == own;
   });
   return found == kLlamaDialects.end() ? nullptr : found;
-}
-
-/// Writes 8 as 8.0, because the library warns about factors that are no real numbers.
-template <typename Real>
-std::string with_point(Real value) {
-  const std::string text = fmt::format("{}", value);
-  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 /// Returns the keys that give layers of the family their windows.
 std::string windows_of(const ModelOptions& o, const LlamaDialect& dialect) {
   if (dialect.windows == Windows::none) return "";
-  const bool qwen = dialect.windows == Windows::from_max_window_layers;
+  const bool some = dialect.windows == Windows::from_max_window_layers,
+             qwen = some || dialect.windows == Windows::all_if_used;
   std::string keys;
   if (qwen) keys += fmt::format("  \"use_sliding_window\": {},\n", o.window > 0);
   if (!qwen || o.window > 0)
     keys += fmt::format("  \"sliding_window\": {},\n", o.window > 0 ? fmt::format("{}", o.window) : "null");
-  if (o.window == 0 || (o.window_layers.empty() && !qwen)) return keys;
+  if (o.window > 0 && dialect.windows == Windows::all_if_used) keys += "  \"max_window_layers\": 0,\n";
+  if (o.window == 0 || (o.window_layers.empty() && !some)) return keys;
   std::vector<std::string> types;
   for (int64_t l = 0; l < o.layers; ++l)
     types.push_back(o.window_of(l) > 0 ? "\"sliding_attention\"" : "\"full_attention\"");
   // Older versions select the layers by this key, if they are the last ones.
-  if (qwen)
+  if (some)
     keys += fmt::format("  \"max_window_layers\": {},\n", o.window_layers.empty() ? 0 : o.window_layers.front());
   return keys + fmt::format("  \"layer_types\": [{}],\n", fmt::join(types, ", "));
 }
@@ -330,6 +372,13 @@ HuggingFaceModel read_hugging_face_config(const Json& json, const std::string& w
         "[model] {} has {} layers, but the files beside it have only {}. Restore it, or copy the files that are "
         "missing.",
         where, options.layers, counted(tensors, "tensor"));
+  const int64_t with_experts = options.experts.layers.empty() ? options.layers : std::ssize(options.experts.layers);
+  if (const int64_t of_experts = 3 * with_experts * options.experts.count; of_experts > tensors)
+    throw CheckpointError(
+        "[model] {}: {} = {} in each of {} makes {} tensors, but the files beside it have only {}. Restore it, or copy "
+        "the files that are missing.",
+        where, config.has("num_local_experts") ? "num_local_experts" : "num_experts", options.experts.count,
+        counted(with_experts, "layer"), of_experts, counted(tensors, "tensor"));
   config.need(type == "gpt2" ? "n_head" : "num_attention_heads",
               options.head_dim > 0 || options.width % options.heads == 0,
               fmt::format("a divisor of the width, {}", options.width));
@@ -380,7 +429,9 @@ std::string hugging_face_config(const ModelOptions& o, const TextIds& ids) {
   std::string more;
   if (r.factor != 0) more += fmt::format("  \"rope_scaling\": {{{}}},\n", scaling);
   more += windows_of(o, *dialect);
-  if (o.family == Family::llama || o.family == Family::qwen3) more += "  \"attention_bias\": false,\n";
+  if (dialect->experts.count > 0) more += expert_keys(o, dialect->experts.is_own);
+  if (o.family == Family::llama || o.family == Family::qwen3 || o.family == Family::qwen3_moe)
+    more += "  \"attention_bias\": false,\n";
   if (o.family == Family::llama) more += "  \"mlp_bias\": false,\n";
   if (o.dropout.embedding > 0) more += fmt::format("  \"embd_pdrop\": {},\n", with_point(o.dropout.embedding));
   if (o.dropout.residual > 0) more += fmt::format("  \"resid_pdrop\": {},\n", with_point(o.dropout.residual));

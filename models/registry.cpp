@@ -189,6 +189,7 @@ std::string supported_models_markdown() {
                             .ffn_width = 8,
                             .context = 8,
                             .vocab = 8,
+                            .experts = {.count = has_experts(row.family) ? 2 : 0, .ffn_width = 8},
                             .tokens = 8};
     const Architecture architecture = row.describe(tiny);
     const Json config = Json::parse(hugging_face_config(tiny));
@@ -203,8 +204,19 @@ std::string supported_models_markdown() {
          "pipeline and\ncontext parallelism, ZeRO 1 to 3, recomputation, and folders in and out. Mistral, Qwen2 and "
          "Qwen3 have a sliding window\nin all layers or in some (`layer_types`, `max_window_layers`). Mistral with "
          "both "
-         "kinds of layers is written as\n`ministral`, whose class in `transformers` has them. Refused: RoPE scaling "
-         "other than `llama3`, mixtures of experts.\n" +
+         "kinds of layers is written as\n`ministral`, whose class in `transformers` has them. Mixtral and Qwen3-MoE "
+         "have "
+         "a window in all layers or in none.\nLayers with experts have neither tensor parallelism nor CUDA kernels "
+         "yet. "
+         "Refused: RoPE scaling other than `llama3`.\n"
+         "\nMixtral has experts in all layers. Qwen3-MoE has them in the layers that `mlp_only_layers` and "
+         "`decoder_sparse_step`\nleave (`model.experts.layers`). `output_router_logits = true` is "
+         "`model.experts.balance = \"auxiliary\"`, and\n`router_aux_loss_coef` is its rate. The library adds up all "
+         "layers and sequences of a batch before it multiplies the\nshares of the experts by their scores; this "
+         "program "
+         "does so in every layer and sequence. Qwen3-MoE with shared\nexperts, the router \"sigmoid\", groups or a "
+         "scale has no class in `transformers`. Its folders have the `model_type`\n`slipstream_moe`, which only this "
+         "program opens, and name these settings as DeepSeek-V3 does.\n" +
          config_keys_markdown();
 }
 

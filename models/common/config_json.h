@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "engine/base/json.h"
 
 namespace slipstream::models {
@@ -27,6 +29,13 @@ struct FixedKey {
   Json value;
 };
 std::span<const FixedKey> fixed_keys();
+
+/// Returns 8 as 8.0, because the library warns about factors that are no real numbers.
+template <typename Real>
+std::string with_point(Real value) {
+  const std::string text = fmt::format("{}", value);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
 
 /// A config.json that remembers which keys were read. All readers throw CheckpointError that names the key and its
 /// value. Borrows its arguments.

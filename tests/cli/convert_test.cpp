@@ -48,7 +48,8 @@ TEST_CASE("convert: another type and several files, and back to the same bytes",
   const Folder folder;
   for (const std::string family :
        {"gpt2", "llama", "llama --set model.rope_scaling=llama3 --set model.rope_original_context=8", "mistral",
-        "qwen2", "qwen3 --set model.head_dim=6 --set model.tie_embeddings=true"}) {
+        "qwen2", "qwen3 --set model.head_dim=6 --set model.tie_embeddings=true", "mixtral --set model.experts.count=3",
+        "qwen3_moe --set model.experts.count=4 --set model.experts.ffn_width=24 --set model.experts.layers=[1]"}) {
     INFO(family);
     const std::string run = folder.path("run"), final = run + "/checkpoints/final";
     const Result trained = call("train " + run_file(folder) + " --set model.family=" + family);

@@ -229,6 +229,64 @@ TEST_CASE("windows in some layers: a run, its folder, and runs and texts from it
   }
 }
 
+TEST_CASE("experts: a run, its folder, and runs and texts from it", "[cli][convert]") {
+  const Folder folder;
+  const struct {
+    const char *model, *type, *dense, *experts;
+  } rows[] = {
+      {"mixtral --set model.experts.count=3 --set model.experts.balance=auxiliary", "mixtral", nullptr,
+       "2 of 3, 0 shared, by softmax normalized, scale 1"},
+      {"qwen3_moe --set model.experts.count=4 --set model.experts.top_k=3 --set model.experts.ffn_width=24 --set "
+       "model.experts.layers=[1] --set model.experts.normalize=false",
+       "qwen3_moe", "[0]", "3 of 4 in layers 1, 0 shared, by softmax, scale 1"},
+      {"qwen3_moe --set model.experts.count=4 --set model.experts.ffn_width=24 --set "
+       "model.experts.router=sigmoid --set model.experts.groups=2 --set model.experts.scale=2.5",
+       "slipstream_moe", "[]", "2 of 4 in 1 of 2 groups, 0 shared, by sigmoid normalized, scale 2.5"}};
+  for (const auto& row : rows) {
+    INFO(row.model);
+    const std::string source = trained(folder, row.model);
+    const Json last = metrics(folder.path("run")).back();
+    const Json config = Json::parse(read(source + "/config.json"));
+    CHECK(config.at("model_type").as_string() == row.type);
+    if (row.dense != nullptr) CHECK(config.at("mlp_only_layers") == Json::parse(row.dense));
+    // The folder decides the experts, and a run that chooses others is refused.
+    folder.write("short.toml", "[model]\ninit = \"" + source + "\"\n[data]\ntrain = \"" + folder.path("text.txt") +
+                                   "\"\n[train]\nsteps = 1\nmicro_batch_size = 4\neval_batches = 2\n[optimizer]\n"
+                                   "learning_rate = 0.0\nmin_learning_rate = 0.0\n[output]\ndir = \"" +
+                                   folder.path("other") + "\"\n");
+    const std::string again = "train " + folder.path("short.toml");
+    const Result run = call(again);
+    INFO(run.text);
+    REQUIRE(run.code == 0);
+    CHECK(contains(run.text, "has no effect") == false);
+    CHECK(metrics(folder.path("other")).back().at("params_hash") == last.at("params_hash"));
+    CHECK(metrics(folder.path("other")).back().at("val_loss").as_double() ==
+          Approx(last.at("val_loss").as_double()).epsilon(1e-6));
+    CHECK(Json::parse(read(folder.path("other") + "/checkpoints/final/config.json")) == config);
+    check_refused(call(again + " --set model.experts.top_k=1"), 4,
+                  {"model.experts is 1 of ", std::string("but the folder has ") + row.experts});
+    // A folder with the tensor of another expert in place of one is refused.
+    Weights weights(source + "/model.safetensors");
+    std::string expert, other;
+    Json::Object tensors;
+    for (Json::Member member : weights.header.as_object()) {
+      if (const size_t at = member.first.find(".experts.2."); at != std::string::npos && expert.empty()) {
+        expert = member.first;
+        member.first.replace(at, 11, ".experts.9.");
+        other = member.first;
+      }
+      tensors.push_back(std::move(member));
+    }
+    REQUIRE(!expert.empty());
+    weights.header = Json(std::move(tensors));
+    weights.write(source + "/model.safetensors");
+    check_refused(call("eval " + source + " --text " + folder.path("text.txt")), 4,
+                  {expert + " [", "is missing", other + " [", "belongs to no parameter"});
+    fs::remove_all(folder.path("run"));
+    fs::remove_all(folder.path("other"));
+  }
+}
+
 TEST_CASE("model.init: rates of dropout, the type of weights and null ids stay", "[cli][convert]") {
   const Folder folder;
   const std::string tokenizer = source_dir() + "/tests/golden/tokenizers/gpt2.tokenizer.json";

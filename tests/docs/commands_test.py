@@ -202,6 +202,9 @@ class Page:
         self.write("mine.txt", (self.folder / "my_text.txt").read_text())
         self.write("prompts.txt", "a prompt\nanother\n")
 
+    def experts(self):
+        self.write("mine.txt", (self.folder / "my_text.txt").read_text())
+
     def call(self, command, limit_s=240):
         """(exit code, output)."""
         done = subprocess.run(
@@ -234,8 +237,8 @@ class Page:
     def keys(self, line, text):
         """A part of a run file holds keys that the program knows."""
         tomllib.loads(text)
-        if self.page.stem == "pretrained":
-            return self.write("mine.toml", text + "[train]\nsteps = 2\nmicro_batch_size = 2\neval_batches = 1\n")
+        if run_file := {"pretrained": "mine.toml", "experts": "experts.toml"}.get(self.page.stem):
+            return self.write(run_file, text + "[train]\nsteps = 2\nmicro_batch_size = 2\neval_batches = 1\n")
         self.write("part.toml", text)
         code, output = self.call("build/slipstream check part.toml --ranks 2")
         if re.search(r"[Uu]nknown|not a|must be", output) and code == 2:

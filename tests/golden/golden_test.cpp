@@ -51,17 +51,28 @@ struct Golden {
 };
 
 Family family_of(const std::string& name) {
-  for (const Family family : {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3})
-    if (name == name_of(family)) return family;
+  for (size_t i = 0; i < kWords<Family>.size(); ++i)
+    if (name == kWords<Family>[i]) return static_cast<Family>(i);
   FAIL("no family " << name);
   return {};
 }
 
-std::vector<int64_t> window_layers_of(const Json& json) {
+/// Returns the layers in the list, or none without one.
+std::vector<int64_t> layers_of(const Json& json, const char* key) {
   std::vector<int64_t> layers;
-  if (const Json* list = json.find("window_layers"))
+  if (const Json* list = json.find(key))
     for (const Json& layer : list->as_array()) layers.push_back(layer.as_int());
   return layers;
+}
+
+ExpertOptions experts_of(const Json& json) {
+  const Json* experts = json.find("experts");
+  if (experts == nullptr) return {};
+  return {.count = experts->at("count").as_int(),
+          .top_k = experts->at("top_k").as_int(),
+          .ffn_width = experts->at("ffn_width").as_int(),
+          .layers = layers_of(*experts, "layers"),
+          .normalize = experts->at("normalize").as_bool()};
 }
 
 std::unique_ptr<Job> job_of(const Golden& g) {
@@ -83,7 +94,8 @@ std::unique_ptr<Job> job_of(const Golden& g) {
                                      .tie_embeddings = g.json.at("tied").as_bool(),
                                      .rope_scaling = scaling,
                                      .window = whole_or_0("sliding_window"),
-                                     .window_layers = window_layers_of(g.json),
+                                     .window_layers = layers_of(g.json, "window_layers"),
+                                     .experts = experts_of(g.json),
                                      .batch = g.whole("batch"),
                                      .tokens = g.whole("tokens"),
                                      .global_tokens = g.whole("batch") * g.whole("tokens")};
@@ -273,8 +285,19 @@ TEST_CASE("a tied GPT-2 equals PyTorch", "[golden]") { check_model("gpt2"); }
 TEST_CASE("a Llama with grouped key-value heads equals PyTorch", "[golden]") { check_model("llama"); }
 
 TEST_CASE("every family equals transformers: logits, gradients and 20 steps", "[golden]") {
-  for (const Family family : {Family::gpt2, Family::llama, Family::mistral, Family::qwen2, Family::qwen3})
-    check_model(std::string("hf_") + name_of(family));
+  for (const char* family : kWords<Family>) check_model(std::string("hf_") + family);
+}
+
+TEST_CASE("experts equal transformers, and another choice of them does not", "[golden]") {
+  check_model("hf_qwen3_moe_as_given");
+  for (const char* name : {"hf_mixtral", "hf_qwen3_moe", "hf_qwen3_moe_as_given"}) {
+    INFO(name);
+    Golden fewer(name), other(name);
+    fewer.json["experts"]["top_k"] = Json(fewer.json.at("experts").at("top_k").as_int() - 1);
+    CHECK(measure(fewer, {}).logits > 10 * kLogits);
+    other.json["experts"]["normalize"] = Json(!other.json.at("experts").at("normalize").as_bool());
+    CHECK(measure(other, {}).logits > 10 * kLogits);
+  }
 }
 
 TEST_CASE("windows in some of the layers equal transformers", "[golden]") {

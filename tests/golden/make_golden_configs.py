@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tests/golden/hf_configs_4.json or hf_configs_5.json: config.json files of Hugging Face transformers.
 
-One row per class and set of values: what the library saves, and the window of every layer of its model. Needs: pip
-install transformers (4 or 5, which names the file); run it again only for other classes or values:
+One row per class and set of values: what the library saves, the window of every layer of its model, and the layers that
+have experts. Needs: pip install transformers (4 or 5, which names the file); run it again only for other classes or
+values:
 
     tests/golden/make_golden_configs.py tests/golden
 """
@@ -48,6 +49,26 @@ CASES = [
 if hasattr(hf, "MinistralConfig"):
     CASES += [(hf.MinistralConfig, SIZES | {"sliding_window": 8, "layer_types": MIXED}),
               (hf.MinistralConfig, SIZES | {"sliding_window": 8})]
+# head_dim belongs to no class of Mixtral in version 4, and Qwen3-MoE has it from its files only.
+EXPERTS = SIZES | {"num_experts_per_tok": 3, "router_aux_loss_coef": 0.25, "output_router_logits": True}
+CASES += [
+    (hf.MixtralConfig, {name: size for name, size in SIZES.items() if name != "head_dim"}),
+    (hf.MixtralConfig, EXPERTS | {"num_local_experts": 6, "sliding_window": 8}),
+    (hf.Qwen3MoeConfig, {name: size for name, size in SIZES.items() if name != "head_dim"}),
+    (hf.Qwen3MoeConfig, EXPERTS | {
+        "num_experts": 6, "moe_intermediate_size": 20, "norm_topk_prob": True, "mlp_only_layers": [3],
+        "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+]
+
+
+def experts(config):
+    """The layers with experts, by the classes of the models."""
+    if config.model_type == "mixtral":
+        return list(range(LAYERS))
+    if config.model_type != "qwen3_moe":
+        return []
+    step = config.decoder_sparse_step
+    return [layer for layer in range(LAYERS) if layer not in config.mlp_only_layers and (layer + 1) % step == 0]
 
 
 def windows(config):
@@ -61,7 +82,10 @@ def main(folder):
     rows = []
     for make, values in CASES:
         config = make(**values)
-        rows.append({"config": json.loads(config.to_json_string(use_diff=False)), "windows": windows(config)})
+        row = {"config": json.loads(config.to_json_string(use_diff=False)), "windows": windows(config)}
+        if experts(config):
+            row["experts"] = experts(config)
+        rows.append(row)
     made = {"made_with": f"tests/golden/make_golden_configs.py, transformers {hf.__version__}", "rows": rows}
     path = folder / f"hf_configs_{hf.__version__.split('.')[0]}.json"
     path.write_text(json.dumps(made, indent=1) + "\n")

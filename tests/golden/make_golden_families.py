@@ -25,8 +25,8 @@ LLAMA3 = dict(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_ma
 class Model:
     """A family by its config class; `more`: what the test needs beside the sizes."""
 
-    def __init__(self, name, make, tied=False, kv_heads=2, head_dim=0, more=None, family=None, **config):
-        self.name, self.family, self.heads, self.kv_heads, self.ffn = f"hf_{name}", family or name, 4, kv_heads, 24
+    def __init__(self, name, make, tied=False, kv_heads=2, head_dim=0, ffn=24, more=None, family=None, **config):
+        self.name, self.family, self.heads, self.kv_heads, self.ffn = f"hf_{name}", family or name, 4, kv_heads, ffn
         self.tied = tied
         self.more = {"head_dim": head_dim} | (more or {})
         sizes = dict(
@@ -44,16 +44,44 @@ class Model:
                 max_position_embeddings=golden.TOKENS, rms_norm_eps=1e-5, rope_parameters=ROPE)
         self.model = make(make.config_class(**(sizes | config))).double().train()
 
+    def of_experts(self, name):
+        """The parameters of a folder that are one tensor of the model's memory: names and slices, or none."""
+        prefix, part = name.rpartition(".experts.")[0], name.rpartition(".")[2]
+        if part not in ("gate_up_proj", "down_proj"):
+            return None
+        mixtral = self.family == "mixtral"
+        prefix = prefix.replace(".mlp", ".block_sparse_moe") if mixtral else prefix
+        words = {"gate_up_proj": ("w1", "w3") if mixtral else ("gate_proj", "up_proj"),
+                 "down_proj": ("w2",) if mixtral else ("down_proj",)}[part]
+        return [[f"{prefix}.experts.{e}.{word}.weight" for word in words] for e in range(self.more["experts"]["count"])]
+
+    def in_folder(self, name):
+        return name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if self.family == "mixtral" else name
+
     def is_transposed(self, name):  # Conv1D
         return self.family == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
 
     def shapes(self):
-        return {
-            name: tuple(reversed(value.shape)) if self.is_transposed(name) else tuple(value.shape)
-            for name, value in self.model.named_parameters()}
+        shapes = {}
+        for name, value in self.model.named_parameters():
+            experts = self.of_experts(name)
+            if experts is None:
+                shapes[self.in_folder(name)] = tuple(
+                    reversed(value.shape)) if self.is_transposed(name) else tuple(value.shape)
+            else:
+                for words in experts:
+                    shapes |= {word: (value.shape[1] // len(words), value.shape[2]) for word in words}
+        return shapes
 
     def logits(self, weights, ids):
-        own = {name: value.T if self.is_transposed(name) else value for name, value in weights.items()}
+        own = {}
+        for name, _ in self.model.named_parameters():
+            experts = self.of_experts(name)
+            if experts is None:
+                value = weights[self.in_folder(name)]
+                own[name] = value.T if self.is_transposed(name) else value
+            else:
+                own[name] = torch.stack([torch.cat([weights[word] for word in words]) for words in experts])
         return torch.func.functional_call(self.model, own, (ids,)).logits
 
 
@@ -72,6 +100,14 @@ def main(folder):
             ("mistral", hf.MinistralForCausalLM, [0], {}),
             ("qwen2", hf.Qwen2ForCausalLM, [1], {"use_sliding_window": True}),
             ("qwen3", hf.Qwen3ForCausalLM, [0], {"use_sliding_window": True}))),
+        Model("mixtral", hf.MixtralForCausalLM, ffn=12, num_local_experts=4, experts_implementation="eager",
+              more={"experts": {"count": 4, "top_k": 2, "ffn_width": 12, "layers": [], "normalize": True}}),
+        *(Model(f"qwen3_moe{name}", hf.Qwen3MoeForCausalLM, family="qwen3_moe", head_dim=6, tied=tied, num_experts=8,
+                num_experts_per_tok=3, moe_intermediate_size=8, norm_topk_prob=normalize, mlp_only_layers=[dense],
+                experts_implementation="eager",
+                more={"experts": {"count": 8, "top_k": 3, "ffn_width": 8, "layers": [1 - dense],
+                                  "normalize": normalize}})
+          for name, tied, normalize, dense in (("", True, True, 0), ("_as_given", False, False, 1))),
     )
     wanted = sys.argv[2:] or [model.name for model in models]
     models = [model for model in models if model.name in wanted]

@@ -21,7 +21,7 @@ using models::HuggingFaceModel;
 
 namespace {
 
-constexpr int64_t kTensors = 1000;
+constexpr int64_t kTensors = 2000;
 
 HuggingFaceModel read(const Json& config) { return models::read_hugging_face_config(config, "config.json", kTensors); }
 
@@ -46,6 +46,7 @@ struct Row {
   std::string name;
   Json config;
   std::vector<int64_t> windows;  // of the layers; 0: none
+  std::vector<int64_t> experts;  // the layers that have them
 };
 
 std::vector<Row> rows() {
@@ -57,12 +58,15 @@ std::vector<Row> rows() {
       Row each{.name = fmt::format("transformers {}, row {}, {}", version, all.size(),
                                    row.at("config").at("model_type").as_string()),
                .config = row.at("config"),
-               .windows = {}};
+               .windows = {},
+               .experts = {}};
       for (const Json& window : row.at("windows").as_array()) each.windows.push_back(window.as_int());
+      if (const Json* experts = row.find("experts"))
+        for (const Json& layer : experts->as_array()) each.experts.push_back(layer.as_int());
       all.push_back(std::move(each));
     }
   }
-  REQUIRE(all.size() == 34);
+  REQUIRE(all.size() == 42);
   return all;
 }
 
@@ -104,6 +108,32 @@ Json mixed(const std::string& type) {
   return {};
 }
 
+/// The config.json of this model_type by version 5 of the library, with a window and some values of experts other than
+/// the defaults.
+Json with_experts(const std::string& type) {
+  Json found;
+  for (const Row& row : rows())
+    if (row.config.at("model_type").as_string() == type) found = row.config;
+  REQUIRE(found.at("num_local_experts").as_int() == 6);
+  return found;
+}
+
+/// A value that is refused, and parts of the sentence.
+struct Refusal {
+  const Json& base;
+  const char *key, *value;
+  std::vector<std::string> parts;
+};
+
+void check_refusals(const std::vector<Refusal>& rows) {
+  for (const Refusal& row : rows) {
+    INFO(row.key << " = " << row.value);
+    REQUIRE(refusal(row.base) == "accepted");
+    const std::string text = refusal(with(row.base, row.key, Json::parse(row.value)));
+    for (const std::string& part : row.parts) CHECK_THAT(text, Catch::Contains(part));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("config.json: what transformers saves is read, with the windows of its models", "[hugging_face]") {
@@ -114,6 +144,9 @@ TEST_CASE("config.json: what transformers saves is read, with the windows of its
     for (size_t layer = 0; layer < row.windows.size(); ++layer)
       CHECK(model.options.window_of(static_cast<int64_t>(layer)) ==
             (row.windows[layer] < context ? row.windows[layer] : 0));
+    CHECK((model.options.experts.count > 0) == !row.experts.empty());
+    for (int64_t layer = 0; layer < model.options.layers; ++layer)
+      CHECK(model.options.experts.in_layer(layer) == std::binary_search(row.experts.begin(), row.experts.end(), layer));
     CHECK(model.notes.empty());
     // What this program writes gives the same model.
     const HuggingFaceModel again = read(Json::parse(written(model)));
@@ -155,12 +188,7 @@ TEST_CASE("config.json: every key of transformers changes the model, is neutral,
 
 TEST_CASE("config.json: values that ask for other arithmetic are refused by name", "[hugging_face]") {
   const Json gpt2 = rows()[0].config, llama = rows()[2].config, mistral = mixed("ministral"), qwen3 = mixed("qwen3");
-  const struct {
-    const Json& base;
-    const char* key;
-    const char* value;
-    std::vector<std::string> parts;
-  } refusals[] = {
+  check_refusals({
       {llama, "attention_bias", "true", {"attention_bias = true", "need false"}},
       {llama, "mlp_bias", "true", {"mlp_bias = true", "need false"}},
       {llama, "hidden_act", "\"gelu\"", {"hidden_act = \"gelu\"", "need \"silu\""}},
@@ -205,13 +233,35 @@ TEST_CASE("config.json: values that ask for other arithmetic are refused by name
       {mistral, "sliding_window", "null", {"sliding_window = null", "for the sliding layers"}},
       {qwen3, "use_sliding_window", "false", {"use_sliding_window = false", "need true"}},
       {qwen3, "attention_bias", "true", {"attention_bias = true", "need false"}},
-  };
-  for (const auto& row : refusals) {
-    INFO(row.key << " = " << row.value);
-    REQUIRE(refusal(row.base) == "accepted");
-    const std::string text = refusal(with(row.base, row.key, Json::parse(row.value)));
-    for (const std::string& part : row.parts) CHECK_THAT(text, Catch::Contains(part));
-  }
+  });
+}
+
+TEST_CASE("config.json: experts that ask for other arithmetic are refused by name", "[hugging_face]") {
+  const Json qwen3 = mixed("qwen3"), mixtral = with_experts("mixtral"), qwen3_moe = with_experts("qwen3_moe");
+  check_refusals({
+      {qwen3, "num_experts", "8", {"num_experts = 8 is an unknown key"}},
+      {mixtral, "num_experts_per_tok", "7", {"num_experts_per_tok = 7", "need at most the 6 experts"}},
+      {mixtral, "num_experts", "5", {"num_experts = 5 contradicts num_local_experts = 6"}},
+      {mixtral, "num_local_experts", "0", {"num_local_experts = 0, need 1 to 65536"}},
+      {mixtral, "router_jitter_noise", "0.1", {"router_jitter_noise = 0.1", "need 0"}},
+      {mixtral, "router_aux_loss_coef", "-0.5", {"router_aux_loss_coef = -0.5", "need a number from 0 to 1"}},
+      {mixtral, "norm_topk_prob", "true", {"norm_topk_prob = true is an unknown key"}},
+      {mixtral,
+       "layer_types",
+       R"(["full_attention", "full_attention", "full_attention", "full_attention", "full_attention"])",
+       {"layer_types", "need the same type in all layers"}},
+      {mixtral, "architectures", R"(["MistralForCausalLM"])", {"architectures", "[\"MixtralForCausalLM\"]"}},
+      {qwen3_moe, "num_experts", "5", {"num_local_experts = 6 contradicts num_experts = 5"}},
+      {qwen3_moe, "decoder_sparse_step", "6", {"decoder_sparse_step = 6", "need experts in one layer at least"}},
+      {qwen3_moe, "mlp_only_layers", "[1, 3]", {"mlp_only_layers = [1, 3]", "need experts in one layer at least"}},
+      {qwen3_moe, "mlp_only_layers", "[1.5]", {"mlp_only_layers = [1.5]", "need a list of numbers of layers"}},
+      {qwen3_moe, "max_window_layers", "3", {"max_window_layers = 3", "need 0, so that all layers have the window"}},
+      {qwen3_moe, "qkv_bias", "true", {"qkv_bias = true", "need false"}},
+      {qwen3_moe, "use_qk_norm", "false", {"use_qk_norm = false", "need true"}},
+      {qwen3_moe, "shared_expert_intermediate_size", "20", {"shared_expert_intermediate_size = 20", "need 0"}},
+      {qwen3_moe, "n_group", "2", {"n_group = 2 is an unknown key"}},
+      {qwen3_moe, "attention_bias", "true", {"attention_bias = true", "need false"}},
+  });
 }
 
 TEST_CASE("config.json: the same values in other words are the same model", "[hugging_face]") {
@@ -223,7 +273,7 @@ TEST_CASE("config.json: the same values in other words are the same model", "[hu
     same(gpt2, with(gpt2, alias, gpt2.at(key)));
   }
   // RoPE has one form in version 4 of the library and another in version 5; a file may have one or both.
-  const Row five = rows()[17 + 1];
+  const Row five = rows()[21 + 1];
   REQUIRE(five.config.at("model_type").as_string() == "llama");
   same(llama, five.config);
   same(llama, with(with(five.config, "rope_theta", 500.0), "rope_scaling", llama.at("rope_scaling")));
@@ -242,6 +292,69 @@ TEST_CASE("config.json: the same values in other words are the same model", "[hu
   const HuggingFaceModel noted = read(with(qwen2, "vllm_version", "1"));
   REQUIRE(noted.notes.size() == 1);
   CHECK(noted.notes[0] == "vllm_version = \"1\" is not used");
+}
+
+TEST_CASE("config.json: experts have the names of both versions of the library, and the loads their loss",
+          "[hugging_face]") {
+  for (const char* type : {"mixtral", "qwen3_moe"}) {
+    INFO(type);
+    const Json config = with_experts(type);
+    const HuggingFaceModel model = read(config);
+    CHECK(written(read(with(without(config, "num_local_experts"), "num_experts", 6))) == written(model));
+    CHECK(model.options.experts.count == 6);
+    CHECK(model.options.experts.top_k == 3);
+    CHECK(model.options.experts.normalize);
+    CHECK(model.options.experts.ffn_width == (std::string(type) == "mixtral" ? 24 : 20));
+    CHECK(model.options.experts.balance == ExpertBalance::auxiliary);
+    CHECK(model.options.experts.balance_rate == 0.25);
+    CHECK(read(with(config, "output_router_logits", false)).options.experts.balance == ExpertBalance::none);
+    CHECK(read(with(config, "output_router_logits", false)).options.experts.balance_rate == 0.25);
+  }
+  // Settings that change nothing.
+  const Json qwen3_moe = with_experts("qwen3_moe");
+  for (const auto& [key, value] :
+       {std::pair{"qkv_bias", "false"}, {"use_qk_norm", "true"}, {"shared_expert_intermediate_size", "0"}})
+    CHECK(written(read(with(qwen3_moe, key, Json::parse(value)))) == written(read(qwen3_moe)));
+  CHECK(written(read(with(with(qwen3_moe, "use_sliding_window", false), "max_window_layers", 3))) ==
+        written(read(with(qwen3_moe, "use_sliding_window", false))));
+}
+
+TEST_CASE("config.json: a small folder cannot ask for experts that it lacks", "[hugging_face]") {
+  const Json config = with(with_experts("qwen3_moe"), "num_local_experts", 60000);
+  CHECK(refusal(config) ==
+        "[model] config.json: num_local_experts = 60000 in each of 1 layer makes 180000 tensors, but the files beside "
+        "it have only 2000 tensors. Restore it, or copy the files that are missing.");
+}
+
+TEST_CASE("config.json: experts that no class of transformers has are of a type of their own", "[hugging_face]") {
+  models::ModelOptions options = read(with_experts("qwen3_moe")).options;
+  CHECK(Json::parse(models::hugging_face_config(options)).at("model_type").as_string() == "qwen3_moe");
+  const ExpertOptions plain = options.experts;
+  ExpertOptions large = plain;
+  large.router = RouterKind::sigmoid;
+  large.groups = 3;
+  large.group_top_k = 2;
+  large.shared = 1;
+  large.scale = 2.5;
+  for (const int changed : {0, 1, 2, 3, 4}) {
+    options.experts = large;
+    if (changed == 1) options.experts = plain, options.experts.router = RouterKind::sigmoid;
+    if (changed == 2) options.experts = plain, options.experts.groups = 3, options.experts.group_top_k = 2;
+    if (changed == 3) options.experts = plain, options.experts.shared = 1;
+    if (changed == 4) options.experts = plain, options.experts.scale = 2.5;
+    INFO(changed);
+    const Json config = Json::parse(models::hugging_face_config(options));
+    CHECK(config.at("model_type").as_string() == "slipstream_moe");
+    CHECK(config.at("architectures") == Json::parse(R"(["SlipstreamMoeForCausalLM"])"));
+    const HuggingFaceModel again = read(config);
+    CHECK(again.options.family == Family::qwen3_moe);
+    CHECK(again.options.experts == options.experts);
+    CHECK_THAT(refusal(with(config, "scoring_func", "tanh")), Catch::Contains("need \"softmax\" or \"sigmoid\""));
+    CHECK_THAT(refusal(with(config, "n_group", 4)),
+               Catch::Contains("n_group = 4") && Catch::Contains("divisor of the 6"));
+    CHECK_THAT(refusal(with(config, "topk_group", 4)), Catch::Contains("topk_group = 4"));
+    CHECK_THAT(refusal(with(config, "routed_scaling_factor", 0)), Catch::Contains("need a number above 0"));
+  }
 }
 
 TEST_CASE("config.json: layers of Mistral with and without a window are those of Ministral", "[hugging_face]") {

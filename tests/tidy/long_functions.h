@@ -26,7 +26,7 @@ inline const std::vector<LongFunction> kLongFunctions = {
     {"kernels/cuda/norm_held.cuh", "held_norm_forward_kernel", 74},
     {"models/common/blocks.cpp", "SpecBuilder::embed_gradient", 77},
     {"scripts/bench_gpu_pytorch.py", "torch_op", 75},
-    {"scripts/check_hugging_face.py", "random_model", 84},
+    {"scripts/check_hugging_face.py", "random_model", 79},
     {"scripts/draw_timeline.py", "draw", 72},
     {"scripts/gpu_counts.py", "works_of", 104},
     {"scripts/import_config/run_file.py", "text_of", 74},

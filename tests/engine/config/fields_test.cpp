@@ -112,7 +112,8 @@ TEST_CASE("fields: config.resolved.toml resolves to the configuration that it pr
       {"train.dtype=bfloat16", "train.recompute=full"},
       {"zero.stage=1", "zero.gather_dtype=int8", "optimizer.double_buffer=true"},
       {"zero.stage=3", "zero.prefetch_depth=2", "model.family=llama", "model.width=96"},
-      {"model.family=qwen3_moe", "model.experts.count=8", "model.experts.layers=[1, 3]", "model.experts.group_top_k=3"},
+      {"model.family=qwen3_moe", "model.experts.count=8", "model.experts.layers=[1, 3]", "model.experts.group_top_k=3",
+       "parallel.tensor=1"},
       {"optimizer.momentum=0.9", "optimizer.muon_scaling=original", "optimizer.adamw_learning_rate=1e-3"},
       {"overlap.p2p=false", "overlap.tensor_chunks=2", "overlap.align_grad_reduce=true", "output.dir=runs/x//"}};
   for (const int world : {2, 4})
@@ -284,6 +285,8 @@ TEST_CASE("runs: every shipped run file loads with the expected sizes and is sup
       {"llama_1b", 16, 32, 8, 2048, 8192, 128256, Choice::yes, {1, 8, 512}},
       {"llama_8b", 32, 32, 8, 4096, 14336, 128256, Choice::no, {8, 32, 512}},
       {"llama_70b", 80, 64, 8, 8192, 28672, 128256, Choice::no, {1, 16, 32}},
+      {"mixtral_8x7b", 32, 32, 8, 4096, 14336, 32000, Choice::no, {64, 128}},
+      {"qwen3_30b_a3b", 48, 32, 4, 2048, 6144, 151936, Choice::no, {32, 64, 128}},
   };
   size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot / "configs/runs"))

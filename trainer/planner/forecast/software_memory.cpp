@@ -112,7 +112,7 @@ class Fsdp {
 
 std::vector<ExtraMemory> memory_of_software(const ResolvedConfig& config, const Software& software) {
   std::vector<ExtraMemory> largest;
-  if (software.memory == SoftwareMemory::plan) return largest;
+  if (software.memory == SoftwareMemory::plan || config->model.experts.count > 0) return largest;
   const Fsdp fsdp(config, software);
   for (int stage = 0; stage < config.layout().pipeline; ++stage)
     if (auto rows = fsdp.of_stage(stage); sum_of(rows) > sum_of(largest)) largest = std::move(rows);

@@ -23,7 +23,7 @@ namespace slipstream::planner {
 ///   logits       14 bytes of each: bfloat16, float32, their logarithms of probabilities and two gradients, less one
 ///                that is reused; 18 with tensor ranks, whose loss writes one more; 4 with a compiled loss
 ///   layer        values of one layer that is computed again
-/// The result is empty unless the software's memory is PyTorch's. Pure.
+/// The result is empty unless the software's memory is PyTorch's, and for models with experts. Pure.
 /// Source: torch.distributed.tensor.parallel.loss, torch.distributed.pipelining, torchtitan's llama3.
 std::vector<ExtraMemory> memory_of_software(const ResolvedConfig& config, const Software& software);
 
