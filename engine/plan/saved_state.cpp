@@ -69,7 +69,7 @@ int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
         if (const ParameterSpec& parameter = job->model.parameters[p]; !parameter.is_copy)
           for (const NamedTensor& tensor : parameter.tensors)
             bytes += tensor.whole_elems() * (size_of(DType::f32) + group.optimizer->state_bytes_per_elem());
-    const int64_t ranks = job->mesh.world() / job->mesh.group_size(Axis::pipeline);
+    const int64_t ranks = job->mesh.world() / job->mesh.stages();
     for (const BucketStorage& storage : job->storage)
       bytes += ranks * (storage.residual.size_bytes + storage.sum_residual.size_bytes);
   }

@@ -448,12 +448,11 @@ std::vector<std::vector<Span>> Rank::drain() {
 
 std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
-  const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
     kinds.push_back(channel.role == Role::compute ? ChannelKind::compute
                     : channel.role == Role::h2d   ? ChannelKind::input
                     : channel.axis == Axis::self  ? ChannelKind::local
-                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
+                    : channel.axis != Axis::hosts && job_->mesh.joins_stages(channel.axis)
                         ? ChannelKind::stages
                         : ChannelKind::communication);
   return kinds;
