@@ -17,10 +17,10 @@ namespace {
 
 /// One rank per pipeline stage, which represents the others of its stage.
 std::vector<RankRuns> representatives(std::span<const StageRuns> stages, const Mesh& mesh, size_t sequence = 0) {
-  if (stages.size() != static_cast<size_t>(mesh.sizes().pipeline))
-    throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.sizes().pipeline);
+  if (stages.size() != static_cast<size_t>(mesh.stages()))
+    throw PlanError("[plan] {} plans were given for {} pipeline stages.", stages.size(), mesh.stages());
   std::vector<RankRuns> ranks;
-  for (int stage = 0; stage < mesh.sizes().pipeline; ++stage)
+  for (int stage = 0; stage < mesh.stages(); ++stage)
     ranks.push_back({mesh.rank({.pipeline = stage}), stages[static_cast<size_t>(stage)].sequences[sequence], {}});
   return ranks;
 }

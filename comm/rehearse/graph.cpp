@@ -203,7 +203,7 @@ void Graph::add_host(size_t rank_index, uint32_t run, ItemId id, uint32_t loss, 
 
 uint32_t Graph::represented(Axis axis, const std::vector<int>& group) const {
   if (!options_.rehearse.collapse) return static_cast<uint32_t>(group.size());
-  if (axis != Axis::pipeline && axis != Axis::world && axis != Axis::hosts) return 1;
+  if (!Mesh::contains(axis, Axis::pipeline)) return 1;
   return static_cast<uint32_t>(
       std::count_if(group.begin(), group.end(), [this](int rank) { return index_of_rank_.contains(rank); }));
 }

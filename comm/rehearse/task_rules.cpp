@@ -57,7 +57,7 @@ Type StageTypes::summed(Type type, Axis axis) {
   if (type.kind != Kind::gradient && type.kind != Kind::losses)
     refuse(name(), name_of(axis),
            fmt::format("are {}, of which the ranks of {} have different rows", words(type), name_of(axis)));
-  if (type.kind == Kind::gradient && size_of_axis(Axis::pipeline) > 1 && Mesh::contains(axis, Axis::pipeline))
+  if (type.kind == Kind::gradient && job_.mesh.joins_stages(axis))
     refuse(name(), name_of(axis), "is summed over stages that have other tensors");
   if (type.sender_axis != Axis::self)
     refuse(name(), name_of(axis), "is a single rank's addend, which no sum has joined");
@@ -362,7 +362,7 @@ void StageTypes::collective(const Task& task, Axis axis) {
   }
   if (role == Role::scalars || role == Role::norm) {
     offered_ = summed(map_.read(from), axis);
-    if (size_of_axis(Axis::pipeline) > 1 && Mesh::contains(axis, Axis::pipeline))
+    if (job_.mesh.joins_stages(axis))
       meeting_ = &task;
     else
       map_.write(to, offered_);

@@ -20,7 +20,7 @@ namespace {
 const char* request() { return std::getenv("SLIPSTREAM_FAIL_POINT"); }
 
 /// Removes "MARK REST" from the end of `text` and returns REST, or an empty text if `text` has no such end.
-std::string take_behind(std::string& text, char mark) {
+std::string take_after(std::string& text, char mark) {
   const size_t at = text.find(mark);
   if (at == std::string::npos) return {};
   std::string rest = text.substr(at + 1);
@@ -40,9 +40,9 @@ bool has_fail_point() { return request() != nullptr; }
 bool fails_at(std::string_view place, std::string_view task) {
   if (!has_fail_point()) return false;
   std::string wanted = request();
-  take_behind(wanted, '=');
-  const int64_t passages = number(take_behind(wanted, '#'), 0), rank = number(take_behind(wanted, '@'), -1);
-  const std::string prefix = take_behind(wanted, ':');
+  take_after(wanted, '=');
+  const int64_t passages = number(take_after(wanted, '#'), 0), rank = number(take_after(wanted, '@'), -1);
+  const std::string prefix = take_after(wanted, ':');
   if (rank >= 0 && rank != log_rank()) return false;
   static std::atomic<int64_t> passed{0};
   const bool matches = prefix.empty() || task == prefix || task.starts_with(prefix + ".");
@@ -52,7 +52,7 @@ bool fails_at(std::string_view place, std::string_view task) {
 void fail_point(std::string_view place, std::string_view task) {
   if (!fails_at(place, task)) return;
   std::string wanted = request();
-  const std::string fault = take_behind(wanted, '=');
+  const std::string fault = take_after(wanted, '=');
   std::fprintf(stderr, "[fail point] %s\n", request());
   if (const int64_t ms = number(fault, -1); ms >= 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(ms));

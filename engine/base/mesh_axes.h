@@ -63,6 +63,9 @@ inline constexpr std::array<MeshAxis, 4> kMeshAxes{{
     {Axis::context, "cp", &MeshSizes::context, &Coordinates::context},
 }};
 
+/// The axis that takes the ranks that the others leave. It is the first row.
+inline constexpr const MeshAxis& kFreeAxis = kMeshAxes.front();
+
 /// Returns "data 2 x tensor 1 x pipeline 1 x context 1", or the same with another separator. "(experts over 2)" follows
 /// if ranks divide experts.
 std::string text_of(const MeshSizes& sizes, const char* separator = " x ");

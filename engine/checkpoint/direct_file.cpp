@@ -47,8 +47,12 @@ using Aligned = std::unique_ptr<std::byte, Unmap>;
 Aligned aligned(int64_t size_bytes) {
   const auto size = static_cast<size_t>(size_bytes);
   void* const bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (bytes == MAP_FAILED)
-    throw ResourceError("[memory] a checkpoint needs {} for a buffer.", format_bytes(size_bytes));
+  if (const int error = errno; bytes == MAP_FAILED)
+    throw ResourceError(
+        "[memory] a checkpoint needs {} for a buffer, but this process gets none: {}. Free memory on this host, or "
+        "raise "
+        "the limit of this process's memory (ulimit -v).",
+        format_bytes(size_bytes), std::strerror(error));
   if (size_bytes > kBufferBytes) ::madvise(bytes, size, MADV_HUGEPAGE);
   return Aligned(static_cast<std::byte*>(bytes), Unmap{size});
 }

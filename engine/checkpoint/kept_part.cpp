@@ -147,7 +147,7 @@ bool KeptPart::verifies(int slot) const {
          data::xxh3_128_hex(arrays(slot), shape_.arrays_bytes) == std::string_view(header->arrays_hash, kHashDigits);
 }
 
-void KeptPart::forget_behind(int64_t step) {
+void KeptPart::forget_after(int64_t step) {
   for (int slot = 0; slot < shape_.slots; ++slot)
     if (step_of(slot).value_or(0) > step) std::memset(slots_ + slot * shape_.slot_bytes, 0, sizeof(SlotHeader));
   for (int64_t m = 0; m < kMarks; ++m)

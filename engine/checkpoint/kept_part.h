@@ -64,7 +64,7 @@ class KeptPart {
   /// Blocks. Hashes the arrays and returns true if they match the header.
   bool verifies(int slot) const;
   /// Removes the snapshots and marks of all steps after `step`.
-  void forget_behind(int64_t step);
+  void forget_after(int64_t step);
   /// `start` has 16 characters.
   void set_start(const std::string& start);
   /// Returns the text of the latest set_start(), or an empty text without one.

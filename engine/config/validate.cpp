@@ -324,7 +324,7 @@ MeshSizes sizes_with(const Parallel& parallel, int64_t data) {
   MeshSizes sizes;
   for (size_t row = 1; row < kMeshAxes.size(); ++row)
     sizes.*kMeshAxes[row].size = static_cast<int>(parallel.*kAxisKeys[row]);
-  sizes.data = static_cast<int>(data);
+  sizes.*kFreeAxis.size = static_cast<int>(data);
   return sizes;
 }
 
@@ -352,7 +352,7 @@ std::string refusal_of(RunConfig config, const MeshSizes& layout, const LayoutLa
 template <typename F>
 void for_layouts(int world, size_t row, MeshSizes& sizes, F&& f) {
   if (row == kMeshAxes.size()) {
-    sizes.data = world;
+    sizes.*kFreeAxis.size = world;
     return f(sizes);
   }
   for (int size = 1; size <= world; ++size) {
@@ -376,7 +376,6 @@ std::string legal_layouts(const RunConfig& config, int world, const LayoutLaw& l
     }
   };
   std::vector<Candidate> candidates;
-  static_assert(kMeshAxes[0].axis == Axis::data);  // the other axes leave its size
   MeshSizes all;
   for_layouts(world, 1, all, [&](const MeshSizes& layout) {
     Candidate candidate{.text = "", .refusal = refusal_of(config, layout, law)};

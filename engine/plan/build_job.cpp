@@ -42,7 +42,7 @@ void add_channel_of(const Communication& c, Job& job) {
 void add_channels(Job& job) {
   job.channels = {{Role::compute, Axis::self}, {Role::h2d, Axis::self}};
   if (!job.update_on_spine) job.channels.push_back({Role::update, Axis::self});
-  const bool piped = job.mesh.group_size(Axis::pipeline) > 1, shared = job.reduces();
+  const bool piped = job.mesh.stages() > 1, shared = job.reduces();
   if (piped)
     for (Role role : {Role::pipe_fwd_in, Role::pipe_fwd_out, Role::pipe_bwd_in, Role::pipe_bwd_out})
       job.channels.push_back({role, Axis::pipeline});
@@ -182,7 +182,7 @@ void take_stage(Job& job) {
   job.schedule = !options.schedule.stages.empty()
                      ? options.schedule
                      : make_schedule(ScheduleKind::one_f_one_b,
-                                     {.stages = options.sizes.pipeline, .micro_batches = job.buffers.micro_batches});
+                                     {.stages = job.mesh.stages(), .micro_batches = job.buffers.micro_batches});
   job.layers = options.layers;
   if (job.layers.empty() && job.schedule.parts() == 1) job.layers = {model.layers};
   const bool ends = job.sharding().gradients && ends_are_apart(model);
@@ -191,7 +191,7 @@ void take_stage(Job& job) {
   job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute, options.recompute_layers);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
-  if (options.sizes.pipeline > 1) job.rings = size_rings(job.chunks, job.actions, model, job.schedule.placement);
+  if (job.mesh.stages() > 1) job.rings = size_rings(job.chunks, job.actions, model, job.schedule.placement);
   for (Ring& ring : job.rings) ring.slots += options.spare_slots;
   fill_groups(job);
   const Sharding sharding = job.sharding();

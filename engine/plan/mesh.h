@@ -21,6 +21,8 @@ class Mesh {
 
   const MeshSizes& sizes() const { return sizes_; }
   int world() const { return sizes_.world(); }
+  /// Returns the number of stages of the pipeline.
+  int stages() const { return sizes_.pipeline; }
 
   Coordinates coordinates(int rank) const;
   int rank(const Coordinates& at) const;
@@ -33,6 +35,8 @@ class Mesh {
   int index_in_group(Axis axis, int rank) const;
   /// Returns true if, on every mesh, every group of `axis` consists of whole groups of `part`.
   static bool contains(Axis axis, Axis part);
+  /// Returns true if groups of `axis` have ranks of several stages.
+  bool joins_stages(Axis axis) const { return stages() > 1 && contains(axis, Axis::pipeline); }
   /// Returns the axis with the smallest groups that contain those of all `parts`. Axes of one rank do not count.
   Axis smallest_with(std::vector<Axis> parts) const;
   /// Returns true if a group of `axis` has ranks on several nodes, where every `ranks_per_node` consecutive ranks share

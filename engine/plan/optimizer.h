@@ -54,7 +54,6 @@ struct OptimizerSpec {
   void (*write_scalars)(const UpdateOptions& update, double learning_rate, int64_t step,
                         std::span<float> scalars) = nullptr;
 
-  int64_t scalars_bytes() const { return static_cast<int64_t>(scalars.size() * sizeof(float)); }
   int64_t state_bytes_per_elem() const;
 };
 

@@ -70,7 +70,7 @@ int64_t saved_bytes(const std::vector<std::shared_ptr<const Job>>& stages) {
           for (size_t t = 0; t < parameter.all_tensors(); ++t)
             bytes +=
                 parameter.tensor(t).whole_elems() * (size_of(DType::f32) + group.optimizer->state_bytes_per_elem());
-    const int64_t ranks = job->mesh.world() / job->mesh.group_size(Axis::pipeline);
+    const int64_t ranks = job->mesh.world() / job->mesh.stages();
     for (const BucketStorage& storage : job->storage)
       bytes += ranks * (storage.residual.size_bytes + storage.sum_residual.size_bytes);
   }

@@ -47,12 +47,11 @@ struct StepMetrics {
 /// Pure. Returns true if the bubble exceeds 1 % of the step. Only then does the step line show it.
 bool shows_bubble(double bubble_ms, double step_ms);
 
-/// A field of metrics.jsonl.
+/// A field of metrics.jsonl. docs/reference/metrics.md has its meaning.
 struct MetricField {
   std::string_view name;
   bool is_number;                                    // all sinks take this value as a number, with true as 1
   std::optional<Json> (*value)(const StepMetrics&);  // none: the line has no such field
-  std::string_view meaning;                          // Markdown, for docs/reference/metrics.md
 };
 
 /// Returns all fields in the order of the line. Pure.

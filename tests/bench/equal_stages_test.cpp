@@ -41,6 +41,12 @@ FinishedJob planned(
       {.config = resolve(config, {.world = stages}), .machine = this_host(1), .spine_ns = measured_ns});
 }
 
+double rehearsed_equal_step_ms(const FinishedJob& finished, int64_t transfer_ns) {
+  std::vector<std::vector<int64_t>> spine_ns;
+  for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, kForwardNs));
+  return rehearsed_stages_ms(finished.stages, spine_ns, transfer_ns);
+}
+
 }  // namespace
 
 TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]") {
@@ -51,7 +57,7 @@ TEST_CASE("the rehearsed bubble of equal stages is the closed form", "[pipeline]
         const FinishedJob finished = planned(schedule, stages, micro_batches, false);
         const PipelineSchedule& order = finished.job->schedule;
         const double busy_ms = static_cast<double>(busy_ns(order, kForwardNs)) / 1e6;
-        const double bubble = (rehearsed_equal_step_ms(finished, kForwardNs, 0) - busy_ms) / busy_ms;
+        const double bubble = (rehearsed_equal_step_ms(finished, 0) - busy_ms) / busy_ms;
         CAPTURE(static_cast<int>(schedule), stages, micro_batches, bubble, closed_form_bubble(order));
         CHECK(std::abs(bubble - closed_form_bubble(order)) < 0.03 * closed_form_bubble(order));
         // The schedule alone has this bubble, however long the transfers are.
@@ -140,11 +146,11 @@ TEST_CASE("transfers of up to half a pass cost less than 2 % of a step besides t
     for (int stages : {2, 4}) {
       const FinishedJob finished = planned(schedule, stages, 8 * stages, true);
       const PipelineSchedule& order = finished.job->schedule;
-      const double alone_ms = rehearsed_equal_step_ms(finished, kForwardNs, 0);
+      const double alone_ms = rehearsed_equal_step_ms(finished, 0);
       for (double ratio : {0.1, 0.25, 0.5}) {
         const auto transfer_ns =
             static_cast<int64_t>(ratio * static_cast<double>(kForwardNs) / order.shape.virtual_stages);
-        const double step_ms = rehearsed_equal_step_ms(finished, kForwardNs, transfer_ns),
+        const double step_ms = rehearsed_equal_step_ms(finished, transfer_ns),
                      fill_ms = 2.0 * (order.parts() - 1) * static_cast<double>(transfer_ns) / 1e6;
         CAPTURE(static_cast<int>(schedule), stages, ratio, alone_ms, step_ms, fill_ms);
         CHECK(step_ms - alone_ms - fill_ms < 0.02 * step_ms);

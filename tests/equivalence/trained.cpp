@@ -218,7 +218,7 @@ Outcome run_steps(runtime::Rank& rank, const Layout& layout, const Coordinates& 
       while (!rank.snapshot_done()) std::this_thread::yield();
       layout.saved(rank, step - 1);
     }
-    rank.wait_behind(1);
+    rank.wait_for_all_but(1);
     if (layout.at_rest) layout.at_rest(rank, step);
     if (step > 1) report(step - 1);
     if (layout.evaluate_between) outcome.seen.evaluations.push_back(evaluate(rank, layout, at.context));

@@ -62,7 +62,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     stream->capture = event->capture;  // the capture spreads
     Capture& capture = *stream->capture;
     capture.commands.try_emplace(stream, 0);
-    if (!current_settings.drop_captured_waits) capture.awaited[stream].merge(Nodes(event->captured_behind));
+    if (!current_settings.drop_captured_waits) capture.awaited[stream].merge(Nodes(event->captured_before));
     if (stream == capture.origin) {
       int& joined = capture.joined_commands[event->captured_on];
       joined = std::max(joined, event->captured_command);
@@ -111,7 +111,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->capture = stream->capture;
     event->captured_on = stream;
     event->captured_command = stream->capture->commands[stream];
-    event->captured_behind = stream->capture->awaited[stream];
+    event->captured_before = stream->capture->awaited[stream];
     return leave(stream->capture->spoiled ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
   }
   event->capture.reset();

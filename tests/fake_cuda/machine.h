@@ -152,7 +152,7 @@ struct CUevent_st {
   std::shared_ptr<slipstream::fake_cuda::detail::Capture> capture;  // null unless the latest record was captured
   cudaStream_t captured_on = nullptr;
   int captured_command = 0;
-  slipstream::fake_cuda::detail::Nodes captured_behind;
+  slipstream::fake_cuda::detail::Nodes captured_before;
 };
 
 struct CUstream_st {

@@ -85,7 +85,7 @@ TEST_CASE("the planner charges the costs that the kernels declare", "[plan]") {
 
 TEST_CASE("the descriptor's scalars are the struct that the kernel reads", "[plan]") {
   const OptimizerSpec& spec = optimizers().front();
-  CHECK(spec.scalars_bytes() == sizeof(kernels::AdamwScalars));
+  CHECK(spec.scalars.size() * sizeof(float) == sizeof(kernels::AdamwScalars));
   CHECK(spec.clip_scalar * sizeof(float) == offsetof(kernels::AdamwScalars, clip));
   // In step 2, 1 - 0.5^2 = 3/4 and 1 - 0.75^2 = 7/16.
   kernels::AdamwScalars scalars;
@@ -98,7 +98,7 @@ TEST_CASE("the descriptor's scalars are the struct that the kernel reads", "[pla
 
 TEST_CASE("the descriptor of Muon has the numbers of its op card", "[plan]") {
   const OptimizerSpec& spec = optimizers()[static_cast<size_t>(OptimizerName::muon)];
-  CHECK(spec.scalars_bytes() == sizeof(kernels::MuonScalars));
+  CHECK(spec.scalars.size() * sizeof(float) == sizeof(kernels::MuonScalars));
   CHECK(spec.clip_scalar * sizeof(float) == offsetof(kernels::MuonScalars, clip));
   kernels::MuonScalars scalars;
   spec.write_scalars({.weight_decay = 0.5}, 0.25, 2, {&scalars.learning_rate, spec.scalars.size()});

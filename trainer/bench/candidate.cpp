@@ -118,7 +118,7 @@ void Candidate::run(int steps, bool counted) {
 
 void Candidate::compute(int steps) {
   for (int i = 0; i < steps; ++i) {
-    rank->wait_behind(1);  // as training does
+    rank->wait_for_all_but(1);  // as training does
     std::vector<runtime::Asked> asked;
     if (keep_interval > 0 && step % keep_interval == 0)
       asked.push_back({PlanKind::keep, kept_slot(job->keeping, keep_interval, step)});

@@ -81,12 +81,6 @@ double rehearsed_stages_ms(const std::vector<std::shared_ptr<const Job>>& stages
   return planner::rehearsed_step_ms(stages, item_ns, HopPrice(transfer_ns));
 }
 
-double rehearsed_equal_step_ms(const planner::FinishedJob& finished, int64_t forward_ns, int64_t transfer_ns) {
-  std::vector<std::vector<int64_t>> spine_ns;
-  for (const auto& stage : finished.stages) spine_ns.push_back(equal_stage_ns(*stage, forward_ns));
-  return rehearsed_stages_ms(finished.stages, spine_ns, transfer_ns);
-}
-
 double ideal_step_ms(const std::vector<std::shared_ptr<const Job>>& stages,
                      const std::vector<std::vector<int64_t>>& spine_ns) {
   std::map<std::tuple<int, Pass, int, int>, int64_t> action_ns;

@@ -33,7 +33,6 @@ int64_t busy_ns(const PipelineSchedule& schedule, int64_t forward_ns);
 /// negative if the rehearsal deadlocks. Pure.
 double rehearsed_stages_ms(const std::vector<std::shared_ptr<const Job>>& stages,
                            const std::vector<std::vector<int64_t>>& spine_ns, int64_t transfer_ns);
-double rehearsed_equal_step_ms(const planner::FinishedJob& finished, int64_t forward_ns, int64_t transfer_ns);
 
 /// Returns the bound of the schedule alone: every use begins when its stage is free and its input is ready, hops take
 /// no time, and the smallest remaining work of any stage (updates) follows. With equal stages, it equals their compute

@@ -44,7 +44,7 @@ int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions&
         std::min(each, static_cast<double>(states.whole) + static_cast<double>(states.shared) / placement.shards(mesh));
   }
   const double elems = parameters.besides + static_cast<double>(sizes.layers) * parameters.of_layer;
-  return static_cast<int64_t>(std::min(9e18, elems * each / options.sizes.pipeline));
+  return static_cast<int64_t>(std::min(9e18, elems * each / mesh.stages()));
 }
 
 }  // namespace

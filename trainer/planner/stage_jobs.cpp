@@ -33,7 +33,7 @@ bool is_deep(const JobRequest& request) {
 StageJobs::StageJobs(const JobRequest& request, models::ModelOptions sizes, const PlanOptions& options)
     : request_(request), sizes_(std::move(sizes)) {
   const Mesh mesh(options.sizes, options.mesh_order);
-  for (int stage = 0; options.sizes.pipeline > 1 && stage < options.sizes.pipeline; ++stage) {
+  for (int stage = 0; mesh.stages() > 1 && stage < mesh.stages(); ++stage) {
     models::ModelOptions own = sizes_;
     set_shares(own, mesh, rank_of(request, mesh, stage));
     const auto [found, is_new] = wholes_.try_emplace({own.tensor_index, own.expert_rank});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of any size are read back through aligned buffers, and an unfinished file leaves nothing.
 
+#include <sys/resource.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -40,6 +42,28 @@ std::vector<char> read_by_stream(const std::string& path) {
 }
 
 }  // namespace
+
+TEST_CASE("direct files: without memory for a buffer, the error has its size and what to do", "[checkpoint]") {
+  const TempFolder folder;
+  std::ofstream(folder / "f") << "bytes";
+  const auto read = [&] { read_through(folder / "f", [](std::span<const std::byte>) {}); };
+  CHECK_NOTHROW(read());
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = 1;  // less than the process has: it gets no further mapping
+  REQUIRE(setrlimit(RLIMIT_AS, &low) == 0);
+  std::string error;
+  try {
+    read();
+  } catch (const ResourceError& refused) {
+    error = refused.what();
+  }
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK(error ==
+        "[memory] a checkpoint needs 4.0 MiB for a buffer, but this process gets none: Cannot allocate memory. Free "
+        "memory on this host, or raise the limit of this process's memory (ulimit -v).");
+}
 
 TEST_CASE("direct files: any size reads back, with and without threads", "[checkpoint]") {
   const TempFolder folder;

@@ -116,7 +116,7 @@ TEST_CASE("later snapshots and marks can be forgotten, and old marks give way to
   for (int64_t step = 1; step <= 20; ++step) memory.part.mark(step, {.history = {.skips = step}});
   for (int64_t step = 13; step <= 20; ++step) CHECK(memory.part.mark_of(step)->history.skips == step);
   CHECK(!memory.part.mark_of(12));
-  memory.part.forget_behind(7);
+  memory.part.forget_after(7);
   CHECK(memory.part.step_of(0) == 7);
   CHECK(!memory.part.step_of(1));
   CHECK(!memory.part.mark_of(13));

@@ -30,6 +30,13 @@ bool groups_partition(const Mesh& mesh, Axis axis) {
   return std::all_of(times_seen.begin(), times_seen.end(), [&](int times) { return times == mesh.group_size(axis); });
 }
 
+/// An axis joins stages if the first rank's group has ranks of different stages.
+bool joins_its_stages(const Mesh& mesh, Axis axis) {
+  std::set<int> stages;
+  for (int rank : mesh.group(axis, 0)) stages.insert(mesh.coordinates(rank).pipeline);
+  return mesh.joins_stages(axis) == (stages.size() > 1) && stages.size() <= static_cast<size_t>(mesh.stages());
+}
+
 bool ranks_round_trip(const Mesh& mesh) {
   std::set<int> ranks;
   for (int rank = 0; rank < mesh.world(); ++rank) {
@@ -70,7 +77,7 @@ TEST_CASE("every rank is in exactly one group of every axis, up to 64 ranks") {
   for_each_mesh(64, [&](const MeshSizes& sizes) {
     const Mesh mesh(sizes);
     bool ok = ranks_round_trip(mesh);
-    for (Axis axis : kEveryAxis) ok = ok && groups_partition(mesh, axis);
+    for (Axis axis : kEveryAxis) ok = ok && groups_partition(mesh, axis) && joins_its_stages(mesh, axis);
     meshes += ok;
     if (!ok) FAIL_CHECK(sizes.data << "x" << sizes.context << "x" << sizes.pipeline << "x" << sizes.tensor);
   });

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <sstream>
 
 #include "engine/base/json.h"
 #include "tests/paths.h"
@@ -108,9 +109,15 @@ TEST_CASE("values for other sinks are the numbers of the line", "[metrics]") {
   CHECK(!metric_values(m)[1].second.has_value());
 }
 
-TEST_CASE("docs/reference/metrics.md names every field of a line", "[metrics]") {
+TEST_CASE("docs/reference/metrics.md names every field of a line, in its order, and no other", "[metrics]") {
   std::ifstream file(source_dir() + "/docs/reference/metrics.md", std::ios::binary);
   const std::string page{std::istreambuf_iterator<char>(file), {}};
+  std::istringstream section(page.substr(page.find("## metrics.jsonl"), page.find("## Live metrics")));
+  std::vector<std::string> listed, written;
+  for (std::string line; std::getline(section, line);)
+    if (line.starts_with("| `")) listed.push_back(line.substr(3, line.find('`', 3) - 3));
+  for (const MetricField& field : metric_fields()) written.emplace_back(field.name);
+  CHECK(listed == written);
   StepMetrics m = example();
   m.val_loss = m.mfu = m.bubble_ms = 1;
   m.exposed_by = {{"reduce.3", 0.7}};

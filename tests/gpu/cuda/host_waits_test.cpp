@@ -70,7 +70,7 @@ struct OneRank {
   void issue_up_to(uint32_t step) {
     while (issued < step) {
       rank->issue(++issued);
-      rank->wait_behind(1);
+      rank->wait_for_all_but(1);
     }
   }
 
@@ -119,9 +119,9 @@ TEST_CASE("issuing a step waits for nothing, takes no memory from the fifth on, 
       // Those of a graph are launched when it is recorded. The counters can count: an eager step is many launches.
       if (step <= 6 && __real_cudaLaunchKernelExC) CHECK(launches > 20);
       if (step > 6) CHECK(launches == 0);
-      one.rank->wait_behind(1);
+      one.rank->wait_for_all_but(1);
     }
-    CHECK(waits > 0);  // wait_behind
+    CHECK(waits > 0);  // wait_for_all_but
     one.rank->synchronize();
   }
 }

@@ -80,7 +80,7 @@ LargestExposed largest_exposed(const Planned& planned, const comm::Rehearsal& re
   const Channel& channel = job.channels[worst->first];
   // Whole gradients accumulate over the micro-batches and travel once.
   const bool once = (channel.role == Role::reduce || channel.role == Role::reduce_across) &&
-                    job.buffers.micro_batches > 1 && job.mesh.sizes().pipeline == 1 && !job.sharding().gradients;
+                    job.buffers.micro_batches > 1 && job.mesh.stages() == 1 && !job.sharding().gradients;
   return {.channel = channel.name,
           .exposed_ms = ms_of_a_step(worst->second),
           .busy_ms = ms_of_a_step(times.busy_ns[worst->first]),

@@ -73,7 +73,7 @@ void print_zero_memory(const Planned& planned) {
   const MeshSizes& sizes = planned.finished.job->mesh.sizes();
   std::string beside;  // the ranks of the other axes
   for (const MeshAxis& row : kMeshAxes)
-    if (const int size = sizes.*row.size; size > 1 && row.axis != Axis::data)
+    if (const int size = sizes.*row.size; size > 1 && row.axis != kFreeAxis.axis)
       beside += fmt::format(" x {} {}", name_of(row.axis), size);
   print_result("states of a rank by zero.stage and data ranks{}, as placed (and ZeRO's formula):\n  {:<6}", beside,
                "stage");

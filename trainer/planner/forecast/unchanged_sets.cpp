@@ -32,7 +32,7 @@ uint64_t hash_of(const FinishedJob& finished) {
 
 std::string reason_for(const std::string& key, const RunConfig& config, const Job& job) {
   if (job.mesh.world() == 1) return "one rank sends nothing";
-  if (key.starts_with("pipeline.") && job.mesh.sizes().pipeline == 1) return "there is one stage";
+  if (key.starts_with("pipeline.") && job.mesh.stages() == 1) return "there is one stage";
   const bool of_gradients = key.ends_with("bucket_size") || key.starts_with("zero.") || key.starts_with("comm.") ||
                             key == "overlap.grad_reduce" || key == "overlap.split_tied_embedding" ||
                             key == "overlap.optimizer_per_bucket" || key == "overlap.param_gather";

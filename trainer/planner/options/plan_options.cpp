@@ -348,7 +348,7 @@ Placement placement_of(const RunConfig& run, const Mesh& mesh) {
 std::vector<std::string> sets_of_plain_axes() {
   std::vector<std::string> sets;
   for (const MeshAxis& row : kMeshAxes)
-    sets.push_back(fmt::format("parallel.{}={}", name_of(row.axis), row.axis == Axis::data ? -1 : 1));
+    sets.push_back(fmt::format("parallel.{}={}", name_of(row.axis), row.axis == kFreeAxis.axis ? -1 : 1));
   return sets;
 }
 

@@ -75,11 +75,11 @@ class Space {
     }
   }
 
-  /// Adds the axes from `row` of kMeshAxes on. The data axis, row 0, takes the ranks that are left.
+  /// Adds the axes from `row` of kMeshAxes on. kFreeAxis, row 0, takes the ranks that are left.
   void add_axes(int64_t left, size_t row, MeshSizes& sizes, const Sets& sets) {
     if (row == kMeshAxes.size()) {
-      sizes.data = static_cast<int>(left);
-      return add_schedules({sizes}, with(with(sets, fmt::format("parallel.data={}", left)),
+      sizes.*kFreeAxis.size = static_cast<int>(left);
+      return add_schedules({sizes}, with(with(sets, fmt::format("parallel.{}={}", name_of(kFreeAxis.axis), left)),
                                          fmt::format("parallel.sequence_parallel={}", sizes.tensor > 1)));
     }
     for (int64_t size : sizes_of(kMeshAxes[row].axis, left)) {

@@ -50,7 +50,8 @@ std::string layout_text(const std::vector<std::string>& sets) {
   std::string text;
   for (const MeshAxis& row : kMeshAxes) {
     const std::string key = fmt::format("parallel.{}", name_of(row.axis));
-    text += row.axis == Axis::data ? "data " + take(key.c_str()) : part(key.c_str(), name_of(row.axis), "1");
+    text += row.axis == kFreeAxis.axis ? fmt::format("{} {}", name_of(row.axis), take(key.c_str()))
+                                       : part(key.c_str(), name_of(row.axis), "1");
   }
   take("parallel.sequence_parallel"), take("pipeline.layers");
   text += part("pipeline.schedule", "", "1f1b") + part("pipeline.virtual_stages", "x", "1");

@@ -167,7 +167,7 @@ std::array<std::byte*, 2> PeerMemory::slots() const {
 
 void PeerMemory::begin(int64_t step) {
   for (Held& each : held_) {
-    each.part.forget_behind(name_.may_continue(each.part.start(), step) ? step : 0);
+    each.part.forget_after(name_.may_continue(each.part.start(), step) ? step : 0);
     each.part.set_start(name_.start);
   }
   world_.barrier();  // no snapshot arrives before its place is free

@@ -101,7 +101,10 @@ void write_planned(const PlannedRun& run) {
   const std::string& dir = run.config->output.dir;
   std::error_code error;
   if (std::filesystem::exists(dir + "/run.json", error)) {
-    print_result("note: {} holds a run, which keeps its plan.json; for the one of this plan, set output.dir\n", dir);
+    print_result(
+        "note: {} holds an earlier run and the plan.json of that run. Set output.dir to another folder to write this "
+        "plan.\n",
+        dir);
     return;
   }
   std::filesystem::create_directories(dir, error);

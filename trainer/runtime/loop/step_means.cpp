@@ -342,7 +342,7 @@ std::vector<std::vector<int64_t>> largest_of_stages(World& world, const Mesh& me
   for (int64_t value : values) put(bytes, value);
   const std::vector<std::string> gathered = world.all_gather(bytes, "the times of works");
   SLIP_ASSERT(gathered.size() == static_cast<size_t>(mesh.world()));
-  std::vector<std::vector<int64_t>> largest(static_cast<size_t>(mesh.group_size(Axis::pipeline)));
+  std::vector<std::vector<int64_t>> largest(static_cast<size_t>(mesh.stages()));
   for (size_t r = 0; r < gathered.size(); ++r) {
     std::vector<int64_t>& of_stage = largest[static_cast<size_t>(mesh.coordinates(static_cast<int>(r)).pipeline)];
     const size_t count = gathered[r].size() / sizeof(int64_t);

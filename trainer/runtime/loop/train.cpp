@@ -161,7 +161,7 @@ ExitCode Training::run_from_start(StopSignals& signals) {
 void Training::print_end(Trainer& trainer) const {
   const Job& job = trainer.rank().job();
   log_info("memory:   {} resident at most{}, {} planned", format_bytes(peak_resident_bytes()),
-           job.mesh.sizes().pipeline > 1 ? " on rank 0" : "", format_bytes(job.buffers.total_bytes()));
+           job.mesh.stages() > 1 ? " on rank 0" : "", format_bytes(job.buffers.total_bytes()));
   if (run_.on_gpus())
     log_info("{}", gpu_memory_line(run_.assignment, job, run_.machine.ranks_per_node, run_.free_at_start));
   log_info("metrics:  {}/metrics.jsonl", config_.output.dir);

@@ -225,7 +225,7 @@ ExitCode Trainer::run(RunDir& run_dir, MetricSinks* sinks, StopSignals& signals,
         std::any_of(asked.begin(), asked.end(), [](const Asked& each) { return each.kind == PlanKind::keep; });
     rank_->issue(static_cast<uint32_t>(step), asked);
     stragglers_->issued(step);
-    rank_->wait_behind(1);
+    rank_->wait_for_all_but(1);
     if (step == resumed_ + 1) chosen();
     if (step - 2 > seen_) look_back(step - 2, true);
     // The works of the last traced step have ended, and so have those that its end has started elsewhere.

@@ -305,8 +305,7 @@ void Rank::issue(uint32_t step, std::span<const Asked> asked) {
   if (graph && !graph->ended())
     throw InternalError(
         "[rank] step {} would overwrite the pinned batch and scalars of step {}, which has not ended. Steps may be "
-        "issued "
-        "at most {} ahead of the device: call wait_behind() before issue().",
+        "issued at most {} ahead of the device: call wait_for_all_but() before issue().",
         step, step - kStepPeriod, kStepPeriod - 1);
   const Calendar::Runs runs =
       job_->calendar().step(issued_, [&](size_t row) { return asked_for(job_->plans[row].kind) != asked.end(); });
@@ -378,8 +377,8 @@ void Rank::run_plainly(ThreadPool& pool) {
   }
 }
 
-void Rank::wait_behind(int behind) {
-  const auto index = static_cast<int>(ends_.size()) - 1 - behind;
+void Rank::wait_for_all_but(int latest) {
+  const auto index = static_cast<int>(ends_.size()) - 1 - latest;
   if (index >= 0) watch([&] { ends_[static_cast<size_t>(index)]->synchronize(); });
 }
 
@@ -448,12 +447,11 @@ std::vector<std::vector<Span>> Rank::drain() {
 
 std::vector<ChannelKind> Rank::channel_kinds() const {
   std::vector<ChannelKind> kinds;
-  const bool piped = job_->mesh.group_size(Axis::pipeline) > 1;
   for (const Channel& channel : job_->channels)
     kinds.push_back(channel.role == Role::compute ? ChannelKind::compute
                     : channel.role == Role::h2d   ? ChannelKind::input
                     : channel.axis == Axis::self  ? ChannelKind::local
-                    : piped && (channel.axis == Axis::pipeline || channel.axis == Axis::world)
+                    : channel.axis != Axis::hosts && job_->mesh.joins_stages(channel.axis)
                         ? ChannelKind::stages
                         : ChannelKind::communication);
   return kinds;

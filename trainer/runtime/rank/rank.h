@@ -128,8 +128,9 @@ class Rank {
   /// Blocks. Runs the works of one training step in the plan's order on the calling thread and `pool`, without streams,
   /// events and schedule. It is for benchmarks of one rank while nothing is in flight.
   void run_plainly(ThreadPool& pool);
-  /// Blocks until all issued steps except the latest `behind` (0 or 1) have ended. Throws: the first error of a stream.
-  void wait_behind(int behind);
+  /// Blocks until all issued steps except the `latest` (0 or 1) last ones have ended. Throws: the first error of a
+  /// stream.
+  void wait_for_all_but(int latest);
 
   struct Report {
     double loss_sum = 0;          // over all ranks' tokens of the step
