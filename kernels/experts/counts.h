@@ -31,7 +31,8 @@ struct CountRows {
 /// Types:   i32
 /// Alias:   none
 /// Cost:    0 flops; 4·(ranks·G + G + 1) bytes
-/// Errors:  ShapeError if a size is below 1, rank is not below ranks, bound < 0 or above 2^31 - 1, or an operand is null
+/// Errors:  ShapeError if a size is below 1, rank is not below ranks, bound < 0 or above 2^31 - 1, or an operand is
+///          null
 /// Source:  elementary
 struct OwnRows {
   const int32_t* counts = nullptr;

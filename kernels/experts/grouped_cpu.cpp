@@ -101,7 +101,8 @@ void grouped_forward_cpu(LaunchContext& context, const GroupedForward& args) {
                                 .m = rows,
                                 .n = columns,
                                 .k = args.in,
-                                .c_dtype = args.dtype},
+                                .c_dtype = args.dtype,
+                                .varying = true},
                                args.dtype);
             });
 }
@@ -118,7 +119,8 @@ void grouped_backward_input_cpu(LaunchContext& context, const GroupedBackwardInp
                                 .m = rows,
                                 .n = columns,
                                 .k = args.out,
-                                .c_dtype = args.dtype},
+                                .c_dtype = args.dtype,
+                                .varying = true},
                                args.dtype);
             });
 }
@@ -141,7 +143,8 @@ void grouped_backward_weight_cpu(LaunchContext& context, const GroupedBackwardWe
                       .m = number,
                       .n = args.in,
                       .k = rows,
-                      .accumulate = args.accumulate},
+                      .accumulate = args.accumulate,
+                      .varying = true},
                      args.dtype);
   });
 }

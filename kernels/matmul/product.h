@@ -25,6 +25,8 @@ struct Product {
   bool accumulate = false;     // only with a float c
   DType c_dtype = DType::f32;  // bf16: only with product_bf16
   const void* bias = nullptr;  // [n] bfloat16; only with a bfloat16 c
+  // m and k differ from call to call, as the rows of an expert do: product_bf16 prepares one product for all of them.
+  bool varying = false;
 };
 
 /// Blocks. Uses no other thread. Sizes must be at least 1. Throws: InternalError with the library's status.

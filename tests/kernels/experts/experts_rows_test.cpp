@@ -2,6 +2,7 @@
 // Rows in the order of experts against a sort, and the weighted SwiGLU of such rows against double.
 
 #include "engine/base/check.h"
+#include "kernels/experts/counts.h"
 #include "kernels/experts/rows.h"
 #include "kernels/experts/weighted_swiglu.h"
 #include "tests/kernels/common/backend.h"
@@ -181,6 +182,40 @@ TEST_CASE("return_rows: sums of the rows of a token in order, rounded once, with
             on_add.set(add);
           });
         }
+}
+
+TEST_CASE("counts of rows: differences of offsets, and the sums over all ranks up to the bound") {
+  for (const auto& [ranks, own] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {2, 3}, {4, 70}, {3, 300}}) {
+    const int64_t experts = ranks * own;
+    std::mt19937 generator(9);
+    std::vector<int32_t> counts, offsets = {0}, of_experts;
+    for (int64_t i = 0; i < ranks * experts; ++i) counts.push_back(static_cast<int32_t>(generator() % 9) - 2);
+    for (int64_t e = 0; e < experts; ++e) {
+      of_experts.push_back(std::max(0, counts[static_cast<size_t>(e)]));
+      offsets.push_back(offsets.back() + of_experts.back());
+    }
+    const Held<int32_t> on_counts(counts, "counts"), on_offsets(offsets, "offsets");
+    for (const int64_t rank : {int64_t{0}, ranks - 1})
+      for (const int64_t bound : {0, 7, 1 << 30}) {
+        CAPTURE(ranks, own, rank, bound);
+        std::vector<int32_t> expected = {0};
+        int64_t sum = 0;
+        for (int64_t j = 0; j < own; ++j) {
+          for (int64_t s = 0; s < ranks; ++s)
+            sum += std::max(0, counts[static_cast<size_t>(s * experts + rank * own + j)]);
+          expected.push_back(static_cast<int32_t>(std::min(sum, bound)));
+        }
+        for_machines([&](LaunchContext& context) {
+          const Held<int32_t> first(std::vector<int32_t>(expected.size(), -9), "first rows"),
+              sent(std::vector<int32_t>(of_experts.size(), -9), "sent rows");
+          count_rows(context, {on_offsets.data(), sent.data(), experts});
+          CHECK(sent.values() == of_experts);
+          own_rows(context, {on_counts.data(), first.data(), ranks, rank, own, bound});
+          CHECK(first.values() == expected);
+          CHECK((sent.intact() && first.intact()));
+        });
+      }
+  }
 }
 
 TEST_CASE("weighted swiglu: the value and its gradients equal double, and rows after the count stay") {
