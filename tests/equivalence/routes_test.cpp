@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows that travel to experts by counts: the proof of reductions refuses every task of a real plan whose rows take
+// another way than their counts. (A task that is missing leaves the rows of an earlier layer in the same memory, which
+// have the same type; the equal models of experts_test notice it.)
+
+#include <cstdio>
+#include <functional>
+
+#include <fmt/core.h>
+
+#include "comm/rehearse/reductions.h"
+#include "tests/equivalence/table.h"
+#include "tests/test.hpp"
+
+using namespace slipstream;
+using namespace slipstream::equivalence;
+
+namespace {
+
+/// Four experts on two ranks, of which each token passes two, in both of two layers.
+Layout divided_experts(Recomputation recompute) {
+  Layout layout{.name = "mixtral", .model = tiny_llama(), .ranks = 2, .micro_batch = 1, .micro_batches = 2};
+  layout.model.family = Family::mixtral;
+  layout.model.context = layout.model.tokens = 8;
+  layout.model.experts = {.count = 4, .top_k = 2, .ffn_width = 24};
+  layout.expert = 2;
+  layout.recompute = recompute;
+  return layout;
+}
+
+std::string first_fault(const std::vector<std::unique_ptr<Job>>& jobs) {
+  std::vector<const Job*> stages;
+  for (const auto& job : jobs) stages.push_back(job.get());
+  const comm::ReductionReport report = comm::find_incomplete(stages);
+  return report.found.empty() ? "" : report.found[0].sentence();
+}
+
+}  // namespace
+
+TEST_CASE("routes: rows that take another way than their counts are refused", "[routes]") {
+  for (const Recomputation recompute : {Recomputation::none, Recomputation::full}) {
+    const Layout layout = divided_experts(recompute);
+    CAPTURE(name_of(recompute));
+    const auto jobs = make_jobs(layout, 0);
+    REQUIRE(first_fault(jobs) == "");
+    Job& job = *jobs[0];
+    const Plan whole = job.train();
+    std::vector<ItemId> routed;
+    for (ItemId id = static_cast<ItemId>(whole.spine.size()); id < whole.size(); ++id)
+      if (whole.task(id).op == Op::all_to_all_v) routed.push_back(id);
+    // Rows and their weights go there; rows come back; so do gradients, and the numbers of the weights.
+    CHECK(routed.size() >= 2 * 2 * 6);
+    int64_t mutants = 0;
+    const auto refused = [&](ItemId id, const char* what, const std::function<void(Task&)>& change) {
+      CAPTURE(whole.task(id).name, what);
+      change(job.train().task(id));
+      CHECK(first_fault(jobs) != "");
+      job.train() = whole;
+      ++mutants;
+    };
+    for (ItemId id : routed) {
+      const Task& task = whole.task(id);
+      const Slice& counts = task.reads[1];
+      refused(id, "travels the other way", [](Task& t) { t.route.reverse = !t.route.reverse; });
+      refused(id, "reads no counts", [](Task& t) { t.reads[1] = t.reads[0]; });
+      for (ItemId other : routed)
+        if (const Slice& others = whole.task(other).reads[1]; others != counts) {
+          refused(id, "reads counts of another layer or micro-batch", [&](Task& t) { t.reads[1] = others; });
+          break;
+        }
+    }
+    for (ItemId id = static_cast<ItemId>(whole.spine.size()); id < whole.size(); ++id)
+      if (whole.task(id).name.find("counts.") != std::string::npos)
+        refused(id, "counts are not gathered", [](Task& t) {
+          t.op = Op::copy;
+          t.reads.clear(), t.writes.clear();
+        });
+    std::printf("  COUNTED %s: %zu routed tasks, %lld mutants\n", name_of(recompute), routed.size(),
+                static_cast<long long>(mutants));
+  }
+}
