@@ -256,11 +256,17 @@ def main():
             with idle_lock:  # one test may use up what was idle
                 if not (several_processes or one_process) or cores_are_idle():
                     break
-        with lock:
-            if several_processes and (while_idle or several_processes_run < SEVERAL_PROCESSES):
-                several_processes_run += 1
-                return several_processes.popleft()
-            return one_process.popleft() if one_process else None
+        while True:
+            with lock:
+                if several_processes and (while_idle or several_processes_run < SEVERAL_PROCESSES):
+                    several_processes_run += 1
+                    return several_processes.popleft()
+                if one_process:
+                    return one_process.popleft()
+                if not several_processes:
+                    return None
+            # The rest must not be left to workers that wait for idle cores, which a busy machine never has.
+            time.sleep(0.2)
 
     def work(while_idle):
         nonlocal several_processes_run
