@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "engine/base/check.h"
+#include "engine/base/plural.h"
 
 namespace slipstream {
 namespace {
@@ -79,9 +80,9 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
   const auto divides = [&](int inner) { return inner >= 0 && (inner == 0 || sizes.replicas() % inner == 0); };
   if (sizes.expert == 0 || !divides(sizes.expert))
     throw ConfigError(
-        "[parallel] expert {} does not divide the {} ranks of data x context. Use a divisor of both this number and "
+        "[parallel] expert {} does not divide the {} of data x context. Use a divisor of both this number and "
         "the number of experts.",
-        sizes.expert, sizes.replicas());
+        sizes.expert, counted(sizes.replicas(), "rank"));
   if (!divides(sizes.data_inner))
     throw ConfigError(
         "[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
