@@ -354,9 +354,10 @@ struct Generation::State final : Ops {
                                                .max_rows = rows.count * o.experts.top_k,
                                                .width = width});
   }
-  void return_rows(Slice from, const Router& router, const ExpertRoute& route, Slice y) override {
+  void return_rows(Slice from, const Router& router, const ExpertRoute& route, Slice more, Slice y) override {
     kernels::return_rows(context, {.from = of_choices(from, o.width),
                                    .places = indices(route.places, rows.count * router.options.top_k),
+                                   .add = more.size_bytes > 0 ? at(more, o.width) : nullptr,
                                    .to = at(y, o.width),
                                    .tokens = rows.count,
                                    .top_k = router.options.top_k,

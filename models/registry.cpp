@@ -51,6 +51,7 @@ Architecture llama_variant(const LlamaVariant& variant, const ModelOptions& o) {
   if (variant.head_norms) mixer.head_norms = {"self_attn.q_norm", "self_attn.k_norm"};
   if (o.experts.count > 0)
     more += fmt::format(", {} experts of {}, top {}", o.experts.count, o.experts.ffn_width, o.experts.top_k);
+  if (o.experts.shared > 0) more += fmt::format(", {} shared", o.experts.shared);
   const LayerKind mlp = swiglu_mlp({.up = {{"mlp.gate_proj", "mlp.up_proj"}}, .down = {{"mlp.down_proj"}}});
   std::vector<BlockKind> blocks;
   for (int64_t l = 0; l < o.layers; ++l) {
@@ -106,7 +107,7 @@ Architecture mixtral(const ModelOptions& o) {
   return llama_variant({.name = "mixtral", .window = true, .experts = &experts}, o);
 }
 Architecture qwen3_moe(const ModelOptions& o) {
-  const ExpertsKind experts{"mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"};
+  const ExpertsKind experts{"mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", "mlp.shared_experts."};
   return llama_variant({.name = "qwen3_moe", .head_norms = true, .window = true, .experts = &experts}, o);
 }
 

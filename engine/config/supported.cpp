@@ -28,7 +28,6 @@ const std::vector<SupportedRow>& supported_rows() {
        "other tokenizer, train on "
        "token shards (docs/how-to/token-shards.md)"},
       // The parts of [model.experts] that no code computes yet.
-      {"model.experts.shared", [](R c) { return c.model.experts.shared == 0; }, "use 0"},
       {"model.experts.balance", [](R c) { return c.model.experts.balance != ExpertBalance::bias; },
        "use \"auxiliary\" or \"none\""},
       {"model.experts.capacity", [](R c) { return c.model.experts.capacity == CapacityPolicy::repeat; },

@@ -194,9 +194,9 @@ class SpecBuilder final : public Ops {
   void send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) override;
   /// Also sends a number of each row.
   void send_back(Slice rows_of_experts, Slice numbers_of_experts, const ExpertRoute& route, Slice rows, Slice numbers);
-  void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) override;
+  void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice more, Slice y) override;
   /// Also returns a number of each row to its choice.
-  void return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice y,
+  void return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice more, Slice y,
                    Slice of_choices);
   void rotate(Slice qkv, bool inverse) override;
   /// With context parallelism, attention() and attention_gradient() begin further pieces. The last piece stays open for

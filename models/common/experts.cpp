@@ -317,24 +317,27 @@ void SpecBuilder::expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRo
        });
 }
 
-void SpecBuilder::return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) {
-  return_rows(rows, {}, router, route, y, {});
+void SpecBuilder::return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice more, Slice y) {
+  return_rows(rows, {}, router, route, more, y, {});
 }
 
-void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice y,
-                              Slice of_choices) {
+void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, const ExpertRoute& route, Slice more,
+                              Slice y, Slice of_choices) {
   const kernels::ReturnRows shape{.tokens = rows_of(y, options_.width),
                                   .top_k = router.options.top_k,
                                   .width = options_.width,
                                   .dtype = options_.dtype};
-  const bool with_numbers = of_rows.size_bytes > 0;
+  const bool with_numbers = of_rows.size_bytes > 0, adds = more.size_bytes > 0;
+  Cost cost = kernels::return_rows_cost(shape);
+  if (adds) cost.bytes += more.size_bytes;
   Meaning meaning = kRows;
   if (with_numbers) meaning.results = 2;
-  work("return_rows", kernels::return_rows_cost(shape), with({rows, route.places}, of_rows), with({y}, of_choices),
-       meaning, [=](LaunchContext& c) {
+  work("return_rows", cost, with(with({rows, route.places}, of_rows), more), with({y}, of_choices), meaning,
+       [=](LaunchContext& c) {
          kernels::ReturnRows args = shape;
          args.from = c.at(rows);
          args.places = c.as<int32_t>(route.places);
+         args.add = adds ? c.at(more) : nullptr;
          args.to = c.at(y);
          if (with_numbers) args.row_weights = c.as<float>(of_rows), args.weights = c.as<float>(of_choices);
          kernels::return_rows(c, args);

@@ -144,8 +144,8 @@ class Ops {
   virtual void expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) = 0;
   /// After the current piece, sends rows back to the ranks of their tokens.
   virtual void send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) = 0;
-  /// y = the sum over a token's choices of their rows.
-  virtual void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice y) = 0;
+  /// y = the sum over a token's choices of their rows (+ more).
+  virtual void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice more, Slice y) = 0;
   /// Puts together the weights of `joined`, with SpecBuilder::shares_kv().
   virtual void assemble_qkv(const Linear& q, const Linear& kv, const Linear& joined) = 0;
   /// qkv = raw with normed heads of queries and keys.

@@ -28,6 +28,11 @@ class Experts final : public Layer {
     router_.weight = b_.parameter(prefix + kind.router + ".weight", {o_.experts.count, D}, layer, Weights{}.init);
     up_ = declare(prefix + kind.prefix, {kind.gate, kind.up}, D, F);
     down_ = declare(prefix + kind.prefix, {kind.down}, F, D);
+    if (o_.experts.shared == 0) return;
+    const int64_t shared = o_.experts.shared * F;
+    const std::vector<std::string> up{kind.shared + kind.gate, kind.shared + kind.up};
+    shared_up_ = declare_split_outputs(b_, prefix, layer, {.names = up}, D, {{up, {shared, shared}}})[0];
+    shared_down_ = declare_split_input(b_, prefix, layer, {.names = {kind.shared + kind.down}}, shared, D);
   }
 
   void declare_activations() override {
@@ -59,6 +64,11 @@ class Experts final : public Layer {
     up_out_ = kept_rows("experts.up", up_.out);
     active_ = kept_rows("experts.active", down_.in);
     b_.cheap(active_);
+    if (!shares()) return;
+    shared_up_out_ = b_.activation(b_.of_layer(layer_, "shared.up"), shared_up_.out);
+    shared_active_ = b_.activation(b_.of_layer(layer_, "shared.active"), shared_down_.in);
+    b_.cheap(shared_active_);
+    shared_out_ = b_.scratch_rows("shared.out", o_.width);
   }
 
   void declare_gradients() override {
@@ -77,6 +87,11 @@ class Experts final : public Layer {
     const int64_t logits = b_.rows() * o_.experts.count;
     d_logits_ =
         apart ? b_.statistics(b_.of_layer(layer_, "router.d_logits"), logits) : numbers("router.d_logits", logits);
+    if (!shares()) return;
+    d_shared_active_ = b_.scratch_rows("shared.d_active", shared_down_.in);
+    d_shared_up_ = b_.output_gradient(b_.of_layer(layer_, "shared.d_up"), shared_up_.out,
+                                      b_.scratch_rows("shared.d_up", shared_up_.out));
+    d_shared_x_ = b_.scratch_rows("shared.d_x", o_.width);
   }
 
   std::vector<Stage> forward(Ops& ops, const DropoutRates&, Slice x, Slice y) const override {
@@ -84,28 +99,41 @@ class Experts final : public Layer {
     const auto stage = [&](const char* piece, std::function<void()> body) {
       return Stage{travels() ? piece : "mlp", "", layer_, [body = std::move(body)](TokenChunk) { body(); }, true};
     };
-    return {stage("router",
-                  [=, this, &ops] {
-                    ops.route(x, router_);
-                    ops.take_rows(x, router_, route_, rows_);
-                    ops.send_rows(rows_, route_, arrived_);
-                  }),
-            stage("experts",
-                  [=, this, &ops] {
-                    ops.find_own_rows(route_);
-                    ops.expert_linear(arrived_, up_, route_, up_out_);
-                    ops.expert_swiglu(up_out_, route_, active_, down_.in);
-                    ops.expert_linear(active_, down_, route_, out_);
-                    ops.send_back(out_, route_, rows_);
-                  }),
-            stage("mlp", [=, this, &ops] { ops.return_rows(rows_, router_, route_, y); })};
+    std::vector<Stage> stages{stage("router", [=, this, &ops] {
+      ops.route(x, router_);
+      ops.take_rows(x, router_, route_, rows_);
+      ops.send_rows(rows_, route_, arrived_);
+    })};
+    if (shares())  // while rows travel to experts
+      stages.push_back(stage("shared_experts", [=, this, &ops] {
+        ops.linear(x, shared_up_, shared_up_out_);
+        ops.swiglu(shared_up_out_, shared_active_, shared_down_.in);
+        ops.linear(shared_active_, shared_down_, shared_out_);
+      }));
+    stages.push_back(stage("experts", [=, this, &ops] {
+      ops.find_own_rows(route_);
+      ops.expert_linear(arrived_, up_, route_, up_out_);
+      ops.expert_swiglu(up_out_, route_, active_, down_.in);
+      ops.expert_linear(active_, down_, route_, out_);
+      ops.send_back(out_, route_, rows_);
+    }));
+    stages.push_back(stage("mlp", [=, this, &ops] { ops.return_rows(rows_, router_, route_, shared_out_, y); }));
+    return stages;
   }
 
-  /// Gradients of weights come after the rows have left for the ranks of their tokens, and hide that.
+  /// Gradients of weights come after the rows have left for the ranks of their tokens, and hide that. Shared experts
+  /// compute while rows travel to experts.
   std::vector<GradientStep> backward(Slice x, Slice dy, Slice dx) const override {
     const auto rows_to_experts = [=, this] {
       b_.take_rows_again(dy, router_, route_, d_rows_);
       b_.send_rows_again(d_rows_, route_, d_arrived_);
+    };
+    const auto of_shared = [=, this] {
+      b_.linear_input_gradient(dy, shared_down_, d_shared_active_);
+      b_.swiglu_gradient(d_shared_active_, shared_up_out_, d_shared_up_, shared_down_.in);
+      b_.linear_input_gradient(d_shared_up_, shared_up_, d_shared_x_);
+      b_.linear_weight_gradient(shared_active_, dy, shared_down_);
+      b_.linear_weight_gradient(x, d_shared_up_, shared_up_);
     };
     const auto of_inputs = [=, this] {
       b_.expert_input_gradient(d_arrived_, down_, route_, d_active_);
@@ -122,21 +150,24 @@ class Experts final : public Layer {
       b_.expert_weight_gradient(arrived_, d_up_, up_, route_);
     };
     const auto of_router = [=, this] {
-      b_.return_rows(travels() ? d_rows_ : d_back_, d_weights_, router_, route_, dx, d_choices_);
+      b_.return_rows(travels() ? d_rows_ : d_back_, d_weights_, router_, route_, d_shared_x_, dx, d_choices_);
       b_.route_gradient(router_, d_choices_, d_logits_);
       b_.router_weight_gradient(x, d_logits_, router_);
     };
     const auto to_input = [=, this](TokenChunk) { b_.router_input_gradient(d_logits_, router_, dx); };
-    return {{"experts_rows_gradient", rows_to_experts},
-            {"experts_input_gradient", of_inputs},
-            {"experts_down_gradient", of_down},
-            {"experts_up_gradient", of_up},
-            {"router_gradient", of_router, {"router_input_gradient", "", layer_, to_input, true}}};
+    std::vector<GradientStep> steps{{"experts_rows_gradient", rows_to_experts}};
+    if (shares()) steps.push_back({"shared_experts_gradient", of_shared});
+    steps.insert(steps.end(), {{"experts_input_gradient", of_inputs},
+                               {"experts_down_gradient", of_down},
+                               {"experts_up_gradient", of_up},
+                               {"router_gradient", of_router, {"router_input_gradient", "", layer_, to_input, true}}});
+    return steps;
   }
 
  private:
   /// Returns true if ranks divide the experts.
   bool travels() const { return o_.expert_ranks > 1; }
+  bool shares() const { return o_.experts.shared > 0; }
   /// Returns memory that layers share.
   Slice scratch_rows(const std::string& name, int64_t count, int64_t width) {
     return b_.scratch(name, bytes_of(count * width, o_.dtype));
@@ -177,6 +208,8 @@ class Experts final : public Layer {
   Slice d_rows_, d_arrived_, d_back_;  // gradients of the outputs, and of the inputs of experts
   Slice d_active_, d_up_;              // those of activations
   Slice d_own_weights_, d_weights_, d_choices_, d_logits_;
+  Linear shared_up_, shared_down_;  // of shared experts, as above
+  Slice shared_up_out_, shared_active_, shared_out_, d_shared_active_, d_shared_up_, d_shared_x_;
 };
 
 }  // namespace

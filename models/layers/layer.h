@@ -98,11 +98,13 @@ LayerKind gelu_mlp(MlpKind kind);
 LayerKind swiglu_mlp(MlpKind kind);
 
 /// A mixture of SwiGLU experts. A router sends each token to some of them, and their outputs are added with weights.
+/// Shared experts, which are one SwiGLU network, compute every token.
 /// The names are those of a Hugging Face folder, without ".weight". Expert e is "experts.e.".
 struct ExpertsKind {
   std::string router;  // "mlp.gate"
   std::string prefix;  // "mlp.experts."
   std::string gate, up, down;
+  std::string shared = {};  // "mlp.shared_experts."; begins the names of shared experts, if the family has any
 };
 LayerKind experts(ExpertsKind kind);
 

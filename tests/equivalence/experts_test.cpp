@@ -39,6 +39,23 @@ Layout qwen3_moe() {
   return layout;
 }
 
+/// Sigmoid scores, groups and shared experts, as DeepSeek-V3 has them.
+Layout with_shared_experts() {
+  Layout layout{.name = "shared experts", .model = tiny_llama(), .micro_batch = 4};
+  layout.model.family = Family::qwen3_moe;
+  layout.model.context = layout.model.tokens = 8;
+  layout.model.experts = {.count = 8,
+                          .top_k = 2,
+                          .shared = 2,
+                          .ffn_width = 12,
+                          .layers = {1},
+                          .router = RouterKind::sigmoid,
+                          .groups = 4,
+                          .group_top_k = 2,
+                          .scale = 1.5};
+  return layout;
+}
+
 void check_same_model(const Trained& a, const Trained& b) {
   CHECK(a.names == b.names);
   CHECK(difference(std::vector<float>(a.losses.begin(), a.losses.end()),
@@ -66,7 +83,7 @@ void for_layouts(const Body& body) {
 }  // namespace
 
 TEST_CASE("experts: replicated experts train the model of one rank", "[experts]") {
-  for (const Layout& whole : {mixtral(), qwen3_moe()}) {
+  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
     const Trained expected = train(whole, kSteps);
     const auto same = [&](const std::string& what, auto change) {
       CAPTURE(whole.name, what);
@@ -82,7 +99,7 @@ TEST_CASE("experts: replicated experts train the model of one rank", "[experts]"
 }
 
 TEST_CASE("experts: divided experts train the model of one rank", "[experts]") {
-  for (const Layout& whole : {mixtral(), qwen3_moe()}) {
+  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
     const Trained expected = train(whole, kSteps);
     const auto same = [&](const std::string& what, auto change) {
       CAPTURE(whole.name, what);
