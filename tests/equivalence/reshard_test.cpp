@@ -77,8 +77,8 @@ Layout random_layout(std::mt19937_64& random, const Layout& of_model, bool muon)
 std::string text_of(const Layout& l) {
   return fmt::format(
       "data {} tensor {} stages {} context {} expert {} zero {} shard {} {} muon {} bucket {} double {} persistent {}",
-      l.ranks, l.tensor, l.stages, l.context, l.expert, l.zero_stage, l.shard_size, name_of(l.reduce_mode), l.groups.size() > 1,
-      l.bucket_bytes, l.double_buffer, l.persistent_elems);
+      l.ranks, l.tensor, l.stages, l.context, l.expert, l.zero_stage, l.shard_size, name_of(l.reduce_mode),
+      l.groups.size() > 1, l.bucket_bytes, l.double_buffer, l.persistent_elems);
 }
 
 /// All ranks of a layout, without communicators. Throws if the layout is not legal.

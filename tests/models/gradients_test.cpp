@@ -216,7 +216,8 @@ TEST_CASE("gradients of a mixture of experts are the slopes of the loss", "[mode
   check_gradients(qwen3, 5e-3f);  // scores bend more than other activations
   equivalence::Layout sigmoid = small(equivalence::tiny_llama(), "sigmoid scores, normalized and scaled");
   sigmoid.model.family = Family::qwen3_moe;
-  sigmoid.model.experts = {.count = 3, .top_k = 3, .shared = 2, .ffn_width = 9, .router = RouterKind::sigmoid, .scale = 1.5};
+  sigmoid.model.experts = {
+      .count = 3, .top_k = 3, .shared = 2, .ffn_width = 9, .router = RouterKind::sigmoid, .scale = 1.5};
   check_gradients(sigmoid);
 }
 

@@ -296,10 +296,7 @@ TEST_CASE("runs: every shipped run file loads with the expected sizes and is sup
   for (const Expected& row : table) {
     INFO(row.name);
     const RunConfig config = load_run_config((kRoot / "configs/runs" / (std::string(row.name) + ".toml")).string());
-    if (config.model.experts.shared > 0)  // a shape that waits for a later version
-      CHECK_THROWS_WITH(require_supported(config), Catch::Contains("model.experts.shared = 1 is not supported"));
-    else
-      require_supported(config);
+    require_supported(config);
     CHECK(config.model.layers == row.layers);
     CHECK(config.model.heads == row.heads);
     CHECK(config.model.kv_heads == row.kv_heads);
