@@ -91,14 +91,16 @@ void choose(const Preference& preference, const RouteForward& args, int32_t* cho
   const uint32_t allowed = allowed_groups(preference, args.experts, args.groups, args.group_top_k);
   const int64_t size = args.experts / args.groups;
   int64_t found = 0;
+  float lowest = -kInfinity;  // of the list
   for (int64_t g = 0; g < args.groups; ++g) {
     if (!(allowed >> g & 1)) continue;
     for (int64_t e = g * size; e < (g + 1) * size; ++e) {
       const float score = preference(e);
-      if (found == args.top_k && !(score > preference(chosen[found - 1]))) continue;
+      if (found == args.top_k && !(score > lowest)) continue;
       int64_t at = found < args.top_k ? found++ : found - 1;
       for (; at > 0 && score > preference(chosen[at - 1]); --at) chosen[at] = chosen[at - 1];
       chosen[at] = static_cast<int32_t>(e);
+      lowest = preference(chosen[found - 1]);
     }
   }
 }
