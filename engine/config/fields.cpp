@@ -87,7 +87,7 @@ std::vector<Field<R>> model_fields() {
 }
 
 std::vector<Field<R>> expert_fields() {
-  constexpr int64_t kMostExperts = 65536;
+  constexpr int64_t kMostExperts = 65536, kMostGroups = 32;  // as many groups as kernels/experts/route.h
   const auto of = [](auto member) { return at(&R::model, &Model::experts, member); };
   using E = ExpertOptions;
   return {
@@ -108,7 +108,7 @@ std::vector<Field<R>> expert_fields() {
               "Function that turns the router's logits into scores, from which the experts of a token are chosen and "
               "their outputs are weighted: softmax over all experts, or the sigmoid of each logit. mixtral has "
               "softmax."),
-      F::integer("model.experts.groups", of(&E::groups), {1, kMostExperts},
+      F::integer("model.experts.groups", of(&E::groups), {1, kMostGroups},
                  "Number of equal groups of consecutive experts. A token chooses experts only in its best group_top_k "
                  "groups. The score of a group is the sum of its two best scores. Must divide count. Needs router = "
                  "\"sigmoid\"."),
