@@ -178,7 +178,7 @@ class KernelBench final : OpCases {
     print_result(
         "{}, {}, {} thread{}: copy through memory {:.1f} GB/s (read and written), product of 1024 x 1024 x 1024 {:.1f} "
         "GFLOP/s; medians of {} interleaved rounds\n"
-        "{:<26}{:<10}{:<8}{:<28}{:>12}{:>10}{:>9}{:>12}{:>9}  {}\n",
+        "{:<32}{:<10}{:<8}{:<28}{:>12}{:>10}{:>9}{:>12}{:>9}  {}\n",
         product_library(), name_of(isa()), threads, threads == 1 ? "" : "s",
         2.0 * static_cast<double>(from_.size()) / ns[0], flops_per_ns_, options_.rounds, "op", "dtype", "size", "shape",
         "us", "GFLOP/s", "GB/s", "bound us", "share", "bound by");
@@ -205,7 +205,7 @@ class KernelBench final : OpCases {
 
   void print(const OpCase& op, double ns, double bound_ns, const char* bound) {
     const double gflops = static_cast<double>(op.cost.flops) / ns, gbytes = static_cast<double>(op.cost.bytes) / ns;
-    print_result("{:<26}{:<10}{:<8}{:<28}{:>12.1f}{:>10.1f}{:>9.1f}{:>12.1f}{:>8.0f}%  {}\n", op.op, name_of(dtype_),
+    print_result("{:<32}{:<10}{:<8}{:<28}{:>12.1f}{:>10.1f}{:>9.1f}{:>12.1f}{:>8.0f}%  {}\n", op.op, name_of(dtype_),
                  size_->name, op.shape, ns / 1e3, gflops, gbytes, bound_ns / 1e3, 100 * bound_ns / ns, bound);
     flush_printed();
     csv_.row("{},{},{},{},{},{:.6g},{:.6g},{:.6g},{},{:.6g},{:.6g}\n", op.op, name_of(dtype_), size_->name, op.shape,
