@@ -261,12 +261,9 @@ def main():
                 if several_processes and (while_idle or several_processes_run < SEVERAL_PROCESSES):
                     several_processes_run += 1
                     return several_processes.popleft()
-                if one_process:
-                    return one_process.popleft()
-                if not several_processes:
-                    return None
-            # The rest must not be left to workers that wait for idle cores, which a busy machine never has.
-            time.sleep(0.2)
+                if one_process or not several_processes:
+                    return one_process.popleft() if one_process else None
+            time.sleep(0.2)  # workers that wait for idle cores must not get the rest: a busy machine has none
 
     def work(while_idle):
         nonlocal several_processes_run
@@ -293,16 +290,11 @@ def main():
     for case in sorted(cases, key=lambda c: -c.seconds)[:10]:
         print(f"{case.seconds:8.1f} s  {case.name}")
     count = {verdict: sum(case.verdict == verdict for case in cases) for verdict in ("passed", "failed", "skipped")}
-    if count["skipped"]:
-        print("\nskipped:")
+    for verdict in ("skipped", "failed"):
+        print(f"\n{verdict}:" if count[verdict] else "", end="\n" if count[verdict] else "")
         for case in cases:
-            if case.verdict == "skipped":
-                print(f"  {case.name}: {case.text}")
-    if count["failed"]:
-        print("\nfailed:")
-        for case in cases:
-            if case.verdict == "failed":
-                print(f"  {case.name}")
+            if case.verdict == verdict:
+                print(f"  {case.name}" + (f": {case.text}" if verdict == "skipped" else ""))
     print(f"\n{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped", flush=True)
     return 1 if count["failed"] else 0
 

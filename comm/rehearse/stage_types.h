@@ -128,6 +128,7 @@ class StageTypes {
     return slice.buffer * kLargestBuffer + slice.begin_bytes;
   }
   void collective(const Task& task, Axis axis);
+  void gathered_counts(const Task& task, Axis axis);
   void routed(const Task& task, Axis axis);
   Runs flat_runs(const Slice& slice, int32_t bucket);
   Runs summed(Runs runs, Axis axis);

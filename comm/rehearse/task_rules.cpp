@@ -381,13 +381,6 @@ void StageTypes::collective(const Task& task, Axis axis) {
   }
   // Values inside layers have no place in the flat order.
   Type type = uniform(from);
-  if (role == Role::experts) {  // counts of rows, by which these will travel
-    if (type.kind != Kind::activation || type.routed != Axis::self || task.op != Op::all_gather)
-      refuse(buffer_name(from), name_of(axis), fmt::format("is {}, and no count of this rank's rows", words(type)));
-    type.routed = axis;
-    type.routed_by = place_of(to);
-    return map_.write(to, type);
-  }
   if (task.op == Op::all_reduce) {
     type = summed(type, axis);
   } else if (task.op == Op::reduce_scatter) {
@@ -409,6 +402,17 @@ void StageTypes::collective(const Task& task, Axis axis) {
              fmt::format("is {}, which is not in parts over {}", words(type), name_of(axis)));
     type.tensor = {};
   }
+  map_.write(to, type);
+}
+
+/// The counts of rows, by which these will travel.
+void StageTypes::gathered_counts(const Task& task, Axis axis) {
+  const Slice &from = task.reads.at(0), &to = task.writes.at(0);
+  Type type = uniform(from);
+  if (type.kind != Kind::activation || type.routed != Axis::self || task.op != Op::all_gather)
+    refuse(buffer_name(from), name_of(axis), fmt::format("is {}, and no count of this rank's rows", words(type)));
+  type.routed = axis;
+  type.routed_by = place_of(to);
   map_.write(to, type);
 }
 
@@ -453,6 +457,8 @@ void StageTypes::task(const Item& item, const Task* task) {
     case Op::all_gather:
     case Op::all_to_all:
     case Op::exchange:
+      if (job_.channels[task->channel].role == Role::experts)
+        return gathered_counts(*task, job_.channels[task->channel].axis);
       return collective(*task, job_.channels[task->channel].axis);
     case Op::all_to_all_v:
       return routed(*task, job_.channels[task->channel].axis);

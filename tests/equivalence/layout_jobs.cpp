@@ -108,8 +108,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   options.cuts = cuts_of(layers);
   options.ends_apart = schedule.placement.ends_apart();
   options.split_backward = schedule.splits_backward;
-  options.tensor = layout.tensor;
-  options.expert_ranks = layout.expert;
+  options.tensor = layout.tensor, options.expert_ranks = layout.expert;
   options.whole_layers = layout.zero_stage >= 2;
   options.sequence_parallel = layout.sequence_parallel;
   options.tensor_chunks = models::token_chunks(options.batch * options.tokens, layout.tensor_chunks, layout.tensor,
@@ -117,7 +116,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   std::vector<std::unique_ptr<Job>> jobs;
   for (int stage = 0; stage < layout.stages; ++stage) {
     const int as_rank = stage == mesh.coordinates(rank).pipeline ? rank : mesh.rank({.pipeline = stage});
-    options.tensor_index = mesh.coordinates(as_rank).tensor;
+    options.tensor_index = mesh.coordinates(as_rank).tensor,
     options.expert_rank = mesh.index_in_group(Axis::expert, as_rank);
     Buffers buffers;
     ModelSpec model = models::build_model(options, buffers);

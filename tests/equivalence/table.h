@@ -25,6 +25,34 @@ inline models::ModelOptions smallest(Family family) {
           .tokens = 5};
 }
 
+/// Adds layouts of divided experts, which have rows that travel by counts, and a group of parameters over other ranks.
+inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everything) {
+  const auto add_experts = [&](bool in_sample, const std::string& name, auto change) {
+    if (!everything && !in_sample) return;
+    Layout row{.name = "mixtral " + name,
+               .model = smallest(Family::mixtral),
+               .ranks = 2,
+               .micro_batch = 2,
+               .expert = 2,
+               .bucket_bytes = 512,
+               .first_bucket_bytes = 256};
+    row.model.experts = {.count = 4, .top_k = 2, .ffn_width = 12};
+    row.model.split_tied_embedding = false;
+    change(row);
+    rows.push_back(std::move(row));
+  };
+  add_experts(true, "experts over 2, 2 micro-batches", [](Layout& l) { l.micro_batches = 2; });
+  add_experts(true, "experts over 2 of 4, ZeRO-1, recompute full",
+              [](Layout& l) { l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full; });
+  add_experts(true, "experts over 2, 3 micro-batches in paired passes",
+              [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3); });
+  add_experts(false, "experts over context 2",
+              [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
+  add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",
+              [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
+  return rows;
+}
+
 inline std::vector<Layout> strategies(bool everything) {
   std::vector<Layout> rows;
   const auto add = [&](std::string name, Family family, auto change) {
@@ -185,26 +213,7 @@ inline std::vector<Layout> strategies(bool everything) {
       l.model.tie_embeddings = !l.model.tie_embeddings;
     });
   }
-  // Divided experts have rows that travel by counts, and a group of parameters over other ranks.
-  const auto add_experts = [&](bool in_sample, std::string name, auto change) {
-    if (!everything && !in_sample) return;
-    add("mixtral " + std::move(name), F::mixtral, [&](Layout& l) {
-      l.model.experts = {.count = 4, .top_k = 2, .ffn_width = 12};
-      l.model.split_tied_embedding = false;
-      l.expert = 2;
-      change(l);
-    });
-  };
-  add_experts(true, "experts over 2, 2 micro-batches", [](Layout& l) { l.micro_batches = 2; });
-  add_experts(true, "experts over 2 of 4, ZeRO-1, recompute full",
-              [](Layout& l) { l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full; });
-  add_experts(true, "experts over 2, 3 micro-batches in paired passes",
-              [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3); });
-  add_experts(false, "experts over context 2",
-              [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
-  add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",
-              [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
-  return rows;
+  return with_experts(std::move(rows), everything);
 }
 
 /// A row of the table of ZeRO: stages x ranks x accumulation x prefetch x groups.
