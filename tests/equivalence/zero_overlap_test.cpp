@@ -214,6 +214,8 @@ TEST_CASE("bench overlap --ablate changes every key of [overlap] that has more t
   for (const Field<RunConfig>& field : run_fields()) {
     if (field.key.rfind("overlap.", 0) != 0) continue;
     INFO(field.key);
+    // A link of its own carries rows of experts, which this bench does not measure.
+    if (field.key == "overlap.paired_passes") continue;
     const bool has_one_value = std::any_of(supported_rows().begin(), supported_rows().end(),
                                            [&](const SupportedRow& row) { return row.key == field.key; });
     CHECK((turned.count(field.key) > 0) != has_one_value);

@@ -153,6 +153,8 @@ class Guard {
         std::vector<Slice>& slices = writes ? copy.writes : copy.reads;
         const Slice slice = slices[i];
         if (slice.size_bytes == 0) continue;
+        // Wrong counts of rows end the run on all ranks, as they must.
+        if (!writes && i == 1 && work.name.starts_with("all_to_all_v")) continue;
         // A declaration needs to be missed only once.
         const std::string name =
             fmt::format("{} {} {}", work.name, writes ? "writes" : "reads", buffers_[slice.buffer].name);
