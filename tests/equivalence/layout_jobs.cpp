@@ -91,8 +91,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
                               : layout.ranks * layout.micro_batch * layout.micro_batches * options.tokens;
   const Mesh mesh(layout.sizes());
   options.tokens /= layout.context;
-  options.context_ranks = layout.context;
-  options.context_rank = mesh.coordinates(rank).context;
+  options.context_ranks = layout.context, options.context_rank = mesh.coordinates(rank).context;
   const bool has_order = !layout.order.stages.empty();
   const PipelineSchedule schedule =
       has_order ? layout.order

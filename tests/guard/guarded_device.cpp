@@ -124,12 +124,9 @@ class Guard {
     memory_ = frame.memory;
     // Staging a batch counts its calls, so it runs once.
     const bool repeats = work.name != "load_next_batch";
-    // Ranks notice another part of what is wrong with rows that travel by counts, and must repeat a collective
-    // together.
-    const bool is_alone = !work.name.starts_with("all_to_all_v");
     std::vector<Violation> violations;
     if (options_.removes_declarations) {
-      if (repeats && is_alone && tried_.insert({&work, frame.micro_batch > 0}).second) try_without(stream, work, frame);
+      if (repeats && tried_.insert({&work, frame.micro_batch > 0}).second) try_without(stream, work, frame);
       run(stream, work, frame, open(work, frame), violations);
     } else {
       violations = examine(stream, work, frame, repeats);

@@ -30,7 +30,7 @@ inline const std::vector<LongFunction> kLongFunctions = {
     {"scripts/draw_timeline.py", "draw", 72},
     {"scripts/gpu_counts.py", "works_of", 104},
     {"scripts/import_config/run_file.py", "text_of", 74},
-    {"scripts/run_tests.py", "main", 80},
+    {"scripts/run_tests.py", "main", 78},
     {"tests/cli/bench_test.cpp",
      "bench step times whole steps beside a plain loop and the bound of a link, and writes its initial weights", 81},
     {"tests/cli/convert_test.cpp", "convert: folders that are no model are refused with what is wrong", 85},
