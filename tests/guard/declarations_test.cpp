@@ -55,7 +55,7 @@ TEST_CASE("every deleted declaration of a read or write is reported", "[guard]")
   std::set<std::string> noticed, unnoticed;
   for (const Layout& row : strategies(test_everything())) {
     if (!test_everything() && (row.micro_batches == 1 || row.prefetch_depth != 1))
-      continue;  // an accumulating work reads most of them
+      continue;                    // an accumulating work reads most of them
     if (row.expert > 1) continue;  // counts that a deletion makes wrong end the run on all ranks
     INFO(row.name);
     std::vector<guard::Counts> counts;
