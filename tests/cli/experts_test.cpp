@@ -88,4 +88,9 @@ TEST_CASE("experts that ranks cannot divide are refused with the numbers", "[cli
   refused(" --set parallel.tensor=2", "parallel.tensor = 2 with experts is not supported yet");
   refused(" --set parallel.expert=2 --set zero.stage=2", "zero.stage = 2 and parallel.expert = 2");
   refused(" --set model.experts.top_k=5", "model.experts.top_k = 5 is above model.experts.count = 4");
+  if (!has_mpirun()) return;
+  const Result paced = on_ranks(2, "train " + run + " --paced --set checkpoint.interval=0 --set parallel.expert=2");
+  INFO(paced.text);
+  CHECK(paced.code == 2);
+  CHECK(contains(paced.text, "no routes to the experts of parallel.expert = 2"));
 }

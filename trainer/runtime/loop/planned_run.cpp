@@ -73,6 +73,21 @@ RunConfig supported_config(const TrainOptions& options) {
   return config;
 }
 
+/// Throws: ConfigError if divided experts cannot train here, because nothing counts or carries their rows.
+void require_rows_travel(const RunConfig& config, const TrainOptions& options, bool on_gpus) {
+  const int64_t ranks = config.parallel.expert;
+  if (ranks == 1 || options.dry_run) return;
+  if (on_gpus)
+    throw ConfigError(
+        "[parallel] parallel.expert = {} does not run on GPUs yet: the device counts the rows of experts, but NCCL "
+        "takes the sizes of messages from the host. Use parallel.expert = 1, or device.kind = \"cpu\".",
+        ranks);
+  if (options.paced)
+    throw ConfigError(
+        "[train] --paced computes nothing, and so no routes to the experts of parallel.expert = {} ranks. Use 1.",
+        ranks);
+}
+
 /// Blocks. Opens the data. For a dry run, only finds its vocabulary. Throws: DataError.
 void open_data(const World& world, const TrainOptions& options, AgreedInputs& inputs) {
   if (options.dry_run) {
@@ -180,6 +195,7 @@ PlannedRun plan_run(World& world, const TrainOptions& options, AgreedInputs inpu
     }
     config = resolve(written,
                      {.world = world.size(), .on_gpus = assignment.kind == DeviceKind::cuda, .vocab = inputs.vocab});
+    require_rows_travel(written, options, assignment.kind == DeviceKind::cuda);
     finished = planner::build_finished_job(request_at(assignment, *config, inputs.machine, world.rank()));
     written_nccl = std::exchange(assignment.nccl, finished.engines.nccl);
   });
