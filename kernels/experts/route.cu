@@ -51,7 +51,7 @@ struct Exponentials {
   }
 };
 
-/// The scores by which one token chooses. What is not a number comes last.
+/// The scores by which one token chooses. A NaN is the lowest score.
 struct Preference {
   const float* scores;
   const float* bias;

@@ -49,7 +49,7 @@ void scores_of(RouterKind router, const float* logits, float* scores, int64_t ex
   for_vectors(0, experts, [&](auto lanes, int64_t i) { lanes.store(scores + i, lanes.load(scores + i) * inverse); });
 }
 
-/// The scores by which one token chooses. What is not a number comes last.
+/// The scores by which one token chooses. A NaN is the lowest score.
 struct Preference {
   const float* scores;
   const float* bias;

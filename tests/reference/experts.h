@@ -32,7 +32,7 @@ inline Doubles router_scores(const Router& router, Doubles logits) {
   return logits;
 }
 
-/// The indices of values in falling order. Of equal ones the lower index is first.
+/// The indices of values in falling order. If values are equal, the lower index is first.
 inline std::vector<int32_t> falling_order(const Doubles& values) {
   std::vector<int32_t> order(values.size());
   std::iota(order.begin(), order.end(), 0);
