@@ -28,14 +28,12 @@
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
 #include "models/common/generation_device.h"
+#include "models/common/generation_weights.h"
 #include "models/common/token_choice.h"
 #include "models/layers/decoder.h"
 
 namespace slipstream::models {
 namespace {
-
-constexpr int64_t kPieceElems = 1 << 18;  // the elements of a tensor that are copied at a time
-constexpr int64_t kAlignment = 64;        // the alignment of a parameter in memory
 
 ModelOptions of_one_sequence(ModelOptions options, int64_t capacity) {
   options.trains = false;
@@ -66,8 +64,8 @@ struct Generation::State final : Ops {
                         .holes = setup.holes,
                         .sampling = setup.sampling,
                         .seed = setup.seed}),
-        scratch(buffers.size()) {
-    load(parts_of_parameters());
+        scratch(buffers.size()),
+        weights(device, b, setup.dtype, setup.read) {
     if (model.positions < 0) make_angles();
     windows.resize(static_cast<size_t>(o.layers));
     lengths.resize(static_cast<size_t>(setup.sequences));
@@ -77,61 +75,8 @@ struct Generation::State final : Ops {
   int64_t kv_width() const { return 2 * b.kv_heads() * b.head_dim(); }
   int64_t kept() const { return kernels::key_cache_capacity(setup.capacity); }
   int64_t cache_elems() const { return kernels::key_cache_elems(kept(), b.kv_heads(), b.head_dim()); }
-  const ParameterSpec& parameter(uint32_t p) { return b.spec().parameters[p]; }
-  bool is_matrix(uint32_t p) { return parameter(p).tensors.front().shape.size() == 2; }
-  DType dtype_of(uint32_t p) { return is_matrix(p) ? setup.dtype : DType::f32; }
-  const std::byte* weight(int64_t p) { return memory->data() + held[static_cast<size_t>(p)].begin_bytes; }
+  const std::byte* weight(int64_t p) const { return weights.at(p); }
   const float* floats(int64_t p) { return p < 0 ? nullptr : reinterpret_cast<const float*>(weight(p)); }
-
-  /// A range of a tensor as this rank holds it.
-  struct Part {
-    const NamedTensor* tensor;
-    int64_t begin, elems;
-  };
-  /// Returns the memory of each parameter, in route. With shared key-value heads, the rows of this rank's head follow
-  /// those of the queries, and the other rows have no memory.
-  std::vector<std::vector<Part>> parts_of_parameters() {
-    std::vector<std::vector<Part>> all;
-    for (const ParameterSpec& p : b.spec().parameters) {
-      all.emplace_back();
-      for (const NamedTensor& tensor : p.tensors) all.back().push_back({&tensor, 0, tensor.elems()});
-    }
-    const int64_t head_index = o.tensor_index * o.kv_heads / o.tensor;
-    const auto join = [&](int64_t q, int64_t kv, int64_t columns) {
-      std::vector<Part>& more = all[static_cast<size_t>(kv)];
-      const int64_t elems = b.head_dim() * columns;
-      for (const Part& part : more) all[static_cast<size_t>(q)].push_back({part.tensor, head_index * elems, elems});
-      more.clear();
-    };
-    for (const auto& [q, kv] : b.joins()) {
-      join(q.weight, kv.weight, o.width);
-      if (kv.bias >= 0) join(q.bias, kv.bias, 1);
-    }
-    return all;
-  }
-
-  void load(const std::vector<std::vector<Part>>& parts) {
-    int64_t all_bytes = 0;
-    for (uint32_t p = 0; p < parts.size(); ++p) {
-      int64_t elems = 0;
-      for (const Part& part : parts[p]) elems += part.elems;
-      held.push_back({all_bytes, bytes_of(elems, dtype_of(p))});
-      all_bytes = round_up(all_bytes + held.back().size_bytes, kAlignment);
-    }
-    // All parameters share one allocation, so that the kernel gives huge pages to small matrices, too.
-    memory = device.allocate(all_bytes, "the model");
-    std::vector<float> piece;
-    for (uint32_t p = 0; p < parts.size(); ++p) {
-      std::byte* to = memory->data() + held[p].begin_bytes;
-      for (const Part& part : parts[p])
-        for (int64_t at = 0; at < part.elems; at += std::ssize(piece)) {
-          piece.resize(static_cast<size_t>(std::min(kPieceElems, part.elems - at)));
-          setup.read(*part.tensor, part.begin + at, piece);
-          device.store(piece, to, dtype_of(p));
-          to += bytes_of(std::ssize(piece), dtype_of(p));
-        }
-    }
-  }
 
   void make_angles() {
     std::vector<float> values(static_cast<size_t>(setup.capacity * b.head_dim()));
@@ -363,7 +308,7 @@ struct Generation::State final : Ops {
                                    .top_k = router.options.top_k,
                                    .width = o.width});
   }
-  void assemble_qkv(const Linear&, const Linear&, const Linear&) override {}  // parts_of_parameters() has done this
+  void assemble_qkv(const Linear&, const Linear&, const Linear&) override {}  // GenerationWeights has joined them
   void head_norm(Slice raw, const HeadNorms& n, Slice qkv) override {
     kernels::head_norm_forward(context, {.x = at(raw, b.qkv_width()),
                                          .q_weight = weight(n.q_weight),
@@ -503,9 +448,9 @@ struct Generation::State final : Ops {
   /// Calls take(bytes) for the weights of a step: all of them except a table that only the embedding reads.
   template <typename Take>
   void for_weights(const Take& take) {
-    for (uint32_t p = 0; p < held.size(); ++p)
-      if ((p != model.table || model.head == model.table) && static_cast<int64_t>(p) != model.positions)
-        take(weight(p), held[p].size_bytes);
+    for (int64_t p = 0; p < weights.count(); ++p)
+      if ((p != model.table || model.head == model.table) && p != model.positions)
+        take(weight(p), weights.size_bytes(p));
   }
 
   GenerationSetup setup;
@@ -520,11 +465,7 @@ struct Generation::State final : Ops {
   std::vector<GenerationDevice::Scratch> scratch;  // by buffer of the model
   Rows rows;                                       // the rows of the pass
   const float* turns = nullptr;                    // the angles of the pass's positions
-  struct Held {
-    int64_t begin_bytes, size_bytes;
-  };
-  std::vector<Held> held;  // by parameter; ranges of `memory`
-  std::unique_ptr<Allocation> memory;
+  GenerationWeights weights;
   std::unique_ptr<Allocation> cache;   // [layers, sequences] of KeyCache
   std::vector<int64_t> windows;        // the windows of the layers in the last pass
   std::vector<int64_t> lengths;        // the tokens of each sequence in the cache, including those of issued passes

@@ -103,7 +103,6 @@ class StageTypes {
   Type joined(const SpineItem& item, const Work& work, size_t first, size_t end = SIZE_MAX);
   void take(Type& all, const Type& next, const std::string& name);
   void results(const SpineItem& item, const Work& work, Type type);
-  void require_routed(const Type& rows, const Type& weight, const std::string& name);
   void product(const SpineItem& item, const Work& work);
   void input_gradient(const SpineItem& item, const Work& work);
   void weight_gradient(const SpineItem& item, const Work& work);
@@ -120,6 +119,11 @@ class StageTypes {
   void add_to(const SpineItem& item, const Work& work, const Slice& named, Type type);
   bool adds(const SpineItem& item, const Work& work) const;
 
+  // route_rules.cpp
+  void gathered_counts(const Task& task, Axis axis);
+  void routed(const Task& task, Axis axis);
+  void require_routed(const Type& rows, const Type& weight, const std::string& name);
+
   // task_rules.cpp
   void task(const Item& item, const Task* task);
   /// A number that is different for every slice.
@@ -128,8 +132,6 @@ class StageTypes {
     return slice.buffer * kLargestBuffer + slice.begin_bytes;
   }
   void collective(const Task& task, Axis axis);
-  void gathered_counts(const Task& task, Axis axis);
-  void routed(const Task& task, Axis axis);
   Runs flat_runs(const Slice& slice, int32_t bucket);
   Runs summed(Runs runs, Axis axis);
   Type summed(Type type, Axis axis);

@@ -206,12 +206,6 @@ void StageTypes::add_to(const SpineItem& item, const Work& work, const Slice& na
   map_.write(where, old);
 }
 
-/// Experts multiply the rows that all ranks of their axis have sent, and other weights multiply the rank's own rows.
-void StageTypes::require_routed(const Type& rows, const Type& weight, const std::string& name) {
-  if (rows.routed != weight.routed)
-    refuse(name, name_of(Axis::expert), fmt::format("is {}, but the weight is {}", words(rows), words(weight)));
-}
-
 void StageTypes::product(const SpineItem& item, const Work& work) {
   const Type w = operand(item, work, 1);
   Type y = joined(item, work, 0, 1);

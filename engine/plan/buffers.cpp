@@ -100,8 +100,7 @@ Slice Buffers::resolve(const Slice& slice, std::span<const Rebind> rebinds, int 
   if (instance >= instances(result.buffer))
     throw PlanError(
         "[plan] an item uses instance {} of {}, which has {}. Give it as many instances as slots or micro-batches are "
-        "in "
-        "flight.",
+        "in flight.",
         instance, specs_[result.buffer].name, instances(result.buffer));
   result.begin_bytes += instance * stride_bytes(result.buffer);
   return result;

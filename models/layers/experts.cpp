@@ -104,7 +104,7 @@ class Experts final : public Layer {
       ops.take_rows(x, router_, route_, rows_);
       ops.send_rows(rows_, route_, arrived_);
     })};
-    if (shares())  // while rows travel to experts
+    if (shares())  // shared experts compute while rows travel
       stages.push_back(stage("shared_experts", [=, this, &ops] {
         ops.linear(x, shared_up_, shared_up_out_);
         ops.swiglu(shared_up_out_, shared_active_, shared_down_.in);
