@@ -59,9 +59,10 @@ class Communicator {
   ///   in the order (expert, source, position): piece (expert j, source s) begins after all rows of the experts before
   ///   j and after the rows for j of the sources before s.
   ///   Reverse: every row travels back. `from` has the owner's order, `to` that of the source.
-  /// Plans fix the bounds, and a work moves exactly the counted rows. No memory is allocated for them. An owner's rows
-  /// at and after `bound_rows` do not travel in either direction, and their bytes in `to` stay as they are. Bytes
-  /// after the last row also stay.
+  /// Plans fix the bounds, and a work moves exactly the counted rows. No memory is allocated for them. The owner's
+  /// rows [begin_rows, begin_rows + bound_rows) of that order travel, and the owner's memory begins with the first of
+  /// them. Other rows do not travel in either direction, and their bytes in `to` stay as they are. Bytes after the
+  /// last row also stay.
   /// The work throws CommError before any row moves if a count is negative, or if a source has more than `source_rows`.
   virtual Work all_to_all_v(const RoutedTransfer& transfer) = 0;
   virtual Work send(const Transfer& transfer, int peer) = 0;  // reads from

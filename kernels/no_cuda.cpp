@@ -82,6 +82,7 @@ void embedding_rows_pack_cuda(LaunchContext&, const EmbeddingRowsPack&) { refuse
 void embedding_rows_add_cuda(LaunchContext&, const EmbeddingRowsAdd&) { refuse("embedding_rows_add"); }
 void count_rows_cuda(LaunchContext&, const CountRows&) { refuse("count_rows"); }
 void own_rows_cuda(LaunchContext&, const OwnRows&) { refuse("own_rows"); }
+void late_rows_cuda(LaunchContext&, const LateRows&) { refuse("late_rows"); }
 void router_linear_cuda(LaunchContext&, const RouterLinear&) { refuse("router_linear"); }
 void router_linear_backward_input_cuda(LaunchContext&, const RouterLinearBackwardInput&) {
   refuse("router_linear_backward_input");

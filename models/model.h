@@ -63,8 +63,9 @@ struct ModelOptions {
   std::vector<int> cuts;    // the layers before which another part of the model begins
   bool ends_apart = false;  // with cuts: embedding and head are on different pipeline stages
   bool split_backward =
-      false;       // output gradients outlive the backward pass, so that weight gradients can be delayed (zero-bubble)
-  int tensor = 1;  // the ranks that share heads, hidden units and vocabulary
+      false;  // output gradients outlive the backward pass, so that weight gradients can be delayed (zero-bubble)
+  bool takes_turns = false;        // passes of two micro-batches take turns, and share no memory
+  int tensor = 1;                  // the ranks that share heads, hidden units and vocabulary
   int tensor_index = 0;            // the index of this rank among them
   int expert_ranks = 1;            // the ranks that divide the experts of a layer
   int expert_rank = 0;             // the index of this rank among them

@@ -40,12 +40,11 @@ int64_t rows_bytes(const Verb& verb, bool owner) {
 
 void check_route(const Verb& verb, int size) {
   const Route& route = verb.route;
-  if (route.experts < 1 || route.row_elems < 1 || route.source_rows < 0 || route.bound_rows < 0)
+  if (route.experts < 1 || route.row_elems < 1 || route.source_rows < 0 || route.bound_rows < 0 || route.begin_rows < 0)
     throw CommError(
-        "[comm] {}: {} experts on each rank, rows of {} elements, {} rows of a source and a bound of {} rows were "
-        "given. "
-        "Need at least 1 expert and 1 element, and at least 0 rows.",
-        describe(verb), route.experts, route.row_elems, route.source_rows, route.bound_rows);
+        "[comm] {}: {} experts on each rank, rows of {} elements, {} rows of a source and a bound of {} rows after {} "
+        "were given. Need at least 1 expert and 1 element, and at least 0 rows.",
+        describe(verb), route.experts, route.row_elems, route.source_rows, route.bound_rows, route.begin_rows);
   const int64_t need_bytes = 4 * int64_t{size} * size * route.experts;
   if (verb.counts.size_bytes != need_bytes || verb.counts.begin_bytes % 4 != 0)
     throw CommError(
@@ -83,8 +82,9 @@ Verb verb_of(const RoutedTransfer& transfer, int size) {
 
 std::string describe(const Verb& verb) {
   if (verb.op == Op::all_to_all_v)
-    return fmt::format("{} of {} rows of {} {}, bound {}{}", name_of(verb.op), verb.route.source_rows,
+    return fmt::format("{} of {} rows of {} {}, bound {}{}{}", name_of(verb.op), verb.route.source_rows,
                        verb.route.row_elems, name_of(verb.transfer.dtype), verb.route.bound_rows,
+                       verb.route.begin_rows > 0 ? fmt::format(" after {}", verb.route.begin_rows) : "",
                        verb.route.reverse ? ", reverse" : "");
   return fmt::format("{} of {} {}", name_of(verb.op), verb.transfer.elems, name_of(verb.transfer.dtype));
 }

@@ -44,8 +44,11 @@ void RouteTable::read(const Route& route, int rank, int size, const int32_t* cou
           what, source, source_row, route.source_rows);
   }
   const auto place = [&](RoutePiece& piece, int64_t expert_row) {
-    piece.owner_row += expert_row;
-    piece.rows = std::clamp<int64_t>(route.bound_rows - piece.owner_row, 0, piece.rows);
+    // The owner's memory begins with its row `begin_rows`.
+    const int64_t first = piece.owner_row + expert_row - route.begin_rows, begin = std::max<int64_t>(first, 0);
+    piece.rows = std::max<int64_t>(std::min(first + piece.rows, route.bound_rows) - begin, 0);
+    piece.source_row += begin - first;
+    piece.owner_row = begin;
   };
   for (int owner = 0; owner < size; ++owner) {
     int64_t expert_row = 0;

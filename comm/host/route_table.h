@@ -14,7 +14,7 @@ namespace slipstream::comm {
 struct RoutePiece {
   int64_t source_row = 0;  // where they begin in the memory of the source
   int64_t owner_row = 0;   // where they begin in the memory of the expert's owner
-  int64_t rows = 0;        // that travel; the owner's bound may cut the end off
+  int64_t rows = 0;        // that travel; the bounds may cut off the beginning and the end
 };
 
 /// The pieces of one rank, as a source and as an owner of experts. Its memory is allocated once, for the largest route.

@@ -173,8 +173,9 @@ uint64_t order_hash(std::span<const Plan* const> plans) {
       add(static_cast<uint64_t>(task.algorithm));
       add(static_cast<uint64_t>(task.peer));
       if (task.op != Op::all_to_all_v) continue;
-      for (int64_t value : {int64_t{task.route.experts}, task.route.row_elems, task.route.source_rows,
-                            task.route.bound_rows, int64_t{task.route.reverse}})
+      for (int64_t value :
+           {int64_t{task.route.experts}, task.route.row_elems, task.route.source_rows, task.route.bound_rows,
+            task.route.begin_rows, int64_t{task.route.round}, int64_t{task.route.rounds}, int64_t{task.route.reverse}})
         add(static_cast<uint64_t>(value));
     }
   }

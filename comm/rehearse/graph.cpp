@@ -32,10 +32,12 @@ std::string text_of(const Task& task) {
   const Route& route = task.route;
   return fmt::format("{} ({} of {} {}{}{})", task.name, name_of(task.op), task.elems, name_of(task.dtype),
                      task.op == Op::exchange ? fmt::format(", peer {}", task.peer) : "",
-                     task.op != Op::all_to_all_v ? ""
-                                                 : fmt::format(", {} experts a rank, {} rows of {}, bound {}{}",
-                                                               route.experts, route.source_rows, route.row_elems,
-                                                               route.bound_rows, route.reverse ? ", reverse" : ""));
+                     task.op != Op::all_to_all_v
+                         ? ""
+                         : fmt::format(", {} experts a rank, {} rows of {}, bound {}{}{}", route.experts,
+                                       route.source_rows, route.row_elems, route.bound_rows,
+                                       route.begin_rows > 0 ? fmt::format(" after {}", route.begin_rows) : "",
+                                       route.reverse ? ", reverse" : ""));
 }
 
 /// The order in which the nodes of a run are made. Rendezvous are matched by their sequence in it.

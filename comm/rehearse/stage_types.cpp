@@ -4,6 +4,7 @@
 #include "comm/rehearse/stage_types.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace slipstream::comm {
 namespace {
@@ -117,6 +118,9 @@ std::string StageTypes::words(const Type& type) {
   share(type.tensor, "tensor");
   share(type.context, "context");
   if (type.routed != Axis::self) text += fmt::format(", with the owners of experts on {}", name_of(type.routed));
+  if (type.routed != Axis::self && type.rounds > 1)
+    text += fmt::format(", of round {} of {}", type.round + 1, type.rounds);
+  if (type.returned != 0) text += fmt::format(", of {} rounds of rows", std::popcount(type.returned));
   if (type.micro_batch >= 0) text += fmt::format(", of micro-batch {}", type.micro_batch);
   if (type.kind == Kind::gradient || type.kind == Kind::losses) text += ", " + sum_text(type);
   if (type.shard != Axis::self) text += fmt::format(", one part over {}", name_of(type.shard));

@@ -107,6 +107,7 @@ class StageTypes {
   void input_gradient(const SpineItem& item, const Work& work);
   void weight_gradient(const SpineItem& item, const Work& work);
   void lookup(const SpineItem& item, const Work& work);
+  void scatter(const SpineItem& item, const Work& work);
   void losses(const SpineItem& item, const Work& work);
   void count(const SpineItem& item, const Work& work);
   void add_operands(const SpineItem& item, const Work& work);
@@ -122,6 +123,8 @@ class StageTypes {
   // route_rules.cpp
   void gathered_counts(const Task& task, Axis axis);
   void routed(const Task& task, Axis axis);
+  void returned(const Task& task, Type& type);
+  void counted(const SpineItem& item, const Work& work);
   void require_routed(const Type& rows, const Type& weight, const std::string& name);
 
   // task_rules.cpp

@@ -67,6 +67,8 @@ struct Type {
   int16_t sender = 0;             // that rank, counted from this one
   Axis routed = Axis::self;       // of activation, derivative: its rows are with the owners of experts on this axis
   int64_t routed_by = -1;         // of the same: the place of the counts that moved them (StageTypes::routed)
+  int16_t round = 0, rounds = 1;  // of routed rows: their round, of all rounds in which rows travel
+  uint32_t returned = 0;          // of other rows: a bit for each round that has returned; 0: all rows are there
   int16_t group = -1, stage = -1;  // of squares: the group of their parameters, and the stage that has added them
   bool is_split = false;           // of squares: every tensor rank has a part of the parameter
   int16_t state = -1;              // of state: its index among the states of its optimizer

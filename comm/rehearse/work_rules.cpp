@@ -88,6 +88,8 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
   if (next.tensor.is_partial())
     refuse(name, name_of(Axis::tensor), fmt::format("is {}: its sum over tensor is missing", words(next)));
   if (next.context.is_partial()) refuse(name, name_of(Axis::context), fmt::format("is {}", words(next)));
+  if (next.returned != 0)
+    refuse(name, name_of(Axis::expert), fmt::format("is {}: the others are missing", words(next)));
   if (all.kind == Kind::none) {
     all = next;
     return;
@@ -96,7 +98,7 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
     refuse(name, name_of(Axis::tensor), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.context != next.context)
     refuse(name, name_of(Axis::context), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
-  if (all.routed != next.routed || all.routed_by != next.routed_by)
+  if (all.routed != next.routed || all.routed_by != next.routed_by || all.round != next.round)
     refuse(name, name_of(Axis::expert), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.micro_batch != next.micro_batch)
     refuse(name, kMicroBatches,
@@ -268,14 +270,15 @@ void StageTypes::weight_gradient(const SpineItem& item, const Work& work) {
   if (x.micro_batch != dy.micro_batch)
     refuse(buffer_name(work.reads[1]), kMicroBatches,
            fmt::format("is of micro-batch {}, but its input of micro-batch {}", dy.micro_batch, x.micro_batch));
-  if (x.routed != dy.routed)
+  if (x.routed != dy.routed || x.round != dy.round)
     refuse(buffer_name(work.reads[1]), name_of(Axis::expert),
            fmt::format("is {}, but its input is {}", words(dy), words(x)));
   if (x.context != dy.context || tokens != (dy.tensor.dim == Dim::tokens) ||
       (x.tensor.dim == Dim::features && dy.tensor.dim == Dim::features))
     refuse(buffer_name(work.reads[1]), name_of(x.context != dy.context ? Axis::context : Axis::tensor),
            fmt::format("is {}, but its input is {}", words(dy), words(x)));
-  const Term term = term_of(item, work, work.reads[work.meaning.rows_of]);
+  Term term = term_of(item, work, work.reads[work.meaning.rows_of]);
+  if (x.rounds > 1) term.begin = x.round, term.end = x.round + 1, term.of = x.rounds;
   Type type = sum_over_rows(dy, term);
   if (x.tensor.dim == Dim::features) type.tensor = {.dim = Dim::columns};
   results(item, work, {});
@@ -409,6 +412,24 @@ void StageTypes::ring_gradient(const SpineItem& item, const Work& work) {
   for (size_t i = 2; i < work.writes.size(); ++i) map_.erase(at(item, work.writes[i]));
 }
 
+void StageTypes::scatter(const SpineItem& item, const Work& work) {
+  const Meaning& meaning = work.meaning;
+  const Type dx = operand(item, work, meaning.rows_of);
+  Type type;
+  take(type, dx, buffer_name(work.reads[meaning.rows_of]));
+  if (type.tensor.dim != Dim::whole)
+    refuse(buffer_name(work.reads[meaning.rows_of]), name_of(Axis::tensor),
+           fmt::format("is {}, but words are looked up for all tokens", words(type)));
+  Type sum = sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of]));
+  const Slice& to = work.writes[meaning.results];
+  const int64_t p = gradient_of_[to.buffer] >= 0               ? gradient_of_[to.buffer]
+                    : meaning.use > 0 && job_.model.tied.split ? int64_t{job_.model.tied.parameter}
+                                                               : -1;
+  if (p >= 0 && job_.model.parameters[static_cast<size_t>(p)].is_split()) sum.tensor = part(Axis::tensor, Dim::rows);
+  results(item, work, sum);  // the words of the rows that travel
+  sums(item, work, sum);
+}
+
 void StageTypes::work(const SpineItem& item, const Work& work) {
   const Meaning& meaning = work.meaning;
   switch (meaning.rule) {
@@ -439,23 +460,8 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
       return weight_gradient(item, work);
     case Rule::lookup:
       return lookup(item, work);
-    case Rule::scatter: {
-      const Type dx = operand(item, work, meaning.rows_of);
-      Type type;
-      take(type, dx, buffer_name(work.reads[meaning.rows_of]));
-      if (type.tensor.dim != Dim::whole)
-        refuse(buffer_name(work.reads[meaning.rows_of]), name_of(Axis::tensor),
-               fmt::format("is {}, but words are looked up for all tokens", words(type)));
-      Type sum = sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of]));
-      const Slice& to = work.writes[meaning.results];
-      const int64_t p = gradient_of_[to.buffer] >= 0               ? gradient_of_[to.buffer]
-                        : meaning.use > 0 && job_.model.tied.split ? int64_t{job_.model.tied.parameter}
-                                                                   : -1;
-      if (p >= 0 && job_.model.parameters[static_cast<size_t>(p)].is_split())
-        sum.tensor = part(Axis::tensor, Dim::rows);
-      results(item, work, sum);  // the words of the rows that travel
-      return sums(item, work, sum);
-    }
+    case Rule::scatter:
+      return scatter(item, work);
     case Rule::losses:
     case Rule::merged_losses:
       return losses(item, work);
@@ -483,6 +489,9 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
       return;
     case Rule::add:
       return add_operands(item, work);
+    case Rule::own_rows:
+    case Rule::late_rows:
+      return counted(item, work);
     case Rule::clear:
       return results(item, work, {.kind = Kind::zero});
     case Rule::attention_block:

@@ -25,7 +25,7 @@ struct ExpertOptions {
   ExpertBalance balance = ExpertBalance::none;
   double balance_rate = 0.001;  // of the auxiliary loss, or the step of a bias
   double z_loss = 0;            // times the mean square of the log of the sum of the exponentials of a token's logits
-  double capacity_factor = 2;   // rows that a rank of an expert group holds / rows of equal loads
+  double capacity_factor = 2;   // rows that a rank keeps for its experts / rows of equal loads
   CapacityPolicy capacity = CapacityPolicy::repeat;
 
   /// Pure.

@@ -40,7 +40,7 @@ enum class ExpertBalance : uint8_t {
 
 /// model.experts.capacity: what happens if more rows arrive at a rank than its memory holds.
 enum class CapacityPolicy : uint8_t {
-  repeat,  // the step is repeated with a plan that holds any number
+  repeat,  // the other rows travel in further rounds, through memory that all layers share
   drop,    // the rows with the smallest weights are dropped and counted
 };
 

@@ -130,11 +130,13 @@ std::vector<Field<R>> expert_fields() {
               "Factor of another loss, which keeps logits of the router small: the mean over the tokens of the squared "
               "logarithm of the sum of the exponentials of a token's logits."),
       F::real("model.experts.capacity_factor", of(&E::capacity_factor), {1, kMostExperts},
-              "Rows that the memory of a rank holds for its experts, relative to equal loads of all ranks that share "
-              "the experts of a layer. A row is one token of one expert."),
+              "Rows that a rank keeps for its experts of a layer, relative to equal loads of all ranks that share the "
+              "experts. A row is one token of one expert. Schedules that delay gradients of weights keep the most rows "
+              "that can arrive."),
       F::mode("model.experts.capacity", of(&E::capacity),
-              "Reaction to more rows than capacity_factor allows. repeat: the step is repeated with a plan that holds "
-              "any number of rows. drop: the rows with the smallest weights are dropped and counted."),
+              "Reaction to more rows than capacity_factor allows. repeat: the exchange of rows is repeated in further "
+              "rounds, through memory that all layers share, and no row is dropped. drop: the rows with the smallest "
+              "weights are dropped and counted."),
   };
 }
 

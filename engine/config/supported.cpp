@@ -32,9 +32,6 @@ const std::vector<SupportedRow>& supported_rows() {
        "use \"auxiliary\" or \"none\""},
       {"model.experts.capacity", [](R c) { return c.model.experts.capacity == CapacityPolicy::repeat; },
        "use \"repeat\""},
-      {"model.experts.capacity_factor",
-       [](R c) { return c.model.experts.capacity_factor == ExpertOptions{}.capacity_factor; },
-       "use 2; memory holds the most rows that can arrive"},
       {"comm.backend", [](R c) { return c.comm.backend != Backend::thread; }, "use \"auto\", \"nccl\" or \"mpi\""},
   };
   return rows;

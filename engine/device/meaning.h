@@ -27,6 +27,8 @@ enum class Rule : uint8_t {
   own_part,         // takes the rows that this rank multiplies with from weights that every rank of a layer has
   add,              // the sum of the operands
   clear,            // zeros
+  own_rows,         // the counts of all ranks: where the rows of this rank's experts are, in round `step`
+  late_rows,        // the counts of all ranks: a number of the rows of this rank's tokens
   attention_block,  // q, keys of the rank `step` further on, state of earlier blocks: the state with these keys
   /// dout, q, ..., and keys if another rank owns them: the gradient of the keys, and a sum of the gradient of q.
   attention_block_gradient,
@@ -51,7 +53,7 @@ struct Meaning {
   bool whole_rows = false;  // a row must have all its columns
   bool over_heads = false;  // the sums have a place for all heads, and this rank adds only those of its own
   int8_t once = -1;  // the index into reads of an operand that only the first rank of those that share a layer adds
-  int16_t step = 0;  // the step of a ring
+  int16_t step = 0;  // the step of a ring, or the round of rows
   int64_t mean_over = 0;   // losses: the tokens whose mean loss the gradient belongs to
   int64_t first_row = -1;  // dropout: the row of the micro-batch with which the mask begins
   int64_t rows = 0;        // dropout: the number of rows

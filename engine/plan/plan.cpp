@@ -3,11 +3,17 @@
 
 #include "engine/plan/plan.h"
 
+#include <algorithm>
+
 #include "engine/base/units.h"
 
 namespace slipstream {
 
-int64_t balanced_elems(const Route& route, int ranks) { return ceil_div(route.source_rows, ranks) * route.row_elems; }
+int64_t balanced_elems(const Route& route, int ranks) {
+  // Equal loads give an owner as many rows as a source has.
+  const int64_t rows = std::max<int64_t>(std::min(route.source_rows - route.begin_rows, route.bound_rows), 0);
+  return ceil_div(rows, ranks) * route.row_elems;
+}
 
 const char* name_of(Op op) {
   switch (op) {

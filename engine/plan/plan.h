@@ -151,7 +151,10 @@ struct Route {
   int64_t row_elems = 0;    // of the type on the wire
   int64_t source_rows = 0;  // that the memory of a source holds
   int64_t bound_rows = 0;   // that the memory of an owner of experts holds
-  bool reverse = false;     // false: from sources to owners; true: back
+  int64_t begin_rows = 0;   // the rows of an owner that travel in earlier rounds
+  int32_t round = 0;        // of `rounds`, which together move all rows
+  int32_t rounds = 1;
+  bool reverse = false;  // false: from sources to owners; true: back
   bool operator==(const Route&) const = default;
 };
 /// Pure. The elements that one rank sends to one other rank at balanced load.

@@ -181,8 +181,10 @@ class SpecBuilder final : public Ops {
   /// take_rows() in an order that exists.
   void take_rows_again(Slice x, const Router& router, const ExpertRoute& route, Slice rows);
   void send_rows(Slice rows, const ExpertRoute& route, Slice arrived) override;
-  /// send_rows() by counts that all ranks have, without weights.
-  void send_rows_again(Slice rows, const ExpertRoute& route, Slice arrived);
+  /// take_rows_again() of no rows, unless one of them travels in a later round.
+  void take_late_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows);
+  /// send_rows() by counts that all ranks have, without weights. `name` is that of the transfer.
+  void send_rows_again(const char* name, Slice rows, const ExpertRoute& route, Slice arrived);
   void find_own_rows(const ExpertRoute& route) override;
   void expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) override;
   void expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRoute& route, Slice dx);
@@ -297,7 +299,9 @@ class SpecBuilder final : public Ops {
   Slice rotary_table();
   Ring* ring();  // null without context parallelism
   void communicate(Communication task, TokenChunk c);
-  void copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows);
+  void copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows, Slice count = {});
+  /// Counts this rank's rows of each expert. After the current piece, gathers the counts of all ranks.
+  void gather_counts(const ExpertRoute& route);
   /// Moves rows between the ranks of their tokens and those of their experts, or a number of each row.
   void communicate_rows(const char* name, Slice from, Slice to, const ExpertRoute& route, bool back,
                         bool numbers = false);

@@ -16,9 +16,9 @@ constexpr Meaning kRows{.rule = Rule::rows};
 
 /// The cost of a kernel is that of equal loads, and its memory that of the bound.
 template <typename Shape>
-Shape expected(Shape shape, const ExpertRoute& route) {
-  shape.max_rows = std::min(shape.max_rows, route.expected);
-  return shape;
+Cost expected_cost(Cost (*cost)(const Shape&), Shape shape, const ExpertRoute& route) {
+  shape.max_rows = std::clamp<int64_t>(route.expected - route.begin, 0, shape.max_rows);
+  return shape.max_rows == 0 && route.round > 0 ? Cost{} : cost(shape);  // a kernel without rows touches no weights
 }
 
 kernels::RouteForward route_shape(const Router& router, int64_t tokens) {
@@ -153,7 +153,21 @@ void SpecBuilder::take_rows_again(Slice x, const Router& router, const ExpertRou
   copy_rows(x, {}, router, route, rows);
 }
 
-void SpecBuilder::copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows) {
+void SpecBuilder::take_late_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) {
+  const kernels::LateRows shape{
+      .ranks = options_.expert_ranks, .rank = options_.expert_rank, .experts = route.experts, .bound = route.bound};
+  work("late_rows", kernels::late_rows_cost(shape), {route.counts}, {route.late}, {.rule = Rule::late_rows},
+       [=](LaunchContext& c) {
+         kernels::LateRows args = shape;
+         args.counts = c.as<int32_t>(route.counts);
+         args.late = c.as<int32_t>(route.late);
+         kernels::late_rows(c, args);
+       });
+  copy_rows(x, {}, router, route, rows, route.late);
+}
+
+void SpecBuilder::copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows,
+                            Slice count) {
   const kernels::TakeRows shape{.top_k = router.options.top_k,
                                 .max_rows = rows_of(x, options_.width) * router.options.top_k,
                                 .width = options_.width,
@@ -161,11 +175,13 @@ void SpecBuilder::copy_rows(Slice x, Slice weights, const Router& router, const 
   const bool with_weights = weights.size_bytes > 0;
   Meaning meaning = kRows;
   if (with_weights) meaning.results = 2;
-  work("take_rows", kernels::take_rows_cost(shape), with({x, route.choices}, weights),
+  const bool counted = count.size_bytes > 0;
+  work("take_rows", counted ? Cost{} : kernels::take_rows_cost(shape), with(with({x, route.choices}, weights), count),
        with({rows}, with_weights ? route.weights : Slice{}), meaning, [=](LaunchContext& c) {
          kernels::TakeRows args = shape;
          args.from = c.at(x);
          args.rows = c.as<int32_t>(route.choices);
+         args.count = counted ? c.as<int32_t>(count) : nullptr;
          args.to = c.at(rows);
          if (with_weights) args.weights = c.as<float>(weights), args.row_weights = c.as<float>(route.weights);
          kernels::take_rows(c, args);
@@ -178,8 +194,12 @@ void SpecBuilder::communicate_rows(const char* name, Slice from, Slice to, const
                      .row_elems = numbers ? 1 : options_.width,
                      .source_rows = route.expected,
                      .bound_rows = route.bound,
+                     .begin_rows = route.begin,
+                     .round = route.round,
+                     .rounds = route.rounds,
                      .reverse = back};
-  communicate({.name = fmt::format("{}.{}", name, spec_.pieces.back().name),
+  const std::string round = route.round > 0 ? fmt::format(".{}", route.round) : "";
+  communicate({.name = fmt::format("{}{}.{}", name, round, spec_.pieces.back().name),
                .channel = Role::experts,
                .axis = Axis::expert,
                .op = Op::all_to_all_v,
@@ -193,6 +213,12 @@ void SpecBuilder::communicate_rows(const char* name, Slice from, Slice to, const
 
 void SpecBuilder::send_rows(Slice rows, const ExpertRoute& route, Slice arrived) {
   if (route.counts.size_bytes == 0) return;
+  if (route.round == 0) gather_counts(route);
+  communicate_rows("weights", route.weights, route.own_weights, route, false, true);
+  communicate_rows("rows", rows, arrived, route, false);
+}
+
+void SpecBuilder::gather_counts(const ExpertRoute& route) {
   const Slice own = chunk(route.counts, {options_.expert_rank, options_.expert_ranks});
   const kernels::CountRows shape{.experts = own.size_bytes / 4};
   work("count_rows", kernels::count_rows_cost(shape), {route.offsets}, {own}, kRows, [=](LaunchContext& c) {
@@ -209,12 +235,10 @@ void SpecBuilder::send_rows(Slice rows, const ExpertRoute& route, Slice arrived)
                .to = route.counts,
                .dtype = DType::i32,
                .elems = shape.experts});
-  communicate_rows("weights", route.weights, route.own_weights, route, false, true);
-  communicate_rows("rows", rows, arrived, route, false);
 }
 
-void SpecBuilder::send_rows_again(Slice rows, const ExpertRoute& route, Slice arrived) {
-  if (route.counts.size_bytes > 0) communicate_rows("rows", rows, arrived, route, false);
+void SpecBuilder::send_rows_again(const char* name, Slice rows, const ExpertRoute& route, Slice arrived) {
+  if (route.counts.size_bytes > 0) communicate_rows(name, rows, arrived, route, false);
 }
 
 void SpecBuilder::send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) {
@@ -229,9 +253,13 @@ void SpecBuilder::send_back(Slice rows_of_experts, Slice numbers_of_experts, con
 
 void SpecBuilder::find_own_rows(const ExpertRoute& route) {
   if (route.counts.size_bytes == 0) return;
-  const kernels::OwnRows shape{
-      .ranks = options_.expert_ranks, .rank = options_.expert_rank, .experts = route.experts, .bound = route.bound};
-  work("own_rows", kernels::own_rows_cost(shape), {route.counts}, {route.own_offsets}, kRows, [=](LaunchContext& c) {
+  const kernels::OwnRows shape{.ranks = options_.expert_ranks,
+                               .rank = options_.expert_rank,
+                               .experts = route.experts,
+                               .bound = route.bound,
+                               .begin = route.begin};
+  const Meaning meaning{.rule = Rule::own_rows, .step = static_cast<int16_t>(route.round)};
+  work("own_rows", kernels::own_rows_cost(shape), {route.counts}, {route.own_offsets}, meaning, [=](LaunchContext& c) {
     kernels::OwnRows args = shape;
     args.counts = c.as<int32_t>(route.counts);
     args.offsets = c.as<int32_t>(route.own_offsets);
@@ -243,7 +271,7 @@ void SpecBuilder::expert_linear(Slice x, const ExpertLinear& w, const ExpertRout
   const Slice weight = value(w.weight);
   const kernels::GroupedForward shape{
       .max_rows = route.bound, .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
-  work("expert_matmul", kernels::grouped_forward_cost(expected(shape, route)), {x, weight, route.own_offsets}, {y},
+  work("expert_matmul", expected_cost(kernels::grouped_forward_cost, shape, route), {x, weight, route.own_offsets}, {y},
        {.rule = Rule::product}, [=](LaunchContext& c) {
          kernels::GroupedForward args = shape;
          args.x = c.at(x);
@@ -258,7 +286,7 @@ void SpecBuilder::expert_input_gradient(Slice dy, const ExpertLinear& w, const E
   const Slice weight = value(w.weight);
   const kernels::GroupedBackwardInput shape{
       .max_rows = route.bound, .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
-  work("expert_matmul_input_gradient", kernels::grouped_backward_input_cost(expected(shape, route)),
+  work("expert_matmul_input_gradient", expected_cost(kernels::grouped_backward_input_cost, shape, route),
        {dy, weight, route.own_offsets}, {dx}, {.rule = Rule::input_gradient}, [=](LaunchContext& c) {
          kernels::GroupedBackwardInput args = shape;
          args.dy = c.at(dy);
@@ -273,8 +301,10 @@ void SpecBuilder::expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& 
   const Slice dw = gradient(w.weight);
   const kernels::GroupedBackwardWeight shape{
       .max_rows = route.bound, .experts = w.experts, .in = w.in, .out = w.out, .dtype = options_.dtype};
-  const Meaning meaning{.rule = Rule::weight_gradient, .results = 0, .sums = 1, .adds = Adds::as_planned};
-  work("expert_matmul_weight_gradient", kernels::grouped_backward_weight_cost(expected(shape, route)),
+  const bool is_first = route.round == (route.rounds > 1 ? 1 : 0), is_last = route.round == 0;
+  const Meaning meaning{
+      .rule = Rule::weight_gradient, .results = 0, .sums = 1, .adds = is_first ? Adds::as_planned : Adds::always};
+  work("expert_matmul_weight_gradient", expected_cost(kernels::grouped_backward_weight_cost, shape, route),
        {x, dy, dw, route.own_offsets}, {dw}, meaning, [=](LaunchContext& c) {
          kernels::GroupedBackwardWeight args = shape;
          args.x = c.at(x);
@@ -284,12 +314,12 @@ void SpecBuilder::expert_weight_gradient(Slice x, Slice dy, const ExpertLinear& 
          args.accumulate = adds(meaning, c);
          kernels::grouped_backward_weight(c, args);
        });
-  ready(w.weight);
+  if (is_last) ready(w.weight);
 }
 
 void SpecBuilder::expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) {
   const kernels::WeightedSwigluForward shape{.max_rows = route.bound, .width = width, .dtype = options_.dtype};
-  work("expert_swiglu", kernels::weighted_swiglu_forward_cost(expected(shape, route)),
+  work("expert_swiglu", expected_cost(kernels::weighted_swiglu_forward_cost, shape, route),
        {gate_up, route.own_weights, route.own_offsets}, {y}, kRows, [=](LaunchContext& c) {
          kernels::WeightedSwigluForward args = shape;
          args.gate_up = c.at(gate_up);
@@ -303,7 +333,7 @@ void SpecBuilder::expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y
 void SpecBuilder::expert_swiglu_gradient(Slice dy, Slice gate_up, const ExpertRoute& route, Slice dgate_up,
                                          Slice d_weights, int64_t width) {
   const kernels::WeightedSwigluBackward shape{.max_rows = route.bound, .width = width, .dtype = options_.dtype};
-  work("expert_swiglu_gradient", kernels::weighted_swiglu_backward_cost(expected(shape, route)),
+  work("expert_swiglu_gradient", expected_cost(kernels::weighted_swiglu_backward_cost, shape, route),
        {dy, gate_up, route.own_weights, route.own_offsets}, {dgate_up, d_weights}, {.rule = Rule::rows, .results = 2},
        [=](LaunchContext& c) {
          kernels::WeightedSwigluBackward args = shape;

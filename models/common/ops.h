@@ -100,6 +100,11 @@ struct ExpertRoute {
   int64_t experts = 0;     // of this rank
   int64_t bound = 0;       // the rows that memory holds
   int64_t expected = 0;    // the rows of equal loads, for prices
+
+  // Rows beyond the memory travel in later rounds, each of which has the next rows of this rank's experts.
+  int64_t begin = 0;              // the rows of earlier rounds
+  int32_t round = 0, rounds = 1;  // rows of later rounds are computed and return before those of round 0
+  Slice late = {};  // int32 [1]: the number of this rank's rows if any of them travels in a later round, otherwise 0
 };
 
 /// The products of experts, which have weights [E, out, in]: y = x weight^T with the weight of the row's expert.
@@ -134,15 +139,15 @@ class Ops {
   virtual void route(Slice x, const Router& router) = 0;
   /// Orders the choices of all tokens by expert, and copies the rows of x into that order.
   virtual void take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) = 0;
-  /// After the current piece, sends rows and their weights to the ranks of their experts. If one rank has all experts,
-  /// `rows` and `arrived` are the same.
+  /// After the current piece, sends the round's rows and their weights to the ranks of their experts. If one rank has
+  /// all experts, `rows` and `arrived` are the same.
   virtual void send_rows(Slice rows, const ExpertRoute& route, Slice arrived) = 0;
   /// Finds the rows of this rank's experts by the counts that have arrived.
   virtual void find_own_rows(const ExpertRoute& route) = 0;
   virtual void expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) = 0;
   /// y = weight silu(gate) up, with the weight of the row's choice; gate_up [.., 2 width].
   virtual void expert_swiglu(Slice gate_up, const ExpertRoute& route, Slice y, int64_t width) = 0;
-  /// After the current piece, sends rows back to the ranks of their tokens.
+  /// After the current piece, sends the round's rows back to the ranks of their tokens.
   virtual void send_back(Slice rows_of_experts, const ExpertRoute& route, Slice rows) = 0;
   /// y = the sum over a token's choices of their rows (+ more).
   virtual void return_rows(Slice rows, const Router& router, const ExpertRoute& route, Slice more, Slice y) = 0;

@@ -4,14 +4,23 @@
 // The weight of a choice multiplies the activation of its expert instead of the expert's output. Then the output need
 // not be kept, and the gradient of the weight comes from values that the backward pass has anyway. If ranks divide the
 // experts, a row travels with its weight to the rank of its expert, and the output travels back.
+//
+// A layer keeps as many rows of its experts as the capacity allows. Rows beyond that travel in later rounds, through
+// memory that all layers share. The backward pass fetches them again and computes their activations again. At balanced
+// load, later rounds have no rows, and cost neither messages nor products. They are computed before the first round, so
+// that no transfer of theirs waits for one that has rows.
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine/base/check.h"
 #include "models/layers/layer.h"
 
 namespace slipstream::models {
 namespace {
+
+/// The memory of a later round, which all layers share, holds at most so many times the rows that a layer keeps.
+constexpr int64_t kLateCapacities = 4;
 
 class Experts final : public Layer {
  public:
@@ -21,9 +30,7 @@ class Experts final : public Layer {
     router_.options = o_.experts;
     route_.experts = o_.experts.count / o_.expert_ranks;
     route_.expected = b_.rows() * o_.experts.top_k;
-    // The most rows that can arrive: a token chooses an expert once.
-    route_.bound = b_.rows() * o_.expert_ranks * std::min(o_.experts.top_k, route_.experts);
-    if (!travels()) route_.bound = route_.expected;
+    divide_into_rounds();
     const int64_t D = o_.width, F = o_.experts.ffn_width;
     router_.weight = b_.parameter(prefix + kind.router + ".weight", {o_.experts.count, D}, layer, Weights{}.init);
     up_ = declare(prefix + kind.prefix, {kind.gate, kind.up}, D, F);
@@ -50,20 +57,21 @@ class Experts final : public Layer {
     route_.places = kept("experts.places", route_.expected);
     route_.weights = travels() ? b_.scratch("experts.weights", bytes_of(route_.expected, DType::f32))
                                : kept("experts.weights", route_.expected);
-    rows_ = scratch_rows("experts.rows", route_.expected, o_.width);
+    rows_ = returned_ = scratch_rows("experts.rows", route_.expected, o_.width);
     route_.own_offsets = route_.offsets;
     route_.own_weights = route_.weights;
-    arrived_ = out_ = rows_;
+    kept_.arrived = kept_.out = rows_;
     if (travels()) {
       route_.counts = kept("experts.counts", o_.expert_ranks * E);
       route_.own_offsets = kept("experts.own_offsets", route_.experts + 1);
       route_.own_weights = kept("experts.own_weights", route_.bound);
-      arrived_ = kept_rows("experts.arrived", o_.width);
-      out_ = scratch_rows("experts.out", route_.bound, o_.width);
+      kept_.arrived = kept_rows("experts.arrived", o_.width);
+      kept_.out = scratch_rows("experts.out", route_.bound, o_.width);
     }
-    up_out_ = kept_rows("experts.up", up_.out);
-    active_ = kept_rows("experts.active", down_.in);
-    b_.cheap(active_);
+    kept_.up = kept_rows("experts.up", up_.out);
+    kept_.active = kept_rows("experts.active", down_.in);
+    b_.cheap(kept_.active);
+    declare_late_rows();
     if (!shares()) return;
     shared_up_out_ = b_.activation(b_.of_layer(layer_, "shared.up"), shared_up_.out);
     shared_active_ = b_.activation(b_.of_layer(layer_, "shared.active"), shared_down_.in);
@@ -74,15 +82,17 @@ class Experts final : public Layer {
   void declare_gradients() override {
     const bool apart = o_.split_backward;
     const auto numbers = [&](const char* name, int64_t elems) { return b_.scratch(name, bytes_of(elems, DType::f32)); };
-    d_rows_ = scratch_rows("experts.d_rows", route_.expected, o_.width);
-    d_arrived_ = !travels() ? d_rows_
-                 : apart    ? kept_rows("experts.d_arrived", o_.width)
-                            : scratch_rows("experts.d_arrived", route_.bound, o_.width);
-    d_back_ = scratch_rows("experts.d_back", route_.bound, o_.width);
-    d_active_ = scratch_rows("experts.d_active", route_.bound, down_.in);
-    d_up_ = apart ? kept_rows("experts.d_up", up_.out) : scratch_rows("experts.d_up", route_.bound, up_.out);
-    d_own_weights_ = numbers("experts.d_own_weights", route_.bound);
-    d_weights_ = travels() ? numbers("experts.d_weights", route_.expected) : d_own_weights_;
+    d_rows_ = d_returned_ = scratch_rows("experts.d_rows", route_.expected, o_.width);
+    if (late_rows_ > 0) d_returned_ = scratch_rows("experts.d_returned", route_.expected, o_.width);
+    kept_.d_arrived = !travels() ? d_rows_
+                      : apart    ? kept_rows("experts.d_arrived", o_.width)
+                                 : scratch_rows("experts.d_arrived", route_.bound, o_.width);
+    kept_.d_back = scratch_rows("experts.d_back", route_.bound, o_.width);
+    kept_.d_active = scratch_rows("experts.d_active", route_.bound, down_.in);
+    kept_.d_up = apart ? kept_rows("experts.d_up", up_.out) : scratch_rows("experts.d_up", route_.bound, up_.out);
+    kept_.d_weights = numbers("experts.d_own_weights", route_.bound);
+    d_weights_ = travels() ? numbers("experts.d_weights", route_.expected) : kept_.d_weights;
+    declare_late_gradients();
     d_choices_ = numbers("router.d_weights", route_.expected);
     const int64_t logits = b_.rows() * o_.experts.count;
     d_logits_ =
@@ -96,13 +106,14 @@ class Experts final : public Layer {
 
   std::vector<Stage> forward(Ops& ops, const DropoutRates&, Slice x, Slice y) const override {
     // What travels is complete at the end of a piece. If nothing travels, all stages are one piece.
-    const auto stage = [&](const char* piece, std::function<void()> body) {
+    const auto stage = [&](const std::string& piece, std::function<void()> body) {
       return Stage{travels() ? piece : "mlp", "", layer_, [body = std::move(body)](TokenChunk) { body(); }, true};
     };
     std::vector<Stage> stages{stage("router", [=, this, &ops] {
       ops.route(x, router_);
       ops.take_rows(x, router_, route_, rows_);
-      ops.send_rows(rows_, route_, arrived_);
+      ops.send_rows(rows_, route_, kept_.arrived);
+      if (!rounds_.empty()) ops.send_rows(rows_, rounds_[0], late_.arrived);
     })};
     if (shares())  // shared experts compute while rows travel
       stages.push_back(stage("shared_experts", [=, this, &ops] {
@@ -110,14 +121,19 @@ class Experts final : public Layer {
         ops.swiglu(shared_up_out_, shared_active_, shared_down_.in);
         ops.linear(shared_active_, shared_down_, shared_out_);
       }));
+    for (const ExpertRoute& round : rounds_)
+      stages.push_back(stage(fmt::format("late_experts.{}", round.round), [=, this, &ops, &round] {
+        activate(ops, round, late_);
+        ops.expert_linear(late_.active, down_, round, late_.out);
+        ops.send_back(late_.out, round, returned_);
+        if (const ExpertRoute* next = after(round, rounds_)) ops.send_rows(rows_, *next, late_.arrived);
+      }));
     stages.push_back(stage("experts", [=, this, &ops] {
-      ops.find_own_rows(route_);
-      ops.expert_linear(arrived_, up_, route_, up_out_);
-      ops.expert_swiglu(up_out_, route_, active_, down_.in);
-      ops.expert_linear(active_, down_, route_, out_);
-      ops.send_back(out_, route_, rows_);
+      activate(ops, route_, kept_);
+      ops.expert_linear(kept_.active, down_, route_, kept_.out);
+      ops.send_back(kept_.out, route_, returned_);
     }));
-    stages.push_back(stage("mlp", [=, this, &ops] { ops.return_rows(rows_, router_, route_, shared_out_, y); }));
+    stages.push_back(stage("mlp", [=, this, &ops] { ops.return_rows(returned_, router_, route_, shared_out_, y); }));
     return stages;
   }
 
@@ -126,7 +142,10 @@ class Experts final : public Layer {
   std::vector<GradientStep> backward(Slice x, Slice dy, Slice dx) const override {
     const auto rows_to_experts = [=, this] {
       b_.take_rows_again(dy, router_, route_, d_rows_);
-      b_.send_rows_again(d_rows_, route_, d_arrived_);
+      b_.send_rows_again("rows", d_rows_, route_, kept_.d_arrived);
+      if (rounds_.empty()) return;
+      b_.take_late_rows(x, router_, route_, rows_again_);
+      send_late(rounds_again_[0]);
     };
     const auto of_shared = [=, this] {
       b_.linear_input_gradient(dy, shared_down_, d_shared_active_);
@@ -135,28 +154,32 @@ class Experts final : public Layer {
       b_.linear_weight_gradient(shared_active_, dy, shared_down_);
       b_.linear_weight_gradient(x, d_shared_up_, shared_up_);
     };
-    const auto of_inputs = [=, this] {
-      b_.expert_input_gradient(d_arrived_, down_, route_, d_active_);
-      b_.expert_swiglu_gradient(d_active_, up_out_, route_, d_up_, d_own_weights_, down_.in);
-      b_.expert_input_gradient(d_up_, up_, route_, d_back_);
-      b_.send_back(d_back_, d_own_weights_, route_, d_rows_, d_weights_);
-    };
+    const auto of_inputs = [=, this] { input_gradient(route_, kept_); };
     const auto of_down = [=, this] {
       if (!travels()) b_.take_rows_again(dy, router_, route_, rows_);
-      b_.expert_weight_gradient(active_, travels() ? d_arrived_ : rows_, down_, route_);
+      b_.expert_weight_gradient(kept_.active, travels() ? kept_.d_arrived : rows_, down_, route_);
     };
     const auto of_up = [=, this] {
       if (!travels()) b_.take_rows_again(x, router_, route_, rows_);
-      b_.expert_weight_gradient(arrived_, d_up_, up_, route_);
+      b_.expert_weight_gradient(kept_.arrived, kept_.d_up, up_, route_);
+    };
+    const auto of_round = [=, this](const ExpertRoute& round) {
+      activate(b_, round, late_again_);
+      input_gradient(round, late_again_);
+      b_.expert_weight_gradient(late_again_.active, late_again_.d_arrived, down_, round);
+      b_.expert_weight_gradient(late_again_.arrived, late_again_.d_up, up_, round);
+      if (const ExpertRoute* next = after(round, rounds_again_)) send_late(*next);
     };
     const auto of_router = [=, this] {
-      b_.return_rows(travels() ? d_rows_ : d_back_, d_weights_, router_, route_, d_shared_x_, dx, d_choices_);
+      b_.return_rows(travels() ? d_returned_ : kept_.d_back, d_weights_, router_, route_, d_shared_x_, dx, d_choices_);
       b_.route_gradient(router_, d_choices_, d_logits_);
       b_.router_weight_gradient(x, d_logits_, router_);
     };
     const auto to_input = [=, this](TokenChunk) { b_.router_input_gradient(d_logits_, router_, dx); };
     std::vector<GradientStep> steps{{"experts_rows_gradient", rows_to_experts}};
     if (shares()) steps.push_back({"shared_experts_gradient", of_shared});
+    for (const ExpertRoute& round : rounds_again_)
+      steps.push_back({"late_experts_gradient", [=, &round] { of_round(round); }});
     steps.insert(steps.end(), {{"experts_input_gradient", of_inputs},
                                {"experts_down_gradient", of_down},
                                {"experts_up_gradient", of_up},
@@ -165,6 +188,92 @@ class Experts final : public Layer {
   }
 
  private:
+  /// The memory of the rows of this rank's experts in a round.
+  struct Memory {
+    Slice arrived, up, active, out;           // the inputs, the activations and the outputs
+    Slice d_arrived, d_active, d_up, d_back;  // gradients of the outputs, activations and inputs
+    Slice d_weights;                          // float: the gradients of the rows' weights
+  };
+
+  /// Sets the rounds and their rows.
+  void divide_into_rounds() {
+    route_.bound = route_.expected;
+    if (!travels()) return;
+    // The most rows that can arrive: a token chooses an expert once.
+    const int64_t most = b_.rows() * o_.expert_ranks * std::min(o_.experts.top_k, route_.experts);
+    const double capacity = std::ceil(o_.experts.capacity_factor * static_cast<double>(route_.expected));
+    // Delayed gradients of weights would need the rows of later rounds for longer than these are in memory.
+    route_.bound = o_.split_backward || capacity >= static_cast<double>(most) ? most : static_cast<int64_t>(capacity);
+    late_rows_ = std::min(most - route_.bound, kLateCapacities * route_.bound);
+    for (int64_t begin = route_.bound; begin < most; begin += late_rows_) {
+      rounds_.push_back(route_);
+      rounds_.back().begin = begin;
+      rounds_.back().bound = late_rows_;
+      rounds_.back().round = static_cast<int32_t>(rounds_.size());
+    }
+    route_.rounds = static_cast<int32_t>(rounds_.size()) + 1;
+    for (ExpertRoute& round : rounds_) round.rounds = route_.rounds;
+  }
+
+  void declare_late_rows() {
+    if (late_rows_ == 0) return;
+    returned_ = scratch_rows("experts.returned", route_.expected, o_.width);
+    late_ = {.arrived = scratch_rows("late.arrived", late_rows_, o_.width),
+             .up = scratch_rows("late.up", late_rows_, up_.out),
+             .active = scratch_rows("late.active", late_rows_, down_.in),
+             .out = scratch_rows("late.out", late_rows_, o_.width)};
+    for (ExpertRoute& round : rounds_) {
+      const int64_t begin = round.begin, bound = round.bound;
+      const int32_t index = round.round;
+      round = route_;
+      round.begin = begin, round.bound = bound, round.round = index;
+      round.own_offsets = b_.scratch("late.own_offsets", bytes_of(route_.experts + 1, DType::f32));
+      round.own_weights = b_.statistics(b_.of_layer(layer_, fmt::format("late.own_weights.{}", index)), bound);
+    }
+  }
+
+  /// Passes that take turns have memory of their own for what both compute.
+  void declare_late_gradients() {
+    if (late_rows_ == 0) return;
+    const auto own = [&](const std::string& name) { return o_.takes_turns ? name + ".again" : name; };
+    rows_again_ = scratch_rows(own("experts.rows"), route_.expected, o_.width);
+    route_.late = b_.scratch("late.rows", bytes_of(1, DType::f32));
+    late_again_ = {.arrived = scratch_rows(own("late.arrived"), late_rows_, o_.width),
+                   .up = scratch_rows(own("late.up"), late_rows_, up_.out),
+                   .active = scratch_rows(own("late.active"), late_rows_, down_.in),
+                   .d_arrived = scratch_rows("late.d_arrived", late_rows_, o_.width),
+                   .d_active = scratch_rows("late.d_active", late_rows_, down_.in),
+                   .d_up = scratch_rows("late.d_up", late_rows_, up_.out),
+                   .d_back = scratch_rows(own("late.out"), late_rows_, o_.width),
+                   .d_weights = b_.scratch("late.d_weights", bytes_of(late_rows_, DType::f32))};
+    rounds_again_ = rounds_;
+    for (ExpertRoute& round : rounds_again_)
+      round.own_offsets = b_.scratch(own("late.own_offsets"), bytes_of(route_.experts + 1, DType::f32));
+  }
+
+  /// Returns the round after this one, or null.
+  static const ExpertRoute* after(const ExpertRoute& round, const std::vector<ExpertRoute>& rounds) {
+    return round.round + 1 == round.rounds ? nullptr : &rounds[static_cast<size_t>(round.round)];
+  }
+
+  /// Computes the activations of the rows that have arrived.
+  void activate(Ops& ops, const ExpertRoute& round, const Memory& m) const {
+    ops.find_own_rows(round);
+    ops.expert_linear(m.arrived, up_, round, m.up);
+    ops.expert_swiglu(m.up, round, m.active, down_.in);
+  }
+  void input_gradient(const ExpertRoute& round, const Memory& m) const {
+    b_.expert_input_gradient(m.d_arrived, down_, round, m.d_active);
+    b_.expert_swiglu_gradient(m.d_active, m.up, round, m.d_up, m.d_weights, down_.in);
+    b_.expert_input_gradient(m.d_up, up_, round, m.d_back);
+    b_.send_back(m.d_back, m.d_weights, round, d_returned_, d_weights_);
+  }
+  /// Sends the rows of a later round and their gradients to their experts.
+  void send_late(const ExpertRoute& round) const {
+    b_.send_rows_again("rows", d_rows_, round, late_again_.d_arrived);
+    b_.send_rows_again("rows_again", rows_again_, round, late_again_.arrived);
+  }
+
   /// Returns true if ranks divide the experts.
   bool travels() const { return o_.expert_ranks > 1; }
   bool shares() const { return o_.experts.shared > 0; }
@@ -199,15 +308,16 @@ class Experts final : public Layer {
   const ModelOptions& o_;
   int layer_;
   Router router_;
-  ExpertRoute route_;
-  ExpertLinear up_, down_;  // D -> gate and up next to each other: 2 F; F -> D
-  // The rows of this rank's choices: those of the layer's input, then the experts' outputs. The rows of its experts:
-  // those that have arrived, and their outputs.
-  Slice rows_, arrived_, out_;
-  Slice up_out_, active_;              // activations of experts
-  Slice d_rows_, d_arrived_, d_back_;  // gradients of the outputs, and of the inputs of experts
-  Slice d_active_, d_up_;              // those of activations
-  Slice d_own_weights_, d_weights_, d_choices_, d_logits_;
+  ExpertRoute route_;                               // of the first round
+  std::vector<ExpertRoute> rounds_, rounds_again_;  // the later ones, in the forward and in the backward pass
+  int64_t late_rows_ = 0;                           // that memory holds in a later round
+  ExpertLinear up_, down_;                          // D -> gate and up next to each other: 2 F; F -> D
+  // The rows of this rank's choices: those of the layer's input, and the experts' outputs. With one round, both have
+  // the same memory.
+  Slice rows_, returned_, d_rows_, d_returned_;
+  Slice rows_again_;                 // the rows of the input, if some of them travel in later rounds
+  Memory kept_, late_, late_again_;  // of the first round, and of later ones in the forward and in the backward pass
+  Slice d_weights_, d_choices_, d_logits_;
   Linear shared_up_, shared_down_;  // of shared experts, as above
   Slice shared_up_out_, shared_active_, shared_out_, d_shared_active_, d_shared_up_, d_shared_x_;
 };

@@ -46,9 +46,10 @@ class RoutedOracle {
       }
     return rows;
   }
-  /// The same without those after the bound.
+  /// The same without those of earlier rounds and those after the bound.
   std::vector<Row> kept_of(int owner) const {
     std::vector<Row> rows = rows_of(owner);
+    rows.erase(rows.begin(), rows.begin() + std::min(std::ssize(rows), route_.begin_rows));
     rows.resize(std::min(rows.size(), static_cast<size_t>(route_.bound_rows)));
     return rows;
   }
@@ -117,11 +118,15 @@ class RoutedLaws {
   static constexpr int64_t kGuardBytes = 64;
 
   RoutedLaws(RankTest& test, int experts, int64_t source_rows, int64_t bound_rows, int64_t row_elems, DType dtype,
-             uint64_t seed)
+             uint64_t seed, int64_t begin_rows = 0)
       : test_(test),
         ranks_(test.comm.size()),
         rank_(test.comm.rank()),
-        route_{experts, row_elems, source_rows, bound_rows, false},
+        route_{.experts = experts,
+               .row_elems = row_elems,
+               .source_rows = source_rows,
+               .bound_rows = bound_rows,
+               .begin_rows = begin_rows},
         row_bytes_(bytes_of(row_elems, dtype)),
         seed_(seed) {
     dispatch_ = bind(dtype, false);
@@ -254,10 +259,13 @@ inline void check_routed(RankTest& test, uint64_t seed, bool few = false) {
     for (int64_t bound : {ranks * source_rows, source_rows, source_rows / 3, int64_t{0}}) {
       if (few && bound != source_rows) continue;
       const DType dtype = experts % 2 == 0 ? DType::bf16 : DType::f32;
-      RoutedLaws laws(test, experts, source_rows, bound, experts * 5, dtype, seed);
-      for (const RoutedCounts& each : counts) {
-        laws.check(each);
-        laws.check_identity(each);
+      // The first rounds, and one that begins inside the rows of an expert.
+      for (const int64_t begin : {int64_t{0}, bound, bound / 2 + 1}) {
+        RoutedLaws laws(test, experts, source_rows, bound, experts * 5, dtype, seed, begin);
+        for (const RoutedCounts& each : counts) {
+          laws.check(each);
+          laws.check_identity(each);
+        }
       }
     }
   }
@@ -296,6 +304,7 @@ inline void check_bad_routes(RankTest& test) {
   refused("no experts", "0 experts on each rank", [](auto& t) { t.route.experts = 0; });
   refused("empty rows", "rows of 0 elements", [](auto& t) { t.route.row_elems = 0; });
   refused("a negative bound", "a bound of -1 rows", [](auto& t) { t.route.bound_rows = -1; });
+  refused("a negative begin", "after -1 were given", [](auto& t) { t.route.begin_rows = -1; });
   refused("few counts", "`counts` has", [](auto& t) { t.counts.size_bytes -= 4; });
   refused("a short source", "`from` has 360 bytes", [](auto& t) { t.from.size_bytes = 360; });
   refused("a short owner", "`to` has 760 bytes", [](auto& t) { t.to.size_bytes = 760; });

@@ -113,19 +113,42 @@ TEST_CASE("experts: divided experts train the model of one rank", "[experts]") {
           l.model.split_tied_embedding = false;
         };
         same(axis, divided);
-        same(axis + ", paired passes", [&](Layout& l) {
-          divided(l);
-          l.micro_batches = static_cast<int>(l.micro_batch), l.micro_batch = 1;
-          l.order = make_paired_schedule(l.micro_batches);
-        });
-        if (ranks > 2) continue;
-        for_layouts([&](const std::string& what, auto change) {
-          same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });
-        });
+        // With a capacity of equal loads, rows travel in two rounds.
+        for (const double capacity : {2.0, 1.0}) {
+          const std::string place = fmt::format("{}, capacity {}", axis, capacity);
+          const auto bounded = [&](Layout& l) { divided(l), l.model.experts.capacity_factor = capacity; };
+          same(place, bounded);
+          same(place + ", paired passes", [&](Layout& l) {
+            bounded(l);
+            l.micro_batches = static_cast<int>(l.micro_batch), l.micro_batch = 1;
+            l.order = make_paired_schedule(l.micro_batches);
+          });
+          if (ranks > 2) continue;
+          for_layouts([&](const std::string& what, auto change) {
+            same(place + ", " + what, [&](Layout& l) { change(l), bounded(l); });
+          });
+        }
       }
     if (whole.model.experts.balance != ExpertBalance::none) continue;
     same("expert 2 of context 2", [](Layout& l) { l.context = 2, l.expert = 2; });
     same("expert 4 of context 2 x data 2",
          [](Layout& l) { l.context = 2, l.ranks = 2, l.expert = 4, l.micro_batch = 2; });
+  }
+}
+
+TEST_CASE("experts: rows travel in as many rounds as the capacity needs", "[experts]") {
+  // Each token passes one of eight experts, so that eight times the rows of equal loads can arrive.
+  Layout whole = mixtral();
+  whole.micro_batch = 8;
+  whole.model.experts = {.count = 8, .top_k = 1, .ffn_width = 12, .normalize = false};
+  const Trained expected = train(whole, kSteps);
+  for (const bool paired : {false, true}) {
+    const Layout divided = with(whole, [&](Layout& l) {
+      l.ranks = l.expert = 8, l.micro_batch = 1, l.model.experts.capacity_factor = 1;
+      l.model.split_tied_embedding = false;
+      if (paired) l.ranks = l.expert = 4, l.micro_batches = 2, l.order = make_paired_schedule(2);
+    });
+    CAPTURE(paired);
+    check_same_model(train(divided, kSteps), expected);
   }
 }

@@ -106,7 +106,7 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank) {
   }
   options.cuts = cuts_of(layers);
   options.ends_apart = schedule.placement.ends_apart();
-  options.split_backward = schedule.splits_backward;
+  options.split_backward = schedule.splits_backward, options.takes_turns = schedule.takes_turns;
   options.tensor = layout.tensor, options.expert_ranks = layout.expert;
   options.whole_layers = layout.zero_stage >= 2;
   options.sequence_parallel = layout.sequence_parallel;

@@ -46,6 +46,11 @@ inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everythin
               [](Layout& l) { l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full; });
   add_experts(true, "experts over 2, 3 micro-batches in paired passes",
               [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3); });
+  add_experts(true, "experts over 2 in two rounds",
+              [](Layout& l) { l.micro_batches = 2, l.model.experts.capacity_factor = 1; });
+  add_experts(false, "experts over 2 in two rounds, 3 micro-batches in paired passes", [](Layout& l) {
+    l.micro_batches = 3, l.order = make_paired_schedule(3), l.model.experts.capacity_factor = 1;
+  });
   add_experts(false, "experts over context 2",
               [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
   add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",

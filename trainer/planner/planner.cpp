@@ -122,6 +122,7 @@ std::vector<std::shared_ptr<Job>> draft(const JobRequest& request, const UpdateP
   options.schedule = schedule_of(request.config, chosen);
   options.layers = partition.layers;
   sizes.split_backward = options.schedule.splits_backward;
+  sizes.takes_turns = options.schedule.takes_turns;
   sizes.cuts = cuts_of(options.layers);
   sizes.ends_apart = options.schedule.placement.ends_apart();
   finished.micro_batches = batch.micro_batches;

@@ -71,13 +71,15 @@ SpineMap spine_pass(const Job& job, Residency& residency, PipelineTransfers& tra
       continue;
     }
     SLIP_ASSERT(u + 1 < job.actions.size() && job.mesh.group_size(Axis::pipeline) == 1);
-    // Each takes its turn until something travels.
+    // Each takes its turn until something travels that also travels at balanced load.
     size_t next[] = {0, 0};
     for (size_t turn = 0; next[0] < pieces_of(u).size() || next[1] < pieces_of(u + 1).size(); turn = 1 - turn)
       for (bool travels = false; !travels && next[turn] < pieces_of(u + turn).size(); ++next[turn]) {
         const uint32_t piece = pieces_of(u + turn)[next[turn]];
         append(u + turn, piece);
-        travels = !job.model.pieces[piece].communications.empty();
+        const std::vector<Communication>& communications = job.model.pieces[piece].communications;
+        travels = std::any_of(communications.begin(), communications.end(),
+                              [](const Communication& c) { return c.route.round == 0; });
       }
     transfers.enter(++u, static_cast<ItemId>(plan.spine.size()));
   }

@@ -158,6 +158,7 @@ PipelineSchedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
 
 PipelineSchedule make_paired_schedule(int micro_batches) {
   PipelineSchedule schedule = make_schedule(ScheduleKind::one_f_one_b, {.micro_batches = micro_batches});
+  schedule.takes_turns = true;
   std::vector<Action>& actions = schedule.stages[0];
   actions = {{Pass::forward, 0, 0}};
   for (int m = 0; m < micro_batches; ++m) {

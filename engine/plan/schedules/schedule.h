@@ -50,6 +50,7 @@ struct PipelineSchedule {
   ScheduleShape shape;
   StagePlacement placement;
   bool splits_backward = false;
+  bool takes_turns = false;                 // a backward pass takes turns with the forward pass of another micro-batch
   std::vector<std::vector<Action>> stages;  // the compute order of each stage
 
   int parts() const { return placement.parts(); }

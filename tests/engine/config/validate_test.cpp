@@ -394,9 +394,8 @@ TEST_CASE("supported: the defaults pass, and each row refuses its key by name an
   require_supported(RunConfig{});
   require_supported(with({"train.dtype=bfloat16"}));
   const std::map<std::string, std::string> unsupported = {
-      {"data.tokenizer", "words"},           {"comm.backend", "thread"},        {"model.experts.count", "8"},
-      {"model.experts.shared", "1"},         {"model.experts.balance", "bias"}, {"model.experts.capacity", "drop"},
-      {"model.experts.capacity_factor", "3"}};
+      {"data.tokenizer", "words"},   {"comm.backend", "thread"},        {"model.experts.count", "8"},
+      {"model.experts.shared", "1"}, {"model.experts.balance", "bias"}, {"model.experts.capacity", "drop"}};
   for (const SupportedRow& row : supported_rows()) {
     const std::string key(row.key);
     INFO(key);

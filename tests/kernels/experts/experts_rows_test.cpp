@@ -196,23 +196,37 @@ TEST_CASE("counts of rows: differences of offsets, and the sums over all ranks u
     }
     const Held<int32_t> on_counts(counts, "counts"), on_offsets(offsets, "offsets");
     for (const int64_t rank : {int64_t{0}, ranks - 1})
-      for (const int64_t bound : {0, 7, 1 << 30}) {
-        CAPTURE(ranks, own, rank, bound);
+      for (const auto& [begin, bound] :
+           {std::pair<int64_t, int64_t>{0, 0}, {0, 7}, {0, 1 << 30}, {5, 7}, {2, 1 << 30}}) {
+        CAPTURE(ranks, own, rank, begin, bound);
+        // The rows of the rank's experts, one by one.
         std::vector<int32_t> expected = {0};
-        int64_t sum = 0;
-        for (int64_t j = 0; j < own; ++j) {
+        for (int64_t j = 0, row = 0, kept = 0; j < own; ++j) {
           for (int64_t s = 0; s < ranks; ++s)
-            sum += std::max(0, counts[static_cast<size_t>(s * experts + rank * own + j)]);
-          expected.push_back(static_cast<int32_t>(std::min(sum, bound)));
+            for (int32_t k = 0; k < counts[static_cast<size_t>(s * experts + rank * own + j)]; ++k, ++row)
+              kept += row >= begin && row < begin + bound ? 1 : 0;
+          expected.push_back(static_cast<int32_t>(kept));
+        }
+        // This rank's rows, at any rank.
+        int32_t rows_of_rank = 0;
+        bool late = false;
+        for (int64_t e = 0, row = 0; e < experts; ++e) {
+          row = e % own == 0 ? 0 : row;
+          for (int64_t s = 0; s < ranks; ++s)
+            for (int32_t k = 0; k < counts[static_cast<size_t>(s * experts + e)]; ++k, ++row)
+              if (s == rank) ++rows_of_rank, late = late || row >= bound;
         }
         for_machines([&](LaunchContext& context) {
           const Held<int32_t> first(std::vector<int32_t>(expected.size(), -9), "first rows"),
               sent(std::vector<int32_t>(of_experts.size(), -9), "sent rows");
           count_rows(context, {on_offsets.data(), sent.data(), experts});
           CHECK(sent.values() == of_experts);
-          own_rows(context, {on_counts.data(), first.data(), ranks, rank, own, bound});
+          own_rows(context, {on_counts.data(), first.data(), ranks, rank, own, bound, begin});
           CHECK(first.values() == expected);
-          CHECK((sent.intact() && first.intact()));
+          const Held<int32_t> number(std::vector<int32_t>{-9}, "late rows");
+          late_rows(context, {on_counts.data(), number.data(), ranks, rank, own, bound});
+          CHECK(number.values()[0] == (late ? rows_of_rank : 0));
+          CHECK((sent.intact() && first.intact() && number.intact()));
         });
       }
   }
