@@ -82,7 +82,8 @@ void StageTypes::sum_squares(const Item& item) {
   }
 }
 
-/// Does exactly one of the ranks that a sum over `axis` adds count each part that this stage has?
+/// Does exactly one of the ranks that a sum over `axis` adds count each part that this stage has? Every group of the
+/// axis must have all parts.
 void StageTypes::require_counted_once(const Type& squares, Axis axis) {
   const bool split = squares.is_split;
   const ParameterGroup& group = job_.groups[static_cast<size_t>(squares.group)];
@@ -90,22 +91,23 @@ void StageTypes::require_counted_once(const Type& squares, Axis axis) {
   const auto p = std::find_if(group.parameters.begin(), group.parameters.end(),
                               [&](uint32_t each) { return job_.model.parameters[each].is_split() == split; });
   const ParameterSpec& parameter = job_.model.parameters[*p];
-  std::map<std::pair<int, int>, int> counts;  // by shard, and by part of the parameter
-  for (int rank : job_.mesh.group(axis, job_.options.rank)) {
-    const Coordinates at = job_.mesh.coordinates(rank);
-    if (at.pipeline != job_.stage()) continue;
+  std::map<int, std::map<std::pair<int, int>, int>> counts;  // by first rank of the group, shard and part
+  for (int rank = 0; rank < job_.mesh.world(); ++rank) {
+    if (job_.mesh.coordinates(rank).pipeline != job_.stage()) continue;
     const std::pair key{group.placement.shard_of(job_.mesh, rank), job_.part_of(parameter, rank)};
-    counts[key] += job_.counts_squares_of(group, parameter, rank) ? 1 : 0;
+    counts[job_.mesh.group(axis, rank).front()][key] += job_.counts_squares_of(group, parameter, rank) ? 1 : 0;
   }
   const int parts = group.placement.shards(job_.mesh) * job_.parts_of(parameter);
-  for (const auto& [part, times] : counts)
-    if (times != 1)
+  for (const auto& [first, of_group] : counts) {
+    for (const auto& [part, times] : of_group)
+      if (times != 1)
+        refuse(parameter.name(), name_of(axis),
+               fmt::format("is counted {} times in the norm, which is summed over {}", times, name_of(axis)));
+    if (std::ssize(of_group) != parts)
       refuse(parameter.name(), name_of(axis),
-             fmt::format("is counted {} times in the norm, which is summed over {}", times, name_of(axis)));
-  if (std::ssize(counts) != parts)
-    refuse(
-        parameter.name(), name_of(axis),
-        fmt::format("has {} parts, of which the norm, summed over {}, counts {}", parts, name_of(axis), counts.size()));
+             fmt::format("has {} parts, of which the norm, summed over {}, counts {}", parts, name_of(axis),
+                         of_group.size()));
+  }
 }
 
 void StageTypes::clip(const Item& item) {

@@ -8,9 +8,9 @@
 namespace slipstream {
 
 const char* name_of(Axis axis) {
-  constexpr std::array<const char*, kAxes> kNames{"self",   "data",    "context",    "pipeline",
-                                                  "tensor", "replica", "data_inner", "data_outer",
-                                                  "world",  "hosts",   "expert",     "expert_data"};
+  constexpr std::array<const char*, kAxes> kNames{"self",    "data",        "context",     "pipeline", "tensor",
+                                                  "replica", "data_inner",  "data_outer",  "world",    "hosts",
+                                                  "expert",  "expert_data", "expert_inner"};
   return kNames[static_cast<size_t>(axis)];
 }
 

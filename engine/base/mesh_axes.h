@@ -20,12 +20,13 @@ enum class Axis : uint8_t {
   replica,  // data x context: the ranks that hold the same parameters, sum their gradients and share optimizer states
   data_inner,  // data_inner x data_outer = replica (hybrid sharding)
   data_outer,
-  world,        // all ranks
-  hosts,        // all ranks; their messages stay in the memory of their hosts
-  expert,       // the ranks that divide the experts of a layer; expert x expert_data = replica
-  expert_data,  // the ranks that hold the same experts
+  world,         // all ranks
+  hosts,         // all ranks; their messages stay in the memory of their hosts
+  expert,        // the ranks that divide the experts of a layer; expert x expert_data = replica
+  expert_data,   // the ranks that hold the same experts
+  expert_inner,  // those of them in one group of data_inner; expert_inner x data_outer = expert_data
 };
-constexpr size_t kAxes = static_cast<size_t>(Axis::expert_data) + 1;
+constexpr size_t kAxes = static_cast<size_t>(Axis::expert_inner) + 1;
 const char* name_of(Axis axis);
 
 struct MeshSizes {

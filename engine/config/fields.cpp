@@ -315,7 +315,7 @@ std::vector<Field<R>> zero_fields() {
       F::integer("zero.stage", at(&R::zero, &Zero::stage), {0, 3},
                  "State divided among data ranks. 0: nothing; 1: optimizer states; 2: also gradients; 3: also "
                  "parameters. Stages 2 and 3 keep a tied embedding whole and divide only its optimizer states, because "
-                 "compute uses the table throughout the step."),
+                 "compute uses the table throughout the step. Ranks with the same experts divide the state of these."),
       F::integer("zero.prefetch_depth", at(&R::zero, &Zero::prefetch_depth), {0, 65536},
                  "Number of layers whose parameters are gathered ahead of compute. Stage 3 only."),
       F::boolean(
@@ -328,7 +328,7 @@ std::vector<Field<R>> zero_fields() {
                   "Stage 3 only."),
       F::integer("zero.shard_size", at(&R::zero, &Zero::shard_size), {0, 1 << 24},
                  "Ranks that divide the state among them (hybrid sharding). Groups of this size hold replicas of each "
-                 "other. 0: all data ranks."),
+                 "other. 0: all data ranks. With divided experts, a multiple or a divisor of parallel.expert."),
       F::word("zero.gather_dtype", at(&R::zero, &Zero::gather_dtype), {"auto", "float32", "bfloat16", "int8"},
               "Type of sharded parameters on the wire. All ranks, the owner included, compute with the sent values. "
               "auto: train.dtype; int8: blocks of 128 values with one scale each."),

@@ -161,16 +161,14 @@ void validate_expert_axis(const RunConfig& config) {
     unsupported(fmt::format("model.experts.balance = \"auxiliary\" and parallel.context = {}", config.parallel.context),
                 "balance = \"none\", or parallel.context = 1");
   if (ranks == 1) return;
-  const std::string axis = fmt::format(" and parallel.expert = {}", ranks);
-  if (config.zero.sharding().gradients)
-    unsupported(fmt::format("zero.stage = {}{}", config.zero.stage, axis), "zero.stage 0 or 1, or parallel.expert = 1");
-  if (config.zero.shard_size > 0)
-    unsupported(fmt::format("zero.shard_size = {}{}", config.zero.shard_size, axis), "0, or parallel.expert = 1");
+  if (const int64_t shard = config.zero.shard_size; shard > 0 && shard % ranks != 0 && ranks % shard != 0)
+    throw ConfigError(
+        "zero.shard_size = {} is neither a multiple nor a divisor of parallel.expert = {}: the ranks that shard "
+        "together would hold some experts more often than others. Use a multiple or a divisor of {}, or 0.",
+        shard, ranks, ranks);
   if (config.overlap.paired_passes && config.parallel.pipeline > 1)
     unsupported(fmt::format("overlap.paired_passes = true and parallel.pipeline = {}", config.parallel.pipeline),
                 "false, or parallel.pipeline = 1");
-  if (config.optimizer.name == OptimizerName::muon)
-    unsupported("optimizer.name = \"muon\"" + axis, "adamw, or parallel.expert = 1");
 }
 
 void validate_layout(const RunConfig& config) {

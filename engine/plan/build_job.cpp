@@ -97,8 +97,7 @@ Placement placement_of(const Job& job, bool experts) {
   const PlanOptions& options = job.options;
   Sharding sharding = options.sharding;
   if (options.accumulate_unsharded && !sharding.parameters) sharding.gradients = false;
-  return (experts ? place_experts : place)(sharding, job.mesh, job.model.dtype, options.reduce_wire,
-                                           options.gather_wire);
+  return place(sharding, job.mesh, experts, {job.model.dtype, options.reduce_wire, options.gather_wire});
 }
 
 /// Returns the effective overlap.bucket_size. Sharded states are gathered bucket by bucket during the forward pass.
@@ -195,24 +194,27 @@ void take_stage(Job& job) {
   for (Ring& ring : job.rings) ring.slots += options.spare_slots;
   fill_groups(job);
   const Sharding sharding = job.sharding();
-  int shards = 1;
-  for (const ParameterGroup& group : job.groups) shards = std::max(shards, group.placement.shards(job.mesh));
-  LayoutOptions layout{
-      .reduce_mode = options.reduce_mode,
-      .bucket_bytes = bucket_bytes(job),
-      .first_bucket_bytes = options.first_bucket_bytes,
-      // Shards that are summed by exchange are divided into one part for every group.
-      .group_size = sharding.states && !options.sums_by_exchange ? shards : job.mesh.group_size(Axis::replica),
-      .sharded = sharding.states || options.reduce_wire != DType::f32,
-      .alone = {},
-      .by_layer = sharding.gradients,
-      .ends = ends,
-      .passes = {},
-      .whole = {},
-      .group_of = {},
-      .persistent_elems = sharding.parameters ? options.persistent_elems : 0,
-      .shards = shards,
-      .matrix_costs = matrix_costs(job)};
+  // Sums by exchange divide a bucket, or a shard, into one part for every rank that adds to it.
+  int parts = 1;
+  std::vector<GroupLayout> groups;
+  for (const ParameterGroup& group : job.groups) {
+    groups.push_back({.shards = group.placement.shards(job.mesh), .by_layer = group.placement.sharding.gradients});
+    const bool whole = !group.placement.is_sharded() || options.sums_by_exchange;
+    parts = std::max(parts, whole ? job.mesh.group_size(Axis::replica) : groups.back().shards);
+  }
+  LayoutOptions layout{.reduce_mode = options.reduce_mode,
+                       .bucket_bytes = bucket_bytes(job),
+                       .first_bucket_bytes = options.first_bucket_bytes,
+                       .group_size = parts,
+                       .sharded = sharding.states || options.reduce_wire != DType::f32,
+                       .alone = {},
+                       .groups = std::move(groups),
+                       .group_of = {},
+                       .ends = ends,
+                       .passes = {},
+                       .whole = {},
+                       .persistent_elems = sharding.parameters ? options.persistent_elems : 0,
+                       .matrix_costs = matrix_costs(job)};
   uint32_t position = 0;
   for (size_t c = job.chunks.size(); c-- > 0;)
     for (const std::vector<uint32_t>* pass : {&job.chunks[c].backward, &job.chunks[c].weight})
@@ -267,11 +269,6 @@ Job build_job(ModelSpec model, Buffers buffers, const PlanOptions& options) {
   for (const GroupRule& group : options.groups)
     if (options.skips && (!options.clip || group.optimizer->start != UpdateStart::after_clip))
       throw PlanError("[plan] a plan that skips updates needs the gradient norm, and every update must wait for it.");
-  if (job.groups.size() > 1 && sharding.gradients)
-    throw PlanError(
-        "[plan] sharded gradients with {} parameter groups: the gradients of a layer pass through one slot, and a "
-        "bucket holds one group. Use whole gradients.",
-        job.groups.size());
   if (sharding.states && job.model.tied.split)
     throw PlanError(
         "[plan] sharded states keep the shares of a tied table together: build the model with split_tied_embedding = "

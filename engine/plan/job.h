@@ -132,11 +132,11 @@ struct JobBuffers {
   BufferId norm_sums = 0;       // norm_parts summed over ranks; == norm_parts if a rank has them all
   BufferId loss_sum = 0;        // the sum of the losses of all ranks; == ModelSpec::loss on one rank
   BufferId tied_share = 0;      // on the first stage: the head's share of a tied table's gradient
-  BufferId value_slots = 0;     // sharded parameters: slots for prefetch_depth + 1 layers
+  BufferId value_slots = 0;     // sharded parameters: slots for the layers in use and those ahead
   BufferId end_values = 0;  // sharded parameters: one slot for the parameters before the first layer and after the last
-  BufferId gradient_slots = 0;    // sharded gradients: slots for two layers
-  BufferId end_gradients = 0;     // sharded gradients: one slot, as end_values
-  BufferId gradient_part = 0;     // sharded gradients: a reduced shard before it is added
+  BufferId end_gradients = 0;  // sharded gradients: one slot, as end_values
+  /// Sharded gradients, by group: slots for two layers, and a reduced shard before it is added.
+  std::vector<BufferId> gradient_slots, gradient_parts;
   BufferId scalars_next = 0;      // OptimizerSpec::scalars of the next step, staged with its batch
   BufferId scalars = 0;           // the scalars of this step
   BufferId update_workspace = 0;  // for one matrix; updates take turns

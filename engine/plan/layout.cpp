@@ -43,11 +43,23 @@ std::vector<PlacedPart> parts_in_completion_order(const ModelSpec& model) {
   return parts;
 }
 
+bool is_alone(const LayoutOptions& options, const PlacedPart& placed) {
+  return std::find(options.alone.begin(), options.alone.end(), placed.part.parameter) != options.alone.end();
+}
+
+/// Returns 0 for every group and shard.
+std::vector<std::vector<int64_t>> no_costs(const std::vector<GroupLayout>& groups) {
+  std::vector<std::vector<int64_t>> costs;
+  for (const GroupLayout& group : groups) costs.emplace_back(static_cast<size_t>(group.shards), 0);
+  return costs;
+}
+
 /// Assigns the whole matrices of one bucket to the shards of their owners.
 class MatrixShards {
  public:
+  /// `totals` has the costs of the shards of earlier buckets of the group, and counts those of this one.
   MatrixShards(const LayoutOptions& options, std::span<const PlacedPart> parts, std::vector<int64_t>& totals)
-      : parts_(parts), owned_elems_(static_cast<size_t>(options.shards), 0) {
+      : parts_(parts), owned_elems_(totals.size(), 0) {
     std::vector<int64_t> elems, costs;
     for (const PlacedPart& placed : parts) {
       if (placed.part.begin_elems == 0) {
@@ -62,7 +74,7 @@ class MatrixShards {
       owned_elems_[static_cast<size_t>(owners_[m])] += round_up(elems[m], kPartAlignmentElems);
     for (int64_t all : owned_elems_) held_elems_ += all;
     shard_elems_ = round_up(*std::max_element(owned_elems_.begin(), owned_elems_.end()),
-                            kPartAlignmentElems * options.group_size / options.shards);
+                            kPartAlignmentElems * options.group_size / std::ssize(totals));
   }
 
   int64_t elems() const { return shard_elems_ * static_cast<int64_t>(owned_elems_.size()); }
@@ -158,23 +170,21 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
     const int layer = model.parameters[placed.part.parameter].layer;
     return layer >= 0 && layer < model.layers;
   };
-  const auto persists = [&](const PlacedPart& placed) {
-    return options.by_layer && is_of_layer(placed) &&
-           model.parameters[placed.part.parameter].elems <= options.persistent_elems;
-  };
   const auto group_of = [&](const PlacedPart& placed) {
     return options.group_of.empty() ? 0 : options.group_of[placed.part.parameter];
+  };
+  const auto is_by_layer = [&](const PlacedPart& placed) { return options.groups[group_of(placed)].by_layer; };
+  const auto persists = [&](const PlacedPart& placed) {
+    return is_by_layer(placed) && is_of_layer(placed) &&
+           model.parameters[placed.part.parameter].elems <= options.persistent_elems;
   };
   std::stable_sort(layout.parts.begin(), layout.parts.end(), [&](const PlacedPart& a, const PlacedPart& b) {
     return std::pair(persists(a), group_of(a)) < std::pair(persists(b), group_of(b));
   });
   layout.parameter_offsets.assign(model.parameters.size(), 0);
   const auto unit_of = [&](const PlacedPart& placed) -> std::optional<int> {
-    if (!options.by_layer || persists(placed) || (!is_of_layer(placed) && !options.ends)) return {};
+    if (!is_by_layer(placed) || persists(placed) || (!is_of_layer(placed) && !options.ends)) return {};
     return model.parameters[placed.part.parameter].layer;
-  };
-  const auto is_alone = [&](uint32_t parameter) {
-    return std::find(options.alone.begin(), options.alone.end(), parameter) != options.alone.end();
   };
   const auto whole_of = [&](const PlacedPart& placed) {
     return std::find_if(options.whole.begin(), options.whole.end(), [&](const auto& range) {
@@ -184,7 +194,7 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
   int64_t offset = 0;
   std::map<uint32_t, int64_t> rest_elems;  // by group
   for (const PlacedPart& placed : layout.parts) rest_elems[group_of(placed)] += placed.part.elems;
-  std::vector<int64_t> shard_costs(static_cast<size_t>(options.shards), 0);
+  std::vector<std::vector<int64_t>> costs = no_costs(options.groups);  // of shards, by group
   Bucket open{};
   for (uint32_t p = 0; p < layout.parts.size(); ++p) {
     PlacedPart& placed = layout.parts[p];
@@ -202,26 +212,27 @@ ParameterLayout place_parameters(const ModelSpec& model, const LayoutOptions& op
         !options.sharded || (offset - open.offset_elems) % (kPartAlignmentElems * options.group_size) == 0;
     const bool is_matrix = !options.matrix_costs.empty() && options.matrix_costs[placed.part.parameter] > 0;
     const bool may_cut = last_of_parameter || (options.reduce_mode == ReduceMode::bucketed && even && !is_matrix);
-    const bool divides_matrices = is_matrix && options.shards > 1;
+    std::vector<int64_t>& shard_costs = costs[group_of(placed)];
+    const bool divides_matrices = is_matrix && shard_costs.size() > 1;
     const std::span<const PlacedPart> of_bucket = std::span(layout.parts).subspan(open.first_part, open.part_count);
     const auto shards_are_even = [&] {  // for this bucket, and for the rest of the group in one bucket
       if (!divides_matrices || options.reduce_mode != ReduceMode::bucketed) return true;
       const auto rest = std::find_if(layout.parts.begin() + p, layout.parts.end(),
                                      [&](const PlacedPart& each) { return group_of(each) != group_of(placed); });
-      std::vector<int64_t> costs = shard_costs;
-      return MatrixShards(options, of_bucket, costs).are_even() &&
-             MatrixShards(options, std::span(layout.parts.begin() + p + 1, rest), costs).are_even();
+      std::vector<int64_t> tried = shard_costs;
+      return MatrixShards(options, of_bucket, tried).are_even() &&
+             MatrixShards(options, std::span(layout.parts.begin() + p + 1, rest), tried).are_even();
     };
     const std::optional<int> unit = unit_of(placed);
-    const bool alone = is_alone(placed.part.parameter);
+    const bool alone = is_alone(options, placed);
     const bool pass_ends = !last && std::any_of(options.passes.begin(), options.passes.end(), [&](uint32_t begin) {
       return placed.ready_position < begin && layout.parts[p + 1].ready_position >= begin;
     });
-    const bool must_cut = (options.by_layer && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) ||
+    const bool must_cut = (is_by_layer(placed) && ((!last && unit != unit_of(layout.parts[p + 1])) || pass_ends)) ||
                           (!last && persists(placed) != persists(layout.parts[p + 1])) ||
                           (!last && group_of(placed) != group_of(layout.parts[p + 1])) ||
                           (!last && last_of_parameter && whole_of(placed) != whole_of(layout.parts[p + 1])) ||
-                          (!last && last_of_parameter && (alone || is_alone(layout.parts[p + 1].part.parameter)));
+                          (!last && last_of_parameter && (alone || is_alone(options, layout.parts[p + 1])));
     const bool may_be_full = !(unit && is_of_layer(placed)) && !alone && whole_of(placed) == options.whole.end();
     if (last || must_cut ||
         (may_cut && may_be_full &&

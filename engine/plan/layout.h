@@ -16,6 +16,12 @@
 
 namespace slipstream {
 
+/// How the parameters of a group are divided.
+struct GroupLayout {
+  int shards = 1;         // the equal parts of a bucket, each of which one rank updates
+  bool by_layer = false;  // the parameters of a layer form one bucket without other parts
+};
+
 struct LayoutOptions {
   ReduceMode reduce_mode = ReduceMode::bucketed;
   int64_t bucket_bytes = 25 << 20;
@@ -23,7 +29,9 @@ struct LayoutOptions {
   int group_size = 1;           // bucket ends are padded to a multiple of group_size x 16 elements
   bool sharded = false;         // the group divides every bucket evenly, in units of 16 elements
   std::vector<uint32_t> alone;  // each of these parameters has a bucket of its own
-  bool by_layer = false;        // the parameters of a layer form one bucket without other parts
+  /// By group; a bucket holds parameters of one group, and groups follow each other.
+  std::vector<GroupLayout> groups = {{}};
+  std::vector<uint32_t> group_of;  // by parameter; empty: there is one group
   /// With by_layer: the parts before the first layer and after the last also have buckets of their own.
   bool ends = false;
   /// With by_layer: the ready positions at which another pass begins; each pass has a separate bucket for its part of a
@@ -31,11 +39,8 @@ struct LayoutOptions {
   std::vector<uint32_t> passes;
   /// Ready positions [begin, end): gradients that become ready there form one bucket without other parts.
   std::vector<std::pair<uint32_t, uint32_t>> whole;
-  /// By parameter; a bucket holds one group, and groups follow each other; empty: there is one group.
-  std::vector<uint32_t> group_of;
   /// With by_layer: parameters up to this size are in buckets of no layer, after all others.
   int64_t persistent_elems = 0;
-  int shards = 1;  // the equal parts of a bucket, each of which one rank updates
   /// By parameter, the cost of its update as a matrix; > 0: it stays whole in one shard, and this cost balances the
   /// shards; empty: none does.
   std::vector<int64_t> matrix_costs;

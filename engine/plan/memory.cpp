@@ -54,8 +54,9 @@ void place_buckets(Job& job) {
   const auto index_of = [&](size_t bucket) { return job.placement_of(bucket).shard_of(job.mesh, job.options.rank); };
   const DType dtype = job.model.dtype;
   Region values(job.buffers, "parameters", dtype, Owner::parameters);
-  const Format travels = job.groups.front().placement.gather_wire;  // the same for all groups
-  const bool encoded = job.groups.front().placement.gathers_encoded(), separate = dtype != DType::f32 || encoded;
+  Format travels = dtype;  // the same for all groups with shards
+  for (const ParameterGroup& group : job.groups)
+    if (group.placement.is_sharded()) travels = group.placement.gather_wire;
   Region value_shards(job.buffers, "parameters.shard", travels.element, Owner::parameters);
   Region gradients(job.buffers, "gradients", DType::f32, Owner::gradients);
   Region gradient_shards(job.buffers, "gradients.shard", DType::f32, Owner::gradients);
@@ -75,6 +76,7 @@ void place_buckets(Job& job) {
     const Bucket& bucket = job.layout.buckets[b];
     const Placement& placement = job.placement_of(b);
     BucketStorage& storage = job.storage[b];
+    const bool encoded = placement.gathers_encoded();
     storage.shard_elems = bucket.elems / ranks_of(b);
     storage.shard_offset_elems = bucket.offset_elems + index_of(b) * storage.shard_elems;
     if (!placement.sharding.parameters || !bucket.unit) values.take(storage.values, bucket.elems);
@@ -85,7 +87,7 @@ void place_buckets(Job& job) {
     // pass.
     if (storage.gradients.size_bytes == 0 || bucket.persistent)
       gradient_shards.take(storage.gradient, storage.shard_elems);
-    if (separate) masters.take(storage.master, storage.shard_elems);
+    if (dtype != DType::f32 || encoded) masters.take(storage.master, storage.shard_elems);
     const std::vector<OptimizerState>& kinds = job.group_of(b).optimizer->states;
     storage.states.resize(kinds.size());
     for (size_t s = 0; s < kinds.size(); ++s) region_of(kinds[s]).take(storage.states[s], storage.shard_elems);
@@ -101,7 +103,7 @@ void place_buckets(Job& job) {
     BucketStorage& storage = job.storage[b];
     if (storage.working.size_bytes == 0) storage.working = part_of(storage.values, index_of(b), ranks_of(b));
     if (storage.gradient.size_bytes == 0) storage.gradient = part_of(storage.gradients, index_of(b), ranks_of(b));
-    if (!separate) storage.master = storage.working;
+    if (storage.master.size_bytes == 0) storage.master = storage.working;
   }
 }
 
@@ -160,66 +162,75 @@ void set_views(Job& job) {
   }
 }
 
-/// The required sizes of slots.
-struct SlotElems {
-  int64_t unit = 0;
-  int64_t bucket = 0;  // a layer has two buckets if its passes are separate, and each has its own slot
-};
-SlotElems slot_elems(const Job& job, bool of_layers) {
-  SlotElems most;
+/// Returns the elements of the largest unit: of a layer, or of an end of the model. A unit has a bucket in every group,
+/// and for each of its passes if these are separate.
+int64_t widest_unit(const Job& job, bool of_layers) {
+  int64_t widest = 0;
   std::map<int, int64_t> elems;
-  for (const Bucket& bucket : job.layout.buckets) {
-    if (!bucket.unit || is_of_layer(job, bucket) != of_layers) continue;
-    most.unit = std::max(most.unit, elems[*bucket.unit] += bucket.elems);
-    most.bucket = std::max(most.bucket, bucket.elems);
-  }
-  return most;
+  for (const Bucket& bucket : job.layout.buckets)
+    if (bucket.unit && is_of_layer(job, bucket) == of_layers)
+      widest = std::max(widest, elems[*bucket.unit] += bucket.elems);
+  return widest;
 }
 
 void place_slots(Job& job) {
-  const SlotElems layer = slot_elems(job, true), end = slot_elems(job, false);
-  const auto add = [&](const char* name, int64_t size_bytes) {
+  const int64_t layer_elems = widest_unit(job, true), end_elems = widest_unit(job, false);
+  const auto add = [&](const std::string& name, int64_t size_bytes) {
     return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
   };
   if (job.sharding().parameters) {
-    job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(layer.unit, job.model.dtype));
-    if (end.unit > 0) job.ids.end_values = add("parameters.end_slot", bytes_of(end.unit, job.model.dtype));
+    job.ids.value_slots = add("parameters.slots", value_slots(job) * bytes_of(layer_elems, job.model.dtype));
+    if (end_elems > 0) job.ids.end_values = add("parameters.end_slot", bytes_of(end_elems, job.model.dtype));
   }
   if (!job.sharding().gradients) return;
-  job.ids.gradient_slots = add("gradients.slots", kGradientSlots * 4 * layer.bucket);
-  if (end.unit > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end.unit);
-  /// The widest of the buckets that are reduced in every micro-batch.
-  int64_t widest_elems = std::max(layer.bucket, end.bucket);
-  for (const Bucket& bucket : job.layout.buckets)
-    if (bucket.persistent) widest_elems = std::max(widest_elems, bucket.elems);
-  // All groups are placed alike.
-  job.ids.gradient_part =
-      add("gradients.part", 4 * ceil_div(widest_elems, job.groups.front().placement.shards(job.mesh)));
+  if (end_elems > 0) job.ids.end_gradients = add("gradients.end_slot", 4 * end_elems);
+  for (uint32_t g = 0; g < job.groups.size(); ++g) {
+    // The widest buckets: of a layer, and of those that are reduced in every micro-batch.
+    int64_t of_layer = 0, reduced = 0;
+    for (const Bucket& bucket : job.layout.buckets) {
+      if (bucket.group != g) continue;
+      if (is_of_layer(job, bucket)) of_layer = std::max(of_layer, bucket.elems);
+      if (bucket.unit || bucket.persistent) reduced = std::max(reduced, bucket.elems);
+    }
+    const std::string suffix = job.groups.size() > 1 ? "." + job.groups[g].name : "";
+    job.ids.gradient_slots.push_back(add("gradients.slots" + suffix, kGradientSlots * 4 * of_layer));
+    job.ids.gradient_parts.push_back(
+        add("gradients.part" + suffix, 4 * reduced / job.groups[g].placement.shards(job.mesh)));
+  }
 }
 
-/// Places the buffers of encoded data. They have the size of one bucket, because buckets take turns.
+/// Places the buffers of encoded data. They have the size of the largest bucket, because buckets take turns.
 void place_wires(Job& job) {
-  int64_t widest_elems = 0;
-  for (const Bucket& bucket : job.layout.buckets) widest_elems = std::max(widest_elems, bucket.elems);
-  const auto add = [&](const char* name, int64_t size_bytes) {
-    return job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
-  };
-  const Placement& placement = job.groups.front().placement;  // every group has the same formats and axes
-  const Format wire = placement.reduce_wire;
-  const bool sharded = placement.is_sharded();
-  const int ranks = job.mesh.group_size(placement.reduces_over());
-  if (placement.gathers_encoded())
-    job.ids.gather_wire = add("wire.gather", ranks * encoded_bytes(widest_elems / ranks, placement.gather_wire));
-  if (wire == DType::f32 || ranks == 1) return;
+  const Format wire = job.options.reduce_wire;                                    // of all groups
   const bool rounds_once = wire == DType::bf16 && !job.options.sums_by_exchange;  // the collective sums in place
-  const bool in_place = !sharded && rounds_once;
-  const int64_t wire_bytes =
-      in_place ? encoded_bytes(widest_elems, wire) : ranks * encoded_bytes(widest_elems / ranks, wire);
-  job.ids.wire_out = add("wire.out", wire_bytes);
-  if (!in_place) job.ids.wire_in = add("wire.in", wire_bytes);
-  if (!placement.reduces_across(job.mesh) || wire != DType::bf16) return;
-  job.ids.wire_across = add("wire.across", encoded_bytes(widest_elems / ranks, wire));
-  if (!rounds_once) job.ids.wire_across_in = add("wire.across.in", encoded_bytes(widest_elems / ranks, wire));
+  int64_t gather_bytes = 0, out_bytes = 0, in_bytes = 0, across_bytes = 0;
+  for (size_t b = 0; b < job.layout.buckets.size(); ++b) {
+    const int64_t elems = job.layout.buckets[b].elems;
+    const Placement& placement = job.placement_of(b);
+    const int ranks = job.mesh.group_size(placement.reduces_over());
+    const auto parts_bytes = [&](const Format& format) { return ranks * encoded_bytes(elems / ranks, format); };
+    if (placement.gathers_encoded()) gather_bytes = std::max(gather_bytes, parts_bytes(placement.gather_wire));
+    if (wire == DType::f32 || ranks == 1) continue;
+    const bool in_place = !placement.is_sharded() && rounds_once;
+    out_bytes = std::max(out_bytes, in_place ? encoded_bytes(elems, wire) : parts_bytes(wire));
+    if (!in_place) in_bytes = std::max(in_bytes, parts_bytes(wire));
+    if (placement.reduces_across(job.mesh) && wire == DType::bf16)
+      across_bytes = std::max(across_bytes, encoded_bytes(elems / ranks, wire));
+  }
+  const auto add = [&](BufferId& id, const char* name, int64_t size_bytes) {
+    if (size_bytes > 0) id = job.buffers.add({.name = name, .size_bytes = size_bytes, .owner = Owner::communication});
+  };
+  add(job.ids.gather_wire, "wire.gather", gather_bytes);
+  add(job.ids.wire_out, "wire.out", out_bytes);
+  add(job.ids.wire_in, "wire.in", in_bytes);
+  add(job.ids.wire_across, "wire.across", across_bytes);
+  if (!rounds_once) add(job.ids.wire_across_in, "wire.across.in", across_bytes);
+}
+
+/// Returns the number of layers in use at a time: paired passes are in two.
+int layers_in_use(const Job& job) {
+  return std::any_of(job.actions.begin(), job.actions.end(), [](const Action& action) { return action.paired; }) ? 2
+                                                                                                                 : 1;
 }
 
 }  // namespace
@@ -241,20 +252,24 @@ int value_slots(const Job& job) {
   for (const Bucket& bucket : job.layout.buckets)
     if (is_of_layer(job, bucket)) layers.insert(*bucket.unit);
   const auto all = static_cast<int>(layers.size());
-  return job.options.reshard_after_forward ? std::min(job.options.prefetch_depth + 1, all) : all;
+  return job.options.reshard_after_forward ? std::min(job.options.prefetch_depth + layers_in_use(job), all) : all;
 }
 
 std::string slots_remedy(const Job& job, int64_t missing_bytes) {
   const int slots = job.sharding().parameters ? value_slots(job) : 0;
   if (slots == 0) return "";
   const int64_t slot_bytes = std::max<int64_t>(1, job.buffers[job.ids.value_slots].size_bytes / slots);
-  const int64_t depth = slots - 1 - ceil_div(missing_bytes, slot_bytes);
+  const int64_t depth = slots - layers_in_use(job) - ceil_div(missing_bytes, slot_bytes);
   const std::string costs =
       slots == 1 ? fmt::format("1 slot for gathered layers takes {}: ", format_bytes(slot_bytes))
                  : fmt::format("{} slots for gathered layers take {} each: ", slots, format_bytes(slot_bytes));
   if (depth < 0) return costs + "not even zero.prefetch_depth = 0 fits. ";
   return costs + fmt::format("{}zero.prefetch_depth = {} is the most that fits. ",
                              job.options.reshard_after_forward ? "" : "zero.reshard_after_forward = true with ", depth);
+}
+
+Slice gradient_part_slice(const Job& job, size_t bucket) {
+  return {job.ids.gradient_parts[job.layout.buckets[bucket].group], 0, 4 * job.storage[bucket].shard_elems};
 }
 
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype) {
@@ -265,7 +280,8 @@ Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t el
 Slice gradient_slot_slice(const Job& job, int slot, size_t bucket) {
   const std::vector<Bucket>& buckets = job.layout.buckets;
   if (slot < kGradientSlots)
-    return slot_slice(job, job.ids.gradient_slots, slot, kGradientSlots, buckets[bucket].elems, DType::f32);
+    return slot_slice(job, job.ids.gradient_slots[buckets[bucket].group], slot, kGradientSlots, buckets[bucket].elems,
+                      DType::f32);
   int64_t before_elems = 0;
   for (size_t b = 0; b < bucket; ++b)
     if (buckets[b].unit == buckets[bucket].unit) before_elems += buckets[b].elems;

@@ -6,7 +6,7 @@
 
 namespace slipstream {
 
-/// The number of layers whose gradients may wait for their reduction at once (sharded gradients).
+/// The number of layers whose gradients of a group may wait for their reduction at once (sharded gradients).
 constexpr int kGradientSlots = 2;
 
 /// Pure. The bytes of a parameter, its gradient and its optimizer states that a rank keeps for all parameters, and
@@ -28,8 +28,9 @@ bool holds_copy(const Job& job, size_t bucket);
 /// last.
 bool is_of_layer(const Job& job, const Bucket& bucket);
 
-/// Pure. Returns the number of slots for gathered layers (sharded parameters): the layer in use and those ahead of it,
-/// at most the number of gathered layers. Returns 0 if all layers persist, or on a pipeline stage without layers.
+/// Pure. Returns the number of slots for gathered layers (sharded parameters): the layer in use (two of them with
+/// paired passes) and those ahead of it, at most the number of gathered layers. Returns 0 if all layers persist, or on
+/// a pipeline stage without layers.
 int value_slots(const Job& job);
 
 /// Pure. Returns a remedy for `missing_bytes` of memory if layers are gathered into slots: the deepest prefetch that
@@ -39,8 +40,11 @@ std::string slots_remedy(const Job& job, int64_t missing_bytes);
 /// Pure. Returns the first `elems` elements of slot number `slot` of `count` in a slot buffer.
 Slice slot_slice(const Job& job, BufferId slots, int slot, int count, int64_t elems, DType dtype);
 
-/// Pure. Returns the location of a bucket's gradients in slot number `slot`. This is a layer's slot, or (number
-/// kGradientSlots) the slot of the model's two ends, which holds all buckets of one end.
+/// Pure. Returns the location of a bucket's reduced shard before it is added to the sum (sharded gradients).
+Slice gradient_part_slice(const Job& job, size_t bucket);
+
+/// Pure. Returns the location of a bucket's gradients in slot number `slot`. This is a layer's slot among those of the
+/// bucket's group, or (number kGradientSlots) the slot of the model's two ends, which holds all buckets of one end.
 Slice gradient_slot_slice(const Job& job, int slot, size_t bucket);
 
 /// Memory that is used in addition to a plan.

@@ -21,25 +21,24 @@ constexpr size_t row_of(Axis axis) {
   return row;
 }
 
-/// A factor of the product of some axes: the whole product, as many neighbours as `inner` names, or one rank of each
-/// such set of neighbours.
-enum class Factor : uint8_t { whole, inner, outer };
-
+/// A factor of the product of some axes: of every `within` neighbours, the ranks at the distance `apart`. A size of 0
+/// stands for all ranks of the product.
 struct GroupRow {
   Axis axis;
   AxisSet over;
-  Factor factor = Factor::whole;
-  int MeshSizes::*inner = nullptr;  // 0 neighbours: all ranks of the product
+  int MeshSizes::*apart = nullptr;   // null: 1
+  int MeshSizes::*within = nullptr;  // null: all ranks of the product
 };
 constexpr AxisSet kReplica = 1 << row_of(Axis::data) | 1 << row_of(Axis::context);
 /// Every axis that is not a row of kMeshAxes.
 constexpr GroupRow kGroups[] = {
     {Axis::self, 0},
     {Axis::replica, kReplica},
-    {Axis::data_inner, kReplica, Factor::inner, &MeshSizes::data_inner},
-    {Axis::data_outer, kReplica, Factor::outer, &MeshSizes::data_inner},
-    {Axis::expert, kReplica, Factor::inner, &MeshSizes::expert},
-    {Axis::expert_data, kReplica, Factor::outer, &MeshSizes::expert},
+    {Axis::data_inner, kReplica, nullptr, &MeshSizes::data_inner},
+    {Axis::data_outer, kReplica, &MeshSizes::data_inner, nullptr},
+    {Axis::expert, kReplica, nullptr, &MeshSizes::expert},
+    {Axis::expert_data, kReplica, &MeshSizes::expert, nullptr},
+    {Axis::expert_inner, kReplica, &MeshSizes::expert, &MeshSizes::data_inner},
     {Axis::world, kAll},
     {Axis::hosts, kAll},
 };
@@ -88,6 +87,11 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
         "[zero] shard_size {} does not divide the {} data-parallel ranks. Use a divisor, or 0 for all of "
         "them.",
         sizes.data_inner, sizes.replicas());
+  if (sizes.data_inner > 0 && sizes.data_inner % sizes.expert != 0 && sizes.expert % sizes.data_inner != 0)
+    throw ConfigError(
+        "[zero] shard_size {} is neither a multiple nor a divisor of expert {}: the ranks that shard together would "
+        "hold some experts more often than others. Use a multiple or a divisor of {}, or 0.",
+        sizes.data_inner, sizes.expert, sizes.expert);
   const std::vector<size_t> rows = rows_in_order(order);
   if (rows.empty())
     throw ConfigError(
@@ -110,10 +114,11 @@ Mesh::Mesh(const MeshSizes& sizes, const std::string& order) : sizes_(sizes) {
       group.digits[d] = {sizes.*kMeshAxes[over[d]].size, strides_[over[d]]};
       group.size *= group.digits[d].size;
     }
-    if (row.factor == Factor::whole) continue;
-    const int inner = sizes.*row.inner == 0 ? group.size : sizes.*row.inner;
-    if (row.factor == Factor::inner) group.size = inner;
-    if (row.factor == Factor::outer) group.skip = inner, group.size /= inner;
+    const auto ranks_of = [&](int MeshSizes::*member) { return sizes.*member == 0 ? group.size : sizes.*member; };
+    const int apart = row.apart == nullptr ? 1 : ranks_of(row.apart),
+              within = row.within == nullptr ? group.size : ranks_of(row.within);
+    group.skip = apart;
+    group.size = std::max(1, within / apart);
   }
 }
 
@@ -162,7 +167,11 @@ std::vector<int> Mesh::group(Axis axis, int rank) const {
 
 bool Mesh::contains(Axis axis, Axis part) {
   const GroupRow outer = group_row(axis), inner = group_row(part);
-  return axis == part || inner.over == 0 || (outer.factor == Factor::whole && (inner.over & ~outer.over) == 0);
+  if (axis == part || inner.over == 0) return true;
+  const auto no_smaller = [&](int MeshSizes::*GroupRow::*size) {
+    return outer.*size == nullptr || (outer.*size == inner.*size && outer.over == inner.over);
+  };
+  return (inner.over & ~outer.over) == 0 && no_smaller(&GroupRow::apart) && no_smaller(&GroupRow::within);
 }
 
 Axis Mesh::smallest_with(std::vector<Axis> parts) const {

@@ -15,8 +15,8 @@ class Mesh {
  public:
   Mesh() : Mesh(MeshSizes{}) {}
   /// `order` lists the axes, beginning with the one whose neighbours have adjacent ranks: "tp-cp-pp-dp".
-  /// Throws: ConfigError if it is not a permutation of those four, a size is below 1, or data_inner does not divide
-  /// data x context.
+  /// Throws: ConfigError if it is not a permutation of those four, a size is below 1, data_inner or expert does not
+  /// divide data x context, or neither of these two divides the other.
   explicit Mesh(const MeshSizes& sizes, const std::string& order = "tp-cp-pp-dp");
 
   const MeshSizes& sizes() const { return sizes_; }

@@ -5,29 +5,18 @@
 
 namespace slipstream {
 
-Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
-                std::optional<Format> gather_wire) {
-  Placement placement{.value = value, .reduce_wire = reduce_wire, .gather_wire = value};
-  if (!sharding.states || mesh.group_size(Axis::data_inner) == 1) return placement;
+Placement place(Sharding sharding, const Mesh& mesh, bool experts, const Formats& formats) {
+  const Axis all = experts ? Axis::expert_data : Axis::replica, inner = experts ? Axis::expert_inner : Axis::data_inner;
+  Placement placement{.sums_over = all,
+                      .copied_over = all,
+                      .value = formats.value,
+                      .reduce_wire = formats.reduce_wire,
+                      .gather_wire = formats.value};
+  if (!sharding.states || mesh.group_size(inner) == 1) return placement;
   placement.sharding = sharding;
-  placement.sharded_over = mesh.group_size(Axis::data_outer) > 1 ? Axis::data_inner : Axis::replica;
+  placement.sharded_over = mesh.group_size(Axis::data_outer) > 1 ? inner : all;
   placement.copied_over = Axis::data_outer;
-  placement.gather_wire = gather_wire.value_or(value);
-  return placement;
-}
-
-Placement place_experts(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
-                        std::optional<Format> gather_wire) {
-  Placement placement{.sums_over = Axis::expert_data,
-                      .copied_over = Axis::expert_data,
-                      .value = value,
-                      .reduce_wire = reduce_wire,
-                      .gather_wire = value};
-  if (!sharding.states || mesh.group_size(Axis::expert_data) == 1) return placement;
-  placement.sharding = sharding;
-  placement.sharded_over = Axis::expert_data;
-  placement.copied_over = Axis::self;
-  placement.gather_wire = gather_wire.value_or(value);
+  placement.gather_wire = formats.gather_wire.value_or(formats.value);
   return placement;
 }
 

@@ -59,13 +59,16 @@ struct Placement {
   std::vector<Transfer> transfers(const Mesh& mesh, int64_t micro_batches) const;
 };
 
+/// The formats of parameters in memory, of gradients on the wire, and of sharded parameters there (none: as in memory).
+struct Formats {
+  Format value;
+  Format reduce_wire;
+  std::optional<Format> gather_wire;
+};
+
 /// Returns the placement on these ranks. Nothing is divided where no rank shares parameters, or where each would shard
-/// alone. Pure. `gather_wire` is the format of sharded parameters on the wire; none: their type in memory.
-Placement place(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
-                std::optional<Format> gather_wire);
-/// Returns the placement of experts, which the ranks of Axis::expert divide. Their gradients have the rows of all of
-/// these ranks already, and are summed over Axis::expert_data. Pure.
-Placement place_experts(Sharding sharding, const Mesh& mesh, Format value, Format reduce_wire,
-                        std::optional<Format> gather_wire);
+/// alone. Pure. `experts`: the ranks of Axis::expert divide the parameters. The gradients then have the rows of all of
+/// these ranks already, and are summed over Axis::expert_data.
+Placement place(Sharding sharding, const Mesh& mesh, bool experts, const Formats& formats);
 
 }  // namespace slipstream

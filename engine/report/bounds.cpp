@@ -21,6 +21,42 @@ bool reads_parameters(const Job& job, const SpineItem& item) {
   });
 }
 
+/// Returns the bytes that a rank sends for an element of a group that is reduced into shards or gathered from them.
+double sent_bytes(const Job& job, const Placement& placement, const Format& wire) {
+  constexpr int64_t kMany = 1 << 10;
+  const double ranks = job.mesh.group_size(placement.sums_over);
+  return (ranks - 1) / ranks * static_cast<double>(encoded_bytes(kMany, wire)) / kMany;
+}
+
+/// A part of the gradients on its way.
+struct Part {
+  int64_t ready_ns;
+  double bytes;
+  bool in_slot;  // it is reduced in every micro-batch
+};
+
+/// Returns the parts in completion order. `ready`: by index into ModelSpec::backward.
+std::vector<Part> parts_of(const Job& job, const BoundInput& input, const std::vector<int64_t>& ready) {
+  std::vector<Part> parts;
+  for (const Bucket& bucket : job.layout.buckets) {
+    const Placement& placement = job.groups[bucket.group].placement;
+    const double factor = (placement.is_sharded() ? 1.0 : 2.0) * sent_bytes(job, placement, placement.reduce_wire);
+    for (uint32_t p = bucket.first_part; p < bucket.first_part + bucket.part_count; ++p) {
+      const PlacedPart& placed = job.layout.parts[p];
+      parts.push_back({ready[placed.ready_position], factor * static_cast<double>(placed.part.elems),
+                       bucket.unit || bucket.persistent});
+    }
+  }
+  if (const TiedEmbedding& tied = job.model.tied; tied.split)
+    parts.push_back({ready.back(),
+                     tied.as_rows
+                         ? (input.ranks - 1.0) * static_cast<double>(tied.capacity * (4 * tied.width + 4))
+                         : 2.0 * (input.ranks - 1) / input.ranks * 4.0 * static_cast<double>(tied.vocab * tied.width),
+                     false});
+  std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.ready_ns < b.ready_ns; });
+  return parts;
+}
+
 }  // namespace
 
 IdealBound ideal_bound(const Job& job, const BoundInput& input) {
@@ -42,45 +78,26 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
       for (size_t p = 0; p < job.model.backward.size(); ++p)
         if (job.model.backward[p] == plan.spine[i].piece) ready[p] = ends[i];
 
-  const Placement& placement = job.groups.front().placement;  // all groups are placed alike
-  const double share = static_cast<double>(input.ranks - 1) / input.ranks;
-  const auto element_bytes = [](const Format& wire) {
-    constexpr int64_t kMany = 1 << 10;
-    return static_cast<double>(encoded_bytes(kMany, wire)) / kMany;
-  };
-  const double factor = (placement.is_sharded() ? 1.0 : 2.0) * share * element_bytes(placement.reduce_wire);
-  struct Part {
-    int64_t ready_ns;
-    double bytes;
-  };
-  std::vector<Part> parts;
-  for (const PlacedPart& placed : job.layout.parts)
-    parts.push_back({ready[placed.ready_position], factor * static_cast<double>(placed.part.elems)});
-  if (const TiedEmbedding& tied = job.model.tied; tied.split)
-    parts.push_back({ready.back(),
-                     tied.as_rows
-                         ? (input.ranks - 1.0) * static_cast<double>(tied.capacity * (4 * tied.width + 4))
-                         : 2.0 * (input.ranks - 1) / input.ranks * 4.0 * static_cast<double>(tied.vocab * tied.width)});
+  const std::vector<Part> parts = parts_of(job, input, ready);
   double left = 0;
   for (const Part& part : parts) left += part.bytes;
   const double ns_per_byte = 1e9 / input.bytes_per_second;
   // Parameters with sharded states are gathered once in a step. Sharded parameters of layers are gathered for every
   // pass that does not find them in a slot.
   double gathered = 0, before_layers = 0;
-  if (placement.is_sharded()) {
-    const double per_elem = share * element_bytes(placement.gather_wire);
-    for (const Task& task : plan.tasks)
-      if (task.op == Op::all_gather && task.bucket >= 0)
-        gathered += per_elem * static_cast<double>(job.layout.buckets[static_cast<size_t>(task.bucket)].elems);
-    for (const ParameterSpec& parameter : job.model.parameters)
-      if (parameter.layer < 0) before_layers += per_elem * static_cast<double>(parameter.elems);
-  }
+  const auto gather_bytes = [&](const Placement& placement, int64_t elems) {
+    return placement.is_sharded() ? sent_bytes(job, placement, placement.gather_wire) * static_cast<double>(elems) : 0;
+  };
+  for (const Task& task : plan.tasks)
+    if (const auto bucket = static_cast<size_t>(task.bucket); task.op == Op::all_gather && task.bucket >= 0)
+      gathered += gather_bytes(job.placement_of(bucket), job.layout.buckets[bucket].elems);
+  for (const ParameterGroup& group : job.groups)
+    for (uint32_t p : group.parameters)
+      if (const ParameterSpec& parameter = job.model.parameters[p]; parameter.layer < 0)
+        before_layers += gather_bytes(group.placement, parameter.elems);
   double reductions = left;
-  if (placement.sharding.gradients)
-    for (const Bucket& bucket : job.layout.buckets)
-      for (uint32_t p = bucket.first_part;
-           p < bucket.first_part + bucket.part_count && (bucket.unit || bucket.persistent); ++p)
-        reductions += (job.buffers.micro_batches - 1) * factor * static_cast<double>(job.layout.parts[p].part.elems);
+  for (const Part& part : parts)
+    if (part.in_slot) reductions += (job.buffers.micro_batches - 1) * part.bytes;
   bound.wire_ns = static_cast<int64_t>(std::ceil((reductions + gathered) * ns_per_byte));
   int64_t sums_done = 0;
   for (const Part& part : parts) {
@@ -111,7 +128,7 @@ IdealBound ideal_bound(const Job& job, const BoundInput& input) {
   // step can do before it needs them is subtracted.
   int64_t lead = 0;
   for (size_t i = 0; i < plan.spine.size() && !reads_parameters(job, plan.spine[i]); ++i) lead += input.spine_ns[i];
-  if (placement.is_sharded() && job.options.clip)
+  if (job.sharding().states && job.options.clip)
     tail = std::max(tail, first_update + input.latency_ns + static_cast<int64_t>(before_layers * ns_per_byte) - lead);
   bound.bound_ns = std::max({sums_done + input.latency_ns + tail, bound.compute_ns, bound.wire_ns});
   return bound;

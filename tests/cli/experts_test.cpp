@@ -65,6 +65,10 @@ TEST_CASE("ranks that divide experts train the model of one rank, and another nu
   CHECK(train(2, "two", " --set parallel.expert=2") == Approx(expected).epsilon(1e-5));
   CHECK(train(4, "four", " --set parallel.expert=2 --set zero.stage=1 --set overlap.paired_passes=true") ==
         Approx(expected).epsilon(1e-5));
+  CHECK(train(4, "sharded", " --set parallel.expert=2 --set zero.stage=3 --set overlap.paired_passes=true") ==
+        Approx(expected).epsilon(1e-5));
+  CHECK(train(4, "groups", " --set parallel.expert=2 --set zero.stage=3 --set zero.shard_size=2") ==
+        Approx(expected).epsilon(1e-5));
   for (const char* step : {"step-00000008", "final"}) fs::remove_all(folder.path("two/checkpoints/") + step);
   for (const int ranks : {1, 4}) {
     const std::string name = "from_two_on_" + std::to_string(ranks);
@@ -86,7 +90,8 @@ TEST_CASE("experts that ranks cannot divide are refused with the numbers", "[cli
   refused(" --set parallel.expert=3", "parallel.expert = 3 does not divide model.experts.count = 4");
   refused(" --set parallel.expert=4 --set parallel.pipeline=2", "expert 4 does not divide the 2 ranks");
   refused(" --set parallel.tensor=2", "parallel.tensor = 2 with experts is not supported yet");
-  refused(" --set parallel.expert=2 --set zero.stage=2", "zero.stage = 2 and parallel.expert = 2");
+  refused(" --set parallel.expert=2 --set zero.stage=1 --set zero.shard_size=3 --set parallel.data=6",
+          "zero.shard_size = 3 is neither a multiple nor a divisor of parallel.expert = 2");
   refused(" --set model.experts.top_k=5", "model.experts.top_k = 5 is above model.experts.count = 4");
   if (!has_mpirun()) return;
   const Result paced = on_ranks(2, "train " + run + " --paced --set checkpoint.interval=0 --set parallel.expert=2");

@@ -58,7 +58,7 @@ std::vector<Axis> other_axes(const Job& job, Axis axis) {
   std::vector<Axis> others;
   const int rank = job.options.rank;
   for (Axis other : {Axis::data, Axis::context, Axis::tensor, Axis::pipeline, Axis::replica, Axis::data_inner,
-                     Axis::data_outer, Axis::world})
+                     Axis::data_outer, Axis::world, Axis::expert, Axis::expert_data, Axis::expert_inner})
     if (job.mesh.group_size(other) > 1 && job.mesh.group(other, rank) != job.mesh.group(axis, rank))
       others.push_back(other);
   return others;

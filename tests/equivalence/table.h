@@ -25,6 +25,16 @@ inline models::ModelOptions smallest(Family family) {
           .tokens = 5};
 }
 
+/// Muon for the matrices of layers, and AdamW with half of its learning rate for the other parameters.
+inline std::vector<GroupRule> muon_on_matrices() {
+  const auto matrices = [](const ModelSpec& model, const ParameterSpec& parameter) {
+    return parameter.tensors[0].shape.size() == 2 && parameter.layer >= 0 && parameter.layer < model.layers;
+  };
+  const OptimizerSpec& adamw = optimizers()[static_cast<size_t>(OptimizerName::adamw)];
+  const OptimizerSpec& muon = optimizers()[static_cast<size_t>(OptimizerName::muon)];
+  return {{"matrices", &muon, matrices}, {"rest", &adamw, nullptr, 0.5}};
+}
+
 /// Adds layouts of divided experts, which have rows that travel by counts, and a group of parameters over other ranks.
 inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everything) {
   const auto add_experts = [&](bool in_sample, const std::string& name, auto change) {
@@ -55,6 +65,46 @@ inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everythin
               [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
   add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",
               [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
+  // Experts are sharded over the ranks that hold the same ones, whole where there is only one of them, and over these
+  // ranks of a group of shards.
+  for (const int stage : {2, 3}) {
+    const std::string zero = ", ZeRO-" + std::to_string(stage);
+    add_experts(true, "experts over 2 of 4" + zero + ", 2 micro-batches", [&](Layout& l) {
+      l.ranks = 4, l.zero_stage = stage, l.micro_batches = 2, l.update_on_spine = stage == 2;
+    });
+    add_experts(stage == 3, "experts over 2" + zero + ", 2 micro-batches",
+                [&](Layout& l) { l.zero_stage = stage, l.micro_batches = 2; });
+    add_experts(stage == 3, "experts over 2 of 4" + zero + ", recompute full, no clipping", [&](Layout& l) {
+      l.ranks = 4, l.zero_stage = stage, l.recompute = Recomputation::full, l.max_norm = 0;
+    });
+    add_experts(stage == 3, "experts over 2 of 4" + zero + ", bfloat16 gradients and parameters", [&](Layout& l) {
+      l.ranks = 4, l.zero_stage = stage, l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16;
+    });
+  }
+  add_experts(true, "experts over 2 of 4, ZeRO-3, 3 micro-batches in paired passes",
+              [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.micro_batches = 3, l.order = make_paired_schedule(3); });
+  add_experts(true, "experts over 2 of 4, ZeRO-3, 1f1b 2, 2 micro-batches",
+              [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.stages = 2, l.micro_batches = 2; });
+  add_experts(false, "experts over 2 of 4, ZeRO-3, zb_h1 2, 2 micro-batches", [](Layout& l) {
+    l.ranks = 4, l.zero_stage = 3, l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2;
+  });
+  add_experts(false, "experts over 2 of 4, ZeRO-3, small parameters stay, 2 micro-batches",
+              [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48; });
+  for (const int stage : {1, 2, 3})
+    for (const auto& [ranks, expert] : {std::pair{8, 2}, {4, 2}, {8, 4}})  // groups of shards of 4, 2 and 2 ranks
+      add_experts(stage == 3 && expert == 2,
+                  fmt::format("experts over {} of {}, ZeRO-{} in groups of {}, 2 micro-batches", expert, ranks, stage,
+                              ranks == 8 && expert == 2 ? 4 : 2),
+                  [&, ranks = ranks, expert = expert](Layout& l) {
+                    l.ranks = ranks, l.expert = expert, l.zero_stage = stage, l.micro_batches = 2;
+                    l.shard_size = ranks == 8 && expert == 2 ? 4 : 2;
+                  });
+  add_experts(false, "experts over 2 of 8, ZeRO-3 in groups of 4, int8 gradients fed back", [](Layout& l) {
+    l.ranks = 8, l.zero_stage = 3, l.shard_size = 4, l.wire_dtype = kInt8, l.error_feedback = true;
+  });
+  for (const int stage : {0, 1})
+    add_experts(stage == 1, "experts over 2 of 4, Muon, ZeRO-" + std::to_string(stage),
+                [&](Layout& l) { l.ranks = 4, l.zero_stage = stage, l.groups = muon_on_matrices(); });
   return rows;
 }
 

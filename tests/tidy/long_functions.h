@@ -10,9 +10,8 @@ namespace slipstream::tidy {
 
 inline const std::vector<LongFunction> kLongFunctions = {
     {"comm/rehearse/task_rules.cpp", "StageTypes::collective", 85},
-    {"engine/plan/layout.cpp", "place_parameters", 97},
-    {"engine/plan/passes/residency.cpp", "Residency::append_tasks", 76},
-    {"engine/report/bounds.cpp", "ideal_bound", 93},
+    {"engine/plan/layout.cpp", "place_parameters", 96},
+    {"engine/report/bounds.cpp", "ideal_bound", 74},
     {"engine/report/overlap.cpp", "OverlapMeter::take", 90},
     {"kernels/attention/attention.cu", "forward_kernel", 93},
     {"kernels/attention/attention.cu", "key_kernel", 77},

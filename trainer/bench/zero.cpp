@@ -5,6 +5,7 @@
 #include "trainer/bench/zero.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "comm/link.h"
@@ -189,13 +190,15 @@ std::vector<int64_t> even_spine_ns(const Job& job, int64_t layer_ns) {
 }
 
 int64_t layer_gather_bytes(const Job& job) {
-  std::vector<int64_t> elems(static_cast<size_t>(job.model.layers), 0);
-  for (const ParameterSpec& parameter : job.model.parameters)
-    if (parameter.layer >= 0 && parameter.layer < job.model.layers)
-      elems[static_cast<size_t>(parameter.layer)] += parameter.elems;
-  const Placement& placement = job.groups.front().placement;  // the same for all groups
-  const int ranks = job.mesh.group_size(placement.reduces_over());
-  return encoded_bytes(*std::max_element(elems.begin(), elems.end()), placement.gather_wire) * (ranks - 1) / ranks;
+  std::vector<int64_t> bytes(static_cast<size_t>(job.model.layers), 0);
+  for (const ParameterGroup& group : job.groups) {
+    std::map<int, int64_t> elems;  // by layer
+    for (uint32_t p : group.parameters) elems[job.model.parameters[p].layer] += job.model.parameters[p].elems;
+    const int ranks = job.mesh.group_size(group.placement.reduces_over());
+    for (size_t layer = 0; layer < bytes.size(); ++layer)
+      bytes[layer] += encoded_bytes(elems[static_cast<int>(layer)], group.placement.gather_wire) * (ranks - 1) / ranks;
+  }
+  return *std::max_element(bytes.begin(), bytes.end());
 }
 
 void bench_zero(const OverlapOptions& options, const Setting& setting) { ZeroBench(options, setting).run(); }

@@ -15,19 +15,28 @@ namespace {
 /// Counts in floating point, because a run file may request more bytes than 64 bits can count.
 struct Parameters {
   double of_layer = 0, besides = 0;
+  double of_own_experts = 0;  // in a layer: those of this rank, if ranks divide the experts
 };
 
 Parameters count_parameters(const models::ModelOptions& sizes) {
-  const auto elems = [&](int64_t layers) {
+  const auto model = [&](int64_t layers) {
     models::ModelOptions few = sizes;
     few.layers = layers;
     few.cuts.clear();
     few.ends_apart = false;
     Buffers buffers;
-    return static_cast<double>(models::build_model(few, buffers).parameter_elems());
+    return models::build_model(few, buffers);
   };
-  // Layers with experts and without differ.
-  if (sizes.experts.count > 0) return {.of_layer = elems(sizes.layers) / static_cast<double>(sizes.layers)};
+  const auto elems = [&](int64_t layers) { return static_cast<double>(model(layers).parameter_elems()); };
+  if (sizes.experts.count > 0) {  // layers with experts and without differ
+    const ModelSpec all = model(sizes.layers);
+    int64_t own = 0;
+    for (const ParameterSpec& parameter : all.parameters)
+      if (parameter.is_of_experts()) own += parameter.elems;
+    const auto layers = static_cast<double>(sizes.layers);
+    return {.of_layer = static_cast<double>(all.parameter_elems() - own) / layers,
+            .of_own_experts = static_cast<double>(own) / layers};
+  }
   const double one = elems(1), layer = elems(2) - one;
   return {.of_layer = layer, .besides = one - layer};
 }
@@ -35,16 +44,22 @@ Parameters count_parameters(const models::ModelOptions& sizes) {
 /// Returns the bytes on the mean pipeline stage, which are at most those of the largest stage.
 int64_t least_bytes_of(const Parameters& parameters, const models::ModelOptions& sizes, const PlanOptions& options) {
   const Mesh mesh(options.sizes, options.mesh_order);
-  const Placement placement = place(options.sharding, mesh, sizes.dtype, options.reduce_wire, options.gather_wire);
   // How the parameters divide among groups is not known yet, so the bound takes the optimizer that keeps least.
-  double each = 9e18;
-  for (const GroupRule& group : options.groups) {
-    const StateBytes states = state_bytes(sizes.dtype, placement.sharding, *group.optimizer);
-    each =
-        std::min(each, static_cast<double>(states.whole) + static_cast<double>(states.shared) / placement.shards(mesh));
-  }
-  const double elems = parameters.besides + static_cast<double>(sizes.layers) * parameters.of_layer;
-  return static_cast<int64_t>(std::min(9e18, elems * each / mesh.stages()));
+  const auto bytes_of_elem = [&](bool experts) {
+    const Placement placement =
+        place(options.sharding, mesh, experts, {sizes.dtype, options.reduce_wire, options.gather_wire});
+    double least = 9e18;
+    for (const GroupRule& group : options.groups) {
+      const StateBytes states = state_bytes(sizes.dtype, placement.sharding, *group.optimizer);
+      least = std::min(least,
+                       static_cast<double>(states.whole) + static_cast<double>(states.shared) / placement.shards(mesh));
+    }
+    return least;
+  };
+  const auto layers = static_cast<double>(sizes.layers);
+  const double bytes = (parameters.besides + layers * parameters.of_layer) * bytes_of_elem(false) +
+                       layers * parameters.of_own_experts * bytes_of_elem(true);
+  return static_cast<int64_t>(std::min(9e18, bytes / mesh.stages()));
 }
 
 }  // namespace
@@ -65,8 +80,9 @@ void check_minimum_memory(const models::ModelOptions& sizes, const PlanOptions& 
       "[plan] {} layers of {} parameters and {} other parameters need at least {} per rank with their gradients and "
       "optimizer states, {:.0f} times the {} of {}. No plan was made. Use {}more ranks with parallel.pipeline or "
       "parallel.tensor, or a smaller model.",
-      sizes.layers, format_count(parameters.of_layer), format_count(parameters.besides), format_bytes(need), times,
-      format_bytes(machine.memory_bytes), machine.name, options.sharding.parameters ? "" : "zero.stage = 3, ");
+      sizes.layers, format_count(parameters.of_layer + parameters.of_own_experts), format_count(parameters.besides),
+      format_bytes(need), times, format_bytes(machine.memory_bytes), machine.name,
+      options.sharding.parameters ? "" : "zero.stage = 3, ");
 }
 
 }  // namespace slipstream::planner

@@ -28,7 +28,7 @@ std::optional<ItemId> last_read(const Plan& plan, const Slice& where, std::optio
 
 }  // namespace
 
-Residency::Residency(const Job& job) : job_(job), gradient_slots_(kGradientSlots) {
+Residency::Residency(const Job& job) : job_(job), gradient_slots_(job.groups.size(), Slots(kGradientSlots)) {
   if (job.sharding().parameters) slots_ = Slots(static_cast<size_t>(value_slots(job))), end_slot_ = Slots(1);
   for (size_t b = 0; b < job.layout.buckets.size(); ++b)
     if (const Bucket& bucket = job.layout.buckets[b]; bucket.unit)
@@ -76,7 +76,10 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
   if (const auto persistent = persistent_of_layer_.find(piece.layer);
       backward && persistent != persistent_of_layer_.end())
     for (size_t bucket : persistent->second)
-      if (item.accumulate = false; touches(piece, bucket, true)) reduce_from(bucket, -1, id, item.micro_batch);
+      if (touches(piece, bucket, true)) {
+        item.accumulate = false;
+        reduce_from(bucket, -1, id, item.micro_batch);
+      }
   const auto found = buckets_of_unit_.find(piece.layer);
   if (found == buckets_of_unit_.end()) return;
   const std::vector<size_t>& buckets = found->second;
@@ -91,18 +94,23 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
                              job_.model.dtype);
     for (size_t bucket : buckets) {
       where.size_bytes = bytes_of(job_.layout.buckets[bucket].elems, job_.model.dtype);
-      if (lease.moved_in) gathers_.push_back({bucket, where, id, tenant_last_use});
+      if (lease.moved_in) missing_[bucket] = tenant_last_use;
+      // Each bucket is gathered for its own first use. The experts of a layer may arrive while attention computes.
+      if (const auto missing = missing_.find(bucket); missing != missing_.end() && touches(piece, bucket, false)) {
+        gathers_.push_back({bucket, where, id, missing->second});
+        missing_.erase(missing);
+      }
       bind(bucket, where, false, item.rebinds);
       where.begin_bytes += where.size_bytes;
     }
   }
   if (!backward || !job_.sharding().gradients) return;
-  item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
   // The results of a piece decide. A split backward computes a layer's gradients in two passes, the head's gradients
   // are computed chunk by chunk, and a recomputed piece computes none.
   bool end_is_bound = false;
   for (size_t bucket : buckets) {
     if (!touches(piece, bucket, true)) continue;
+    item.accumulate = false;  // every micro-batch is reduced into the shard, which accumulates
     if (!of_layer) {
       // A table may be in several neighbouring buckets.
       reduce_from(bucket, kGradientSlots, id, item.micro_batch);
@@ -112,16 +120,23 @@ void Residency::enter(ItemId id, const Piece& piece, bool backward, SpineItem& i
       continue;
     }
     const int64_t use = int64_t{item.micro_batch} * std::ssize(job_.layout.buckets) + static_cast<int64_t>(bucket);
-    const int slot = gradient_slots_.lease(use, id).slot;
+    const int slot = gradient_slots_[job_.layout.buckets[bucket].group].lease(use, id).slot;
     reduce_from(bucket, slot, id, item.micro_batch);
     bind(bucket, gradient_slot_slice(job_, slot, bucket), true, item.rebinds);
   }
 }
 
+/// Do gradients of `bucket` in `slot` take the place of those of an earlier reduction? The end slot has all groups.
+bool Residency::shares_place(const Reduce& earlier, size_t bucket, int slot) const {
+  if (slot < 0) return earlier.bucket == bucket;
+  const auto group_of = [&](size_t b) { return job_.layout.buckets[b].group; };
+  return earlier.slot == slot && (slot == kGradientSlots || group_of(earlier.bucket) == group_of(bucket));
+}
+
 void Residency::reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_batch) {
   for (size_t i = reduces_.size(); i-- > 0;) {
     Reduce& last = reduces_[i];
-    if (slot >= 0 ? last.slot != slot : last.bucket != bucket) continue;
+    if (!shares_place(last, bucket, slot)) continue;
     if (last.bucket == bucket && last.micro_batch == micro_batch) {
       last.last_use = id;
       return;
@@ -136,17 +151,18 @@ void Residency::reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_ba
 }
 
 std::string Residency::name_of(size_t bucket) const {
-  const int unit = *job_.layout.buckets[bucket].unit;
-  if (unit >= 0 && unit < job_.model.layers) return fmt::format("layer{}", unit);
+  const Bucket& of = job_.layout.buckets[bucket];
+  const int unit = *of.unit;
+  const bool experts = job_.model.parameters[job_.layout.parts[of.first_part].part.parameter].is_of_experts();
+  if (unit >= 0 && unit < job_.model.layers) return fmt::format("layer{}{}", unit, experts ? ".experts" : "");
   const std::vector<size_t>& buckets = buckets_of_unit_.at(unit);
   return std::string(unit < 0 ? "embedding" : "head") +
          (buckets.size() > 1 ? fmt::format(".{}", bucket - buckets.front()) : "");
 }
 
-void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
-  std::vector<Point> gathered;                // the points of the previous gather
-  std::vector<std::vector<Point>> of_gather;  // by gather of gathers_, so far
-  std::map<size_t, size_t> latest;            // by bucket: its latest gather
+std::vector<std::vector<Point>> Residency::append_gathers(Plan& plan) const {
+  std::map<Axis, std::vector<Point>> gathered;  // by the axis of the shards: the points of the previous gather
+  std::vector<std::vector<Point>> of_gather;
   for (const Gather& use : gathers_) {
     std::vector<Point> to_free, held_back;
     const std::optional<ItemId> last = last_read(plan, use.where, use.tenant_last_use);
@@ -156,24 +172,31 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       if (gathers_[g].where.overlaps(use.where)) to_free.push_back(of_gather[g].back());
     // The slot of embedding and head is free much earlier. Without this wait, the head's gather would start among those
     // of the first layers, and they would wait for all of it.
-    if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = gathered;
+    std::vector<Point>& before = gathered[job_.placement_of(use.bucket).sharded_over];
+    if (!is_of_layer(job_, job_.layout.buckets[use.bucket])) held_back = before;
     // For ablation, the gather does not begin before compute needs it.
     if (!job_.options.param_gather && use.first_use > 0) held_back = {{use.first_use - 1}};
-    gathered = gather(job_, plan,
-                      {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use),
-                       .bucket = use.bucket,
-                       .from = job_.storage[use.bucket].working,
-                       .to = use.where,
-                       .updated = held_back,
-                       .to_free = to_free,
-                       .before = Point{use.first_use}});
-    latest[use.bucket] = of_gather.size();
-    of_gather.push_back(gathered);
+    before = gather(job_, plan,
+                    {.label = fmt::format("{}/{}", name_of(use.bucket), use.first_use),
+                     .bucket = use.bucket,
+                     .from = job_.storage[use.bucket].working,
+                     .to = use.where,
+                     .updated = held_back,
+                     .to_free = to_free,
+                     .before = Point{use.first_use}});
+    of_gather.push_back(before);
   }
+  return of_gather;
+}
+
+void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
+  const std::vector<std::vector<Point>> of_gather = append_gathers(plan);
   if (!reduced) return;
-  // All reductions use one buffer for the shard that is about to be added. The order within a channel is computed
-  // later, so the plan must declare that the next reduction waits for the addition.
-  std::optional<Point> part_free;
+  std::map<size_t, size_t> latest;  // by bucket: its latest gather
+  for (size_t g = 0; g < gathers_.size(); ++g) latest[gathers_[g].bucket] = g;
+  // All reductions of a group use one buffer for the shard that is about to be added. The order within a channel is
+  // computed later, so the plan must declare that the next reduction waits for the addition.
+  std::vector<std::optional<Point>> part_free(job_.groups.size());
   std::map<size_t, Point> sums;             // by bucket: its latest addition
   std::vector<Reduce> in_order = reduces_;  // sorted by completion
   std::stable_sort(in_order.begin(), in_order.end(),
@@ -183,7 +206,8 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
     const std::string label = use.slot < 0 ? fmt::format("bucket{}/{}", use.bucket, use.micro_batch)
                                            : fmt::format("{}/{}", name_of(use.bucket), use.micro_batch);
     const bool adds = use.micro_batch > 0;
-    const Slice part{job_.ids.gradient_part, 0, 4 * storage.shard_elems};
+    const Slice part = gradient_part_slice(job_, use.bucket);
+    std::optional<Point>& free = part_free[job_.layout.buckets[use.bucket].group];
     Reduction reduction{.label = label,
                         .bucket = use.bucket,
                         .from = use.slot < 0 ? storage.gradients : gradient_slot_slice(job_, use.slot, use.bucket),
@@ -191,7 +215,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
                         .ready = {use.last_use},
                         .not_before = {},
                         .before = {}};
-    if (adds) reduction.not_before = part_free;
+    if (adds) reduction.not_before = free;
     if (use.next_write) reduction.before = Point{*use.next_write};
     const Point first = next_task(plan);
     Point done = reduce(job_, plan, *reduced, reduction);
@@ -206,7 +230,7 @@ void Residency::append_tasks(Plan& plan, Reduced* reduced) const {
       add.writes = {storage.gradient};
       add.cost = {storage.shard_elems, 12 * storage.shard_elems};
       add.after = {done, sums.at(use.bucket)};
-      part_free = done = append_task(plan, std::move(add));
+      free = done = append_task(plan, std::move(add));
     }
     if (job_.placement_of(use.bucket).reduces_across(job_.mesh) && use.micro_batch + 1 == job_.buffers.micro_batches)
       done = reduce_across(job_, plan, *reduced, use.bucket, {use.last_use}, done);

@@ -17,7 +17,8 @@ namespace slipstream {
 /// compute, one of them is gathered, and the gradients of the other are reduced.
 ///
 /// Parameters: if a layer is in a slot, its use is a hit. Otherwise it takes the slot with the oldest last use.
-/// Gradients: the backward of a layer takes the slot with the oldest last use as well; its reduction frees it.
+/// Gradients: the backward of a layer takes the slot with the oldest last use of each group as well; its reduction
+/// frees it.
 /// Gradients of small persistent parameters stay in place and are reduced at the end of a micro-batch's backward pass.
 class Residency {
  public:
@@ -47,6 +48,9 @@ class Residency {
   };
   /// Returns true if a work of `piece` uses values (or gradients) of `bucket`.
   bool touches(const Piece& piece, size_t bucket, bool gradients) const;
+  /// Returns the points of each of gathers_.
+  std::vector<std::vector<Point>> append_gathers(Plan& plan) const;
+  bool shares_place(const Reduce& earlier, size_t bucket, int slot) const;
   void reduce_from(size_t bucket, int slot, ItemId id, int32_t micro_batch);
   std::string name_of(size_t bucket) const;
   void bind(size_t bucket, const Slice& where, bool gradients, std::vector<Rebind>& rebinds) const;
@@ -55,9 +59,11 @@ class Residency {
   /// One bucket per layer, or one for each pass of a split backward.
   std::map<int, std::vector<size_t>> buckets_of_unit_;
   std::map<int, std::vector<size_t>> persistent_of_layer_;
-  Slots slots_;           // for layers
-  Slots end_slot_;        // for the parameters before the first layer and after the last
-  Slots gradient_slots_;  // for a bucket in a micro-batch
+  Slots slots_;                        // for layers
+  Slots end_slot_;                     // for the parameters before the first layer and after the last
+  std::vector<Slots> gradient_slots_;  // by group; for a bucket in a micro-batch
+  /// Buckets whose unit has a slot, but that no item has used since: the last use of the slot's previous tenant.
+  std::map<size_t, std::optional<ItemId>> missing_;
   std::vector<Gather> gathers_;
   std::vector<Reduce> reduces_;
 };

@@ -141,7 +141,7 @@ TEST_CASE("layout: a whole matrix is in one shard, and buckets that could be lon
                           .first_bucket_bytes = 1 << 10,
                           .group_size = shards,
                           .sharded = true,
-                          .shards = shards};
+                          .groups = {{.shards = shards}, {.shards = shards}}};
     int64_t matrix_elems = 0;
     for (uint32_t p = 0; p < 40; ++p) {
       ParameterSpec& parameter = model.parameters[p];

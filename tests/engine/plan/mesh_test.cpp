@@ -12,8 +12,9 @@ using namespace slipstream;
 
 namespace {
 
-constexpr Axis kEveryAxis[] = {Axis::self,    Axis::data,       Axis::context,    Axis::pipeline, Axis::tensor,
-                               Axis::replica, Axis::data_inner, Axis::data_outer, Axis::world,    Axis::hosts};
+constexpr Axis kEveryAxis[] = {Axis::self,    Axis::data,        Axis::context,     Axis::pipeline, Axis::tensor,
+                               Axis::replica, Axis::data_inner,  Axis::data_outer,  Axis::world,    Axis::hosts,
+                               Axis::expert,  Axis::expert_data, Axis::expert_inner};
 
 /// Returns false at the first broken law: one CHECK for each mesh keeps a hundred thousand ranks cheap.
 bool groups_partition(const Mesh& mesh, Axis axis) {
@@ -46,18 +47,15 @@ bool ranks_round_trip(const Mesh& mesh) {
   return ranks.size() == static_cast<size_t>(mesh.world());
 }
 
-/// The inner and the outer group of a rank share only that rank, and together they span the ranks with the same
-/// parameters: those of its stage and tensor part.
-bool inner_times_outer(const Mesh& mesh) {
+/// The groups of two axes share only one rank, and together they span a group of `product`.
+bool are_factors(const Mesh& mesh, Axis one, Axis other, Axis product) {
   for (int rank = 0; rank < mesh.world(); ++rank) {
     std::set<int> spanned;
-    for (int inner : mesh.group(Axis::data_inner, rank))
-      for (int both : mesh.group(Axis::data_outer, inner)) spanned.insert(both);
-    std::set<int> replicas;
-    for (int data : mesh.group(Axis::data, rank))
-      for (int both : mesh.group(Axis::context, data)) replicas.insert(both);
-    const std::vector<int> replica = mesh.group(Axis::replica, rank);
-    if (spanned != replicas || std::set<int>(replica.begin(), replica.end()) != replicas) return false;
+    for (int member : mesh.group(one, rank))
+      for (int both : mesh.group(other, member)) spanned.insert(both);
+    const std::vector<int> whole = mesh.group(product, rank);
+    if (spanned != std::set<int>(whole.begin(), whole.end())) return false;
+    if (mesh.group_size(one) * mesh.group_size(other) != mesh.group_size(product)) return false;
   }
   return true;
 }
@@ -92,22 +90,55 @@ TEST_CASE("data_inner x data_outer = data x context, for every divisor and every
       for (sizes.data_inner = 0; sizes.data_inner <= sizes.data * sizes.context; ++sizes.data_inner) {
         if (sizes.data_inner > 0 && sizes.data * sizes.context % sizes.data_inner != 0) continue;
         const Mesh mesh(sizes, order);
-        const bool ok = ranks_round_trip(mesh) && inner_times_outer(mesh) && groups_partition(mesh, Axis::data_inner) &&
-                        groups_partition(mesh, Axis::data_outer) && groups_partition(mesh, Axis::replica) &&
-                        groups_partition(mesh, Axis::pipeline);
+        const bool ok = ranks_round_trip(mesh) && are_factors(mesh, Axis::data, Axis::context, Axis::replica) &&
+                        are_factors(mesh, Axis::data_inner, Axis::data_outer, Axis::replica) &&
+                        groups_partition(mesh, Axis::data_inner) && groups_partition(mesh, Axis::data_outer) &&
+                        groups_partition(mesh, Axis::replica) && groups_partition(mesh, Axis::pipeline);
         if (!ok) FAIL_CHECK(order << " with " << sizes.data_inner << " of " << sizes.data * sizes.context);
       }
     });
   } while (std::next_permutation(std::begin(names), std::end(names)));
 }
 
+TEST_CASE("ranks that shard together and ranks that divide experts are factors of each other, or are refused") {
+  int meshes = 0, refused = 0;
+  for_each_mesh(16, [&](MeshSizes sizes) {
+    for (sizes.expert = 1; sizes.expert <= sizes.replicas(); ++sizes.expert)
+      for (sizes.data_inner = 0; sizes.data_inner <= sizes.replicas(); ++sizes.data_inner) {
+        if (sizes.replicas() % sizes.expert != 0) continue;
+        if (sizes.data_inner > 0 && sizes.replicas() % sizes.data_inner != 0) continue;
+        const int inner = sizes.data_inner == 0 ? sizes.replicas() : sizes.data_inner;
+        if (inner % sizes.expert != 0 && sizes.expert % inner != 0) {
+          CHECK_THROWS_WITH(Mesh(sizes), Catch::Contains("neither a multiple nor a divisor of expert"));
+          ++refused;
+          continue;
+        }
+        const Mesh mesh(sizes);
+        bool ok = groups_partition(mesh, Axis::expert) && groups_partition(mesh, Axis::expert_data) &&
+                  groups_partition(mesh, Axis::expert_inner) &&
+                  are_factors(mesh, Axis::expert, Axis::expert_data, Axis::replica);
+        // With fewer ranks in a group of shards than divide the experts, no two of its ranks have the same experts.
+        if (inner >= sizes.expert)
+          ok = ok && are_factors(mesh, Axis::expert, Axis::expert_inner, Axis::data_inner) &&
+               are_factors(mesh, Axis::expert_inner, Axis::data_outer, Axis::expert_data);
+        else
+          ok = ok && mesh.group_size(Axis::expert_inner) == 1;
+        if (!ok) FAIL_CHECK(sizes.expert << " and " << sizes.data_inner << " of " << sizes.replicas());
+        ++meshes;
+      }
+  });
+  CHECK(meshes > 1000);
+  CHECK(refused > 10);
+}
+
 TEST_CASE("an axis contains another if and only if its groups consist of whole groups of the other") {
   for (Axis axis : kEveryAxis)
     for (Axis part : kEveryAxis) {
       bool always = true;  // on meshes with at least two ranks on every axis
-      for (int inner : {2, 3, 4})
+      for (const auto& [inner, expert] : {std::pair{2, 4}, {3, 6}, {4, 2}, {6, 3}})
         for (const char* order : {"tp-cp-pp-dp", "dp-pp-cp-tp", "cp-dp-tp-pp"}) {
-          const Mesh mesh({.data = 4, .context = 3, .pipeline = 2, .tensor = 2, .data_inner = inner}, order);
+          const Mesh mesh({.data = 4, .context = 3, .pipeline = 2, .tensor = 2, .data_inner = inner, .expert = expert},
+                          order);
           for (int rank = 0; rank < mesh.world() && always; ++rank) {
             const std::vector<int> outer = mesh.group(axis, rank);
             const std::set<int> members(outer.begin(), outer.end());

@@ -35,6 +35,7 @@ struct Example {
   IdealBound bound() const {
     Job job;
     job.options.clip = clip_ns >= 0;
+    job.mesh = Mesh({.data = ranks});
     job.groups = {{.placement = {.reduce_wire = wire}}};
     job.buffers.micro_batches = micro_batches;
     std::vector<int64_t> spine_ns;

@@ -4,6 +4,7 @@
 #include "trainer/planner/forecast/plan_facts.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -249,14 +250,22 @@ WireBytes wire_bytes_of_step(const Job& job) {
     if (is_communication(task.op) && carries_states(job.channels[task.channel].role))
       bytes.sent += comm::wire_bytes(task.op, task.algorithm, job.mesh.group_size(job.channels[task.channel].axis),
                                      task.elems, task.dtype);
-  // All groups are placed alike. Transfers over the same ranks round together.
-  const Placement& placement = job.groups.front().placement;
-  const int64_t elems = job.model.parameter_elems();
+  // Transfers over the same ranks round together.
+  std::map<Axis, int64_t> elems_of;               // by the axis of sums
+  std::map<Axis, const Placement*> placement_of;  // the same for all groups with that axis
+  for (const ParameterGroup& group : job.groups) {
+    placement_of[group.placement.sums_over] = &group.placement;
+    for (uint32_t p : group.parameters)
+      for (const NamedTensor& tensor : job.model.parameters[p].tensors)
+        if (!job.model.parameters[p].is_copy) elems_of[group.placement.sums_over] += tensor.elems_of_whole();
+  }
   std::map<Axis, int64_t> of_axis;
-  for (const Transfer& transfer : placement.transfers(job.mesh, job.buffers.micro_batches))
-    of_axis[transfer.axis] +=
-        transfer.times * (transfer.op == Op::all_reduce ? 2 : 1) *
-        encoded_bytes(transfer.of_shard ? elems / placement.shards(job.mesh) : elems, transfer.wire);
+  for (const auto& [sums_over, placement] : placement_of)
+    for (const Transfer& transfer : placement->transfers(job.mesh, job.buffers.micro_batches)) {
+      const int64_t elems = elems_of[sums_over] / (transfer.of_shard ? placement->shards(job.mesh) : 1);
+      of_axis[transfer.axis] +=
+          transfer.times * (transfer.op == Op::all_reduce ? 2 : 1) * encoded_bytes(elems, transfer.wire);
+    }
   for (const auto& [axis, sent] : of_axis) {
     const int64_t ranks = job.mesh.group_size(axis);
     bytes.theory += sent * (ranks - 1) / ranks;

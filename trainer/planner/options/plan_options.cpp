@@ -341,8 +341,8 @@ comm::RooflinePrice price_of(const RunConfig& config, const Machine& machine, co
 }
 
 Placement placement_of(const RunConfig& run, const Mesh& mesh) {
-  return place(run.zero.sharding(), mesh, run.train.dtype, reduce_wire_of(run.comm),
-               gather_wire_of(run.zero.gather_dtype));
+  return place(run.zero.sharding(), mesh, false,
+               {run.train.dtype, reduce_wire_of(run.comm), gather_wire_of(run.zero.gather_dtype)});
 }
 
 std::vector<std::string> sets_of_plain_axes() {

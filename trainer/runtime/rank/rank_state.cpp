@@ -84,14 +84,13 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   const int64_t count = static_cast<int64_t>(values.size());
   SLIP_ASSERT(tensor_begin >= 0 && tensor_begin + count <= named.elems());
   const int64_t offset = job_->layout.parameter_offsets[parameter] + named.begin_elems + tensor_begin;
-  // The first gathers (PlanKind::prime) bring encoded parameters in rounded form, int8 also on the owner.
-  const Placement& placement = job_->groups.front().placement;  // every group has the same formats
-  const Format travels = placement.gather_wire;
-  const bool encoded = placement.gathers_encoded();
-  std::vector<bfloat16> rounded(travels == DType::bf16 ? values.size() : 0);
-  if (travels == DType::bf16)
+  std::vector<bfloat16> rounded;
+  const auto in_format = [&](const Format& format) -> const void* {
+    if (format != DType::bf16) return values.data();
+    rounded.resize(values.size());
     std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return bfloat16(v); });
-  const void* working = travels == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
+    return rounded.data();
+  };
   // Copies the values inside [begin, begin + elems) of the flat order to `where`.
   const auto put = [&](const Slice& where, int64_t begin, int64_t elems, const void* from, int64_t elem_bytes) {
     const int64_t first = std::max(begin, offset), last = std::min(begin + elems, offset + count);
@@ -103,7 +102,13 @@ void Rank::write(size_t parameter, size_t tensor, int64_t tensor_begin, std::spa
   for (size_t b = 0; b < job_->storage.size(); ++b) {
     const BucketStorage& storage = job_->storage[b];
     const Bucket& bucket = job_->layout.buckets[b];
-    if (!encoded) put(storage.values, bucket.offset_elems, bucket.elems, working, size_of(travels.element));
+    if (offset >= bucket.offset_elems + bucket.elems || offset + count <= bucket.offset_elems) continue;
+    // The first gathers (PlanKind::prime) bring encoded parameters in rounded form, int8 also on the owner.
+    const Placement& placement = job_->placement_of(b);
+    const Format travels = placement.gather_wire;
+    const void* working = in_format(travels);
+    if (!placement.gathers_encoded())
+      put(storage.values, bucket.offset_elems, bucket.elems, working, size_of(travels.element));
     if (!travels.is_scaled())
       put(storage.working, storage.shard_offset_elems, storage.shard_elems, working, size_of(travels.element));
     if (!(storage.master == storage.working))
