@@ -116,7 +116,10 @@ std::string StageTypes::words(const Type& type) {
   };
   share(type.tensor, "tensor");
   share(type.context, "context");
-  if (type.routed != Axis::self) text += fmt::format(", with the owners of experts on {}", name_of(type.routed));
+  static constexpr const char* kRows[] = {"", "of the tokens of all ranks", "of the rank's experts",
+                                          "of the tokens of all ranks with the terms of the rank's experts"};
+  if (type.routed != Axis::self)
+    text += fmt::format(", {} of {}", kRows[static_cast<size_t>(type.rows)], name_of(type.routed));
   if (type.micro_batch >= 0) text += fmt::format(", of micro-batch {}", type.micro_batch);
   if (type.kind == Kind::gradient || type.kind == Kind::losses) text += ", " + sum_text(type);
   if (type.shard != Axis::self) text += fmt::format(", one part over {}", name_of(type.shard));
@@ -223,6 +226,7 @@ void StageTypes::end() {
     refuse(buffer_name(waiting.writes.empty() ? waiting.reads.at(0) : waiting.writes[0]), name_of(Axis::pipeline),
            "never arrives from another stage");
   }
+  require_no_terms();
   const bool trains = kind_ == PlanKind::train;
   const int32_t version = trains ? 1 : 0;
   for (size_t b = 0; b < job_.storage.size(); ++b) {

@@ -14,6 +14,8 @@ enum class Rule : uint8_t {
   undeclared,
   rows,       // computes every row of the results from the same rows of the operands: norms, activations, sums, dropout
   sequences,  // computes results from all rows of the same sequence: attention
+  order,      // choices or counts of tokens: the order of the rows of experts
+  reorder,    // rows, their order, ...: rows of tokens in the order of experts, or the sums of a token's rows
   product,    // x, weight, bias (or an order of rows): y = x weight^T + bias
   input_gradient,   // dy, weight: dx = dy weight
   weight_gradient,  // x, dy: sums over the rows of dy^T x, and of dy

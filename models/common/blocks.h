@@ -183,6 +183,10 @@ class SpecBuilder final : public Ops {
   void send_rows(Slice rows, const ExpertRoute& route, Slice arrived) override;
   /// send_rows() by counts that all ranks have, without weights.
   void send_rows_again(Slice rows, const ExpertRoute& route, Slice arrived);
+  /// After the current piece, gathers the rows of all ranks that divide the experts, or other values of their tokens.
+  void gather_tokens(const char* name, Slice own, Slice all, DType dtype);
+  /// After the current piece, sums values of the tokens of all these ranks. A rank gets the sums of its own tokens.
+  void sum_tokens(const char* name, Slice partial, Slice sum, DType dtype);
   void find_own_rows(const ExpertRoute& route) override;
   void expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) override;
   void expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRoute& route, Slice dx);

@@ -80,6 +80,46 @@ void for_layouts(const Body& body) {
     body(name_of(how), [&](Layout& l) { l.recompute = how; });
 }
 
+/// Trains every layout of divided experts beside one rank.
+void check_divided(ExpertExchange exchange) {
+  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
+    const Trained expected = train(whole, kSteps);
+    const auto same = [&](const std::string& what, auto change) {
+      CAPTURE(whole.name, name_of(exchange), what);
+      Layout layout = with(whole, change);
+      layout.model.expert_exchange = exchange;
+      check_same_model(train(layout, kSteps), expected);
+    };
+    for (const auto& [ranks, expert] : {std::pair{2, 2}, {4, 2}, {4, 4}})
+      for (const int stage : {0, 1}) {
+        const std::string axis = fmt::format("expert {} of {}, ZeRO-{}", expert, ranks, stage);
+        const auto divided = [&, ranks = ranks, expert = expert](Layout& l) {
+          l.micro_batch = l.micro_batch / ranks, l.ranks = ranks, l.expert = expert, l.zero_stage = stage;
+          l.model.split_tied_embedding = false;
+        };
+        same(axis, divided);
+        same(axis + ", paired passes", [&](Layout& l) {
+          divided(l);
+          l.micro_batches = static_cast<int>(l.micro_batch), l.micro_batch = 1;
+          l.order = make_paired_schedule(l.micro_batches);
+        });
+        same(axis + ", paired passes, recompute selective", [&](Layout& l) {
+          divided(l);
+          l.micro_batches = static_cast<int>(l.micro_batch), l.micro_batch = 1;
+          l.order = make_paired_schedule(l.micro_batches), l.recompute = Recomputation::selective;
+        });
+        if (ranks > 2) continue;
+        for_layouts([&](const std::string& what, auto change) {
+          same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });
+        });
+      }
+    if (whole.model.experts.balance != ExpertBalance::none) continue;
+    same("expert 2 of context 2", [](Layout& l) { l.context = 2, l.expert = 2; });
+    same("expert 4 of context 2 x data 2",
+         [](Layout& l) { l.context = 2, l.ranks = 2, l.expert = 4, l.micro_batch = 2; });
+  }
+}
+
 }  // namespace
 
 TEST_CASE("experts: replicated experts train the model of one rank", "[experts]") {
@@ -98,34 +138,10 @@ TEST_CASE("experts: replicated experts train the model of one rank", "[experts]"
   }
 }
 
-TEST_CASE("experts: divided experts train the model of one rank", "[experts]") {
-  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
-    const Trained expected = train(whole, kSteps);
-    const auto same = [&](const std::string& what, auto change) {
-      CAPTURE(whole.name, what);
-      check_same_model(train(with(whole, change), kSteps), expected);
-    };
-    for (const auto& [ranks, expert] : {std::pair{2, 2}, {4, 2}, {4, 4}})
-      for (const int stage : {0, 1}) {
-        const std::string axis = fmt::format("expert {} of {}, ZeRO-{}", expert, ranks, stage);
-        const auto divided = [&, ranks = ranks, expert = expert](Layout& l) {
-          l.micro_batch = l.micro_batch / ranks, l.ranks = ranks, l.expert = expert, l.zero_stage = stage;
-          l.model.split_tied_embedding = false;
-        };
-        same(axis, divided);
-        same(axis + ", paired passes", [&](Layout& l) {
-          divided(l);
-          l.micro_batches = static_cast<int>(l.micro_batch), l.micro_batch = 1;
-          l.order = make_paired_schedule(l.micro_batches);
-        });
-        if (ranks > 2) continue;
-        for_layouts([&](const std::string& what, auto change) {
-          same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });
-        });
-      }
-    if (whole.model.experts.balance != ExpertBalance::none) continue;
-    same("expert 2 of context 2", [](Layout& l) { l.context = 2, l.expert = 2; });
-    same("expert 4 of context 2 x data 2",
-         [](Layout& l) { l.context = 2, l.ranks = 2, l.expert = 4, l.micro_batch = 2; });
-  }
+TEST_CASE("experts: rows that travel by counts train the model of one rank", "[experts]") {
+  check_divided(ExpertExchange::exact);
+}
+
+TEST_CASE("experts: gathered tokens train the model of one rank", "[experts]") {
+  check_divided(ExpertExchange::gather);
 }

@@ -10,7 +10,7 @@ namespace slipstream::tidy {
 
 inline const std::vector<LongFunction> kLongFunctions = {
     {"comm/rehearse/task_rules.cpp", "StageTypes::collective", 85},
-    {"comm/rehearse/work_rules.cpp", "StageTypes::work", 82},
+    {"comm/rehearse/work_rules.cpp", "StageTypes::work", 71},
     {"engine/plan/layout.cpp", "place_parameters", 97},
     {"engine/plan/passes/residency.cpp", "Residency::append_tasks", 76},
     {"engine/report/bounds.cpp", "ideal_bound", 93},
