@@ -64,13 +64,14 @@ struct ModelOptions {
   bool ends_apart = false;  // with cuts: embedding and head are on different pipeline stages
   bool split_backward =
       false;  // output gradients outlive the backward pass, so that weight gradients can be delayed (zero-bubble)
-  bool takes_turns = false;        // passes of two micro-batches take turns, and share no memory
-  int tensor = 1;                  // the ranks that share heads, hidden units and vocabulary
-  int tensor_index = 0;            // the index of this rank among them
-  int expert_ranks = 1;            // the ranks that divide the experts of a layer
-  int expert_rank = 0;             // the index of this rank among them
-  bool sequence_parallel = false;  // these ranks also share the tokens of norms and residuals
-  int tensor_chunks = 1;           // one chunk of tokens travels while the next is computed; see token_chunks()
+  bool takes_turns = false;  // passes of two micro-batches take turns, and share no memory
+  int tensor = 1;            // the ranks that share heads, hidden units and vocabulary
+  int tensor_index = 0;      // the index of this rank among them
+  int expert_ranks = 1;      // the ranks that divide the experts of a layer
+  int expert_rank = 0;       // the index of this rank among them
+  ExpertExchange expert_exchange = ExpertExchange::exact;  // with several of them; never automatic
+  bool sequence_parallel = false;                          // these ranks also share the tokens of norms and residuals
+  int tensor_chunks = 1;  // one chunk of tokens travels while the next is computed; see token_chunks()
   /// Chunks of one layer end before the next layer begins: for layers in slots of memory (ZeRO stages 2 and 3).
   bool whole_layers = false;
   int64_t head_chunk_bytes = 25 << 20;  // for the head's weight gradient: smaller chunks can be sent earlier

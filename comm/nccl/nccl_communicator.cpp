@@ -145,7 +145,7 @@ Work NcclCommunicator::all_to_all(const Transfer& t) { return bind_verb({.op = O
 Work NcclCommunicator::all_to_all_v(const RoutedTransfer& t) {
   throw CommError(
       "[nccl] {}: {} is not available, because NCCL takes the sizes of messages from the host, and the counts are in "
-      "device memory. Use all_gather, or all_to_all with fixed blocks.",
+      "device memory. Use all_gather and reduce_scatter (parallel.expert_exchange = \"gather\").",
       options_.name, describe(verb_of(t, size_)));
 }
 Work NcclCommunicator::send(const Transfer& t, int peer) {

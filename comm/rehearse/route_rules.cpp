@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of rows that travel to the owners of experts and back.
+// The rules of rows that the ranks which divide experts exchange. Either rows travel by counts to the owners of experts
+// and back, or every rank gathers all tokens, takes the rows of its experts, and returns their sums.
 
 #include <bit>
 
@@ -9,14 +10,35 @@
 
 namespace slipstream::comm {
 
-/// The counts of rows, by which these will travel.
-void StageTypes::gathered_counts(const Task& task, Axis axis) {
+/// The tokens of all ranks, or the counts of their rows.
+void StageTypes::gathered_tokens(const Task& task, Axis axis) {
   const Slice &from = task.reads.at(0), &to = task.writes.at(0);
   Type type = uniform(from);
-  if (type.kind != Kind::activation || type.routed != Axis::self || task.op != Op::all_gather)
-    refuse(buffer_name(from), name_of(axis), fmt::format("is {}, and no count of this rank's rows", words(type)));
+  if ((type.kind != Kind::activation && type.kind != Kind::derivative) || type.rows != Rows::own ||
+      task.op != Op::all_gather)
+    refuse(buffer_name(from), name_of(axis), fmt::format("is {}, and no value of this rank's tokens", words(type)));
   type.routed = axis;
-  type.routed_by = place_of(to);
+  type.rows = Rows::of_tokens;
+  map_.write(to, type);
+}
+
+/// Is the operand the part of gathered tokens that this rank has contributed?
+bool StageTypes::is_own_part_of_tokens(const Slice& named, Axis axis) const {
+  return job_.buffers[named.buffer].size_bytes == size_of_axis(axis) * named.size_bytes &&
+         named.begin_bytes == index_on(axis) * named.size_bytes;
+}
+
+/// Every rank has the terms of its experts. A rank gets the sums of its tokens.
+void StageTypes::summed_tokens(const Task& task, Axis axis) {
+  const Slice &from = task.reads.at(0), &to = task.writes.at(0);
+  Type type = uniform(from);
+  if (type.rows != Rows::partial || type.routed != axis)
+    refuse(buffer_name(from), name_of(axis),
+           fmt::format("is {}, which has no terms on the ranks of {}", words(type), name_of(axis)));
+  terms_.erase(place_of(from));
+  map_.erase(from);
+  type.routed = Axis::self;
+  type.rows = Rows::own;
   map_.write(to, type);
 }
 
@@ -28,14 +50,14 @@ void StageTypes::routed(const Task& task, Axis axis) {
   if (type.kind != Kind::activation && type.kind != Kind::derivative)
     refuse(buffer_name(from), name_of(axis), fmt::format("is {}, which has no rows of tokens", words(type)));
   const int64_t place = place_of(counts);
-  if (type.routed != (task.route.reverse ? axis : Axis::self))
+  if (type.rows != (task.route.reverse ? Rows::of_experts : Rows::own))
     refuse(buffer_name(from), name_of(axis),
            fmt::format("is {}, which is not where {} begins", words(type),
                        task.route.reverse ? "the way back" : "the way to experts"));
   if (task.route.reverse && type.routed_by != place)
     refuse(buffer_name(from), name_of(axis), "returns by other counts than those that brought it");
   const Type gathered = uniform(counts);
-  if (gathered.routed != axis || gathered.routed_by != place)
+  if (gathered.routed != axis || gathered.rows != Rows::of_tokens)
     refuse(buffer_name(counts), name_of(axis),
            fmt::format("is {}, and not the counts of all ranks of {}", words(gathered), name_of(axis)));
   if (gathered.micro_batch != type.micro_batch)
@@ -43,6 +65,7 @@ void StageTypes::routed(const Task& task, Axis axis) {
            fmt::format("is of micro-batch {}, but its counts are of micro-batch {}", type.micro_batch,
                        gathered.micro_batch));
   type.routed = task.route.reverse ? Axis::self : axis;
+  type.rows = task.route.reverse ? Rows::own : Rows::of_experts;
   type.routed_by = task.route.reverse ? -1 : place;
   if (task.route.reverse)
     returned(task, type);
@@ -70,20 +93,77 @@ void StageTypes::returned(const Task& task, Type& type) {
   if (std::popcount(type.returned) == route.rounds) type.returned = 0;
 }
 
-/// Numbers that follow from the counts of all ranks.
-void StageTypes::counted(const SpineItem& item, const Work& work) {
+/// A number of this rank's rows, from the counts of all ranks.
+void StageTypes::late_rows(const SpineItem& item, const Work& work) {
   Type type = operand(item, work, 0);
-  if (type.kind != Kind::activation || type.routed == Axis::self)
+  if (type.kind != Kind::activation || type.rows != Rows::of_tokens)
     refuse(buffer_name(work.reads[0]), name_of(Axis::expert),
            fmt::format("is {}, and not the counts of all ranks", words(type)));
-  if (work.meaning.rule == Rule::late_rows) type.routed = Axis::self, type.routed_by = -1;
-  type.round = work.meaning.rule == Rule::own_rows ? work.meaning.step : int16_t{0};
+  type.routed = Axis::self;
+  type.rows = Rows::own;
   results(item, work, type);
+}
+
+/// The order of the rows of this rank's experts, from the choices or counts of the tokens of all ranks. A rank with all
+/// experts orders the rows of its own tokens.
+void StageTypes::order(const SpineItem& item, const Work& work) {
+  Type type = joined(item, work, 0);
+  if (type.rows == Rows::of_tokens) {
+    type.rows = Rows::of_experts;
+    type.routed_by = place_of(at(item, work.reads[0]));
+    type.round = work.meaning.step;
+  } else if (type.rows != Rows::own) {
+    refuse(buffer_name(work.reads[0]), name_of(type.routed),
+           fmt::format("is {}, and no choice of tokens", words(type)));
+  }
+  results(item, work, type);
+}
+
+/// The operands are rows of tokens with the order of the rows of this rank's experts, or rows of its experts alone.
+/// Tokens of all ranks become rows of experts. Rows of experts become terms of the sums of all tokens.
+void StageTypes::reorder(const SpineItem& item, const Work& work) {
+  Type tokens, experts;
+  for (size_t i = 0; i < work.reads.size(); ++i) {
+    const Type next = operand(item, work, i);
+    take(next.rows == Rows::of_experts ? experts : tokens, next, buffer_name(work.reads[i]));
+  }
+  if (experts.kind == Kind::none && tokens.rows == Rows::own) return results(item, work, tokens);
+  if (tokens.kind == Kind::none) {
+    experts.rows = Rows::partial;
+    experts.routed_by = -1;
+    results(item, work, experts);
+    return leave_terms(item, work);
+  }
+  const std::string& name = buffer_name(work.reads[0]);
+  if (experts.kind == Kind::none || tokens.rows != Rows::of_tokens)
+    refuse(name, name_of(Axis::expert), fmt::format("is {}, but its order is {}", words(tokens), words(experts)));
+  Type order = experts;
+  order.rows = tokens.rows;
+  order.routed_by = tokens.routed_by;
+  take(tokens, order, name);
+  for (const Slice& read : work.reads)
+    if (const Slice where = at(item, read); uniform(where).rows == Rows::of_tokens) map_.erase(where);
+  tokens.rows = Rows::of_experts;
+  tokens.routed_by = experts.routed_by;
+  results(item, work, tokens);
+}
+
+void StageTypes::leave_terms(const SpineItem& item, const Work& work) {
+  for (size_t i = 0; i < work.meaning.results; ++i) {
+    const Slice where = at(item, work.writes[i]);
+    if (!terms_.emplace(place_of(where), where).second)
+      refuse(buffer_name(where), name_of(Axis::expert), "has terms of earlier sums, which no task has summed");
+  }
+}
+
+void StageTypes::require_no_terms() const {
+  for (const auto& [place, slice] : terms_)
+    refuse(buffer_name(slice), name_of(Axis::expert), "has terms of sums, which no task has summed");
 }
 
 /// Experts multiply the rows that all ranks of their axis have sent, and other weights multiply the rank's own rows.
 void StageTypes::require_routed(const Type& rows, const Type& weight, const std::string& name) {
-  if (rows.routed != weight.routed)
+  if (rows.rows != weight.rows || rows.routed != weight.routed)
     refuse(name, name_of(Axis::expert), fmt::format("is {}, but the weight is {}", words(rows), words(weight)));
 }
 

@@ -117,8 +117,11 @@ std::string StageTypes::words(const Type& type) {
   };
   share(type.tensor, "tensor");
   share(type.context, "context");
-  if (type.routed != Axis::self) text += fmt::format(", with the owners of experts on {}", name_of(type.routed));
-  if (type.routed != Axis::self && type.rounds > 1)
+  static constexpr const char* kRows[] = {"", "of the tokens of all ranks", "of the rank's experts",
+                                          "of the tokens of all ranks with the terms of the rank's experts"};
+  if (type.routed != Axis::self)
+    text += fmt::format(", {} of {}", kRows[static_cast<size_t>(type.rows)], name_of(type.routed));
+  if (type.rows == Rows::of_experts && type.rounds > 1)
     text += fmt::format(", of round {} of {}", type.round + 1, type.rounds);
   if (type.returned != 0) text += fmt::format(", of {} rounds of rows", std::popcount(type.returned));
   if (type.micro_batch >= 0) text += fmt::format(", of micro-batch {}", type.micro_batch);
@@ -227,6 +230,7 @@ void StageTypes::end() {
     refuse(buffer_name(waiting.writes.empty() ? waiting.reads.at(0) : waiting.writes[0]), name_of(Axis::pipeline),
            "never arrives from another stage");
   }
+  require_no_terms();
   const bool trains = kind_ == PlanKind::train;
   const int32_t version = trains ? 1 : 0;
   for (size_t b = 0; b < job_.storage.size(); ++b) {

@@ -120,11 +120,17 @@ class StageTypes {
   void add_to(const SpineItem& item, const Work& work, const Slice& named, Type type);
   bool adds(const SpineItem& item, const Work& work) const;
 
-  // route_rules.cpp
-  void gathered_counts(const Task& task, Axis axis);
+  // route_rules.cpp. Tokens that are gathered are taken once, and terms of a token's sum are summed once.
+  void gathered_tokens(const Task& task, Axis axis);
+  void summed_tokens(const Task& task, Axis axis);
   void routed(const Task& task, Axis axis);
   void returned(const Task& task, Type& type);
-  void counted(const SpineItem& item, const Work& work);
+  void late_rows(const SpineItem& item, const Work& work);
+  void order(const SpineItem& item, const Work& work);
+  void reorder(const SpineItem& item, const Work& work);
+  void leave_terms(const SpineItem& item, const Work& work);
+  void require_no_terms() const;
+  bool is_own_part_of_tokens(const Slice& named, Axis axis) const;
   void require_routed(const Type& rows, const Type& weight, const std::string& name);
 
   // task_rules.cpp
@@ -190,6 +196,7 @@ class StageTypes {
   std::vector<int64_t> value_of_, gradient_of_;  // by buffer: the index of its parameter, or -1
   std::vector<char> is_neutral_;                 // by buffer: it holds the batch or constants
   std::vector<Saved> saved_;
+  std::map<int64_t, Slice> terms_;  // by place: terms of the sums of tokens that no task has summed yet
   size_t at_ = 0;
   const Task* meeting_ = nullptr;
   Runs offered_;

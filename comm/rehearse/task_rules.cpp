@@ -420,7 +420,8 @@ void StageTypes::task(const Item& item, const Task* task) {
     case Op::all_to_all:
     case Op::exchange:
       if (job_.channels[task->channel].role == Role::experts)
-        return gathered_counts(*task, job_.channels[task->channel].axis);
+        return task->op == Op::reduce_scatter ? summed_tokens(*task, job_.channels[task->channel].axis)
+                                              : gathered_tokens(*task, job_.channels[task->channel].axis);
       return collective(*task, job_.channels[task->channel].axis);
     case Op::all_to_all_v:
       return routed(*task, job_.channels[task->channel].axis);

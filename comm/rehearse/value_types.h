@@ -35,6 +35,14 @@ struct Share {
   bool operator==(const Share&) const = default;
 };
 
+/// The rows of a value over the ranks that divide the experts of a layer.
+enum class Rows : uint8_t {
+  own,         // of the rank's tokens
+  of_tokens,   // of the tokens of all ranks; every rank has the same
+  of_experts,  // of the rank's experts, in their order: some tokens of all ranks
+  partial,     // of the tokens of all ranks, with the terms of the rank's experts
+};
+
 enum class Kind : uint8_t {
   none,
   neutral,  // the batch and constants, with the same rows as everything else
@@ -65,10 +73,11 @@ struct Type {
   Axis shard = Axis::self;        // of weight, state, gradient: this is one of the parts of the axis; self: it is whole
   Axis sender_axis = Axis::self;  // of a gradient that a sum will add: the axis of the rank whose part it is
   int16_t sender = 0;             // that rank, counted from this one
-  Axis routed = Axis::self;       // of activation, derivative: its rows are with the owners of experts on this axis
-  int64_t routed_by = -1;         // of the same: the place of the counts that moved them (StageTypes::routed)
-  int16_t round = 0, rounds = 1;  // of routed rows: their round, of all rounds in which rows travel
-  uint32_t returned = 0;          // of other rows: a bit for each round that has returned; 0: all rows are there
+  Axis routed = Axis::self;       // of activation, derivative: the axis whose ranks' tokens it has; self: own rows
+  Rows rows = Rows::own;          // of the same
+  int64_t routed_by = -1;         // of rows of experts: the place of the counts or choices that give their order
+  int16_t round = 0, rounds = 1;  // of rows of experts: their round, of all rounds in which rows travel
+  uint32_t returned = 0;          // of own rows: a bit for each round that has returned; 0: all rows are there
   int16_t group = -1, stage = -1;  // of squares: the group of their parameters, and the stage that has added them
   bool is_split = false;           // of squares: every tensor rank has a part of the parameter
   int16_t state = -1;              // of state: its index among the states of its optimizer

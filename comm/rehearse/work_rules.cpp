@@ -61,7 +61,7 @@ Type StageTypes::weight(const Slice& named, const Slice& where) {
   const Split& split = parameter.tensors.front().split;
   Type type{.kind = Kind::weight};
   if (split.parts > 1) type.tensor = part(Axis::tensor, split.dim == 0 ? Dim::rows : Dim::columns);
-  if (parameter.is_of_experts()) type.routed = Axis::expert;
+  if (parameter.is_of_experts()) type.routed = Axis::expert, type.rows = Rows::of_experts;
   return type;
 }
 
@@ -70,7 +70,11 @@ Type StageTypes::operand(const SpineItem& item, const Work& work, size_t i) {
   if (is_neutral_[named.buffer]) return {.kind = Kind::neutral};
   const Slice where = at(item, named);
   if (is_neutral_[where.buffer]) return {.kind = Kind::neutral};
-  return value_of_[named.buffer] >= 0 ? weight(named, where) : uniform(where);
+  if (value_of_[named.buffer] >= 0) return weight(named, where);
+  Type type = uniform(where);
+  if (type.rows == Rows::of_tokens && is_own_part_of_tokens(named, type.routed))
+    type.rows = Rows::own, type.routed = Axis::self;
+  return type;
 }
 
 /// If every rank has the rows, the operand may be the rank's own part: `named` then lies there in a chunk of all
@@ -87,6 +91,9 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
     refuse(name, kAllAxes, fmt::format("is {}, which is no operand of a row", words(next)));
   if (next.tensor.is_partial())
     refuse(name, name_of(Axis::tensor), fmt::format("is {}: its sum over tensor is missing", words(next)));
+  if (next.rows == Rows::partial)
+    refuse(name, name_of(next.routed),
+           fmt::format("is {}: its sum over {} is missing", words(next), name_of(next.routed)));
   if (next.context.is_partial()) refuse(name, name_of(Axis::context), fmt::format("is {}", words(next)));
   if (next.returned != 0)
     refuse(name, name_of(Axis::expert), fmt::format("is {}: the others are missing", words(next)));
@@ -98,7 +105,7 @@ void StageTypes::take(Type& all, const Type& next, const std::string& name) {
     refuse(name, name_of(Axis::tensor), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.context != next.context)
     refuse(name, name_of(Axis::context), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
-  if (all.routed != next.routed || all.routed_by != next.routed_by || all.round != next.round)
+  if (all.rows != next.rows || all.routed != next.routed || all.routed_by != next.routed_by || all.round != next.round)
     refuse(name, name_of(Axis::expert), fmt::format("is {}, but the other operand is {}", words(next), words(all)));
   if (all.micro_batch != next.micro_batch)
     refuse(name, kMicroBatches,
@@ -270,7 +277,7 @@ void StageTypes::weight_gradient(const SpineItem& item, const Work& work) {
   if (x.micro_batch != dy.micro_batch)
     refuse(buffer_name(work.reads[1]), kMicroBatches,
            fmt::format("is of micro-batch {}, but its input of micro-batch {}", dy.micro_batch, x.micro_batch));
-  if (x.routed != dy.routed || x.round != dy.round)
+  if (x.routed != dy.routed || x.rows != dy.rows || x.round != dy.round)
     refuse(buffer_name(work.reads[1]), name_of(Axis::expert),
            fmt::format("is {}, but its input is {}", words(dy), words(x)));
   if (x.context != dy.context || tokens != (dy.tensor.dim == Dim::tokens) ||
@@ -300,6 +307,23 @@ void StageTypes::lookup(const SpineItem& item, const Work& work) {
                   : "is added to a partial sum by every rank: it would count as many times");
   }
   results(item, work, y);
+}
+
+void StageTypes::scatter(const SpineItem& item, const Work& work) {
+  const Type dx = operand(item, work, work.meaning.rows_of);
+  Type type;
+  take(type, dx, buffer_name(work.reads[work.meaning.rows_of]));
+  if (type.tensor.dim != Dim::whole)
+    refuse(buffer_name(work.reads[work.meaning.rows_of]), name_of(Axis::tensor),
+           fmt::format("is {}, but words are looked up for all tokens", words(type)));
+  Type sum = sum_over_rows(type, term_of(item, work, work.reads[work.meaning.rows_of]));
+  const Slice& to = work.writes[work.meaning.results];
+  const int64_t p = gradient_of_[to.buffer] >= 0                    ? gradient_of_[to.buffer]
+                    : work.meaning.use > 0 && job_.model.tied.split ? int64_t{job_.model.tied.parameter}
+                                                                    : -1;
+  if (p >= 0 && job_.model.parameters[static_cast<size_t>(p)].is_split()) sum.tensor = part(Axis::tensor, Dim::rows);
+  results(item, work, sum);  // the words of the rows that travel
+  return sums(item, work, sum);
 }
 
 void StageTypes::losses(const SpineItem& item, const Work& work) {
@@ -412,24 +436,6 @@ void StageTypes::ring_gradient(const SpineItem& item, const Work& work) {
   for (size_t i = 2; i < work.writes.size(); ++i) map_.erase(at(item, work.writes[i]));
 }
 
-void StageTypes::scatter(const SpineItem& item, const Work& work) {
-  const Meaning& meaning = work.meaning;
-  const Type dx = operand(item, work, meaning.rows_of);
-  Type type;
-  take(type, dx, buffer_name(work.reads[meaning.rows_of]));
-  if (type.tensor.dim != Dim::whole)
-    refuse(buffer_name(work.reads[meaning.rows_of]), name_of(Axis::tensor),
-           fmt::format("is {}, but words are looked up for all tokens", words(type)));
-  Type sum = sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of]));
-  const Slice& to = work.writes[meaning.results];
-  const int64_t p = gradient_of_[to.buffer] >= 0               ? gradient_of_[to.buffer]
-                    : meaning.use > 0 && job_.model.tied.split ? int64_t{job_.model.tied.parameter}
-                                                               : -1;
-  if (p >= 0 && job_.model.parameters[static_cast<size_t>(p)].is_split()) sum.tensor = part(Axis::tensor, Dim::rows);
-  results(item, work, sum);  // the words of the rows that travel
-  sums(item, work, sum);
-}
-
 void StageTypes::work(const SpineItem& item, const Work& work) {
   const Meaning& meaning = work.meaning;
   switch (meaning.rule) {
@@ -452,6 +458,10 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
       if (meaning.sums > 0) sums(item, work, sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of])));
       return;
     }
+    case Rule::order:
+      return order(item, work);
+    case Rule::reorder:
+      return reorder(item, work);
     case Rule::product:
       return product(item, work);
     case Rule::input_gradient:
@@ -489,9 +499,8 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
       return;
     case Rule::add:
       return add_operands(item, work);
-    case Rule::own_rows:
     case Rule::late_rows:
-      return counted(item, work);
+      return late_rows(item, work);
     case Rule::clear:
       return results(item, work, {.kind = Kind::zero});
     case Rule::attention_block:

@@ -44,6 +44,13 @@ enum class CapacityPolicy : uint8_t {
   drop,    // the rows with the smallest weights are dropped and counted
 };
 
+/// parallel.expert_exchange: how rows of tokens reach the ranks of their experts.
+enum class ExpertExchange : uint8_t {
+  automatic,  // gather on NCCL, and exact on all other transports
+  exact,      // every rank sends each owner of experts the rows that chose them, by counts that the work reads
+  gather,     // every rank gathers the tokens of all ranks, and the sums of a token's rows are scattered
+};
+
 /// pipeline.schedule.
 enum class ScheduleKind : uint8_t {
   gpipe,             // all forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)
@@ -86,6 +93,8 @@ template <>
 inline constexpr std::array<const char*, 3> kWords<ExpertBalance>{"none", "auxiliary", "bias"};
 template <>
 inline constexpr std::array<const char*, 2> kWords<CapacityPolicy>{"repeat", "drop"};
+template <>
+inline constexpr std::array<const char*, 3> kWords<ExpertExchange>{"auto", "exact", "gather"};
 template <>
 inline constexpr std::array<const char*, 4> kWords<ReduceMode>{"bucketed", "per_parameter", "flat", "naive"};
 template <>

@@ -117,6 +117,7 @@ struct Parallel {
   int64_t pipeline = 1;
   int64_t context = 1;
   int64_t expert = 1;  // of the data and context ranks: those that divide the experts
+  ExpertExchange expert_exchange = ExpertExchange::automatic;
   std::string order = "tp-cp-pp-dp";
 
   auto operator<=>(const Parallel&) const = default;

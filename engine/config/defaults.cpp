@@ -57,7 +57,10 @@ RunConfig in_effect(RunConfig config) {
     config.parallel.sequence_parallel = Parallel{}.sequence_parallel;
     config.overlap.tensor_chunks = Overlap{}.tensor_chunks;
   }
-  if (config.parallel.expert == 1) config.overlap.paired_passes = Overlap{}.paired_passes;
+  if (config.parallel.expert == 1) {
+    config.parallel.expert_exchange = Parallel{}.expert_exchange;
+    config.overlap.paired_passes = Overlap{}.paired_passes;
+  }
   if (config.parallel.pipeline == 1) {
     config.pipeline = Pipeline{};
     config.overlap.p2p = Overlap{}.p2p;

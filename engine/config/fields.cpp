@@ -303,6 +303,11 @@ std::vector<Field<R>> parallel_fields() {
       F::integer("parallel.expert", at(&R::parallel, &Parallel::expert), {1, 65536},
                  "Ranks that divide the experts of a layer (expert parallelism). They are some of the data and context "
                  "ranks, whose number it divides."),
+      F::mode("parallel.expert_exchange", at(&R::parallel, &Parallel::expert_exchange),
+              "Exchange of rows between ranks that divide experts. exact: each rank sends the rows of each expert to "
+              "its owner, by counts that NCCL cannot read. gather: each rank receives all tokens of these ranks and "
+              "computes the rows of its own experts, and each token's outputs are summed over the ranks. auto: gather "
+              "on NCCL, exact otherwise."),
       F::text("parallel.order", at(&R::parallel, &Parallel::order),
               "Order of the axes tp, cp, pp and dp in rank numbers, the fastest-changing first. Ranks are numbered "
               "node by node, so the first axes stay inside a node."),

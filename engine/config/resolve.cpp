@@ -40,6 +40,8 @@ ResolvedConfig resolve(const RunConfig& written, const RunFacts& facts) {
   layout.data_inner = static_cast<int>(config.zero.shard_size);
   config.device.kind = facts.on_gpus ? DeviceChoice::cuda : DeviceChoice::cpu;
   if (config.comm.backend == Backend::automatic) config.comm.backend = facts.on_gpus ? Backend::nccl : Backend::mpi;
+  if (config.parallel.expert_exchange == ExpertExchange::automatic)
+    config.parallel.expert_exchange = facts.on_gpus ? ExpertExchange::gather : ExpertExchange::exact;
   if (config.comm.deterministic == Choice::automatic)
     config.comm.deterministic = facts.on_gpus ? Choice::no : Choice::yes;
   // With sharded updates, both shares of a tied table travel together.

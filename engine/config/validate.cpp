@@ -169,6 +169,9 @@ void validate_expert_axis(const RunConfig& config) {
   if (config.overlap.paired_passes && config.parallel.pipeline > 1)
     unsupported(fmt::format("overlap.paired_passes = true and parallel.pipeline = {}", config.parallel.pipeline),
                 "false, or parallel.pipeline = 1");
+  // The forward pass that is repeated would overwrite what travels for the other micro-batch.
+  if (config.overlap.paired_passes && config.train.recompute == Recomputation::full)
+    unsupported("overlap.paired_passes = true and train.recompute = \"full\"", "recompute = \"selective\" or \"none\"");
 }
 
 void validate_layout(const RunConfig& config) {
@@ -276,7 +279,7 @@ std::vector<std::string> without_effect(const RunConfig& config) {
     if (key.starts_with("optimizer.")) return "optimizer.name";
     if (key.starts_with("train.")) return "train.recompute";
     if (key.starts_with("checkpoint.")) return "checkpoint.async";
-    if (key == "overlap.paired_passes") return "parallel.expert";
+    if (key == "overlap.paired_passes" || key == "parallel.expert_exchange") return "parallel.expert";
     if (key == "parallel.sequence_parallel" || key == "overlap.tensor_chunks") return "parallel.tensor";
     return "parallel.pipeline";
   };

@@ -14,6 +14,8 @@ enum class Rule : uint8_t {
   undeclared,
   rows,       // computes every row of the results from the same rows of the operands: norms, activations, sums, dropout
   sequences,  // computes results from all rows of the same sequence: attention
+  order,      // choices or counts of tokens: the order of the rows of experts, in round `step`
+  reorder,    // rows, their order, ...: rows of tokens in the order of experts, or the sums of a token's rows
   product,    // x, weight, bias (or an order of rows): y = x weight^T + bias
   input_gradient,   // dy, weight: dx = dy weight
   weight_gradient,  // x, dy: sums over the rows of dy^T x, and of dy
@@ -27,7 +29,6 @@ enum class Rule : uint8_t {
   own_part,         // takes the rows that this rank multiplies with from weights that every rank of a layer has
   add,              // the sum of the operands
   clear,            // zeros
-  own_rows,         // the counts of all ranks: where the rows of this rank's experts are, in round `step`
   late_rows,        // the counts of all ranks: a number of the rows of this rank's tokens
   attention_block,  // q, keys of the rank `step` further on, state of earlier blocks: the state with these keys
   /// dout, q, ..., and keys if another rank owns them: the gradient of the keys, and a sum of the gradient of q.

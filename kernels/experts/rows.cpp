@@ -24,6 +24,9 @@ void arrange_rows(LaunchContext& context, const ArrangeRows& args) {
   require_at_least(op, "tokens", args.tokens, 0);
   require_at_least(op, "experts", args.experts, 1);
   require_at_least(op, "top_k", args.top_k, 1);
+  require_at_least(op, "first", args.first, 0);
+  if (args.experts > std::numeric_limits<int32_t>::max() - args.first)
+    throw ShapeError("[{}] {} experts from number {} on end after 2^31 - 1.", op, args.experts, args.first);
   if (args.tokens > std::numeric_limits<int32_t>::max() / args.top_k)
     throw ShapeError("[{}] there are {} choices of {} tokens, need fewer than 2^31.", op, args.tokens * args.top_k,
                      args.tokens);
@@ -54,6 +57,7 @@ void return_rows(LaunchContext& context, const ReturnRows& args) {
   require_at_least(op, "tokens", args.tokens, 0);
   require_at_least(op, "width", args.width, 1);
   require_at_least(op, "top_k", args.top_k, 1);
+  require_at_least(op, "max_rows", args.max_rows, 0);
   require_both(op, args.weights, args.row_weights);
   if (args.tokens == 0) return;
   require_pointers(op, {args.from, args.places, args.to});
@@ -72,9 +76,9 @@ Cost take_rows_cost(const TakeRows& args) {
 }
 
 Cost return_rows_cost(const ReturnRows& args) {
-  const int64_t choices = args.tokens * args.top_k;
-  return {choices * args.width, bytes_of((choices + (args.add ? 2 : 1) * args.tokens) * args.width, args.dtype) +
-                                    bytes_of((args.weights ? 3 : 1) * choices, DType::f32)};
+  const int64_t choices = args.tokens * args.top_k, rows = args.max_rows > 0 ? args.max_rows : choices;
+  return {rows * args.width, bytes_of((rows + (args.add ? 2 : 1) * args.tokens) * args.width, args.dtype) +
+                                 bytes_of(choices + (args.weights ? rows + choices : 0), DType::f32)};
 }
 
 }  // namespace slipstream::kernels

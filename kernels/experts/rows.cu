@@ -12,21 +12,23 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kArrangeWarps = 16;
 
-/// Block e arranges the choices of expert e. Each of its warps has a segment of all choices: it counts those of lower
-/// experts and its own, waits for the counts of the other warps, and writes its own after those of earlier segments.
-/// Counts are whole numbers, so the result does not depend on the order of the threads.
+/// Block e arranges the choices of expert first + e. Each of its warps has a segment of all choices: it counts those of
+/// lower experts and its own, waits for the counts of the other warps, and writes its own after those of earlier
+/// segments. Counts are whole numbers, so the result does not depend on the order of the threads.
 __global__ void __launch_bounds__(kArrangeWarps* kWarp) arrange_kernel(ArrangeRows args) {
   ptx::after_earlier_kernels();
   __shared__ int32_t storage[2 * kArrangeWarps];
   const Shared<int32_t> counts(storage);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int choices = static_cast<int>(args.tokens * args.top_k), expert = static_cast<int>(blockIdx.x);
+  const int choices = static_cast<int>(args.tokens * args.top_k), first_expert = static_cast<int>(args.first),
+            last = first_expert + static_cast<int>(args.experts) - 1,
+            expert = first_expert + static_cast<int>(blockIdx.x);
   const int segment = (choices + kArrangeWarps * kWarp - 1) / (kArrangeWarps * kWarp) * kWarp;
   const int begin = min(choices, warp * segment), end = min(choices, begin + segment);
   int lower = 0, mine = 0;
   for (int i = begin + lane; i < end; i += kWarp) {
     const int32_t chosen = args.chosen[i];
-    lower += chosen >= 0 && chosen < expert ? 1 : 0;
+    lower += chosen >= first_expert && chosen < expert ? 1 : 0;
     mine += chosen == expert ? 1 : 0;
   }
   lower = warp_sum(lower), mine = warp_sum(mine);
@@ -39,8 +41,8 @@ __global__ void __launch_bounds__(kArrangeWarps* kWarp) arrange_kernel(ArrangeRo
     position += w < warp ? of_warp : 0;
     all += of_warp;
   }
-  if (threadIdx.x == 0) args.offsets[expert] = first;
-  if (threadIdx.x == 0 && expert == args.experts - 1) args.offsets[args.experts] = first + all;
+  if (threadIdx.x == 0) args.offsets[blockIdx.x] = first;
+  if (threadIdx.x == 0 && expert == last) args.offsets[args.experts] = first + all;
   position += first;
   for (int base = begin; base < end; base += kWarp) {
     const int i = base + lane;
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(kArrangeWarps* kWarp) arrange_kernel(ArrangeRo
       const int place = position + __popc(votes & ((1u << lane) - 1));
       args.places[i] = place;
       args.rows[place] = i;
-    } else if (expert == 0 && i < end && (chosen < 0 || chosen >= args.experts)) {
+    } else if (expert == first_expert && i < end && (chosen < first_expert || chosen > last)) {
       args.places[i] = -1;
     }
     position += __popc(votes);

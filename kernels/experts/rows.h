@@ -13,17 +13,19 @@
 
 namespace slipstream::kernels {
 
-/// Sorts the choices by (expert, token, j). rows[i] = the choice at position i; places[t, j] = the position of the
-/// choice t·K + j; offsets[e] = the position of the first choice of expert e, and offsets[E] = the number of all.
+/// Sorts the choices of experts first to first + E - 1 by (expert, token, j). rows[i] = the choice at position i;
+/// places[t, j] = the position of the choice t·K + j; offsets[e] = the position of the first choice of expert
+/// first + e, and offsets[E] = the number of all.
 ///
-///   A choice outside 0..E-1 has no row: its place is -1. rows after offsets[E] stay untouched. The result is the same
-///   on every device and for every number of threads.
+///   A choice of another expert has no row: its place is -1. rows after offsets[E] stay untouched. The result is the
+///   same on every device and for every number of threads.
 ///
-/// Shapes:  chosen, places [T, K]; offsets [E + 1]; rows [T·K]
+/// Shapes:  chosen, places [T, K]; offsets [E + 1]; rows [offsets[E]], which is at most T·K
 /// Types:   i32
 /// Alias:   none
 /// Cost:    0 flops; 12·T·K + 4·(E + 1) bytes
-/// Errors:  ShapeError if T < 0, K < 1, E < 1, T·K >= 2^31, or an operand is null (if T = 0, all but offsets may be)
+/// Errors:  ShapeError if T < 0, K < 1, E < 1, first < 0, first + E > 2^31 - 1, T·K >= 2^31, or an operand is null (if
+///          T = 0, all but offsets may be)
 /// Source:  a stable counting sort; Knuth, The Art of Computer Programming, volume 3, section 5.2, algorithm D
 struct ArrangeRows {
   const int32_t* chosen = nullptr;
@@ -31,6 +33,7 @@ struct ArrangeRows {
   int32_t* rows = nullptr;
   int32_t* places = nullptr;
   int64_t tokens = 0, experts = 0, top_k = 0;
+  int64_t first = 0;
 };
 
 /// to[i] = from[rows[i] / K], and row_weights[i] = weights[rows[i]], for every i below *count.
@@ -59,14 +62,15 @@ struct TakeRows {
 /// to[t] = add[t] + sum_j from[places[t, j]], and weights[t, j] = row_weights[places[t, j]].
 ///
 ///   Sums are formed in the order add, j = 0, 1, ... and rounded once. A negative place adds nothing, and its weight
-///   is 0.
+///   is 0. At most R = max_rows places are not negative, or T·K if max_rows is 0; the cost alone depends on it.
 ///
 /// Shapes:  from: rows of D elements; places, weights [T, K]; add, to [T, D]; row_weights: a number per row of from
 /// Types:   from, add, to f32 or bf16; sums f32; places i32; row_weights, weights f32
 /// Alias:   to may be add
-/// Cost:    T·K·D flops; (T·K + T)·D·sizeof(T) + 4·T·K bytes, T·D·sizeof(T) more with add, and 8·T·K more with weights
-/// Errors:  ShapeError if T < 0, D < 1, K < 1, only one of weights and row_weights is null, or another operand but add
-///          is null
+/// Cost:    R·D flops; (R + T)·D·sizeof(T) + 4·T·K bytes, T·D·sizeof(T) more with add, and
+///          4·(R + T·K) more with weights
+/// Errors:  ShapeError if T < 0, D < 1, K < 1, R < 0, only one of weights and row_weights is null, or another operand
+///          but add is null
 /// Source:  elementary
 struct ReturnRows {
   const void* from = nullptr;
@@ -77,6 +81,7 @@ struct ReturnRows {
   DType dtype = DType::f32;
   const float* row_weights = nullptr;  // optional, with weights
   float* weights = nullptr;
+  int64_t max_rows = 0;  // 0: T·K
 };
 
 /// Enqueues on cuda, blocks on cpu. Throws: ShapeError, ResourceError (no kernel for the device).

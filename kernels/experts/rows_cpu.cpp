@@ -48,7 +48,7 @@ void arrange_rows_cpu(LaunchContext& context, const ArrangeRows& args) {
   const auto for_choices = [&](int64_t begin, int64_t end, const auto& body) {
     for (int64_t part = begin; part < end; ++part)
       for (int64_t i = choices * part / parts; i < choices * (part + 1) / parts; ++i) {
-        const int32_t expert = args.chosen[i];
+        const int64_t expert = args.chosen[i] - args.first;
         body(i, expert >= 0 && expert < experts ? next + part * experts + expert : nullptr);
       }
   };

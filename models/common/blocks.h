@@ -185,6 +185,10 @@ class SpecBuilder final : public Ops {
   void take_late_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows);
   /// send_rows() by counts that all ranks have, without weights. `name` is that of the transfer.
   void send_rows_again(const char* name, Slice rows, const ExpertRoute& route, Slice arrived);
+  /// After the current piece, gathers the rows of all ranks that divide the experts, or other values of their tokens.
+  void gather_tokens(const char* name, Slice own, Slice all, DType dtype);
+  /// After the current piece, sums values of the tokens of all these ranks. A rank gets the sums of its own tokens.
+  void sum_tokens(const char* name, Slice partial, Slice sum, DType dtype);
   void find_own_rows(const ExpertRoute& route) override;
   void expert_linear(Slice x, const ExpertLinear& w, const ExpertRoute& route, Slice y) override;
   void expert_input_gradient(Slice dy, const ExpertLinear& w, const ExpertRoute& route, Slice dx);

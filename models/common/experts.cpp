@@ -13,6 +13,7 @@ namespace slipstream::models {
 namespace {
 
 constexpr Meaning kRows{.rule = Rule::rows};
+constexpr Meaning kReorder{.rule = Rule::reorder};
 
 /// The cost of a kernel is that of equal loads, and its memory that of the bound.
 template <typename Shape>
@@ -135,10 +136,12 @@ void SpecBuilder::router_weight_gradient(Slice x, Slice d_logits, const Router& 
 }
 
 void SpecBuilder::take_rows(Slice x, const Router& router, const ExpertRoute& route, Slice rows) {
-  const kernels::ArrangeRows shape{
-      .tokens = rows_of(x, options_.width), .experts = router.options.count, .top_k = router.options.top_k};
+  const kernels::ArrangeRows shape{.tokens = rows_of(x, options_.width),
+                                   .experts = route.offsets.size_bytes / 4 - 1,
+                                   .top_k = router.options.top_k,
+                                   .first = route.first};
   work("arrange_rows", kernels::arrange_rows_cost(shape), {router.chosen}, {route.offsets, route.choices, route.places},
-       {.rule = Rule::rows, .results = 3}, [=](LaunchContext& c) {
+       {.rule = Rule::order, .results = 3}, [=](LaunchContext& c) {
          kernels::ArrangeRows args = shape;
          args.chosen = c.as<int32_t>(router.chosen);
          args.offsets = c.as<int32_t>(route.offsets);
@@ -169,19 +172,22 @@ void SpecBuilder::take_late_rows(Slice x, const Router& router, const ExpertRout
 void SpecBuilder::copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows,
                             Slice count) {
   const kernels::TakeRows shape{.top_k = router.options.top_k,
-                                .max_rows = rows_of(x, options_.width) * router.options.top_k,
+                                .max_rows = rows_of(rows, options_.width),
                                 .width = options_.width,
                                 .dtype = options_.dtype};
   const bool with_weights = weights.size_bytes > 0;
-  Meaning meaning = kRows;
+  Meaning meaning = kReorder;
   if (with_weights) meaning.results = 2;
-  const bool counted = count.size_bytes > 0;
-  work("take_rows", counted ? Cost{} : kernels::take_rows_cost(shape), with(with({x, route.choices}, weights), count),
+  // Otherwise all rows exist.
+  const bool late = count.size_bytes > 0, counted = late || route.gathers;
+  if (!late && route.gathers) count = route.offsets;
+  const Cost cost = late ? Cost{} : expected_cost(kernels::take_rows_cost, shape, route);
+  work("take_rows", cost, with(with({x, route.choices}, weights), counted ? count : Slice{}),
        with({rows}, with_weights ? route.weights : Slice{}), meaning, [=](LaunchContext& c) {
          kernels::TakeRows args = shape;
          args.from = c.at(x);
          args.rows = c.as<int32_t>(route.choices);
-         args.count = counted ? c.as<int32_t>(count) : nullptr;
+         if (counted) args.count = c.as<int32_t>(count) + (late ? 0 : route.experts);
          args.to = c.at(rows);
          if (with_weights) args.weights = c.as<float>(weights), args.row_weights = c.as<float>(route.weights);
          kernels::take_rows(c, args);
@@ -227,14 +233,7 @@ void SpecBuilder::gather_counts(const ExpertRoute& route) {
     args.counts = c.as<int32_t>(own);
     kernels::count_rows(c, args);
   });
-  communicate({.name = "counts." + spec_.pieces.back().name,
-               .channel = Role::experts,
-               .axis = Axis::expert,
-               .op = Op::all_gather,
-               .from = own,
-               .to = route.counts,
-               .dtype = DType::i32,
-               .elems = shape.experts});
+  gather_tokens("counts", own, route.counts, DType::i32);
 }
 
 void SpecBuilder::send_rows_again(const char* name, Slice rows, const ExpertRoute& route, Slice arrived) {
@@ -251,6 +250,28 @@ void SpecBuilder::send_back(Slice rows_of_experts, Slice numbers_of_experts, con
   if (route.counts.size_bytes > 0) communicate_rows("numbers_back", numbers_of_experts, numbers, route, true, true);
 }
 
+void SpecBuilder::gather_tokens(const char* name, Slice own, Slice all, DType dtype) {
+  communicate({.name = fmt::format("{}.{}", name, spec_.pieces.back().name),
+               .channel = Role::experts,
+               .axis = Axis::expert,
+               .op = Op::all_gather,
+               .from = own,
+               .to = all,
+               .dtype = dtype,
+               .elems = own.size_bytes / size_of(dtype)});
+}
+
+void SpecBuilder::sum_tokens(const char* name, Slice partial, Slice sum, DType dtype) {
+  communicate({.name = fmt::format("{}.{}", name, spec_.pieces.back().name),
+               .channel = Role::experts,
+               .axis = Axis::expert,
+               .op = Op::reduce_scatter,
+               .from = partial,
+               .to = sum,
+               .dtype = dtype,
+               .elems = sum.size_bytes / size_of(dtype)});
+}
+
 void SpecBuilder::find_own_rows(const ExpertRoute& route) {
   if (route.counts.size_bytes == 0) return;
   const kernels::OwnRows shape{.ranks = options_.expert_ranks,
@@ -258,7 +279,7 @@ void SpecBuilder::find_own_rows(const ExpertRoute& route) {
                                .experts = route.experts,
                                .bound = route.bound,
                                .begin = route.begin};
-  const Meaning meaning{.rule = Rule::own_rows, .step = static_cast<int16_t>(route.round)};
+  const Meaning meaning{.rule = Rule::order, .step = static_cast<int16_t>(route.round)};
   work("own_rows", kernels::own_rows_cost(shape), {route.counts}, {route.own_offsets}, meaning, [=](LaunchContext& c) {
     kernels::OwnRows args = shape;
     args.counts = c.as<int32_t>(route.counts);
@@ -356,11 +377,12 @@ void SpecBuilder::return_rows(Slice rows, Slice of_rows, const Router& router, c
   const kernels::ReturnRows shape{.tokens = rows_of(y, options_.width),
                                   .top_k = router.options.top_k,
                                   .width = options_.width,
-                                  .dtype = options_.dtype};
+                                  .dtype = options_.dtype,
+                                  .max_rows = route.expected};
   const bool with_numbers = of_rows.size_bytes > 0, adds = more.size_bytes > 0;
   Cost cost = kernels::return_rows_cost(shape);
   if (adds) cost.bytes += more.size_bytes;
-  Meaning meaning = kRows;
+  Meaning meaning = kReorder;
   if (with_numbers) meaning.results = 2;
   work("return_rows", cost, with(with({rows, route.places}, of_rows), more), with({y}, of_choices), meaning,
        [=](LaunchContext& c) {

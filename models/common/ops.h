@@ -87,14 +87,17 @@ struct Router {
 
 /// The order of rows at experts, which have a row for each choice of each token.
 struct ExpertRoute {
-  // The choices of this rank's tokens, in the order (expert, token).
-  Slice offsets = {};  // int32 [E + 1]: the first row of each expert, and the number of rows
-  Slice choices = {};  // int32 [rows x k]: token x k + choice
-  Slice places = {};   // int32 [rows, k]: the inverse of `choices`
-  Slice weights = {};  // float [rows x k]
+  // The choices of tokens, in the order (expert, token): those of this rank's tokens. If ranks gather tokens, they are
+  // those of all ranks' tokens, without the choices of other ranks' experts.
+  Slice offsets = {};    // int32 [E + 1]: the first row of each expert, and the number of rows
+  Slice choices = {};    // int32 [rows x k]: token x k + choice
+  Slice places = {};     // int32 [rows, k]: the inverse of `choices`
+  Slice weights = {};    // float [rows x k]
+  int64_t first = 0;     // the expert with which `offsets` begins
+  bool gathers = false;  // ranks gather tokens
 
-  // The rows of this rank's experts, in the order (expert, rank, token). One rank with all experts has them above.
-  Slice counts = {};       // int32 [ranks, E]: the rows that each rank sends to each expert; empty: one rank has all
+  // The rows of this rank's experts, in the order (expert, rank, token). If rows do not travel, they are those above.
+  Slice counts = {};       // int32 [ranks, E]: the rows that each rank sends to each expert; empty: no rows travel
   Slice own_offsets = {};  // int32 [experts + 1]
   Slice own_weights = {};  // float [bound]
   int64_t experts = 0;     // of this rank

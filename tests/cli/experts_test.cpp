@@ -69,6 +69,8 @@ TEST_CASE("ranks that divide experts train the model of one rank, and another nu
         Approx(expected).epsilon(1e-5));
   CHECK(train(4, "groups", " --set parallel.expert=2 --set zero.stage=3 --set zero.shard_size=2") ==
         Approx(expected).epsilon(1e-5));
+  CHECK(train(2, "gathered", " --set parallel.expert=2 --set parallel.expert_exchange=gather") ==
+        Approx(expected).epsilon(1e-5));
   for (const char* step : {"step-00000008", "final"}) fs::remove_all(folder.path("two/checkpoints/") + step);
   for (const int ranks : {1, 4}) {
     const std::string name = "from_two_on_" + std::to_string(ranks);
@@ -94,8 +96,41 @@ TEST_CASE("experts that ranks cannot divide are refused with the numbers", "[cli
           "zero.shard_size = 3 is neither a multiple nor a divisor of parallel.expert = 2");
   refused(" --set model.experts.top_k=5", "model.experts.top_k = 5 is above model.experts.count = 4");
   if (!has_mpirun()) return;
-  const Result paced = on_ranks(2, "train " + run + " --paced --set checkpoint.interval=0 --set parallel.expert=2");
-  INFO(paced.text);
-  CHECK(paced.code == 2);
-  CHECK(contains(paced.text, "no routes to the experts of parallel.expert = 2"));
+  const std::string paced = "train " + run + " --paced --set checkpoint.interval=0 --set parallel.expert=2";
+  check_refused(on_ranks(2, paced), 2, {"no counts of the rows that 2 ranks exchange", "\"gather\""});
+  const Result gathered = on_ranks(2, paced + " --set parallel.expert_exchange=gather");
+  INFO(gathered.text);
+  CHECK(gathered.code == 0);
+}
+
+TEST_CASE("the exchange of experts is gather on GPUs and exact on CPUs, and the plan prints the reason", "[cli]") {
+  const Folder folder;
+  const std::string plan = "plan " + experts_run(folder) + " --ranks 4 --set parallel.expert=2";
+  const auto printed = [&](const std::string& sets, const std::string& words) {
+    const Result result = call(plan + sets);
+    INFO(result.text);
+    CHECK(result.code == 0);
+    CHECK(contains(result.text, "experts: 2 ranks with 2 of 4 experts each; parallel.expert_exchange = " + words));
+  };
+  printed("", "\"exact\": rows travel to the ranks of their experts by counts that the transport reads");
+  printed(" --set parallel.expert_exchange=gather", "\"gather\": every rank gathers the tokens of all of them\n");
+  printed(" --set device.kind=cuda",
+          "\"gather\": every rank gathers the tokens of all of them, because NCCL cannot read the counts of rows");
+  printed(" --set device.kind=cuda --set parallel.expert_exchange=exact",
+          "\"exact\": rows travel to the ranks of their experts by counts that NCCL cannot read");
+  // Bytes that a rank sends in a step: 2 micro-batches of 16 tokens of width 16 with 2 choices, in one layer.
+  const auto sent = [&](const std::string& exchange) {
+    const Result result = call(plan + " --json --set parallel.expert_exchange=" + exchange);
+    REQUIRE(result.code == 0);
+    int64_t bytes = 0;
+    for (const Json& task : Json::parse(result.text).at("tasks").as_array())
+      if (task.at("channel").as_string() == "experts") bytes += task.at("wire_bytes").as_int();
+    return bytes;
+  };
+  const int64_t tokens = 16 * 16 * 4, choices = 16 * 2 * 4;
+  CHECK(sent("gather") == 2 * (2 * tokens + 2 * choices + 2 * tokens + choices));
+  // Half of the rows of 2 choices leave, with their weights, and the number of rows of each of 4 experts.
+  CHECK(sent("exact") == 2 * (4 * tokens + 2 * choices / 2 + 4 * 4));
+  const Result one = call("plan " + experts_run(folder) + " --ranks 4 --set parallel.expert_exchange=gather");
+  CHECK(contains(one.text, "parallel.expert_exchange = \"gather\" has no effect with parallel.expert = 1"));
 }

@@ -76,9 +76,51 @@ void for_layouts(const Body& body) {
   body("pipeline", [](Layout& l) { l.stages = 2, l.micro_batch = 4, l.micro_batches = 2; });
   body("pipeline that delays gradients of weights",
        [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batch = 4, l.micro_batches = 2; });
-  body("paired passes", [](Layout& l) { l.micro_batch = 4, l.micro_batches = 2, l.order = make_paired_schedule(2); });
+  const auto paired = [](Layout& l) { l.micro_batch = 4, l.micro_batches = 2, l.order = make_paired_schedule(2); };
+  body("paired passes", paired);
+  body("paired passes, recompute selective", [&](Layout& l) { paired(l), l.recompute = Recomputation::selective; });
   for (const Recomputation how : {Recomputation::selective, Recomputation::full})
     body(name_of(how), [&](Layout& l) { l.recompute = how; });
+}
+
+/// Trains every layout of divided experts beside one rank.
+void check_divided(ExpertExchange exchange) {
+  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
+    const Trained expected = train(whole, kSteps);
+    const auto same = [&](const std::string& what, auto change) {
+      CAPTURE(whole.name, name_of(exchange), what);
+      Layout layout = with(whole, change);
+      layout.model.expert_exchange = exchange;
+      check_same_model(train(layout, kSteps), expected);
+    };
+    // With a capacity of equal loads, rows travel in two rounds.
+    const bool exact = exchange == ExpertExchange::exact;
+    const std::vector<double> capacities = exact ? std::vector{2.0, 1.0} : std::vector{2.0};
+    for (const auto& [ranks, expert] : {std::pair{2, 2}, {4, 2}, {4, 4}})
+      for (const int stage : {0, 1, 2, 3})
+        for (const double capacity : capacities) {
+          const std::string axis = fmt::format("expert {} of {}, ZeRO-{}, capacity {}", expert, ranks, stage, capacity);
+          const auto divided = [&, ranks = ranks, expert = expert](Layout& l) {
+            l.micro_batch = l.micro_batch / ranks, l.ranks = ranks, l.expert = expert, l.zero_stage = stage;
+            l.model.split_tied_embedding = false;
+            l.model.experts.capacity_factor = capacity;
+          };
+          same(axis, divided);
+          for_layouts([&](const std::string& what, auto change) {
+            same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });
+          });
+        }
+    if (whole.model.experts.balance != ExpertBalance::none) continue;
+    for (const int stage : {0, 1, 2, 3}) {
+      const auto of_context = [&](int expert, int data) {
+        same(fmt::format("expert {} of context 2 x data {}, ZeRO-{}", expert, data, stage), [&](Layout& l) {
+          l.context = 2, l.ranks = data, l.expert = expert, l.micro_batch = l.micro_batch / data;
+          l.zero_stage = stage, l.model.split_tied_embedding = false;
+        });
+      };
+      of_context(2, 1), of_context(2, 2), of_context(4, 2);
+    }
+  }
 }
 
 }  // namespace
@@ -99,39 +141,12 @@ TEST_CASE("experts: replicated experts train the model of one rank", "[experts]"
   }
 }
 
-TEST_CASE("experts: divided experts train the model of one rank", "[experts]") {
-  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
-    const Trained expected = train(whole, kSteps);
-    const auto same = [&](const std::string& what, auto change) {
-      CAPTURE(whole.name, what);
-      check_same_model(train(with(whole, change), kSteps), expected);
-    };
-    for (const auto& [ranks, expert] : {std::pair{2, 2}, {4, 2}, {4, 4}})
-      for (const int stage : {0, 1, 2, 3}) {
-        const std::string axis = fmt::format("expert {} of {}, ZeRO-{}", expert, ranks, stage);
-        const auto divided = [&, ranks = ranks, expert = expert](Layout& l) {
-          l.micro_batch = l.micro_batch / ranks, l.ranks = ranks, l.expert = expert, l.zero_stage = stage;
-          l.model.split_tied_embedding = false;
-        };
-        same(axis, divided);
-        // With a capacity of equal loads, rows travel in two rounds.
-        for (const double capacity : {2.0, 1.0})
-          for_layouts([&](const std::string& what, auto change) {
-            same(fmt::format("{}, capacity {}, {}", axis, capacity, what),
-                 [&](Layout& l) { change(l), divided(l), l.model.experts.capacity_factor = capacity; });
-          });
-      }
-    if (whole.model.experts.balance != ExpertBalance::none) continue;
-    for (const int stage : {0, 1, 2, 3}) {
-      const auto of_context = [&](int expert, int data) {
-        same(fmt::format("expert {} of context 2 x data {}, ZeRO-{}", expert, data, stage), [&](Layout& l) {
-          l.context = 2, l.ranks = data, l.expert = expert, l.micro_batch = l.micro_batch / data;
-          l.zero_stage = stage, l.model.split_tied_embedding = false;
-        });
-      };
-      of_context(2, 1), of_context(2, 2), of_context(4, 2);
-    }
-  }
+TEST_CASE("experts: rows that travel by counts train the model of one rank", "[experts]") {
+  check_divided(ExpertExchange::exact);
+}
+
+TEST_CASE("experts: gathered tokens train the model of one rank", "[experts]") {
+  check_divided(ExpertExchange::gather);
 }
 
 TEST_CASE("experts: slots, groups of shards and small parameters that stay do not change what is trained",

@@ -171,6 +171,23 @@ const std::vector<Fault>& faults() {
   return kFaults;
 }
 
+const std::vector<Fault>& faults_of_experts() {
+  static const std::vector<Fault> kFaults{
+      {"tokens are gathered from the ranks that hold the same experts",
+       "qwen3_moe experts over 2 of 4, gathered tokens, a shared expert, ZeRO-1, recompute full",
+       over(Role::experts, Axis::expert_data), "", "of expert_data, of micro-batch 0, but the weight is"},
+      {"a rank's outputs of all tokens are taken for sums", "mixtral experts over 2, gathered tokens, 2 micro-batches",
+       declared("return_rows", [](Meaning& meaning) { meaning.rule = Rule::rows; }), "",
+       "which has no terms on the ranks of expert"},
+      {"gathered tokens are taken for rows of experts", "mixtral experts over 2, gathered tokens, 2 micro-batches",
+       declared("arrange_rows", [](Meaning& meaning) { meaning.rule = Rule::rows; }), "",
+       "of the tokens of all ranks of expert, of micro-batch 0, but"},
+      {"sums of outputs do not reach their tokens", "mixtral experts over 2, gathered tokens, 2 micro-batches",
+       without("sums.experts"), "experts.tokens", "which no task has summed"},
+  };
+  return kFaults;
+}
+
 const std::vector<Fault>& faults_of_checkpoints() {
   static const std::vector<Fault> kFaults{
       {"a checkpoint has a partial sum", "gpt2 bucketed",
@@ -221,7 +238,8 @@ TEST_CASE("reductions: faults that the hazard proof accepts are refused with the
   const std::vector<Layout> rows = layouts();
 
   std::vector<Fault> all = faults();
-  all.insert(all.end(), faults_of_checkpoints().begin(), faults_of_checkpoints().end());
+  for (const auto* more : {&faults_of_experts(), &faults_of_checkpoints()})
+    all.insert(all.end(), more->begin(), more->end());
   for (const Fault& fault : all) {
     INFO(fault.what);
     const auto row = std::find_if(rows.begin(), rows.end(), [&](const Layout& each) { return each.name == fault.row; });

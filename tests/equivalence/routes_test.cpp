@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that travel to experts by counts: the proof of reductions refuses every task of a real plan whose rows take
-// another way than their counts. (A task that is missing leaves the rows of an earlier layer in the same memory, which
-// have the same type; the equal models of experts_test notice it.)
+// Rows of divided experts: the proof of reductions refuses every task of a real plan whose rows take another way than
+// their counts, and every gather or sum of tokens that is another one. (A task that is missing leaves the rows of an
+// earlier layer in the same memory, which have the same type; the equal models of experts_test notice it.)
 
 #include <cstdio>
 #include <functional>
@@ -18,12 +18,13 @@ using namespace slipstream::equivalence;
 namespace {
 
 /// Four experts on two ranks, of which each token passes two, in both of two layers.
-Layout divided_experts(Recomputation recompute, double capacity) {
+Layout divided_experts(Recomputation recompute, ExpertExchange exchange, double capacity = 2) {
   Layout layout{.name = "mixtral", .model = tiny_llama(), .ranks = 2, .micro_batch = 1, .micro_batches = 2};
   layout.model.family = Family::mixtral;
   layout.model.context = layout.model.tokens = 8;
   layout.model.experts = {.count = 4, .top_k = 2, .ffn_width = 24, .capacity_factor = capacity};
   layout.expert = 2;
+  layout.model.expert_exchange = exchange;
   layout.recompute = recompute;
   return layout;
 }
@@ -47,7 +48,7 @@ TEST_CASE("routes: rows that take another way than their counts are refused", "[
   // With a capacity of equal loads, rows travel in two rounds.
   for (const auto& [recompute, capacity] :
        {std::pair{Recomputation::none, 2.0}, {Recomputation::full, 2.0}, {Recomputation::none, 1.0}}) {
-    const Layout layout = divided_experts(recompute, capacity);
+    const Layout layout = divided_experts(recompute, ExpertExchange::exact, capacity);
     CAPTURE(name_of(recompute), capacity);
     const auto jobs = make_jobs(layout, 0);
     REQUIRE(first_fault(jobs) == "");
@@ -97,5 +98,44 @@ TEST_CASE("routes: rows that take another way than their counts are refused", "[
     }
     std::printf("  COUNTED %s: %zu routed tasks, %lld mutants\n", name_of(recompute), routed.size(),
                 static_cast<long long>(mutants));
+  }
+}
+
+TEST_CASE("routes: gathers and sums of tokens that are other ones are refused", "[routes]") {
+  for (const Recomputation recompute : {Recomputation::none, Recomputation::full}) {
+    CAPTURE(name_of(recompute));
+    const auto jobs = make_jobs(divided_experts(recompute, ExpertExchange::gather), 0);
+    REQUIRE(first_fault(jobs) == "");
+    Job& job = *jobs[0];
+    const Plan whole = job.train();
+    std::vector<ItemId> gathers, sums;
+    for (ItemId id = static_cast<ItemId>(whole.spine.size()); id < whole.size(); ++id)
+      if (job.channels[whole.task(id).channel].role == Role::experts)
+        (whole.task(id).op == Op::all_gather ? gathers : sums).push_back(id);
+    // In each layer and micro-batch: choices, weights and tokens, and gradients; sums of outputs, of gradients, and of
+    // the gradients of weights.
+    CHECK(gathers.size() == 2 * 2 * (recompute == Recomputation::full ? 7 : 4));
+    CHECK(sums.size() >= 2 * 2 * 3);
+    int64_t mutants = 0;
+    const auto refused = [&](ItemId id, const char* what, const std::function<void(Task&)>& change) {
+      CAPTURE(whole.task(id).name, what);
+      change(job.train().task(id));
+      CHECK(first_fault(jobs) != "");
+      job.train() = whole;
+      ++mutants;
+    };
+    for (ItemId id : gathers) {
+      refused(id, "sums instead of gathering", [](Task& t) { t.op = Op::reduce_scatter; });
+      refused(id, "sums everywhere", [](Task& t) { t.op = Op::all_reduce; });
+      refused(id, "gathers what is gathered", [](Task& t) { t.reads = t.writes; });
+    }
+    for (ItemId id : sums) {
+      refused(id, "gathers instead of summing", [](Task& t) { t.op = Op::all_gather; });
+      refused(id, "exchanges terms instead of summing them", [](Task& t) { t.op = Op::all_to_all; });
+      refused(id, "sums what is complete", [&](Task& t) { t.reads = whole.task(gathers[0]).reads; });
+      refused(id, "is only copied", [](Task& t) { t.op = Op::copy; });
+    }
+    std::printf("  COUNTED %s: %zu gathers and %zu sums of tokens, %lld mutants\n", name_of(recompute), gathers.size(),
+                sums.size(), static_cast<long long>(mutants));
   }
 }

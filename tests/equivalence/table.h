@@ -61,6 +61,24 @@ inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everythin
   add_experts(false, "experts over 2 in two rounds, 3 micro-batches in paired passes", [](Layout& l) {
     l.micro_batches = 3, l.order = make_paired_schedule(3), l.model.experts.capacity_factor = 1;
   });
+  add_experts(true, "experts over 2, gathered tokens, 2 micro-batches", [](Layout& l) {
+    l.model.expert_exchange = ExpertExchange::gather;
+    l.micro_batches = 2;
+  });
+  add_experts(true, "", [](Layout& l) {
+    l.name = "qwen3_moe experts over 2 of 4, gathered tokens, a shared expert, ZeRO-1, recompute full";
+    l.model.family = Family::qwen3_moe, l.model.head_dim = 4;
+    l.model.expert_exchange = ExpertExchange::gather, l.model.experts.shared = 1;
+    l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full;
+  });
+  add_experts(true, "experts over 2, gathered tokens, 3 micro-batches in paired passes", [](Layout& l) {
+    l.model.expert_exchange = ExpertExchange::gather;
+    l.micro_batches = 3, l.order = make_paired_schedule(3);
+  });
+  add_experts(false, "experts over 2, gathered tokens, zb_h1 2, 2 micro-batches", [](Layout& l) {
+    l.model.expert_exchange = ExpertExchange::gather;
+    l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2;
+  });
   add_experts(false, "experts over context 2",
               [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
   add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",

@@ -89,16 +89,17 @@ inline double router_loss(const Router& router, const Doubles& logits, const std
   return loss + losses.z_loss * std::log(sum) * std::log(sum);
 }
 
-/// The numbers of the choices in the order of (expert, number); choices outside 0..experts-1 are left out.
+/// The numbers of the choices in the order of (expert, number), for `experts` experts from `first` on; other choices
+/// are left out.
 struct Arrangement {
   std::vector<int32_t> offsets, rows, places;
 };
-inline Arrangement arrangement(const std::vector<int32_t>& chosen, int64_t experts) {
+inline Arrangement arrangement(const std::vector<int32_t>& chosen, int64_t experts, int64_t first = 0) {
   Arrangement a{{}, {}, std::vector<int32_t>(chosen.size(), -1)};
   for (int32_t e = 0; e < experts; ++e) {
     a.offsets.push_back(static_cast<int32_t>(a.rows.size()));
     for (size_t i = 0; i < chosen.size(); ++i)
-      if (chosen[i] == e) {
+      if (chosen[i] == first + e) {
         a.places[i] = static_cast<int32_t>(a.rows.size());
         a.rows.push_back(static_cast<int32_t>(i));
       }

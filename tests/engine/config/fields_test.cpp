@@ -134,25 +134,34 @@ TEST_CASE("fields: config.resolved.toml resolves to the configuration that it pr
         }
 }
 
-TEST_CASE("fields: resolving decides every key but those that a plan, a host, a folder or the data decide",
+TEST_CASE("fields: resolving decides every key with an effect but those of a plan, a host, a folder or the data",
           "[config]") {
   const RunConfig written = default_run_config({"parallel.tensor=2", "train.micro_batch_size=3"});
   const std::string cpu = config_toml(*resolve(written, {.world = 6, .vocab = 65}));
-  for (const char* line :
-       {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
-        "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
-        "\ngrad_dtype = \"float32\"\n", "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n",
-        "\nalgorithms = \"auto\"\n", "\nthreads = 0\n", "\nformat = \"auto\"\n", "\nfinal_dtype = \"auto\"\n"}) {
+  for (const char* line : {"\ndata = 3\n", "\nglobal_batch_size = 9\n", "\nvocab_size = 65\n", "\nkind = \"cpu\"\n",
+                           "\nbackend = \"mpi\"\n", "\ndeterministic = true\n", "\ngather_dtype = \"float32\"\n",
+                           "\ngrad_dtype = \"float32\"\n", "\ndouble_buffer = \"auto\"\n", "\ngraph = \"auto\"\n",
+                           "\nalgorithms = \"auto\"\n", "\nthreads = 0\n", "\nformat = \"auto\"\n",
+                           "\nfinal_dtype = \"auto\"\n", "\nexpert_exchange = \"auto\"\n"}) {
     CAPTURE(line);
     CHECK(cpu.find(line) != std::string::npos);
   }
   size_t open = 0;
   for (size_t at = cpu.find("\"auto\""); at != std::string::npos; at = cpu.find("\"auto\"", at + 1)) ++open;
-  CHECK(open == 5);
+  CHECK(open == 6);  // no ranks divide experts
   const ResolvedConfig gpu = resolve(written, {.world = 6, .on_gpus = true, .vocab = 65});
   CHECK(gpu.on_gpus());
   CHECK(gpu->comm.backend == Backend::nccl);
   CHECK(gpu->comm.deterministic == Choice::no);
+  for (const bool on_gpus : {false, true})
+    for (const char* asked : {"auto", "exact", "gather"}) {
+      const RunConfig divided =
+          default_run_config({"model.family=mixtral", "model.experts.count=4", "parallel.expert=2",
+                              std::string("parallel.expert_exchange=") + asked});
+      const bool gathers = asked == std::string(on_gpus ? "auto" : "gather") || asked == std::string("gather");
+      CHECK(resolve(divided, {.world = 2, .on_gpus = on_gpus, .vocab = 65})->parallel.expert_exchange ==
+            (gathers ? ExpertExchange::gather : ExpertExchange::exact));
+    }
   // One rank has no other to share states with; shards keep both gradients of a tied table together.
   const RunConfig sharded = default_run_config({"zero.stage=3", "zero.prefetch_depth=2"});
   const ResolvedConfig alone = resolve(sharded, {.world = 1, .vocab = 65}), two = resolve(sharded, {.world = 2});
@@ -232,6 +241,7 @@ TEST_CASE("fields: the resolved run file, which ranks compare, changes with ever
                                                                        std::string("auxiliary"),
                                                                        std::string("drop"),
                                                                        std::string("jsonl"),
+                                                                       std::string("gather"),
                                                                        std::vector<std::string>{"a"},
                                                                        std::vector<std::string>{"jsonl"},
                                                                        std::vector<int64_t>{3, 4}}) {

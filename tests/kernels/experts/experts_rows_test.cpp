@@ -38,10 +38,10 @@ double absolute_largest(const Doubles& values, size_t count) {
   return largest;
 }
 
-void check_arrangement(const std::vector<int32_t>& chosen, int64_t top_k, int64_t experts) {
-  CAPTURE(chosen.size(), top_k, experts);
+void check_arrangement(const std::vector<int32_t>& chosen, int64_t top_k, int64_t experts, int64_t first = 0) {
+  CAPTURE(chosen.size(), top_k, experts, first);
   const auto tokens = static_cast<int64_t>(chosen.size()) / top_k;
-  const reference::Arrangement expected = reference::arrangement(chosen, experts);
+  const reference::Arrangement expected = reference::arrangement(chosen, experts, first);
   std::vector<int32_t> expected_rows = expected.rows;
   expected_rows.resize(chosen.size(), -9);  // rows after the last choice stay
   const Held<int32_t> on_chosen(chosen, "chosen");
@@ -49,7 +49,8 @@ void check_arrangement(const std::vector<int32_t>& chosen, int64_t top_k, int64_
     const Held<int32_t> offsets(std::vector<int32_t>(static_cast<size_t>(experts + 1), -9), "offsets"),
         rows(std::vector<int32_t>(chosen.size(), -9), "rows"),
         places(std::vector<int32_t>(chosen.size(), -9), "places");
-    arrange_rows(context, {on_chosen.data(), offsets.data(), rows.data(), places.data(), tokens, experts, top_k});
+    arrange_rows(context,
+                 {on_chosen.data(), offsets.data(), rows.data(), places.data(), tokens, experts, top_k, first});
     CHECK(offsets.values() == expected.offsets);
     CHECK(rows.values() == expected_rows);
     CHECK(places.values() == expected.places);
@@ -75,6 +76,33 @@ TEST_CASE("arrange_rows: choices are in the order of expert, token and choice") 
     arrange_rows(context, {.offsets = offsets.data(), .tokens = 0, .experts = 2, .top_k = 1});
     CHECK(offsets.values() == std::vector<int32_t>{0, 0, 0});
   });
+}
+
+TEST_CASE("arrange_rows: ranks that divide the experts have every choice once, in the order of its expert and token") {
+  for (const auto& [ranks, own] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {4, 1}, {3, 5}, {8, 37}}) {
+    const int64_t experts = ranks * own, top_k = 3;
+    const std::vector<int32_t> chosen = uneven_choices(600, experts, true);
+    for (const int64_t rank : {int64_t{0}, int64_t{1}, ranks - 1}) check_arrangement(chosen, top_k, own, rank * own);
+    for_machines([&](LaunchContext& context) {
+      const Held<int32_t> on_chosen(chosen, "chosen");
+      std::vector<int32_t> held(chosen.size(), 0);
+      const reference::Arrangement whole = reference::arrangement(chosen, experts);
+      std::vector<int32_t> joined;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const Held<int32_t> offsets(std::vector<int32_t>(static_cast<size_t>(own + 1), -9), "offsets"),
+            of_rank(std::vector<int32_t>(chosen.size(), -9), "rows"),
+            places(std::vector<int32_t>(chosen.size(), -9), "places");
+        arrange_rows(context, {on_chosen.data(), offsets.data(), of_rank.data(), places.data(),
+                               static_cast<int64_t>(chosen.size()) / top_k, own, top_k, rank * own});
+        const std::vector<int32_t> at = of_rank.values(), to = places.values();
+        joined.insert(joined.end(), at.begin(), at.begin() + offsets.values().back());
+        for (size_t i = 0; i < to.size(); ++i) held[i] += to[i] >= 0;
+      }
+      CHECK(joined == whole.rows);  // the rows of all ranks, one after the other, are those of one rank
+      CHECK(std::equal(held.begin(), held.end(), whole.places.begin(),
+                       [](int32_t count, int32_t place) { return count == (place >= 0); }));
+    });
+  }
 }
 
 TEST_CASE("take_rows: rows and weights are copied up to the count, aligned or not") {
@@ -308,6 +336,12 @@ TEST_CASE("rows of experts: impossible operands are refused, costs equal the for
   CHECK_THROWS_WITH(arrange_rows(context, {.offsets = &number, .tokens = int64_t{1} << 30, .experts = 1, .top_k = 2}),
                     "[arrange_rows] there are 2147483648 choices of 1073741824 tokens, need fewer than 2^31.");
   CHECK_THROWS_AS(arrange_rows(context, {.tokens = 0, .experts = 1, .top_k = 1}), ShapeError);
+  CHECK_THROWS_WITH(arrange_rows(context, {.offsets = &number, .experts = 1, .top_k = 1, .first = -1}),
+                    "[arrange_rows] first is -1, need at least 0.");
+  CHECK_THROWS_WITH(arrange_rows(context, {.offsets = &number, .experts = 2, .top_k = 1, .first = 2147483646}),
+                    "[arrange_rows] 2 experts from number 2147483646 on end after 2^31 - 1.");
+  CHECK_THROWS_WITH(return_rows(context, {.width = 1, .max_rows = -1}),
+                    "[return_rows] max_rows is -1, need at least 0.");
   CHECK_THROWS_WITH(
       take_rows(context, {.from = &value, .rows = &number, .to = &value, .max_rows = 1, .width = 1, .weights = &value}),
       "[take_rows] only row_weights is null. Pass both weights and row_weights, or neither.");
@@ -323,6 +357,9 @@ TEST_CASE("rows of experts: impossible operands are refused, costs equal the for
   CHECK(return_rows_cost({.add = &value, .tokens = 5, .top_k = 2, .width = 3, .weights = &value}).bytes ==
         15 * 4 * 4 + 120);
   CHECK(return_rows_cost({.tokens = 5, .top_k = 2, .width = 3}).flops == 30);
+  CHECK(return_rows_cost({.tokens = 5, .top_k = 2, .width = 3, .weights = &value, .max_rows = 4}).bytes ==
+        4 * 3 * (4 + 5) + 4 * (10 + 10 + 4));
+  CHECK(return_rows_cost({.tokens = 5, .top_k = 2, .width = 3, .max_rows = 4}).flops == 12);
   CHECK(weighted_swiglu_forward_cost({.max_rows = 3, .width = 5, .dtype = DType::bf16}).bytes == 90 + 12);
   CHECK(weighted_swiglu_backward_cost({.max_rows = 3, .width = 5}).bytes == 300 + 24);
 }

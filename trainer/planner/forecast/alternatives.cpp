@@ -44,6 +44,10 @@ std::vector<Sets> changes(const Planned& planned) {
   }
   if (sizes.expert > 1 && !config.overlap.paired_passes && sizes.pipeline == 1 && planned.micro_batches > 1)
     add("overlap.paired_passes", true);
+  if (sizes.expert > 1 && config.parallel.expert_exchange == ExpertExchange::exact)
+    add("parallel.expert_exchange", "gather");
+  else if (sizes.expert > 1 && !planned.config.on_gpus())
+    add("parallel.expert_exchange", "exact");
   if (sizes.pipeline > 1) {
     add("parallel.pipeline", sizes.pipeline / 2);
     if (!config.overlap.p2p) add("overlap.p2p", true);

@@ -279,6 +279,22 @@ Json layout_json(const MeshSizes& sizes) {
   return json;
 }
 
+std::string experts_line(const ResolvedConfig& config) {
+  const int ranks = config.layout().expert;
+  if (ranks == 1) return "";
+  const bool gathers = config->parallel.expert_exchange == ExpertExchange::gather;
+  const char* how =
+      gathers            ? config.on_gpus() ? "every rank gathers the tokens of all of them, because NCCL cannot read "
+                                              "the counts of rows"
+                                            : "every rank gathers the tokens of all of them"
+      : config.on_gpus() ? "rows travel to the ranks of their experts by counts that NCCL cannot read, so "
+                           "that only the plan exists"
+                         : "rows travel to the ranks of their experts by counts that the transport reads";
+  return fmt::format("{} ranks with {} of {} experts each; parallel.expert_exchange = \"{}\": {}", ranks,
+                     config->model.experts.count / ranks, config->model.experts.count,
+                     name_of(config->parallel.expert_exchange), how);
+}
+
 std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,
                           const Played& played) {
   const ScheduleShape& shape = stages[0]->schedule.shape;

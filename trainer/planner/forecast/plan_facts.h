@@ -68,6 +68,10 @@ WireBytes wire_bytes_of_step(const Job& job);
 /// Returns the ranks by axis, as plan --json and run.json have them. Pure.
 Json layout_json(const MeshSizes& sizes);
 
+/// Returns the number of experts of a rank, and how rows travel, with the reason; empty if no ranks divide experts.
+/// Pure.
+std::string experts_line(const ResolvedConfig& config);
+
 /// Returns "1f1b over 4 stages of 3 + 3 + 3 + 3 layers, 8 micro-batches: stages idle 37% of a step's compute", and
 /// advice if there are too few micro-batches. Pure.
 std::string schedule_line(const RunConfig& config, const std::vector<std::shared_ptr<const Job>>& stages,

@@ -337,6 +337,7 @@ void print_plan(const Planned& planned, const comm::Rehearsal& rehearsal) {
     print_result("         tied table: the head's share early in chunks, the embedding's share as {}\n",
                  job.model.tied.as_rows ? "ids and rows" : "a dense table");
   print_tied(planned);
+  if (const std::string line = experts_line(planned.config); !line.empty()) print_result("experts: {}\n", line);
   const Job& largest = largest_stage(planned);
   print_result("memory of a rank{}:\n{}",
                planned.finished.stages.size() > 1 ? fmt::format(" (stage {}, which needs most)", largest.stage()) : "",

@@ -252,6 +252,7 @@ models::ModelOptions model_options(const JobRequest& request) {
           .split_tied_embedding = config.overlap.split_tied_embedding,
           .tensor = layout.tensor,
           .expert_ranks = layout.expert,
+          .expert_exchange = config.parallel.expert_exchange,
           .sequence_parallel = config.parallel.sequence_parallel,
           .tensor_chunks = models::token_chunks(
               config.train.micro_batch_size * config.train.sequence_length / layout.context,

@@ -73,19 +73,21 @@ RunConfig supported_config(const TrainOptions& options) {
   return config;
 }
 
-/// Throws: ConfigError if divided experts cannot train here, because nothing counts or carries their rows.
-void require_rows_travel(const RunConfig& config, const TrainOptions& options, bool on_gpus) {
-  const int64_t ranks = config.parallel.expert;
-  if (ranks == 1 || options.dry_run) return;
-  if (on_gpus)
+/// Throws: ConfigError if rows cannot travel by counts here, because nothing counts or reads them.
+void require_rows_travel(const ResolvedConfig& config, const TrainOptions& options) {
+  if (config->parallel.expert_exchange != ExpertExchange::exact || config.layout().expert == 1 || options.dry_run)
+    return;
+  if (config.on_gpus())
     throw ConfigError(
-        "[parallel] parallel.expert = {} does not run on GPUs yet: the device counts the rows of experts, but NCCL "
-        "takes the sizes of messages from the host. Use parallel.expert = 1, or device.kind = \"cpu\".",
-        ranks);
+        "[parallel] parallel.expert_exchange = \"exact\" does not run on GPUs: the device counts the rows of the "
+        "experts "
+        "of {} ranks, but NCCL takes the sizes of messages from the host. Use \"gather\" or \"auto\".",
+        config.layout().expert);
   if (options.paced)
     throw ConfigError(
-        "[train] --paced computes nothing, and so no routes to the experts of parallel.expert = {} ranks. Use 1.",
-        ranks);
+        "[train] --paced computes nothing, and so no counts of the rows that {} ranks exchange. Use "
+        "parallel.expert_exchange = \"gather\", or parallel.expert = 1.",
+        config.layout().expert);
 }
 
 /// Blocks. Opens the data. For a dry run, only finds its vocabulary. Throws: DataError.
@@ -195,7 +197,7 @@ PlannedRun plan_run(World& world, const TrainOptions& options, AgreedInputs inpu
     }
     config = resolve(written,
                      {.world = world.size(), .on_gpus = assignment.kind == DeviceKind::cuda, .vocab = inputs.vocab});
-    require_rows_travel(written, options, assignment.kind == DeviceKind::cuda);
+    require_rows_travel(*config, options);
     finished = planner::build_finished_job(request_at(assignment, *config, inputs.machine, world.rank()));
     written_nccl = std::exchange(assignment.nccl, finished.engines.nccl);
   });
@@ -220,6 +222,7 @@ void print_plan(const PlannedRun& run) {
   if (run.on_gpus()) extra = planner::extra_memory_on_gpu(largest, run.assignment.nccl, run.machine.ranks_per_node);
   print_result("{}\n{}: {} parameters\n{}", planner::plan_listing(job), job.model.description, job.parameter_elems,
                memory_table(largest, extra));
+  if (const std::string line = planner::experts_line(run.config); !line.empty()) print_result("experts: {}\n", line);
   if (run.on_gpus() && !run.config->comm.nccl.empty())
     print_result("comm.nccl: {}\n", planner::nccl_table_name(run.config->comm.nccl));
   for (const std::string& line : planner::engine_lines(finished.engines, run.machine)) print_result("{}\n", line);
