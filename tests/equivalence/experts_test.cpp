@@ -56,6 +56,14 @@ Layout with_shared_experts() {
   return layout;
 }
 
+/// The gradient of the experts' output is masked before it travels.
+Layout with_dropout() {
+  Layout layout = mixtral();
+  layout.name = "dropout";
+  layout.model.dropout = {.residual = 0.2, .seed = 3};
+  return layout;
+}
+
 void check_same_model(const Trained& a, const Trained& b) {
   CHECK(a.names == b.names);
   CHECK(difference(std::vector<float>(a.losses.begin(), a.losses.end()),
@@ -82,7 +90,7 @@ void for_layouts(const Body& body) {
 
 /// Trains every layout of divided experts beside one rank.
 void check_divided(ExpertExchange exchange) {
-  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts()}) {
+  for (const Layout& whole : {mixtral(), qwen3_moe(), with_shared_experts(), with_dropout()}) {
     const Trained expected = train(whole, kSteps);
     const auto same = [&](const std::string& what, auto change) {
       CAPTURE(whole.name, name_of(exchange), what);

@@ -25,7 +25,8 @@ inline models::ModelOptions smallest(Family family) {
           .tokens = 5};
 }
 
-/// Adds layouts of divided experts, which have rows that travel by counts, and a group of parameters over other ranks.
+/// Adds layouts of divided experts, which have rows that travel by counts or gathered tokens, and a group of parameters
+/// over other ranks.
 inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everything) {
   const auto add_experts = [&](bool in_sample, const std::string& name, auto change) {
     if (!everything && !in_sample) return;
