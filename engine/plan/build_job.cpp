@@ -187,7 +187,8 @@ void take_stage(Job& job) {
   const bool ends = job.sharding().gradients && ends_are_apart(model);
   const uint32_t take_batch = model.forward.front();
   job.chunks = cut_stage(model, job.buffers, job.schedule, job.layers, job.stage());
-  job.recomputed = recompute(model, job.buffers, job.chunks, options.recompute, options.recompute_layers);
+  job.recomputed =
+      recompute(model, job.buffers, job.chunks, options.recompute, options.recompute_layers, job.schedule.takes_turns);
   job.takes_batch = !model.forward.empty() && model.forward.front() == take_batch;
   job.actions = job.schedule.stages[static_cast<size_t>(job.stage())];
   if (job.mesh.stages() > 1) job.rings = size_rings(job.chunks, job.actions, model, job.schedule.placement);

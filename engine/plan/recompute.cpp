@@ -258,8 +258,8 @@ void add_lives(std::map<BufferId, Packed>& packed, const ModelSpec& model, const
 
 }  // namespace
 
-Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how,
-                     int layers_max) {
+Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how, int layers_max,
+                     bool takes_turns) {
   Recomputed result{.how = how, .saved_bytes = 0, .paid = {}};
   if (how == Recomputation::none) return result;
   std::map<BufferId, Packed> packed;
@@ -305,7 +305,8 @@ Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chu
   const BufferId shared = buffers.add({.name = "recomputed", .size_bytes = size_bytes, .owner = Owner::activations});
   for (const Packed& each : all)
     buffers.set_view(each.buffer, {shared, each.begin_bytes, buffers[each.buffer].size_bytes});
-  result.saved_bytes -= buffers.stride_bytes(shared);
+  if (takes_turns) buffers.set_slots(shared, chunks.front().slots);
+  result.saved_bytes -= buffers.stride_bytes(shared) * buffers[shared].slots;
   return result;
 }
 

@@ -23,9 +23,10 @@ struct Recomputed {
 /// Inserts the forward works that recompute its inputs, and the communication between them, before each backward (and,
 /// if split, weight) piece in the first `layers_max` layers of every chunk (0: in all). Recomputed buffers live only
 /// within one use of a chunk. All become views of one buffer, `recomputed`, in which two share bytes if their lifetimes
-/// are disjoint. Must be called after cut_stage. The bits of every result stay the same, because the same works read
-/// the same bits. Throws: PlanError if a work that must run again reads data that is gone.
+/// are disjoint. If passes of two micro-batches take turns, each slot has an instance of it. Must be called after
+/// cut_stage. The bits of every result stay the same, because the same works read the same bits. Throws: PlanError if a
+/// work that must run again reads data that is gone.
 Recomputed recompute(ModelSpec& model, Buffers& buffers, std::vector<Chunk>& chunks, Recomputation how,
-                     int layers_max = 0);
+                     int layers_max = 0, bool takes_turns = false);
 
 }  // namespace slipstream

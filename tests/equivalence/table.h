@@ -35,7 +35,8 @@ inline std::vector<GroupRule> muon_on_matrices() {
   return {{"matrices", &muon, matrices}, {"rest", &adamw, nullptr, 0.5}};
 }
 
-/// Adds layouts of divided experts, which have rows that travel by counts, and a group of parameters over other ranks.
+/// Adds layouts of divided experts, which have rows that travel by counts or gathered tokens, and a group of parameters
+/// over other ranks.
 inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everything) {
   const auto add_experts = [&](bool in_sample, const std::string& name, auto change) {
     if (!everything && !in_sample) return;
@@ -78,6 +79,9 @@ inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everythin
   add_experts(false, "experts over 2, gathered tokens, zb_h1 2, 2 micro-batches", [](Layout& l) {
     l.model.expert_exchange = ExpertExchange::gather;
     l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2;
+  });
+  add_experts(true, "experts over 2, 3 micro-batches in paired passes, recompute selective", [](Layout& l) {
+    l.micro_batches = 3, l.order = make_paired_schedule(3), l.recompute = Recomputation::selective;
   });
   add_experts(false, "experts over context 2",
               [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });

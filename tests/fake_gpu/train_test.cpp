@@ -167,21 +167,25 @@ TEST_CASE("experts that two fake GPUs divide train the model of one rank on the 
   const std::string same =
       " --set optimizer.eps=1e-3 --set train.steps=7 --set model.family=qwen3_moe --set model.heads=4 --set "
       "model.kv_heads=2 --set model.width=32 --set model.ffn_width=40 --set model.experts.count=4 --set "
-      "model.experts.top_k=2 --set model.experts.ffn_width=12 --set model.experts.shared=1";
-  const Run cpu = train(folder, exe(), 1, "cpu", same + " --set device.kind=cpu");
+      "model.experts.top_k=3 --set model.experts.ffn_width=12 --set model.experts.shared=1";
   const std::string gpu = same + " --set device.kind=cuda --set parallel.expert=2";
-  for (const std::string more : {" --check-hazards", " --set overlap.paired_passes=true --set zero.stage=1"}) {
-    if (contains(more, "paired") && !test_everything()) continue;
-    INFO(more);
-    const Run divided = train(folder, kFake, 2, "gpu", gpu + more);
-    const double loss = largest_difference(divided.all("loss"), cpu.all("loss")),
-                 norms = largest_difference(divided.all("grad_norm"), cpu.all("grad_norm")),
-                 weights = largest_difference(divided, cpu);
-    std::printf("%-60s loss %.1e, norm %.1e, weights %.1e\n", ("experts over 2" + more).c_str(), loss, norms, weights);
-    CHECK(loss <= kFloat32.loss);
-    CHECK(norms <= 10 * kFloat32.loss);
-    CHECK(weights <= kFloat32.weights);
-    CHECK(std::abs(divided.all("loss")[0] - cpu.all("loss")[1]) > 2 * kFloat32.loss);
+  for (const auto& [dtype, tolerance] : {std::pair{"float32", kFloat32}, {"bfloat16", kBfloat16}}) {
+    const std::string of_dtype = std::string(" --set comm.grad_dtype=float32 --set train.dtype=") + dtype;
+    if (dtype == std::string("bfloat16") && !test_everything()) continue;
+    const Run cpu = train(folder, exe(), 1, "cpu", same + of_dtype + " --set device.kind=cpu");
+    for (const std::string more : {" --check-hazards", " --set overlap.paired_passes=true --set zero.stage=1"}) {
+      if (contains(more, "paired") && !test_everything()) continue;
+      INFO(dtype << more);
+      const Run divided = train(folder, kFake, 2, "gpu", gpu + of_dtype + more);
+      const double loss = largest_difference(divided.all("loss"), cpu.all("loss")),
+                   norms = largest_difference(divided.all("grad_norm"), cpu.all("grad_norm")),
+                   weights = largest_difference(divided, cpu);
+      std::printf("%-60s loss %.1e, norm %.1e, weights %.1e\n", (dtype + more).c_str(), loss, norms, weights);
+      CHECK(loss <= tolerance.loss);
+      CHECK(norms <= std::max(10 * tolerance.loss, tolerance.weights));
+      CHECK(weights <= tolerance.weights);
+      CHECK(std::abs(divided.all("loss")[0] - cpu.all("loss")[1]) > 2 * tolerance.loss);
+    }
   }
   check_refused(shell(mpirun() + "-np 2 " + kFake + " train " + folder.path("run.toml") + gpu +
                       " --set parallel.expert_exchange=exact"),
