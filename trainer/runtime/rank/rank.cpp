@@ -41,8 +41,10 @@ Memory assignment(const Buffers& buffers, Device& device, std::vector<Memory::En
     }
   }
   for (BufferId id = 0; id < buffers.size(); ++id)
-    if (buffers[id].is_view)
-      entries[id] = {entries[buffers[id].view.buffer].base + buffers[id].view.begin_bytes, 0, Instances::one};
+    if (buffers[id].is_view) {
+      entries[id] = entries[buffers[id].view.buffer];
+      entries[id].base += buffers[id].view.begin_bytes;
+    }
   return Memory(std::move(entries));
 }
 
