@@ -106,6 +106,7 @@ def random_experts(family, sizes, rng):
     keys = {"num_local_experts" if family == "mixtral" else "num_experts": count}
     keys |= dict(num_experts_per_tok=top_k, sliding_window=window or None, experts_implementation="eager")
     sizes["more"] = f"sliding_window = {window}\n"
+    sizes["count"] = count
     sizes["experts"] = f"[model.experts]\ncount = {count}\ntop_k = {top_k}\n"
     if family == "qwen3_moe":
         width, layers = 4 * rng.randrange(2, 12), range(sizes["layers"])
@@ -272,13 +273,22 @@ def experts_of(sizes):
     return " ".join(line.replace(" = ", "=").replace(", ", ";") for line in sizes["experts"].splitlines()[1:])
 
 
-def random_layout(layers, rng):
+def random_layout(sizes, rng):
     """Returns a number of ranks up to 8, and keys that divide the model among them."""
+    layers = sizes["layers"]
     while True:
         axes = dict(data=rng.choice([1, 2, 3, 4, 8]), pipeline=rng.randint(1, layers), context=rng.choice([1, 2, 4]))
         ranks = axes["data"] * axes["pipeline"] * axes["context"]
         if 1 < ranks <= 8:
             keys = [f"parallel.{axis}={size}" for axis, size in axes.items()] + [f"zero.stage={rng.randrange(4)}"]
+            if sizes["experts"]:
+                count, holders = sizes["count"], axes["data"] * axes["context"]
+                divisors = [expert for expert in range(2, holders + 1) if count % expert == 0 == holders % expert]
+                if not divisors:
+                    continue
+                keys += [f"parallel.expert={rng.choice(divisors)}"]
+                keys += [f"parallel.expert_exchange={rng.choice(['exact', 'gather'])}"]
+                keys += [f"model.experts.capacity_factor={rng.choice([1, 2])}"]
             return ranks, [word for key in keys for word in ("--set", key)]
 
 
@@ -286,7 +296,7 @@ def check(program, ranks, layouts, float64, family, rng, folder):
     sizes, model = random_model(family, rng)
     sets = []
     if layouts:
-        ranks, sets = random_layout(sizes["layers"], rng)
+        ranks, sets = random_layout(sizes, rng)
     launcher = ["mpirun", "-np", ranks] if ranks > 1 else []
     theirs, ours, back = folder / "theirs", folder / "ours", folder / "back"
     model.save_pretrained(theirs, max_shard_size="40KB")
