@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <fstream>
+#include <map>
 
 #include <fmt/ranges.h>
 
@@ -165,6 +166,36 @@ TEST_CASE("search: parts of a pipeline may differ by a layer, and a data rank ma
   }
   CHECK(uneven > 0);
   CHECK(at_once > 0);
+}
+
+TEST_CASE("search: ranks divide experts wherever they can, and the winner is the fastest rehearsal", "[planner]") {
+  PlanRequest asked = request(4, {"model.family=mixtral", "model.experts.count=12", "model.layers=2"});
+  const Drawn drawn = draw(asked);
+  std::map<std::string, int> listed;  // by data ranks and expert ranks
+  const auto value_of = [](const std::vector<std::string>& sets, const std::string& key) {
+    for (const std::string& set : sets)
+      if (set.starts_with(key + "=")) return set.substr(key.size() + 1);
+    return std::string("none");
+  };
+  for (const auto& sets : layouts_of(drawn.config, drawn.machine, {}, 32)) {
+    CHECK(value_of(sets, "parallel.tensor") == "1");
+    if (value_of(sets, "parallel.expert") == "1" || value_of(sets, "parallel.pipeline") != "1")
+      CHECK(value_of(sets, "overlap.paired_passes") == "false");
+    ++listed[value_of(sets, "parallel.data") + " " + value_of(sets, "parallel.expert")];
+  }
+  std::vector<std::string> found;
+  for (const auto& [name, count] : listed) found.push_back(name);
+  CHECK(found == std::vector<std::string>{"2 1", "2 2", "4 1", "4 2", "4 4"});
+  const std::vector<std::string> space = {"parallel.pipeline=1", "train.micro_batch_size=2",  "train.recompute=none",
+                                          "zero.stage=0,1",      "overlap.bucket_size=25MiB", "zero.shard_size=0"};
+  const SearchResult result = search(asked, {.keys = keys(space), .seconds = 0});
+  // 2 stages of ZeRO x {1 rank, 2 and 4 ranks with and without pairs}.
+  REQUIRE(result.layouts.size() == 10);
+  for (const SearchedLayout& layout : result.layouts) {
+    INFO(fmt::format("{}: {}", fmt::join(layout.sets, " "), layout.refusal));
+    CHECK(layout.outcome != Outcome::refused);
+    CHECK(layout.step_ms >= result.layouts.front().step_ms);
+  }
 }
 
 TEST_CASE("search: narrower types on the wire are priced as a search over them prices them", "[planner]") {

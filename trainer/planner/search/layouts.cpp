@@ -57,7 +57,9 @@ class Space {
     switch (axis) {
       case Axis::tensor: {
         const int64_t heads = std::gcd(std::gcd(run.model.heads, run.model.kv_heads), run.model.ffn_width);
-        auto values = powers("parallel.tensor", run.parallel.tensor, std::min(left, machine_.ranks_per_node));
+        // Experts do not combine with tensor ranks.
+        const int64_t most = run.model.experts.count > 0 ? 1 : std::min(left, machine_.ranks_per_node);
+        auto values = powers("parallel.tensor", run.parallel.tensor, most);
         std::erase_if(values, [&](int64_t value) { return heads % value != 0; });
         return values;
       }
@@ -79,14 +81,27 @@ class Space {
   void add_axes(int64_t left, size_t row, MeshSizes& sizes, const Sets& sets) {
     if (row == kMeshAxes.size()) {
       sizes.*kFreeAxis.size = static_cast<int>(left);
-      return add_schedules({sizes}, with(with(sets, fmt::format("parallel.{}={}", name_of(kFreeAxis.axis), left)),
-                                         fmt::format("parallel.sequence_parallel={}", sizes.tensor > 1)));
+      return add_experts({sizes}, with(with(sets, fmt::format("parallel.{}={}", name_of(kFreeAxis.axis), left)),
+                                       fmt::format("parallel.sequence_parallel={}", sizes.tensor > 1)));
     }
     for (int64_t size : sizes_of(kMeshAxes[row].axis, left)) {
       if (left % size != 0) continue;
       sizes.*kMeshAxes[row].size = static_cast<int>(size);
       add_axes(left / size, row + 1, sizes,
                with(sets, fmt::format("parallel.{}={}", name_of(kMeshAxes[row].axis), size)));
+    }
+  }
+
+  /// Divides the experts of a layer over some of the ranks that have other tokens.
+  void add_experts(const Shape& shape, const Sets& sets) {
+    const RunConfig& run = *config_;
+    if (run.model.experts.count == 0) return add_schedules(shape, sets);
+    for (int64_t ranks : powers("parallel.expert", run.parallel.expert, run.model.experts.count)) {
+      if (ranks < 1 || shape.replicas() % ranks != 0 || run.model.experts.count % ranks != 0) continue;
+      const Sets divided = with(sets, fmt::format("parallel.expert={}", ranks));
+      const Sets both = ranks > 1 && shape.pipeline == 1 ? Sets{"false", "true"} : Sets{"false"};
+      for (const std::string& paired : texts("overlap.paired_passes", both))
+        add_schedules(shape, with(divided, "overlap.paired_passes=" + paired));
     }
   }
 

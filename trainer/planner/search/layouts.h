@@ -25,7 +25,8 @@ SearchedKey parse_searched_key(const std::string& text);
 ///
 /// These are tried, as powers of two and the run file's own value: tensor ranks in a node; pipeline stages, and
 /// divisors of the layers; context ranks from 16,384 tokens on; up to 8 virtual stages, also with parts that differ by
-/// one layer; micro-batches of up to 64 sequences, and of all sequences of a data rank. In addition: all ZeRO stages,
+/// one layer; for mixtures of experts, no tensor ranks, but ranks that divide the experts, with and without paired
+/// passes; micro-batches of up to 64 sequences, and of all sequences of a data rank. In addition: all ZeRO stages,
 /// with shards over all ranks or in a node; all kinds of recomputation, full recomputation also in a part of the
 /// layers, in steps of an eighth; 1F1B, interleaved and ZB-H1; for ZeRO-3, one or two layers of prefetch; for tensor
 /// ranks, one or four chunks of tokens; otherwise buckets of the run file's size and of 100 MiB. Numbers on the wire

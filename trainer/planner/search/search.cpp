@@ -79,8 +79,8 @@ class Search {
   /// Returns the kind of a layout. For layouts with the same kinds of communication, steps differ from the expected
   /// ones by similar factors.
   static std::string kind_of(const ResolvedConfig& config) {
-    return fmt::format("{} {} {} {}", config->parallel.tensor, config->zero.stage, config->parallel.pipeline > 1,
-                       config->parallel.context);
+    return fmt::format("{} {} {} {} {} {}", config->parallel.tensor, config->zero.stage, config->parallel.pipeline > 1,
+                       config->parallel.context, config->parallel.expert, config->overlap.paired_passes);
   }
 
   size_t take() {

@@ -53,6 +53,8 @@ std::string layout_text(const std::vector<std::string>& sets) {
     text += row.axis == kFreeAxis.axis ? fmt::format("{} {}", name_of(row.axis), take(key.c_str()))
                                        : part(key.c_str(), name_of(row.axis), "1");
   }
+  text += part("parallel.expert", "expert", "1");
+  if (take("overlap.paired_passes") == "true") text += " paired";
   take("parallel.sequence_parallel"), take("pipeline.layers");
   text += part("pipeline.schedule", "", "1f1b") + part("pipeline.virtual_stages", "x", "1");
   text += part("train.micro_batch_size", "micro-batch", "") + part("train.recompute", "recompute", "none") +
