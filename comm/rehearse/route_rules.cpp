@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules of rows that the ranks which divide experts exchange. Either rows travel by counts to the owners of experts
-// and back, or every rank gathers all tokens, takes the rows of its experts, and returns their sums.
+// and back, or every rank gathers all tokens, takes the rows of its experts, and returns their sums. The rules of
+// counts.
 
 #include <bit>
 
@@ -165,6 +166,24 @@ void StageTypes::require_no_terms() const {
 void StageTypes::require_routed(const Type& rows, const Type& weight, const std::string& name) {
   if (rows.rows != weight.rows || rows.routed != weight.routed)
     refuse(name, name_of(Axis::expert), fmt::format("is {}, but the weight is {}", words(rows), words(weight)));
+}
+
+/// Every rank of a sequence counts its own tokens.
+void StageTypes::tally(const SpineItem& item, const Work& work) {
+  Type type = joined(item, work, 0);
+  type.kind = Kind::tally;
+  type.context = partial(Axis::context);
+  results(item, work, type);
+}
+
+/// Counts must have all tokens of the sequences of these rows.
+void StageTypes::take_tally(const Type& all, const Type& counts, const std::string& name) {
+  if (!counts.context.is_complete())
+    refuse(name, name_of(Axis::context), fmt::format("is {}: its sum over context is missing", words(counts)));
+  if (all.micro_batch != counts.micro_batch)
+    refuse(
+        name, kMicroBatches,
+        fmt::format("is of micro-batch {}, but the rows are of micro-batch {}", counts.micro_batch, all.micro_batch));
 }
 
 }  // namespace slipstream::comm

@@ -90,12 +90,13 @@ std::string StageTypes::sum_text(const Type& type) {
       over += fmt::format("{}{}", over.empty() ? "" : " and ", name_of(static_cast<Axis>(a)));
   if (is_complete(type, kTokenRanks)) return over.empty() ? "on one rank" : "summed over " + over;
   if (over.empty()) return "not summed over " + missing;
+  int most = 1;
   for (size_t a = 0; a < kAxes; ++a) {
     const auto axis = static_cast<Axis>(a);
-    bool is_rest = size_of_axis(axis) > 1 && Mesh::contains(kTokenRanks, axis);
+    bool is_rest = size_of_axis(axis) > most && Mesh::contains(kTokenRanks, axis);
     for (size_t b = 0; b < kAxes; ++b)
       if ((type.summed >> b & 1) != 0) is_rest = is_rest && !meet_twice(axis, static_cast<Axis>(b));
-    if (is_rest) missing = name_of(axis);
+    if (is_rest) missing = name_of(axis), most = size_of_axis(axis);
   }
   return fmt::format("summed over {} but not over {}", over, missing);
 }
@@ -105,7 +106,7 @@ std::string StageTypes::words(const Type& type) {
       "nothing",         "the batch",  "zeros",       "any value",     "weights",
       "optimizer state", "a gradient", "activations", "derivatives",   "statistics of losses",
       "losses",          "squares",    "scalars",     "a clip factor", "what rounding removed",
-      "a header"};
+      "a header",        "counts"};
   static constexpr const char* kDims[] = {"whole", "tokens", "columns of rows", "output rows", "input columns"};
   std::string text = kKinds[static_cast<size_t>(type.kind)];
   if (type.state >= 0) text += fmt::format(" {}", type.state);

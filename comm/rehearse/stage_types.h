@@ -101,6 +101,9 @@ class StageTypes {
   Type uniform(const Slice& where);
   Type weight(const Slice& named, const Slice& where);
   Type joined(const SpineItem& item, const Work& work, size_t first, size_t end = SIZE_MAX);
+  void statistics(const SpineItem& item, const Work& work);
+  void tally(const SpineItem& item, const Work& work);
+  void take_tally(const Type& all, const Type& counts, const std::string& name);
   void take(Type& all, const Type& next, const std::string& name);
   void results(const SpineItem& item, const Work& work, Type type);
   void product(const SpineItem& item, const Work& work);

@@ -47,6 +47,13 @@ Type StageTypes::summed(Type type, Axis axis) {
     type.summed = bit_of(axis);
     return type;
   }
+  if (type.kind == Kind::tally) {
+    if (axis != Axis::context)
+      refuse(name(), name_of(axis), "counts tokens of other sequences on the ranks of this axis");
+    if (type.context.is_complete()) twice(axis);
+    type.context = {};
+    return type;
+  }
   if (Mesh::contains(axis, Axis::tensor) && size_of_axis(Axis::tensor) > 1) {
     if (type.tensor.dim != Dim::whole)
       refuse(name(), name_of(Axis::tensor), fmt::format("is summed over parts: {}", words(type)));

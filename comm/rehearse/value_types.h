@@ -60,6 +60,7 @@ enum class Kind : uint8_t {
   clip_factor,
   residual,  // what rounding has removed from a gradient
   header,    // of a slot for kept snapshots
+  tally,     // counts over the tokens of a sequence
 };
 
 struct Type {

@@ -87,6 +87,7 @@ bool StageTypes::is_own_part(const Slice& named) const {
 /// Adds an operand to `all`. It must belong to the same rows.
 void StageTypes::take(Type& all, const Type& next, const std::string& name) {
   if (next.kind == Kind::neutral || next.kind == Kind::weight) return;
+  if (next.kind == Kind::tally) return take_tally(all, next, name);
   if (next.kind != Kind::activation && next.kind != Kind::derivative)
     refuse(name, kAllAxes, fmt::format("is {}, which is no operand of a row", words(next)));
   if (next.tensor.is_partial())
@@ -436,6 +437,12 @@ void StageTypes::ring_gradient(const SpineItem& item, const Work& work) {
   for (size_t i = 2; i < work.writes.size(); ++i) map_.erase(at(item, work.writes[i]));
 }
 
+void StageTypes::statistics(const SpineItem& item, const Work& work) {
+  Type type = joined(item, work, 0);
+  type.kind = Kind::statistics;
+  results(item, work, type);
+}
+
 void StageTypes::work(const SpineItem& item, const Work& work) {
   const Meaning& meaning = work.meaning;
   switch (meaning.rule) {
@@ -475,11 +482,10 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
     case Rule::losses:
     case Rule::merged_losses:
       return losses(item, work);
-    case Rule::statistics: {
-      Type type = joined(item, work, 0);
-      type.kind = Kind::statistics;
-      return results(item, work, type);
-    }
+    case Rule::tally:
+      return tally(item, work);
+    case Rule::statistics:
+      return statistics(item, work);
     case Rule::count:
       return count(item, work);
     case Rule::copy: {

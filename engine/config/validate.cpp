@@ -157,9 +157,6 @@ void validate_expert_axis(const RunConfig& config) {
     throw ConfigError("{} with experts is not supported yet. Use {}.", key, use);
   };
   if (config.parallel.tensor > 1) unsupported(fmt::format("parallel.tensor = {}", config.parallel.tensor), "1");
-  if (experts.balance == ExpertBalance::auxiliary && config.parallel.context > 1)
-    unsupported(fmt::format("model.experts.balance = \"auxiliary\" and parallel.context = {}", config.parallel.context),
-                "balance = \"none\", or parallel.context = 1");
   if (ranks == 1) return;
   if (const int64_t shard = config.zero.shard_size; shard > 0 && shard % ranks != 0 && ranks % shard != 0)
     throw ConfigError(

@@ -30,6 +30,7 @@ enum class Rule : uint8_t {
   add,              // the sum of the operands
   clear,            // zeros
   late_rows,        // the counts of all ranks: a number of the rows of this rank's tokens
+  tally,            // counts, for every sequence, over its tokens on this rank
   attention_block,  // q, keys of the rank `step` further on, state of earlier blocks: the state with these keys
   /// dout, q, ..., and keys if another rank owns them: the gradient of the keys, and a sum of the gradient of q.
   attention_block_gradient,

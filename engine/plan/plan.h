@@ -69,7 +69,7 @@ enum class Role : uint8_t {
   norm,            // sums of norms, if their axis differs from that of scalars
   tensor_reduce,   // sums inside a layer
   tensor_gather,   // gathers inside a layer, whose chunks need not wait for the sums of later chunks
-  ring,            // keys and values
+  ring,            // keys and values, and sums over the tokens of a sequence
   ring_gradients,  // gradients of keys and values
   reduce,          // gradients
   gather,          // parameters

@@ -149,13 +149,13 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(RouteBackward args) 
   for (int j = lane; j < top_k; j += kWarp) all += slope_of(j);
   all = softmax ? warp_sum(all) : 0.0f;
 
-  const int32_t* const load = args.auxiliary == 0.0f ? nullptr : args.load + token / args.sequence * experts;
+  const float* const load = args.auxiliary == 0.0f ? nullptr : args.load + token / args.sequence * experts;
   float rate = 0.0f, mean_load = 0.0f;
   if (load) {
     rate = args.auxiliary * static_cast<float>(experts) / static_cast<float>(args.top_k * args.sequence);
     float sum = 0.0f;
     for (int e = lane; e < experts; e += kWarp) {
-      mean_load += scores[e] * static_cast<float>(load[e]);
+      mean_load += scores[e] * load[e];
       sum += scores[e];
     }
     mean_load = warp_sum(mean_load), sum = warp_sum(sum);
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(RouteBackward args) 
     const float score = scores[e];
     float gradient = -score * all;
     if (logits) gradient += 2.0f * args.z_loss * log_sum * (softmax ? score : expf(logits[e] - log_sum));
-    if (load) gradient += rate * score * (softmax ? 1.0f : 1.0f - score) * (static_cast<float>(load[e]) - mean_load);
+    if (load) gradient += rate * score * (softmax ? 1.0f : 1.0f - score) * (load[e] - mean_load);
     dlogits[e] = gradient;
   }
   __syncwarp();  // lanes add to the gradients of others
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) load_kernel(RouteLoad args) {
   if (i >= args.tokens * args.top_k) return;
   const int32_t expert = args.chosen[i];
   if (expert >= 0 && expert < args.experts)
-    atomicAdd(args.load + i / (args.top_k * args.sequence) * args.experts + expert, 1);
+    atomicAdd(args.load + i / (args.top_k * args.sequence) * args.experts + expert, 1.0f);
 }
 
 dim3 grid_of_tokens(int64_t tokens) { return dim3(static_cast<unsigned>(blocks_for(tokens, kWarps))); }
@@ -203,7 +203,7 @@ void route_backward_cuda(LaunchContext& context, const RouteBackward& args) {
 
 void route_load_cuda(LaunchContext& context, const RouteLoad& args) {
   const int64_t loads = args.tokens / args.sequence * args.experts;
-  cuda_check(cudaMemsetAsync(args.load, 0, static_cast<size_t>(bytes_of(loads, DType::i32)), stream_of(context)),
+  cuda_check(cudaMemsetAsync(args.load, 0, static_cast<size_t>(bytes_of(loads, DType::f32)), stream_of(context)),
              "clearing the loads of experts");
   launch(stream_of(context), load_kernel, dim3(static_cast<unsigned>(blocks_for(args.tokens * args.top_k, kThreads))),
          dim3(kThreads), 0, args);

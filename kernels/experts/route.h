@@ -55,7 +55,7 @@ struct RouteForward {
 ///   + z_loss · sum over tokens of log(sum_e e^logits[t, e])^2.
 ///
 /// Shapes:  scores, logits, dlogits [T, E]; chosen, dweights [T, K]; load [T / sequence, E]
-/// Types:   f32; chosen, load i32
+/// Types:   f32; chosen i32
 /// Alias:   dlogits may be logits
 /// Cost:    8·T·E flops, and 21·T·E more with z_loss; 8·T·E + 8·T·K bytes, 4·T·E more with z_loss, and
 ///          4·E·T / sequence more with auxiliary
@@ -68,7 +68,7 @@ struct RouteBackward {
   const int32_t* chosen = nullptr;
   const float* dweights = nullptr;
   const float* logits = nullptr;  // only with z_loss
-  const int32_t* load = nullptr;  // only with auxiliary
+  const float* load = nullptr;    // only with auxiliary
   float* dlogits = nullptr;
   int64_t tokens = 0, sequence = 1, experts = 0, top_k = 0;
   RouterKind router = RouterKind::softmax;
@@ -81,14 +81,14 @@ struct RouteBackward {
 /// load[s, e] = the number of choices of expert e by the tokens of sequence s. Choices outside 0..E-1 are not counted.
 ///
 /// Shapes:  chosen [T, K]; load [T / sequence, E]
-/// Types:   i32
+/// Types:   chosen i32; load f32, which is exact up to 2^24
 /// Alias:   none
 /// Cost:    0 flops; 4·T·K + 4·E·T / sequence bytes
 /// Errors:  ShapeError if T < 0, K < 1, E < 1, sequence < 1 or does not divide T, or an operand is null
 /// Source:  elementary
 struct RouteLoad {
   const int32_t* chosen = nullptr;
-  int32_t* load = nullptr;
+  float* load = nullptr;
   int64_t tokens = 0, sequence = 1, experts = 0, top_k = 0;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of experts on the CPU: threads share the tokens.
 
+#include <algorithm>
 #include <limits>
 
 #include "kernels/common/vectors.h"
@@ -106,7 +107,7 @@ void choose(const Preference& preference, const RouteForward& args, int32_t* cho
 }
 
 /// dlogits without the part that comes from the weights of the chosen experts.
-void gradient_of_losses(const RouteBackward& args, const float* scores, const float* logits, const int32_t* load,
+void gradient_of_losses(const RouteBackward& args, const float* scores, const float* logits, const float* load,
                         float* dlogits) {
   const int64_t experts = args.experts;
   const bool softmax = args.router == RouterKind::softmax;
@@ -124,14 +125,14 @@ void gradient_of_losses(const RouteBackward& args, const float* scores, const fl
   float total = 0, mean = 0;  // of the scores, and of the loads under the scores
   for (int64_t e = 0; e < experts; ++e) {
     total += scores[e];
-    mean += scores[e] * static_cast<float>(load[e]);
+    mean += scores[e] * load[e];
   }
   if (softmax) {
-    for (int64_t e = 0; e < experts; ++e) dlogits[e] += rate * scores[e] * (static_cast<float>(load[e]) - mean);
+    for (int64_t e = 0; e < experts; ++e) dlogits[e] += rate * scores[e] * (load[e] - mean);
   } else {
     const float inverse = 1.0f / total, of_mean = mean * inverse;
     for (int64_t e = 0; e < experts; ++e)
-      dlogits[e] += rate * inverse * scores[e] * (1.0f - scores[e]) * (static_cast<float>(load[e]) - of_mean);
+      dlogits[e] += rate * inverse * scores[e] * (1.0f - scores[e]) * (load[e] - of_mean);
   }
 }
 
@@ -192,8 +193,8 @@ void route_load_cpu(LaunchContext& context, const RouteLoad& args) {
   const int64_t choices = args.sequence * args.top_k;
   context.parallel_for(args.tokens / args.sequence, 1 + 8192 / choices, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      int32_t* const load = args.load + s * args.experts;
-      std::memset(load, 0, static_cast<size_t>(args.experts) * sizeof(int32_t));
+      float* const load = args.load + s * args.experts;
+      std::fill_n(load, args.experts, 0.0f);
       for (int64_t i = s * choices; i < (s + 1) * choices; ++i)
         if (const int32_t expert = args.chosen[i]; expert >= 0 && expert < args.experts) ++load[expert];
     }

@@ -172,8 +172,11 @@ class SpecBuilder final : public Ops {
   void swiglu_gradient(Slice dy, Slice gate_up, Slice dgate_up, int64_t width);
   // The works of a mixture of experts.
   void route(Slice x, const Router& router) override;
+  /// Counts the choices of every sequence for the auxiliary loss, if there is one, on all ranks that share the
+  /// sequence.
+  void count_choices(const Router& router);
   /// Computes the gradient of the logits from that of the choices' weights, and adds those of the losses that balance
-  /// the router.
+  /// the router. The choices were counted in a piece before this one.
   void route_gradient(const Router& router, Slice d_weights, Slice d_logits);
   void router_input_gradient(Slice d_logits, const Router& router, Slice dx);
   void router_weight_gradient(Slice x, Slice d_logits, const Router& router);
@@ -306,6 +309,8 @@ class SpecBuilder final : public Ops {
   void copy_rows(Slice x, Slice weights, const Router& router, const ExpertRoute& route, Slice rows, Slice count = {});
   /// Counts this rank's rows of each expert. After the current piece, gathers the counts of all ranks.
   void gather_counts(const ExpertRoute& route);
+  /// The choices of every sequence and expert; empty without an auxiliary loss.
+  Slice load_of(const ExpertOptions& o);
   /// Moves rows between the ranks of their tokens and those of their experts, or a number of each row.
   void communicate_rows(const char* name, Slice from, Slice to, const ExpertRoute& route, bool back,
                         bool numbers = false);

@@ -59,33 +59,52 @@ void SpecBuilder::route(Slice x, const Router& router) {
        });
 }
 
+void SpecBuilder::count_choices(const Router& router) {
+  const ExpertOptions& o = router.options;
+  if (o.balance != ExpertBalance::auxiliary) return;
+  const Slice load = load_of(o);
+  const kernels::RouteLoad counts{.tokens = rows(), .sequence = options_.tokens, .experts = o.count, .top_k = o.top_k};
+  work("router_load", kernels::route_load_cost(counts), {router.chosen}, {load}, {.rule = Rule::tally},
+       [=](LaunchContext& c) {
+         kernels::RouteLoad args = counts;
+         args.chosen = c.as<int32_t>(router.chosen);
+         args.load = c.as<float>(load);
+         kernels::route_load(c, args);
+       });
+  if (options_.context_ranks == 1) return;
+  communicate({.name = "all_reduce.router_load",
+               .channel = Role::ring,
+               .axis = Axis::context,
+               .op = Op::all_reduce,
+               .from = load,
+               .to = load,
+               .dtype = DType::f32,
+               .elems = load.size_bytes / size_of(DType::f32)});
+}
+
+Slice SpecBuilder::load_of(const ExpertOptions& o) {
+  if (o.balance != ExpertBalance::auxiliary) return {};
+  return scratch("router.load", bytes_of(options_.batch * o.count, DType::f32));
+}
+
 void SpecBuilder::route_gradient(const Router& router, Slice d_weights, Slice d_logits) {
   const ExpertOptions& o = router.options;
   const int64_t tokens = rows();
   const auto of_step = [&](double rate) {
     return static_cast<float>(rate / static_cast<double>(options_.global_tokens));
   };
-  const kernels::RouteBackward shape{.tokens = tokens,
-                                     .sequence = options_.tokens,
-                                     .experts = o.count,
-                                     .top_k = o.top_k,
-                                     .router = o.router,
-                                     .normalize = o.normalize,
-                                     .scale = static_cast<float>(o.scale),
-                                     .auxiliary = of_step(o.balance == ExpertBalance::auxiliary ? o.balance_rate : 0),
-                                     .z_loss = of_step(o.z_loss)};
-  Slice load;
-  if (shape.auxiliary > 0) {
-    load = scratch("router.load", bytes_of(options_.batch * o.count, DType::f32));
-    const kernels::RouteLoad counts{
-        .tokens = tokens, .sequence = options_.tokens, .experts = o.count, .top_k = o.top_k};
-    work("router_load", kernels::route_load_cost(counts), {router.chosen}, {load}, kRows, [=](LaunchContext& c) {
-      kernels::RouteLoad args = counts;
-      args.chosen = c.as<int32_t>(router.chosen);
-      args.load = c.as<int32_t>(load);
-      kernels::route_load(c, args);
-    });
-  }
+  const kernels::RouteBackward shape{
+      .tokens = tokens,
+      .sequence = options_.tokens,
+      .experts = o.count,
+      .top_k = o.top_k,
+      .router = o.router,
+      .normalize = o.normalize,
+      .scale = static_cast<float>(o.scale),
+      // The load is that of all tokens, which are context_ranks x options_.tokens.
+      .auxiliary = of_step(o.balance == ExpertBalance::auxiliary ? o.balance_rate / options_.context_ranks : 0),
+      .z_loss = of_step(o.z_loss)};
+  const Slice load = load_of(o);
   std::vector<Slice> reads{d_weights, router.scores, router.chosen};
   if (shape.z_loss > 0) reads.push_back(router.logits);
   work("route_gradient", kernels::route_backward_cost(shape), with(reads, load), {d_logits}, kRows,
@@ -95,7 +114,7 @@ void SpecBuilder::route_gradient(const Router& router, Slice d_weights, Slice d_
          args.scores = c.as<float>(router.scores);
          args.chosen = c.as<int32_t>(router.chosen);
          if (shape.z_loss > 0) args.logits = c.as<float>(router.logits);
-         if (load.size_bytes > 0) args.load = c.as<int32_t>(load);
+         if (load.size_bytes > 0) args.load = c.as<float>(load);
          args.dlogits = c.as<float>(d_logits);
          kernels::route_backward(c, args);
        });

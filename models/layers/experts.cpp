@@ -142,6 +142,7 @@ class Experts final : public Layer {
   std::vector<GradientStep> backward(Slice x, Slice dy, Slice dx) const override {
     const auto rows_to_experts = [=, this] {
       if (gathers()) return b_.gather_tokens("tokens", dy, d_tokens_, o_.dtype);
+      b_.count_choices(router_);
       b_.take_rows_again(dy, router_, route_, d_rows_);
       b_.send_rows_again("rows", d_rows_, route_, kept_.d_arrived);
       if (rounds_.empty()) return;
@@ -156,6 +157,7 @@ class Experts final : public Layer {
       b_.linear_weight_gradient(x, d_shared_up_, shared_up_);
     };
     const auto of_inputs = [=, this] {
+      if (gathers()) b_.count_choices(router_);
       if (gathers()) b_.take_rows_again(d_tokens_, all_, route_, kept_.d_arrived);
       input_gradient(route_, kept_);
       if (!gathers()) return b_.send_back(kept_.d_back, kept_.d_weights, route_, d_returned_, d_weights_);

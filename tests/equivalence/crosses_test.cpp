@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every legal pair of settings of data x tensor x pipeline x context x ZeRO x recomputation x optimizer occurs in a run
-// of at most 8 ranks: it trains the model of one rank, its plans are proved, and every wait is needed. The program
-// decides which pairs are legal, not a list in this test.
+// Every legal pair of settings of data x tensor x pipeline x context x ZeRO x recomputation x optimizer x family, with
+// experts that ranks divide, occurs in a run of at most 8 ranks: it trains the model of one rank, its plans are proved,
+// and every wait is needed. The program decides which pairs are legal, not a list in this test.
 
 #include <algorithm>
 #include <cmath>
@@ -93,7 +93,8 @@ const std::vector<Factor>& factors() {
         {"1 micro-batch", {}, {"1 micro-batches", "micro-batches per step, got 1"}}}},
       {"model",
        {{"gpt2", {"model.family=gpt2"}, {"heads"}},
-        {"llama", {"model.family=llama", "model.kv_heads=2"}, {"kv_heads = 2", "kv_heads 2"}}}},
+        {"llama", {"model.family=llama", "model.kv_heads=2"}, {"kv_heads = 2", "kv_heads 2"}},
+        {"mixtral", {"model.family=mixtral", "model.kv_heads=2", "model.experts.count=4"}, {"experts"}}}},
       {"optimizer", {{"adamw", {}, {"adamw"}}, {"muon", {"optimizer.name=muon"}, {"optimizer.name = \"muon\""}}}},
   };
   return all;
@@ -155,6 +156,9 @@ RunConfig config_of(const Row& row) {
                                 "overlap.tensor_chunks=2",
                                 "train.global_batch_size=" + std::to_string(kSequences),
                                 "train.micro_batch_size=" + std::to_string(kSequences / data / micro_batches_of(row))};
+  const auto ranks = [&](const char* name) { return level_of({factor_named(name), row[factor_named(name)]}).ranks; };
+  if (level_of({factor_named("model"), row[factor_named("model")]}).name == "mixtral")
+    sets.push_back("parallel.expert=" + std::to_string(ranks("data") * ranks("context") > 1 ? 2 : 1));
   for (size_t f = 0; f < row.size(); ++f)
     for (const std::string& set : level_of({f, row[f]}).sets) sets.push_back(set);
   return default_run_config(sets);
@@ -217,6 +221,7 @@ equivalence::Layout layout_of(const Row& row) {
   layout.context = static_cast<int>(config.parallel.context);
   layout.stages = static_cast<int>(config.parallel.pipeline);
   layout.tensor = static_cast<int>(config.parallel.tensor);
+  layout.expert = static_cast<int>(config.parallel.expert);
   layout.sequence_parallel = config.parallel.sequence_parallel;
   layout.tensor_chunks = static_cast<int>(config.overlap.tensor_chunks);
   layout.schedule = config.pipeline.schedule;
@@ -261,8 +266,8 @@ std::optional<equivalence::Layout> same_additions(const equivalence::Layout& row
 }
 
 std::string key_of(const equivalence::Layout& l) {
-  return fmt::format("{} groups {} data {} context {} tensor {} {} chunks {} micro {} zero {} split {}",
-                     static_cast<int>(l.model.family), l.groups.size(), l.ranks, l.context, l.tensor,
+  return fmt::format("{} groups {} data {} context {} tensor {} expert {} {} chunks {} micro {} zero {} split {}",
+                     static_cast<int>(l.model.family), l.groups.size(), l.ranks, l.context, l.tensor, l.expert,
                      l.sequence_parallel, l.tensor_chunks, l.micro_batches, l.zero_stage, l.model.split_tied_embedding);
 }
 
@@ -342,7 +347,7 @@ TEST_CASE(
     const Trained trained = train(layout, kSteps);
     for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
     equivalence::Layout alone = *same_additions(with(layout, [](equivalence::Layout& l) { l.zero_stage = 0; }));
-    alone.ranks = alone.context = alone.tensor = alone.micro_batches = alone.tensor_chunks = 1;
+    alone.ranks = alone.context = alone.tensor = alone.expert = alone.micro_batches = alone.tensor_chunks = 1;
     alone.sequence_parallel = false;
     alone.model.split_tied_embedding = true;
     alone.micro_batch = kSequences;

@@ -118,7 +118,6 @@ void check_divided(ExpertExchange exchange) {
             same(axis + ", " + what, [&](Layout& l) { change(l), divided(l); });
           });
         }
-    if (whole.model.experts.balance != ExpertBalance::none) continue;
     for (const int stage : {0, 1, 2, 3}) {
       const auto of_context = [&](int expert, int data) {
         same(fmt::format("expert {} of context 2 x data {}, ZeRO-{}", expert, data, stage), [&](Layout& l) {
@@ -145,7 +144,8 @@ TEST_CASE("experts: replicated experts train the model of one rank", "[experts]"
       same("ZeRO-" + std::to_string(stage), [&](Layout& l) {
         l.ranks = 2, l.micro_batch = 4, l.zero_stage = stage, l.model.split_tied_embedding = false;
       });
-    if (whole.model.experts.balance == ExpertBalance::none) same("context", [](Layout& l) { l.context = 2; });
+    for (const int context : {2, 4})
+      same("context " + std::to_string(context), [&](Layout& l) { l.context = context; });
   }
 }
 
@@ -193,6 +193,33 @@ TEST_CASE("experts: slots, groups of shards and small parameters that stay do no
       in_groups(8, 4, 2);  // the experts of a layer are in two groups
     }
   }
+}
+
+TEST_CASE("experts: gradients and parameters of divided experts travel encoded", "[experts]") {
+  const Layout whole = mixtral();
+  const Trained expected = train(whole, kSteps);
+  for (const auto& [ranks, expert, group] : {std::tuple{2, 2, 0}, {4, 2, 0}, {8, 2, 4}, {8, 4, 2}})
+    for (const int stage : {0, 1, 2, 3})
+      for (const Format& wire : {Format(DType::bf16), kInt8}) {
+        if (stage == 0 && group > 0) continue;
+        CAPTURE(ranks, expert, group, stage, name_of(wire));
+        const Trained trained = train(with(whole,
+                                           [&, ranks = ranks, expert = expert, group = group](Layout& l) {
+                                             l.ranks = ranks, l.expert = expert, l.shard_size = group;
+                                             l.zero_stage = stage, l.model.split_tied_embedding = false;
+                                             l.micro_batches = ranks == 2 ? 2 : 1;
+                                             l.micro_batch = l.micro_batch / ranks / l.micro_batches;
+                                             l.wire_dtype = wire, l.error_feedback = wire == kInt8;
+                                             if (stage > 0) l.gather_dtype = wire;
+                                           }),
+                                      kSteps);
+        for (const std::string& hash : trained.rank_hashes) CHECK(hash == trained.hash);
+        const double off = difference(trained.weights, expected.weights);
+        std::printf("  expert %d of %d, groups of %d, ZeRO-%d, %s: weights %.1e\n", expert, ranks, group, stage,
+                    wire == kInt8 ? "int8" : "bfloat16", off);
+        CHECK(off > 0);
+        CHECK(off < (wire == kInt8 ? 1e-1 : 2e-2));
+      }
 }
 
 TEST_CASE("experts: Muon updates the matrices of divided experts as one rank does", "[experts]") {

@@ -29,7 +29,7 @@ const OptimizerSpec* spec_of(OptimizerName name) { return &optimizers()[static_c
 /// Weights of attention and of the feed-forward network, by their names.
 bool is_hidden(const std::string& name) {
   const auto has = [&](const char* word) { return name.find(word) != std::string::npos; };
-  return name.ends_with(".weight") && (has("attn") || has("mlp"));
+  return name.ends_with(".weight") && (has("attn") || has("mlp") || has("moe"));
 }
 
 /// AdamW's learning rate is three quarters of Muon's.
@@ -153,16 +153,18 @@ TEST_CASE("the rows of a matrix are its outputs, as in torch.nn.Linear", "[muon]
 }
 
 TEST_CASE("muon: a run equals the optimizers in double", "[equivalence]") {
-  for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama()})
+  models::ModelOptions experts = tiny_llama();  // every expert has its own matrices
+  experts.family = Family::mixtral;
+  experts.experts = {.count = 4, .top_k = 2, .ffn_width = 24};
+  for (const models::ModelOptions& model : {tiny_gpt2(), tiny_llama(), experts})
     for (float max_norm : {0.5f, 0.0f})
       for (MuonScaling scaling : {MuonScaling::match_rms_adamw, MuonScaling::original}) {
         Layout layout = muon_layout(model);
         layout.max_norm = max_norm, layout.muon_scaling = scaling;
         layout.model.split_tied_embedding = false;  // one gradient for both uses of the table
         const double error = update_error(layout, {.scaling = scaling});
-        std::printf("  %s, clip %.1f, %s: %.1e of the largest change\n",
-                    model.family == Family::gpt2 ? "gpt2" : "llama", static_cast<double>(max_norm), name_of(scaling),
-                    error);
+        std::printf("  %s, clip %.1f, %s: %.1e of the largest change\n", name_of(model.family),
+                    static_cast<double>(max_norm), name_of(scaling), error);
         CHECK(error < kUpdateTolerance);
       }
 }

@@ -38,6 +38,14 @@ std::function<void(Job&)> over(Role role, Axis axis) {
   };
 }
 
+/// Reduces over another axis what the channel of `from` reduces.
+std::function<void(Job&)> moved(Axis from, Axis to) {
+  return [=](Job& job) {
+    for (Channel& channel : job.channels)
+      if (channel.role == Role::reduce && channel.axis == from) channel.axis = to;
+  };
+}
+
 std::function<void(Job&)> declared(const std::string& work, const std::function<void(Meaning&)>& change) {
   return [=](Job& job) {
     for (Piece& piece : job.model.pieces)
@@ -184,6 +192,19 @@ const std::vector<Fault>& faults_of_experts() {
        "of the tokens of all ranks of expert, of micro-batch 0, but"},
       {"sums of outputs do not reach their tokens", "mixtral experts over 2, gathered tokens, 2 micro-batches",
        without("sums.experts"), "experts.tokens", "which no task has summed"},
+      {"experts are summed over all replicas", "mixtral experts over 2 of 4, ZeRO-3, 2 micro-batches",
+       moved(Axis::expert_data, Axis::replica), "experts", "summed over expert but not over expert_data"},
+      {"other parameters are summed over the ranks with the same experts",
+       "mixtral experts over 2 of 4, ZeRO-2, 2 micro-batches", moved(Axis::replica, Axis::expert_data), "",
+       "summed over expert_data but not over expert"},
+      {"shards of experts are not summed across groups",
+       "mixtral experts over 2 of 8, ZeRO-3 in groups of 4, 2 micro-batches", without("reduce_across"), "",
+       "but not over data_outer"},
+      {"all ranks with the same shard of experts save it",
+       "mixtral experts over 2 of 8, ZeRO-3 in groups of 4, 2 micro-batches", placed([](Placement& placement) {
+         if (placement.sums_over == Axis::expert_data) placement.copied_over = Axis::self;
+       }),
+       "experts", "saved by two ranks"},
   };
   return kFaults;
 }
@@ -238,7 +259,7 @@ TEST_CASE("reductions: faults that the hazard proof accepts are refused with the
   const std::vector<Layout> rows = layouts();
 
   std::vector<Fault> all = faults();
-  for (const auto* more : {&faults_of_experts(), &faults_of_checkpoints()})
+  for (const std::vector<Fault>* more : {&faults_of_experts(), &faults_of_checkpoints()})
     all.insert(all.end(), more->begin(), more->end());
   for (const Fault& fault : all) {
     INFO(fault.what);

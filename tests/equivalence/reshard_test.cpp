@@ -71,19 +71,20 @@ std::string text_of(const Layout& l) {
       l.groups.size() > 1, l.bucket_bytes, l.double_buffer, l.persistent_elems);
 }
 
-/// All ranks of a layout, without communicators. Throws if the layout is not legal.
+/// All ranks of a layout. Throws if the layout is not legal.
 struct Ranks {
   std::vector<std::shared_ptr<const Job>> stages;
   std::vector<std::unique_ptr<runtime::Rank>> ranks;
 
   explicit Ranks(const Layout& layout) {
     for (auto& job : make_jobs(layout, 0)) stages.push_back(std::move(job));
-    for (int r = 0; r < layout.world(); ++r) {
-      std::shared_ptr<const Job> job = make_job(layout, r);
-      std::vector<std::unique_ptr<comm::Communicator>> none(job->channels.size());
-      ranks.push_back(std::make_unique<runtime::Rank>(std::move(job), make_cpu_device(), std::move(none),
-                                                      runtime::RankOptions{}, [](const runtime::StagedBatch&) {}));
-    }
+    std::vector<std::unique_ptr<Job>> jobs;
+    for (int r = 0; r < layout.world(); ++r) jobs.push_back(make_job(layout, r));
+    std::vector<Communicators> communicators = make_communicators(jobs);
+    for (size_t r = 0; r < jobs.size(); ++r)
+      ranks.push_back(std::make_unique<runtime::Rank>(std::move(jobs[r]), make_cpu_device(),
+                                                      std::move(communicators[r]), runtime::RankOptions{},
+                                                      [](const runtime::StagedBatch&) {}));
   }
 };
 
@@ -157,7 +158,8 @@ TEST_CASE("resharding: pairs of layouts give every element its bits", "[equivale
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
   std::map<std::string, int> refused;
-  int done = 0, redrawn = 0;
+  int done = 0, redrawn = 0, with_ranks = 0;
+  int sharded_experts = 0, experts_with_muon = 0;  // layouts whose ranks divide experts
   while (done < pairs) {
     const Family family = std::array{Family::gpt2, Family::llama, Family::mixtral}[random() % 3];
     const bool muon = random() % 3 == 0;
@@ -175,6 +177,9 @@ TEST_CASE("resharding: pairs of layouts give every element its bits", "[equivale
         if (layout.world() > 8) continue;
         try {
           *each = std::make_unique<Ranks>(layout);
+          with_ranks += layout.world() > 1;
+          sharded_experts += layout.expert > 1 && layout.zero_stage >= 2;
+          experts_with_muon += layout.expert > 1 && muon;
           names += (names.empty() ? "" : " -> ") + text_of(layout);
         } catch (const Error& error) {
           ++refused[std::string(error.what()).substr(0, 60)];
@@ -200,5 +205,9 @@ TEST_CASE("resharding: pairs of layouts give every element its bits", "[equivale
   }
   for (const auto& [sentence, times] : refused) UNSCOPED_INFO(times << " layouts refused: " << sentence);
   CHECK(done == pairs);
-  std::printf("  COUNTED %d pairs of layouts\n", done);
+  CHECK(with_ranks > pairs);
+  CHECK(sharded_experts > 0);
+  CHECK(experts_with_muon > 0);
+  std::printf("  COUNTED %d pairs of layouts; divided experts in %d layouts with ZeRO-2 or 3, and in %d with Muon\n",
+              done, sharded_experts, experts_with_muon);
 }

@@ -35,98 +35,121 @@ inline std::vector<GroupRule> muon_on_matrices() {
   return {{"matrices", &muon, matrices}, {"rest", &adamw, nullptr, 0.5}};
 }
 
-/// Adds layouts of divided experts, which have rows that travel by counts or gathered tokens, and a group of parameters
-/// over other ranks.
-inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everything) {
-  const auto add_experts = [&](bool in_sample, const std::string& name, auto change) {
-    if (!everything && !in_sample) return;
-    Layout row{.name = "mixtral " + name,
-               .model = smallest(Family::mixtral),
-               .ranks = 2,
-               .micro_batch = 2,
-               .expert = 2,
-               .bucket_bytes = 512,
-               .first_bucket_bytes = 256};
-    row.model.experts = {.count = 4, .top_k = 2, .ffn_width = 12};
-    row.model.split_tied_embedding = false;
-    change(row);
-    rows.push_back(std::move(row));
+/// Adds a layout of divided experts, which have rows that travel by counts or gathered tokens, and a group of
+/// parameters over other ranks.
+template <typename Change>
+void add_experts(std::vector<Layout>& rows, bool wanted, const std::string& name, const Change& change) {
+  if (!wanted) return;
+  Layout row{.name = "mixtral " + name,
+             .model = smallest(Family::mixtral),
+             .ranks = 2,
+             .micro_batch = 2,
+             .expert = 2,
+             .bucket_bytes = 512,
+             .first_bucket_bytes = 256};
+  row.model.experts = {.count = 4, .top_k = 2, .ffn_width = 12};
+  row.model.split_tied_embedding = false;
+  change(row);
+  rows.push_back(std::move(row));
+}
+
+/// Experts are sharded over the ranks that hold the same ones, whole where there is only one of them, and over these
+/// ranks of a group of shards.
+inline void add_sharded_experts(std::vector<Layout>& rows, bool everything) {
+  const auto add = [&](bool in_sample, const std::string& name, const auto& change) {
+    add_experts(rows, everything || in_sample, name, change);
   };
-  add_experts(true, "experts over 2, 2 micro-batches", [](Layout& l) { l.micro_batches = 2; });
-  add_experts(true, "experts over 2 of 4, ZeRO-1, recompute full",
-              [](Layout& l) { l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full; });
-  add_experts(true, "experts over 2, 3 micro-batches in paired passes",
-              [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3); });
-  add_experts(true, "experts over 2 in two rounds",
-              [](Layout& l) { l.micro_batches = 2, l.model.experts.capacity_factor = 1; });
-  add_experts(false, "experts over 2 in two rounds, 3 micro-batches in paired passes", [](Layout& l) {
-    l.micro_batches = 3, l.order = make_paired_schedule(3), l.model.experts.capacity_factor = 1;
-  });
-  add_experts(true, "experts over 2, gathered tokens, 2 micro-batches", [](Layout& l) {
-    l.model.expert_exchange = ExpertExchange::gather;
-    l.micro_batches = 2;
-  });
-  add_experts(true, "", [](Layout& l) {
-    l.name = "qwen3_moe experts over 2 of 4, gathered tokens, a shared expert, ZeRO-1, recompute full";
-    l.model.family = Family::qwen3_moe, l.model.head_dim = 4;
-    l.model.expert_exchange = ExpertExchange::gather, l.model.experts.shared = 1;
-    l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full;
-  });
-  add_experts(true, "experts over 2, gathered tokens, 3 micro-batches in paired passes", [](Layout& l) {
-    l.model.expert_exchange = ExpertExchange::gather;
-    l.micro_batches = 3, l.order = make_paired_schedule(3);
-  });
-  add_experts(false, "experts over 2, gathered tokens, zb_h1 2, 2 micro-batches", [](Layout& l) {
-    l.model.expert_exchange = ExpertExchange::gather;
-    l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2;
-  });
-  add_experts(true, "experts over 2, 3 micro-batches in paired passes, recompute selective", [](Layout& l) {
-    l.micro_batches = 3, l.order = make_paired_schedule(3), l.recompute = Recomputation::selective;
-  });
-  add_experts(false, "experts over context 2",
-              [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
-  add_experts(false, "experts over 2, zb_h1 2, 2 micro-batches",
-              [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
-  // Experts are sharded over the ranks that hold the same ones, whole where there is only one of them, and over these
-  // ranks of a group of shards.
   for (const int stage : {2, 3}) {
     const std::string zero = ", ZeRO-" + std::to_string(stage);
-    add_experts(true, "experts over 2 of 4" + zero + ", 2 micro-batches", [&](Layout& l) {
-      l.ranks = 4, l.zero_stage = stage, l.micro_batches = 2, l.update_on_spine = stage == 2;
-    });
-    add_experts(stage == 3, "experts over 2" + zero + ", 2 micro-batches",
-                [&](Layout& l) { l.zero_stage = stage, l.micro_batches = 2; });
-    add_experts(stage == 3, "experts over 2 of 4" + zero + ", recompute full, no clipping", [&](Layout& l) {
-      l.ranks = 4, l.zero_stage = stage, l.recompute = Recomputation::full, l.max_norm = 0;
-    });
-    add_experts(stage == 3, "experts over 2 of 4" + zero + ", bfloat16 gradients and parameters", [&](Layout& l) {
+    add(true, "experts over 2 of 4" + zero + ", 2 micro-batches",
+        [&](Layout& l) { l.ranks = 4, l.zero_stage = stage, l.micro_batches = 2, l.update_on_spine = stage == 2; });
+    add(stage == 3, "experts over 2" + zero + ", 2 micro-batches",
+        [&](Layout& l) { l.zero_stage = stage, l.micro_batches = 2; });
+    add(true, "experts over 2 of 4" + zero + ", recompute full, no clipping",
+        [&](Layout& l) { l.ranks = 4, l.zero_stage = stage, l.recompute = Recomputation::full, l.max_norm = 0; });
+    add(stage == 3, "experts over 2 of 4" + zero + ", bfloat16 gradients and parameters", [&](Layout& l) {
       l.ranks = 4, l.zero_stage = stage, l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16;
     });
   }
-  add_experts(true, "experts over 2 of 4, ZeRO-3, 3 micro-batches in paired passes",
-              [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.micro_batches = 3, l.order = make_paired_schedule(3); });
-  add_experts(true, "experts over 2 of 4, ZeRO-3, 1f1b 2, 2 micro-batches",
-              [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.stages = 2, l.micro_batches = 2; });
-  add_experts(false, "experts over 2 of 4, ZeRO-3, zb_h1 2, 2 micro-batches", [](Layout& l) {
+  add(true, "experts over 2, ZeRO-1, bfloat16 gradients and parameters",
+      [](Layout& l) { l.zero_stage = 1, l.wire_dtype = DType::bf16, l.gather_dtype = DType::bf16; });
+  add(true, "experts over 2 of 4, ZeRO-3, 3 micro-batches in paired passes",
+      [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.micro_batches = 3, l.order = make_paired_schedule(3); });
+  add(true, "experts over 2 of 4, ZeRO-3, 1f1b 2, 2 micro-batches",
+      [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.stages = 2, l.micro_batches = 2; });
+  add(false, "experts over 2 of 4, ZeRO-3, zb_h1 2, 2 micro-batches", [](Layout& l) {
     l.ranks = 4, l.zero_stage = 3, l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2;
   });
-  add_experts(false, "experts over 2 of 4, ZeRO-3, small parameters stay, 2 micro-batches",
-              [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48; });
+  add(false, "experts over 2 of 4, ZeRO-3, small parameters stay, 2 micro-batches",
+      [](Layout& l) { l.ranks = 4, l.zero_stage = 3, l.micro_batches = 2, l.persistent_elems = 48; });
   for (const int stage : {1, 2, 3})
     for (const auto& [ranks, expert] : {std::pair{8, 2}, {4, 2}, {8, 4}})  // groups of shards of 4, 2 and 2 ranks
-      add_experts(stage == 3 && expert == 2,
-                  fmt::format("experts over {} of {}, ZeRO-{} in groups of {}, 2 micro-batches", expert, ranks, stage,
-                              ranks == 8 && expert == 2 ? 4 : 2),
-                  [&, ranks = ranks, expert = expert](Layout& l) {
-                    l.ranks = ranks, l.expert = expert, l.zero_stage = stage, l.micro_batches = 2;
-                    l.shard_size = ranks == 8 && expert == 2 ? 4 : 2;
-                  });
-  add_experts(false, "experts over 2 of 8, ZeRO-3 in groups of 4, int8 gradients fed back", [](Layout& l) {
+      add(stage == 3 && expert == 2,
+          fmt::format("experts over {} of {}, ZeRO-{} in groups of {}, 2 micro-batches", expert, ranks, stage,
+                      ranks == 8 && expert == 2 ? 4 : 2),
+          [&, ranks = ranks, expert = expert](Layout& l) {
+            l.ranks = ranks, l.expert = expert, l.zero_stage = stage, l.micro_batches = 2;
+            l.shard_size = ranks == 8 && expert == 2 ? 4 : 2;
+          });
+  add(false, "experts over 2 of 8, ZeRO-3 in groups of 4, int8 gradients fed back", [](Layout& l) {
     l.ranks = 8, l.zero_stage = 3, l.shard_size = 4, l.wire_dtype = kInt8, l.error_feedback = true;
   });
   for (const int stage : {0, 1})
-    add_experts(stage == 1, "experts over 2 of 4, Muon, ZeRO-" + std::to_string(stage),
-                [&](Layout& l) { l.ranks = 4, l.zero_stage = stage, l.groups = muon_on_matrices(); });
+    add(stage == 1, "experts over 2 of 4, Muon, ZeRO-" + std::to_string(stage),
+        [&](Layout& l) { l.ranks = 4, l.zero_stage = stage, l.groups = muon_on_matrices(); });
+}
+
+/// Ranks that divide experts gather the tokens of all of them.
+inline void add_gathered_experts(std::vector<Layout>& rows, bool everything) {
+  const auto add = [&](bool in_sample, const std::string& name, const auto& change) {
+    add_experts(rows, everything || in_sample, name, [&](Layout& l) {
+      l.model.expert_exchange = ExpertExchange::gather;
+      change(l);
+    });
+  };
+  add(true, "experts over 2, gathered tokens, 2 micro-batches", [](Layout& l) { l.micro_batches = 2; });
+  add(true, "", [](Layout& l) {
+    l.name = "qwen3_moe experts over 2 of 4, gathered tokens, a shared expert, ZeRO-1, recompute full";
+    l.model.family = Family::qwen3_moe, l.model.head_dim = 4, l.model.experts.shared = 1;
+    l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full;
+  });
+  add(true, "experts over 2, gathered tokens, 3 micro-batches in paired passes",
+      [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3); });
+  add(false, "experts over 2, gathered tokens, zb_h1 2, 2 micro-batches",
+      [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
+}
+
+inline std::vector<Layout> with_experts(std::vector<Layout> rows, bool everything) {
+  const auto add = [&](bool in_sample, const std::string& name, const auto& change) {
+    add_experts(rows, everything || in_sample, name, change);
+  };
+  add(true, "experts over 2, 2 micro-batches", [](Layout& l) { l.micro_batches = 2; });
+  add(true, "experts over 2 of 4, ZeRO-1, recompute full",
+      [](Layout& l) { l.ranks = 4, l.zero_stage = 1, l.recompute = Recomputation::full; });
+  add(true, "experts over 2, 3 micro-batches in paired passes",
+      [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3); });
+  add(true, "experts over 2, 3 micro-batches in paired passes, recompute selective", [](Layout& l) {
+    l.micro_batches = 3, l.order = make_paired_schedule(3), l.recompute = Recomputation::selective;
+  });
+  add(true, "experts over 2 in two rounds",
+      [](Layout& l) { l.micro_batches = 2, l.model.experts.capacity_factor = 1; });
+  add(false, "experts over 2 in two rounds, 3 micro-batches in paired passes",
+      [](Layout& l) { l.micro_batches = 3, l.order = make_paired_schedule(3), l.model.experts.capacity_factor = 1; });
+  add_gathered_experts(rows, everything);
+  add(false, "experts over context 2",
+      [](Layout& l) { l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4; });
+  const auto balanced = [](Layout& l) {  // the counts of a sequence's choices are sums over its ranks
+    l.ranks = 1, l.context = 2, l.model.tokens = l.model.context = 4;
+    l.model.experts.balance = ExpertBalance::auxiliary, l.model.experts.balance_rate = 0.1;
+  };
+  add(true, "experts over context 2, auxiliary loss, 2 micro-batches",
+      [&](Layout& l) { balanced(l), l.micro_batches = 2; });
+  add(false, "auxiliary loss of experts, context 2, zb_h1 2, 2 micro-batches", [&](Layout& l) {
+    balanced(l), l.expert = 1, l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2;
+  });
+  add(false, "experts over 2, zb_h1 2, 2 micro-batches",
+      [](Layout& l) { l.stages = 2, l.schedule = ScheduleKind::zb_h1, l.micro_batches = 2; });
+  add_sharded_experts(rows, everything);
   return rows;
 }
 

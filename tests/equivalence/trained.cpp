@@ -279,6 +279,29 @@ Trained combine(const Layout& layout, std::vector<Outcome> outcomes) {
 
 }  // namespace detail
 
+std::vector<Communicators> make_communicators(std::span<const std::unique_ptr<Job>> jobs, bool reverse_ranks) {
+  const Mesh& mesh = jobs[0]->mesh;
+  const size_t ranks = jobs.size();
+  // [rank][connection]: there is a thread world for every group of every connection, and its members are distributed to
+  // the ranks.
+  std::vector<Communicators> connections(ranks), communicators(ranks);
+  for (Axis axis : comm::wire_up(*jobs[0]).connections) {
+    for (size_t r = 0; r < ranks; ++r) connections[r].emplace_back();
+    for (size_t r = 0; r < ranks; ++r) {
+      const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
+      if (group[0] != static_cast<int>(r)) continue;
+      auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
+      if (reverse_ranks && axis != Axis::pipeline && axis != Axis::world && axis != Axis::hosts)
+        std::reverse(world.begin(), world.end());
+      for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
+    }
+  }
+  for (size_t r = 0; r < ranks; ++r)
+    for (int connection : comm::wire_up(*jobs[r]).connection_of)
+      communicators[r].push_back(connection < 0 ? nullptr : std::move(connections[r][static_cast<size_t>(connection)]));
+  return communicators;
+}
+
 Trained train(const Layout& layout, int steps) {
   const size_t ranks = static_cast<size_t>(layout.world());
   std::vector<std::unique_ptr<Job>> jobs;
@@ -292,23 +315,7 @@ Trained train(const Layout& layout, int steps) {
     }
   }
   const Mesh mesh = jobs[0]->mesh;
-  // [rank][connection]: there is a thread world for every group of every connection, and its members are distributed to
-  // the ranks.
-  std::vector<std::vector<std::unique_ptr<comm::Communicator>>> connections(ranks), communicators(ranks);
-  for (Axis axis : comm::wire_up(*jobs[0]).connections) {
-    for (size_t r = 0; r < ranks; ++r) connections[r].emplace_back();
-    for (size_t r = 0; r < ranks; ++r) {
-      const std::vector<int> group = mesh.group(axis, static_cast<int>(r));
-      if (group[0] != static_cast<int>(r)) continue;
-      auto world = comm::make_thread_world(static_cast<int>(group.size()), {.timeout_seconds = 60});
-      if (layout.reverse_ranks && axis != Axis::pipeline && axis != Axis::world && axis != Axis::hosts)
-        std::reverse(world.begin(), world.end());
-      for (size_t i = 0; i < group.size(); ++i) connections[static_cast<size_t>(group[i])].back() = std::move(world[i]);
-    }
-  }
-  for (size_t r = 0; r < ranks; ++r)
-    for (int connection : comm::wire_up(*jobs[r]).connection_of)
-      communicators[r].push_back(connection < 0 ? nullptr : std::move(connections[r][static_cast<size_t>(connection)]));
+  std::vector<Communicators> communicators = make_communicators(jobs, layout.reverse_ranks);
   std::vector<detail::Outcome> outcomes(ranks);
   std::vector<runtime::Rank*> running(ranks, nullptr);
   std::mutex mutex;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -150,6 +151,12 @@ std::vector<std::unique_ptr<Job>> make_jobs(const Layout& layout, int rank);
 
 /// The job of one rank.
 std::unique_ptr<Job> make_job(const Layout& layout, int rank);
+
+using Communicators = std::vector<std::unique_ptr<comm::Communicator>>;  // of a rank, by channel
+
+/// The communicators of all ranks of a layout, whose jobs are in the order of the ranks. With `reverse_ranks`, they add
+/// in the order of ranks n-1, ..., 0.
+std::vector<Communicators> make_communicators(std::span<const std::unique_ptr<Job>> jobs, bool reverse_ranks = false);
 
 namespace detail {
 

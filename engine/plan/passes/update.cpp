@@ -95,10 +95,14 @@ class UpdatePass {
       else
         publish(b, {point});
     }
+    std::map<Axis, Point> latest;  // by the axis of the shards, because each has a channel of its own
     for (const auto& [arrival, point] : updated) {
+      const size_t b = std::get<size_t>(arrival);
+      const Axis axis = job_.placement_of(b).sharded_over;
       std::vector<Point> after{point};
-      if (!gathered_.empty()) after.push_back(gathered_.back());
-      publish(std::get<size_t>(arrival), after);
+      if (const auto found = latest.find(axis); found != latest.end()) after.push_back(found->second);
+      publish(b, after);
+      if (!gathered_.empty()) latest[axis] = gathered_.back();
     }
   }
 

@@ -130,7 +130,8 @@ void check_backward(const Shape& s, int64_t sequence, double auxiliary, double z
   }
   OnDevice on_scores(scores, DType::f32, "scores"), on_logits(logits, DType::f32, "logits"),
       on_dweights(dweights, DType::f32, "dweights");
-  const Held<int32_t> on_chosen(chosen, "chosen"), on_load(load, "load");
+  const Held<int32_t> on_chosen(chosen, "chosen");
+  const Held<float> on_load(std::vector<float>(load.begin(), load.end()), "load");
   const RouteForward forward = forward_of(s);
   SameBits same;
   for_machines([&](LaunchContext& context) {
@@ -221,7 +222,8 @@ TEST_CASE("route: loads are the numbers of choices of each expert and sequence")
   for (const auto& [tokens, sequence, experts, top_k] : std::vector<std::array<int64_t, 4>>{
            {1, 1, 1, 1}, {6, 2, 5, 2}, {9, 9, 300, 3}, {700, 350, 7, 2}, {4, 1, 4, 4}}) {
     CAPTURE(tokens, sequence, experts, top_k);
-    std::vector<int32_t> chosen, expected(static_cast<size_t>(tokens / sequence * experts));
+    std::vector<int32_t> chosen;
+    std::vector<float> expected(static_cast<size_t>(tokens / sequence * experts));
     for (int64_t i = 0; i < tokens * top_k; ++i) {
       const auto expert = static_cast<int32_t>(i * i % (experts + 2) - 1);  // some outside on both sides
       chosen.push_back(expert);
@@ -229,7 +231,7 @@ TEST_CASE("route: loads are the numbers of choices of each expert and sequence")
     }
     const Held<int32_t> on_chosen(chosen, "chosen");
     for_machines([&](LaunchContext& context) {
-      const Held<int32_t> load(std::vector<int32_t>(expected.size(), 99), "load");
+      const Held<float> load(std::vector<float>(expected.size(), 99), "load");
       route_load(context, {on_chosen.data(), load.data(), tokens, sequence, experts, top_k});
       CHECK(load.values() == expected);
       CHECK(load.intact());
