@@ -106,6 +106,7 @@ class StageTypes {
   void take_tally(const Type& all, const Type& counts, const std::string& name);
   void take(Type& all, const Type& next, const std::string& name);
   void results(const SpineItem& item, const Work& work, Type type);
+  void rows(const SpineItem& item, const Work& work);
   void product(const SpineItem& item, const Work& work);
   void input_gradient(const SpineItem& item, const Work& work);
   void weight_gradient(const SpineItem& item, const Work& work);

@@ -443,6 +443,22 @@ void StageTypes::statistics(const SpineItem& item, const Work& work) {
   results(item, work, type);
 }
 
+void StageTypes::rows(const SpineItem& item, const Work& work) {
+  const Meaning& meaning = work.meaning;
+  const Type type = joined(item, work, 0);
+  const std::string& name = buffer_name(work.writes[0]);
+  if (meaning.whole_rows && type.tensor.dim == Dim::features)
+    refuse(name, name_of(Axis::tensor), "needs whole rows, but every rank has some of their columns");
+  if (meaning.rule == Rule::sequences && (type.tensor.dim == Dim::tokens || type.context.dim != Dim::whole))
+    refuse(name, name_of(type.tensor.dim == Dim::tokens ? Axis::tensor : Axis::context),
+           "needs whole sequences, but every rank has some of their tokens");
+  if (meaning.first_row >= 0 &&
+      work.reads[0].begin_bytes * meaning.rows != meaning.first_row * work.reads[0].size_bytes)
+    refuse(name, kTokens, fmt::format("is masked from row {}, but begins with another row", meaning.first_row));
+  results(item, work, type);
+  if (meaning.sums > 0) sums(item, work, sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of])));
+}
+
 void StageTypes::work(const SpineItem& item, const Work& work) {
   const Meaning& meaning = work.meaning;
   switch (meaning.rule) {
@@ -450,21 +466,8 @@ void StageTypes::work(const SpineItem& item, const Work& work) {
       for (const Slice& write : work.writes) map_.erase(at(item, write));
       return;
     case Rule::rows:
-    case Rule::sequences: {
-      const Type type = joined(item, work, 0);
-      const std::string& name = buffer_name(work.writes[0]);
-      if (meaning.whole_rows && type.tensor.dim == Dim::features)
-        refuse(name, name_of(Axis::tensor), "needs whole rows, but every rank has some of their columns");
-      if (meaning.rule == Rule::sequences && (type.tensor.dim == Dim::tokens || type.context.dim != Dim::whole))
-        refuse(name, name_of(type.tensor.dim == Dim::tokens ? Axis::tensor : Axis::context),
-               "needs whole sequences, but every rank has some of their tokens");
-      if (meaning.first_row >= 0 &&
-          work.reads[0].begin_bytes * meaning.rows != meaning.first_row * work.reads[0].size_bytes)
-        refuse(name, kTokens, fmt::format("is masked from row {}, but begins with another row", meaning.first_row));
-      results(item, work, type);
-      if (meaning.sums > 0) sums(item, work, sum_over_rows(type, term_of(item, work, work.reads[meaning.rows_of])));
-      return;
-    }
+    case Rule::sequences:
+      return rows(item, work);
     case Rule::order:
       return order(item, work);
     case Rule::reorder:

@@ -8,10 +8,10 @@
 // the output travels back. Gather: every rank receives the tokens of all ranks with their choices, computes the rows of
 // its experts, and adds them up for each token; the ranks sum these, and each receives the sums of its own tokens.
 //
-// Exact: a layer keeps as many rows of its experts as the capacity allows. Rows beyond that travel in later rounds, through
-// memory that all layers share. The backward pass fetches them again and computes their activations again. At balanced
-// load, later rounds have no rows, and cost neither messages nor products. They are computed before the first round, so
-// that no transfer of theirs waits for one that has rows.
+// Exact: a layer keeps as many rows of its experts as the capacity allows. Rows beyond that travel in later rounds,
+// through memory that all layers share. The backward pass fetches them again and computes their activations again. At
+// balanced load, later rounds have no rows, and cost neither messages nor products. They are computed before the first
+// round, so that no transfer of theirs waits for one that has rows.
 
 #include <algorithm>
 #include <cmath>

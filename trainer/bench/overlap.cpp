@@ -60,6 +60,11 @@ class OverlapBench : WorldBench {
             "[bench] overlap compares gradient reduce modes with one rank alone, but parallel.tensor x "
             "parallel.context = {} x {} ranks share sequences. Use 1 and 1, or slipstream bench layers.",
             config_.parallel.tensor, config_.parallel.context);
+      if (config_.parallel.expert > 1)
+        throw ConfigError(
+            "[bench] overlap compares gradient reduce modes with one rank alone, but parallel.expert = {} ranks divide "
+            "the experts. Use 1, or slipstream plan, which rehearses the exchange of experts.",
+            config_.parallel.expert);
     });
     if (world_.rank() == 0) print_header();
     const bool paced = options_.compute == "paced";
