@@ -115,14 +115,16 @@ class StageTypes {
   void losses(const SpineItem& item, const Work& work);
   void count(const SpineItem& item, const Work& work);
   void add_operands(const SpineItem& item, const Work& work);
-  void ring_block(const SpineItem& item, const Work& work);
-  void ring_gradient(const SpineItem& item, const Work& work);
-  Share joined_window(const Share& a, const Share& b, const std::string& name);
   Term term_of(const SpineItem& item, const Work& work, const Slice& rows) const;
   Type sum_over_rows(const Type& of, const Term& term);
   void sums(const SpineItem& item, const Work& work, const Type& type, size_t first = 0);
   void add_to(const SpineItem& item, const Work& work, const Slice& named, Type type);
   bool adds(const SpineItem& item, const Work& work) const;
+
+  // ring_rules.cpp
+  void ring_block(const SpineItem& item, const Work& work);
+  void ring_gradient(const SpineItem& item, const Work& work);
+  Share joined_window(const Share& a, const Share& b, const std::string& name);
 
   // route_rules.cpp. Tokens that are gathered are taken once, and terms of a token's sum are summed once.
   void gathered_tokens(const Task& task, Axis axis);
